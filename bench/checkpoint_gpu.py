@@ -32,11 +32,12 @@ from stoker.checkpoint.store import CheckpointRoot
 from stoker.trainer.protocol.channel import Event, RankChannel, SaveEvent
 from stoker.trainer.protocol.step_signals import StepSignals
 from stoker.trainer.rank.communicator import make_communicator
+from stoker.trainer.rank.piece_map import state_tensors
 from stoker.trainer.rank.process_group import choose_device, process_group
 from stoker.trainer.rank.rank_info import find_rank_info
 from stoker.trainer.rank.save_group import make_save_group
 from stoker.trainer.rank.saver import SavePlan, Saver
-from stoker.trainer.rank.snapshot import Snapshots, state_tensors
+from stoker.trainer.rank.snapshot import Snapshots
 
 
 class TimedChannel(RankChannel):

@@ -10,7 +10,7 @@ _SECOND = {"name": "b", "template": {"config": {}, "pod": {}}, "share": 40}
 
 REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
     ("model", JOB, {}, {"spec.model.numLayers": 4}, f"spec.model: Forbidden: model {_FIXED}"),
-    ("model to modelFrom", JOB, {}, _FROM_FOLDER, "spec: Forbidden: model and modelFrom are fixed: make a new TrainingJob"),
+    ("model to modelFrom", JOB, {}, _FROM_FOLDER, "spec: Forbidden: model, modelFrom and lora are fixed: make a new TrainingJob"),
     ("modelFrom", JOB, _FROM_FOLDER, {"spec.modelFrom.huggingFace.path": "/n"}, f"spec.modelFrom: Forbidden: modelFrom {_FIXED}"),
     ("training", JOB, {}, {"spec.training.totalSteps": 20}, f"spec.training: Forbidden: training {_FIXED}"),
     ("optimization", JOB, {}, {"spec.optimization.learningRate": "1e-4"}, f"spec.optimization: Forbidden: optimization {_FIXED}"),

@@ -134,7 +134,7 @@ class SimulatedCluster:
         if key.kind != "TrainingJob" or any(
             pod_use(pod) for pod in seen.of_kind("Pod") if label(pod, ROLE) == "trainer"
         ):
-            return replace(seen, nodes=nodes)
+            return replace(seen, nodes=nodes if key.kind == "TrainingJob" else None)
         free = remaining(map(empty_node, self.of_kind("Node")), filter(None, map(pod_use, self.of_kind("Pod"))))
         jobs, pods = self.of_kind("TrainingJob"), self.of_kind("Pod")
         applicants, holdings = read_queue(jobs, pods, pod_use, self.now)

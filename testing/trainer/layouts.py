@@ -41,6 +41,8 @@ TOLERANCE = 1e-6
 """Largest ||difference|| / ||reference|| of a weight after `STEPS` steps in fp32, and of a loss."""
 MOMENT_TOLERANCE = 2e-6
 """The same of a moment: the gradients of weights of q and k are sums that nearly cancel."""
+ADAPTER_TOLERANCE = 5e-6
+"""The same of an adapter, which is nothing but a sum of such updates, and of its moments."""
 MODEL = ModelConfig(
     architecture="qwen3",
     vocab_size=64,
@@ -67,6 +69,7 @@ SPARSE = replace(
 MIXED = replace(SPARSE, mlp_only_layers=(0,), norm_topk_prob=False)
 """A dense layer and one with experts."""
 WINDOWED = replace(MODEL, architecture="mistral", sliding_window=9)
+DEEP_SPARSE = replace(SPARSE, num_layers=4)
 DEEP = replace(MODEL, num_layers=4)
 """For pipelines of up to four stages."""
 
@@ -86,28 +89,33 @@ class Layout:
     context: int = 1
     tensor: int = 1
     expert: int = 1
+    stages: int = 1
+    """Of each rank of a pipeline."""
     zero_stage: int = 1
     recompute: bool = False
     micro_batch: int = 1
     """Sequences in one micro-batch; a global batch has 8."""
     model: ModelConfig = MODEL
+    lora: bool = False
+    """Train adapters beside the frozen model."""
     changes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def dims(self) -> ParallelDims:
         names = ("pipeline", "replicate", "shard", "context", "tensor", "expert")
-        return ParallelDims(**{name: getattr(self, name) for name in names})
+        return ParallelDims(**{name: getattr(self, name) for name in names}, stages_per_rank=self.stages)
 
     def __str__(self) -> str:
         """Its name in the output of tests."""
         names = ("pipeline", "replicate", "shard", "context", "tensor", "expert")
-        sizes = [f"{name}{getattr(self, name)}" for name in names if getattr(self, name) > 1]
+        sizes = [f"{name}{getattr(self, name)}" for name in (*names, "stages") if getattr(self, name) > 1]
         extra = [f"{name.split('__')[-1]}={value}" for name, value in self.changes.items()]
         recompute = ["recompute"] if self.recompute else []
         kind = ["tied"] if self.model.tie_embeddings else []
         kind += ["window"] if self.model.sliding_window else []
         kind += ["experts"] if self.model.expert_layers else []
         kind += ["mixed"] if self.model.mlp_only_layers else []
+        kind += ["lora"] if self.lora else []
         return "-".join([*sizes, f"zero{self.zero_stage}", *recompute, f"micro{self.micro_batch}", *kind, *extra])
 
     def config(self, folder: Path | str, **changes: Any) -> TrainerConfig:
@@ -115,6 +123,7 @@ class Layout:
         names = ("pipeline", "replicate", "context", "tensor", "expert")
         fields: dict[str, Any] = {f"parallelism__{name}": getattr(self, name) for name in names}
         fields |= {
+            "parallelism__stages_per_rank": self.stages,
             "gang__ranks_per_node": self.dims.world_size,
             "training__total_steps": STEPS,
             "training__sequence_length": 32,
@@ -127,7 +136,16 @@ class Layout:
             "optimization__epsilon": 1e-6,
             "optimization__schedule": "constant",
         }
+        fields |= LORA if self.lora else {}
         return tiny_config(folder, **{**fields, **self.changes, **changes})
+
+
+LORA: dict[str, Any] = {
+    "lora": {"rank": 4, "alpha": 8},
+    "model": None,
+    "model_from": {"kind": "huggingFace", "path": "the test has the weights"},
+}
+"""A run that trains adapters."""
 
 
 @dataclass(frozen=True)
@@ -147,14 +165,14 @@ def run_alone(layout: Layout, folder: Path | str, **changes: Any) -> Result:
     return Result(losses_of(context), read_state(folder), routing_of(context))
 
 
-ONE: dict[str, Any] = dict.fromkeys(("pipeline", "replicate", "shard", "context", "tensor", "expert"), 1)
+ONE: dict[str, Any] = dict.fromkeys(("pipeline", "replicate", "shard", "context", "tensor", "expert", "stages"), 1)
 
 
 @cache
-def reference(model: ModelConfig, micro_batch: int = 1) -> Result:
+def reference(model: ModelConfig, micro_batch: int = 1, lora: bool = False) -> Result:
     """What one rank gives for a model, in the plainest layout."""
     with tempfile.TemporaryDirectory() as folder:
-        return run_alone(Layout(model=model, micro_batch=micro_batch), folder)
+        return run_alone(Layout(model=model, micro_batch=micro_batch, lora=lora), folder)
 
 
 class MotifBatches(SyntheticBatches):

@@ -29,7 +29,7 @@ from stoker.trainer.rank.loss_scale import LossScale
 from stoker.trainer.rank.mesh import AxisGroups, one_rank_mesh, open_mesh
 from stoker.trainer.rank.pipeline.slices import Model, empty_model
 from stoker.trainer.rank.resume import choose_resume
-from stoker.trainer.rank.run_inputs import RunInputs, travelling_files
+from stoker.trainer.rank.run_inputs import RunInputs, lora_settings, travelling_files
 from stoker.trainer.rank.save_group import SaveGroup, make_save_group
 
 TINY = ModelConfig(
@@ -189,8 +189,10 @@ def empty_slices(config: TrainerConfig, context: RankContext, model: ModelConfig
     whole.init_weights(config.training.seed)
     mesh, ops = context.mesh, make_ops(config, context.device)[0]
     length, cut = config.training.sequence_length, config.parallelism.sequence_parallel
-    held = empty_model(model, ops, mesh.dims, mesh.stage, length, mesh.tensor, cut, mesh.expert)
-    return held, InitialWeights(held, DecoderStore(whole), lambda _done, _total: None)
+    lora = lora_settings(config)
+    held = empty_model(model, ops, mesh.dims, mesh.stage, length, mesh.tensor, cut, mesh.expert, lora)
+    store, seed = DecoderStore(whole), config.training.seed
+    return held, InitialWeights(held, store, lambda _done, _total: None, adapter_seed=seed)
 
 
 class DecoderStore:

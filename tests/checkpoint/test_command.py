@@ -218,8 +218,21 @@ def test_inspect_and_import_report_the_manifest(tmp_path: Path, done: Published)
     facts = figures_of(done) | {"ok": True}
     assert done.files == len(list((tmp_path / done.folder_name).iterdir())) - 1
     spot = ("--root", tmp_path, "--folder", done.folder_name, "--digest", done.digest)
-    assert task(tmp_path / "log", "inspect", *spot)[1].result == facts | {"task": "inspect"}
+    assert task(tmp_path / "log", "inspect", *spot)[1].result == facts | {"task": "inspect", "problems": []}
     assert task(tmp_path / "log", "import", *spot)[1].result == facts | {"task": "import", "problems": []}
+
+
+def test_inspect_reads_no_data_but_misses_no_file(tmp_path: Path, done: Published) -> None:
+    spoil(tmp_path / done.folder_name)
+    spot = ("--root", tmp_path, "--folder", done.folder_name)
+    assert task(tmp_path / "log", "inspect", *spot)[0] == 0
+    file = tmp_path / done.folder_name / "rank-00000.bin"
+    file.write_bytes(file.read_bytes()[:-1])
+    code, word = task(tmp_path / "log", "inspect", *spot)
+    assert (code, word.cause, word.result["ok"]) == (76, Cause.TASK_FAILED, False)
+    assert "rank-00000.bin" in word.result["problems"][0]
+    file.unlink()
+    assert task(tmp_path / "log", "inspect", *spot)[0] == 76
 
 
 def test_delete_task_deletes_once_and_may_be_repeated(tmp_path: Path, done: Published) -> None:

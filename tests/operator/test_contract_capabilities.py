@@ -34,6 +34,7 @@ WHOLLY_BUILT: dict[str, dict[str, list[str]]] = {
         "parallelism.pipelineSchedule": ["GPipe", "OneFOneB", "Interleaved", "ZeroBubble"],
         "training.deterministic": ["Off", "SameLayout", "AnyDataParallel"],
         "optimization.schedule": ["cosine", "linear", "constant"],
+        "lora.targets[]": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
         "data.sources[].format": ["auto", "text", "jsonl", "parquet", "tokens"],
         "data.tokenizer.kind": ["auto", "path", "train"],
         "data.validation.source.format": ["auto", "text", "jsonl", "parquet", "tokens"],
@@ -44,7 +45,7 @@ WHOLLY_BUILT: dict[str, dict[str, list[str]]] = {
         "scheduling.topology[].mode": ["Preferred", "Required"],
         "runtime.device": ["auto", "cpu", "cuda"],
     },
-    "Checkpoint": {"deletionPolicy": ["Retain", "Delete"]},
+    "Checkpoint": {"deletionPolicy": ["Retain", "Delete"], "verification": ["Manifest", "Full"]},
     "InferenceDeployment": {
         "model.checkpointSelector.policy": ["newest", "best"],
         "model.checkpointSelector.metric": ["loss", "validationLoss"],

@@ -140,6 +140,47 @@ def test_an_imported_folder_is_read_by_a_task_and_then_verified() -> None:
     assert (found["status"]["step"], found["status"]["tokens"], run.condition(found, "Verified")) == (5, 100, "True")
 
 
+def test_by_its_manifest_an_import_is_verified_without_its_data_and_later_whole() -> None:
+    run = Run()
+    key = adopt(run, verification="Manifest")
+    run.cluster.settle()
+    run.answer_tasks("inspect", step=5, digest="d5", bytes=10)
+    found = run.cluster.objects[key]
+    assert (found["status"]["verifiedBy"], run.condition(found, "Ready")) == ("Manifest", "True")
+    assert run.cluster.pods("task") == []
+    run.cluster.change_spec(key, lambda spec: spec.update(verification="Full"))
+    run.cluster.settle()
+    assert run.condition(run.cluster.objects[key], "Ready") == "True"
+    run.answer_tasks("verify", step=5, digest="d5", bytes=10)
+    found = run.cluster.objects[key]
+    assert (found["status"]["verifiedBy"], run.condition(found, "Verified")) == ("Task", "True")
+    assert run.cluster.plan(key).empty
+
+
+def test_the_whole_verification_after_that_of_the_manifest_may_find_damage() -> None:
+    run = Run()
+    key = adopt(run, verification="Manifest")
+    run.cluster.settle()
+    run.answer_tasks("inspect", step=5, digest="d5")
+    run.cluster.change_spec(key, lambda spec: spec.update(verification="Full"))
+    run.cluster.settle()
+    run.answer_tasks("verify", ok=False, problems=["rank-0.bin: hash differs"])
+    found = run.cluster.objects[key]
+    assert (found["status"]["phase"], run.condition(found, "Verified")) == ("Corrupt", "False")
+
+
+def test_a_save_without_a_read_back_is_verified_by_its_manifest_where_that_suffices() -> None:
+    run = Run()
+    run.start()
+    run.train(10, (run.save(10, None),))
+    key = Key("Checkpoint", "default", run.checkpoint(10)["metadata"]["name"])
+    run.cluster.change_spec(key, lambda spec: spec.update(verification="Manifest"))
+    run.cluster.end(run.gang[0], Cause.CANCELLED)
+    run.cluster.settle()
+    run.answer_tasks("inspect", step=10, digest=run.checkpoint(10)["status"]["digest"])
+    assert run.checkpoint(10)["status"]["verifiedBy"] == "Manifest"
+
+
 def test_figures_of_an_adopted_manifest_that_no_status_can_hold_are_left_out() -> None:
     run = Run()
     key = adopt(run)

@@ -161,8 +161,6 @@ def test_the_log_and_the_metrics_hold_losses_and_tokens_of_each_expert(tmp_path:
     ("dims", "model", "message"),
     [
         (ParallelDims(shard=2, expert=2), TINY, "expert 2 needs a model with experts, got architecture qwen3"),
-        (ParallelDims(tensor=2), SPARSE, "tensor 2 is not supported yet for a model with experts"),
-        (ParallelDims(pipeline=2), SPARSE, "pipeline 2 is not supported yet for a model with experts"),
         (ParallelDims(context=2), SPARSE, "context 2 is not supported yet for a model with experts"),
     ],
 )

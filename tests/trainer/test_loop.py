@@ -36,8 +36,8 @@ from stoker.trainer.rank.build import RankContext
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.kernel_choice import make_ops
 from stoker.trainer.rank.loop import save_reason
-from stoker.trainer.rank.snapshot import check_same_model, state_tensors
-from stoker.trainer.rank.zero import STATE_KINDS
+from stoker.trainer.rank.piece_map import state_tensors
+from stoker.trainer.rank.snapshot import check_same_model
 from testing.trainer.tiny_run import (
     TINY,
     RecordingChannel,
@@ -297,7 +297,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     reader = CheckpointReader(CheckpointRoot(tmp_path / "root").committed()[0].path)
     other = Decoder(replace(TINY, num_layers=1), make_ops(tiny_config(), torch.device("cpu"))[0])
     with pytest.raises(OtherModel, match="another model"):
-        check_same_model(reader, state_tensors(list(other.named_parts())), STATE_KINDS)
+        check_same_model(reader, state_tensors(list(other.named_parts())))
 
 
 def test_another_corpus_is_refused(tmp_path: Path) -> None:

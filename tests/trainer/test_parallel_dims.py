@@ -79,10 +79,6 @@ def test_what_is_not_built_is_refused_by_name_and_value(change: str, value: obje
             "memory.zero_stage 2 is not supported yet with parallelism.pipeline 2; allowed: 0, 1",
         ),
         (
-            {"model": {"num_experts": 8}},
-            "model.num_experts 8 is not supported yet with parallelism.pipeline 2; leave it out",
-        ),
-        (
             {"parallelism__stages_per_rank": 2},
             "stages_per_rank 2 does not fit pipeline_schedule OneFOneB.*Interleaved, ZeroBubble",
         ),
@@ -105,9 +101,9 @@ def test_pipelines_refuse_what_does_not_fit_them(changes: dict[str, object], mes
         check_supported(config(**{"parallelism__pipeline": 2, **changes}))
 
 
-def test_experts_are_refused_beside_tensor_ranks() -> None:
-    with pytest.raises(ConfigError, match=r"model.num_experts 8 is not supported yet with parallelism.tensor 2"):
-        check_supported(config(parallelism__tensor=2, model={"num_experts": 8}))
+@pytest.mark.parametrize("axis", ["tensor", "pipeline"])
+def test_experts_are_taken_beside_tensor_ranks_and_stages(axis: str) -> None:
+    assert check_supported(config(**{f"parallelism__{axis}": 2}, model={"num_experts": 8})).size("shard") == 2
 
 
 def test_ranks_that_share_sequences_refuse_what_does_not_fit_them() -> None:

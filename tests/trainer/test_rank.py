@@ -272,16 +272,21 @@ def test_what_is_wrong_is_said_with_its_cause(
 
 
 @pytest.mark.usefixtures("_signals")
-def test_weights_of_a_checkpoint_start_another_run(whole: tuple[Path, dict[int, tuple[float, float | None]]]) -> None:
+@pytest.mark.parametrize("changes", [{}, {"lora": {"rank": 4}}], ids=["whole", "adapters"])
+def test_weights_of_a_checkpoint_start_another_run(
+    whole: tuple[Path, dict[int, tuple[float, float | None]]], changes: dict[str, Any]
+) -> None:
     found = CheckpointRoot(whole[0] / "root").committed()[0]
-    folder = whole[0].parent / "from checkpoint"
+    folder = whole[0].parent / f"from checkpoint {len(changes)}"
     start = {"kind": "checkpoint", "path": str(found.path), "digest": found.digest}
     log = folder / "log.jsonl"
-    config = write_config(folder, model=None, model_from=start, logging={"jsonl": str(log)})
+    config = write_config(folder, model=None, model_from=start, logging={"jsonl": str(log)}, **changes)
     assert main(["--config", str(config)], {}) == 0
     first = json.loads(log.read_text().splitlines()[0])
     assert first["step"] == 1
     assert first["loss"] < whole[1][1][0] - 0.05  # better than random weights
+    saved = CheckpointRoot(folder / "root").committed()[0].manifest
+    assert any(name.startswith("adapter.") for name in saved.tensors) == ("lora" in changes)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import click
 from stoker.checkpoint import task as tasks
 from stoker.checkpoint.diff import diff
 from stoker.checkpoint.errors import CheckpointError, CheckpointExists
-from stoker.checkpoint.export import SHARD_BYTES, Dtype, export_hugging_face
+from stoker.checkpoint.export import SHARD_BYTES, Dtype, export_adapter, export_hugging_face
 from stoker.checkpoint.facts import facts_of
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.storage import PosixStorage
@@ -144,9 +144,9 @@ def diff_command(first: Path, second: Path, only: str, tolerance: float, json_ou
 @click.option(
     "--format",
     "export_format",
-    type=click.Choice(["hf"]),
+    type=click.Choice(["hf", "peft"]),
     default="hf",
-    help="Format of OUT; hf is a Hugging Face folder.",
+    help="Format of OUT; hf is a Hugging Face folder (adapters are merged), peft the adapters of a LoRA run alone.",
 )
 @click.option(
     "--dtype",
@@ -167,7 +167,11 @@ def export_command(
 ) -> int:
     """Export the weights of FOLDER, with config and tokenizer, to the new folder OUT."""
     with _errors():
-        done = export_hugging_face(CheckpointReader(folder), out, dtype=dtype, shard_bytes=shard_bytes)
+        reader = CheckpointReader(folder)
+        if export_format == "peft":
+            done = export_adapter(reader, out, dtype=dtype)
+        else:
+            done = export_hugging_face(reader, out, dtype=dtype, shard_bytes=shard_bytes)
     if json_output:
         _print_json(
             {

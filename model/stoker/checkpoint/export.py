@@ -1,5 +1,7 @@
 """Export to a Hugging Face folder: `config.json`, tokenizer files, and the weights as safetensors.
 
+Adapters are merged into the weights, or written alone in the form of the PEFT library.
+
 The safetensors layout (8 bytes little-endian length, a JSON header, raw tensors) is written here directly, tensor by
 tensor, so that an export needs no more memory than its largest tensor and no library beyond numpy.
 
@@ -11,11 +13,13 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from stoker.checkpoint.adapter import ADAPTERS, Adapter, adapter_of, read_merged
 from stoker.checkpoint.dtype import Array, from_float32, item_bytes, to_float32
 from stoker.checkpoint.errors import CheckpointError, CheckpointExists, CheckpointMissing
 from stoker.checkpoint.manifest import TensorInfo
@@ -23,6 +27,7 @@ from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.storage import PosixStorage, Sink
 
 PREFIX = "model."
+PEFT_PREFIX = "base_model.model."
 SHARD_BYTES = 5 * 10**9
 Dtype = Literal["stored", "float32", "bfloat16", "float16"]
 
@@ -74,7 +79,8 @@ def export_hugging_face(
 ) -> Exported:
     """Write a Hugging Face folder; it appears under its name only when it is complete.
 
-    Tied weights are written once. `dtype` converts float tensors (nearest, ties to even).
+    Tied weights are written once, adapters are merged into their weights. `dtype` converts float tensors (nearest,
+    ties to even).
 
     Raises:
         CheckpointExists: `out` exists.
@@ -82,26 +88,83 @@ def export_hugging_face(
         CheckpointCorrupt: a piece is damaged.
         CheckpointError: a value is too large for `dtype`.
     """
-    out = Path(out)
-    if out.exists():
-        raise CheckpointExists(f"{out} exists; an export makes its folder")
     config = _config(reader)
     shards = plan_shards(_weights(reader, config, dtype), shard_bytes)
-    partial = out.with_name(out.name + ".partial")
-    if partial.exists():
-        raise CheckpointExists(f"{partial} is left from an export that did not end; remove it first")
-    partial.mkdir(parents=True)
+    read = partial(_merged, reader, adapter_of(reader.manifest))
+
+    def write(folder: Path) -> None:
+        _write_shards(read, folder, shards)
+        _write_files(reader, folder)
+        _write(folder / "config.json", [_pretty(_with_dtype(config, shards))])
+
+    return _export(Path(out), write, [weight for shard in shards for weight in shard])
+
+
+def export_adapter(reader: CheckpointReader, out: Path, *, dtype: Dtype = "stored") -> Exported:
+    """Write the adapters alone as the PEFT library stores them: `adapter_config.json`, `adapter_model.safetensors`.
+
+    The folder appears under its name only when it is complete.
+
+    Raises:
+        CheckpointExists: `out` exists.
+        CheckpointMissing: the checkpoint has no adapters.
+        CheckpointCorrupt: a piece is damaged.
+        CheckpointError: a value is too large for `dtype`.
+    """
+    adapter = adapter_of(reader.manifest)
+    if adapter is None:
+        raise CheckpointMissing(f"{reader.folder}: no adapters (tensors {ADAPTERS}*): not of a run with lora")
+    weights = [
+        Weight(PEFT_PREFIX + name.removeprefix(ADAPTERS), tensor, _target_dtype(tensor.dtype, dtype))
+        for name, tensor in sorted(reader.manifest.tensors.items())
+        if name.startswith(ADAPTERS)
+    ]
+
+    def write(folder: Path) -> None:
+        _write_shard(partial(_stored, reader), folder / "adapter_model.safetensors", weights)
+        _write_files(reader, folder)
+        _write(folder / "adapter_config.json", [_pretty(_peft_config(reader, adapter))])
+
+    return _export(Path(out), write, weights)
+
+
+def _export(out: Path, write: Callable[[Path], None], weights: Sequence[Weight]) -> Exported:
+    """Let `write` fill a folder beside `out`, and rename it when it is whole."""
+    if out.exists():
+        raise CheckpointExists(f"{out} exists; an export makes its folder")
+    unfinished = out.with_name(out.name + ".partial")
+    if unfinished.exists():
+        raise CheckpointExists(f"{unfinished} is left from an export that did not end; remove it first")
+    unfinished.mkdir(parents=True)
     try:
-        _write_shards(reader, partial, shards)
-        _write_files(reader, partial, _with_dtype(config, shards))
-        PosixStorage().sync_folder(partial)
-        partial.rename(out)
+        write(unfinished)
+        PosixStorage().sync_folder(unfinished)
+        unfinished.rename(out)
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)  # else the next try would be refused
+        shutil.rmtree(unfinished, ignore_errors=True)  # else the next try would be refused
         raise
-    weights = [weight for shard in shards for weight in shard]
     files = tuple(PosixStorage().names(out))
     return Exported(str(out), len(weights), sum(weight.bytes for weight in weights), files)
+
+
+def _peft_config(reader: CheckpointReader, adapter: Adapter) -> dict[str, Any]:
+    """`adapter_config.json`; the base model is what the run started from, as far as the manifest knows it."""
+    config = reader.manifest.meta.get("config")
+    model_from = config.get("model_from") if isinstance(config, dict) else None
+    base = model_from.get("path") if isinstance(model_from, dict) else None
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": adapter.rank,
+        "lora_alpha": int(adapter.alpha) if adapter.alpha.is_integer() else adapter.alpha,
+        "target_modules": list(adapter.targets),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "use_rslora": False,
+    }
 
 
 def plan_shards(weights: Sequence[Weight], shard_bytes: int) -> list[list[Weight]]:
@@ -154,10 +217,25 @@ def _with_dtype(config: dict[str, Any], shards: Sequence[Sequence[Weight]]) -> d
     return config | dict.fromkeys(keys, dtypes.pop())
 
 
-def _write_shards(reader: CheckpointReader, folder: Path, shards: Sequence[Sequence[Weight]]) -> None:
+Read = Callable[[Weight], Array]
+"""Returns the carrier bits of what a weight becomes."""
+
+
+def _merged(reader: CheckpointReader, adapter: Adapter | None, weight: Weight) -> Array:
+    if adapter is None or not adapter.adapts(weight.name):
+        return _stored(reader, weight)
+    return _rounded(read_merged(reader, adapter, weight.name), weight)
+
+
+def _stored(reader: CheckpointReader, weight: Weight) -> Array:
+    values = reader.read(weight.source.name)
+    return values if weight.dtype == weight.source.dtype else _rounded(to_float32(values, weight.source.dtype), weight)
+
+
+def _write_shards(read: Read, folder: Path, shards: Sequence[Sequence[Weight]]) -> None:
     names = list(_shard_names(len(shards)))
     for name, shard in zip(names, shards, strict=True):
-        _write_shard(reader, folder / name, shard)
+        _write_shard(read, folder / name, shard)
     if len(shards) > 1:
         places = {weight.name: name for name, shard in zip(names, shards, strict=True) for weight in shard}
         total = sum(weight.bytes for shard in shards for weight in shard)
@@ -173,15 +251,15 @@ def _shard_names(count: int) -> Iterator[str]:
         yield f"model-{number:05d}-of-{count:05d}.safetensors"
 
 
-def _write_shard(reader: CheckpointReader, path: Path, shard: Sequence[Weight]) -> None:
-    _write(path, _shard_parts(reader, shard))
+def _write_shard(read: Read, path: Path, shard: Sequence[Weight]) -> None:
+    _write(path, _shard_parts(read, shard))
 
 
-def _shard_parts(reader: CheckpointReader, shard: Sequence[Weight]) -> Iterator[bytes | memoryview]:
+def _shard_parts(read: Read, shard: Sequence[Weight]) -> Iterator[bytes | memoryview]:
     header = _header(shard)
     yield len(header).to_bytes(8, "little") + header
     for weight in shard:
-        values = _convert(reader.read(weight.source.name), weight)
+        values = read(weight)
         yield values.data.cast("B") if values.size else b""
 
 
@@ -199,20 +277,18 @@ def _header(shard: Sequence[Weight]) -> bytes:
     return header + b" " * (-len(header) % 8)  # readers map tensors into memory, so the data starts aligned
 
 
-def _convert(values: Array, weight: Weight) -> Array:
-    if weight.dtype == weight.source.dtype:
-        return values
+def _rounded(values: Array, weight: Weight) -> Array:
     try:
-        return from_float32(to_float32(values, weight.source.dtype), weight.dtype)
+        return from_float32(values, weight.dtype)
     except CheckpointError as error:
         raise CheckpointError(f"tensor {weight.source.name}: {error}") from error
 
 
-def _write_files(reader: CheckpointReader, folder: Path, config: dict[str, Any]) -> None:
+def _write_files(reader: CheckpointReader, folder: Path) -> None:
+    """Write the files that travel along, but for the model's configuration."""
     for entry in reader.manifest.files:
         if entry.name != "config.json":
             _write(folder / entry.name, [reader.read_file(entry.name)])
-    _write(folder / "config.json", [_pretty(config)])
 
 
 def _write(path: Path, parts: Sequence[bytes] | Iterator[bytes | memoryview]) -> None:

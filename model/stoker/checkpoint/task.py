@@ -77,22 +77,22 @@ class Target:
 
 
 def verify_task(target: Target) -> Result:
-    """Read every byte and return `{task, folder, ok, step, digest, bytes, problems}`, and what `inspect` returns."""
+    """Read every byte and return what `inspect` returns."""
     verdict = _verified(target, "verify")
     return _figures(_manifest(target, "verify")) | verdict
 
 
 def inspect_task(target: Target) -> Result:
-    """Return the facts of the manifest, without reading data.
+    """Check the manifest, the exact cover of the state and the sizes of the files, without reading data.
 
-    `{task, folder, ok, step, tokens, loss, learning_rate, elapsed_s, layout, digest, bytes, files, pieces, ...}`
+    `{task, folder, ok, step, tokens, loss, learning_rate, elapsed_s, layout, digest, bytes, files, pieces, problems}`
     """
-    manifest = _manifest(target, "inspect")
-    return {"task": "inspect", "folder": target.name, "ok": True} | _figures(manifest)
+    verdict = _verified(target, "inspect", reads_data=False)
+    return _figures(_manifest(target, "inspect")) | verdict
 
 
 def import_task(target: Target) -> Result:
-    """Return what `inspect` and `verify` return, in one result."""
+    """Like `verify`, for a folder that is adopted."""
     return _figures(_manifest(target, "import")) | _verified(target, "import")
 
 
@@ -152,8 +152,8 @@ def _manifest(target: Target, task: str) -> Manifest:
         raise TaskRefused(str(error), result) from error
 
 
-def _verified(target: Target, task: str) -> Result:
-    report = verify(target.path, target.digest)
+def _verified(target: Target, task: str, *, reads_data: bool = True) -> Result:
+    report = verify(target.path, target.digest, reads_data=reads_data)
     result = {"task": task, "folder": target.name} | _verdict(report)
     if not report.ok:
         raise TaskRefused(report.problems[0], result)

@@ -7,7 +7,7 @@ Called by the command `verify`, by task pods, and by the trainer after a save an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,20 +68,22 @@ def verify(
     progress: OnProgress | None = None,
     storage: Storage | None = None,
     share: tuple[int, int] = (0, 1),
+    reads_data: bool = True,
 ) -> VerifyReport:
     """Check everything that can be checked. Never raises for a bad checkpoint, only for a failing disk (OSError).
 
     `ok` means: the manifest is valid (and the one with `digest`), each tensor is covered exactly once, each data file
     is exactly its pieces, and every byte has the hash that was recorded when it was written. `share` (i, n) reads only
-    the i-th of n shares of the bytes: together n calls read all.
+    the i-th of n shares of the bytes: together n calls read all. Without `reads_data` no byte but the manifest's is
+    read: every file must be there and have its size.
     """
     folder, storage = Path(folder), storage or PosixStorage()
     with being_read(folder, storage):
-        return _verify(folder, digest, progress, storage, share)
+        return _verify(folder, digest, progress, storage, share if reads_data else None)
 
 
 def _verify(
-    folder: Path, digest: str | None, progress: OnProgress | None, storage: Storage, share: tuple[int, int]
+    folder: Path, digest: str | None, progress: OnProgress | None, storage: Storage, share: tuple[int, int] | None
 ) -> VerifyReport:
     try:
         manifest = read_manifest(folder, storage, digest)
@@ -89,7 +91,9 @@ def _verify(
         return VerifyReport(str(folder), False, (str(error),))
     problems = cover_problems(manifest)
     checked = 0
-    for size, problem in _check_bytes(folder, manifest, storage, share):
+    sizes = _size_problems(folder, manifest, storage)
+    problems += sizes.values()
+    for size, problem in _check_bytes(folder, manifest, storage, share, sizes.keys()) if share is not None else ():
         checked += size
         if progress is not None:
             progress(checked, manifest.bytes)
@@ -117,17 +121,21 @@ def _report(folder: Path, manifest: Manifest, problems: list[str], storage: Stor
     )
 
 
-def _check_bytes(
-    folder: Path, manifest: Manifest, storage: Storage, share: tuple[int, int]
-) -> Iterator[tuple[int, str | None]]:
-    """Yield the bytes checked and the problem found, for each file's size, each piece and each travelling file."""
-    unusable = set()
+def _size_problems(folder: Path, manifest: Manifest, storage: Storage) -> dict[str, str]:
+    """The files that are missing or have another size, and what is wrong with each."""
+    problems = {}
     for name, size in manifest.file_sizes().items():
         try:
             check_size(storage, folder / name, size)
         except CheckpointError as error:
-            unusable.add(name)
-            yield 0, str(error)
+            problems[name] = str(error)
+    return problems
+
+
+def _check_bytes(
+    folder: Path, manifest: Manifest, storage: Storage, share: tuple[int, int], unusable: Collection[str]
+) -> Iterator[tuple[int, str | None]]:
+    """Yield the bytes checked and the problem found, for each piece and each travelling file that can be read."""
     pieces = share_of(manifest, *share)
     usable = [piece for piece in pieces if piece.file not in unusable]
     yield sum(piece.bytes for piece in pieces) - sum(piece.bytes for piece in usable), None

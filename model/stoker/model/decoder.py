@@ -175,7 +175,9 @@ class Decoder(nn.Module):
     def init_part(self, part: Part, seed: int) -> None:
         """Initialise one part of the table, as `init_weights` does."""
         local = part.local()
-        if part.hf_name.endswith("norm.weight"):
+        if part.is_adapter:
+            init_adapter(part, seed)
+        elif part.hf_name.endswith("norm.weight"):
             local.fill_(1)
         elif part.hf_name.endswith(".bias"):
             local.zero_()
@@ -183,6 +185,17 @@ class Decoder(nn.Module):
             generator = named_generator(seed, part.hf_name, local.device)
             whole = torch.empty(part.global_shape, device=local.device)
             local.copy_(part.cut(whole.normal_(0, self.config.initializer_range, generator=generator)))
+
+
+def init_adapter(part: Part, seed: int) -> None:
+    """Initialise as PEFT does: A uniform within 1 / sqrt(input size), B zero, so that their product is zero."""
+    local = part.local()
+    if part.hf_name.endswith(".lora_B.weight"):
+        local.zero_()
+        return
+    generator = named_generator(seed, part.hf_name, local.device)
+    whole, bound = torch.empty(part.global_shape, device=local.device), part.global_shape[1] ** -0.5
+    local.copy_(part.cut(whole.uniform_(-bound, bound, generator=generator)))
 
 
 def check_layers(config: ModelConfig, layers: range | None) -> range:

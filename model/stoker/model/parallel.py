@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from stoker.model.kernels.ops import CrossEntropy, Ops
+from stoker.model.lora import AdaptedTensor, LoraAdapter, LoraSettings
 from stoker.model.parameter import Part, Section
 from stoker.model.tensor_group import (
     copy_to_group,
@@ -60,21 +61,48 @@ class ColumnParallelLinear(nn.Module):
         self.local_rows = [shard_size(section.rows, group, section.hf_name) for section in sections]
         self.weight = nn.Parameter(torch.empty(sum(self.local_rows), in_features, dtype=dtype, device=device))
         self.bias = nn.Parameter(torch.empty(sum(self.local_rows), dtype=dtype, device=device)) if bias else None
+        self.adapters = nn.ModuleDict()
+        """By the index of the section."""
 
     def forward(self, x_tD: Tensor) -> Tensor:
         enter = gather_tokens if self.sequence_parallel else copy_to_group
-        return self.ops.linear(enter(x_tD, self.group), self.weight, self.bias)
+        x_TD = enter(x_tD, self.group)
+        y_TE = self.ops.linear(x_TD, self.weight, self.bias)
+        return self._adapted(x_TD, y_TE) if self.adapters else y_TE
+
+    def _adapted(self, x_TD: Tensor, y_TE: Tensor) -> Tensor:
+        """Add the adapters' products to the columns of their sections."""
+        sections = list(torch.split(y_TE, self.local_rows, 1))
+        for index, adapter in self.adapters.items():
+            sections[int(index)] = sections[int(index)] + adapter(x_TD)
+        return torch.cat(sections, 1)
+
+    def add_adapters(self, settings: LoraSettings) -> set[str]:
+        """Add an adapter to each section that the settings name; return the targets that were found."""
+        found = {}
+        for index, (section, rows) in enumerate(zip(self.sections, self.local_rows, strict=True)):
+            if settings.adapts(section.hf_name):
+                tensor = AdaptedTensor(
+                    hf_name=section.hf_name,
+                    shape=(section.rows, self.in_features),
+                    start=(rows * group_rank(self.group), 0),
+                    size=(rows, self.in_features),
+                    shard_dim=self.shard_dim,
+                )
+                found[str(index)] = LoraAdapter(settings, tensor, self.ops, self.weight)
+        self.adapters.update(found)
+        return {adapter.tensor.hf_name.rsplit(".", 1)[-1] for adapter in found.values()}
 
     def of_norm(self, norm: Norm, x_tD: Tensor, update_tD: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return (self(norm(x + update)), x + update)."""
-        if self.group is None:
+        if self.group is None and not self.adapters:
             return self.ops.norm_linear(x_tD, update_tD, norm.weight, norm.eps, self.weight, self.bias)
         normed_tD, x_tD = norm.of_sum(x_tD, update_tD)
         return self(normed_tD), x_tD
 
     def swiglu_of_norm(self, norm: Norm, x_tD: Tensor, update_tD: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return (swiglu(self(norm(x + update))), x + update); the sections are gate and up."""
-        if self.group is None:
+        if self.group is None and not self.adapters:
             return self.ops.norm_linear_swiglu(x_tD, update_tD, norm.weight, norm.eps, self.weight)
         normed_tD, x_tD = norm.of_sum(x_tD, update_tD)
         return self.ops.swiglu(self(normed_tD)), x_tD
@@ -133,14 +161,32 @@ class RowParallelLinear(nn.Module):
         self.local_columns = shard_size(in_features, group, section.hf_name)
         self.weight = nn.Parameter(torch.empty(section.rows, self.local_columns, dtype=dtype, device=device))
         self.bias = nn.Parameter(torch.empty(section.rows, dtype=dtype, device=device)) if bias else None
+        self.adapter: LoraAdapter | None = None
 
     def forward(self, x_TD: Tensor) -> Tensor:
         if self.group is None:
-            return self.ops.linear(x_TD, self.weight, self.bias)
+            y_TE = self.ops.linear(x_TD, self.weight, self.bias)
+            return y_TE if self.adapter is None else y_TE + self.adapter(x_TD)
         partial_TE = self.ops.linear(x_TD, self.weight)
+        if self.adapter is not None:
+            partial_TE = partial_TE + self.adapter(x_TD)  # before the sum: each rank has its columns of A
         leave = scatter_tokens if self.sequence_parallel else reduce_from_group
         y_tE = leave(partial_TE, self.group)
         return y_tE if self.bias is None else y_tE + self._shared(self.bias)  # once, after the sum
+
+    def add_adapters(self, settings: LoraSettings) -> set[str]:
+        """Add an adapter if the settings name this projection; return the target that was found."""
+        if not settings.adapts(self.section.hf_name):
+            return set()
+        tensor = AdaptedTensor(
+            hf_name=self.section.hf_name,
+            shape=(self.section.rows, self.in_features),
+            start=(0, self.local_columns * group_rank(self.group)),
+            size=(self.section.rows, self.local_columns),
+            shard_dim=self.shard_dim,
+        )
+        self.adapter = LoraAdapter(settings, tensor, self.ops, self.weight)
+        return {self.section.hf_name.rsplit(".", 1)[-1]}
 
     def _shared(self, bias: Tensor) -> Tensor:
         return bias if self.sequence_parallel else counted_once(bias, self.group)

@@ -35,6 +35,8 @@ class Part:
     """
     is_copy: bool = False
     """Another slice of the model holds the original: load it, but do not save it, nor count it in a norm."""
+    is_adapter: bool = False
+    """It is trained beside a frozen weight, and no tensor of a Hugging Face folder."""
 
     @property
     def size(self) -> tuple[int, ...]:

@@ -123,10 +123,8 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
         **{_camel(path): row for path, row in _TRAINER.items() if "." in path},
         "modelFrom.hub": absent(instead="modelFrom.huggingFace with a downloaded folder"),
         "checkpoint.storage.s3": absent(instead="checkpoint.storage.claimName"),
-        "run.elastic": absent(),
     },
     "Checkpoint": {
-        "verification": only("Full"),
         "source.import.storage.s3": absent(instead="source.import.storage.claimName"),
         "source.save.storage.s3": absent(),
     },
@@ -151,16 +149,20 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
 """Program or kind -> path -> what works. Programs have the names of their configuration, kinds those below `spec`."""
 
 BESIDE_AXES: Mapping[str, Mapping[str, Row]] = {
-    "parallelism.pipeline": {"memory.zero_stage": only(0, 1), "model.num_experts": absent()},
-    "parallelism.tensor": {"model.num_experts": absent()},
+    "parallelism.pipeline": {"memory.zero_stage": only(0, 1)},
     "parallelism.context": {"model.num_experts": absent()},
 }
 """Rows of a run with more than one rank on an axis, beside those above.
 
-ZeRO 2 and 3 would send a stage's gradients or weights for each micro-batch; the losses of routers do not pass stages.
-Experts whose width is cut over `tensor` are served, not trained. A router's losses are means over all tokens of a
-micro-batch, of which a rank of `context` has a part.
+ZeRO 2 and 3 would send a stage's gradients or weights for each micro-batch. A router's losses are means over all tokens
+of a micro-batch, of which a rank of `context` has a part.
 """
+
+BESIDE_LORA: Mapping[str, Row] = {
+    "parallelism.pipeline": only(1),
+    "parallelism.expert": only(1),
+}
+"""Rows of a run that trains adapters (`lora`), beside those above. The trainer refuses a model with experts."""
 
 
 def refusals(program: str, config: Any, root: str = "") -> list[str]:
@@ -174,6 +176,8 @@ def refusals(program: str, config: Any, root: str = "") -> list[str]:
     rows = {path: (row, "") for path, row in CAPABILITIES[program].items()}
     if program in ("trainer", "TrainingJob"):
         rows |= _rows_beside_axes(program, config)
+        if _value_at(config, "lora", None) is not None:
+            rows |= {_own_path(program, path): (row, " with lora") for path, row in BESIDE_LORA.items()}
     if program in _WITH_KERNELS:
         rows |= _attention_row(program, config)
     if program in _OF_TRAINER:
@@ -192,8 +196,12 @@ def _rows_beside_axes(program: str, config: Any) -> dict[str, tuple[Row, str]]:
     for axis, fields in BESIDE_AXES.items():
         if (ranks := _value_at(config, axis, 1)) > 1:
             for path, row in fields.items():
-                rows.setdefault(_camel(path) if program == "TrainingJob" else path, (row, f" with {axis} {ranks}"))
+                rows.setdefault(_own_path(program, path), (row, f" with {axis} {ranks}"))
     return rows
+
+
+def _own_path(program: str, path: str) -> str:
+    return _camel(path) if program == "TrainingJob" else path
 
 
 def values_at(config: Any, path: str, root: str = "") -> Iterator[tuple[str, Any]]:

@@ -104,14 +104,15 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             )
             if grad_hidden is not None:  # the logits are their gradient now
                 grad_hidden[chunk] = cpu_product.product(logits, weight_VD.t())
-                grad_chunk = cpu_product.product(logits.t(), hidden_TD[chunk].t())
-                grad_weight = grad_chunk if grad_weight is None else grad_weight.float().add_(grad_chunk)
+                if ctx.needs_input_grad[1]:
+                    grad_chunk = cpu_product.product(logits.t(), hidden_TD[chunk].t())
+                    grad_weight = grad_chunk if grad_weight is None else grad_weight.float().add_(grad_chunk)
         if grad_hidden is not None and group is not None:
             dist.all_reduce(grad_hidden, group=group)  # over tp: each rank's vocabulary gave a part of the sum
         if grad_hidden is not None:
-            ctx.save_for_backward(
-                grad_hidden, torch.zeros_like(weight_VD) if grad_weight is None else grad_weight.to(weight_VD.dtype)
-            )
+            if grad_weight is None and ctx.needs_input_grad[1]:  # no token counts
+                grad_weight = torch.zeros_like(weight_VD)
+            ctx.save_for_backward(grad_hidden, None if grad_weight is None else grad_weight.to(weight_VD.dtype))
         ctx.mark_non_differentiable(logprobs_T)
         return -(logprobs_T.double() * weights_T).sum().float(), logprobs_T
 
@@ -121,7 +122,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         return (
             grad_hidden * grad_loss if needs_hidden else None,
-            grad_weight * grad_loss if needs_weight else None,
+            grad_weight * grad_loss if needs_weight and grad_weight is not None else None,
             *(None,) * 8,
         )
 

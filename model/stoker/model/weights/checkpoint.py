@@ -1,5 +1,7 @@
 """Weights out of a Stoker checkpoint folder: its `model.*` tensors, verified while they are read.
 
+Adapters of a LoRA run are merged into them.
+
 Read-only. Made by `source`.
 """
 
@@ -12,7 +14,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from stoker.checkpoint.adapter import adapter_of, read_merged
 from stoker.checkpoint.box import Box
+from stoker.checkpoint.dtype import from_float32
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.model.decoder import Decoder
 from stoker.model.travelling_files import check_size, size_limit
@@ -56,6 +60,7 @@ class CheckpointStore:
 
     def __init__(self, reader: CheckpointReader) -> None:
         self.reader = reader
+        self.adapter = adapter_of(reader.manifest)
         self.infos = {
             name.removeprefix(PREFIX): info for name, info in reader.manifest.tensors.items() if name.startswith(PREFIX)
         }
@@ -76,6 +81,10 @@ class CheckpointStore:
         return {name: tuple(info.shape) for name, info in self.infos.items()}
 
     def read(self, name: str, start: tuple[int, ...], size: tuple[int, ...]) -> Tensor:
-        values = torch.from_numpy(self.reader.read(PREFIX + name, Box(start, size)))
-        dtype = DTYPES[self.infos[name].dtype]
+        box, stored = Box(start, size), self.infos[name].dtype
+        if self.adapter is not None and self.adapter.adapts(name):
+            found = from_float32(read_merged(self.reader, self.adapter, name, box), stored)
+        else:
+            found = self.reader.read(PREFIX + name, box)
+        values, dtype = torch.from_numpy(found), DTYPES[stored]
         return values if values.dtype == dtype else values.view(dtype)  # bfloat16 comes as integers

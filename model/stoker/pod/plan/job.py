@@ -57,6 +57,29 @@ class Layout:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Adapters:
+    """Low-rank adapters, which are trained while the model is frozen."""
+
+    rank: int
+    targets: tuple[str, ...]
+
+    def layer_elements(self, model: ModelSize, tensor: int) -> float:
+        """Return the elements of a layer's adapters on one of `tensor` ranks."""
+        heads, kv_heads = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+        hidden, width = model.hidden_size, model.intermediate_size
+        whole_and_cut = {
+            "q_proj": (hidden, heads),
+            "k_proj": (hidden, kv_heads),
+            "v_proj": (hidden, kv_heads),
+            "o_proj": (hidden, heads),
+            "gate_proj": (hidden, width),
+            "up_proj": (hidden, width),
+            "down_proj": (hidden, width),
+        }
+        return sum(self.rank * (whole + cut / tensor) for whole, cut in map(whole_and_cut.__getitem__, self.targets))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """One job as the arithmetic sees it."""
 
@@ -70,6 +93,8 @@ class Job:
     activation_budget_bytes: float | None = None
     offload: Offload = ""
     any_data_parallel: bool = False
+    adapters: Adapters | None = None
+    """None: the whole model is trained."""
     ranks_per_node: int = 8
     name: str = ""
 
@@ -82,6 +107,7 @@ class Job:
         """
         parallelism, training = config.get("parallelism") or {}, config["training"]
         memory, gang = config.get("memory") or {}, config.get("gang") or {}
+        lora = config.get("lora")
         ranks_per_node = gang.get("ranks_per_node", 1)
         budget = memory.get("activation_budget_gib")
         job = cls(
@@ -95,6 +121,7 @@ class Job:
             activation_budget_bytes=None if budget is None else float(budget) * 2**30,
             offload="nvme" if memory.get("nvme_offload") else "host" if memory.get("cpu_offload") else "",
             any_data_parallel=training.get("deterministic") == "AnyDataParallel",
+            adapters=Adapters(rank=lora["rank"], targets=tuple(lora["targets"])) if lora else None,
             ranks_per_node=ranks_per_node,
             name=(config.get("job") or {}).get("name", ""),
         )

@@ -75,19 +75,30 @@ def sends_each(job: Job) -> bool:
 
 
 def sharded(job: Job, parameters: Parameters) -> float:
-    """Return the elements of a rank's shard of the ZeRO state."""
+    """Return the elements of a rank's shard of all weights, adapters left out."""
     return parameters.dense / job.layout.state_shards + parameters.experts / job.layout.expert_shards
+
+
+def sharded_state(job: Job, parameters: Parameters) -> float:
+    """Return the elements of a rank's shard of the ZeRO state."""
+    if parameters.adapters is not None:
+        return parameters.adapters / job.layout.state_shards
+    return sharded(job, parameters)
 
 
 def _rank_memory(job: Job, rank: PipelineRank) -> Memory:
     parameters = rank_parameters(job, rank)
-    shard, stage = sharded(job, parameters), job.layout.zero_stage
-    held = parameters.total if stage == 0 else shard
+    shard, stage = sharded_state(job, parameters), job.layout.zero_stage
+    held = parameters.trained if stage == 0 else shard
     state = held * (MOMENTS_BYTES + (MASTER_BYTES if job.precision != "fp32" else 0))
     on_device = 0.0 if job.offload else state
     snapshot = shard * (MOMENTS_BYTES + MASTER_BYTES)
+    adapters = 0.0
+    if parameters.adapters is not None:
+        adapters = job.value_bytes * parameters.adapters
+        snapshot += job.value_bytes * sharded(job, parameters)
     return Memory(
-        weights=job.value_bytes * (shard if stage == 3 else parameters.total),
+        weights=job.value_bytes * (sharded(job, parameters) if stage == 3 else parameters.total) + adapters,
         gradients=_gradients(job, parameters, shard),
         optimizer=on_device,
         activations=_activations(job, rank),
@@ -98,11 +109,11 @@ def _rank_memory(job: Job, rank: PipelineRank) -> Memory:
 
 def _gradients(job: Job, parameters: Parameters, shard: float) -> float:
     if sends_each(job):
-        return SUM_BYTES * (parameters.total if job.layout.zero_stage == 0 else shard)
+        return SUM_BYTES * (parameters.trained if job.layout.zero_stage == 0 else shard)
     if job.layout.zero_stage == 3:
         return SUM_BYTES * shard
     sums = max(1, math.ceil(math.log2(job.micro_batches))) if job.any_data_parallel and job.micro_batches > 1 else 1
-    return SUM_BYTES * parameters.total * sums
+    return SUM_BYTES * parameters.trained * sums
 
 
 def _activations(job: Job, rank: PipelineRank) -> float:
@@ -123,7 +134,7 @@ def _logits(job: Job) -> float:
     """Logits of a chunk, and the gradient of the output layer: fp32 while several chunks add to it."""
     model, tensor, size = job.model, job.layout.tensor, job.value_bytes
     logits = job.tokens * model.vocab_size / tensor * size
-    table = model.table / tensor
+    table = 0.0 if job.adapters else model.table / tensor
     return min(logits, LOGITS_BYTES) + table * (size if logits <= LOGITS_BYTES else SUM_BYTES)
 
 
@@ -141,6 +152,8 @@ def _wires(job: Job, rank: PipelineRank, parameters: Parameters) -> float:
     """Gradients on their way: the sender's buffers in the weights' type, and the receiver's."""
     if job.layout.state_shards * job.layout.replicate == 1:
         return 0.0
+    if parameters.adapters is not None:
+        return 2 * SUM_BYTES * parameters.adapters
     if not sends_each(job):
         return SUM_BYTES * parameters.largest
     layers = min(WIRE_BUFFERS, rank.layers) * parameters.block

@@ -72,10 +72,18 @@ class Parameters:
     """Of one layer: the bucket that is sent and gathered."""
     embedding: float
     head: float
+    adapters: float | None = None
+    """Of a model that is frozen but for them."""
 
     @property
     def total(self) -> float:
+        """Without adapters."""
         return self.dense + self.experts
+
+    @property
+    def trained(self) -> float:
+        """Elements that have a gradient."""
+        return self.total if self.adapters is None else self.adapters
 
     @property
     def largest(self) -> float:
@@ -98,4 +106,5 @@ def rank_parameters(job: Job, rank: PipelineRank) -> Parameters:
         block=dense_layer + expert_layer,
         embedding=embedding,
         head=head,
+        adapters=None if job.adapters is None else rank.layers * job.adapters.layer_elements(model, tensor),
     )

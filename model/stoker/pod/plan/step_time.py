@@ -8,7 +8,7 @@ from stoker.pod.pipeline.formulas import bubble
 from stoker.pod.pipeline.simulation import Costs
 from stoker.pod.plan.gpu import ATTENTION, COPIES, HIDDEN_COST, PRODUCTS, Gpu
 from stoker.pod.plan.job import Job
-from stoker.pod.plan.memory import recomputed, sharded
+from stoker.pod.plan.memory import recomputed, sharded_state
 from stoker.pod.plan.stage import PipelineRank, pipeline_ranks, pipeline_shape, rank_parameters
 from stoker.pod.plan.traffic import Flow, flows
 
@@ -55,8 +55,9 @@ def _rank_time(job: Job, gpu: Gpu, rank: PipelineRank) -> StepTime:
     layers = rank.layers / job.layout.tensor
     head = job.model.table / job.layout.tensor if rank.is_last else 0.0
     slow = gpu.flops["bf16"] if job.precision == "fp8" else peak  # the head, attention and backward of its softmax
-    layer_products = 6.0 * tokens * layers * job.model.active_layer / (peak * PRODUCTS)
-    head_products = 6.0 * tokens * head / (slow * PRODUCTS)
+    work = 4.0 if job.adapters else 6.0  # a frozen weight has no gradient
+    layer_products = work * tokens * layers * job.model.active_layer / (peak * PRODUCTS)
+    head_products = work * tokens * head / (slow * PRODUCTS)
     attention = 3.5 * tokens * layers * job.model.attention_work(job.sequence_length) / (slow * ATTENTION)
     again = tokens * rank.layers * recomputed(job, rank).work / (slow * PRODUCTS)
     elementwise = tokens * _elementwise_bytes(job, rank) / (gpu.bandwidth * COPIES)
@@ -97,7 +98,7 @@ def _elementwise_bytes(job: Job, rank: PipelineRank) -> float:
 
 def _optimizer(job: Job, gpu: Gpu, rank: PipelineRank) -> float:
     parameters = rank_parameters(job, rank)
-    elements = parameters.total if job.layout.zero_stage == 0 else sharded(job, parameters)
+    elements = parameters.trained if job.layout.zero_stage == 0 else sharded_state(job, parameters)
     update = elements * OPTIMIZER_BYTES / (gpu.bandwidth * COPIES)
     return max(update, elements * 12 / PCIE) if job.offload else update
 

@@ -54,9 +54,12 @@ def _zero(job: Job, parameters: Parameters) -> list[Flow]:
     others, size = _others(shards), job.value_bytes
     each = sends_each(job)
     times = job.micro_batches if each else 1
-    reduced = times * (size if each else SUM_BYTES) * parameters.total * others
-    gathered = {0: SUM_BYTES, 1: size, 2: size, 3: 2 * job.micro_batches * size}[stage] * parameters.total * others
-    copies = 2 * _others(replicas) * SUM_BYTES * parameters.total / shards
+    trained = parameters.trained
+    reduced = times * (size if each else SUM_BYTES) * trained * others
+    gathered = {0: SUM_BYTES, 1: size, 2: size, 3: 0}[stage] * trained * others
+    if stage == 3:
+        gathered = size * (2 * job.micro_batches * parameters.total + (parameters.adapters or 0.0)) * others
+    copies = 2 * _others(replicas) * SUM_BYTES * trained / shards
     inner, outer = link_of(job, "shard", "context"), link_of(job, "replicate")
     return [
         Flow(purpose="gradients reduced", link=inner, bytes=reduced, hidden=True),

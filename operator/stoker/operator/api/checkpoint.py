@@ -91,7 +91,8 @@ class CheckpointSpec(Value):
     pinned: bool = False
     """Keep the data whatever `checkpoint.maxToKeep` of the job allows."""
     verification: Literal["Manifest", "Full"] = "Full"
-    """`Full` reads every piece and proves exact cover of the state; `Manifest` reads the manifest alone."""
+    """Work of a task pod. `Full` reads every piece and proves exact cover of the state; `Manifest` reads no data: it
+    checks the manifest, the cover, and that every file has its size. An agent's read-back is always full."""
     task: SmallPod = SmallPod()
     """Pods that verify, import and delete; pull secrets, service account and node choice are those of the job."""
 
@@ -153,7 +154,7 @@ class CheckpointStatus(EditableStatus):
     saved_at: Time | None = None
     verified_at: Time | None = None
     verified_by: Annotated[str, Field(max_length=64)] | None = None
-    """Agent (the job read it back) or Task."""
+    """Agent (the job read it back), Task, or Manifest (a task that read no data)."""
     in_use_by: Annotated[tuple[User, ...], Field(max_length=64, json_schema_extra=list_map("kind", "name"))] = ()
     problems: Annotated[
         tuple[Text, ...], Field(max_length=8, json_schema_extra={"x-kubernetes-list-type": "atomic"})

@@ -142,12 +142,15 @@ ELASTIC_FITS = rule(
     field=".workers.replicas",
 )
 MODEL_STAYS = forbidden(
-    "has(self.model) == has(oldSelf.model)", "model and modelFrom are fixed: make a new TrainingJob"
+    "has(self.model) == has(oldSelf.model) && has(self.lora) == has(oldSelf.lora)",
+    "model, modelFrom and lora are fixed: make a new TrainingJob",
 )
+ADAPTERS_NEED_WEIGHTS = rule("!has(self.lora) || has(self.modelFrom)", "lora needs modelFrom", field=".lora")
 
 SPEC_RULES = (
     exactly_one("model", "modelFrom"),
     MODEL_STAYS,
+    ADAPTERS_NEED_WEIGHTS,
     MESH_FITS,
     BATCH_FITS,
     SEQUENCE_PARALLEL,

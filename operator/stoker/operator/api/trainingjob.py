@@ -40,6 +40,8 @@ from stoker.operator.api.value import (
 )
 
 _FIXED = "is fixed: make a new TrainingJob"
+Target = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+"""A projection that an adapter belongs to."""
 
 
 class Parallelism(Value):
@@ -128,6 +130,20 @@ class Optimization(Value):
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     warmup_steps: Int64 = 0
     """Steps of a rising rate."""
+
+
+class Lora(Value):
+    """Train adapters beside the frozen weights of modelFrom."""
+
+    rank: Count = 16
+    alpha: Count = 32
+    targets: (
+        Annotated[
+            tuple[Target, ...], Field(min_length=1, max_length=7, json_schema_extra={"x-kubernetes-list-type": "set"})
+        ]
+        | None
+    ) = None
+    """Default: all."""
 
 
 class NvmeOffload(Value):
@@ -346,6 +362,7 @@ class TrainingJobSpec(Value):
     workers: Workers = Workers()
     training: Annotated[Training, Field(json_schema_extra=immutable(f"training {_FIXED}"))]
     optimization: Annotated[Optimization, Field(json_schema_extra=immutable(f"optimization {_FIXED}"))] = Optimization()
+    lora: Annotated[Lora | None, Field(json_schema_extra=immutable(f"lora {_FIXED}"))] = None
     memory: Memory = Memory()
     data: Annotated[Data, Field(json_schema_extra=immutable(f"data {_FIXED}"))]
     checkpoint: CheckpointPolicy

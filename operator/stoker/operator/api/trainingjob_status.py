@@ -174,6 +174,16 @@ class Goodput(Value):
     """Productive seconds of that attempt."""
 
 
+class ElasticSize(Value):
+    """The size that an elastic run has instead of `workers.replicas`."""
+
+    workers: Int32
+    form: Opaque
+    base: Annotated[str, Field(max_length=64)]
+    """Hash of the spec that it was chosen for; another spec ends it."""
+    changed_at: Time
+
+
 class TrainingJobStatus(EditableStatus):
     phase: TrainingPhase = "Pending"
     started_at: Time | None = None
@@ -196,6 +206,8 @@ class TrainingJobStatus(EditableStatus):
         tuple[ForeignName, ...], Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "set"})
     ] = ()
     """Nodes that attempts failed on twice or more often; gangs are placed without them while others have room."""
+    elastic: Annotated[ElasticSize | None, Field(json_schema_extra=described_elsewhere())] = None
+    """Number of workers by `run.elastic`."""
     progress: Progress | None = None
     data_parallel: Int32 | None = None
     world_size: Int32 | None = None

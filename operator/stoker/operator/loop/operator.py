@@ -27,6 +27,7 @@ from stoker.operator.cluster.interface import (
 from stoker.operator.cluster.kinds import KINDS, OURS
 from stoker.operator.domain.backoff import Jitter
 from stoker.operator.domain.clock import Clock, SystemClock
+from stoker.operator.domain.elastic import may_grow
 from stoker.operator.domain.goodput import read_ledger, totals
 from stoker.operator.domain.labels import ROLE, PodRole
 from stoker.operator.domain.placement.node_capacity import NodeCapacity
@@ -150,13 +151,19 @@ class Operator:
         self._waiting_for_room.discard(key)
         if seen is not None and key.kind == "InferenceDeployment":
             seen = replace(seen, scaling=self.loads.scaling(key))
-        if seen is None or not self.settings.places_gangs or not any(map(is_gated, seen.of_kind("Pod"))):
+        if seen is None or not self.settings.places_gangs:
+            return seen
+        gated = any(map(is_gated, seen.of_kind("Pod")))
+        if not gated and not may_grow(seen.resource):
             return seen
         self._waiting_for_room.add(key)
         own = [pod for pod in seen.of_kind("Pod") if label(pod, ROLE) == PodRole.TRAINER]
         nodes = self.capacity.nodes(without={pod["metadata"]["uid"] for pod in own})
         if any(self.capacity.use_of(pod) is not None for pod in own):
-            return replace(seen, nodes=nodes)  # its turn has come, and the last pass was cut short
+            # Its turn has come, and the last pass was cut short; or it runs, and may grow where no other waits.
+            return replace(seen, nodes=nodes if gated or not self.rooms.waiting else None)
+        if not gated:
+            return seen
         return self.rooms.observed(key, seen, nodes)
 
     def _free_nodes(self) -> tuple[NodeCapacity, ...] | None:

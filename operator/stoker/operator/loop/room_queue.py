@@ -54,6 +54,11 @@ class RoomQueue:
             nodes = tuple(node for node in nodes if node.name in chosen)
         return replace(seen, nodes=nodes, turn=turn)
 
+    @property
+    def waiting(self) -> bool:
+        """Whether a gang waits for room, as far as the last decision says."""
+        return any(turn.nodes is None for turn in self._turns.values())
+
     def next_passes(self, waiting: Iterable[Key]) -> list[Key]:
         """The jobs that need a pass after a change, in the order of the queue. Those far behind stay as they are."""
         positions = {key: self._turns.get(f"{key.namespace}/{key.name}") for key in waiting}

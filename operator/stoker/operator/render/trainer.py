@@ -171,7 +171,7 @@ def is_placed(job: TrainingJob, nodes: int, settings: Settings) -> bool:
     A single pod without GPUs is left to the scheduler, unless it has wishes or nodes to avoid.
     """
     alone = nodes == 1 and not job.spec.workers.gpus_per_pod
-    wishes = job.spec.scheduling.topology or job.status.avoided_nodes
+    wishes = job.spec.scheduling.topology or job.status.avoided_nodes or job.spec.run.elastic
     return settings.places_gangs and (not alone or bool(wishes))
 
 
@@ -284,6 +284,8 @@ def _base_config(job: TrainingJob, start: StartCheckpoint | None, settings: Sett
         config["model"] = _model_section(spec)
     else:
         config["model_from"] = _model_from(spec, start)
+    if spec.lora is not None:
+        config["lora"] = _section(spec.lora)
     return config
 
 

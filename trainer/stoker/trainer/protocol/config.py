@@ -5,7 +5,7 @@ Section names and field names are those of the custom resource in snake_case; du
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -115,6 +115,25 @@ class OptimizationConfig(Config):
 class NvmeOffloadConfig(Config):
     path: str
     """Folder on a fast local disk."""
+
+
+Target = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+class LoraConfig(Config):
+    """Train low-rank adapters beside frozen weights."""
+
+    rank: int = Field(default=16, ge=1)
+    alpha: float = Field(default=32.0, gt=0)
+    """The adapters' product is multiplied by alpha / rank."""
+    targets: tuple[Target, ...] = Field(default=get_args(Target), min_length=1)
+    """The projections that get an adapter."""
+
+    @model_validator(mode="after")
+    def _each_once(self) -> Self:
+        if len(set(self.targets)) != len(self.targets):
+            raise ValueError(f"targets {', '.join(self.targets)}: each one once")
+        return self
 
 
 class MemoryConfig(Config):
@@ -253,6 +272,8 @@ class TrainerConfig(Config):
     parallelism: ParallelismConfig = ParallelismConfig()
     training: TrainingConfig
     optimization: OptimizationConfig = OptimizationConfig()
+    lora: LoraConfig | None = None
+    """Only with `model_from`."""
     memory: MemoryConfig = MemoryConfig()
     data: DataConfig
     checkpoint: CheckpointConfig
@@ -272,4 +293,10 @@ class TrainerConfig(Config):
     def _one_model(self) -> Self:
         if (self.model is None) == (self.model_from is None):
             raise ValueError("exactly one of model and model_from is needed")
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_need_weights(self) -> Self:
+        if self.lora is not None and self.model_from is None:
+            raise ValueError("lora needs model_from: adapters are trained beside weights that exist")
         return self

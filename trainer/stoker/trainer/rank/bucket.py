@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,8 @@ sums do not depend on the number of shards.
 """
 EVERY_UNIT = ""
 """Unit of a bucket that every part of the model uses."""
+ADAPTERS = "adapters"
+"""Name of the bucket of all adapters that are not `replicated`: they are few, and have no unit of their own."""
 Reduction = Literal["dense", "replicated", "expert"]
 """The ranks over which the gradient of a parameter is summed.
 
@@ -140,7 +142,7 @@ class Bucket:
 
         `unit`: the part of the model that waits for this bucket; `EVERY_UNIT` for a bucket that all parts use.
 
-        A frozen parameter (without gradient) lies where nothing decays: the optimizer then leaves its value unchanged.
+        Frozen parameters (without gradient) have buckets of their own, which have no gradient and no optimizer state.
         """
         self.name = name
         self.unit = name if unit is None else unit
@@ -154,13 +156,14 @@ class Bucket:
             [(name, tuple(parameter.shape)) for name, parameter in parameters],
             shards,
             replicas,
-            {name for name, parameter in parameters if parameter.requires_grad and decays(parameter)},
+            {name for name, parameter in parameters if decays(parameter)},
         )
         by_name = dict(parameters)
         self.parameters = [by_name[item.name] for item in self.plan.ranges]
         """The parameters in the order of `plan.ranges`."""
         self.num_trainable = sum(parameter.requires_grad for parameter in self.parameters)
-        """Number of parameters that get a gradient; the others are frozen."""
+        """Number of parameters that get a gradient: all, or none of a bucket of frozen ones."""
+        self.holds_adapters = False
         self.device = device or self.parameters[0].device
         self.flat = torch.empty(0)
         """The memory of the parameters; empty while they are released."""
@@ -229,32 +232,46 @@ def make_buckets(
     device: torch.device | None = None,
     reductions: Mapping[int, Reduction] = NO_KINDS,
     decays: Decays = decays_matrices,
+    adapters: Collection[int] = (),
 ) -> list[Bucket]:
     """One bucket per unit, after a bucket `root` with every other parameter of `rest`.
 
     A tied parameter appears once, under its first name. `reductions`: by id, the parameters that are not `dense`.
-    Experts of a unit have a bucket of their own, `replicated` parameters are few and share one over all units.
+    Experts of a unit have a bucket of their own, `replicated` parameters are few and share one over all units, and so
+    do `adapters` (ids). Frozen parameters never share a bucket with others.
     """
     in_units = {id(parameter) for _, unit in units for parameter in unit.parameters()}
     root = [(name, parameter) for name, parameter in rest.named_parameters() if id(parameter) not in in_units]
     prefixes = [(name, [(f"{name}.{key}", value) for key, value in unit.named_parameters()]) for name, unit in units]
-    split: dict[tuple[str, str, Reduction], list[tuple[str, nn.Parameter]]] = {}
-    shared: list[tuple[str, nn.Parameter]] = []
+    split: dict[BucketKey, list[tuple[str, nn.Parameter]]] = {}
     for unit, parameters in [("root", root), *prefixes]:
         for name, parameter in parameters:
-            kind = reductions.get(id(parameter), "dense")
-            bucket = f"{unit}.experts" if kind == "expert" else unit
-            into = shared if kind == "replicated" else split.setdefault((bucket, unit, kind), [])
-            into.append((name, parameter))
-    if shared:
-        split["replicated", EVERY_UNIT, "replicated"] = shared
-    return [
-        Bucket(
-            *(name, parameters, cuts[kind].shards, device),
-            replicas=cuts[kind].replicas,
-            unit=unit,
-            reduction=kind,
-            decays=decays,
-        )
-        for (name, unit, kind), parameters in split.items()
-    ]
+            key = _bucket_key(unit, parameter, reductions.get(id(parameter), "dense"), id(parameter) in adapters)
+            split.setdefault(key, []).append((name, parameter))
+    buckets = []
+    for key in sorted(split, key=lambda key: key.unit == EVERY_UNIT):  # what all units share comes last
+        cut = cuts[key.reduction]
+        made: Any = {"replicas": cut.replicas, "unit": key.unit, "reduction": key.reduction, "decays": decays}
+        buckets.append(Bucket(key.name, split[key], cut.shards, device, **made))
+        buckets[-1].holds_adapters = key.holds_adapters
+    return buckets
+
+
+class BucketKey(NamedTuple):
+    """What the parameters of one bucket have in common."""
+
+    name: str
+    unit: str
+    reduction: Reduction
+    holds_adapters: bool
+
+
+def _bucket_key(unit: str, parameter: nn.Parameter, reduction: Reduction, is_adapter: bool) -> BucketKey:
+    frozen = "" if parameter.requires_grad else ".frozen"
+    if reduction == "replicated":
+        name = f"{ADAPTERS}.replicated" if is_adapter else f"replicated{frozen}"
+        return BucketKey(name, EVERY_UNIT, reduction, is_adapter)
+    if is_adapter:
+        return BucketKey(ADAPTERS, EVERY_UNIT, reduction, holds_adapters=True)
+    name = f"{unit}.experts" if reduction == "expert" else unit
+    return BucketKey(name + frozen, unit, reduction, holds_adapters=False)

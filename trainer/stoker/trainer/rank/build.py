@@ -21,6 +21,7 @@ from stoker.checkpoint.store import CheckpointRoot
 from stoker.model.decoder import Decoder
 from stoker.model.kernels.ops import Ops, resolve_kernels
 from stoker.model.kernels.weight_queue import WeightQueue, set_weight_queue
+from stoker.model.lora import adapter_parts
 from stoker.model.parameter import Part
 from stoker.pod.pipeline.actions import ScheduleName
 from stoker.trainer.protocol.channel import RankChannel
@@ -30,6 +31,7 @@ from stoker.trainer.rank.attend_maker import ContextGroup
 from stoker.trainer.rank.bucket import EVERY_UNIT, Bucket, Decays, Reduction, make_buckets
 from stoker.trainer.rank.clip import GradientNorm
 from stoker.trainer.rank.context_share import share_batches
+from stoker.trainer.rank.frozen import Fill
 from stoker.trainer.rank.guards import Guards
 from stoker.trainer.rank.initial_weights import whole_of
 from stoker.trainer.rank.kernel_choice import DTYPES, make_ops
@@ -42,19 +44,19 @@ from stoker.trainer.rank.metrics import MetricLog
 from stoker.trainer.rank.optimizer import Adam, Optimizer
 from stoker.trainer.rank.pipeline.executor import Executor, Wire
 from stoker.trainer.rank.pipeline.passes import PipelinePasses
-from stoker.trainer.rank.pipeline.slices import Model, slices_of
+from stoker.trainer.rank.pipeline.slices import Model, all_parts, slices_of
 from stoker.trainer.rank.pipeline.stage import Stage
 from stoker.trainer.rank.pipeline.tied_table import TiedTable
 from stoker.trainer.rank.plan_check import PlanWatch, plan_run
 from stoker.trainer.rank.resume import ResumePoint
-from stoker.trainer.rank.run_inputs import RunInputs
+from stoker.trainer.rank.run_inputs import RunInputs, lora_settings
 from stoker.trainer.rank.save_group import SaveGroup
 from stoker.trainer.rank.saver import Saver
 from stoker.trainer.rank.skipped_batches import read_skipped, write_skipped
-from stoker.trainer.rank.snapshot import all_state_tensors, load_state
+from stoker.trainer.rank.snapshot import all_state_tensors, check_same_adapters, load_state
 from stoker.trainer.rank.train_step import ForwardPass, Passes
 from stoker.trainer.rank.weight_decay import decay_by_name
-from stoker.trainer.rank.zero import STATE_KINDS, Fill, Zero, ZeroSettings
+from stoker.trainer.rank.zero import Zero, ZeroSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +86,7 @@ def make_zero(
         compute_dtype=DTYPES[config.memory.precision],
         any_data_parallel=config.training.deterministic == "AnyDataParallel",
     )
-    parts = list(model.named_parts())
+    parts = all_parts(model)
     decays = decay_by_name(parts, config.optimization.no_decay, whole_names(model))
     buckets = [
         bucket
@@ -120,7 +122,9 @@ def stage_buckets(
         units["head"] = nn.ModuleList([head] if table is None or decoder.has_table_copy else [head, table])
     if decoder.has_table_copy and table is not None:
         units["table copy"] = table
-    for bucket in make_buckets(list(units.items()), decoder, mesh.cuts, device, reductions(decoder, mesh), decays):
+    adapters = {id(part.parameter) for part in adapter_parts(decoder)}
+    kinds = reductions(decoder, mesh)
+    for bucket in make_buckets(list(units.items()), decoder, mesh.cuts, device, kinds, decays, adapters):
         bucket.stage = stage
         if bucket.unit == EVERY_UNIT and mesh.dims.pipeline > 1:
             bucket.name += f" of stage {stage}"
@@ -131,7 +135,7 @@ def stage_buckets(
 def whole_names(model: Model) -> list[str]:
     """The names of all tensors of the model, wherever they are."""
     whole = whole_of(model)
-    return [*(part.hf_name for part in whole.named_parts()), *sorted(whole.names_elsewhere())]
+    return [*(part.hf_name for part in all_parts(whole)), *sorted(whole.names_elsewhere())]
 
 
 def make_optimizer(config: TrainerConfig, ops: Ops, parts: Sequence[Part], mesh: Mesh) -> Optimizer:
@@ -150,7 +154,7 @@ def reductions(decoder: Decoder, mesh: Mesh) -> Mapping[int, Reduction]:
     """By id, the parameters whose gradient is not summed over the ranks of `gradient` alone."""
     kinds: dict[int, Reduction] = {}
     if mesh.dims.tensor > 1:
-        kinds = {id(part.parameter): "replicated" for part in decoder.named_parts() if part.shard_dim is None}
+        kinds = {id(part.parameter): "replicated" for part in all_parts(decoder) if part.shard_dim is None}
     if mesh.expert is not None:
         kinds |= {id(held): "expert" for layer in decoder.experts() for held in (layer.gate_up, layer.down)}
     return kinds
@@ -176,13 +180,13 @@ def open_loop(
     """
     fill = None if inputs.initial_weights is None else inputs.initial_weights.fill
     zero = make_zero(config, inputs.model, context.mesh, context.device, fill)
-    parts = list(inputs.model.named_parts())
+    parts = all_parts(inputs.model)
     loss_scale = (loss_scale or LossScale()) if config.memory.precision == "fp16" else None
     guards = make_guards(config, root, context)
     tensors = all_state_tensors(parts, context.mesh, context.save_group)
     progress = Progress()
     if resume is not None:
-        progress = _resume(root, resume, context, inputs, zero, tensors, loss_scale, guards)
+        progress = _resume(config, root, resume, context, inputs, zero, tensors, loss_scale, guards)
     saver = make_saver(config, root, context, inputs, resume)
     with open_log(config, context, progress.step) as log:
         try:
@@ -283,6 +287,7 @@ def open_log(config: TrainerConfig, context: RankContext, done: int) -> MetricLo
 
 
 def _resume(
+    config: TrainerConfig,
     root: CheckpointRoot,
     point: ResumePoint,
     context: RankContext,
@@ -300,7 +305,8 @@ def _resume(
             f"{reader.folder}: its manifest's meta lacks {', '.join(missing)}: it was not written by this trainer"
         )
     inputs.batches.check(meta["cursor"])
-    load_state(zero, list(inputs.model.named_parts()), tensors, reader, STATE_KINDS, _loading(context))
+    check_same_adapters(reader, _adapter_meta(config))
+    load_state(zero, all_parts(inputs.model), tensors, reader, _loading(context))
     if loss_scale is not None:
         loss_scale.restore(meta.get("loss_scale"))
     guards.restore(meta.get("guards"))
@@ -332,6 +338,7 @@ def _meta(config: TrainerConfig, context: RankContext, inputs: RunInputs, resume
             "job": f"{config.job.namespace}/{config.job.name}",
             "attempt": config.job.attempt,
         },
+        **({"adapter": adapter} if (adapter := _adapter_meta(config)) else {}),
         "corpus_fingerprint": inputs.fingerprint,
         "kernels": {
             "kernels": resolve_kernels(config.kernels, context.device.type),
@@ -339,3 +346,9 @@ def _meta(config: TrainerConfig, context: RankContext, inputs: RunInputs, resume
             "torch": torch.__version__,
         },
     }
+
+
+def _adapter_meta(config: TrainerConfig) -> dict[str, Any] | None:
+    """What a reader needs to merge the adapters of a checkpoint."""
+    lora = lora_settings(config)
+    return None if lora is None else {"rank": lora.rank, "alpha": lora.alpha, "targets": sorted(lora.targets)}

@@ -15,7 +15,7 @@ from torch import Tensor
 from stoker.trainer.errors import StateDiverged
 from stoker.trainer.protocol.parallel_dims import Axis, ParallelDims, Ranks
 from stoker.trainer.rank.bucket import Reduction
-from stoker.trainer.rank.zero import BucketState, Zero
+from stoker.trainer.rank.zero import BucketState, HeldBucket, Zero
 
 CHUNK = 1 << 20
 """Elements that are widened at a time."""
@@ -81,15 +81,15 @@ def checksum(flat: Tensor) -> Tensor:
 def _checksum_of_kind(zero: Zero, kind: Reduction) -> Tensor:
     """The buckets' checksums together, each with its own factor."""
     total = torch.zeros((), dtype=torch.int64, device=zero.states[0].master.device)
-    for number, state in enumerate(zero.states):
+    for number, state in enumerate(zero.held):
         if state.bucket.reduction == kind:
             for held in _held_alike(state, zero.settings.stage):
                 total = total * 31 + (number + 1) * checksum(held)
     return total
 
 
-def _held_alike(state: BucketState, stage: int) -> list[Tensor]:
-    if stage == 0:
+def _held_alike(state: HeldBucket, stage: int) -> list[Tensor]:
+    if stage == 0 and isinstance(state, BucketState):
         return [*state.held(), state.bucket.flat]
     return [state.weights if state.shards_weights else state.bucket.flat]
 

@@ -16,7 +16,7 @@ from stoker.model.decoder import Decoder
 from stoker.model.parameter import Part
 from stoker.model.weights.loading import TensorStore, check_fit, load_part
 from stoker.trainer.errors import ModelUnusable
-from stoker.trainer.rank.pipeline.slices import Model
+from stoker.trainer.rank.pipeline.slices import Model, all_parts
 
 Progress = Callable[[int, int], None]
 """Called with the number of elements filled so far, and in all."""
@@ -28,10 +28,17 @@ class InitialWeights:
     The values do not depend on the number of ranks: each rank fills the whole bucket and keeps its shard.
     """
 
-    def __init__(self, model: Model, fill_from: TensorStore | int | None, progress: Progress, origin: str = "") -> None:
+    def __init__(
+        self,
+        model: Model,
+        fill_from: TensorStore | int | None,
+        progress: Progress,
+        origin: str = "",
+        adapter_seed: int = 0,
+    ) -> None:
         """`fill_from`: a store of weights, the seed of random ones, or None if a checkpoint will overwrite them.
 
-        `origin`: the name of the store in errors.
+        `origin`: the name of the store in errors. `adapter_seed`: of the adapters, which no store has.
 
         Raises:
             ModelUnusable: the store's weights are not those of the model.
@@ -40,7 +47,8 @@ class InitialWeights:
         self._from = fill_from
         self._progress = progress
         self._origin = origin
-        self._parts = list(model.named_parts())
+        self._adapter_seed = adapter_seed
+        self._parts = all_parts(model)
         self._total = sum(part.num_elements for part in self._parts)
         self._done = 0
         if fill_from is not None and not isinstance(fill_from, int):
@@ -63,7 +71,9 @@ class InitialWeights:
                 self._progress(self._done, self._total)
 
     def _fill_part(self, part: Part, fill_from: TensorStore | int) -> None:
-        if isinstance(fill_from, int):
+        if part.is_adapter:
+            self._model.init_part(part, self._adapter_seed)
+        elif isinstance(fill_from, int):
             self._model.init_part(part, fill_from)
         else:
             with self._explained():

@@ -12,14 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from stoker.checkpoint.manifest import Box, TensorInfo
 from stoker.model.parameter import Part
 from stoker.trainer.rank.bucket import Bucket
-from stoker.trainer.rank.zero import STATE_KINDS
+from stoker.trainer.rank.frozen import FrozenState
+from stoker.trainer.rank.zero import ADAPTER_KINDS, STATE_KINDS
+
+ALL_KINDS = tuple(dict.fromkeys((*STATE_KINDS, *ADAPTER_KINDS)))
+"""Prefixes of the tensors of a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class HostPiece:
     tensor: TensorInfo
     box: Box
     flat: tuple[int, int]
-    data: NDArray[np.float32]
+    data: NDArray[Any]
 
 
 def shard_pieces(
@@ -71,6 +75,23 @@ def shard_pieces(
     return pieces
 
 
-def state_names(parts: Sequence[Part]) -> dict[str, tuple[int, ...]]:
-    """Names and global shapes of all tensors of the state."""
-    return {f"{kind}.{part.hf_name}": part.global_shape for kind in STATE_KINDS for part in parts}
+def state_tensors(parts: Sequence[Part]) -> list[TensorInfo]:
+    """All tensors of the state: fp32 masters and moments; frozen weights in the dtype in which they are used."""
+    return [
+        TensorInfo(f"{kind}.{part.hf_name}", part.global_shape, dtype_name(part))
+        for kind in ALL_KINDS
+        for part in parts
+        if kind in kinds_of(part)
+    ]
+
+
+def kinds_of(part: Part) -> Sequence[str]:
+    """The kinds of state of one tensor of the model."""
+    if part.is_adapter:
+        return ADAPTER_KINDS
+    return STATE_KINDS if part.parameter.requires_grad else FrozenState.kinds
+
+
+def dtype_name(part: Part) -> str:
+    """The dtype of a tensor's state in a checkpoint."""
+    return "float32" if part.parameter.requires_grad else str(part.parameter.dtype).removeprefix("torch.")

@@ -14,12 +14,12 @@ PORTABLE = 1
 """cudaHostRegisterPortable: locked for every device of the process."""
 
 
-def pinned_memory(numel: int) -> Tensor:
-    """fp32 elements in page-locked memory, all zero; unlocked when the tensor's memory is freed.
+def pinned_memory(numel: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Elements in page-locked memory, all zero; unlocked when the tensor's memory is freed.
 
     torch's own allocator would round the size up to a power of two.
     """
-    host = torch.zeros(numel, dtype=torch.float32)
+    host = torch.zeros(numel, dtype=dtype)
     if numel:
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         torch.cuda.check_error(runtime.cudaHostRegister(host.data_ptr(), host.nbytes, PORTABLE))

@@ -8,6 +8,7 @@ Owned by the training step. Models without experts have a meter that does nothin
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 
 import torch
@@ -34,7 +35,7 @@ class RouterReport:
 class RouterMeter:
     """Collects what the blocks of one rank put into `Aux`, micro-batch by micro-batch."""
 
-    def __init__(self, config: ModelConfig, layers: range, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, layers: Container[int], device: torch.device) -> None:
         """`layers`: those that this rank computes."""
         self._config = config
         self._num_layers, self._num_experts = len(config.expert_layers), config.num_experts or 0

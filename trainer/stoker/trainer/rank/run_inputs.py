@@ -14,6 +14,7 @@ import torch
 
 from stoker.model.config import ModelConfig, RopeScaling
 from stoker.model.context_attend import check_shared_heads
+from stoker.model.lora import LoraSettings
 from stoker.model.weights.source import WeightsSource, open_weights
 from stoker.pod.config_file import ConfigError
 from stoker.trainer.errors import DataError, ModelUnusable
@@ -71,7 +72,8 @@ def collect_run_inputs(
     loader = Loader(corpus, config)
     report("BuildingModel")
     length, cut = config.training.sequence_length, config.parallelism.sequence_parallel
-    held = empty_model(model, ops, mesh.dims, mesh.stage, length, mesh.tensor, cut, mesh.expert)
+    lora = lora_settings(config)
+    held = empty_model(model, ops, mesh.dims, mesh.stage, length, mesh.tensor, cut, mesh.expert, lora)
     return RunInputs(
         model=held,
         batches=loader,
@@ -82,6 +84,12 @@ def collect_run_inputs(
             held, None if resumes else source, None if resumes else config.training.seed, report
         ),
     )
+
+
+def lora_settings(config: TrainerConfig) -> LoraSettings | None:
+    """The adapters of a run; None where the whole model is trained."""
+    lora = config.lora
+    return None if lora is None else LoraSettings(rank=lora.rank, alpha=lora.alpha, targets=lora.targets)
 
 
 def check_agreement(inputs: RunInputs, group: SaveGroup) -> None:
@@ -120,7 +128,8 @@ def make_initial_weights(
     """Initial weights from the source, or random ones from the seed; with neither, a checkpoint will overwrite them."""
     if source is None:
         return InitialWeights(model, seed, percents(report, "InitialisingWeights"))
-    return InitialWeights(model, source.store, percents(report, "LoadingWeights"), str(source.path))
+    progress = percents(report, "LoadingWeights")
+    return InitialWeights(model, source.store, progress, str(source.path), adapter_seed=seed or 0)
 
 
 def parse_model(fields: Mapping[str, Any]) -> ModelConfig:

@@ -6,10 +6,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from stoker.checkpoint.dtype import to_float32
@@ -18,19 +20,15 @@ from stoker.checkpoint.reader import CheckpointReader
 from stoker.model.parameter import Part
 from stoker.trainer.errors import OtherModel
 from stoker.trainer.rank.communicator import Pending
+from stoker.trainer.rank.frozen import FrozenState
 from stoker.trainer.rank.mesh import Mesh
-from stoker.trainer.rank.piece_map import HostPiece, ShardPiece, shard_pieces, state_names
+from stoker.trainer.rank.piece_map import ALL_KINDS, HostPiece, ShardPiece, shard_pieces, state_tensors
 from stoker.trainer.rank.pinned import pinned_memory
 from stoker.trainer.rank.save_group import SaveGroup
-from stoker.trainer.rank.zero import STATE_KINDS, BucketState, Zero
+from stoker.trainer.rank.zero import STATE_KINDS, HeldBucket, Zero
 
 READERS = 4
 """Threads that read and verify pieces when a checkpoint is loaded."""
-
-
-def state_tensors(parts: Sequence[Part]) -> list[TensorInfo]:
-    """All tensors of the state: fp32 masters and moments."""
-    return [TensorInfo(name, shape, "float32") for name, shape in state_names(parts).items()]
 
 
 def all_state_tensors(parts: Sequence[Part], mesh: Mesh, group: SaveGroup) -> list[TensorInfo]:
@@ -57,8 +55,10 @@ class Snapshots:
 
     def __init__(self, zero: Zero, parts: Sequence[Part]) -> None:
         self._zero = zero
-        self._pieces = [_pieces_to_save(state, parts) for state in zero.states]
-        device = zero.states[0].master.device
+        self._pieces = [_pieces_to_save(state, parts) for state in zero.held]
+        self._frozen: dict[int, torch.cuda.Event] = {}
+        """By number of the bucket, the copies of what never changes: made once."""
+        device = zero.held[0].bucket.device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._memory: Future[list[dict[str, Tensor]]] | None = None
 
@@ -82,22 +82,33 @@ class Snapshots:
 
         The pieces can be iterated in another thread, as their copies end; they are valid until the next `take`.
         """
-        states = self._zero.states
+        states = self._zero.held
         if self._stream is None:
-            host = [{kind: shard.detach().clone() for kind, shard in state.shards().items()} for state in states]
-            return self._cut(host, [None] * len(host))
+            return self._cut([_copy_on_host(state) for state in states], [None] * len(states))
         self.prepare()
         assert self._memory is not None
         memory = self._memory.result()
-        return self._cut(memory, [self._copy(state, host) for state, host in zip(states, memory, strict=True)])
+        return self._cut(memory, [self._copied(number, memory[number]) for number in range(len(states))])
 
     def _allocate(self) -> list[dict[str, Tensor]]:
-        states = self._zero.states
-        with torch.cuda.device(states[0].master.device):
-            return [{kind: pinned_memory(shard.numel()) for kind, shard in state.shards().items()} for state in states]
+        states = self._zero.held
+        with torch.cuda.device(states[0].bucket.device):
+            return [
+                {kind: pinned_memory(shard.numel(), shard.dtype) for kind, shard in state.shards().items()}
+                for state in states
+            ]
 
-    def _copy(self, state: BucketState, host: dict[str, Tensor]) -> torch.cuda.Event:
-        stream, device = self._stream, state.master.device
+    def _copied(self, number: int, host: dict[str, Tensor]) -> torch.cuda.Event:
+        """Start the copy of one bucket, or return the one that was made before where nothing can have changed."""
+        state = self._zero.held[number]
+        if not isinstance(state, FrozenState):
+            return self._copy(state, host)
+        if number not in self._frozen:
+            self._frozen[number] = self._copy(state, host)
+        return self._frozen[number]
+
+    def _copy(self, state: HeldBucket, host: dict[str, Tensor]) -> torch.cuda.Event:
+        stream, device = self._stream, state.bucket.device
         assert stream is not None
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
@@ -113,12 +124,27 @@ class Snapshots:
             if event is not None:
                 event.synchronize()
             for item in items:
-                for kind in STATE_KINDS:
-                    tensor = TensorInfo(f"{kind}.{item.name}", item.shape, "float32")
-                    yield HostPiece(tensor, item.box, item.flat, shards[kind][item.start : item.end].numpy())
+                for kind, values in shards.items():
+                    dtype = str(values.dtype).removeprefix("torch.")
+                    tensor = TensorInfo(f"{kind}.{item.name}", item.shape, dtype)
+                    yield HostPiece(tensor, item.box, item.flat, _bits(values[item.start : item.end]))
 
 
-def _pieces_to_save(state: BucketState, parts: Sequence[Part]) -> list[ShardPiece]:
+def _copy_on_host(state: HeldBucket) -> dict[str, Tensor]:
+    """What a save reads beside the next steps: copies, but of frozen weights the memory itself."""
+    shards = state.shards()
+    if isinstance(state, FrozenState):
+        return shards
+    return {kind: shard.detach().clone() for kind, shard in shards.items()}
+
+
+def _bits(values: Tensor) -> NDArray[Any]:
+    """The elements as numpy has them: bfloat16 as integers of the same bits."""
+    found: NDArray[Any] = (values.view(torch.int16) if values.dtype is torch.bfloat16 else values).numpy()
+    return found
+
+
+def _pieces_to_save(state: HeldBucket, parts: Sequence[Part]) -> list[ShardPiece]:
     communicator = state.communicator
     saved = [part for part in parts if not part.is_copy]
     return shard_pieces(
@@ -131,10 +157,9 @@ def load_state(
     parts: Sequence[Part],
     tensors: Sequence[TensorInfo],
     reader: CheckpointReader,
-    kinds: Sequence[str],
     report: Callable[[str], None],
 ) -> None:
-    """Load the state `kinds` from a checkpoint: each rank its shards, then all parameters (collective).
+    """Load the state from a checkpoint: each rank its shards, then all parameters (collective).
 
     `parts` are this rank's, `tensors` the state of the whole model.
 
@@ -142,7 +167,7 @@ def load_state(
         OtherModel: the checkpoint is of another model; nothing was changed.
         CheckpointCorrupt: a piece is damaged.
     """
-    check_same_model(reader, tensors, kinds)
+    check_same_model(reader, tensors)
     done = 0
 
     def read(wanted: tuple[str, ShardPiece]) -> Tensor:
@@ -150,29 +175,36 @@ def load_state(
         name = f"{kind}.{item.name}"
         return torch.from_numpy(to_float32(reader.read(name, item.box, item.flat), reader.tensor(name).dtype))
 
-    def fill(state: BucketState, shards: dict[str, Tensor]) -> None:
+    def fill(state: HeldBucket, shards: dict[str, Tensor]) -> None:
         nonlocal done
         pieces = shard_pieces(state.bucket, state.communicator.rank, parts)
-        wanted = [(kind, item) for item in pieces for kind in kinds]
+        wanted = [(kind, item) for item in pieces for kind in state.kinds]
         for (kind, item), values in zip(wanted, readers.map(read, wanted), strict=True):
             shards[kind][item.start : item.end].copy_(values)
         done += 1
-        report(f"LoadingCheckpoint {100 * done // len(zero.states)} %")
+        report(f"LoadingCheckpoint {100 * done // len(zero.held)} %")
 
     with ThreadPoolExecutor(max_workers=READERS, thread_name_prefix="load") as readers:
         zero.set_shards(fill)
 
 
-def check_same_model(reader: CheckpointReader, tensors: Sequence[TensorInfo], kinds: Sequence[str]) -> None:
-    """Raise OtherModel for a checkpoint whose tensors are not those of this model."""
-    prefixes = tuple(f"{kind}." for kind in kinds)
-    wanted = {info.name: info.shape for info in tensors if info.name.startswith(prefixes)}
+def check_same_model(reader: CheckpointReader, tensors: Sequence[TensorInfo]) -> None:
+    """Raise OtherModel for a checkpoint whose tensors are not those of this model and its adapters."""
+    wanted = {info.name: info.shape for info in tensors}
     have = {name: info.shape for name, info in reader.manifest.tensors.items()}
     problems = [
         f"{name} {shape} is {have.get(name, 'missing')}" for name, shape in wanted.items() if have.get(name) != shape
     ]
-    surplus = [name for name in have if name.startswith("model.") and name not in wanted]
+    kinds = tuple(f"{kind}." for kind in ALL_KINDS)
+    surplus = [name for name in have if name.startswith(kinds) and name not in wanted]
     problems += [f"{name} {have[name]} is not in the model" for name in surplus]
     if problems:
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise OtherModel(f"{reader.folder} is a checkpoint of another model: {'; '.join(problems[:3])}{more}")
+
+
+def check_same_adapters(reader: CheckpointReader, adapter: Mapping[str, Any] | None) -> None:
+    """Raise OtherModel for a checkpoint whose adapters mean something else: another rank, scale or other targets."""
+    found = reader.manifest.meta.get("adapter")
+    if found != adapter:
+        raise OtherModel(f"{reader.folder} has lora {found or 'not set'}, the run has {adapter or 'none'}")

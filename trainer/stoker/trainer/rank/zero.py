@@ -17,15 +17,17 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from stoker.model.kernels.grad_destination import set_grad_destination
 from stoker.trainer.rank.bucket import EVERY_UNIT, Bucket, Reduction
 from stoker.trainer.rank.clip import GradientNorm
 from stoker.trainer.rank.communicator import DONE, Communicator, Pending
+from stoker.trainer.rank.frozen import WEIGHTS, Fill, FrozenState, initial_values
 from stoker.trainer.rank.gathered_weights import GatheredWeights, ShardedBucket
 from stoker.trainer.rank.gradient_sum import GradientSum
 from stoker.trainer.rank.gradient_wire import GradientWire, Loan, WireBuffers
@@ -34,16 +36,16 @@ from stoker.trainer.rank.optimizer import HeldState, Optimizer, UpdateNumbers
 from stoker.trainer.rank.ordered_sum import sum_in_order
 from stoker.trainer.rank.pipeline.tied_table import TiedTable
 
-STATE_KINDS = ("model", "optimizer.exp_avg", "optimizer.exp_avg_sq")
+MOMENTS = ("optimizer.exp_avg", "optimizer.exp_avg_sq")
+STATE_KINDS = (WEIGHTS, *MOMENTS)
 """State per parameter element: fp32 master weight and the two moments."""
+ADAPTER_KINDS = ("adapter", *MOMENTS)
+"""The same of an adapter, which is served as a change of a weight."""
 WIRE_DEPTH = 2
 """Gradients on their way: on GPUs send buffers per layout, one is filled while the other is sent.
 
 On CPUs the number of buckets whose reduction may be in flight from stage 2 on, so that they are never the whole model.
 """
-
-Fill = Callable[[Sequence[nn.Parameter]], None]
-"""Writes the initial values of some parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,16 +95,18 @@ class Zero:
         self._norm = norm
         self.ties: list[TiedTable] = []
         """Tables of which another rank of the pipeline holds a copy."""
-        self._held: list[Callable[[], None]] | None = None
+        self._kept_back: list[Callable[[], None]] | None = None
         self._hooks: list[RemovableHandle] = []
         self._places: dict[int, tuple[BucketState, int]] = {}
         wires = WireBuffers(WIRE_DEPTH if mesh.gradient.eager else None)
-        self.states = [
-            BucketState(bucket, mesh.reduction(bucket.reduction), settings, norm, wires, fill) for bucket in buckets
-        ]
+        made: Any = (settings, norm, wires, fill)
+        self.held = [_state(bucket, mesh.reduction(bucket.reduction), *made) for bucket in buckets]
+        """The state of all buckets, frozen ones included."""
+        self.states = [state for state in self.held if isinstance(state, BucketState)]
+        """Those that are trained."""
         for state in self.states:
             self._hook_gradients(state, state.bucket.name in used_once)
-        units = list(dict.fromkeys(state.bucket.unit for state in self.states))
+        units = list(dict.fromkeys(bucket.unit for bucket in buckets))
         self._by_unit = {
             unit: [state for state in self.states if state.bucket.unit in (unit, EVERY_UNIT)] for unit in units
         }
@@ -112,7 +116,7 @@ class Zero:
         """Stage 3 on several ranks: the weights in use."""
 
     def _gathered_weights(self, units: Sequence[str]) -> GatheredWeights | None:
-        sharded = [state for state in self.states if state.shards_weights]
+        sharded = [state for state in self.held if state.shards_weights]
         by_unit = {unit: [state.sharded() for state in sharded if state.bucket.unit == unit] for unit in units}
         found = {unit: buckets for unit, buckets in by_unit.items() if buckets}
         return GatheredWeights(found) if found else None
@@ -123,8 +127,8 @@ class Zero:
                 gradient, parameter.grad = parameter.grad, None
                 if gradient is None:
                     return  # it was put off, and comes through `add_gradient`
-                if self._held is not None and state.bucket.is_late:
-                    self._held.append(partial(self._add, state, index, gradient))
+                if self._kept_back is not None and state.bucket.is_late:
+                    self._kept_back.append(partial(self._add, state, index, gradient))
                 else:
                     self._add(state, index, gradient)
 
@@ -139,7 +143,7 @@ class Zero:
                 set_grad_destination(parameter, partial(self._destination, state, index))
 
     def _destination(self, state: BucketState, index: int) -> Tensor | None:
-        holds = self._held is not None and state.bucket.is_late
+        holds = self._kept_back is not None and state.bucket.is_late
         return None if holds else state.grad_destination(index)
 
     def _add(self, state: BucketState, index: int, gradient: Tensor) -> None:
@@ -153,12 +157,12 @@ class Zero:
     @contextmanager
     def hold(self) -> Iterator[list[Callable[[], None]]]:
         """Keep the gradients that arrive inside for late buckets. Each callback adds one of them."""
-        assert self._held is None, "one backward pass at a time"
-        self._held = []
+        assert self._kept_back is None, "one backward pass at a time"
+        self._kept_back = []
         try:
-            yield self._held
+            yield self._kept_back
         finally:
-            self._held = None
+            self._kept_back = None
 
     def close(self) -> None:
         """Remove the hooks from the parameters.
@@ -257,9 +261,9 @@ class Zero:
         if self.gathered is not None:
             self.gathered.wait()
 
-    def set_shards(self, fill: Callable[[BucketState, dict[str, Tensor]], None]) -> None:
+    def set_shards(self, fill: Callable[[HeldBucket, dict[str, Tensor]], None]) -> None:
         """Let `fill` write this rank's shards of every state kind, then update all ranks' parameters (collective)."""
-        for state in self.states:
+        for state in self.held:
             fill(state, state.shards())
             state.spread_shards()
         if self.gathered is not None:
@@ -280,6 +284,7 @@ class BucketState:
         fill: Fill | None,
     ) -> None:
         self.bucket = bucket
+        self.kinds = ADAPTER_KINDS if bucket.holds_adapters else STATE_KINDS
         self.closed = False
         self.micro_batches_left = 0
         """Of this step, the current one included."""
@@ -314,12 +319,7 @@ class BucketState:
         With fp32 parameters they are the same memory.
         """
         dtype = self._settings.compute_dtype
-        if self.bucket.is_empty:
-            assert fill is not None, "parameters on the meta device need starting values"
-            master = self.bucket.materialise()
-            fill(self.bucket.parameters)
-        else:
-            master = self.bucket.master_copy()
+        master = initial_values(self.bucket, fill)
         if self.shards_weights:
             self.bucket.release(dtype)
             return self._communicator.shard(master).clone()
@@ -342,7 +342,7 @@ class BucketState:
 
     def shards(self) -> dict[str, Tensor]:
         """This rank's shard by state kind, as views: valid until the next update changes them."""
-        return dict(zip(STATE_KINDS, (self.owned(held) for held in self.held()), strict=True))
+        return dict(zip(self.kinds, (self.owned(held) for held in self.held()), strict=True))
 
     def held(self) -> tuple[Tensor, Tensor, Tensor]:
         """Master weights and moments: this rank's shard, at stage 0 all of them."""
@@ -448,3 +448,21 @@ class BucketState:
         if parameters is not None:
             parameters.copy_(self.master)
         self.start_gather()
+
+
+HeldBucket = BucketState | FrozenState
+"""What a rank holds of one bucket."""
+
+
+def _state(
+    bucket: Bucket,
+    communicator: Communicator,
+    settings: ZeroSettings,
+    norm: GradientNorm,
+    wires: WireBuffers,
+    fill: Fill | None,
+) -> HeldBucket:
+    if bucket.num_trainable:
+        return BucketState(bucket, communicator, settings, norm, wires, fill)
+    sharded = settings.shards_weights(bucket.unit, communicator.size)
+    return FrozenState(bucket, communicator, settings.compute_dtype, fill, shards_weights=sharded)

@@ -91,12 +91,14 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             )
             if grad_hidden is not None:  # the logits are their gradient now
                 torch.mm(logits, weight_VD, out=grad_hidden[chunk])
-                grad_weight = add_product(grad_weight, logits, hidden_TD[chunk], is_only=len(chunks) == 1)
+                if ctx.needs_input_grad[1]:
+                    grad_weight = add_product(grad_weight, logits, hidden_TD[chunk], is_only=len(chunks) == 1)
         if grad_hidden is not None:
             if group is not None:
                 dist.all_reduce(grad_hidden, group=group)  # over tp: each rank's vocabulary gave a part of the sum
-            grad_weight = torch.zeros_like(weight_VD) if grad_weight is None else grad_weight.to(weight_VD.dtype)
-            ctx.gradients = (grad_hidden, grad_weight)
+            if grad_weight is None and ctx.needs_input_grad[1]:  # no token counts
+                grad_weight = torch.zeros_like(weight_VD)
+            ctx.gradients = (grad_hidden, None if grad_weight is None else grad_weight.to(weight_VD.dtype))
         ctx.mark_non_differentiable(logprobs_T)
         return -(logprobs_T.double() * weights_T).sum().float(), logprobs_T
 

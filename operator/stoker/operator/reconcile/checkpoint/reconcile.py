@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 from stoker.operator.api.checkpoint import CheckpointPhase, Origin
 from stoker.operator.domain.conditions import Condition, Health
@@ -29,6 +29,9 @@ from stoker.operator.reconcile.checkpoint.view import CheckpointView, ReportedSa
 
 REPEAT_CALL_S = 10.0
 MAX_PROBLEMS = 8
+
+VerifiedBy = Literal["Agent", "Task", "Manifest"]
+"""What has verified a save: the job's agent and a task have read its data, a manifest's task has not."""
 
 
 def reconcile_checkpoint(seen: Observed, settings: Settings, now: datetime) -> Plan:
@@ -98,7 +101,7 @@ def _import(view: CheckpointView) -> CheckpointOutcome:
     if claim not in {found["metadata"]["name"] for found in view.seen.of_kind("PersistentVolumeClaim")}:
         missing = f"PersistentVolumeClaim {claim} does not exist (spec.source.import.storage)"
         return _wait("Pending", "ClaimMissing", missing)
-    answer = ask_task(view, "import", wanted.folder, wanted.digest)
+    answer = ask_task(view, "inspect" if _manifest_suffices(view) else "import", wanted.folder, wanted.digest)
     changes = CheckpointChanges(storage=wanted.storage, folder=wanted.folder)
     if answer.result is None:
         return _until_answered(answer, "Pending", "Importing", text)
@@ -111,7 +114,7 @@ def _import(view: CheckpointView) -> CheckpointOutcome:
         reason="import",
         saved_at=view.time,
     )
-    return _verified(view, "Task", changes | save_metrics(answer.result))
+    return _verified(view, _task_verdict(view), changes | save_metrics(answer.result))
 
 
 def _request(view: CheckpointView) -> CheckpointOutcome:
@@ -192,7 +195,7 @@ def _check(view: CheckpointView, folder: str) -> CheckpointOutcome:
         return _corrupt(["an attempt that resumed it found it corrupt"], CheckpointChanges())
     report = view.save_report(folder, status.digest)
     metrics = save_metrics(report.metrics) if report else CheckpointChanges()
-    if status.verified:
+    if status.verified and (status.verified_by != "Manifest" or _manifest_suffices(view)):
         done = tuple(ref_of(pod) for pod in view.tasks if ended(pod) and not pod["metadata"].get("deletionTimestamp"))
         return CheckpointOutcome(changes=metrics, plan=Plan(delete=done))
     if report is not None and report.verified is True:
@@ -212,13 +215,24 @@ def _verify(view: CheckpointView) -> CheckpointOutcome:
     """Let a task verify the save, because no agent will read it back."""
     status = view.checkpoint.status
     assert status.folder is not None
-    answer = ask_task(view, "verify", status.folder, status.digest)
+    answer = ask_task(view, "inspect" if _manifest_suffices(view) else "verify", status.folder, status.digest)
+    if answer.result is None and status.verified:  # by its manifest, which stays true until the data is read
+        return CheckpointOutcome(plan=_until_answered(answer, "Complete", "Verifying", "").plan)
     if answer.result is None:
         return _until_answered(answer, "Complete", "Verifying", "a task verifies it")
     metrics = save_metrics(answer.result)
     if answer.succeeded:
-        return _verified(view, "Task", metrics)
+        return _verified(view, _task_verdict(view), metrics)
     return _corrupt(answer.result.get("problems") or [answer.problem], metrics)
+
+
+def _manifest_suffices(view: CheckpointView) -> bool:
+    """Whether a task may leave the data unread."""
+    return view.checkpoint.spec.verification == "Manifest"
+
+
+def _task_verdict(view: CheckpointView) -> VerifiedBy:
+    return "Manifest" if _manifest_suffices(view) else "Task"
 
 
 def _writer_runs(view: CheckpointView) -> bool:
@@ -230,8 +244,8 @@ def _writer_runs(view: CheckpointView) -> bool:
     return attempt.ended_at is None and attempt.writer == view.checkpoint.status.writer
 
 
-def _verified(view: CheckpointView, by: str, changes: CheckpointChanges) -> CheckpointOutcome:
-    text = f"verified by {by.lower()}"
+def _verified(view: CheckpointView, by: VerifiedBy, changes: CheckpointChanges) -> CheckpointOutcome:
+    text = "verified by manifest, its data was not read" if by == "Manifest" else f"verified by {by.lower()}"
     step = changes.get("step") or view.checkpoint.status.step
     return CheckpointOutcome(
         phase="Complete",

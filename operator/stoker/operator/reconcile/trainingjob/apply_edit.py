@@ -12,7 +12,7 @@ from stoker.operator.domain.conditions import Health
 from stoker.operator.domain.plan import Event, Plan
 from stoker.operator.domain.pods import PodState, pod_state
 from stoker.operator.domain.text import shortened
-from stoker.operator.reconcile.trainingjob.attempt import closed, completed
+from stoker.operator.reconcile.trainingjob.attempt import closed, completed, gang_size
 from stoker.operator.reconcile.trainingjob.drain import asked_to, drain
 from stoker.operator.reconcile.trainingjob.outcome import JobChanges, JobOutcome
 from stoker.operator.reconcile.trainingjob.pending_edit import pending_edit
@@ -41,10 +41,16 @@ def apply_edit(view: TrainingView) -> JobOutcome | None:
     return drain(view, "restart", text, (Event("Normal", RESTART_FOR_EDIT, shortened(text)),))
 
 
+def applies_at_once(view: TrainingView) -> bool:
+    """Whether what the rendering lacks is not left to the next attempt: by the user's wish, or for another size."""
+    size = view.job.status.elastic
+    other_size = size is not None and size.base == view.base and size.workers != gang_size(view)
+    return other_size or view.job.spec.run.apply_changes == "Restart"
+
+
 def _wanted(view: TrainingView) -> bool:
     ended = any(pod_state(pod) in {PodState.FAILED, PodState.SUCCEEDED} for pod in view.gang)
-    at_once = view.job.spec.run.apply_changes == "Restart"
-    return at_once and not ended and bool(pending_edit(view, view.job.status.pinned))
+    return applies_at_once(view) and not ended and bool(pending_edit(view, view.job.status.pinned))
 
 
 def _changes(view: TrainingView) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import Any, TypedDict, Unpack
 from stoker.operator.api.pod_fields import PodCounts
 from stoker.operator.api.trainingjob_status import (
     Attempt,
+    ElasticSize,
     Failure,
     Goodput,
     PendingRequest,
@@ -37,6 +38,7 @@ class JobChanges(TypedDict, total=False):
     resumption: Resumption | None
     requests: tuple[PendingRequest, ...]
     pinned: Pinned | None
+    elastic: ElasticSize | None
 
 
 class JobFields(JobChanges, total=False):

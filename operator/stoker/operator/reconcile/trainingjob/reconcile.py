@@ -5,6 +5,7 @@ Called by the loop's workers through `service/reconcilers`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 
 from stoker.operator.domain.plan import Observed, Plan
@@ -15,6 +16,7 @@ from stoker.operator.reconcile.trainingjob.end import after_end, clean_up, stall
 from stoker.operator.reconcile.trainingjob.follow import follow
 from stoker.operator.reconcile.trainingjob.outcome import JobOutcome
 from stoker.operator.reconcile.trainingjob.recover import recover
+from stoker.operator.reconcile.trainingjob.resize import elastic_condition, next_look_s, resize
 from stoker.operator.reconcile.trainingjob.start import start
 from stoker.operator.reconcile.trainingjob.status import derive_status
 from stoker.operator.reconcile.trainingjob.stop import by_deadline, stop
@@ -34,5 +36,13 @@ def _decide(view: TrainingView) -> JobOutcome:
         return after_end(view)
     if view.intent.never_accepted and view.attempt is None and not view.job.spec.run.cancel:
         return stall("NotSupported", view.intent.text)
-    outcome = stop(view) or apply_edit(view) or recover(view) or start(view) or bind(view) or follow(view)
+    outcome = stop(view) or apply_edit(view) or recover(view) or start(view) or _resized(view)
     return by_deadline(view, outcome)
+
+
+def _resized(view: TrainingView) -> JobOutcome:
+    """A change of the size, or what a gang of this size does next."""
+    outcome = resize(view) or bind(view) or follow(view)
+    waits = [wait for wait in (outcome.plan.requeue_after_s, next_look_s(view)) if wait]
+    conditions = (*outcome.conditions, elastic_condition(view))
+    return replace(outcome, conditions=conditions, plan=replace(outcome.plan, requeue_after_s=min(waits, default=None)))

@@ -15,6 +15,7 @@ from stoker.operator.domain.plan import Plan
 from stoker.operator.domain.pods import PodState, ended, exit_of, is_ready, pod_state
 from stoker.operator.reconcile.intent import edit_conditions, edit_events
 from stoker.operator.reconcile.outcome import derive_plan
+from stoker.operator.reconcile.trainingjob.apply_edit import applies_at_once
 from stoker.operator.reconcile.trainingjob.attempt import failures_without_progress, gang_size
 from stoker.operator.reconcile.trainingjob.blame import avoided_nodes
 from stoker.operator.reconcile.trainingjob.ledger import goodput
@@ -50,7 +51,7 @@ def derive_status(view: TrainingView, outcome: JobOutcome) -> Plan:
         conditions=edit_conditions(
             view.intent,
             () if phase in TERMINAL_PHASES else pending_edit(view, pinned),
-            at_once=view.job.spec.run.apply_changes == "Restart",
+            at_once=applies_at_once(view),
         ),
         events=edit_events(view.intent, status),
     )

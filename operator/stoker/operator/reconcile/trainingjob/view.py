@@ -8,20 +8,22 @@ Read-only; made once per pass by `reconcile`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from stoker.operator.api.checkpoint import Checkpoint
 from stoker.operator.api.storage import StorageSpec
-from stoker.operator.api.trainingjob import TrainingJob
+from stoker.operator.api.trainingjob import TrainingJob, TrainingJobSpec
 from stoker.operator.api.trainingjob_status import Attempt, SavedStep
 from stoker.operator.domain.clock import timestamp
+from stoker.operator.domain.elastic import with_form
 from stoker.operator.domain.labels import ATTEMPT, CHECKPOINT_UID, JOB_UID, NODE_RANK, ROLE, PodRole
 from stoker.operator.domain.plan import Object, Observed
 from stoker.operator.domain.pods import PodState, ended, label, pod_state
 from stoker.operator.domain.settings import Settings
 from stoker.operator.reconcile.intent import Intent, read_in_force
+from stoker.operator.render.trainer import intent_of
 
 CONTROLS = ("run.cancel", "run.suspend", "run.activeDeadlineSeconds", "run.ttlSecondsAfterFinished")
 """Fields that always come from the present spec, also while the rest of an edit is refused."""
@@ -34,6 +36,11 @@ class TrainingView:
     job: TrainingJob
     """With the spec in force, which is not the present one while an edit is refused."""
     intent: Intent
+    """Its spec has the size of an elastic run too."""
+    written: Mapping[str, Any]
+    """The spec in force as it was written, without that size."""
+    base: str
+    """Hash of the parts of `written` that shape pods."""
     seen: Observed
     settings: Settings
     now: datetime
@@ -91,6 +98,8 @@ class TrainingView:
 def training_view(seen: Observed, settings: Settings, now: datetime) -> TrainingView:
     """The observation, sorted."""
     job, intent = read_in_force(TrainingJob, seen.resource, controls=CONTROLS)
+    written, base = intent.spec, intent_of(job.spec)
+    job, intent = _in_size(job, intent, base)
     mine = [pod for pod in seen.of_kind("Pod") if pod["metadata"].get("labels", {}).get(JOB_UID) == job.metadata.uid]
     trainers = [pod for pod in mine if label(pod, ROLE) == PodRole.TRAINER]
     number = str(job.status.attempt.number) if job.status.attempt else ""
@@ -98,6 +107,8 @@ def training_view(seen: Observed, settings: Settings, now: datetime) -> Training
     return TrainingView(
         job=job,
         intent=intent,
+        written=written,
+        base=base,
         seen=seen,
         settings=settings,
         now=now,
@@ -107,6 +118,17 @@ def training_view(seen: Observed, settings: Settings, now: datetime) -> Training
         checkpoints=_checkpoints(seen, job),
         report=_leader_report(seen, gang, number),
     )
+
+
+def _in_size(job: TrainingJob, intent: Intent, base: str) -> tuple[TrainingJob, Intent]:
+    """Job and spec in force in the size of an elastic run, as long as they are those that it was chosen for."""
+    size, limits = job.status.elastic, job.spec.run.elastic
+    if size is None or limits is None or size.base != base:
+        return job, intent
+    if not limits.min_workers <= size.workers <= limits.max_workers:
+        return job, intent
+    spec = with_form(intent.spec, size.form)
+    return job.model_copy(update={"spec": TrainingJobSpec.model_validate(spec)}), replace(intent, spec=spec)
 
 
 def saved_step(found: Checkpoint) -> SavedStep:

@@ -102,6 +102,11 @@ class Executor:
             Kind.REDUCE: self._reduce,
         }
 
+    @property
+    def layers(self) -> set[int]:
+        """The layers of all stages of this rank, by their index in the whole model."""
+        return {layer for stage in self.stages.values() for layer in stage.decoder.layers}
+
     def train(self, order: Sequence[Action], inputs: Sequence[StageInputs]) -> dict[int, Tensor]:
         """Run the actions of one step; return the loss sum of each micro-batch on the rank of the last stage."""
         return self._run(order, inputs, trains=True)

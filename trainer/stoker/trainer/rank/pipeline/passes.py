@@ -11,6 +11,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from stoker.model.aux import Aux
 from stoker.model.config import ModelConfig
 from stoker.model.kernels.ops import Ops
 from stoker.pod.capabilities import AttentionName
@@ -61,18 +62,25 @@ class PipelinePasses:
 
     def new_meter(self) -> RouterMeter:
         """See `Passes`."""
-        return RouterMeter(self._config, range(0), self._device)
+        return RouterMeter(self._config, self._executor.layers, self._device)
 
     def train(
         self,
         batches: Iterable[MicroBatch],
         zero: Zero,  # noqa: ARG002  the stages hold it
-        router: RouterMeter,  # noqa: ARG002  a model with experts is refused
+        router: RouterMeter,
         factor: float = 1.0,
     ) -> list[Tensor]:
         """See `Passes`."""
-        inputs = [self._inputs(batch, factor) for batch in batches]
+        every = list(batches)
+        targets = [float(batch.weights_T.sum()) for batch in every]
+        inputs = [
+            self._inputs(batch, factor, router.new_aux(count * factor))
+            for batch, count in zip(every, targets, strict=True)
+        ]
         found = self._executor.train(rank_order(self._name, self._shape(len(inputs)), self._stage), inputs)
+        for held, count in zip(inputs, targets, strict=True):
+            router.add(held.aux, count)
         none = torch.zeros((), dtype=torch.float32, device=self._device)
         return [found.get(index, none) for index in range(len(inputs))]
 
@@ -90,7 +98,7 @@ class PipelinePasses:
         dims = self._dims
         return Shape(ranks=dims.pipeline, stages_per_rank=dims.stages_per_rank, micro_batches=micro_batches)
 
-    def _inputs(self, batch: MicroBatch, factor: float = 1.0) -> StageInputs:
+    def _inputs(self, batch: MicroBatch, factor: float = 1.0, aux: Aux | None = None) -> StageInputs:
         # Weights stay on the host: the number of targets is read there, without a wait for the device.
         return StageInputs(
             tokens_T=upload(batch.tokens_T, self._device),
@@ -99,6 +107,7 @@ class PipelinePasses:
             weights_T=torch.as_tensor(batch.weights_T) * factor,
             attend=self._attend.of(batch),
             rows=len(batch.tokens_T) // self._token_ranks,
+            aux=aux,
         )
 
 

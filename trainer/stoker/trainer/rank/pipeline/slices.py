@@ -11,6 +11,7 @@ from torch.distributed import ProcessGroup
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.model.kernels.ops import Ops
+from stoker.model.lora import LoraSettings, adapt, adapter_parts
 from stoker.model.parameter import Part
 from stoker.pod.config_file import ConfigError
 from stoker.pod.pipeline.stage_cut import cut_layers, estimate_costs
@@ -47,6 +48,12 @@ Model = Decoder | Slices
 """What one rank holds: the whole model, or the slices of its pipeline stages."""
 
 
+def all_parts(model: Model) -> list[Part]:
+    """Return the parts of a model and of its adapters."""
+    adapters = adapter_parts(model) if isinstance(model, Decoder) else ()
+    return [*model.named_parts(), *adapters]
+
+
 def slices_of(model: Model) -> Mapping[int, Decoder]:
     """Return the decoders of a rank by stage number; a whole model is stage 0."""
     return model.decoders if isinstance(model, Slices) else {0: model}
@@ -61,6 +68,7 @@ def empty_model(
     group: ProcessGroup | None = None,
     sequence_parallel: bool = False,
     expert_group: ProcessGroup | None = None,
+    lora: LoraSettings | None = None,
 ) -> Model:
     """Return the model of a rank on the meta device, fp32: the whole one, or its slices of a pipeline.
 
@@ -70,10 +78,12 @@ def empty_model(
         group: the tensor-parallel ranks.
         sequence_parallel: hidden states between the products are cut by tokens over that group.
         expert_group: the ranks that share one set of experts.
+        lora: add adapters, and freeze everything else.
 
     Raises:
-        ConfigError: the model has fewer layers than the pipeline has stages, its experts do not fit the grid (see
-            `check_experts`), or it cannot be cut over a group; the message shows the arithmetic.
+        ConfigError: adapters are not built for this model or grid, the model has fewer layers than the pipeline has
+            stages, its experts do not fit the grid (see `check_experts`), or it cannot be cut over a group; the
+            message shows the arithmetic.
     """
 
     def decoder(layers: range | None) -> Decoder:
@@ -84,17 +94,36 @@ def empty_model(
             raise ConfigError(f"parallelism: {error}") from error
 
     check_experts(config, dims)
+    if lora is not None:
+        return with_adapters(decoder(None), lora, dims)
     if dims.pipeline == 1:
         return decoder(None)
     layers = stage_layers(config, dims.pipeline * dims.stages_per_rank, sequence_length)
     return Slices({number: decoder(layers[number]) for number in range(stage, len(layers), dims.pipeline)})
 
 
+def with_adapters(decoder: Decoder, lora: LoraSettings, dims: ParallelDims) -> Decoder:
+    """Add adapters to a whole model.
+
+    Raises:
+        ConfigError: they are not built for a pipeline or experts, or the model has no such targets.
+    """
+    number = decoder.config.num_experts
+    if number or dims.pipeline > 1:
+        got = f"a model with experts (num_experts {number})" if number else f"parallelism.pipeline {dims.pipeline}"
+        raise ConfigError(f"lora is not supported yet with {got}; leave it out")
+    try:
+        adapt(decoder, lora)
+    except ValueError as error:
+        raise ConfigError(f"lora.{error}") from error
+    return decoder
+
+
 def check_experts(config: ModelConfig, dims: ParallelDims) -> None:
     """Check that the model and its experts, if it has any, fit the grid.
 
     Raises:
-        ConfigError: expert parallelism without experts, or experts beside an axis that is not built for them.
+        ConfigError: expert parallelism without experts, or experts beside context parallelism.
     """
     if not config.num_experts:
         if dims.expert > 1:
@@ -102,12 +131,11 @@ def check_experts(config: ModelConfig, dims: ParallelDims) -> None:
                 f"parallelism.expert {dims.expert} needs a model with experts, got architecture {config.architecture}"
             )
         return
-    for axis, size in (("pipeline", dims.pipeline), ("context", dims.context), ("tensor", dims.tensor)):
-        if size > 1:
-            raise ConfigError(
-                f"parallelism.{axis} {size} is not supported yet for a model with experts "
-                f"(num_experts {config.num_experts}); allowed: 1"
-            )
+    if dims.context > 1:
+        raise ConfigError(
+            f"parallelism.context {dims.context} is not supported yet for a model with experts "
+            f"(num_experts {config.num_experts}); allowed: 1"
+        )
 
 
 def stage_layers(model: ModelConfig, num_stages: int, sequence_length: int) -> Sequence[range]:

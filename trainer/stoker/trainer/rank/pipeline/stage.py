@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from stoker.model.attend import Attend
+from stoker.model.aux import Aux
 from stoker.model.decoder import Decoder
 from stoker.model.kernels.weight_queue import LateGradient, WeightQueue
 
@@ -36,6 +37,8 @@ class StageInputs:
     attend: Attend
     rows: int
     """Rows of x_TD on this rank."""
+    aux: Aux | None = None
+    """Takes the losses and loads of routers; None where this rank computes none, and in validation."""
 
 
 class GradientSink(Protocol):
@@ -165,11 +168,11 @@ class Stage:
             if self._recompute and torch.is_grad_enabled():
                 # Nothing in a block is random, so no generator state has to be kept for the second pass.
                 x_TD, update_TD = checkpoint(
-                    block, x_TD, update_TD, inputs.positions_T, inputs.attend, use_reentrant=False,
+                    block, x_TD, update_TD, inputs.positions_T, inputs.attend, inputs.aux, use_reentrant=False,
                     preserve_rng_state=False,
                 )  # fmt: skip
             else:
-                x_TD, update_TD = block(x_TD, update_TD, inputs.positions_T, inputs.attend)
+                x_TD, update_TD = block(x_TD, update_TD, inputs.positions_T, inputs.attend, inputs.aux)
         assert x_TD is not None
         return InFlight(inputs, input_TD, embedded_TD, x_TD, update_TD)
 

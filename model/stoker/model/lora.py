@@ -1,0 +1,115 @@
+"""Low-rank adapters (LoRA, arXiv 2106.09685): W x + alpha / rank * B (A x) with a frozen W.
+
+An adapter belongs to one Hugging Face tensor, also where that tensor is a section of a fused parameter. Over a
+tensor-parallel group A or B is cut as the tensor is; the other one is whole on every rank, and its gradient there is a
+part of the sum. T tokens, D input size, E output size, R rank of the adapter.
+
+`adapt` adds adapters to a decoder once, before its parameters get memory; the layers of `parallel` apply them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from stoker.model.kernels.ops import Ops
+from stoker.model.parameter import Part
+
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""The projections of a block that can have an adapter, by the last word of their Hugging Face name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraSettings:
+    """Size and places of the adapters of a model."""
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...] = TARGETS
+
+    @property
+    def scale(self) -> float:
+        """Factor of the adapter's product."""
+        return self.alpha / self.rank
+
+    def adapts(self, hf_name: str) -> bool:
+        """Whether the tensor `model.layers.3.self_attn.q_proj` (without `.weight`) gets an adapter."""
+        return hf_name.rsplit(".", 1)[-1] in self.targets
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptedTensor:
+    """This rank's box of the tensor W_ED that an adapter belongs to."""
+
+    hf_name: str
+    """Without `.weight`."""
+    shape: tuple[int, int]
+    """E and D of the whole tensor."""
+    start: tuple[int, int]
+    size: tuple[int, int]
+    shard_dim: int
+    """Dim that is cut over the tensor-parallel group."""
+
+
+class LoraAdapter(nn.Module):
+    """A and B of one tensor."""
+
+    def __init__(self, settings: LoraSettings, tensor: AdaptedTensor, ops: Ops, like: Tensor) -> None:
+        """`like`: a tensor of the dtype and on the device that the parameters get."""
+        super().__init__()
+        self.ops, self.scale, self.tensor = ops, settings.scale, tensor
+        rows, columns = tensor.size
+        self.a = nn.Parameter(torch.empty(settings.rank, columns, dtype=like.dtype, device=like.device))
+        self.b = nn.Parameter(torch.empty(rows, settings.rank, dtype=like.dtype, device=like.device))
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        """Return what is added to the product with the frozen weight, y_TE."""
+        return self.ops.linear(self.ops.linear(x_TD, self.a) * self.scale, self.b)
+
+    def parts(self, prefix: str) -> Iterator[Part]:
+        """Yield A and B under the names that the PEFT library gives them, without its own prefix."""
+        tensor, (rows, columns) = self.tensor, self.tensor.shape
+        rank = self.a.shape[0]
+        cut_a, cut_b = (None, 0) if tensor.shard_dim == 0 else (1, None)
+        for letter, held, shape, start, cut in (
+            ("A", self.a, (rank, columns), (0, tensor.start[1]), cut_a),
+            ("B", self.b, (rows, rank), (tensor.start[0], 0), cut_b),
+        ):
+            yield Part(
+                f"{tensor.hf_name}.lora_{letter}.weight",
+                f"{prefix}.{letter.lower()}",
+                held,
+                0,
+                held.shape[0],
+                shape,
+                start,
+                cut,
+                is_adapter=True,
+            )
+
+
+def adapt(decoder: nn.Module, settings: LoraSettings) -> None:
+    """Freeze all parameters of a decoder and add adapters to the projections that the settings name.
+
+    Raises:
+        ValueError: a target is no projection of this model.
+    """
+    for parameter in decoder.parameters():
+        parameter.requires_grad_(False)
+    found: set[str] = set()
+    for module in list(decoder.modules()):
+        add: Callable[[LoraSettings], set[str]] | None = getattr(module, "add_adapters", None)
+        if add is not None:
+            found |= add(settings)
+    if missing := [name for name in settings.targets if name not in found]:
+        raise ValueError(f"targets: the model has no projection {', '.join(missing)}; allowed: {', '.join(TARGETS)}")
+
+
+def adapter_parts(decoder: nn.Module) -> Iterator[Part]:
+    """Yield A and B of every adapter of which this rank holds a box, in the order of the forward pass."""
+    for name, module in decoder.named_modules():
+        if isinstance(module, LoraAdapter):
+            yield from module.parts(name)

@@ -1,0 +1,290 @@
+"""Elastic runs: the sizes that a run can have, when it changes, and what a change does to it."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.operator.domain.elastic import (
+    PATIENCE_S,
+    REST_S,
+    Limits,
+    Moment,
+    divides,
+    due_in_s,
+    may_grow,
+    resized,
+    with_form,
+)
+from stoker.operator.domain.job_plan import GPU_PRODUCT, too_large
+from stoker.operator.domain.placement.node_capacity import pinned_node
+from stoker.operator.domain.plan import Key, Object
+from stoker.operator.domain.settings import Settings
+from stoker.pod.causes import Cause
+from testing.operator.simulated_cluster import START
+from testing.operator.training_world import JOB, Run
+
+GPU = "nvidia.com/gpu"
+
+
+def at(**changes: Any) -> Moment:
+    long_ago = START - timedelta(days=1)
+    return Moment(**{"now": START, "workers": 2, "runs": False, "since": long_ago, **changes})
+
+
+def spec_of(**sections: Any) -> dict[str, Any]:
+    return {"workers": {"replicas": 4}, "training": {"globalBatchSize": 24}, **sections}
+
+
+# When
+
+
+@given(
+    runs=st.booleans(),
+    since=st.integers(0, 2000),
+    changed=st.one_of(st.none(), st.integers(0, 2000)),
+    room=st.integers(0, 8),
+    workers=st.integers(1, 8),
+)
+def test_a_size_changes_only_when_it_is_due_and_only_to_one_with_room(
+    runs: bool, since: int, changed: int | None, room: int, workers: int
+) -> None:
+    before = None if changed is None else START - timedelta(seconds=changed)
+    moment = at(runs=runs, workers=workers, since=START - timedelta(seconds=since), changed=before)
+    form = resized(spec_of(), Limits(smallest=1, largest=8), moment, lambda spec: spec["workers"]["replicas"] <= room)
+    if changed is not None and changed < REST_S:
+        assert form is None, "never more than one change in this time"
+    if not runs and since < PATIENCE_S:
+        assert form is None, "a gang that waits only just may still find room"
+    sizes = [size for size in (1, 2, 3, 4, 6, 8) if size <= room]
+    allowed = [size for size in sizes if size > workers or not runs]
+    if due_in_s(moment) > 0 or not allowed or max(allowed) == workers:
+        assert form is None
+    else:
+        assert form == {"workers": {"replicas": max(allowed)}}
+
+
+@given(
+    replicas=st.integers(1, 12),
+    ranks=st.integers(1, 4),
+    tensor=st.sampled_from([1, 2, 4]),
+    replicate=st.sampled_from([1, 2]),
+    expert=st.sampled_from([1, 2]),
+    batch=st.integers(1, 48),
+    micro=st.integers(1, 3),
+    deterministic=st.sampled_from(["Off", "AnyDataParallel"]),
+)
+def test_what_divides_is_what_admission_takes(
+    replicas: int, ranks: int, tensor: int, replicate: int, expert: int, batch: int, micro: int, deterministic: str
+) -> None:
+    spec = {
+        "workers": {"replicas": replicas, "ranksPerPod": ranks},
+        "parallelism": {"tensor": tensor, "replicate": replicate, "expert": expert},
+        "training": {"globalBatchSize": batch, "microBatchSize": micro, "deterministic": deterministic},
+    }
+    world = replicas * ranks
+    data = world // tensor
+    expected = (
+        world % tensor == 0
+        and data >= 1
+        and data % replicate == 0
+        and (world * 1) % (tensor * replicate) == 0
+        and (world * tensor) % (tensor * replicate * expert) == 0
+        and batch % (micro * data) == 0
+        and (deterministic == "Off" or (2**32) % data == 0)
+    )
+    assert divides(spec) == expected
+
+
+def test_another_layout_is_taken_where_the_present_one_does_not_divide_the_size() -> None:
+    model = {
+        "architecture": "llama",
+        "hiddenSize": 512,
+        "intermediateSize": 1024,
+        "numLayers": 4,
+        "numHeads": 8,
+        "vocabSize": 1024,
+    }
+    spec = spec_of(
+        model=model,
+        workers={"replicas": 4, "gpusPerPod": 2, "nodeSelector": {GPU_PRODUCT: "NVIDIA-H100-80GB-HBM3"}},
+        parallelism={"tensor": 2, "pipeline": 4},
+    )
+    form = resized(spec, Limits(smallest=1, largest=4), at(workers=4), lambda found: found["workers"]["replicas"] <= 3)
+    assert form is not None
+    assert form["workers"] == {"replicas": 3}
+    chosen = with_form(spec, form)
+    assert divides(chosen)
+    assert not too_large(chosen)
+    assert chosen["training"] == spec["training"]
+    unknown = {**spec, "workers": {"replicas": 4, "gpusPerPod": 2}}
+    limits = Limits(smallest=1, largest=4)
+    assert resized(unknown, limits, at(workers=4), lambda found: found["workers"]["replicas"] <= 3) is None
+
+
+# What
+
+
+def raw_node(name: str) -> Object:
+    status = {
+        "allocatable": {GPU: "1", "cpu": "64", "memory": "512Gi", "pods": "110"},
+        "conditions": [{"type": "Ready", "status": "True"}],
+    }
+    metadata = {"name": name, "namespace": ""}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {}, "status": status}
+
+
+def world(*nodes: str, places: bool = True, **run: Any) -> Run:
+    found = Run(
+        Settings(places_gangs=places),
+        workers={"replicas": 2, "gpusPerPod": 1},
+        training={"totalSteps": 100, "globalBatchSize": 8},
+        scheduling={"gangTimeoutSeconds": 86400},
+        run={"elastic": {"minWorkers": 1, "maxWorkers": 4}, "backoffLimit": 20, **run},
+    )
+    for name in nodes:
+        found.cluster.add(raw_node(name))
+    return found
+
+
+def go_on(run: Run, seconds: float, rounds: int = 8) -> None:
+    """Let time pass while pods end and tasks answer."""
+    for _ in range(rounds):
+        run.cluster.settle()
+        run.cluster.collect()
+        run.answer_tasks("list", saves=[])
+        run.cluster.advance(seconds / rounds)
+    run.cluster.settle()
+
+
+def sizes(run: Run) -> tuple[int, list[str | None]]:
+    return len(run.gang), sorted((pinned_node(pod) for pod in run.gang), key=str)
+
+
+def test_a_lost_node_makes_the_run_smaller_and_its_return_larger_without_a_failure() -> None:
+    run = world("n0", "n1")
+    run.start()
+    run.train(30, (run.save(30),))
+    run.cluster.objects.pop(Key("Node", "", "n1"))
+    lost = next(pod for pod in run.gang if pinned_node(pod) == "n1")
+    run.cluster.end(lost, Cause.INTERRUPTED, saves=(run.word(30),))
+    go_on(run, PATIENCE_S - 20)
+    assert sizes(run) == (2, [None, None]), "it waits a while for the node"
+    go_on(run, 120)
+    assert sizes(run) == (1, ["n0"])
+    assert run.status["attempt"]["resumedFrom"]["step"] == 30
+    assert run.status["elastic"]["workers"] == 1
+    assert (run.status["worldSize"], run.status["dataParallel"]) == (1, 1)
+    assert "Resized" in run.cluster.events
+    run.cluster.run(run.gang[0])
+    run.train(40)
+    run.cluster.add(raw_node("n1"))
+    go_on(run, REST_S / 2)
+    assert (run.cluster.calls, len(run.gang)) == ([], 1), "not twice in ten minutes"
+    run.cluster.advance(REST_S)
+    run.cluster.reconcile(JOB)
+    run.cluster.reconcile(JOB)
+    assert [body["mode"] for _, path, body in run.cluster.calls if path == "/drain"] == ["suspend"]
+    run.cluster.end(run.gang[0], Cause.INTERRUPTED, step=44, saves=(run.word(44),))
+    go_on(run, 30)
+    assert sizes(run) == (2, ["n0", "n1"])
+    assert run.status["attempt"]["resumedFrom"]["step"] == 44
+    assert run.status["elastic"]["workers"] == 2
+    assert run.status.get("failuresWithoutProgress", 0) == 0
+    assert run.status.get("lostSteps", 0) == 0
+
+
+def test_it_grows_beyond_its_replicas_where_there_is_room_and_keeps_the_batch() -> None:
+    run = world("n0", "n1", "n2", "n3")
+    run.start()
+    assert sizes(run)[0] == 2
+    assert may_grow(run.job)
+    run.cluster.advance(REST_S + 1)
+    run.cluster.reconcile(JOB)
+    run.cluster.reconcile(JOB)
+    for pod in run.gang:
+        run.cluster.end(pod, Cause.INTERRUPTED, saves=(run.word(10),))
+    go_on(run, 30)
+    assert sizes(run) == (4, ["n0", "n1", "n2", "n3"]), "3 workers do not divide the batch of 8"
+    config = run.status["pinned"]["rendered"]["config"]
+    assert (config["gang"]["nodes"], config["training"]["global_batch_size"]) == (4, 8)
+    assert "EditPending" not in {found["type"] for found in run.status["conditions"]}
+    assert not may_grow(run.job)
+
+
+def test_an_edit_of_the_size_ends_the_elastic_one() -> None:
+    run = world("n0", applyChanges="Restart")
+    run.cluster.settle()
+    go_on(run, 2 * PATIENCE_S)
+    assert sizes(run) == (1, ["n0"])
+    for name in ("n1", "n2", "n3"):
+        run.cluster.add(raw_node(name))
+    run.cluster.change_spec(JOB, lambda spec: spec["workers"].update(replicas=4))
+    go_on(run, 30)
+    assert sizes(run)[0] == 4
+
+
+def test_a_run_that_the_operator_does_not_place_says_that_its_size_is_fixed() -> None:
+    run = world(places=False)
+    run.start()
+    condition = next(found for found in run.status["conditions"] if found["type"] == "ElasticLimited")
+    assert condition["message"] == "run.elastic has no effect: the operator has no view of nodes"
+    plain = Run(Settings(places_gangs=True))
+    plain.cluster.settle()
+    assert "ElasticLimited" not in {found["type"] for found in plain.status["conditions"]}
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["node", "lose", "run", "end", "wait"]), st.integers(0, 5)), max_size=20))
+def test_any_order_of_nodes_and_ends_keeps_the_limits_and_the_time_between_changes(
+    events: list[tuple[str, int]],
+) -> None:
+    run = world("n0", "n1")
+    run.start()
+    changes: list[str] = []
+    for event, number in events:
+        if event == "node":
+            run.cluster.add(raw_node(f"n{number}"))
+        elif event == "lose":
+            run.cluster.objects.pop(Key("Node", "", f"n{number}"), None)
+        elif event == "run":
+            for pod in run.gang:
+                if pinned_node(pod):
+                    run.cluster.run(pod)
+        elif event == "end":
+            for pod in run.gang[number:]:
+                if pod["status"]["phase"] == "Running":
+                    run.cluster.end(pod, Cause.INTERRUPTED)
+        elif event == "wait":
+            run.cluster.advance(60 * number)
+        for _ in range(3):
+            run.cluster.reconcile(JOB)
+        run.cluster.collect()
+        for pod in run.cluster.pods("task"):
+            if pod["status"]["phase"] == "Pending":
+                run.cluster.end(pod, Cause.COMPLETED, result={"task": "list", "ok": True, "saves": []})
+        live = [pod for pod in run.cluster.pods("trainer") if pod["status"]["phase"] in {"Pending", "Running"}]
+        assert len({pod["metadata"]["labels"]["stoker.dev/attempt"] for pod in live}) <= 1
+        size = run.status.get("elastic")
+        if size and (not changes or size["changedAt"] != changes[-1]):
+            changes.append(size["changedAt"])
+        assert 1 <= len(run.gang) <= 4 or not run.gang
+    moments = [datetime.fromisoformat(text).timestamp() for text in changes]
+    assert all(late - early >= REST_S for early, late in pairwise(moments))
+
+
+@pytest.mark.parametrize(
+    ("elastic", "finished", "expected"), [(None, False, False), (4, True, False), (2, False, False), (4, False, True)]
+)
+def test_only_a_live_run_below_its_limit_may_grow(elastic: int | None, finished: bool, expected: bool) -> None:
+    status: Object = {"pinned": {"rendered": {"config": {"gang": {"nodes": 2}}}}}
+    if finished:
+        status["finishedAt"] = "2026-01-01T00:00:00Z"
+    run = {"elastic": {"minWorkers": 1, "maxWorkers": elastic}} if elastic else {}
+    job: Object = {"spec": {"run": run}, "status": status}
+    assert may_grow(job) is expected

@@ -192,7 +192,7 @@ class FakeCore:
             free_blocks=40, cached_blocks=8, owned_blocks=16, prompt_tokens=100, generation_tokens=50, preemptions=3,
             prefix_queries=90, prefix_hits=30, finished={"stop": 4, "length": 1, "abort": 0, "error": 0}, refused={},
             step_tokens=(2, 2, 0, 0, 0, 1, *(0,) * 8), step_tokens_sum=150, block_audits=3, leaked_blocks=0,
-            prompt_tokens_per_s=40.0, generation_tokens_per_s=20.0, num_devices=4,
+            prompt_tokens_per_s=40.0, generation_tokens_per_s=20.0, num_devices=4, busy_s=1.5,
         )  # fmt: skip
 
     async def _answer(self, request: AddRequest) -> None:

@@ -28,4 +28,5 @@ STATS = Stats(
     prompt_tokens_per_s=0.0,
     generation_tokens_per_s=0.0,
     num_devices=1,
+    busy_s=0.25,
 )

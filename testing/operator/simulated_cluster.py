@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from stoker.operator.domain.applied_hash import is_applied, with_applied_hash
+from stoker.operator.domain.autoscaling.record import PoolScaling
 from stoker.operator.domain.clock import timestamp
 from stoker.operator.domain.labels import JOB_UID, ROLE
 from stoker.operator.domain.placement.node_capacity import NodeCapacity, empty_node, pinned_node, pod_use, remaining
@@ -50,6 +51,8 @@ class SimulatedCluster:
         """Pods that were evicted: they ended by themselves, and were removed before any pass."""
         self.ending: set[str] = set()
         """Namespaces that refuse new objects."""
+        self.scaling: dict[str, PoolScaling] = {}
+        """The autoscaler's decisions about the pools of every deployment."""
         self.now = START
         self.version = 0
         self.uids = 0
@@ -118,6 +121,8 @@ class SimulatedCluster:
             return Plan()
         if self.settings.places_gangs:
             seen = self._with_room(key, seen)
+        if key.kind == "InferenceDeployment":
+            seen = replace(seen, scaling=dict(self.scaling))
         before = json.dumps(seen.resource, sort_keys=True)
         plan = self.reconcilers[key.kind](seen, self.settings, self.now)
         assert json.dumps(seen.resource, sort_keys=True) == before, "a reconcile must not change what it sees"

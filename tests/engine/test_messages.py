@@ -59,6 +59,7 @@ MESSAGES = [
         1.5,
         2.5,
         4,
+        0.5,
         (RankState(0, 7, 2, 0.0), RankState(1, 8, 1, 0.5)),
     ),
     m.Heartbeat(10.0, 0.03),

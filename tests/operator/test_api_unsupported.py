@@ -49,14 +49,16 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("InferenceDeployment", {"router": {"policy": "cacheAware"}}, []),
     (
         "InferenceDeployment",
-        {"pools": [{"name": "a", "role": "prefill"}, {"name": "b", "role": "decode", "autoscaling": {"max": 3, "mode": "slo"}}]},
+        {"pools": [{"name": "a", "role": "prefill"}, {"name": "b", "role": "decode", "autoscaling": {"max": 3, "mode": "fixed"}}]},
         [
             "spec.pools[a].role prefill is not supported yet; allowed: colocated",
             "spec.pools[b].role decode is not supported yet; allowed: colocated",
-            "spec.pools[b].autoscaling.mode slo is not supported yet; allowed: external",
+            "spec.pools[b].autoscaling.mode fixed is not supported yet; allowed: slo, load, external",
         ],
     ),
     ("InferenceDeployment", {"pools": [{"name": "a", "autoscaling": {"max": 3, "mode": "external"}}]}, []),
+    ("InferenceDeployment", {"pools": [{"name": "a", "autoscaling": {"max": 3, "mode": "slo", "ttftMs": 500}}]}, []),
+    ("InferenceDeployment", {"pools": [{"name": "a", "autoscaling": {"max": 3, "mode": "load"}}]}, []),
     ("EnginePool", {"revisions": [{"name": "r", "template": {"podsPerReplica": 2}}]}, ["spec.revisions[r].template.podsPerReplica 2 is not supported yet; allowed: 1"]),
     ("EnginePool", {"revisions": [{"name": "r", "share": 70}, {"name": "s", "share": 30}]}, ["spec.revisions[r].share 70 is not supported yet; allowed: 0, 100", "spec.revisions[s].share 30 is not supported yet; allowed: 0, 100"]),
     ("EnginePool", {"revisions": [{"name": "r", "share": 100}, {"name": "s", "share": 0}]}, []),

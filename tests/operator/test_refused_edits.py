@@ -112,7 +112,7 @@ LIVES = {
                 "model": {"checkpointSelector": {"jobRef": {"name": "another-run"}}},
             },
             {"pools": [{"name": "main", "replicas": 0, "podsPerReplica": 2, "parallelism": {"tensor": 2}}]},
-            {"pools": [{"name": "other", "replicas": 1, "autoscaling": {"mode": "slo", "max": 4, "ttftMs": 100}}]},
+            {"pools": [{"name": "other", "replicas": 1, "autoscaling": {"mode": "fixed", "max": 4}}]},
         ),
         events=SERVING_EVENTS,
         last=("deployment", 6),

@@ -188,7 +188,17 @@ class Engine:
             "ranks": [one._asdict() for one in stats.ranks] if stats is not None else [],
             "startup_s": dict(state.startup),
             "uptime_s": round(time.monotonic() - self.began_s, 3),
+            "load": self._load(),
         }
+
+    def _load(self) -> Mapping[str, Any] | None:
+        limits = self.config.scheduler
+        return self.front.metrics.load.report(
+            self.core.stats,
+            self.core.state.model,
+            max_requests=min(limits.max_requests, limits.max_batch_tokens),
+            max_batch_tokens=limits.max_batch_tokens,
+        )
 
     def _follow(self, state: CoreState) -> None:
         self.front.follow(state)

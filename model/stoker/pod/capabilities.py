@@ -135,7 +135,7 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
         **{f"pools[].{path}": row for path, row in _ENGINE.items() if path.startswith("parallelism.")},
         "pools[].role": only("colocated"),
         "pools[].podsPerReplica": only(1),
-        "pools[].autoscaling.mode": only("external"),
+        "pools[].autoscaling.mode": only("slo", "load", "external"),
         "router.policy": _ROUTER["policy"],
         "rollout.type": only("rolling"),
     },

@@ -86,6 +86,8 @@ class LLMEngine:
         self.before_step: Callable[[int], None] = lambda _: None
         """Called with the number of tokens of each step, before it is computed."""
         self.step_clock = StepClock()
+        self.busy_s = 0.0
+        """Time in which a step was being computed."""
         self._device_free_s = 0.0
         """When the device had computed the last step that was collected, and so began the next."""
         self.timeline: Timeline = NO_TIMELINE
@@ -234,6 +236,7 @@ class LLMEngine:
             prompt_tokens_per_s=prompt_rate,
             generation_tokens_per_s=generation_rate,
             num_devices=self.num_devices,
+            busy_s=self.busy_s,
             ranks=self.executor.rank_states(),
             host=self.tier.stats() if self.tier is not None else None,
         )
@@ -378,6 +381,7 @@ class LLMEngine:
         if self.tier is not None and has_prompts:
             self.tier.costs.prefill.record(num_tokens, now_s - began_s)
         self.step_clock.record(submitted.size, waiting_s - began_s, now_s - waiting_s)
+        self.busy_s += max(now_s - began_s, 0.0)
         self._device_free_s = now_s
 
     # Collecting results.

@@ -315,6 +315,8 @@ class Stats:
     generation_tokens_per_s: float
     num_devices: int
     """GPUs of the replica; 1 on a CPU."""
+    busy_s: float
+    """Time in which a step was being computed."""
     ranks: tuple[RankState, ...] = ()
     """Of a replica with several ranks."""
     host: HostTierStats | None = None

@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from stoker.engine.core.messages import STEP_TOKENS, HostTierStats, ModelFacts, RequestFacts, Stats
+from stoker.engine.http.load_counters import LoadCounters
 from stoker.engine.sampling import SamplingParams
 
 FIRST_TOKEN_S = (
@@ -81,6 +82,7 @@ class FrontMetrics(HttpMetrics):
     ) -> None:  # fmt: skip
         super().__init__(registry)
         self._labels = (model_name, "0")
+        self.load = LoadCounters()
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             made = Histogram(f"vllm:{name}", text, LABELS, buckets=buckets, registry=registry)
@@ -113,14 +115,17 @@ class FrontMetrics(HttpMetrics):
 
     def started(self, params: SamplingParams, max_tokens: int) -> None:
         """Observe a request that goes to the core."""
+        self.load.arrived += 1
         self._n.observe(params.n)
         self._max_tokens.observe(max_tokens)
 
     def first_token(self, seconds: float) -> None:
+        self.load.first_token(seconds)
         self._first_token.observe(seconds)
 
     def more_tokens(self, seconds: float, count: int) -> None:
         """Observe `count` tokens that arrived together, `seconds` after those before them."""
+        self.load.more_tokens(seconds, count)
         for _ in range(count):
             self._inter_token.observe(seconds / count)
             self._inter_token_older.observe(seconds / count)
@@ -129,6 +134,7 @@ class FrontMetrics(HttpMetrics):
         """Observe a choice that ended; `facts` are None if the core sent none."""
         if facts is None:
             return
+        self.load.finished(facts)
         end = facts.finished_s
         self._e2e.observe(end - facts.arrival_s)
         self._prompt_tokens.observe(facts.prompt_tokens)

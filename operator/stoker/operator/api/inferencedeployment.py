@@ -10,7 +10,7 @@ from stoker.operator.api.engine_settings import EngineSettings
 from stoker.operator.api.metadata import EditableStatus, JobRef, LocalRef, Resource
 from stoker.operator.api.pod_fields import SmallPod
 from stoker.operator.api.pool import Pool, Role
-from stoker.operator.api.rollout import RolloutSettings
+from stoker.operator.api.rollout import ATOMIC, RolloutSettings
 from stoker.operator.api.value import (
     Count,
     Digest,
@@ -111,7 +111,15 @@ class InferenceDeploymentSpec(Value):
                 " {self.pools.filter(p, p.role == 'prefill').size()} prefill,"
                 " {self.pools.filter(p, p.role == 'decode').size()} decode",
                 field=".pools",
-            )
+            ),
+            rule(
+                "self.router.holdSeconds > 0"
+                " || self.pools.all(p, !has(p.autoscaling) || p.autoscaling.mode == 'external'"
+                " || p.autoscaling.min > 0)",
+                "a pool that Stoker scales to zero (autoscaling.min 0) needs router.holdSeconds above 0:"
+                " the requests that routers hold wake it",
+                field=".router.holdSeconds",
+            ),
         )
     )
 
@@ -159,6 +167,17 @@ class RolloutStatus(Value):
     progressed_at: Time | None = None
 
 
+class ScalingDecision(Value):
+    """One decision of the autoscaler with what it was computed from."""
+
+    time: Time
+    before: Int32
+    after: Int32
+    reason: Annotated[str, Field(max_length=64)]
+    message: Text | None = None
+    inputs: StringMap = Field(default_factory=dict)
+
+
 class PoolSummary(Value):
     """Summary of one pool."""
 
@@ -169,6 +188,8 @@ class PoolSummary(Value):
     ready: Int32 = 0
     updated: Int32 = 0
     message: Text | None = None
+    decisions: Annotated[tuple[ScalingDecision, ...], Field(max_length=20, json_schema_extra=ATOMIC)] = ()
+    """The autoscaler's last changes of the pool, and when it began to be kept from one."""
 
 
 class RouterStatus(Value):

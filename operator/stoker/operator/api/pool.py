@@ -61,8 +61,9 @@ class Autoscaling(Value):
     """Goal of the time to the first token, 95th percentile in milliseconds."""
     itl_ms: Count | None = None
     """Goal of the time between tokens, 95th percentile in milliseconds."""
-    mode: Literal["slo", "external"] = "slo"
-    """`slo`: Stoker scales; `external`: an HPA or KEDA writes `/scale` of the EnginePool."""
+    mode: Literal["slo", "load", "fixed", "external"] = "slo"
+    """`slo`: by goals; `load`: by the use of cache and seats; `fixed`: a constant ratio of prefill to decode;
+    `external`: an HPA or KEDA writes `/scale` of the EnginePool."""
     scale_down_after_seconds: Seconds | None = None
     """Time in which fewer replicas sufficed before one is removed; default 300."""
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from stoker.operator.domain.autoscaling.record import PoolScaling
 from stoker.operator.domain.lost_nodes import Outage
 from stoker.operator.domain.placement.node_capacity import NodeCapacity
 from stoker.operator.domain.queue.applicant import Turn
@@ -130,6 +131,9 @@ class Observed:
     and None for an installation without a view of nodes."""
     turn: Turn | None = None
     """What the queue says to a gang that waits; None: it waits for no other. `nodes` are then those it may use."""
+
+    scaling: Mapping[str, PoolScaling] = field(default_factory=dict)
+    """The autoscaler's decisions about a deployment's pools, by pool."""
 
     def of_kind(self, kind: str) -> tuple[Object, ...]:
         return self.objects.get(kind, ())

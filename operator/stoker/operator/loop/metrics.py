@@ -5,16 +5,20 @@ Made by `service/program`, updated by the loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from stoker.operator.domain.autoscaling.decision import PoolInput
+from stoker.operator.domain.autoscaling.record import BLOCKING, PoolScaling
 from stoker.operator.domain.plan import Key
 from stoker.operator.loop.node_watch import NodeCounts
 
+PoolReview = tuple[Key, str, PoolInput, PoolScaling]
+"""Deployment, pool, and what the autoscaler saw and decided."""
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 
@@ -72,8 +76,9 @@ class OperatorState:
         silence_s: Mapping[str, float],
         nodes: NodeCounts,
         jobs: Mapping[Key, Mapping[str, int]] | None = None,
+        pools: Sequence[PoolReview] = (),
     ) -> None:
-        """`jobs`: seconds of each TrainingJob by the state of its goodput ledger."""
+        """`jobs`: seconds of each TrainingJob by the state of its goodput ledger. `pools`: their newest reviews."""
         self.queue = queue
         self.delayed = delayed
         self.polls = polls
@@ -81,6 +86,7 @@ class OperatorState:
         self.silence_s = silence_s
         self.nodes = nodes
         self.jobs = jobs or {}
+        self.pools = pools
 
 
 class _AtWork(Collector):
@@ -116,6 +122,7 @@ class _AtWork(Collector):
             silence.add_metric([kind], seconds)
         yield silence
         yield _job_seconds(now.jobs)
+        yield from _pool_figures(now.pools)
 
     def describe(self) -> list[Metric]:
         return []
@@ -128,3 +135,39 @@ def _job_seconds(jobs: Mapping[Key, Mapping[str, int]]) -> Metric:
         for state, value in seconds.items():
             found.add_metric([key.namespace, key.name, state], value)
     return found
+
+
+def _pool_figures(pools: Sequence[PoolReview]) -> Iterator[Metric]:
+    """What the autoscaler saw and decided, for each pool that Stoker scales."""
+    texts = {
+        "replicas": "Replicas of a pool after the autoscaler's newest review",
+        "needed_replicas": "Replicas that the goals of a pool need, also beyond its limits",
+        "requests_per_second": "Requests of a pool in the last half minute",
+        "forecast_requests_per_second": "Requests of a pool to expect until a new replica is ready",
+        "startup_seconds": "P90 from the creation of a replica until it is ready",
+        "held_requests": "Requests that routers hold for a pool",
+        "scaling_blocked": "1 while a pool is not scaled as its goals need, by reason",
+    }
+    names = ["namespace", "deployment", "pool"]
+    families = {
+        name: GaugeMetricFamily(
+            f"stoker_operator_pool_{name}", text, labels=[*names, "reason"] if name == "scaling_blocked" else names
+        )
+        for name, text in texts.items()
+    }
+    for key, pool, seen, scaling in pools:
+        labels = [key.namespace, key.name, pool]
+        newest = scaling.newest
+        values: dict[str, float] = {
+            "replicas": newest.after,
+            "needed_replicas": newest.needed if newest.needed is not None else newest.after,
+            "requests_per_second": seen.rate,
+            "forecast_requests_per_second": seen.demand.rate if seen.demand else 0.0,
+            "startup_seconds": seen.startup_s,
+            "held_requests": seen.held,
+        }
+        for name, value in values.items():
+            families[name].add_metric(labels, value)
+        if newest.reason in BLOCKING:
+            families["scaling_blocked"].add_metric([*labels, newest.reason], 1)
+    yield from families.values()

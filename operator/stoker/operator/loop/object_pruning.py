@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from stoker.operator.domain.labels import ZONE
+from stoker.operator.domain.labels import ROLE, ZONE, PodRole
 from stoker.operator.domain.placement.node_capacity import affinity_to, pinned_node
 from stoker.operator.domain.plan import Object
 
@@ -20,6 +20,8 @@ _CONTENT = ("data", "binaryData", "stringData", "immutable")
 _POD_SPEC = ("nodeName", "priority", "schedulingGates", "subdomain")
 _POD_STATUS = ("phase", "reason", "message", "podIP")
 _POD_CONDITION = ("type", "status", "reason", "message")
+_ENGINE_CONDITION = (*_POD_CONDITION, "lastTransitionTime")
+"""Of engines alone: the autoscaler counts with the time that they took until they were ready."""
 _NODE_CONDITION = ("type", "status")
 _NODE_LABELS = (ZONE,)
 _METADATA = ("managedFields", "selfLink")
@@ -69,7 +71,9 @@ def _pod(pod: Mapping[str, Any]) -> dict[str, Any]:
     if "status" in pod:
         status = _some(pod["status"], _POD_STATUS)
         if "conditions" in pod["status"]:
-            status["conditions"] = [_some(found, _POD_CONDITION) for found in pod["status"]["conditions"]]
+            engine = (pod["metadata"].get("labels") or {}).get(ROLE) == PodRole.ENGINE
+            names = _ENGINE_CONDITION if engine else _POD_CONDITION
+            status["conditions"] = [_some(found, names) for found in pod["status"]["conditions"]]
         for name in ("initContainerStatuses", "containerStatuses"):
             if name in pod["status"]:
                 status[name] = [_container(found) for found in pod["status"][name]]

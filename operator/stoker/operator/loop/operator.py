@@ -30,12 +30,14 @@ from stoker.operator.domain.clock import Clock, SystemClock
 from stoker.operator.domain.elastic import may_grow
 from stoker.operator.domain.goodput import read_ledger, totals
 from stoker.operator.domain.labels import ROLE, PodRole
+from stoker.operator.domain.placement.node_capacity import NodeCapacity
 from stoker.operator.domain.plan import Event, Key, Object, Observed, Plan
 from stoker.operator.domain.pods import is_gated, label
 from stoker.operator.domain.settings import Settings
 from stoker.operator.loop.capacity_watch import CapacityWatch
 from stoker.operator.loop.execute import PlanExecutor
 from stoker.operator.loop.informer import Informer
+from stoker.operator.loop.load_watch import LoadWatch
 from stoker.operator.loop.metrics import OperatorMetrics, OperatorState
 from stoker.operator.loop.node_watch import NodeWatch
 from stoker.operator.loop.observe import interested, observe, only_heartbeat, only_progress
@@ -89,7 +91,10 @@ class Operator:
         self.queue = WorkQueue(self.clock, jitter)
         self.executor = PlanExecutor(cluster, self.store, self.clock, max_requests=settings.max_requests)
         self.keys = PublicKeys(self.store, self.executor, lambda namespace: keys_object(namespace, self.settings))
-        self.poller = Poller(cluster, self.store, self.clock, self.wake, interval_s=settings.poll_interval_s)
+        self.loads = LoadWatch(self.store, self.clock, self.wake, self._free_nodes)
+        self.poller = Poller(
+            cluster, self.store, self.clock, self.wake, interval_s=settings.poll_interval_s, note=self.loads.note
+        )
         self.nodes = NodeWatch(self.store, self.clock, settings.node_limits, self._nodes_are_watched, self.wake)
         self.informers = [
             Informer(cluster, kind, self.store, self.clock, jitter, namespace=namespace)
@@ -115,6 +120,7 @@ class Operator:
             await self.keys.remove_unused()
             tasks.create_task(self.nodes.run())
             tasks.create_task(self.poller.run())
+            tasks.create_task(self.loads.run())
             tasks.create_task(self._resync())
             tasks.create_task(self._offer_room())
             tasks.create_task(self.queue.keep_time())
@@ -143,6 +149,8 @@ class Operator:
         keys = self.settings.control_keys_config_map
         seen = observe(self.store, key, self.clock.monotonic(), keys_config_map=keys, losses=self.nodes.losses())
         self._waiting_for_room.discard(key)
+        if seen is not None and key.kind == "InferenceDeployment":
+            seen = replace(seen, scaling=self.loads.scaling(key))
         if seen is None or not self.settings.places_gangs:
             return seen
         gated = any(map(is_gated, seen.of_kind("Pod")))
@@ -157,6 +165,9 @@ class Operator:
         if not gated:
             return seen
         return self.rooms.observed(key, seen, nodes)
+
+    def _free_nodes(self) -> tuple[NodeCapacity, ...] | None:
+        return self.capacity.nodes() if self.settings.places_gangs else None
 
     def _note_room(self) -> None:
         self._room_grew.set()
@@ -196,6 +207,7 @@ class Operator:
             silence_s=silence,
             nodes=self.nodes.counts,
             jobs=self._job_seconds(),
+            pools=tuple(self.loads.inputs()),
         )
 
     def _job_seconds(self) -> dict[Key, dict[str, int]]:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from stoker.operator.cluster.interface import Cluster, ClusterError
 from stoker.operator.domain.clock import Clock
 from stoker.operator.domain.labels import NODE_RANK, ROLE
-from stoker.operator.domain.plan import Object, Ref
+from stoker.operator.domain.plan import Object, Ref, Report
 from stoker.operator.loop.store import Store
 
 log = logging.getLogger(__name__)
@@ -23,17 +23,24 @@ MAX_POLLS = 64
 """Polls at the same time."""
 
 Wake = Callable[[Object], None]
+Note = Callable[[Object, Report], None]
 
 
 class Poller:
-    """Polls pod 0 of each running job, and every engine and router; calls `wake` with a pod whose answer is new."""
+    """Polls pod 0 of each running job, and every engine and router; calls `wake` with a pod whose answer is new.
 
-    def __init__(self, cluster: Cluster, store: Store, clock: Clock, wake: Wake, *, interval_s: float) -> None:
+    `note` gets every answer, also one that says the same again: only so its age is known.
+    """
+
+    def __init__(
+        self, cluster: Cluster, store: Store, clock: Clock, wake: Wake, *, interval_s: float, note: Note | None = None
+    ) -> None:
         self.cluster = cluster
         self.store = store
         self.clock = clock
         self.wake = wake
         self.interval_s = interval_s
+        self.note = note
         self._slots = asyncio.Semaphore(MAX_POLLS)
         self._polls: dict[str, asyncio.Task[None]] = {}
 
@@ -73,6 +80,8 @@ class Poller:
         except ClusterError as error:
             log.debug("no status from pod %s/%s: %s", ref.namespace, ref.name, error)
             return
+        if self.note is not None:
+            self.note(pod, answer)
         if self.store.put_report(ref.uid, answer):
             self.wake(pod)
 

@@ -1,23 +1,112 @@
-"""Fields of `pools[].autoscaling` that have no effect, so that they are never ignored in silence. Pure."""
+"""The autoscaler's decisions about the pools of a deployment: replicas, status, conditions, events. Pure.
+
+The decisions come with the observation (`Observed.scaling`), made by the rule in `domain/autoscaling`. This is the one
+writer of `/scale` in the modes in which Stoker scales; with `external` it never writes.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from stoker.operator.api.enginepool import EnginePool
+from stoker.operator.api.inferencedeployment import PoolSummary, ScalingDecision
 from stoker.operator.api.pool import Autoscaling, Pool
+from stoker.operator.domain.autoscaling.record import BLOCKING, KEPT, DatedDecision
 from stoker.operator.domain.conditions import Condition
+from stoker.operator.domain.plan import Event
+from stoker.operator.domain.text import shortened
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView, pool_object_name
 
 AUTOSCALING_LIMITED = "AutoscalingLimited"
-"""Condition while an external scaler sets the replicas of a pool: the pool's bounds and goals are not enforced."""
+"""Condition while a pool's bounds and goals are not enforced: by an external scaler, or because of what the autoscaler
+does not know or cannot reach."""
+
+
+def wanted_replicas(view: DeploymentView, pool: Pool, live: EnginePool) -> int:
+    """The replicas that `/scale` of a pool should have: the spec's without autoscaling, else as decided.
+
+    A decision about another number of replicas than there is now is an old one.
+    """
+    if pool.autoscaling is None:
+        return pool.replicas
+    scaling = view.seen.scaling.get(pool.name)
+    if pool.autoscaling.mode == "external" or scaling is None or scaling.newest.before != live.spec.replicas:
+        return live.spec.replicas
+    return scaling.newest.after
+
+
+def pool_decisions(view: DeploymentView, pool: Pool) -> tuple[ScalingDecision, ...]:
+    """The last decisions for the status, with those that the status has from before a restart of the operator."""
+    known = _known(view, pool)
+    scaling = view.seen.scaling.get(pool.name)
+    if pool.autoscaling is None or scaling is None:
+        return known if pool.autoscaling is not None else ()
+    fresh = [_written(found) for found in scaling.log]
+    return (*(old for old in known if old not in fresh), *fresh)[-KEPT:]
+
+
+def scaling_events(view: DeploymentView) -> tuple[Event, ...]:
+    """An Event for each decision that the status does not have yet."""
+    return tuple(
+        Event("Warning" if found.reason in BLOCKING else "Normal", found.reason, _sentence(pool.name, found))
+        for pool in view.deployment.spec.pools
+        for found in pool_decisions(view, pool)
+        if found not in _known(view, pool)
+    )
 
 
 def autoscaling_condition(view: DeploymentView) -> Condition:
-    """`AutoscalingLimited`, true with the fields and values that have no effect, absent when there are none."""
-    lines = [
-        _fields_without_effect(view, pool, pool.autoscaling)
-        for pool in view.deployment.spec.pools
-        if pool.autoscaling is not None and pool.autoscaling.mode == "external"
-    ]
-    return Condition(AUTOSCALING_LIMITED, True if lines else None, "ExternalScaler", "; ".join(lines))
+    """`AutoscalingLimited`: true with what is not enforced or not reached, absent when there is nothing."""
+    found = [(pool, pool.autoscaling) for pool in view.deployment.spec.pools if pool.autoscaling is not None]
+    limits = [limit for pool, settings in found if (limit := _limit(view, pool, settings)) is not None]
+    reason = limits[0][0] if limits else "Enforced"
+    return Condition(AUTOSCALING_LIMITED, True if limits else None, reason, "; ".join(text for _, text in limits))
+
+
+def _limit(view: DeploymentView, pool: Pool, settings: Autoscaling) -> tuple[str, str] | None:
+    """Reason and line of one pool."""
+    if settings.mode == "external":
+        return "ExternalScaler", _fields_without_effect(view, pool, settings)
+    scaling = view.seen.scaling.get(pool.name)
+    if scaling is None:
+        return None
+    newest = scaling.newest
+    if newest.infeasible is not None:
+        return "InfeasibleGoal", f"spec.pools[{pool.name}].autoscaling: {newest.infeasible}"
+    if newest.reason in BLOCKING:
+        return newest.reason, f"spec.pools[{pool.name}].autoscaling: {_steady(newest.reason)}"
+    return None
+
+
+def _steady(reason: str) -> str:
+    """A line that does not change with each figure: the figures are in the decision."""
+    steady = {
+        "AtMax": "the goals need more replicas than max",
+        "WaitingForRoom": "WaitingForGPUs: the goals need more replicas than there is room for",
+    }
+    return steady.get(reason, "the load of an engine is not known, so the replicas stay")
+
+
+def _known(view: DeploymentView, pool: Pool) -> tuple[ScalingDecision, ...]:
+    summaries: Sequence[PoolSummary] = view.deployment.status.pools
+    return next((found.decisions for found in summaries if found.name == pool.name), ())
+
+
+def _written(found: DatedDecision) -> ScalingDecision:
+    decision = found.decision
+    return ScalingDecision(
+        time=found.time,
+        before=decision.before,
+        after=decision.after,
+        reason=decision.reason,
+        message=shortened(decision.message) or None,
+        inputs=dict(decision.inputs),
+    )
+
+
+def _sentence(pool: str, found: ScalingDecision) -> str:
+    change = f"{found.before} -> {found.after} replicas" if found.before != found.after else f"{found.before} replicas"
+    return f"pool {pool}: {change}: {found.message}"
 
 
 def _fields_without_effect(view: DeploymentView, pool: Pool, wanted: Autoscaling) -> str:

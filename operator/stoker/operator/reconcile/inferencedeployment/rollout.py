@@ -18,6 +18,7 @@ from stoker.operator.api.metadata import API_VERSION
 from stoker.operator.api.pool import Pool
 from stoker.operator.domain.labels import ROLE
 from stoker.operator.domain.plan import Event, Object, Ref, Scale
+from stoker.operator.reconcile.inferencedeployment.autoscaling import wanted_replicas
 from stoker.operator.reconcile.inferencedeployment.model_choice import ModelChoice, NoModel
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView, pool_object_name
 from stoker.operator.reconcile.intent import EDIT_REFUSED
@@ -153,8 +154,9 @@ def _pool_changes(view: DeploymentView, choice: ModelChoice | NoModel, target: s
             continue
         if not _is_as_wanted(live, wanted):
             apply.append(wanted)
-        if pool.autoscaling is None and live.spec.replicas != pool.replicas:
-            scale.append(Scale(_pool_ref(live), pool.replicas))
+        replicas = wanted_replicas(view, pool, live)
+        if live.spec.replicas != replicas:
+            scale.append(Scale(_pool_ref(live), replicas))
     return PoolChanges(tuple(create), tuple(apply), tuple(scale))
 
 

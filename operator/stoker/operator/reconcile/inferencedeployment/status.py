@@ -5,7 +5,11 @@ from __future__ import annotations
 from stoker.operator.api.inferencedeployment import PoolSummary
 from stoker.operator.api.pool import Pool
 from stoker.operator.domain.plan import Plan
-from stoker.operator.reconcile.inferencedeployment.autoscaling import autoscaling_condition
+from stoker.operator.reconcile.inferencedeployment.autoscaling import (
+    autoscaling_condition,
+    pool_decisions,
+    scaling_events,
+)
 from stoker.operator.reconcile.inferencedeployment.outcome import DeploymentFields, DeploymentOutcome
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
 from stoker.operator.reconcile.intent import EDIT_REFUSED, edit_conditions, edit_events
@@ -22,7 +26,7 @@ def derive_status(view: DeploymentView, outcome: DeploymentOutcome) -> Plan:
         fields=_fields(view, outcome) if outcome.health is not None else {},
         now=view.now,
         conditions=(*edit_conditions(view.intent), autoscaling_condition(view)),
-        events=edit_events(view.intent, status),
+        events=(*edit_events(view.intent, status), *scaling_events(view)),
     )
 
 
@@ -53,7 +57,7 @@ def _fields(view: DeploymentView, outcome: DeploymentOutcome) -> DeploymentField
 def _pool_summary(view: DeploymentView, pool: Pool) -> PoolSummary:
     live = view.engine_pool(pool)
     if live is None:
-        return PoolSummary(name=pool.name, role=pool.role, replicas=pool.replicas)
+        return PoolSummary(name=pool.name, role=pool.role, replicas=pool.replicas, decisions=pool_decisions(view, pool))
     status = live.status
     refusal = next((item.message for item in status.conditions if item.type == EDIT_REFUSED), None)
     return PoolSummary(
@@ -64,6 +68,7 @@ def _pool_summary(view: DeploymentView, pool: Pool) -> PoolSummary:
         ready=status.ready_replicas,
         updated=status.updated_replicas,
         message=status.message or refusal,
+        decisions=pool_decisions(view, pool),
     )
 
 

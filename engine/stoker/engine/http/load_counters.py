@@ -1,0 +1,68 @@
+"""The load of one engine as `/status` reports it: counters that only grow, for the operator's autoscaler.
+
+A reader takes the difference of two reports, so it needs no agreement on windows and loses nothing between two polls.
+Changed by `FrontMetrics`; read by the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stoker.engine.core.messages import ModelFacts, RequestFacts, Stats
+from stoker.pod.histogram import Histogram
+
+
+class LoadCounters:
+    """Requests and their times since the start of this front. Times in seconds, sizes in tokens."""
+
+    def __init__(self) -> None:
+        self.arrived = 0
+        self.first_tokens = 0
+        self.uncached = Histogram()
+        """Prompt tokens that were computed, not read from the prefix cache."""
+        self.prompt = Histogram()
+        self.output = Histogram()
+        self.first_token_s = Histogram()
+        self.token_gap_s = Histogram()
+
+    def first_token(self, seconds: float) -> None:
+        self.first_tokens += 1
+        self.first_token_s.add(seconds)
+
+    def more_tokens(self, seconds: float, count: int) -> None:
+        self.token_gap_s.add(seconds / count, count)
+
+    def finished(self, facts: RequestFacts) -> None:
+        """Count a choice that ended. One that never ran has no sizes worth knowing."""
+        if facts.first_token_s is None:
+            return
+        self.prompt.add(facts.prompt_tokens)
+        self.uncached.add(max(facts.prompt_tokens - facts.cached_tokens, 1))
+        self.output.add(facts.output_tokens)
+
+    def report(
+        self, stats: Stats | None, facts: ModelFacts | None, *, max_requests: int, max_batch_tokens: int
+    ) -> Mapping[str, Any] | None:
+        """The `load` field of `/status`; None while the core has not reported."""
+        if stats is None or facts is None:
+            return None
+        return {
+            "arrived": self.arrived + stats.refused.get("queue_full", 0),
+            "first_tokens": self.first_tokens,
+            "generated": stats.generation_tokens,
+            "steps": stats.steps,
+            "step_tokens": stats.step_tokens_sum,
+            "busy_s": round(stats.busy_s, 6),
+            "prompt": self.prompt.to_wire(),
+            "uncached": self.uncached.to_wire(),
+            "output": self.output.to_wire(),
+            "first_token_s": self.first_token_s.to_wire(),
+            "token_gap_s": self.token_gap_s.to_wire(),
+            "running": stats.running,
+            "waiting": stats.waiting,
+            "owned_tokens": stats.owned_blocks * facts.block_size,
+            "total_tokens": stats.total_blocks * facts.block_size,
+            "max_requests": max_requests,
+            "max_batch_tokens": max_batch_tokens,
+        }

@@ -1,0 +1,11 @@
+"""The autoscaler's rule: how many replicas a pool needs, from what its engines report. Pure: values in, decision out.
+
+Reading order:
+
+* `rule` is the story: one review of one pool;
+* `decision` has its input and output, `memory` what one review leaves for the next;
+* `prediction` computes latencies of a number of replicas, from `demand` and `step_curve`;
+* `load_report` reads an engine's counters, `load_window` turns a history of them into demand, curve and measured times.
+
+The loop's `LoadWatch` feeds it each 5 s; the clocked simulation feeds it the same way in virtual time.
+"""

@@ -1,0 +1,182 @@
+"""One review of one pool: the number of replicas, the reason, and the inputs that it came from. Pure.
+
+1. Unknown inputs hold the pool: it never shrinks for want of data. Bounds hold always.
+2. The need is the smallest number that is predicted to meet 0.8 of each goal for the forecast demand.
+3. More replicas at once, at most twice as many; fewer one by one, after a whole `scale_down_after_s` in which fewer
+   were predicted to meet 0.7 of each goal.
+4. A goal that is missed although the prediction met it adds a replica, and keeps it while the demand lasts.
+5. A pool that went up again after going down needs a longer proof for a while, so that it does not swing.
+
+Called by the loop's `LoadWatch` and by the clocked simulation, each `REVIEW_S`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+
+from stoker.operator.domain.autoscaling.decision import (
+    Change,
+    Decision,
+    Limits,
+    Measured,
+    Memory,
+    PoolInput,
+    Reason,
+)
+from stoker.operator.domain.autoscaling.figures import shown_inputs
+from stoker.operator.domain.autoscaling.load_rule import needed_by_load
+from stoker.operator.domain.autoscaling.need import Need, needed_by_goals
+
+UP_SHARE, DOWN_SHARE = 0.8, 0.7
+"""Of a goal, that a prediction must meet to add and to remove replicas."""
+MISS_LASTS_S = 900.0
+SWING_S = 600.0
+"""At most one change of direction in this time, where removing a replica would be the second."""
+REMEMBERED_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Replicas to have, and replicas without which there is no going down."""
+
+    up: Need
+    down: Need
+
+
+def review(now_s: float, limits: Limits, seen: PoolInput, memory: Memory) -> tuple[Decision, Memory]:
+    """Decide the number of replicas now. `now_s` is monotonic."""
+    bounded = min(max(seen.replicas, limits.min), limits.max)
+    if seen.replicas == 0 < limits.max and seen.held:
+        text = f"routers hold {seen.held} requests and the pool has no replica"
+        return _decided(now_s, limits, seen, memory, max(limits.min, 1), "Wake", text)
+    if bounded != seen.replicas:
+        text = f"min {limits.min}, max {limits.max}"
+        return _decided(now_s, limits, seen, memory, bounded, "Bounds", text)
+    if seen.unknown:
+        text = f"not known: {'; '.join(seen.unknown)}"
+        return _decided(now_s, limits, seen, replace(memory, needs=(), since_s=None), seen.replicas, "Unknown", text)
+    if seen.replicas and not seen.ready:
+        memory = replace(memory, needs=(), since_s=None)  # a pool that has not begun to serve proves nothing
+    needs = _needs(limits, seen)
+    memory = _with_miss(now_s, limits, seen, memory, needs)
+    floor = _floor(now_s, seen, memory)
+    memory = _with_need(now_s, limits, memory, max(needs.down.replicas, floor))
+    if max(needs.up.replicas, floor) > seen.replicas:
+        return _go_up(now_s, limits, seen, memory, needs, floor)
+    return _go_down(now_s, limits, seen, memory, needs)
+
+
+def _needs(limits: Limits, seen: PoolInput) -> Needs:
+    if limits.mode == "load":
+        return Needs(needed_by_load(limits, seen, down=False), needed_by_load(limits, seen, down=True))
+    return Needs(needed_by_goals(limits, seen, UP_SHARE), needed_by_goals(limits, seen, DOWN_SHARE))
+
+
+# Up
+
+
+def _go_up(
+    now_s: float, limits: Limits, seen: PoolInput, memory: Memory, needs: Needs, floor: int
+) -> tuple[Decision, Memory]:
+    """To the need at once, at most to twice as many, within max, and one more than there is room for.
+
+    That one pod is what a node autoscaler acts on.
+    """
+    need = max(needs.up.replicas, floor)
+    wanted = min(need, max(2 * seen.replicas, seen.replicas + 1), limits.max)
+    room = wanted if limits.placeable is None else max(limits.placeable + 1, seen.replicas)
+    after = min(wanted, room)
+    reason: Reason = "Load" if needs.up.replicas > seen.replicas else "Missed"
+    text = needs.up.text if reason == "Load" else f"a goal is missed with {memory.missed_at} replicas"
+    if after < wanted:
+        reason, text = "WaitingForRoom", f"{text}; there is room for {limits.placeable} replicas"
+    elif after == seen.replicas:
+        reason, text = "AtMax", f"{text}; max is {limits.max}"
+    return _decided(now_s, limits, seen, memory, after, reason, text, needs.up)
+
+
+def _with_miss(now_s: float, limits: Limits, seen: PoolInput, memory: Memory, needs: Needs) -> Memory:
+    """Note that a goal is missed although all replicas are ready and were predicted to meet it."""
+    if limits.mode != "slo" or needs.up.infeasible or not _is_missed(limits, seen.measured):
+        return memory
+    settled = all(now_s - change.at_s > seen.startup_s + 60 for change in memory.changes if change.up)
+    if seen.ready < seen.replicas or not settled or needs.up.replicas > seen.replicas:
+        return memory
+    return replace(memory, missed_at=seen.replicas, missed_rate=seen.rate, missed_s=now_s)
+
+
+def _is_missed(limits: Limits, measured: Measured) -> bool:
+    pairs = ((limits.goals.first_token_s, measured.first_token_s), (limits.goals.gap_s, measured.gap_s))
+    return any(goal is not None and found is not None and found > goal for goal, found in pairs)
+
+
+def _floor(now_s: float, seen: PoolInput, memory: Memory) -> int:
+    """One more replica than missed a goal, while the demand is nearly that of then."""
+    recent = memory.missed_at and now_s - memory.missed_s <= MISS_LASTS_S
+    return memory.missed_at + 1 if recent and seen.rate >= 0.8 * memory.missed_rate else 0
+
+
+# Down
+
+
+def _go_down(now_s: float, limits: Limits, seen: PoolInput, memory: Memory, needs: Needs) -> tuple[Decision, Memory]:
+    """One fewer, when that was proven for the whole time."""
+    lowest = max([limits.min, needs.down.replicas, *(need for _, need in memory.needs)])
+    proof_s = limits.scale_down_after_s
+    if lowest >= seen.replicas and needs.up.infeasible:
+        return _decided(now_s, limits, seen, memory, seen.replicas, "InfeasibleGoal", needs.up.infeasible, needs.up)
+    if lowest >= seen.replicas:
+        return _decided(now_s, limits, seen, memory, seen.replicas, "Sufficient", needs.up.text, needs.up)
+    left_s = _proof_left_s(now_s, limits, memory)
+    if left_s > 0:
+        text = f"{needs.down.text}; the proof that {seen.replicas - 1} suffice takes {left_s:.0f} s more"
+        return _decided(now_s, limits, seen, memory, seen.replicas, "Proving", text, needs.down)
+    reason: Reason = "Idle" if seen.replicas == 1 else "Proven"
+    text = f"{needs.down.text}, for {proof_s:.0f} s"
+    return _decided(now_s, limits, seen, memory, seen.replicas - 1, reason, text, needs.down)
+
+
+def _proof_left_s(now_s: float, limits: Limits, memory: Memory) -> float:
+    """Seconds until the proof is complete: since needs are known, and since the last replica was added."""
+    since_s = memory.since_s if memory.since_s is not None else now_s
+    ups = [change.at_s for change in memory.changes if change.up]
+    left_s = limits.scale_down_after_s - (now_s - max([since_s, *ups[-1:]]))
+    turns = _turns(memory.changes)
+    if turns and memory.changes[-1].up:  # going down would be another change of direction
+        left_s = max(left_s, SWING_S - (now_s - turns[-1]))
+    return left_s
+
+
+def _turns(changes: tuple[Change, ...]) -> list[float]:
+    """Times at which the direction changed."""
+    pairs = itertools.pairwise(changes)
+    return [after.at_s for before, after in pairs if before.up != after.up]
+
+
+def _with_need(now_s: float, limits: Limits, memory: Memory, need: int) -> Memory:
+    """The memory with a need: those that a later, larger one makes void are forgotten, and those that are too old."""
+    kept = [(at_s, old) for at_s, old in memory.needs if old > need and now_s - at_s < limits.scale_down_after_s]
+    since_s = memory.since_s if memory.since_s is not None else now_s
+    return replace(memory, needs=(*kept, (now_s, need)), since_s=since_s)
+
+
+def _decided(
+    now_s: float,
+    limits: Limits,
+    seen: PoolInput,
+    memory: Memory,
+    after: int,
+    reason: Reason,
+    text: str,
+    need: Need | None = None,
+) -> tuple[Decision, Memory]:
+    """The decision with its inputs, and the memory with the change."""
+    inputs = shown_inputs(limits, seen, need.prediction if need else None)
+    infeasible = need.infeasible if need else None
+    decision = Decision(now_s, seen.replicas, after, reason, text, inputs, need.replicas if need else None, infeasible)
+    if after == seen.replicas:
+        return decision, memory
+    recent = [found for found in memory.changes if now_s - found.at_s < REMEMBERED_S]
+    changes = (*recent, Change(now_s, seen.replicas, after))
+    return decision, replace(memory, changes=changes[-64:])

@@ -1,0 +1,225 @@
+"""The autoscaler's eyes: keeps the load of pools from the reports of their engines, and reviews each pool every 5 s.
+
+It decides nothing itself: `domain/autoscaling` does, from plain values. It writes nothing: the deployment's reconcile
+gets the decisions with its observation, writes them into the status and is the only writer of `/scale`.
+
+Owned by the loop. Memory only: after a restart the windows fill again, and a pool shrinks no earlier than it would by a
+new proof.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from stoker.operator.api.enginepool import EnginePool
+from stoker.operator.api.inferencedeployment import InferenceDeployment
+from stoker.operator.api.metadata import read
+from stoker.operator.api.pool import Autoscaling, Pool
+from stoker.operator.domain.autoscaling.decision import REVIEW_S, Limits, Memory, PoolInput
+from stoker.operator.domain.autoscaling.load_report import read_load
+from stoker.operator.domain.autoscaling.load_window import LoadWindow, stale
+from stoker.operator.domain.autoscaling.prediction import Goals
+from stoker.operator.domain.autoscaling.record import PoolScaling, first_record
+from stoker.operator.domain.autoscaling.rule import review
+from stoker.operator.domain.clock import Clock, timestamp
+from stoker.operator.domain.labels import DEPLOYMENT_UID, POOL, ROLE, PodRole
+from stoker.operator.domain.placement.gang import Gang
+from stoker.operator.domain.placement.node_capacity import NodeCapacity, pod_requests, required_terms
+from stoker.operator.domain.plan import Key, Object, Report
+from stoker.operator.domain.pods import ended, is_ready
+from stoker.operator.loop.store import Store, key_of
+
+STARTUP_S = 120.0
+"""Assumed while no replica of the pool has become ready."""
+STARTUPS = 20
+OWN_MODES = ("slo", "load")
+"""Modes in which Stoker sets the replicas."""
+
+Nodes = Callable[[], tuple[NodeCapacity, ...] | None]
+
+
+class _Pool:
+    """What is remembered of one pool."""
+
+    def __init__(self) -> None:
+        self.window = LoadWindow()
+        self.memory = Memory()
+        self.ready_since: dict[str, float] = {}
+        self.startups: deque[float] = deque(maxlen=STARTUPS)
+        self.scaling: PoolScaling | None = None
+        self.seen: PoolInput | None = None
+
+    @property
+    def startup_s(self) -> float:
+        """P90 from creation until ready."""
+        ordered = sorted(self.startups)
+        return ordered[math.ceil(0.9 * len(ordered)) - 1] if ordered else STARTUP_S
+
+
+class LoadWatch:
+    """Loads and decisions of all pools that Stoker scales.
+
+    Args:
+        wake: queues a deployment whose decision changed.
+        nodes: what the nodes have left; None where the operator cannot see them.
+    """
+
+    def __init__(self, store: Store, clock: Clock, wake: Callable[[Object], None], nodes: Nodes) -> None:
+        self.store = store
+        self.clock = clock
+        self.wake = wake
+        self.nodes = nodes
+        self._pools: dict[tuple[Key, str], _Pool] = {}
+
+    async def run(self) -> None:
+        """Review every pool for ever."""
+        while True:
+            await self.clock.sleep(REVIEW_S)
+            self.review_all()
+
+    def note(self, pod: Object, report: Report) -> None:
+        """Take the answer of an engine's `/status`."""
+        labels = pod["metadata"].get("labels") or {}
+        load = read_load(report) if labels.get(ROLE) == PodRole.ENGINE else None
+        deployment = self.store.by_uid(labels.get(DEPLOYMENT_UID, ""))
+        if load is None or deployment is None:
+            return
+        found = self._pools.get((key_of(deployment), labels.get(POOL, "")))
+        if found is not None:
+            found.window.record(self.clock.monotonic(), pod["metadata"]["uid"], load)
+
+    def scaling(self, key: Key) -> dict[str, PoolScaling]:
+        """The decisions about a deployment's pools, by pool."""
+        return {pool: kept.scaling for (owner, pool), kept in self._pools.items() if owner == key and kept.scaling}
+
+    def inputs(self) -> Iterator[tuple[Key, str, PoolInput, PoolScaling]]:
+        """The newest review of each pool, for metrics."""
+        for (key, pool), kept in sorted(self._pools.items()):
+            if kept.seen is not None and kept.scaling is not None:
+                yield key, pool, kept.seen, kept.scaling
+
+    def review_all(self) -> None:
+        """Review each pool that Stoker scales, and forget the others."""
+        wanted: dict[tuple[Key, str], tuple[Object, Pool, Autoscaling]] = {}
+        for deployment in self.store.of_kind("InferenceDeployment"):
+            for pool, settings in _scaled_pools(deployment):
+                wanted[key_of(deployment), pool.name] = deployment, pool, settings
+        self._pools = {place: self._pools.get(place) or _Pool() for place in wanted}
+        for place, (deployment, pool, settings) in wanted.items():
+            live = self._engine_pool(deployment, pool.name)
+            if live is not None and self._review(self._pools[place], deployment, live, pool, settings):
+                self.wake(deployment)
+
+    def _review(self, kept: _Pool, deployment: Object, live: EnginePool, pool: Pool, settings: Autoscaling) -> bool:
+        """Review one pool; True when its deployment must look at the decision."""
+        uid = deployment["metadata"]["uid"]
+        engines = [pod for pod in self.store.owned_by(live.metadata.uid or "") if pod["kind"] == "Pod"]
+        routers = [
+            pod for pod in self.store.labelled(DEPLOYMENT_UID, uid, "Pod") if _label(pod, ROLE) == PodRole.ROUTER
+        ]
+        kept.seen = self._input(kept, live, engines, routers)
+        room = self._room(live, len([pod for pod in engines if not ended(pod)]))
+        before = kept.scaling
+        decision, kept.memory = review(self.clock.monotonic(), _limits(pool, settings, room), kept.seen, kept.memory)
+        time = timestamp(self.clock.now())
+        kept.scaling = before.then(decision, time) if before else first_record(decision, time)
+        changed = before is None or (before.newest.reason, before.newest.infeasible) != (
+            decision.reason, decision.infeasible,
+        )  # fmt: skip
+        return changed or decision.after != decision.before
+
+    def _input(self, kept: _Pool, live: EnginePool, engines: list[Object], routers: list[Object]) -> PoolInput:
+        now_s = self.clock.monotonic()
+        ready = {pod["metadata"]["uid"]: pod for pod in engines if is_ready(pod) and not ended(pod)}
+        kept.window.forget(pod["metadata"]["uid"] for pod in engines)
+        for uid, pod in ready.items():
+            if uid not in kept.ready_since and (startup_s := _startup_s(pod)) is not None:
+                kept.startups.append(startup_s)
+        kept.ready_since = {uid: kept.ready_since.get(uid, now_s) for uid in ready}
+        names = {uid: str(pod["metadata"]["name"]) for uid, pod in ready.items()}
+        lines = (stale(kept.window, uid, name, kept.ready_since[uid], now_s) for uid, name in names.items())
+        newest = kept.window.newest(ready)
+        return PoolInput(
+            replicas=live.spec.replicas,
+            ready=len(ready),
+            unknown=tuple(line for line in lines if line is not None),
+            demand=kept.window.demand(now_s, kept.startup_s),
+            rate=kept.window.rate(now_s),
+            curve=kept.window.curve(),
+            shape=kept.window.shape,
+            measured=kept.window.measured(now_s),
+            running=sum(found.running for found in newest),
+            waiting=sum(found.waiting for found in newest),
+            held=sum(int((self.store.report(pod["metadata"]["uid"]) or {}).get("held") or 0) for pod in routers),
+            kv_use=_mean(found.owned_tokens / found.total_tokens for found in newest if found.total_tokens),
+            startup_s=kept.startup_s,
+        )
+
+    def _room(self, live: EnginePool, existing: int) -> int | None:
+        """Replicas for which there is room, with the existing ones; None where nodes are not visible."""
+        nodes = self.nodes()
+        if nodes is None:
+            return None
+        spec: Mapping[str, Any] = live.spec.revisions[0].template.pod.get("spec", {})
+        one = Gang(
+            requests=pod_requests(spec),
+            node_selector=spec.get("nodeSelector") or {},
+            tolerations=spec.get("tolerations") or (),
+            affinity_terms=required_terms(spec.get("affinity")),
+        )
+        return existing + sum(node.slots(one) for node in nodes if node.obstacle(one) is None)
+
+    def _engine_pool(self, deployment: Object, name: str) -> EnginePool | None:
+        found = self.store.labelled(DEPLOYMENT_UID, deployment["metadata"]["uid"], "EnginePool")
+        return next((read(EnginePool, item) for item in found if _label(item, POOL) == name), None)
+
+
+def _scaled_pools(deployment: Object) -> Iterator[tuple[Pool, Autoscaling]]:
+    """The pools that Stoker scales by the spec in force; none before a spec was accepted."""
+    accepted = (deployment.get("status") or {}).get("acceptedSpec")
+    if accepted is None or deployment["metadata"].get("deletionTimestamp"):
+        return
+    for pool in read(InferenceDeployment, {**deployment, "spec": accepted}).spec.pools:
+        if pool.autoscaling is not None and pool.autoscaling.mode in OWN_MODES:
+            yield pool, pool.autoscaling
+
+
+def _limits(pool: Pool, settings: Autoscaling, room: int | None) -> Limits:
+    limits = Limits(
+        min=settings.min,
+        max=settings.max,
+        mode="load" if settings.mode == "load" else "slo",
+        goals=Goals(_seconds(settings.ttft_ms), _seconds(settings.itl_ms)),
+        role=pool.role,
+        placeable=room,
+    )
+    wait_s = settings.scale_down_after_seconds
+    return limits if wait_s is None else replace(limits, scale_down_after_s=float(wait_s))
+
+
+def _startup_s(pod: Object) -> float | None:
+    """Seconds from the pod's creation until it was ready."""
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    since = next((found.get("lastTransitionTime") for found in conditions if found["type"] == "Ready"), None)
+    made = pod["metadata"].get("creationTimestamp")
+    if not since or not made:
+        return None
+    return max((datetime.fromisoformat(since) - datetime.fromisoformat(made)).total_seconds(), 0.0)
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return sum(found) / len(found) if found else 0.0
+
+
+def _seconds(milliseconds: int | None) -> float | None:
+    return milliseconds / 1000 if milliseconds is not None else None
+
+
+def _label(resource: Object, label: str) -> str:
+    return str((resource["metadata"].get("labels") or {}).get(label, ""))

@@ -1,0 +1,94 @@
+"""Requests of public traces: when they come, how long prompt and answer are, and what prompts share.
+
+Two forms are read: Azure's CSV (`TIMESTAMP,ContextTokens,GeneratedTokens`) and Mooncake's JSON lines (`timestamp` in
+ms, `input_length`, `output_length`, `hash_ids` of blocks of 512 tokens; equal ids are equal prefixes).
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+HASH_TOKENS = 512
+
+
+@dataclass(frozen=True)
+class TracedRequest:
+    """One request."""
+
+    number: int
+    at_s: float
+    prompt: int
+    """Tokens."""
+    output: int
+    hash_ids: tuple[int, ...] = ()
+
+    def tokens(self) -> tuple[int, ...]:
+        """A prompt with the right sharing: by the trace's ids, or with none."""
+        if not self.hash_ids:
+            return (self.number + (1 << 40),) * self.prompt
+        parts = [token for found in self.hash_ids for token in (found,) * HASH_TOKENS]
+        return tuple(parts[: self.prompt])
+
+
+def read_trace(path: Path) -> list[TracedRequest]:
+    """Read a trace by its suffix, from time 0, in the order of arrival."""
+    found = _azure(path) if path.suffix == ".csv" else _mooncake(path)
+    first = min(request.at_s for request in found)
+    ordered = sorted(found, key=lambda request: request.at_s)
+    return [replace(request, number=number, at_s=request.at_s - first) for number, request in enumerate(ordered)]
+
+
+def multiplied(requests: Sequence[TracedRequest], copies: int, jitter_s: float, seed: int = 0) -> list[TracedRequest]:
+    """The trace at `copies` times its rate: each request so often, each copy up to `jitter_s` later."""
+    chance = random.Random(seed)
+    made = [
+        replace(request, at_s=request.at_s + (chance.uniform(0, jitter_s) if copy else 0.0))
+        for request in requests
+        for copy in range(copies)
+    ]
+    return _numbered(made)
+
+
+def repeated(
+    requests: Sequence[TracedRequest], seconds: float, share: Callable[[float], float], seed: int = 0
+) -> list[TracedRequest]:
+    """The trace again and again for `seconds`, each request kept with the probability `share(time)`."""
+    chance = random.Random(seed)
+    length = requests[-1].at_s
+    made: list[TracedRequest] = []
+    begin_s = 0.0
+    while begin_s < seconds:
+        moved = (replace(request, at_s=begin_s + request.at_s) for request in requests)
+        made += [request for request in moved if request.at_s < seconds and chance.random() < share(request.at_s)]
+        begin_s += length
+    return _numbered(made)
+
+
+def _numbered(requests: Iterable[TracedRequest]) -> list[TracedRequest]:
+    ordered = sorted(requests, key=lambda request: request.at_s)
+    return [replace(request, number=number) for number, request in enumerate(ordered)]
+
+
+def _azure(path: Path) -> list[TracedRequest]:
+    with path.open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    times = [datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp() for row in rows]
+    return [
+        TracedRequest(0, at_s, max(int(row["ContextTokens"]), 1), max(int(row["GeneratedTokens"]), 1))
+        for at_s, row in zip(times, rows, strict=True)
+    ]
+
+
+def _mooncake(path: Path) -> list[TracedRequest]:
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        length, ids = max(row["input_length"], 1), tuple(row["hash_ids"])
+        found.append(TracedRequest(0, row["timestamp"] / 1000, length, max(row["output_length"], 1), ids))
+    return found

@@ -1,0 +1,246 @@
+"""The autoscaler's rule: bounds, unknown inputs, proofs, no swinging, zero and back, goals out of reach."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.operator.domain.autoscaling.decision import REVIEW_S, Decision, Limits, Measured, Memory, PoolInput
+from stoker.operator.domain.autoscaling.demand import Demand
+from stoker.operator.domain.autoscaling.need import needed_by_goals
+from stoker.operator.domain.autoscaling.prediction import EngineShape, Goals
+from stoker.operator.domain.autoscaling.record import first_record
+from stoker.operator.domain.autoscaling.rule import review
+from stoker.operator.domain.autoscaling.step_curve import StepCurve
+from stoker.pod.histogram import Histogram
+
+CURVE = StepCurve(base_s=0.01, prompt_token_s=5e-5, decode_token_s=2e-4)
+SHAPE = EngineShape(kv_tokens=400_000, max_requests=128, max_batch_tokens=4096)
+GOALS = Goals(first_token_s=2.0, gap_s=0.3)
+
+
+def sizes(*tokens: int) -> Histogram:
+    found = Histogram()
+    for size in tokens:
+        found.add(size)
+    return found
+
+
+PROMPTS = sizes(200, 1000, 1500, 2000, 2500, 4000)
+
+
+def pool(replicas: int, rate: float, **changes: object) -> PoolInput:
+    """A pool whose replicas are all ready and whose demand is known."""
+    demand = Demand(rate, 1.0, PROMPTS, prompt=PROMPTS.moment(), output=100)
+    busy = 1 if rate else 0
+    seen = PoolInput(replicas, replicas, (), demand, rate, CURVE, SHAPE, running=busy, startup_s=60.0)
+    return replace(seen, **changes)  # type: ignore[arg-type]
+
+
+def run(limits: Limits, seen: PoolInput, seconds: float, memory: Memory, begin_s: float = 0.0) -> list[Decision]:
+    """Review a pool that follows each decision at once."""
+    decisions = []
+    for number in range(round(seconds / REVIEW_S)):
+        decision, memory = review(begin_s + number * REVIEW_S, limits, seen, memory)
+        seen = replace(seen, replicas=decision.after, ready=decision.after)
+        decisions.append(decision)
+    return decisions
+
+
+POOLS = st.builds(
+    lambda replicas, rate, ready, unknown, held, curve: pool(
+        replicas, rate, ready=min(ready, replicas), unknown=("engine e",) * unknown, held=held,
+        curve=CURVE if curve else None,
+    ),
+    st.integers(0, 20), st.floats(0, 200), st.integers(0, 20), st.booleans(), st.integers(0, 3), st.booleans(),
+)  # fmt: skip
+LIMITS = st.builds(
+    lambda low, more, mode, goal, room: Limits(
+        low, max(low + more, 1), mode, Goals(goal, None), scale_down_after_s=60, placeable=room
+    ),
+    st.integers(0, 6), st.integers(0, 12), st.sampled_from(["slo", "load"]), st.floats(0.001, 10),
+    st.none() | st.integers(0, 10),
+)  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None)
+@given(LIMITS, st.lists(POOLS, min_size=1, max_size=30))
+def test_a_review_stays_in_the_limits_grows_at_most_twofold_and_shrinks_by_one(
+    limits: Limits, history: list[PoolInput]
+) -> None:
+    memory, replicas = Memory(), history[0].replicas
+    for number, found in enumerate(history):
+        seen = replace(found, replicas=replicas, ready=min(found.ready, replicas))
+        decision, memory = review(number * REVIEW_S, limits, seen, memory)
+        assert limits.min <= decision.after <= limits.max
+        if limits.min <= replicas <= limits.max:
+            assert replicas - 1 <= decision.after <= max(2 * replicas, replicas + 1, limits.min)
+            assert not (seen.unknown and replicas and decision.after != replicas), "unknown inputs hold the pool"
+        replicas = decision.after
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.floats(0.01, 100), st.floats(1, 3), st.floats(0.2, 10), st.integers(1, 30))
+def test_more_load_never_needs_fewer_replicas(rate: float, factor: float, goal: float, replicas: int) -> None:
+    limits = Limits(1, 1000, goals=Goals(goal, None))
+    low = needed_by_goals(limits, pool(replicas, rate), 0.8)
+    high = needed_by_goals(limits, pool(replicas, rate * factor), 0.8)
+    assert low.replicas <= high.replicas
+    assert low.replicas <= needed_by_goals(limits, pool(replicas, rate), 0.7).replicas
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.floats(0, 60), st.integers(1, 12))
+def test_a_constant_load_ends_in_one_number_of_replicas(rate: float, replicas: int) -> None:
+    limits = Limits(1, 16, goals=GOALS, scale_down_after_s=60)
+    decisions = run(limits, pool(replicas, rate), 2400, Memory())
+    changes = [found.after - found.before for found in decisions if found.after != found.before]
+    assert all(change > 0 for change in changes) or all(change < 0 for change in changes)
+    assert len({found.after for found in decisions[-60:]}) == 1
+
+
+def test_fewer_replicas_need_a_whole_proof_that_each_break_begins_anew() -> None:
+    limits = Limits(1, 16, goals=GOALS, scale_down_after_s=300)
+    small, memory, down = pool(4, 1.0), Memory(), []
+    need = needed_by_goals(limits, small, 0.7).replicas
+    assert need < 4
+    for number in range(200):
+        now_s = number * REVIEW_S
+        seen = pool(4, 60.0) if number == 40 else small
+        seen = replace(seen, unknown=("the load of engine e is 20 s old",)) if number == 100 else seen
+        decision, memory = review(now_s, replace(limits, max=4), seen, memory)
+        if decision.after < decision.before:
+            down.append(now_s)
+            assert decision.reason == "Proven"
+    assert down[0] == 101 * REVIEW_S + 300
+    assert down[0] - 100 * REVIEW_S > 300 - REVIEW_S
+
+
+def test_an_unknown_input_is_named_and_holds_the_pool() -> None:
+    line = "the load of engine chat-main-0 is 16 s old"
+    decision, memory = review(0.0, Limits(1, 8, goals=GOALS), pool(3, 500.0, unknown=(line,)), Memory())
+    assert (decision.after, decision.reason, decision.message) == (3, "Unknown", f"not known: {line}")
+    assert memory.needs == ()
+
+
+def test_an_idle_pool_goes_to_zero_and_a_held_request_wakes_it() -> None:
+    limits = Limits(0, 4, goals=GOALS, scale_down_after_s=60)
+    idle = replace(pool(2, 0.0), demand=Demand(0.0, 1.0, PROMPTS, 0.0, 0.0))
+    decisions = run(limits, idle, 300, Memory())
+    assert [found.after for found in decisions if found.after != found.before] == [1, 0]
+    assert next(found.reason for found in decisions if found.after == 0) == "Idle"
+    assert decisions[-1].reason == "Sufficient"
+    decision, _ = review(300.0, limits, replace(idle, replicas=0, ready=0, held=3), Memory())
+    assert (decision.after, decision.reason) == (1, "Wake")
+    busy = replace(idle, replicas=1, ready=1, running=1)
+    assert {found.after for found in run(limits, busy, 600, Memory())} == {1}, "a running request is not idleness"
+    assert run(replace(limits, min=1), idle, 600, Memory())[-1].after == 1
+
+
+def test_a_goal_that_no_number_reaches_is_named_and_the_pool_keeps_up() -> None:
+    limits = Limits(1, 8, goals=Goals(first_token_s=0.02), scale_down_after_s=60)
+    decisions = run(limits, pool(8, 30.0), 900, Memory())
+    last = decisions[-1]
+    assert last.reason == "InfeasibleGoal"
+    assert last.infeasible is not None
+    assert "no number of replicas reaches ttftMs 20: the best is ttft 2" in last.infeasible
+    assert 1 < last.after < 8, "as many as keep up with the work, not as many as allowed"
+
+
+def test_a_pool_grows_to_its_max_and_says_that_it_needs_more() -> None:
+    decisions = run(Limits(1, 6, goals=GOALS), pool(1, 200.0), 60, Memory())
+    assert [found.after for found in decisions[:3]] == [2, 4, 6]
+    assert decisions[-1].reason == "AtMax"
+    assert decisions[-1].needed is not None
+    assert decisions[-1].needed > 6
+
+
+def test_a_pool_asks_for_one_replica_more_than_there_is_room_for() -> None:
+    decision, _ = review(0.0, Limits(1, 16, goals=GOALS, placeable=5), pool(4, 200.0), Memory())
+    assert (decision.after, decision.reason) == (6, "WaitingForRoom")
+    assert "there is room for 5 replicas" in decision.message
+    decision, _ = review(0.0, Limits(1, 16, goals=GOALS, placeable=5), pool(6, 200.0), Memory())
+    assert (decision.after, decision.reason) == (6, "WaitingForRoom")
+
+
+def test_a_goal_missed_against_the_prediction_adds_a_replica_while_the_demand_lasts() -> None:
+    limits = Limits(1, 16, goals=GOALS, scale_down_after_s=60)
+    need = needed_by_goals(limits, pool(1, 20.0), 0.8).replicas
+    late = pool(need, 20.0, measured=Measured(first_token_s=3.0))
+    decision, memory = review(0.0, limits, late, Memory())
+    assert (decision.before, decision.after, decision.reason) == (need, need + 1, "Missed")
+    better = pool(need + 1, 20.0, measured=Measured(first_token_s=1.0))
+    assert {found.after for found in run(limits, better, 800, memory, 5.0)} == {need + 1}
+    assert run(limits, pool(need + 1, 2.0), 800, memory, 5.0)[-1].after < need, "less demand needs no such floor"
+
+
+def test_a_second_change_of_direction_waits() -> None:
+    limits = Limits(1, 16, goals=GOALS, scale_down_after_s=60)
+    low, high = pool(1, 2.0), pool(1, 30.0)
+    few, many = (needed_by_goals(limits, found, 0.8).replicas for found in (low, high))
+    assert few < many
+    memory, replicas, turns = Memory(), few, []
+    going: int = 0
+    for number in range(1440):
+        wave = high if number % 48 < 6 else low  # half a minute of each four
+        now_s = number * REVIEW_S
+        decision, memory = review(now_s, limits, replace(wave, replicas=replicas, ready=replicas), memory)
+        change = decision.after - replicas
+        if change and going and (change > 0) != (going > 0):
+            turns.append(now_s)
+        going, replicas = change or going, decision.after
+    downs = turns[0::2]
+    assert all(later - earlier >= 600 for earlier, later in itertools.pairwise(downs))
+    assert turns
+
+
+@pytest.mark.parametrize(
+    ("seen", "after"),
+    [
+        (pool(2, 5.0, kv_use=0.9, running=20), 3),
+        (pool(2, 5.0, kv_use=0.6, running=20), 2),
+        (pool(2, 5.0, kv_use=0.1, running=20, waiting=5), 3),
+        (pool(2, 5.0, kv_use=0.1, running=250), 3),
+        (pool(2, 5.0, kv_use=0.1, running=20, waiting=5, ready=1), 2),
+    ],
+    ids=["cache", "between", "queue", "seats", "one starts"],
+)
+def test_load_mode_scales_by_thresholds(seen: PoolInput, after: int) -> None:
+    decision, _ = review(0.0, Limits(1, 8, mode="load"), seen, Memory())
+    assert decision.after == after
+
+
+def test_load_mode_goes_down_where_fewer_would_not_be_full() -> None:
+    limits = Limits(1, 8, mode="load", scale_down_after_s=60)
+    for waiting, last in ((0, 2), (1, 4)):
+        memory, replicas = Memory(), 4
+        for number in range(120):
+            seen = pool(replicas, 5.0, kv_use=0.8 / replicas, running=4, waiting=waiting)
+            decision, memory = review(number * REVIEW_S, limits, seen, memory)
+            replicas = decision.after
+        assert replicas == last
+
+
+def test_changes_and_obstacles_are_kept_and_repetitions_are_not() -> None:
+    limits = Limits(1, 2, goals=GOALS)
+    decisions = run(limits, pool(1, 200.0), 100, Memory())
+    record = first_record(decisions[0], "t0")
+    for number, decision in enumerate(decisions[1:], 1):
+        record = record.then(decision, f"t{number}")
+    kept = [(found.time, found.decision.reason, found.decision.after) for found in record.log]
+    assert kept == [("t0", "Load", 2), ("t1", "AtMax", 2)]
+    assert record.newest is decisions[-1]
+
+
+def test_a_pool_that_has_not_begun_to_serve_is_not_idle() -> None:
+    limits, memory = Limits(0, 4, goals=GOALS, scale_down_after_s=60), Memory()
+    idle = replace(pool(1, 0.0), demand=Demand(0.0, 1.0, PROMPTS, 0.0, 0.0))
+    for number in range(100):
+        decision, memory = review(number * REVIEW_S, limits, replace(idle, ready=0), memory)
+        assert decision.after == 1
+    decisions = run(limits, idle, 120, memory, 500.0)
+    assert next(found.at_s for found in decisions if found.after == 0) >= 500.0 + 60 - REVIEW_S

@@ -1,0 +1,217 @@
+"""The autoscaler in the loop: reports become decisions, the reconcile writes `/scale` and status, metrics show both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from stoker.operator.admission.admission import Admission
+from stoker.operator.domain.autoscaling.decision import REVIEW_S, Decision
+from stoker.operator.domain.autoscaling.record import first_record
+from stoker.operator.domain.placement.node_capacity import NodeCapacity
+from stoker.operator.domain.plan import Key, Object
+from stoker.operator.loop.load_watch import LoadWatch
+from stoker.operator.loop.metrics import OperatorMetrics, OperatorState
+from stoker.operator.loop.node_watch import NodeCounts
+from stoker.operator.loop.store import Store
+from testing.operator.engine_load import load
+from testing.operator.fakes import FakeClock
+from testing.operator.serving_world import CHAT, POOL, Serving, condition_of
+
+GOALS: dict[str, Any] = {"min": 0, "max": 6, "ttftMs": 1000, "mode": "slo", "scaleDownAfterSeconds": 60}
+
+
+class Watched:
+    """A deployment in a store, whose engines report what the test says."""
+
+    def __init__(self, autoscaling: dict[str, Any] = GOALS, nodes: tuple[NodeCapacity, ...] | None = None) -> None:
+        pool = {"name": "main", "replicas": 1, "autoscaling": autoscaling}
+        self.serving = Serving(pools=[pool], router={"holdSeconds": 60})
+        self.serving.checkpoint(10)
+        self.serving.rest()
+        self.store, self.clock, self.woken = Store(), FakeClock(), list[str]()
+        self.watch = LoadWatch(self.store, self.clock, lambda found: self.woken.append(found["kind"]), lambda: nodes)
+        self.done: dict[str, float] = {}
+        self.take()
+
+    def take(self) -> None:
+        """Take the objects of the simulated cluster over."""
+        for found in self.serving.cluster.objects.values():
+            if found["kind"] == "Pod" and found["status"].get("conditions"):
+                found["status"]["conditions"][0]["lastTransitionTime"] = "2026-01-01T00:00:40Z"
+            self.store.put(found)
+
+    def engines(self) -> list[Object]:
+        return [pod for pod in self.serving.engines() if pod["status"]["phase"] == "Running"]
+
+    def serve(self, seconds: int, rate: float) -> None:
+        """Let time pass; each engine reports its share of `rate` each 2 s, and a review comes each 5 s."""
+        for number in range(seconds):
+            self.clock.passed_s += 1
+            for pod in self.engines():
+                name = pod["metadata"]["name"]
+                self.done[name] = self.done.get(name, 0.0) + rate / len(self.engines())
+                if number % 2 == 0:
+                    count = round(self.done[name])
+                    self.watch.note(pod, {"load": load(count, count, running=1 if rate else 0)})
+            if number % REVIEW_S == REVIEW_S - 1:
+                self.watch.review_all()
+
+    @property
+    def newest(self) -> Decision:
+        return self.watch.scaling(CHAT)["main"].newest
+
+    def follow(self) -> None:
+        """Let the reconcilers act on the decisions, and the pods get ready."""
+        self.serving.cluster.scaling = self.watch.scaling(CHAT)
+        self.serving.rest(4)
+        self.take()
+
+
+def test_reports_become_decisions_that_are_written_to_scale_and_status() -> None:
+    watched = Watched()
+    watched.serve(30, 1.0)
+    assert (watched.newest.reason, watched.newest.after) == ("Sufficient", 1)
+    assert watched.newest.inputs["startupSeconds"] == "40"
+    watched.serve(60, 12.0)
+    assert (watched.newest.reason, watched.newest.after) == ("Load", 2)
+    assert "InferenceDeployment" in watched.woken
+    watched.follow()
+    assert watched.serving.cluster.objects[POOL]["spec"]["replicas"] == 2
+    decision = watched.serving.status["pools"][0]["decisions"][-1]
+    assert (decision["before"], decision["after"], decision["reason"]) == (1, 2, "Load")
+    assert float(decision["inputs"]["requestsPerSecond"]) > 2
+    assert "Load" in watched.serving.cluster.events
+
+
+def test_silent_engines_hold_the_pool_and_the_condition_says_so() -> None:
+    watched = Watched()
+    watched.serve(30, 1.0)
+    for _ in range(4):
+        watched.clock.passed_s += REVIEW_S
+        watched.watch.review_all()
+    assert watched.newest.reason == "Unknown"
+    assert "the load of engine chat-main-" in watched.newest.message
+    watched.follow()
+    found = condition_of(watched.serving.status, "AutoscalingLimited")
+    assert (found["status"], found["reason"]) == ("True", "Unknown")
+    watched.serve(20, 1.0)
+    watched.follow()
+    assert watched.serving.condition("AutoscalingLimited") == "absent"
+
+
+def test_an_idle_pool_goes_to_zero_and_wakes_when_a_router_holds_requests() -> None:
+    watched = Watched()
+    watched.serve(120, 0.0)
+    assert (watched.newest.before, watched.newest.after, watched.newest.reason) == (1, 0, "Idle")
+    watched.follow()
+    assert watched.serving.status["phase"] == "ScaledToZero"
+    watched.watch.review_all()
+    assert watched.newest.after == 0
+    for pod in watched.serving.cluster.pods("router"):
+        watched.store.put_report(pod["metadata"]["uid"], {"held": 2})
+    watched.watch.review_all()
+    assert (watched.newest.after, watched.newest.reason) == (1, "Wake")
+    watched.follow()
+    assert watched.serving.status["phase"] == "Serving"
+
+
+def test_a_pool_waits_for_room_on_the_nodes() -> None:
+    full = NodeCapacity(name="n", free={"cpu": 0, "memory": 0, "pods": 0})
+    watched = Watched({**GOALS, "min": 1}, (full,))
+    watched.serve(60, 40.0)
+    assert (watched.newest.before, watched.newest.after) == (1, 2), "the one that waits is for a node autoscaler"
+    watched.follow()
+    watched.serve(60, 40.0)
+    assert watched.newest.reason == "WaitingForRoom"
+    watched.follow()
+    assert "WaitingForGPUs" in condition_of(watched.serving.status, "AutoscalingLimited")["message"]
+
+
+def test_only_pools_that_stoker_scales_are_reviewed() -> None:
+    watched = Watched({"min": 1, "max": 4, "mode": "external"})
+    watched.serve(30, 5.0)
+    assert watched.watch.scaling(CHAT) == {}
+    watched = Watched({"min": 1, "max": 4, "mode": "load"})
+    watched.serve(30, 5.0)
+    assert watched.newest.reason == "Sufficient"
+    watched.serving.cluster.change_spec(CHAT, lambda spec: spec["pools"][0].pop("autoscaling"))
+    watched.follow()
+    watched.watch.review_all()
+    assert watched.watch.scaling(CHAT) == {}
+    assert not watched.serving.status["pools"][0].get("decisions")
+
+
+def test_metrics_show_what_was_seen_and_decided() -> None:
+    watched = Watched({**GOALS, "min": 1, "max": 1})
+    watched.serve(60, 40.0)
+    metrics = OperatorMetrics()
+    metrics.watch(
+        lambda: OperatorState(
+            queue=0, delayed=0, polls=0, objects={}, silence_s={}, nodes=NodeCounts(0, 0, 0),
+            pools=tuple(watched.watch.inputs()),
+        )
+    )  # fmt: skip
+    labels = {"namespace": "default", "deployment": "chat", "pool": "main"}
+
+    def value(name: str, **more: str) -> float | None:
+        return metrics.registry.get_sample_value(f"stoker_operator_pool_{name}", {**labels, **more})
+
+    assert value("replicas") == 1
+    needed = value("needed_replicas")
+    assert needed is not None
+    assert needed > 1
+    assert value("scaling_blocked", reason="AtMax") == 1
+    assert value("startup_seconds") == 40
+
+
+def test_a_decision_about_another_number_of_replicas_is_an_old_one() -> None:
+    serving = Serving(pools=[{"name": "main", "replicas": 1, "autoscaling": GOALS}], router={"holdSeconds": 60})
+    serving.checkpoint(10)
+    serving.rest()
+    serving.cluster.change_spec(POOL, lambda spec: spec.update(replicas=4))
+    old = Decision(0.0, 1, 2, "Load", "2 needed")
+    serving.cluster.scaling = {"main": first_record(old, "2026-01-01T00:00:00Z")}
+    serving.rest()
+    assert serving.cluster.objects[POOL]["spec"]["replicas"] == 4
+
+
+def test_decisions_from_before_a_restart_stay_in_the_status() -> None:
+    serving = Serving(pools=[{"name": "main", "replicas": 1, "autoscaling": GOALS}], router={"holdSeconds": 60})
+    serving.checkpoint(10)
+    serving.rest()
+    for number in range(25):
+        before, after = (1, 2) if number % 2 == 0 else (2, 1)
+        record = first_record(Decision(0.0, before, after, "Load", "m"), f"2026-01-01T00:{number:02}:00Z")
+        serving.cluster.scaling = {"main": record}
+        serving.cluster.settle_once()
+    times = [found["time"] for found in serving.status["pools"][0]["decisions"]]
+    assert times == [f"2026-01-01T00:{number:02}:00Z" for number in range(5, 25)]
+
+
+def test_a_pool_that_stoker_may_scale_to_zero_needs_routers_that_hold() -> None:
+    admission = Admission.from_folder(Path(__file__).parents[2] / "crds")
+
+    def causes(router: dict[str, Any], **autoscaling: Any) -> list[str]:
+        spec = {
+            "model": {"uri": "pvc://models/a"},
+            "pools": [{"name": "main", "replicas": 1, "autoscaling": {**GOALS, **autoscaling}}],
+            "router": router,
+        }
+        body = {"apiVersion": "stoker.dev/v1alpha1", "kind": CHAT.kind, "metadata": {"name": "chat"}, "spec": spec}
+        try:
+            admission.admit(body)
+        except Exception as refused:  # noqa: BLE001 - the text is what is compared
+            return [str(refused)]
+        return []
+
+    (refusal,) = causes({})
+    assert "spec.router.holdSeconds" in refusal
+    assert "autoscaling.min 0" in refusal
+    assert causes({"holdSeconds": 60}) == []
+    assert causes({}, min=1) == []
+
+
+def test_a_key_of_another_deployment_has_no_decisions() -> None:
+    watch = LoadWatch(Store(), FakeClock(), lambda _: None, lambda: None)
+    assert watch.scaling(Key("InferenceDeployment", "default", "other")) == {}

@@ -19,6 +19,7 @@ from stoker.operator.domain.autoscaling.load_window import LoadWindow
 from stoker.operator.domain.autoscaling.prediction import Goals
 from stoker.operator.domain.autoscaling.rule import review
 from stoker.router.policy import Policy, policy_named
+from stoker.router.work import NO_WORK
 from testing.clocked.replica import ClockedReplica, EngineSettings, Served
 from testing.clocked.trace import TracedRequest
 
@@ -122,7 +123,7 @@ class Fleet:
             self.held.append(served)
             return
         self._turn += 1
-        replica = self.policy(self.ready, self._turn)
+        replica = self.policy(self.ready, self._turn, NO_WORK)
         replica.add(now_s, served)
         if not replica.stepping:
             self._step(now_s, replica)

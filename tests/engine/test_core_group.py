@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from stoker.engine.config import EngineConfig
-from stoker.engine.core.core_group import merged_facts, merged_stats
+from stoker.engine.core.core_group import TIER_SUMS, merged_facts, merged_stats
 from stoker.engine.core.core_processes import visible_gpus
-from stoker.engine.core.messages import Stats
+from stoker.engine.core.messages import HostTierStats, Stats
 from stoker.engine.execution.executor import RankState
 from stoker.engine.llm import LLM
 from stoker.pod.causes import Cause
@@ -128,12 +128,23 @@ def test_stats_add_up_field_by_field() -> None:
         both = getattr(merged, field.name)
         if field.name in ("time_s", "progressed_s", "ranks"):
             continue
-        if isinstance(one, dict):
+        if one is None:
+            assert both is None
+        elif isinstance(one, dict):
             assert both == dict(Counter(one) + Counter(one)) | {key: 0 for key, value in one.items() if not value}
         elif isinstance(one, tuple):
             assert both == tuple(2 * value for value in one)
         else:
             assert both == 2 * one, field.name
+
+
+def test_host_tiers_add_up_where_cores_have_one() -> None:
+    counts: dict[str, Any] = dict.fromkeys(TIER_SUMS, 3)
+    tier = HostTierStats(**counts, block_bytes=8, write_bytes_per_s=1.0, read_bytes_per_s=2.0, transport="memory")
+    with_tier = replace(STATS, host=tier)
+    doubled: dict[str, Any] = dict.fromkeys(TIER_SUMS, 6)
+    assert merged_stats([with_tier, with_tier]).host == replace(tier, **doubled)
+    assert merged_stats([STATS, with_tier]).host == tier
 
 
 def test_facts_are_known_when_every_core_knows_them() -> None:

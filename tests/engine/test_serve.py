@@ -42,7 +42,6 @@ def test_what_is_no_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_a_directory_of_models_stands_instead_of_a_path(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for flags, message in (
-        ([], "the path of a model is needed, or --models-dir"),
         ([model, "--max-models", 2], "--max-models needs --models-dir"),
         ([model, "--models-dir", model.parent], "--models-dir takes neither a model's path nor --served-name: "),
         (["--models-dir", "/gone"], "--models-dir /gone is not a folder"),
@@ -58,11 +57,20 @@ def test_a_name_of_the_hub_is_no_path(capsys: pytest.CaptureFixture[str]) -> Non
     assert "hf download HuggingFaceTB/SmolLM2-135M-Instruct --local-dir DIR" in message
 
 
-def test_an_option_that_is_not_there_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--no-such-option"], "stoker serve: error: "),
+        ([], "stoker serve: error: the path of a model is needed, or --models-dir"),
+    ],
+)
+def test_a_wrong_command_line_is_a_usage_error(
+    capsys: pytest.CaptureFixture[str], flags: list[str], message: str
+) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["--no-such-option"])
+        main(flags)
     assert ended.value.code == 64
-    assert "stoker serve: error: " in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_model_without_a_tokenizer_is_refused(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,6 +29,8 @@ from stoker.router.config import RouterConfig
 from stoker.trainer.protocol import config as trainer
 from testing.operator.bad_manifests import JOB, changed
 
+ROUTERS_OWN = {"maxResumeBytes", "resumeWaitSeconds"}
+"""Limits of a router that no deployment chooses."""
 OPERATOR_SETS = {"namespace", "name", "deployment", "listen", "terminationLog", "backendsFile"}
 
 SECTIONS: list[tuple[type[BaseModel], type[BaseModel], set[str], set[str]]] = [
@@ -120,7 +122,7 @@ def test_the_runtime_section_is_part_of_both_programs_configurations() -> None:
 
 def test_the_routers_settings_are_in_the_deployment() -> None:
     settings = set(wire(inferencedeployment.RouterSettings))
-    assert set(wire(RouterConfig)) - settings == OPERATOR_SETS - {"name"}
+    assert set(wire(RouterConfig)) - settings == OPERATOR_SETS - {"name"} | ROUTERS_OWN
 
 
 def test_the_models_dimensions_have_the_models_names() -> None:

@@ -50,6 +50,7 @@ FIXED = {
     "control_keys_config_map",
     "network_policies",  # from `OperatorConfig.policies`, with the operator's own namespace
     "places_gangs",  # from the clusters that the loop is given
+    "installed",  # schedulers of gangs, by discovery
     "agent_port",
     "rendezvous_port",
     "engine_port",

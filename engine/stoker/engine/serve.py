@@ -38,7 +38,7 @@ HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until Ctrl-C or SIGTERM, then return 0; else a code of docs/exit-codes.md."""
-    arguments = _parser().parse_args(argv)
+    arguments = _parsed(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     try:
         word = _serve_directory(arguments) if arguments.models_dir is not None else _serve_model(arguments)
@@ -54,9 +54,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return EXIT_CODES[word.cause]
 
 
+def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.path is None and arguments.models_dir is None:
+        parser.error("the path of a model is needed, or --models-dir")
+    return arguments
+
+
 def _serve_model(arguments: argparse.Namespace) -> TerminationMessage:
-    if arguments.path is None:
-        raise ConfigError("the path of a model is needed, or --models-dir")
     if arguments.max_models is not None:
         raise ConfigError("--max-models needs --models-dir")
     config = parse(EngineConfig, engine_config(arguments), "stoker serve")

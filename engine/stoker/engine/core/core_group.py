@@ -15,7 +15,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from stoker.engine.core.core_client import CoreClient, RunningRequest
-from stoker.engine.core.messages import AddRequest, CoreState, ModelFacts, Phase, RequestProgress, Stats
+from stoker.engine.core.messages import AddRequest, CoreState, HostTierStats, ModelFacts, Phase, RequestProgress, Stats
 
 PHASES: Sequence[Phase] = ("Failed", "Loading", "Warming", "Draining", "Serving", "Drained")
 """The group is in the first of these in which a core is."""
@@ -146,8 +146,17 @@ def merged_stats(stats: Sequence[Stats]) -> Stats:
     return Stats(**values)
 
 
+TIER_SUMS = ("total_blocks", "used_blocks", "saved", "loaded", "evicted", "damaged", "failed", "swapped", "late")
+"""Counts of `HostTierStats`; its other fields are those of the first core."""
+
+
 def _sum(values: list[Any]) -> Any:
-    """The sum of numbers, of mappings by key, or of tuples by place."""
+    """The sum of numbers, of mappings by key, of tuples by place, or of the tiers that there are."""
+    if None in values:
+        known = [value for value in values if value is not None]
+        return _sum(known) if known else None
+    if isinstance(values[0], HostTierStats):
+        return replace(values[0], **{name: sum(getattr(value, name) for value in values) for name in TIER_SUMS})
     if isinstance(values[0], Mapping):
         total: Counter[str] = Counter()
         for value in values:

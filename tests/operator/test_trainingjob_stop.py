@@ -30,12 +30,14 @@ def test_the_last_steps_of_a_job_that_ends_between_two_reports_are_known() -> No
     run = Run()
     run.start()
     run.train(60)
-    numbers = {"step": 100, "total_steps": 100, "loss": 1.5, "tokens": 6400}
+    numbers: dict[str, Any] = {"step": 100, "total_steps": 100, "loss": 1.5, "tokens": 6400}
+    numbers |= {"save_reasons": {run.folder(100): "final"}}
     for pod in run.gang:
         own = numbers if pod["metadata"]["labels"]["stoker.dev/node-rank"] == "0" else {"step": 7}
         run.cluster.end(pod, Cause.COMPLETED, step=100, saves=(run.word(100),), result=own)
     run.cluster.settle()
     progress = run.status["progress"]
+    assert run.checkpoint(100)["spec"]["source"]["save"]["reason"] == "final"
     assert (run.status["phase"], progress["step"], progress["loss"], progress["tokens"]) == (
         "Completed",
         100,

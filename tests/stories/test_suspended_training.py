@@ -48,7 +48,8 @@ def test_a_suspended_run_passes_over_a_damaged_save_and_ends_with_a_last_one_whe
 
     cluster.wait("TrainingJob", "long", lambda found: verified_step(found) > before, "past the damaged save", 90)
     cluster.apply(run(cancel=True))
-    cancelled = cluster.wait_for_phase("TrainingJob", "long", "Cancelled")
+    cluster.wait_for_phase("TrainingJob", "long", "Cancelled")
+    cancelled = wait_for_last_save(cluster)
     last = cancelled["status"]["newestVerifiedCheckpoint"]
     assert last["step"] == cancelled["status"]["attempt"]["lastStep"]
     assert reason_of(cluster, last["name"]) == reason_at(last["step"])
@@ -68,9 +69,14 @@ def suspend(cluster: StoryCluster) -> Object:
     cluster.wait_for_phase("TrainingJob", "long", "Suspended")
     assert running_pods(cluster) == []
     assert cluster.condition("TrainingJob", "long", "Stalled").get("status") != "True"
+    return wait_for_last_save(cluster)
+
+
+def wait_for_last_save(cluster: StoryCluster) -> Object:
+    """Wait until the save with which the run stopped is verified; its Checkpoint is made in the pass that stops it."""
 
     def settled(found: Object) -> bool:
-        return bool(verified_step(found) == found["status"]["latestCheckpoint"]["step"])
+        return bool(verified_step(found) == found["status"]["attempt"]["lastStep"])
 
     return cluster.wait("TrainingJob", "long", settled, "verified to its last save")
 

@@ -612,6 +612,7 @@ def test_a_signal_saves_and_the_exit_code_says_interrupted(tmp_path: Path, numbe
     assert [save.verified for save in message.saves] == [True]
     assert message.result["step"] == message.step
     assert message.result["loss"] == 1.5
+    assert message.result["save_reasons"] == {message.saves[-1].folder: "interrupt"}
 
 
 def test_a_killed_rank_gives_its_exit_code_and_last_word(tmp_path: Path) -> None:

@@ -205,11 +205,12 @@ class RunState:
     def last_numbers(self) -> dict[str, Any]:
         """The numbers of the last step for the termination message; they may be newer than the last `/status` read.
 
-        The message is short, so the progress of many data sources is left out.
+        The message is short, so the progress of many data sources is left out. `save_reasons` is by folder.
         """
         sources = {"sources": self.sources} if 0 < len(self.sources) <= MAX_SOURCES else {}
+        reasons = {save.folder: save.reason for save in self.saves.values() if save.state == "Committed"}
         numbers = {name: value for name, value in self._progress().items() if value is not None}
-        return numbers and {**numbers, "progressed_at": self.progressed_at, **sources}
+        return numbers and {**numbers, "progressed_at": self.progressed_at, **sources, "save_reasons": reasons}
 
     def status(self) -> dict[str, Any]:
         """The body of `/status`."""

@@ -146,9 +146,11 @@ def _reported(view: TrainingView, attempt: int) -> Iterator[Save]:
 def _messages(view: TrainingView, attempt: int) -> Iterator[Save]:
     for pod in view.gang:
         message = exit_of(pod).message if ended(pod) else None
+        reasons = message.result.get("save_reasons", {}) if message else {}
         for save in message.saves if message else ():
             if save.digest:
-                yield Save(save.id, save.folder, save.step, save.digest, attempt, save.verified, "interval")
+                reason = str(reasons.get(save.folder) or "interval")
+                yield Save(save.id, save.folder, save.step, save.digest, attempt, save.verified, reason)
 
 
 def _listed(view: TrainingView, attempt: int, writer: str) -> Iterator[Save]:

@@ -3,7 +3,7 @@
 A rank is lost when its process ends, when it is silent for too long, when its tokens differ from rank 0's, or when a
 step does not end. One lost rank makes others fail, so the rank to name is chosen a moment after the first sign: a
 killed process before a silent one, before the first that reported an error. Only time in which the watch itself ran
-counts as silence, so a suspended machine accuses nobody.
+counts as silence, so a suspended machine accuses no one.
 
 Changed by `workers` with each message.
 """

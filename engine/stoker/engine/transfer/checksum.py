@@ -3,7 +3,7 @@
 The sum is multilinear: each 32-bit word times an odd 64-bit constant of its place, all added modulo 2**64. A change of
 one word always changes it, because an odd factor loses nothing. Words stand in rows of `COLUMNS`; a place's constant is
 the product of its row's and its column's, so that both tables stay in a cache. It detects damage. It is no signature:
-whoever may write a block can also compute its sum.
+a peer that may write a block can also compute its sum.
 
 The number that travels is `seeded`: it is bound to the fingerprint, the place in the request and the tokens, so that a
 sound block of another prompt, or of another place, is as wrong as a damaged one.

@@ -30,6 +30,7 @@ def attend_runs(
     window: int | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
+    """Return out_TNH in `dtype` and lse_TN (natural logarithm, float32), as `Ops.attend_runs`."""
     out_TNH = torch.zeros(q_TNH.shape, dtype=dtype, device=q_TNH.device)
     lse_TN = torch.full(q_TNH.shape[:2], LOWEST, dtype=torch.float32, device=q_TNH.device)
     for rows, keys, hidden_RL in tiles(runs, window, q_TNH.device):
@@ -52,6 +53,7 @@ def attend_runs_backward(
     scale: float,
     window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q_TNH, k_LKH and v_LKH in float32, as `Ops.attend_runs_backward`."""
     grads = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (q_TNH, k_LKH, v_LKH))
     grad_q, grad_k, grad_v = grads
     num_kv_heads = k_LKH.shape[1]

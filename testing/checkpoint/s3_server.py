@@ -1,7 +1,7 @@
 """A server of the S3 protocol in this process, in memory: buckets that a test can look into and connections it can cut.
 
 It knows what the storage of checkpoints asks for: objects, ranges, conditional writes, copies, uploads in parts, lists.
-Its place behind a real server is proved by running the same tests against one (`STOKER_TEST_S3`, `test_bucket_storage`).
+The same tests run against a real server, which proves that it behaves like one (`test_bucket_storage`).
 """
 
 from __future__ import annotations

@@ -281,12 +281,12 @@ def open_store(bucket: str, environment: Mapping[str, str], retries: int) -> tup
     endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
     if endpoint:
         config |= {"endpoint": endpoint.rstrip("/"), "virtual_hosted_style_request": False}
-    options = {
+    options: Any = {
         "allow_http": bool(endpoint and endpoint.startswith("http://")),
         "connect_timeout": timedelta(seconds=CONNECT_S),
         "timeout": timedelta(seconds=REQUEST_S),
     }
-    patience: dict[str, Any] = {
+    patience: Any = {
         "max_retries": retries,
         "retry_timeout": timedelta(seconds=RETRY_S),
         "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5), "base": 2},

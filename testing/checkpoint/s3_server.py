@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
-KEY, SECRET = "AKIDTEST", "secret"
+KEY, SECRET = "AKIDTEST", "wJalrOnlyForTests"
 PAGE = 20
 """Keys in one answer of a list: few, so that lists of several checkpoints have pages."""
 
@@ -41,10 +41,14 @@ class S3Server:
         self._http.s3 = self  # type: ignore[attr-defined]
 
     @property
+    def endpoint(self) -> str:
+        """Its URL."""
+        return f"http://127.0.0.1:{self._http.server_address[1]}"
+
+    @property
     def environment(self) -> dict[str, str]:
         """The variables of a client."""
-        endpoint = f"http://127.0.0.1:{self._http.server_address[1]}"
-        return {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
+        return {"AWS_ENDPOINT_URL": self.endpoint, "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from stoker.checkpoint.bucket_access import access_of
 from stoker.checkpoint.bucket_storage import BucketStorage
 from stoker.checkpoint.command import program
 from stoker.checkpoint.errors import CheckpointCorrupt, CheckpointError, CheckpointExists, CheckpointMissing
@@ -157,7 +158,7 @@ def test_a_save_over_a_line_that_goes_dead_is_whole_or_not_there(
     root: CheckpointRoot, server: S3Server, kind: str
 ) -> None:
     """From the n-th request of a save on nothing is answered (or carried out), for every n."""
-    fragile = CheckpointRoot(root.root, storage=BucketStorage(BUCKET, server.environment, retries=0))
+    fragile = CheckpointRoot(root.root, storage=BucketStorage(BUCKET, access_of(BUCKET, server.environment), retries=0))
     before = server.requests
     save_small(fragile, 1)
     needed, good = server.requests - before, 1
@@ -188,7 +189,7 @@ def test_requests_are_tried_again(root: CheckpointRoot, server: S3Server) -> Non
 
 @in_memory
 def test_a_delete_that_is_cut_at_any_request_is_finished_later(root: CheckpointRoot, server: S3Server) -> None:
-    fragile = CheckpointRoot(root.root, storage=BucketStorage(BUCKET, server.environment, retries=0))
+    fragile = CheckpointRoot(root.root, storage=BucketStorage(BUCKET, access_of(BUCKET, server.environment), retries=0))
     done = save_small(root, 1)
     before = server.requests
     fragile.delete(done.folder_name, done.digest)

@@ -15,8 +15,7 @@ path                                       key below the prefix
 
 A file is one object and appears when its upload is complete: a connection that is lost leaves nothing, or parts of an
 upload that only a lifecycle rule of the bucket removes. Requests are tried again by the client (obstore). There are no
-locks. Credentials, region and endpoint come from the usual variables (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`,
-`AWS_REGION`, `AWS_ENDPOINT_URL`).
+locks. `bucket_access` finds endpoint, region and credentials.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from stoker.checkpoint.bucket_access import BucketAccess, access_of
 from stoker.checkpoint.entries import MANIFEST_FILE
 from stoker.checkpoint.errors import CheckpointError
 from stoker.checkpoint.file_lock import ReadLock
@@ -59,13 +59,13 @@ class BucketStorage:
 
     has_locks = False
 
-    def __init__(self, bucket: str, environment: Mapping[str, str] = os.environ, retries: int = RETRIES) -> None:
-        """Open the client; nothing is sent.
+    def __init__(self, bucket: str, access: BucketAccess | None = None, retries: int = RETRIES) -> None:
+        """Open the client; nothing is sent. Without `access` the environment says how to reach the bucket.
 
         Raises:
-            CheckpointError: the package obstore is missing.
+            CheckpointError: the package obstore is missing, or credentials cannot be read.
         """
-        self._client, self._store = open_store(bucket, environment, retries)
+        self._client, self._store = open_store(bucket, access or access_of(bucket, os.environ), retries)
         self._bucket = bucket
 
     def create(self, path: Path) -> Sink:
@@ -262,27 +262,25 @@ class ManifestSink:
         self._data.clear()
 
 
-def open_store(bucket: str, environment: Mapping[str, str], retries: int) -> tuple[Any, Any]:
-    """Return the client's module and a bucket of it."""
+def open_store(bucket: str, access: BucketAccess, retries: int = RETRIES) -> tuple[Any, Any]:
+    """Return the client's module and a bucket of it.
+
+    Raises:
+        CheckpointError: the package obstore is missing, or credentials cannot be read.
+    """
     try:
         import obstore
         from obstore.store import S3Store
     except ImportError as error:
         raise CheckpointError(f"s3://{bucket} needs the package obstore: pip install 'stoker[bucket]'") from error
-    region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or "us-east-1"
-    config: dict[str, Any] = {"region": region}
-    for variable, name in (
-        ("AWS_ACCESS_KEY_ID", "access_key_id"),
-        ("AWS_SECRET_ACCESS_KEY", "secret_access_key"),
-        ("AWS_SESSION_TOKEN", "session_token"),
-    ):
-        if value := environment.get(variable):
-            config[name] = value
-    endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
-    if endpoint:
-        config |= {"endpoint": endpoint.rstrip("/"), "virtual_hosted_style_request": False}
+    config: dict[str, Any] = {"region": access.region, **dict(access.given)}
+    if access.endpoint:
+        config |= {"endpoint": access.endpoint.rstrip("/"), "virtual_hosted_style_request": False}
+    if access.credentials is not None:
+        access.read_credentials()  # what is missing is told now, with its name
+        config["credential_provider"] = access.read_credentials
     options: Any = {
-        "allow_http": bool(endpoint and endpoint.startswith("http://")),
+        "allow_http": bool(access.endpoint and access.endpoint.startswith("http://")),
         "connect_timeout": timedelta(seconds=CONNECT_S),
         "timeout": timedelta(seconds=REQUEST_S),
     }

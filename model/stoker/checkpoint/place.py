@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+from stoker.checkpoint.bucket_access import access_of
 from stoker.checkpoint.bucket_storage import BucketStorage, is_bucket_path
 from stoker.checkpoint.errors import CheckpointError
 from stoker.checkpoint.storage import PosixStorage, Storage
@@ -19,7 +21,7 @@ def storage_of(path: Path) -> Storage:
         return PosixStorage()
     if len(path.parts) < 2:
         raise CheckpointError(f"{path} names no bucket; s3://BUCKET/PREFIX does")
-    return BucketStorage(path.parts[1])
+    return BucketStorage(path.parts[1], access_of("/".join(path.parts[1:]), os.environ))
 
 
 def exists(folder: Path) -> bool:

@@ -1,4 +1,4 @@
-"""A job saves into a bucket over a bad line; its Checkpoints are verified, pruned, adopted, deleted and served there."""
+"""A job saves into a bucket over a bad line; its Checkpoints are verified, pruned, adopted and served there."""
 
 from __future__ import annotations
 

@@ -124,7 +124,6 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
     },
     "Checkpoint": {},
     "InferenceDeployment": {
-        "model.uri": Row(schemes=("file://", "pvc://")),
         "engine.kernels": _ENGINE["kernels"],
         "engine.attention": _ENGINE["attention"],
         "engine.api.fronts": _ENGINE["api.fronts"],

@@ -14,6 +14,7 @@ from stoker.pod.config_file import ConfigError
 from stoker.router.node import Node
 from stoker.router.policy import Locality, least_pending, policy_named, power_of_two, random_one, round_robin
 from stoker.router.snapshot import parse_snapshot
+from stoker.router.work import NO_WORK
 
 GOOD = {"url": "http://10.0.0.7:8000", "pod_uid": "a"}
 

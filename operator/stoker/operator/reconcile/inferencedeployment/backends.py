@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.operator.domain.plan import ControlCall, Object
 from stoker.operator.domain.labels import ZONE
+from stoker.operator.domain.plan import ControlCall, Object
 from stoker.operator.domain.pods import ended, is_ready, label, ref_of
 from stoker.operator.reconcile.enginepool.view import draining, is_owned, revision_of
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView

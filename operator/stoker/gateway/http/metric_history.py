@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
 
@@ -27,6 +27,7 @@ MAX_ANSWER_BYTES = 16 << 20
 AGENT_S = 30.0
 LOOK_S = 0.25
 LARGEST_STEP = 2**53
+Source = Literal["agent", "task", "logs"]
 
 
 class Unread(Exception):
@@ -52,6 +53,7 @@ async def history(
     job = await find(call, JOB, one_namespace(call, namespace), job_id)
     pods = await pods_of(call, job)
     span = Span(after_step, until_step)
+    source: Source
     try:
         source, found = await _from_the_log(call, job, pods, span, max_points)
         missing = _not_covered(job, found, span)
@@ -65,7 +67,7 @@ async def history(
 
 async def _from_the_log(
     call: Call, job: Object, pods: Sequence[Object], span: Span, max_points: int
-) -> tuple[str, History]:
+) -> tuple[Source, History]:
     """Ask the agent, or where every pod has ended a task. Raises Unread."""
     agent = agent_of(job, pods)
     if agent is not None:

@@ -103,7 +103,7 @@ _ENGINE: Mapping[str, Row] = {
     "parallelism.expert": only(1),
     "api.fronts": only(1),
 }
-_ROUTER: Mapping[str, Row] = {"policy": only("leastPending", "roundRobin", "powerOfTwo", "random", "cacheAware")}
+_ROUTER: Mapping[str, Row] = {}
 
 
 def _camel(path: str) -> str:
@@ -131,7 +131,6 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
         "pools[].role": only("colocated"),
         "pools[].podsPerReplica": only(1),
         "pools[].autoscaling.mode": only("slo", "load", "external"),
-        "router.policy": _ROUTER["policy"],
         "rollout.type": only("rolling"),
     },
     "EnginePool": {

@@ -53,6 +53,8 @@ START_FOLDER = "/var/stoker/start"
 """Mount of another claim with the weights to start from."""
 WANDB_FOLDERS = ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR")
 """Variables of Weights & Biases for its own files; the root file system of a pod is read-only."""
+LOGS_FOLDER = "logs"
+"""Folder of the metrics log, in that of the checkpoints."""
 PLACEHOLDER = "stoker-attempt"
 """Name of the configuration's ConfigMap in the pinned base; each attempt has its own."""
 
@@ -277,7 +279,7 @@ def _base_config(job: TrainingJob, start: StartCheckpoint | None, settings: Sett
         "data": _section(spec.data),
         "checkpoint": _checkpoint_section(spec, job.metadata.name),
         "guards": _section(spec.guards),
-        "logging": _logging_section(spec),
+        "logging": {**_metrics_log(job), **_logging_section(spec)},
         "retention": "external",
         "deadlines": {
             "load_s": spec.deadlines.load_seconds,
@@ -302,6 +304,14 @@ def _checkpoint_section(spec: TrainingJobSpec, job_name: str) -> dict[str, Any]:
     for key in ("storage", "deletion_policy", "max_to_keep"):
         section.pop(key, None)
     return {**section, "root": storage_root(spec.checkpoint.storage, job_name)}
+
+
+def _metrics_log(job: TrainingJob) -> dict[str, Any]:
+    """The metrics log beside the checkpoints, which outlives the pods; a bucket has none."""
+    storage, name = job.spec.checkpoint.storage, job.metadata.name
+    if storage.claim_name is None:
+        return {}
+    return {"jsonl": f"{storage_root(storage, name)}/{LOGS_FOLDER}/{name}-{job.metadata.uid[:8]}.jsonl"}
 
 
 def _logging_section(spec: TrainingJobSpec) -> dict[str, Any]:

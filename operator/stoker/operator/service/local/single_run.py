@@ -118,6 +118,7 @@ class _Run:
         socket = config["listen"]["control_socket"]
         if len(os.fsencode(socket)) > MAX_SOCKET_BYTES:
             socket = str(Path(tempfile.gettempdir()) / f"stoker-{os.getpid()}.sock")
+        own_log = str(self.folder / "log.jsonl")
         return {
             **config,
             "listen": {"host": "127.0.0.1", "port": 0, "control_socket": socket},
@@ -125,7 +126,7 @@ class _Run:
             "retention": "own",
             "resume": None,
             "checkpoint": {**config["checkpoint"], "max_to_keep": self.job.spec.checkpoint.max_to_keep},
-            "logging": {**config["logging"], "jsonl": config["logging"].get("jsonl") or str(self.folder / "log.jsonl")},
+            "logging": {**config["logging"], **({} if self.job.spec.logging.jsonl else {"jsonl": own_log})},
         }
 
     def _find(self, key: Key) -> Object | None:

@@ -99,7 +99,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._fail(401, "", "the token is wrong")
             return
         name = f"{wanted.get('organization')}/{wanted['name']}"
-        repository = self.hub.repositories.setdefault(name, Repository(bool(wanted.get("private"))))
+        private = bool(wanted.get("private")) or wanted.get("visibility") == "private"
+        repository = self.hub.repositories.setdefault(name, Repository(private))
         if not repository.branches:
             repository.commit({})
         self._json({"url": f"{self.hub.endpoint}/{name}"})

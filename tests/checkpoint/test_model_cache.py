@@ -174,6 +174,7 @@ def test_a_full_disk_is_told_in_figures_and_unused_models_make_room(tmp_path: Pa
     old, used = Source({"model.safetensors": b"o" * 1000}), Source({"model.safetensors": b"u" * 1000})
     os.close(fetch(old, tmp_path, "hf://org/old").lease)
     kept = fetch(used, tmp_path, "hf://org/used")
+    write(tmp_path / "by-hand", FILES)
     source = Source(dict(FILES))
     with pytest.raises(
         OSError, match=r"no room for hf://org/model@main: 0.00 GB are missing, 0.00 GB are free"
@@ -181,7 +182,11 @@ def test_a_full_disk_is_told_in_figures_and_unused_models_make_room(tmp_path: Pa
         fetch(source, tmp_path, free=1000)
     assert (error.value.errno, error.value.filename) == (errno.ENOSPC, str(tmp_path))
     assert not source.fetched
-    assert sorted(path.name.partition("-")[0] for path in tmp_path.iterdir() if path.is_dir()) == ["model", "used"]
+    assert sorted(path.name.partition("-")[0] for path in tmp_path.iterdir() if path.is_dir()) == [
+        "by",
+        "model",
+        "used",
+    ]
     os.close(kept.lease)
     need = sum(map(len, FILES.values())) + SPARE_BYTES
     found = fetch(source, tmp_path, free=need)
@@ -236,6 +241,8 @@ def test_a_revision_of_the_hub_is_fetched_at_its_commit_with_the_token(hub: HubS
 
     with pytest.raises(CheckpointMissing, match=r"org/model@main does not exist, or is private"):
         fetch_model("hf://org/model", tmp_path / "cache", {"HF_ENDPOINT": hub.endpoint})
+    with pytest.raises(ConnectionError, match=r"hf://org/model@main cannot be reached"):
+        fetch_model("hf://org/model", tmp_path / "cache", {"HF_ENDPOINT": "http://127.0.0.1:9"})
     with pytest.raises(CheckpointMissing, match=r"the revision v9 does not exist"):
         fetch_model("hf://org/model@v9", tmp_path / "cache", variables)
     hub.add("org/empty", {"config.json": b"{}"})

@@ -112,6 +112,12 @@ def hub_errors(uri: ModelUri) -> Iterator[None]:
         raise CheckpointMissing(f"{uri} does not exist, or is private and HF_TOKEN does not allow it") from error
     except (LocalEntryNotFoundError, HfHubHTTPError) as error:
         raise ConnectionError(f"{uri}: {str(error).strip().splitlines()[0]}") from error
+    except OSError:
+        raise
+    except Exception as error:  # the client's own HTTP library differs by version
+        if "http" not in type(error).__module__:
+            raise
+        raise ConnectionError(f"{uri} cannot be reached: {error}") from error
 
 
 def _is_wanted(name: str) -> bool:

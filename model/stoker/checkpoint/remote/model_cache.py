@@ -66,7 +66,7 @@ def default_cache(environment: Environment = os.environ) -> Path:
     """The user's cache: `STOKER_MODEL_CACHE`, or a folder below that of XDG."""
     given = environment.get("STOKER_MODEL_CACHE")
     base = environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(given) if given else Path(base) / "stoker" / "models"
+    return Path(given) if given else Path(base) / "stoker" / "fetched"
 
 
 def fetch_model(
@@ -231,8 +231,9 @@ class _Entry:
 
 
 def _unused_first(cache: Path, but: str) -> list[Path]:
-    """Other entries, the one that was used last at the end."""
-    found = [path for path in cache.iterdir() if path.is_dir() and path.name.removesuffix(".partial") != but]
+    """Other entries, the one that was used last at the end. Folders that no fetch has made are left alone."""
+    entries = {path.parent for path in cache.glob(f"*/{MARKER}")} | set(cache.glob("*.partial"))
+    found = [path for path in entries if path.name.removesuffix(".partial") != but]
     return sorted(found, key=lambda path: (path / MARKER if (path / MARKER).exists() else path).stat().st_mtime)
 
 

@@ -193,7 +193,7 @@ def _pod_template(
         volumes=[volume for volume, _ in pairs],
         mounts=[mount for _, mount in pairs],
         grace_period_s=pool.grace_period_seconds,
-        env={**source.buckets.env, **fetch_variables(source.secret)},
+        env={**source.buckets.env, **fetch_variables(source.fetched, source.secret)},
     )
     pod = render_pod({"name": PLACEHOLDER}, program, pool, settings)
     return {"metadata": {name: value for name, value in pod["metadata"].items() if name != "name"}, "spec": pod["spec"]}

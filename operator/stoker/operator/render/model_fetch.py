@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from stoker.operator.domain.settings import Settings
-from stoker.operator.render.pod import scratch_volume
+from stoker.operator.render.pod import WORK_FOLDER, scratch_volume
 
 MODEL_CACHE_FOLDER = "/var/stoker/models"
 ACCESS_FOLDER = "/var/stoker/model-access"
@@ -28,9 +28,10 @@ def fetch_volumes(fetches: bool, secret: str | None, settings: Settings) -> list
     return found
 
 
-def fetch_variables(secret: str | None) -> dict[str, str]:
-    """Return the variable that names the mounted Secret."""
-    return {ACCESS_VARIABLE: ACCESS_FOLDER} if secret is not None else {}
+def fetch_variables(fetches: bool, secret: str | None) -> dict[str, str]:
+    """Return the variables that name the mounted Secret, and a folder that the hub's client may write to."""
+    access = {ACCESS_VARIABLE: ACCESS_FOLDER} if secret is not None else {}
+    return {"HF_HOME": f"{WORK_FOLDER}/huggingface", **access} if fetches else access
 
 
 def _cache_volume(settings: Settings) -> Mounted:

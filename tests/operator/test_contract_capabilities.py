@@ -53,6 +53,8 @@ WHOLLY_BUILT: dict[str, dict[str, list[str]]] = {
         "engine.cache.preemption": ["auto", "swap", "recompute"],
         "engine.device": ["auto", "cpu", "cuda"],
         "router.service.type": ["ClusterIP", "NodePort", "LoadBalancer"],
+        "rollout.type": ["rolling", "canary"],
+        "rollout.canary.onFailure": ["RollBack", "Pause"],
     },
     "EnginePool": {},
 }
@@ -61,7 +63,7 @@ WHOLLY_BUILT: dict[str, dict[str, list[str]]] = {
 KUBERNETES = ("tolerations[].", "volumes[].")
 """Choices that Kubernetes understands."""
 
-BELOW_UNBUILT = ("rollout.canary.",)
+BELOW_UNBUILT: tuple[str, ...] = ()
 """Choices inside of sections that are refused as a whole."""
 
 

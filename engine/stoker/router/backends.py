@@ -17,6 +17,7 @@ from stoker.router.cache_aware import CacheAware
 from stoker.router.connection import BackendError
 from stoker.router.load import NotReported
 from stoker.router.policy import Policy
+from stoker.router.shares import Shares
 from stoker.router.snapshot import BackendSnapshot
 from stoker.router.work import NO_WORK, Work
 
@@ -53,6 +54,7 @@ class Backends:
         self._probes: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._followers: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._snapshot: BackendSnapshot | None = None
+        self.shares = Shares()
         self._turn = 0
         self._changed = asyncio.Event()
 
@@ -84,6 +86,7 @@ class Backends:
                 self._backends[key].entry = entry
             else:
                 self._add(Backend(entry, self.times, self.clock))
+        self.shares = Shares(tuple((share.revision, share.percent) for share in snapshot.shares))
         self.version, self._snapshot = snapshot.version, snapshot
         log.info("snapshot %d: %d backends", snapshot.version, len(wanted))
         self._announce()
@@ -146,6 +149,19 @@ class Backends:
             return None
         self._turn += 1
         return self.policy(candidates, self._turn, work)
+
+    def choose_shared(self, exclude: set[tuple[str, str]], work: Work, key: bytes) -> Backend | None:
+        """Choose a backend of the revision to which `key` belongs, else of another one with a share."""
+        if not self.shares.percents:
+            return self.choose(exclude, work)
+        for revision in self.shares.order(key):
+            if (found := self.choose(exclude, work, lambda one: one.entry.revision == revision)) is not None:  # noqa: B023
+                return found
+        return None
+
+    def has_share(self, backend: Backend) -> bool:
+        """Whether the backend's revision gets new requests."""
+        return self.shares.takes(backend.entry.revision)
 
     async def wait_for_one(
         self, exclude: set[tuple[str, str]], timeout_s: float, work: Work = NO_WORK,

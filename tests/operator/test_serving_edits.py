@@ -148,4 +148,4 @@ def test_the_deployment_takes_an_edit_of_its_pools_shares_back() -> None:
 
     serving.cluster.reconcilers = {"InferenceDeployment": reconcile_inferencedeployment}
     plan = serving.cluster.plan(CHAT)
-    assert [body["kind"] for body in plan.apply] == ["EnginePool"], "the deployment takes the edit back"
+    assert "EnginePool" in [body["kind"] for body in plan.apply], "the deployment takes the edit back"

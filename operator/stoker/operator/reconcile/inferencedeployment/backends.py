@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.operator.api.inferencedeployment import RolloutStatus
-from stoker.operator.domain.labels import POOL
+from stoker.operator.domain.labels import POOL, ZONE
 from stoker.operator.domain.plan import ControlCall, Object
 from stoker.operator.domain.pods import ended, is_ready, label, ref_of
 from stoker.operator.reconcile.enginepool.view import draining, is_owned, revision_of
@@ -61,7 +61,13 @@ def _backend(view: DeploymentView, pod: Object) -> dict[str, Any]:
         "revision": revision_of(pod),
         "pool": label(pod, POOL),
         "draining": draining(pod),
+        **(_place(pod) if view.deployment.spec.router.policy == "locality" else {}),
     }
+
+
+def _place(pod: Object) -> dict[str, str]:
+    """Node and zone of a pod. Only routers that look at them get them."""
+    return {"host": str(pod["spec"].get("nodeName", "")), "zone": label(pod, ZONE) or ""}
 
 
 def _version_of(view: DeploymentView, pod: Object) -> int:

@@ -32,7 +32,7 @@ EXPIRED = f"{PREFIX}/expired"
 APPLIED_HASH = f"{PREFIX}/applied-hash"
 
 ZONE = "topology.kubernetes.io/zone"
-"""Label of nodes; Kubernetes' own."""
+"""Label of nodes, and of pods where Kubernetes copies it; Kubernetes' own."""
 
 INDEXED = (JOB, JOB_UID, DEPLOYMENT, DEPLOYMENT_UID, POOL, CHECKPOINT_UID)
 

@@ -47,7 +47,7 @@ from stoker.operator.render.pod import (
     with_config_map,
 )
 from stoker.operator.render.scheduling import for_scheduler
-from stoker.operator.render.storage import storage_root
+from stoker.operator.render.storage import bucket_mounts, storage_root
 
 START_FOLDER = "/var/stoker/start"
 """Mount of another claim with the weights to start from."""
@@ -222,11 +222,16 @@ def _base_pod(job: TrainingJob, start: StartCheckpoint | None, settings: Setting
         keys_volume(settings),
         scratch_volume("stoker-work", WORK_FOLDER),
         scratch_volume("stoker-tmp", "/tmp"),
-        claim_volume(str(job.spec.checkpoint.storage.claim_name), read_only=False),
     ]
+    storage = job.spec.checkpoint.storage
+    if storage.claim_name is not None:
+        pairs.append(claim_volume(storage.claim_name, read_only=False))
     if workers.gpus_per_pod:
         pairs.append(scratch_volume("stoker-shm", "/dev/shm", "Memory"))
-    if start is not None and start.storage.claim_name != job.spec.checkpoint.storage.claim_name:
+    starts = [] if start is None else [(start.storage, start.default_path)]
+    buckets = bucket_mounts((storage, job.metadata.name), *starts)
+    pairs += buckets.volumes
+    if start is not None and start.storage.claim_name not in (None, storage.claim_name):
         claim = {"claimName": str(start.storage.claim_name), "readOnly": True}
         pairs.append(
             (
@@ -241,7 +246,10 @@ def _base_pod(job: TrainingJob, start: StartCheckpoint | None, settings: Setting
         volumes=[volume for volume, _ in pairs],
         mounts=[mount for _, mount in pairs],
         grace_period_s=workers.grace_period_seconds,
-        env=dict.fromkeys(WANDB_FOLDERS, f"{WORK_FOLDER}/wandb") if job.spec.logging.wandb else {},
+        env={
+            **buckets.env,
+            **(dict.fromkeys(WANDB_FOLDERS, f"{WORK_FOLDER}/wandb") if job.spec.logging.wandb else {}),
+        },
     )
     pod = render_pod({"name": PLACEHOLDER}, program, workers, settings)
     main = pod["spec"]["containers"][0]

@@ -180,10 +180,13 @@ def _check_claims(spec: Mapping[str, Any], given: Mapping[str, Path], storage: P
     """
     volumes = [volume.get("persistentVolumeClaim") for volume in spec["workers"].get("volumes") or ()]
     mounted = {claim["claimName"]: bool(claim.get("readOnly")) for claim in volumes if claim}
-    known = [*mounted, spec["checkpoint"]["storage"].get("claimName")]
+    own = spec["checkpoint"]["storage"].get("claimName")
+    known = [*mounted, *([own] if own else [])]
     for name in given:
         if name not in known:
-            raise ValueError(f"--claim {name}: the job has no such claim; it has {', '.join(sorted(set(known)))}")
+            raise ValueError(
+                f"--claim {name}: the job has no such claim; it has {', '.join(sorted(set(known))) or 'none'}"
+            )
     for name, read_only in mounted.items():
         if read_only and name not in given and not (storage / name).is_dir():
             raise ValueError(f"the job reads the claim {name}, which has no folder: give --claim {name}=DIR")

@@ -35,7 +35,8 @@ async def _router() -> Any:
 
 @pytest.mark.parametrize("label", labels(DOCUMENT))
 def test_every_answer_is_documented(router: Sender, label: str) -> None:
-    assert fuzz(DOCUMENT, label, router) & {200, 202}, "no request was good"
+    seen = fuzz(DOCUMENT, label, router)
+    assert 200 in seen or label == "PUT /backends", seen
 
 
 def test_the_document_is_served_and_the_engines_own_too(router: Sender) -> None:
@@ -49,3 +50,6 @@ def test_an_operators_route_needs_its_token(router: Sender) -> None:
     answer: httpx.Response = router(method="PUT", url="/backends", json={"version": "x", "backends": 3})
     assert answer.status_code == 400
     assert {"version", "backends"} <= set(answer.json()["error"].replace(":", " ").split())
+    assert "$ref" not in str(put)
+    newer = router(method="PUT", url="/backends", json={"version": 7, "backends": []})
+    assert (newer.status_code, newer.json()) == (202, {"accepted": True, "version": 7})

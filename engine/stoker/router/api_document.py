@@ -47,10 +47,13 @@ def router_document() -> dict[str, Any]:
     return described("Stoker router", text, [*probes(STATUS), health, put])
 
 
-def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a snapshot without references."""
-    entry = schema.pop("$defs")["BackendEntry"]
-    return {
-        **schema,
-        "properties": {**schema["properties"], "backends": {**schema["properties"]["backends"], "items": entry}},
-    }
+def _inlined(found: Any, definitions: dict[str, Any] | None = None) -> Any:
+    """The schema of a snapshot without references, which would lead out of its place in the document."""
+    known = found.get("$defs", {}) if definitions is None else definitions
+    if isinstance(found, list):
+        return [_inlined(one, known) for one in found]
+    if not isinstance(found, dict):
+        return found
+    if "$ref" in found:
+        return _inlined(known[found["$ref"].rpartition("/")[2]], known)
+    return {name: _inlined(one, known) for name, one in found.items() if name != "$defs"}

@@ -13,11 +13,11 @@
 Behind the colon: full or selective (activation checkpointing), SameLayout, AnyDataParallel, stage0, stage2, stage3,
 bf16, fp8 (Tensorwise), Rowwise, reference (kernels), or an attention (cudnn, flash, stoker); reduce_ctas=N,
 gather_ctas=N, cluster=N (NCCL's share of the GPU); silent (nothing is sent, so the numbers are wrong: the step without
-its communication). STOKER_BENCH_SITE names a folder with further packages (flash-attn-4). One process per GPU, each seeing only its own, as the agent starts them; inside it the
-product's own classes: Decoder, Zero, TrainStep and their communicators. A step's time runs from one answer (loss and
-norm) to the next; the figure is the mean over the last half of the steps. Results are written as they come, a profile
-after its figures. A run that fails or passes `--limit-s` is ended and named, and the ranks are started again for the
-runs behind it. The last line is JSON.
+its communication). STOKER_BENCH_SITE names a folder with further packages (flash-attn-4). One process per GPU, each
+seeing only its own, as the agent starts them; inside it the product's own classes: Decoder, Zero, TrainStep and their
+communicators. A step's time runs from one answer (loss and norm) to the next; the figure is the mean over the last half
+of the steps. Results are written as they come, a profile after its figures. A run that fails or passes `--limit-s` is
+ended and named, and the ranks are started again for the runs behind it. The last line is JSON.
 """
 
 from __future__ import annotations

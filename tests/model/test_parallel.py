@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 from torch.distributed import ProcessGroup
 from torch.multiprocessing.spawn import spawn
@@ -19,10 +20,11 @@ from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.model.kernels.fp8 import Cut, Fp8Weight, Recipe, set_fp8
 from stoker.model.kernels.ops import Ops
+from stoker.model.overlapped_products import gather_linear, linear_scatter
 from stoker.model.paged_attend import KVCache, PagedAttend, PagedBatch, PagedSize
 from stoker.model.parallel import ColumnParallelLinear, RowParallelLinear
 from stoker.model.parameter import Section
-from stoker.model.tensor_group import group_rank, group_size
+from stoker.model.tensor_group import gather_tokens, group_rank, group_size, scatter_tokens
 from testing.model.leave import leave
 
 RECIPES: tuple[Recipe, ...] = ("Tensorwise", "Rowwise")
@@ -82,6 +84,27 @@ def layers_in_eight_bits(recipe: Recipe, group: ProcessGroup | None) -> list[tup
     return [(value.detach(), dim) for value, dim in zip(values, (1, None, None, 0, 1), strict=True)]
 
 
+def overlapped_differences(group: ProcessGroup | None) -> list[float]:
+    """Return how far results and gradients of both overlapped products are from those of their two steps."""
+    assert group is not None
+    found = []
+    for tokens in (5, 1):  # of each rank: the parts of a product are of different sizes
+        x_tD, weight_ED = torch.randn(tokens, 6), torch.randn(4, 6)
+        x_TD = gather_tokens(torch.randn(tokens, 6), group)
+        for inputs, overlapped, steps in (
+            (x_tD, gather_linear, lambda x, w, g: F.linear(gather_tokens(x, g), w)),
+            (x_TD, linear_scatter, lambda x, w, g: scatter_tokens(F.linear(x, w), g)),
+        ):
+            values = []
+            for product in (overlapped, steps):
+                x, weight = inputs.clone().requires_grad_(), weight_ED.clone().requires_grad_()
+                y = product(x, weight, group)
+                torch.manual_seed(7)
+                values.append((y, *torch.autograd.grad(y, (x, weight), torch.randn_like(y))))
+            found += [float((a - b).abs().max()) for a, b in zip(*values, strict=True)]
+    return found
+
+
 def work(rank: int, folder: str, config: ModelConfig) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
@@ -92,6 +115,7 @@ def work(rank: int, folder: str, config: ModelConfig) -> None:
         torch.save(run_pass(decoder) | served, f"{folder}/{rank}-{sequence_parallel}.pt")
     for recipe in RECIPES:
         torch.save(layers_in_eight_bits(recipe, dist.group.WORLD), f"{folder}/{rank}-{recipe}.pt")
+    assert max(overlapped_differences(dist.group.WORLD)) < 1e-5
     with pytest.raises(ValueError, match="tokens: 13 cannot be cut over tensor parallel size 2: 13 % 2 = 1"):
         decoder.embed(TOKENS[:13])
     leave()

@@ -24,6 +24,7 @@ from stoker.router.backend import Timeouts
 from stoker.router.backends import Backends
 from stoker.router.config import RouterConfig
 from stoker.router.metrics import RouterMetrics
+from stoker.router.node import NOWHERE, Node
 from stoker.router.policy import policy_named
 from stoker.router.proxy import Proxy, ProxyLimits
 from stoker.router.snapshot import BackendSnapshot, parse_snapshot
@@ -43,6 +44,7 @@ class Router:
         *,
         pod_uid: str,
         verifier: ControlVerifier | None = None,
+        home: Node = NOWHERE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -54,7 +56,7 @@ class Router:
             probe_s=max(config.connect_timeout_s, 2 * config.probe_interval_s),
         )
         self.backends = Backends(
-            policy=policy_named(config.policy), times=times, probe_interval_s=config.probe_interval_s, clock=clock
+            policy=policy_named(config.policy, home), times=times, probe_interval_s=config.probe_interval_s, clock=clock
         )
         registry = CollectorRegistry()
         self.metrics = RouterMetrics(registry, self.backends)

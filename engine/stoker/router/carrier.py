@@ -102,9 +102,10 @@ class Carrier:
         refused: set[tuple[str, str]] = set()
         for _ in range(self.max_attempts):
             left_s = max(broke_s + self.wait_s - self.clock(), 0)
-            backend = await self.backends.wait_for_one(refused, left_s, fits=lambda one: one.entry.revision == revision)
-            if backend is None:
+            pair = await self.backends.wait_for_one(refused, left_s, fits=lambda one: one.entry.revision == revision)
+            if pair is None:
                 break
+            backend = pair.answers
             try:
                 found = await self.ask(backend, request)
             except BackendError as error:

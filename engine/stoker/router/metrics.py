@@ -23,6 +23,10 @@ class RouterMetrics:
         self.requests = Counter("stoker_router_requests", "Answers by status code.", ["code"], registry=registry)
         self.retries = Counter("stoker_router_retries", "Requests sent again to another backend.", registry=registry)
         self.cut = Counter("stoker_router_cut_answers", "Answers that broke in the middle.", registry=registry)
+        self.split = Counter(
+            "stoker_router_split_requests", "Requests sent with the address of an engine that computes their prompt.",
+            registry=registry,
+        )  # fmt: skip
         self.resumed = Counter("stoker_router_resumed_streams", "Streams that went on elsewhere.", registry=registry)
         self.resume_gap = Histogram(
             "stoker_router_resume_seconds", "From the break of a stream to its next update, from another backend.",

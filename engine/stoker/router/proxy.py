@@ -13,7 +13,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stoker.pod.asgi import (
     BodyTooLarge,
@@ -27,6 +27,7 @@ from stoker.pod.asgi import (
 )
 from stoker.pod.body_budget import BodyBudget, BodyBudgetSpent, BodyShare
 from stoker.pod.marked_streams import RESUMABLE_PATHS, RESUME_HEADER
+from stoker.pod.split_requests import PREFILL_HEADER
 from stoker.router.answer import BackendAnswer, body_message, lost, start_message, whole_events
 from stoker.router.backend import Backend
 from stoker.router.backends import Backends
@@ -41,6 +42,7 @@ from stoker.router.connection import (
 )
 from stoker.router.kept_stream import RAW_BYTES, KeptStream
 from stoker.router.metrics import RouterMetrics
+from stoker.router.pairs import Pair
 from stoker.router.work import NO_WORK, Work, work_of
 
 BUSY = (429, 503)
@@ -50,6 +52,8 @@ HOP_BY_HOP = frozenset(
      b"trailer", b"transfer-encoding", b"upgrade", b"expect")
 )  # fmt: skip
 RETRY_AFTER_S = 1
+SPLIT_PATHS = frozenset((b"/v1/chat/completions", b"/v1/completions", b"/v1/responses"))
+"""Requests with a prompt."""
 
 
 @dataclass(frozen=True)
@@ -223,18 +227,18 @@ class Proxy:
             Refused: no backend took the request.
         """
         busy: set[tuple[str, str]] = set()
-        work = work_of(request.body, request.headers) if self.backends.weighs_work else NO_WORK
+        work = self._work(request)
         held_until = self.clock() + self.limits.hold_s
         problem = "no engine is ready"
         for attempt in range(self.limits.max_attempts):
             if attempt:
                 self.metrics.retries.inc()
-            backend = self.backends.choose(busy, work) or await self._hold(busy, work, held_until - self.clock())
-            if backend is None:
+            pair = self.backends.choose(busy, work) or await self._hold(busy, work, held_until - self.clock())
+            if pair is None:
                 break
+            backend = pair.answers
             try:
-                with backend.unstarted(work.tokens):
-                    answer = await self._ask(backend, request)
+                answer = await self._ask_pair(pair, request)
             except Silent as silence:
                 raise Refused(
                     504, "timeout", f"The engine did not answer: {silence}. The request was not sent to another one."
@@ -250,7 +254,26 @@ class Proxy:
             busy.add(backend.entry.key)
         raise no_backend(problem)
 
-    async def _hold(self, busy: set[tuple[str, str]], work: Work, hold_s: float) -> Backend | None:
+    def _work(self, request: Outgoing) -> Work:
+        """Estimate the work, if the choice looks at it."""
+        if not self.backends.weighs_work:
+            return NO_WORK
+        return work_of(request.body, request.headers, may_split=request.target.partition(b"?")[0] in SPLIT_PATHS)
+
+    async def _ask_pair(self, pair: Pair[Backend], request: Outgoing) -> BackendAnswer:
+        """Send the request to the engine that answers, with the address of the one that computes the prompt.
+
+        Raises:
+            BackendError: as `_ask`. A failure of the helper is none: the answering engine computes the prompt then.
+        """
+        endpoint = pair.helper.peer_endpoint if pair.helper is not None else None
+        if endpoint is not None:
+            self.metrics.split.inc()
+            request = replace(request, headers=[*request.headers, (PREFILL_HEADER, endpoint.encode())])
+        with pair.computes.unstarted(max(pair.uncached, 0)):
+            return await self._ask(pair.answers, request)
+
+    async def _hold(self, busy: set[tuple[str, str]], work: Work, hold_s: float) -> Pair[Backend] | None:
         """Wait for a backend, if this router may hold one more request."""
         if hold_s <= 0 or self.metrics.held >= self.limits.max_held_requests:
             return None
@@ -343,7 +366,7 @@ def outgoing(scope: Scope, body: bytes, request_id: bytes, *, marked: bool = Fal
     Raises:
         Refused: its head is one that servers take and clients may not send.
     """
-    dropped = HOP_BY_HOP | {b"host", b"content-length", b"x-request-id", RESUME_HEADER}
+    dropped = HOP_BY_HOP | {b"host", b"content-length", b"x-request-id", RESUME_HEADER, PREFILL_HEADER}
     headers = [(key, value.strip(b" \t")) for key, value in scope["headers"] if key not in dropped]
     headers.append((b"x-request-id", request_id))
     if marked and scope["path"] in RESUMABLE_PATHS:

@@ -1,6 +1,6 @@
 """The versioned list of backends that the operator sends to its routers.
 
-`{"version": 7, "backends": [{url, pod_uid, role, revision, draining}]}`
+`{"version": 7, "backends": [{url, pod_uid, role, revision, draining, host, zone}]}`
 
 Parsed from the mounted file at the start and from `PUT /backends` later. A snapshot never changes; a newer version
 replaces it (`Backends.apply`).
@@ -17,6 +17,8 @@ from pydantic import Field, field_validator, model_validator
 
 from stoker.pod.config_file import Config, load, parse
 
+Role = Literal["colocated", "prefill", "decode"]
+
 
 class BackendEntry(Config):
     """One engine replica."""
@@ -25,7 +27,12 @@ class BackendEntry(Config):
     """`http://HOST:PORT`, without a path."""
     pod_uid: str = Field(min_length=1)
     """The pod that must answer there; an address that another pod took over is not used."""
-    role: Literal["colocated", "prefill", "decode"] = "colocated"
+    role: Role = "colocated"
+    """What its pool is for. Every engine can do the other parts too: a role is a preference."""
+    host: str = ""
+    """The node of its pod."""
+    zone: str = ""
+    """The zone of that node."""
     revision: str = ""
     draining: bool = False
     """Whether it finishes its requests and gets no new one."""
@@ -37,13 +44,6 @@ class BackendEntry(Config):
         if parts.scheme != "http" or not parts.hostname or parts.path not in ("", "/") or parts.query or parts.username:
             raise ValueError("http://HOST:PORT is needed")
         return url.rstrip("/")
-
-    @field_validator("role")
-    @classmethod
-    def _built(cls, role: str) -> str:
-        if role != "colocated":
-            raise ValueError(f"not supported yet: role {role}")
-        return role
 
     @property
     def address(self) -> tuple[str, int]:

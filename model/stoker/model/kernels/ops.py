@@ -220,6 +220,10 @@ class Ops:
             return self.impl.fp8_linear(x_TD, weight_ED, bias_E, fp8, self.keeps_casts)
         return self.impl.linear(x_TD, weight_ED, bias_E)
 
+    def is_plain(self, weight_ED: Tensor) -> bool:
+        """Return whether `linear` with this weight is one product of any number of rows, so that it may be split."""
+        return not self.deterministic and fp8_of(weight_ED) is None
+
     def logits(self, hidden_TD: Tensor, weight_VD: Tensor) -> Tensor:
         """Compute the output layer: `linear`, without gradient in float32 where that costs little.
 

@@ -81,7 +81,7 @@ class RouterSettings(SmallPod):
     """HTTP front of the deployment and its pods."""
 
     replicas: Annotated[int, Field(ge=1, le=64)] = 1
-    policy: Literal["leastPending", "roundRobin", "powerOfTwo", "random", "cacheAware"] = "leastPending"
+    policy: Literal["leastPending", "roundRobin", "powerOfTwo", "random", "cacheAware", "locality"] = "leastPending"
     connect_timeout_seconds: Seconds = 2
     request_timeout_seconds: Seconds = 600
     """Longest silence of an engine within one answer."""

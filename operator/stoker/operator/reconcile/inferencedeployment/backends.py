@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from stoker.operator.domain.labels import ZONE
 from stoker.operator.domain.plan import ControlCall, Object
-from stoker.operator.domain.pods import ended, is_ready, ref_of
+from stoker.operator.domain.pods import ended, is_ready, label, ref_of
 from stoker.operator.reconcile.enginepool.view import draining, is_owned, revision_of
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
 from stoker.operator.render.engine import engine_url
@@ -55,7 +56,13 @@ def _backend(view: DeploymentView, pod: Object) -> dict[str, Any]:
         "role": next(roles, "colocated"),
         "revision": revision_of(pod),
         "draining": draining(pod),
+        **(_place(pod) if view.deployment.spec.router.policy == "locality" else {}),
     }
+
+
+def _place(pod: Object) -> dict[str, str]:
+    """Node and zone of a pod. Only routers that look at them get them."""
+    return {"host": str(pod["spec"].get("nodeName", "")), "zone": label(pod, ZONE) or ""}
 
 
 def _version_of(view: DeploymentView, pod: Object) -> int:

@@ -22,7 +22,7 @@ from stoker.engine.execution.runner import Runner
 from stoker.engine.handover.desk import CALLER, Desk
 from stoker.engine.handover.host_store import HostStore
 from stoker.engine.handover.messages import PeerHello, PeerMessage, pack_peer, unpack_peer
-from stoker.engine.handover.office import Gone, Letter, Office
+from stoker.engine.handover.office import Front, Gone, Letter, Office
 from stoker.engine.transfer.fingerprint import Fingerprint
 from stoker.engine.transfer.in_process import InProcessPort, Network
 from stoker.engine.transfer.layout import BlockLayout
@@ -94,6 +94,8 @@ class Mail:
 
 class Postman:
     """One station's end of the mail."""
+
+    wake_fd = None
 
     def __init__(self, mail: Mail, endpoint: str) -> None:
         self.mail, self.endpoint = mail, endpoint
@@ -180,7 +182,8 @@ class Station:
         self.port = OnePort(port)
         hello = PeerHello(port.describe(), facts, "host")
         store = HostStore(self.zone.memory_SN, cache_BN)
-        office = Office(engine, hello, self.zone, store, self.port, Postman(mail, name), self, clock)
+        front = Front(self.add, self.withdraw, self.send)
+        office = Office(engine, hello, self.zone, store, self.port, Postman(mail, name), front, clock)
         self.desk = Desk(office, endpoint=name)
         self.tally = office.tally
         self.answers: dict[str, list[Answer]] = {}

@@ -287,6 +287,11 @@ class TransferStats:
     """Open requests whose prompt another engine computes."""
     helping: int
     """Open requests whose prompt is computed here for another engine."""
+    helping_waiting: int
+    """Those of them without a first token, and their prompts' tokens."""
+    helping_tokens: int
+    prefill_tokens_per_s: float | None
+    """Of prompts computed for other engines."""
     handover_s: float | None
     outcomes: Mapping[str, int]
     """Requests that named a prefill engine, by what became of them."""

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from stoker.engine.core.engine import Begun
-from stoker.engine.core.messages import AddRequest, Delta, Outputs, RequestFacts, RequestProgress
+from stoker.engine.core.messages import AddRequest, Delta, Outputs, RequestFacts, RequestProgress, RequestState
 from stoker.engine.core.request import Request
 from stoker.engine.errors import RequestRefused
 from stoker.engine.handover.contents import BlockSeeds
@@ -106,7 +106,7 @@ class DecodeDesk:
             raise RequestRefused("invalid", f"request_id {request.request_id!r} is in use", "request_id")
         self.engine.check_request(request.request_id, request.prompt_tokens, request.params, front=front)
         split = self._begin(front, request, now_s)
-        reason = "short" if split.num_blocks <= split.first_block else self._full(split)
+        reason = "short" if split.num_blocks <= split.first_block else self._full()
         if reason is not None:
             self._forget(split)
             return self._decline(reason)
@@ -145,8 +145,8 @@ class DecodeDesk:
         self.open[split.id] = self._by_key[split.key] = split
         return split
 
-    def _full(self, split: Split) -> Reason | None:
-        """Whether the cache has no room for it beside what is promised and running."""
+    def _full(self) -> Reason | None:
+        """Whether the cache has no room for all that is promised, beside what runs."""
         scheduler = self.engine.scheduler
         promised = sum(self._missing(one) for one in self.open.values())
         room = self.blocks.num_available - promised - len(scheduler.running)
@@ -210,7 +210,7 @@ class DecodeDesk:
         split = self._by_key.get((front, request_id))
         if split is None:
             return None
-        state = "QUEUED" if split.stage is Stage.NEW else "DECODING" if split.begun else "PREFILLING"
+        state: RequestState = "QUEUED" if split.stage is Stage.NEW else "DECODING" if split.begun else "PREFILLING"
         return RequestProgress(request_id, state, split.cached_tokens, 0)
 
     # Letters of peers.
@@ -230,7 +230,7 @@ class DecodeDesk:
             case PeerRefused():
                 self._lose(peer, "incompatible")
             case BlocksReady(id=name, blocks=blocks) if name in self.open:
-                announced = [Announcement(one.index, Grant(one.slot, one.generation), one.sum) for one in blocks]
+                announced = [Announcement(one.place, Grant(one.slot, one.generation), one.sum) for one in blocks]
                 self._fill(self.open[name], announced, now_s)
             case BlocksReady():
                 self._count_stale(message, peer, now_s)
@@ -268,7 +268,7 @@ class DecodeDesk:
         owner = Owner(peer.hello.port.peer if peer.hello is not None else "", message.id)
         with self.zone.lock:
             intake = Intake(self.zone.zone, owner, _copy_nothing, target=_no_place, seed=_no_place)
-            intake.take([Announcement(one.index, Grant(one.slot, one.generation), 0) for one in message.blocks], now_s)
+            intake.take([Announcement(one.place, Grant(one.slot, one.generation), 0) for one in message.blocks], now_s)
 
     def _fill(self, split: Split, announced: list[Announcement], now_s: float) -> None:
         """Copy announced blocks into the cache and compare them."""

@@ -88,8 +88,9 @@ class Desk:
     def stats(self) -> TransferStats:
         office, tally = self.office, self.office.tally
         port, meters = office.hello.port, office.port.meters()
+        waiting = self.prefill.waiting_prompts()
         with office.zone.lock:
-            free, refused = office.zone.zone.credits, dict(office.zone.zone.refused)
+            free, refused = office.zone.zone.credits, office.zone.zone.refused.items()
         return TransferStats(
             endpoint=self.endpoint,
             epoch=port.peer,
@@ -103,12 +104,15 @@ class Desk:
             free_slots=free,
             receiving=len(self.decode.open),
             helping=self.prefill.num_open,
+            helping_waiting=len(waiting),
+            helping_tokens=sum(waiting),
+            prefill_tokens_per_s=tally.prefill_tokens_per_s,
             handover_s=tally.handover_s,
             outcomes=dict(tally.outcomes),
             fallbacks=dict(tally.reasons),
             helps=dict(tally.helps),
             blocks=dict(tally.blocks),
-            refused=refused,
+            refused={str(cause): count for cause, count in refused},
             bytes={name: num_bytes for name, (num_bytes, _) in meters.items()},
             seconds={name: seconds for name, (_, seconds) in meters.items()},
             rates={name: num_bytes / seconds for name, (num_bytes, seconds) in meters.items() if seconds > 0},

@@ -74,7 +74,7 @@ class Credit:
 
 
 class ReadyBlock(NamedTuple):
-    index: int
+    place: int
     """In the request, in blocks."""
     slot: int
     generation: int

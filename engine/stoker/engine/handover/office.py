@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 from stoker.engine.core.engine import LLMEngine
-from stoker.engine.core.messages import AddRequest, Outputs
+from stoker.engine.core.messages import AddRequest, Outputs, RequestFacts
 from stoker.engine.handover.messages import PeerHello, PeerMessage
 from stoker.engine.transfer.fingerprint import root_digest
 from stoker.engine.transfer.intake import CopyAndSum
@@ -21,6 +21,8 @@ GRANT_S = 5.0
 SILENT_S = 5.0
 """Silence after which a peer counts as lost."""
 BEAT_S = 1.0
+FEWEST_TOKENS = 16
+"""Prompt tokens from which the time of a prefill says something."""
 
 Reason = Literal[
     "unreachable", "lost", "silent", "refused", "incompatible", "transport", "damaged", "full", "late", "short",
@@ -51,6 +53,11 @@ class Letter(NamedTuple):
 
 class Post(Protocol):
     """Carries messages between cores, in threads of its own."""
+
+    @property
+    def wake_fd(self) -> int | None:
+        """Readable while letters wait; None where they are read in each turn."""
+        ...
 
     def call(self, endpoint: str, message: PeerMessage) -> None:
         """Send to an engine that listens, connecting first if need be. Never waits, never fails."""
@@ -101,18 +108,15 @@ class LocalPort(Protocol):
     def close(self) -> None: ...
 
 
-class Front(Protocol):
+@dataclass(frozen=True)
+class Front:
     """What the core does for the desks."""
 
-    def add(self, front: str, request: AddRequest) -> None:
-        """Queue a request for `front`; a refusal goes to it as a message."""
-        ...
-
-    def withdraw(self, front: str, request_id: str) -> None:
-        """End a request without an answer. Harmless for one that has ended."""
-        ...
-
-    def send(self, front: str, outputs: Outputs) -> None: ...
+    add: Callable[[str, AddRequest], None]
+    """Queue a request for a front; a refusal goes to it as a message."""
+    withdraw: Callable[[str, str], None]
+    """End a request (front, id) without an answer. Harmless for one that has ended."""
+    send: Callable[[str, Outputs], None]
 
 
 @dataclass
@@ -125,10 +129,26 @@ class Tally:
     blocks: Counter[str] = field(default_factory=lambda: Counter(received=0, sent=0))
     handover_s: float | None = None
     """Mean of the last ones: from the last token of P to the first one here."""
+    prefill_tokens_per_s: float | None = None
+    """Mean over the last prompts that were computed for others."""
+    changes: int = 0
+    """Grows when what routers know has changed."""
     last_transport: str = ""
 
     def handed_over(self, seconds: float) -> None:
-        self.handover_s = seconds if self.handover_s is None else 0.8 * self.handover_s + 0.2 * seconds
+        self.handover_s = _mean(self.handover_s, seconds)
+
+    def prefilled(self, facts: RequestFacts) -> None:
+        """Note the first token of a prompt that was computed for another engine."""
+        if facts.scheduled_s is None or facts.first_token_s is None:
+            return
+        tokens, seconds = facts.prompt_tokens - facts.cached_tokens, facts.first_token_s - facts.scheduled_s
+        if tokens >= FEWEST_TOKENS and seconds > 0:
+            self.prefill_tokens_per_s = _mean(self.prefill_tokens_per_s, tokens / seconds)
+
+
+def _mean(before: float | None, new: float) -> float:
+    return new if before is None else 0.8 * before + 0.2 * new
 
 
 @dataclass(frozen=True)

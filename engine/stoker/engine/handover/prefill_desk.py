@@ -72,12 +72,16 @@ class PrefillDesk:
     def num_open(self) -> int:
         return sum(len(caller.helps) for caller in self.callers.values())
 
+    def waiting_prompts(self) -> list[int]:
+        """Tokens of the prompts that have no first token yet."""
+        stages = (HelpStage.QUEUED, HelpStage.PREFILLING)
+        helps = (one for caller in self.callers.values() for one in caller.helps.values())
+        return [len(one.prefill.prompt) for one in helps if one.stage in stages]
+
     @property
     def busy(self) -> bool:
         """Whether a transfer is under way whose end is to be noticed soon."""
-        return any(
-            one.writing for caller in self.callers.values() for one in (*caller.helps.values(), *caller.closing)
-        )
+        return any(one.writing for caller in self.callers.values() for one in (*caller.helps.values(), *caller.closing))
 
     # Letters of decode engines.
 
@@ -139,6 +143,7 @@ class PrefillDesk:
             return  # repeated
         one = Help(caller.name, prefill, self.blocks.block_size)
         caller.helps[prefill.id] = one
+        self.tally.changes += 1
         self._seeds[one] = BlockSeeds(self.office.hello.port.fingerprint, prefill.prompt, self.blocks.block_size)
         request = AddRequest(prefill.id, prefill.prompt, prefill.params, self.office.clock(), prefill.priority)
         self.office.front.add(front_of(caller.name), request)
@@ -162,6 +167,9 @@ class PrefillDesk:
             self.office.front.withdraw(front_of(caller.name), one.id)
             self._fail(caller, one, "aborted", given_up.error or "the engine is going down")
             return
+        if one.stage is not HelpStage.STREAMING and deltas[0].facts is not None:
+            self.tally.prefilled(deltas[0].facts)
+            self.tally.changes += 1
         self._push(caller, one)  # blocks first, so that the owner can go on at once
         self.office.post.answer(caller.name, Tokens(one.id, one.parts_of(deltas)))
 
@@ -223,6 +231,7 @@ class PrefillDesk:
         one.stage = HelpStage.FAILED
         self.tally.helps["refused" if code == "refused" else "failed"] += 1
         del caller.helps[one.id]
+        self.tally.changes += 1
         caller.closing.append(one)
         self.office.post.answer(caller.name, Failed(one.id, code, message))
 
@@ -230,6 +239,7 @@ class PrefillDesk:
         one.stage = stage
         self.tally.helps[stage.value] += 1
         del caller.helps[one.id]
+        self.tally.changes += 1
         caller.closing.append(one)
         self._free_ended(caller)
 

@@ -24,6 +24,7 @@ from stoker.router.backend import Timeouts
 from stoker.router.backends import Backends
 from stoker.router.config import RouterConfig
 from stoker.router.metrics import RouterMetrics
+from stoker.router.node import NOWHERE, Node
 from stoker.router.policy import policy_named
 from stoker.router.proxy import Proxy, ProxyLimits
 from stoker.router.snapshot import BackendSnapshot, parse_snapshot
@@ -43,6 +44,7 @@ class Router:
         *,
         pod_uid: str,
         verifier: ControlVerifier | None = None,
+        home: Node = NOWHERE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -54,7 +56,7 @@ class Router:
             probe_s=max(config.connect_timeout_s, 2 * config.probe_interval_s),
         )
         self.backends = Backends(
-            policy=policy_named(config.policy), times=times, probe_interval_s=config.probe_interval_s, clock=clock
+            policy=policy_named(config.policy, home), times=times, probe_interval_s=config.probe_interval_s, clock=clock
         )
         registry = CollectorRegistry()
         self.metrics = RouterMetrics(registry, self.backends)
@@ -73,7 +75,7 @@ class Router:
 
     def start(self, snapshot: BackendSnapshot) -> None:
         """Begin to probe the backends of the mounted snapshot."""
-        self.backends.apply(snapshot)
+        self._apply(snapshot)
 
     async def drain(self, quiet_s: float, deadline_s: float) -> None:
         """Turn unready, and serve until no request has run for `quiet_s`, at most for `deadline_s`."""
@@ -98,6 +100,7 @@ class Router:
             "ready_backends": len(self.backends.ready),
             "running": self.proxy.running,
             "held": self.metrics.held,
+            "window": self.metrics.revisions.status(),
             "backends": self.backends.status(),
         }
 
@@ -113,8 +116,15 @@ class Router:
         return JSONResponse({"status": status, "ready_backends": num_ready}, status_code=200 if ready else 503)
 
     async def _put_backends(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        accepted = self.backends.apply(parse_snapshot(body))
+        accepted = self._apply(parse_snapshot(body))
         return {"accepted": accepted, "version": self.backends.version}
+
+    def _apply(self, snapshot: BackendSnapshot) -> bool:
+        """Use a newer snapshot, and begin the window that it names."""
+        accepted = self.backends.apply(snapshot)
+        if accepted:
+            self.metrics.revisions.begin(snapshot.window)
+        return accepted
 
 
 class _App:

@@ -103,7 +103,7 @@ _ENGINE: Mapping[str, Row] = {
     "parallelism.expert": only(1),
     "api.fronts": only(1),
 }
-_ROUTER: Mapping[str, Row] = {"policy": only("leastPending", "roundRobin", "powerOfTwo", "random", "cacheAware")}
+_ROUTER: Mapping[str, Row] = {}
 
 
 def _camel(path: str) -> str:
@@ -121,12 +121,8 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
         "runtime.attention": _TRAINER["attention"],
         **{_camel(path): row for path, row in _TRAINER.items() if "." in path},
         "modelFrom.hub": absent(instead="modelFrom.huggingFace with a downloaded folder"),
-        "checkpoint.storage.s3": absent(instead="checkpoint.storage.claimName"),
     },
-    "Checkpoint": {
-        "source.import.storage.s3": absent(instead="source.import.storage.claimName"),
-        "source.save.storage.s3": absent(),
-    },
+    "Checkpoint": {},
     "InferenceDeployment": {
         "model.uri": Row(schemes=("file://", "pvc://")),
         "engine.kernels": _ENGINE["kernels"],
@@ -136,13 +132,12 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
         "pools[].role": only("colocated"),
         "pools[].podsPerReplica": only(1),
         "pools[].autoscaling.mode": only("slo", "load", "external"),
-        "router.policy": _ROUTER["policy"],
-        "rollout.type": only("rolling"),
+        "rollout.canary.metricGates[].metric": only("errorRate", "ttftP95Ms", "itlP95Ms"),
+        "rollout.canary.evalGates": absent(),
     },
     "EnginePool": {
         "revisions[].template.role": only("colocated"),
         "revisions[].template.podsPerReplica": only(1),
-        "revisions[].share": only(0, 100),
     },
 }
 """Program or kind -> path -> what works. Programs have the names of their configuration, kinds those below `spec`."""

@@ -23,6 +23,7 @@ from stoker.model.aux import Aux
 from stoker.model.block import Block
 from stoker.model.config import ModelConfig
 from stoker.model.experts import Experts
+from stoker.model.group_sums import GroupSums
 from stoker.model.kernels.ops import CrossEntropy, Ops
 from stoker.model.parallel import ColumnParallelLinear, Norm, RowParallelLinear, VocabParallel
 from stoker.model.parameter import Part, Section
@@ -137,6 +138,15 @@ class Decoder(nn.Module):
         if self.is_last:
             self.head.pack()
         self.is_packed = True
+
+    def defer_sums(self, sums: GroupSums) -> None:
+        """Leave the sums over the group to the norms that follow the products, and to `sums`: for serving, once.
+
+        From then on a block's update is this rank's part. There is no gradient and no sequence parallelism.
+        """
+        for module in self.modules():
+            if isinstance(module, RowParallelLinear | VocabParallel | Norm | Experts):
+                module.sums = sums
 
     def named_parts(self) -> Iterator[Part]:
         """Yield every Hugging Face tensor of which this rank holds a box, in the order of the forward pass."""

@@ -12,7 +12,6 @@ Called by an executor, one step at a time. It has no requests and no scheduler.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -32,6 +31,7 @@ from stoker.engine.execution.step_graphs import Capture, CudaCapture, StepGraphs
 from stoker.engine.execution.step_rows import StepRows, step_rows
 from stoker.engine.execution.token_mask import mask_logits
 from stoker.model.decoder import Decoder
+from stoker.model.group_sums import GroupSums
 from stoker.model.kernels.sampling import Adjustments, SampleRows
 from stoker.model.paged_attend import KVCache, PagedAttend, PagedBatch, PagedSize
 
@@ -99,12 +99,13 @@ class Runner:
         attention: str,
         graphs: bool | Capture = True,
         timed: bool = False,
+        sums: GroupSums | None = None,
     ) -> None:
-        """`graphs`: whether to capture steps, with fused kernels on one rank; or what captures them.
+        """`graphs`: whether to capture steps, with fused kernels; or what captures them.
 
-        `timed`: keep the times of steps for a time line.
+        `timed`: keep the times of steps for a time line. `sums`: of the ranks that share the model.
         """
-        self.model, self.cache = model, cache
+        self.model, self.cache, self.sums = model, cache, sums
         self.device = cache.data.device
         self.max_model_len = max_model_len
         self.staging = Staging(self.device, timed=timed)
@@ -122,14 +123,20 @@ class Runner:
         self.seats = SeatTables(num_seats, max_model_len, max_blocks, self.staging)
         if model.ops.kernels == "fused":
             self.seats = seats = DeviceSeatTables(num_seats, max_model_len, max_blocks, self.staging)
-            self.graphs = StepGraphs(model, cache, self.attend, seats, self.staging, shapes, self._capture(graphs))
+            capture = self._capture(graphs)
+            agree = bool if sums is None else sums.agree
+            self.graphs = StepGraphs(model, cache, self.attend, seats, self.staging, shapes, capture, agree)
         self.tokens_SL, self.values = self.seats.tokens_SL, self.seats.values
 
     def _capture(self, graphs: bool | Capture) -> Capture | None:
         if not isinstance(graphs, bool):
             return graphs
-        alone = self.model.group is None  # collectives are not captured
-        return CudaCapture(self.device) if graphs and alone and self.device.type == "cuda" else None
+        return CudaCapture(self.device) if graphs and self.device.type == "cuda" else None
+
+    @property
+    def num_exchanges(self) -> int:
+        """Exchanges with the other ranks so far; graphs count when they are captured."""
+        return 0 if self.sums is None else self.sums.calls
 
     def run(self, step: StepInput) -> StepOutput:
         """Compute one step and wait for its output.
@@ -170,22 +177,27 @@ class Runner:
         except torch.AcceleratorError as error:
             raise ExecutorLost(f"the device failed in step {step.number}: {error}") from error
 
-    @torch.inference_mode()
     def capture_next_graph(self, *, wanted: bool = False) -> bool:
         """Capture the graph of one more shape. False: none is left. `wanted`: only one whose lack has cost much."""
+        shape = self.next_capture(wanted=wanted)
+        if shape is not None:
+            self.capture(shape)
+        return shape is not None
+
+    def next_capture(self, *, wanted: bool = False, first: bool = False) -> PassShape | None:
+        """The shape to capture next; None: none is left. `first`: of those captured before the first request."""
         if self.graphs is None:
-            return False
+            return None
+        if first:
+            return self.graphs.missing(self.graphs.shapes.first)
         often = self.graphs.most_wanted(WANTED_ROWS if wanted else 1)
-        return self.graphs.capture_next(often if wanted else chain(often, self.graphs.shapes.order))
+        return self.graphs.missing(often if wanted else chain(often, self.graphs.shapes.order))
 
     @torch.inference_mode()
-    def capture_first_graphs(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Capture the shapes that are always captured before the first request, then others for so many seconds."""
-        until_s = clock() + seconds
-        while self.graphs is not None and self.graphs.capture_next(self.graphs.shapes.first):
-            pass
-        while clock() < until_s and self.capture_next_graph():
-            pass
+    def capture(self, shape: PassShape) -> None:
+        """Capture the graph of one shape: on all ranks, between the same two steps."""
+        assert self.graphs is not None, "a shape is one of its"
+        self.graphs.capture_shape(shape)
 
     @torch.inference_mode()
     def warm_up_sizes(self) -> None:

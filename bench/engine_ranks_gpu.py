@@ -234,7 +234,7 @@ def random_runner(
     if sums is not None and nccl == "0":
         sums = peer_sums(sums, shape.hidden_size, plan.dtype) or sums
         progress(f"sums: {type(sums).__name__}")
-    decoder = Decoder(shape, ops, dtype=plan.dtype, device=device, group=group)
+    decoder = Decoder(shape, ops, dtype=plan.dtype, device=device, group=group, copies_kv_heads=True)
     torch.manual_seed(0 if group is None else dist.get_rank(group))
     with torch.no_grad():
         for parameter_name, parameter in decoder.named_parameters():

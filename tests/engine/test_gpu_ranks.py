@@ -1,4 +1,4 @@
-"""Two ranks on two GPUs answer as one GPU does, with captured steps and one-shot sums, and go on behind a bad request."""
+"""Two ranks on two GPUs answer as one GPU does, with captured steps and one-shot sums; a bad request alone fails."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_two_gpus_equal_one(kernels: str, twins: dict[str, Any], tmp_path: Path)
     two = opened(tmp_path, 2, kernels=kernels)
     try:
         assert isinstance(two.executor, Ranks)
-        runner = two.executor._runner  # noqa: SLF001 - what it runs with is what the test is about
+        runner = two.executor._runner
         assert tokens_of(answers(two)) == expected
         if kernels == "fused":
             assert isinstance(runner.sums, PeerSums)

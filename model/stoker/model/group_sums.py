@@ -17,12 +17,10 @@ from torch.distributed import ProcessGroup
 
 from stoker.model.kernels.ops import Ops
 
-TWO_RANKS = 2
-"""The sum of two numbers has the same bits in either order."""
-
 
 class GroupSums:
-    """The group's sums. `ordered`: in the order of ranks and in float32, so that no bit depends on the batch."""
+    """The group's sums. `ordered`: in the order of ranks and in float32, so that no bit depends on the batch; the
+    collectives' own sums choose an order by the length of the message."""
 
     def __init__(self, group: ProcessGroup, ops: Ops, *, ordered: bool = False) -> None:
         self.group, self.ops, self.ordered = group, ops, ordered
@@ -33,9 +31,9 @@ class GroupSums:
     def sum(self, partial_TD: Tensor) -> Tensor:
         """Return the sum over the ranks, in place where possible."""
         self.calls += 1
-        if self.ordered and self.size > TWO_RANKS:
-            return self._ordered_sum(partial_TD.contiguous())
         partial_TD = partial_TD.contiguous()
+        if self.ordered:
+            return self._ordered_sum(partial_TD)
         dist.all_reduce(partial_TD, group=self.group)
         return partial_TD
 

@@ -59,7 +59,7 @@ class ColumnParallelLinear(nn.Module):
         super().__init__()
         self.sequence_parallel = sequence_parallel
         self.ops, self.group, self.sections, self.in_features = ops, group, tuple(sections), in_features
-        self.local_rows = [shard_size(section.rows, group, section.hf_name) for section in sections]
+        self.local_rows = [shard_size(section.rows * section.copies, group, section.hf_name) for section in sections]
         self.weight = nn.Parameter(torch.empty(sum(self.local_rows), in_features, dtype=dtype, device=device))
         self.bias = nn.Parameter(torch.empty(sum(self.local_rows), dtype=dtype, device=device)) if bias else None
         self.adapters = nn.ModuleDict()
@@ -121,7 +121,7 @@ class ColumnParallelLinear(nn.Module):
     ) -> Iterator[Part]:
         row = 0
         for section, rows in zip(self.sections, self.local_rows, strict=True):
-            begin = rows * group_rank(self.group)
+            begin = rows * (group_rank(self.group) // section.copies)
             yield Part(
                 f"{section.hf_name}.{suffix}",
                 parameter_name,

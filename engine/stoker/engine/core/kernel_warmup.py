@@ -97,7 +97,7 @@ def one_layer_runner(
 ) -> Runner:
     small = replace(config, num_layers=1)
     group = None if sums is None else sums.group
-    decoder = Decoder(small, ops, dtype=plan.dtype, device=device, group=group)
+    decoder = Decoder(small, ops, dtype=plan.dtype, device=device, group=group, copies_kv_heads=True)
     with torch.no_grad():
         for parameter in decoder.parameters():
             parameter.zero_()

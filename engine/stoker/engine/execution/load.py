@@ -51,7 +51,7 @@ def load_runner(
     device = torch.device(plan.device, torch.cuda.current_device()) if plan.device == "cuda" else torch.device("cpu")
     sums = group_sums(plan, source.config, ops, group)
     with beside_weights(plan, source.config, ops, device, sums):
-        decoder = Decoder(source.config, ops, dtype=plan.dtype, device=device, group=group)
+        decoder = Decoder(source.config, ops, dtype=plan.dtype, device=device, group=group, copies_kv_heads=True)
         source.load_into(decoder, lambda done, total: progress(f"LoadingWeights {100 * done // max(total, 1)} %"))
         progress("CompilingKernels")
     progress("AllocatingCache")

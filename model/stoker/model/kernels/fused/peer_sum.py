@@ -4,11 +4,10 @@ One kernel adds the ranks' parts, the residual stream and normalises. Each 8-byt
 number of the call, as NCCL's protocol for short messages does, so values and their arrival are one store: there is no
 barrier and no fence. A receiver waits until every word of a row has the number of this call.
 
-Two inboxes take turns. A program that sends its n-th row after next overwrites what its peer received in the call before
-last; that peer has begun the last call, whose words have arrived here, so it is done with the one before. Row r always
-belongs to program r % PROGRAMS, whatever the number of rows, and each program counts its own calls. All ranks make the
-same calls with the same numbers of rows, in the same order; a graph may hold them, because the count is in the memory
-of the device.
+Two inboxes take turns. A program that sends overwrites what its peer received in the call before last; that peer has
+begun the last call, whose words have arrived here, so it is done with the one before. Row r always belongs to program
+r % PROGRAMS, whatever the number of rows, and each program counts its own calls. All ranks make the same calls with the
+same numbers of rows, in the same order; a graph may hold them, because the count is in the memory of the device.
 
 The ranks' parts are added in the order of ranks in float32, and rounded once: every rank has the same bits.
 

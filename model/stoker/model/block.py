@@ -125,9 +125,19 @@ class Block(nn.Module):
 
         Losses of a router leave through `aux`.
         """
+        x_tD, attended_tD = self.attended(x_tD, update_tD, positions_T, attend)
+        return self.fed(x_tD, attended_tD, aux)
+
+    def attended(
+        self, x_tD: Tensor, update_tD: Tensor | None, positions_T: Tensor, attend: Attend
+    ) -> tuple[Tensor, Tensor]:
+        """The first half of `forward`."""
         qkv_TE, x_tD = self.qkv_proj.of_norm(self.attention_norm, x_tD, update_tD)
         q_TNH, k_TKH, v_TKH = self.split_heads(qkv_TE)
-        attended_tD = self.o_proj(attend(self.attention, q_TNH, k_TKH, v_TKH, positions_T).flatten(1))
+        return x_tD, self.o_proj(attend(self.attention, q_TNH, k_TKH, v_TKH, positions_T).flatten(1))
+
+    def fed(self, x_tD: Tensor, attended_tD: Tensor, aux: Aux | None = None) -> tuple[Tensor, Tensor]:
+        """The second half of `forward`."""
         update_tD, x_tD = self.feed_forward(self.mlp_norm, x_tD, attended_tD, aux)
         return x_tD, update_tD
 

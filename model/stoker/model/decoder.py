@@ -10,9 +10,9 @@ Parameters change by the trainer's optimizer and by the loaders of `weights`; a 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,15 @@ from stoker.model.kernels.ops import CrossEntropy, Ops
 from stoker.model.parallel import ColumnParallelLinear, Norm, RowParallelLinear, VocabParallel
 from stoker.model.parameter import Part, Section
 from stoker.model.rotary import RotaryTable
+
+
+class PartOfPass(NamedTuple):
+    """Some tokens of a pass."""
+
+    tokens: Tensor
+    """[T]"""
+    positions: Tensor
+    attend: Attend
 
 
 class Decoder(nn.Module):
@@ -59,6 +68,8 @@ class Decoder(nn.Module):
         self.layers = check_layers(config, layers)
         self.rope = RotaryTable(config)
         self.is_packed = False
+        self.sums: GroupSums | None = None
+        """Set by `defer_sums`."""
 
         made: Any = {"dtype": dtype, "device": device, "group": group, "sequence_parallel": sequence_parallel}
 
@@ -108,6 +119,23 @@ class Decoder(nn.Module):
             x_TD, update_TD = block(x_TD, update_TD, positions_T, attend, aux)
         return self.norm(x_TD, update_TD)
 
+    def in_parts(self, parts: Sequence[PartOfPass]) -> Tensor:
+        """Return hidden_TD of parts of one pass, one after the other in each layer.
+
+        With deferred sums the ranks' values of one part are added beside the products of the next.
+        """
+        assert self.sums is not None, "without sums there is nothing to compute beside them"
+        streams: list[tuple[Tensor, Tensor | None]] = [(self.embed(part.tokens), None) for part in parts]
+        with self.sums.beside():
+            for block in self.blocks:
+                assert isinstance(block, Block)
+                begun = [
+                    block.attended(x_TD, update_TD, part.positions, part.attend)
+                    for (x_TD, update_TD), part in zip(streams, parts, strict=True)
+                ]
+                streams = [block.fed(x_TD, attended_TD) for x_TD, attended_TD in begun]
+            return torch.cat([self.norm(x_TD, update_TD) for x_TD, update_TD in streams])
+
     def embed(self, tokens_T: Tensor) -> Tensor:
         """Return the tokens' embeddings, x_TD."""
         assert self.embedding is not None, "the embedding belongs to the first slice"
@@ -147,6 +175,7 @@ class Decoder(nn.Module):
 
         From then on a block's update is this rank's part. There is no gradient and no sequence parallelism.
         """
+        self.sums = sums
         for module in self.modules():
             if isinstance(module, RowParallelLinear | VocabParallel | Norm | Experts):
                 module.sums = sums

@@ -101,7 +101,7 @@ class Experts(nn.Module):
         rows, weights_TK = sort_rows(experts_TK, self.num_experts), copy_to_group(weights_TK, self.group)
         y_SD = self.products(self.ops.dispatch(enter(x_tD, self.group), rows), rows.ends)
         y_TD = self.ops.combine(y_SD, weights_TK, rows)
-        return y_TD if self.sums is not None else leave(y_TD, self.group)
+        return self.sums.begin(y_TD) if self.sums is not None else leave(y_TD, self.group)
 
     def choose(self, x_TD: Tensor, aux: Aux | None) -> Routes:
         """Choose each token's experts; the router's losses and loads leave through `aux`."""

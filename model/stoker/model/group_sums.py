@@ -10,6 +10,10 @@ columns of one rank.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -25,11 +29,36 @@ class GroupSums:
     def __init__(self, group: ProcessGroup, ops: Ops, *, ordered: bool = False) -> None:
         self.group, self.ops, self.ordered = group, ops, ordered
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self._beside = False
+        self._begun: dict[int, Any] = {}
+        """Address of a tensor -> its sum, which has begun."""
         self.calls = 0
         """Exchanges so far, the same on all ranks that are in step."""
 
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """Within the block, sums begin as soon as their parts are there, beside what is computed next."""
+        self._beside = True
+        try:
+            yield
+        finally:
+            self._beside = False
+            self._begun.clear()
+
+    def begin(self, partial_TD: Tensor) -> Tensor:
+        """Begin a sum, where that is of use; the tensor is for `sum` or `sum_norm` alone."""
+        if self._beside and not self.ordered:
+            self.calls += 1
+            partial_TD = partial_TD.contiguous()
+            self._begun[partial_TD.data_ptr()] = dist.all_reduce(partial_TD, group=self.group, async_op=True)
+        return partial_TD
+
     def sum(self, partial_TD: Tensor) -> Tensor:
         """Return the sum over the ranks, in place where possible."""
+        begun = self._begun.pop(partial_TD.data_ptr(), None)
+        if begun is not None:
+            begun.wait()  # on a GPU the stream waits
+            return partial_TD
         self.calls += 1
         partial_TD = partial_TD.contiguous()
         if self.ordered:

@@ -174,7 +174,7 @@ class RowParallelLinear(nn.Module):
         if self.adapter is not None:
             partial_TE = partial_TE + self.adapter(x_TD)  # before the sum: each rank has its columns of A
         if self.sums is not None:
-            return partial_TE if self.bias is None or self.sums.rank else partial_TE + self.bias
+            return self.sums.begin(partial_TE if self.bias is None or self.sums.rank else partial_TE + self.bias)
         leave = scatter_tokens if self.sequence_parallel else reduce_from_group
         y_tE = leave(partial_TE, self.group)
         return y_tE if self.bias is None else y_tE + self._shared(self.bias)  # once, after the sum

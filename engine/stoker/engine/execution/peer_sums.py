@@ -85,6 +85,9 @@ class PeerSums(GroupSums):
             max_words=max_words,
         )
 
+    def begin(self, partial_TD: Tensor) -> Tensor:
+        return partial_TD if self.inboxes.fits(partial_TD) else super().begin(partial_TD)
+
     def sum(self, partial_TD: Tensor) -> Tensor:
         if not self.inboxes.fits(partial_TD):
             return super().sum(partial_TD)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from stoker.engine.errors import ExecutorLost
+from stoker.engine.execution.eager_pass import HALVED_TOKENS, EagerPass
 from stoker.engine.execution.pass_inputs import sample_places
 from stoker.engine.execution.pass_shape import MOST_TOKENS, PassShape, pass_shapes
 from stoker.engine.execution.sampler import Logprobs, Rows, Sampled, banned, biased, raw_logprobs, sample, score
@@ -33,7 +34,7 @@ from stoker.engine.execution.token_mask import mask_logits
 from stoker.model.decoder import Decoder
 from stoker.model.group_sums import GroupSums
 from stoker.model.kernels.sampling import Adjustments, SampleRows
-from stoker.model.paged_attend import KVCache, PagedAttend, PagedBatch, PagedSize
+from stoker.model.paged_attend import KVCache, PagedAttend, PagedSize
 
 WANTED_ROWS = 8192
 """Rows of padding that a graph would have saved before it is captured while requests wait: several times the rows that
@@ -100,10 +101,12 @@ class Runner:
         graphs: bool | Capture = True,
         timed: bool = False,
         sums: GroupSums | None = None,
+        halved: int = HALVED_TOKENS,
     ) -> None:
         """`graphs`: whether to capture steps, with fused kernels; or what captures them.
 
         `timed`: keep the times of steps for a time line. `sums`: of the ranks that share the model.
+        `halved`: tokens from which on such ranks compute a pass as two halves.
         """
         self.model, self.cache, self.sums = model, cache, sums
         self.device = cache.data.device
@@ -126,6 +129,7 @@ class Runner:
             capture = self._capture(graphs)
             agree = bool if sums is None else sums.agree
             self.graphs = StepGraphs(model, cache, self.attend, seats, self.staging, shapes, capture, agree)
+        self.eager = EagerPass(model, cache, self.seats, self.staging, self.attend, None if sums is None else halved)
         self.tokens_SL, self.values = self.seats.tokens_SL, self.seats.values
 
     def _capture(self, graphs: bool | Capture) -> Capture | None:
@@ -169,7 +173,7 @@ class Runner:
         try:
             shape = self._shape(step, rows)
             if self.graphs is None or shape is None:
-                return self._finish(step, rows, self._compute(rows))
+                return self._finish(step, rows, self.eager.compute(rows))
             result = self.graphs.compute(shape, rows)
             launched = self._sampled(step, rows, shape, result) if shape.samples else self._finish(step, rows, result)
             launched.shape = shape
@@ -253,30 +257,6 @@ class Runner:
         return LaunchedStep(step.number, self.staging.fetch([out_2B]), unpack)
 
     # Any other step.
-
-    def _compute(self, rows: StepRows) -> Tensor:
-        """Hidden states of all tokens."""
-        chunk_T = np.repeat(np.arange(len(rows.seats)), rows.lengths)
-        positions_T = np.arange(rows.num_tokens) + (rows.starts - rows.begins[:-1])[chunk_T]
-        self._prepare_attention(rows, chunk_T, positions_T)
-        places_T = rows.seats[chunk_T] * self.tokens_SL.shape[1] + positions_T
-        places, positions = self.staging.send(places_T, positions_T)
-        hidden_TD: Tensor = self.model(self.tokens_SL.view(-1).index_select(0, places), positions, self.attend)
-        return hidden_TD
-
-    def _prepare_attention(self, rows: StepRows, chunk_T: np.ndarray, positions_T: np.ndarray) -> None:
-        """Compute slots and tables of all tokens at once."""
-        block_size = self.cache.block_size
-        tables = self.seats.tables[rows.seats, : -(-int(rows.ends.max()) // block_size)]
-        slots = tables[chunk_T, positions_T // block_size] * block_size + positions_T % block_size
-        batch = PagedBatch(
-            query_start=torch.from_numpy(rows.begins.astype(np.int32)),
-            seq_lens=torch.from_numpy(rows.ends.astype(np.int32)),
-            block_tables=torch.from_numpy(tables),
-            slot_mapping=torch.from_numpy(slots.astype(np.int32)),
-            num_tokens=rows.num_tokens,
-        )
-        self.attend.prepare(batch)
 
     def _finish(self, step: StepInput, rows: StepRows, hidden_TD: Tensor) -> LaunchedStep:
         """Sample and score from the hidden states, which may have padding at their end."""

@@ -1,7 +1,7 @@
 """Failed steps: they tell ranks that are still in step from ranks that have parted. Pure; used by threads.
 
-What one request does to a step it does on every rank: each computes the same from the same numbers. Ranks that failed in
-the same step, after the same number of exchanges, can go on together. If one of them failed alone or elsewhere, the
+What one request does to a step it does on every rank: each computes the same from the same numbers. Ranks that failed
+in the same step, after the same number of exchanges, can go on together. If one of them failed alone or elsewhere, the
 others wait for it, or hold other tokens.
 """
 

@@ -85,7 +85,7 @@ def test_halves_answer_as_the_whole(twins: dict[str, Any]) -> None:
     """Prompts are cut within their chunks and beside decodes, with a cache and without."""
     names = tuple(name for name in PROMPTS if name != "grammar")
     found = []
-    for halved in (None, 2):
+    for halved in (False, True):
         ops = Ops("reference", deterministic=True)
         sums: Any = SumOfOne(ops) if halved else None
         decoder = decoder_of(twins["llama"], ops)
@@ -100,7 +100,7 @@ def test_halves_answer_as_the_whole(twins: dict[str, Any]) -> None:
             max_batch_tokens=16,
             attention="auto",
             sums=sums,
-            **({"halved": halved} if halved else {}),
+            halved=2,
         )
         scheduler = Scheduler(BlockManager(100, 4), max_batch_tokens=16, max_requests=6, max_queued_requests=100)
         engine = LLMEngine(InProcess(runner), scheduler, ModelLimits(VOCAB, MAX_LEN, (2,)))

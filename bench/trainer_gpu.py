@@ -1,21 +1,23 @@
-"""Tokens per second per GPU of the trainer on 1 to 4 GPUs, random tokens: rows T1, T2 and T4.
+"""Tokens per second per GPU of the trainer on 1 to 4 GPUs, random tokens: rows T1 to T4.
 
     T1   Llama-3.1-8B shape, 8,192 tokens, 1 sequence per GPU, one micro-batch
     T2   the same, 4 micro-batches
+    T3   T1 with 2 sequences per GPU, in fp8 (`bf16` behind the colon: in bf16)
     T4   Llama-3.2-1B shape, 2,048 tokens, 8 sequences per GPU
 
     python bench/trainer_gpu.py T1 --gpus 4
     python bench/trainer_gpu.py T1 T1:full T1:SameLayout T1:AnyDataParallel T2 T2:stage2 T4 --gpus 4
+    python bench/trainer_gpu.py T3 T3:Rowwise T3:bf16 T4:fp8 --gpus 4 --profile T3
     python bench/trainer_gpu.py T1 --gpus 4 --profile T1    # kernels against floors, exposed communication, host gaps
 
-Behind the colon: full (activation checkpointing), SameLayout, AnyDataParallel, stage0, stage2, reference (kernels), or
-an attention (cudnn, flash, stoker); reduce_ctas=N, gather_ctas=N, cluster=N (NCCL's share of the GPU); silent (nothing
-is sent, so the numbers are wrong: the step without its communication). STOKER_BENCH_SITE names a folder with further
-packages (flash-attn-4). One process per GPU, each seeing only its own, as the agent starts them; inside it the
-product's own classes: Decoder, Zero, TrainStep and their communicators. A step's time runs from one answer (loss and
-norm) to the next; the figure is the mean over the last half of the steps. Results are written as they come, a profile
-after its figures. A run that fails or passes `--limit-s` is ended and named, and the ranks are started again for the
-runs behind it. The last line is JSON.
+Behind the colon: full or selective (activation checkpointing), SameLayout, AnyDataParallel, stage0, stage2, stage3,
+bf16, fp8 (Tensorwise), Rowwise, reference (kernels), or an attention (cudnn, flash, stoker); reduce_ctas=N,
+gather_ctas=N, cluster=N (NCCL's share of the GPU); silent (nothing is sent, so the numbers are wrong: the step without
+its communication). STOKER_BENCH_SITE names a folder with further packages (flash-attn-4). One process per GPU, each
+seeing only its own, as the agent starts them; inside it the product's own classes: Decoder, Zero, TrainStep and their
+communicators. A step's time runs from one answer (loss and norm) to the next; the figure is the mean over the last half
+of the steps. Results are written as they come, a profile after its figures. A run that fails or passes `--limit-s` is
+ended and named, and the ranks are started again for the runs behind it. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,6 +87,7 @@ KINDS = (
     ("optimizer", r"adam"),
     ("squares", r"line_kernel|square|vector_norm"),
     ("sum of ranks", r"_sum_rows|_sum_lines"),
+    ("casts", r"amax_kernel|cast_kernel"),
     ("product", r"gemm|nvjet|cutlass|xmma|matmul|mma_kernel|_tiled|linear"),
     ("loss", r"cross_entropy|softmax|row_statistics"),
     ("norm and swiglu", r"^(forward|backward)_kernel|norm|swiglu|silu"),
@@ -101,9 +104,15 @@ class Row:
     sequence: int
     sequences: int
     micro_batches: int
+    precision: str = "bf16"
 
 
-ROWS = {"T1": Row(LLAMA_8B, 8192, 1, 1), "T2": Row(LLAMA_8B, 8192, 1, 4), "T4": Row(LLAMA_1B, 2048, 8, 1)}
+ROWS = {
+    "T1": Row(LLAMA_8B, 8192, 1, 1),
+    "T2": Row(LLAMA_8B, 8192, 1, 4),
+    "T3": Row(LLAMA_8B, 8192, 2, 1, "fp8"),
+    "T4": Row(LLAMA_1B, 2048, 8, 1),
+}
 
 
 def trainer_config(row: Row, variants: list[str], gpus: int) -> TrainerConfig:
@@ -120,15 +129,19 @@ def trainer_config(row: Row, variants: list[str], gpus: int) -> TrainerConfig:
             "sequence_length": row.sequence,
         },
         "optimization": {"learning_rate": 1e-4},
-        "memory": {"precision": "bf16"},
+        "memory": {"precision": row.precision},
         "data": {"sources": [{"name": "none", "path": "none"}]},
         "checkpoint": {"root": "unused"},
     }
     for variant in variants:
         if variant == "silent" or "=" in variant:  # of the communicator
             continue
-        if variant == "full":
-            fields["memory"]["activation_checkpointing"] = "full"
+        if variant in ("full", "selective"):
+            fields["memory"]["activation_checkpointing"] = variant
+        elif variant in ("bf16", "fp8"):
+            fields["memory"]["precision"] = variant
+        elif variant in ("Tensorwise", "Rowwise"):
+            fields["memory"] |= {"precision": "fp8", "fp8_recipe": variant}
         elif variant in ("SameLayout", "AnyDataParallel"):
             fields["training"]["deterministic"] = variant
         elif variant.startswith("stage"):
@@ -290,18 +303,7 @@ def profile(run: Run, options: argparse.Namespace) -> dict[str, Any]:
         for _ in range(3):
             run.step()
         torch.cuda.synchronize(run.device)
-    events = [
-        (event.start_ns(), event.start_ns() + event.duration_ns(), event.name(), event.device_resource_id())
-        for event in profiler.profiler.kineto_results.events()
-        if "CUDA" in str(event.device_type()) and event.duration_ns() > 0
-    ]
-    events.sort()
-    ends = [end for _, end, name, _ in events if "adam" in name.lower()]
-    if not ends:  # torch's own optimizer
-        ends = [events[-1][1]]
-    marks = [end for index, end in enumerate(ends[:-1]) if _gap_follows(events, end, ends[index + 1])]
-    begin, finish = (marks[-2], marks[-1]) if len(marks) >= 2 else (events[0][0], events[-1][1])
-    inside = [event for event in events if begin <= event[0] < finish]
+    inside, begin, finish = last_step(profiler.profiler)
     summary = summarise(inside, begin, finish)
     if run.communicator.rank == 0 and options.out is not None:
         names: dict[str, list[float]] = {}
@@ -315,6 +317,23 @@ def profile(run: Run, options: argparse.Namespace) -> dict[str, Any]:
         ]
         (options.out / f"kernels-{run.communicator.size}-{run.model.num_layers}.txt").write_text("\n".join(lines))
     return summary
+
+
+def last_step(profiler: Any) -> tuple[list[Any], int, int]:
+    """Return the device's events of the last whole step, from one optimizer's end to the next, and these two times."""
+    events = [
+        (event.start_ns(), event.start_ns() + event.duration_ns(), event.name(), event.device_resource_id())
+        for event in profiler.kineto_results.events()
+        if "CUDA" in str(event.device_type()) and event.duration_ns() > 0
+    ]
+    events.sort()
+    ends = [end for _, end, name, _ in events if "adam" in name.lower()]
+    if not ends:  # torch's own optimizer
+        ends = [events[-1][1]]
+    marks = [end for index, end in enumerate(ends[:-1]) if _gap_follows(events, end, ends[index + 1])]
+    begin, finish = (marks[-2], marks[-1]) if len(marks) >= 2 else (events[0][0], events[-1][1])
+    inside = [event for event in events if begin <= event[0] < finish]
+    return inside, begin, finish
 
 
 def _gap_follows(events: list[Any], end: int, next_end: int) -> bool:
@@ -412,9 +431,9 @@ def tell(facts: dict[str, Any], rank: int) -> None:
 
 
 def spawn(
-    script: str, gpus: int, more: list[str], limit_s: float, keep: Callable[[dict[str, Any]], None]
+    program: Sequence[str], gpus: int, limit_s: float, keep: Callable[[dict[str, Any]], None]
 ) -> list[dict[str, Any]]:
-    """Run this command line again, once per GPU, and pass each result of rank 0 to `keep` at once.
+    """Run Python with these arguments and `--rank`, once per GPU, and pass each result of rank 0 to `keep` at once.
 
     Without a result for `limit_s` all ranks are ended and print their stacks.
     """
@@ -431,7 +450,7 @@ def spawn(
             "OMP_NUM_THREADS": "8",
             "PYTHONFAULTHANDLER": "1",
         }
-        command = [sys.executable, script, *sys.argv[1:], *more, "--rank"]
+        command = [sys.executable, *program, "--rank"]
         ranks.append(
             subprocess.Popen(command, env=environment, stdout=subprocess.PIPE if rank == 0 else None, text=True)
         )
@@ -549,7 +568,7 @@ def main() -> None:
 
     over = 0
     while over < len(options.runs):
-        found = spawn(sys.argv[0], options.gpus, ["--skip", str(over)], options.limit_s, keep)
+        found = spawn([*sys.argv, "--skip", str(over)], options.gpus, options.limit_s, keep)
         over += sum("profile" not in one for one in found)
         lost_a_profile = bool(found) and "profile" not in found[-1] and found[-1]["run"] in options.profile
         if over < len(options.runs) and not lost_a_profile:

@@ -74,6 +74,8 @@ class FakeEngine:
         self.ready = True
         self.load: dict[str, object] | None = None
         """What it reports of its load; empty: nothing, but the stream stays open."""
+        self.role = ""
+        """The role of its pool; empty: a snapshot does not name it."""
         self.phase = "Serving"
         self.served = 0
         self.running = 0
@@ -88,7 +90,8 @@ class FakeEngine:
         return f"http://127.0.0.1:{self.port}"
 
     def entry(self, **changes: object) -> dict[str, object]:
-        return {"url": self.url, "pod_uid": self.pod_uid, **changes}
+        role = {"role": self.role} if self.role else {}
+        return {"url": self.url, "pod_uid": self.pod_uid, **role, **changes}
 
     async def start(self) -> FakeEngine:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)

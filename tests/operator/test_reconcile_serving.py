@@ -433,3 +433,28 @@ def test_only_an_external_scaler_may_change_the_number_of_replicas(
     serving.rest()
     assert serving.cluster.objects[POOL]["spec"]["replicas"] == len(serving.engines()) == replicas
     assert (serving.status["phase"], serving.status["ready"]) == ("Serving", f"{replicas}/{replicas}")
+
+
+def test_routers_of_locality_get_the_places_of_engines_and_their_own() -> None:
+    serving = Serving(router={"policy": "locality"})
+    serving.checkpoint(10)
+    serving.rest()
+    (engine,) = serving.engines()
+    engine["spec"]["nodeName"] = "n1"
+    engine["metadata"]["labels"]["topology.kubernetes.io/zone"] = "z1"
+    serving.cluster._touch(engine)
+    serving.rest()
+    (entry,) = serving.snapshot()["backends"]
+    assert (entry["host"], entry["zone"]) == ("n1", "z1")
+    (router,) = serving.cluster.pods("router")
+    env = {each["name"]: each["valueFrom"]["fieldRef"]["fieldPath"] for each in router["spec"]["containers"][0]["env"]}
+    assert env["STOKER_NODE_NAME"] == "spec.nodeName"
+    assert env["STOKER_ZONE"] == "metadata.labels['topology.kubernetes.io/zone']"
+
+
+def test_other_routers_get_no_places() -> None:
+    serving = Serving()
+    serving.checkpoint(10)
+    serving.rest()
+    assert "host" not in serving.snapshot()["backends"][0]
+    assert "STOKER_ZONE" not in str(serving.cluster.pods("router"))

@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.router.backend import Backend, Timeouts
-from stoker.router.cache_aware import ALIKE, GAP_S, MAX_SESSIONS, PIECE_TOKENS, CacheAware, cost_s
+from stoker.router.cache_aware import ALIKE, MAX_SESSIONS, PIECE_TOKENS, CacheAware, cost_s
 from stoker.router.connection import Broken
 from stoker.router.load import SILENT_S, YOUNG_S, Load, parse_report
+from stoker.router.pairs import GAP_S, Pair
 from stoker.router.prefix_index import MAX_PIECES, PIECE_BYTES, WAYS, PrefixIndex, Slots, chain_of
-from stoker.router.snapshot import BackendEntry
+from stoker.router.snapshot import BackendEntry, Role
 from stoker.router.work import NO_WORK, Work, session_of, work_of
 from testing.router.fake_engine import Exchange, FakeEngine, say_hello
 from testing.router.harness import routed, run, until
@@ -35,6 +36,8 @@ class Place:
     load: Load | None = None
     silent: bool = False
     epoch: str = "e"
+    role: Role = "colocated"
+    revision: str = ""
     identity: tuple[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -125,7 +128,7 @@ def test_a_session_returns_to_its_backend_while_that_saves_time() -> None:
     first.pending = round(4000 / 5000 / GAP_S) + 10
     assert policy([a, b], 9, Work(4400, session=b"s")) is not first
     for number in range(MAX_SESSIONS + 10):
-        policy._note(Work(1, session=b"%d" % number), 1)
+        policy._note(Work(1, session=b"%d" % number), Pair(b))
     assert len(policy._sessions) == MAX_SESSIONS
 
 

@@ -320,7 +320,7 @@ def test_status_lists_the_backends() -> None:
             status = (await client.get("/status")).json()
             assert status["backends"] == [
                 {"url": engine.url, "pod_uid": "a", "healthy": True, "pending": 0, "draining": False, "revision": "",
-                 "problem": ""}
+                 "role": "colocated", "epoch": "", "peer": None, "problem": ""}
             ]  # fmt: skip
             expected = {"program": "router", "pod_uid": "router-0", "snapshot_version": 1, "ready_backends": 1}
             assert expected.items() <= status.items()

@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.pod.config_file import ConfigError
-from stoker.router.policy import least_pending, policy_named, power_of_two, random_one, round_robin
+from stoker.router.node import Node
+from stoker.router.policy import Locality, least_pending, policy_named, power_of_two, random_one, round_robin
 from stoker.router.snapshot import parse_snapshot
+from stoker.router.work import NO_WORK
 
 GOOD = {"url": "http://10.0.0.7:8000", "pod_uid": "a"}
 
@@ -29,9 +31,7 @@ GOOD = {"url": "http://10.0.0.7:8000", "pod_uid": "a"}
         pytest.param(
             {"version": 1, "backends": [{**GOOD, "url": "http://a/x"}]}, "http://HOST:PORT is needed", id="path"
         ),
-        pytest.param(
-            {"version": 1, "backends": [{**GOOD, "role": "decode"}]}, "not supported yet: role decode", id="role"
-        ),
+        pytest.param({"version": 1, "backends": [{**GOOD, "role": "both"}]}, "'decode'", id="role"),
         pytest.param(
             {"version": 1, "backends": [GOOD, {**GOOD, "pod_uid": "b"}]}, "listed twice", id="same address twice"
         ),
@@ -95,3 +95,36 @@ def test_one_backend_is_always_chosen() -> None:
 def test_a_policy_that_is_not_built_is_refused() -> None:
     with pytest.raises(ValueError, match="not supported yet: policy fastest"):
         policy_named("fastest")
+
+
+@dataclass
+class Placed:
+    name: str
+    node: Node
+    pending: int = 0
+
+
+HERE = Node("n1", "z1")
+"""Of the router."""
+
+
+@pytest.mark.parametrize(
+    ("pending", "chosen"),
+    [
+        pytest.param((0, 0, 0), "same node", id="the nearest of idle ones"),
+        pytest.param((1, 0, 0), "same node", id="a little more is taken near"),
+        pytest.param((3, 0, 0), "same zone", id="then the zone"),
+        pytest.param((9, 9, 0), "elsewhere", id="an idle one far away"),
+        pytest.param((9, 9, 9), "same node", id="the nearest of busy ones"),
+    ],
+)
+def test_locality_prices_distance_in_pending_requests(pending: tuple[int, ...], chosen: str) -> None:
+    nodes = {"same node": HERE, "same zone": Node("n2", "z1"), "elsewhere": Node("n3", "z2")}
+    ready = [Placed(name, node, number) for (name, node), number in zip(nodes.items(), pending, strict=True)]
+    assert Locality(HERE)(ready, 3).name == chosen
+    assert policy_named("locality", HERE)(ready, 3, NO_WORK).name == chosen
+
+
+def test_unknown_places_are_all_equally_far() -> None:
+    ready = [Placed(name, Node()) for name in "abc"]
+    assert {Locality(Node())(ready, turn).name for turn in range(3)} == {"a", "b", "c"}

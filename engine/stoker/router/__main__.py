@@ -23,7 +23,7 @@ from stoker.pod.serve import Server, bind_tcp, bind_unix
 from stoker.pod.termination_message import TerminationMessage
 from stoker.router.app import Router
 from stoker.router.config import RouterConfig
-from stoker.router.policy import policy_named
+from stoker.router.node import NOWHERE, Node
 from stoker.router.snapshot import BackendSnapshot, load_snapshot
 
 log = logging.getLogger("stoker.router")
@@ -42,8 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     config: RouterConfig | None = None
     try:
         config = load(RouterConfig, arguments.config)
-        policy_named(config.policy)
-        asyncio.run(run(config, load_snapshot(config.backends_file), pod_uid=os.environ.get("STOKER_POD_UID", "")))
+        home = Node(os.environ.get("STOKER_NODE_NAME", ""), os.environ.get("STOKER_ZONE", ""))
+        pod_uid = os.environ.get("STOKER_POD_UID", "")
+        asyncio.run(run(config, load_snapshot(config.backends_file), pod_uid=pod_uid, home=home))
         word = TerminationMessage(cause=Cause.INTERRUPTED, detail="stopped on SIGTERM after its requests")
     except ValueError as error:  # ConfigError is one
         word = TerminationMessage(cause=Cause.CONFIG_INVALID, detail=str(error))
@@ -56,13 +57,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return EXIT_CODES[word.cause]
 
 
-async def run(config: RouterConfig, snapshot: BackendSnapshot, *, pod_uid: str) -> None:
+async def run(config: RouterConfig, snapshot: BackendSnapshot, *, pod_uid: str, home: Node = NOWHERE) -> None:
     """Serve until SIGTERM or SIGINT, then drain within the grace period."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     keys = config.listen.control_keys
-    router = Router(config, pod_uid=pod_uid, verifier=ControlVerifier(keys, pod_uid, time.time) if keys else None)
+    verifier = ControlVerifier(keys, pod_uid, time.time) if keys else None
+    router = Router(config, pod_uid=pod_uid, verifier=verifier, home=home)
     servers = _servers(config, router)
     router.start(snapshot)
     for server in servers:

@@ -14,13 +14,16 @@ from dataclasses import dataclass
 from stoker.router.connection import BackendError, Connection, Outgoing, Silent
 from stoker.router.kept_stream import KeptStream
 from stoker.router.load import SILENT_S, YOUNG_S, Load, reports
-from stoker.router.snapshot import BackendEntry
+from stoker.router.node import Node
+from stoker.router.snapshot import BackendEntry, Role
 
 MAX_IDLE_CONNECTIONS = 64
 MAX_IDLE_S = 30.0
 """Shorter than the engine keeps an idle connection open, so that the router closes it first."""
 DRAINING_PHASES = ("Draining", "Drained")
 """An engine in these phases is not ready either, but answers what it has."""
+ANY_HOST = frozenset(("0.0.0.0", "[::]", "::", "*"))
+"""An engine that listens on all addresses is reached at the one of its URL."""
 MAX_SILENT_PROBES = 3
 """Probes without an answer before a backend counts as unhealthy. One that is refused counts at once."""
 
@@ -67,6 +70,31 @@ class Backend:
     def identity(self) -> tuple[str, str]:
         """Pod uid and epoch: after a restart an engine's cache is empty."""
         return self.entry.pod_uid, self._report.epoch if self._report is not None else ""
+
+    @property
+    def role(self) -> Role:
+        """The role that it prefers now: its own word, else its pool's."""
+        reported = self._report.role if self._report is not None else None
+        return reported or self.entry.role
+
+    @property
+    def node(self) -> Node:
+        """Where it runs."""
+        return Node(self.entry.host, self.entry.zone)
+
+    @property
+    def revision(self) -> str:
+        """The revision that it serves."""
+        return self.entry.revision
+
+    @property
+    def peer_endpoint(self) -> str | None:
+        """HOST:PORT at which other engines reach it; None while it exchanges no blocks."""
+        load = self.load
+        if load is None or load.peer is None:
+            return None
+        host, _, port = load.peer.endpoint.rpartition(":")
+        return f"{self.entry.address[0]}:{port}" if host in ANY_HOST else load.peer.endpoint
 
     @property
     def load(self) -> Load | None:

@@ -10,13 +10,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from stoker.router.backend import Backend, Timeouts
 from stoker.router.cache_aware import CacheAware
 from stoker.router.connection import BackendError
 from stoker.router.load import NotReported
+from stoker.router.pairs import Pair, of_role, split_or_whole
 from stoker.router.policy import Policy
+from stoker.router.shares import Shares
 from stoker.router.snapshot import BackendSnapshot
 from stoker.router.work import NO_WORK, Work
 
@@ -31,6 +34,10 @@ STREAM_SILENCE_S = 1.0
 
 def any_backend(_: Backend) -> bool:
     return True
+
+
+def _is_of(revision: str, backend: Backend) -> bool:
+    return backend.entry.revision == revision
 
 
 class Backends:
@@ -53,13 +60,19 @@ class Backends:
         self._probes: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._followers: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._snapshot: BackendSnapshot | None = None
+        self.shares = Shares()
         self._turn = 0
         self._changed = asyncio.Event()
 
     @property
     def weighs_work(self) -> bool:
-        """Whether the policy looks at what a request is."""
-        return isinstance(self.policy, CacheAware)
+        """Whether the choice looks at what a request is."""
+        return isinstance(self.policy, CacheAware) or self.pairs_engines
+
+    @property
+    def pairs_engines(self) -> bool:
+        """Whether the deployment has pools of roles, so that a request may be split between two engines."""
+        return self._snapshot is not None and any(entry.role != "colocated" for entry in self._snapshot.backends)
 
     @property
     def all(self) -> list[Backend]:
@@ -84,7 +97,9 @@ class Backends:
                 self._backends[key].entry = entry
             else:
                 self._add(Backend(entry, self.times, self.clock))
+        self.shares = Shares(tuple((share.revision, share.percent) for share in snapshot.shares))
         self.version, self._snapshot = snapshot.version, snapshot
+        self._follow_loads()
         log.info("snapshot %d: %d backends", snapshot.version, len(wanted))
         self._announce()
         return True
@@ -94,9 +109,12 @@ class Backends:
         self._backends[key] = backend
         self._probes[key] = asyncio.create_task(self._keep_probing(backend), name=f"probe {backend.entry.url}")
 
-        if self.weighs_work:
-            following = self._keep_following(backend)
-            self._followers[key] = asyncio.create_task(following, name=f"load of {backend.entry.url}")
+    def _follow_loads(self) -> None:
+        """Follow the load of every backend, if the choice looks at it."""
+        for key, backend in self._backends.items():
+            if self.weighs_work and key not in self._followers:
+                following = self._keep_following(backend)
+                self._followers[key] = asyncio.create_task(following, name=f"load of {backend.entry.url}")
 
     async def _keep_following(self, backend: Backend) -> None:
         """Follow the load of a backend; after a break begin again."""
@@ -139,21 +157,39 @@ class Backends:
 
     def choose(
         self, exclude: set[tuple[str, str]], work: Work = NO_WORK, fits: Callable[[Backend], bool] = any_backend
-    ) -> Backend | None:
-        """Choose a ready backend outside `exclude` that fits, or None."""
+    ) -> Pair[Backend] | None:
+        """Choose a ready backend outside `exclude` that fits, and perhaps one that computes the prompt; or None."""
         candidates = [backend for backend in self.ready if backend.entry.key not in exclude and fits(backend)]
         if not candidates:
             return None
         self._turn += 1
-        return self.policy(candidates, self._turn, work)
+        helpers = candidates if self.pairs_engines and work.may_split else ()
+        if isinstance(self.policy, CacheAware):
+            return self.policy.pair(candidates, helpers, self._turn, work)
+        chosen = self.policy(of_role(candidates), self._turn, work)
+        begin = self._turn % len(candidates)
+        return split_or_whole(chosen, [*helpers[begin:], *helpers[:begin]], work.tokens, {})
+
+    def choose_shared(self, exclude: set[tuple[str, str]], work: Work, key: bytes) -> Pair[Backend] | None:
+        """Choose among backends of the revision to which `key` belongs, else of another one with a share."""
+        if not self.shares.percents:
+            return self.choose(exclude, work)
+        for revision in self.shares.order(key):
+            if (found := self.choose(exclude, work, partial(_is_of, revision))) is not None:
+                return found
+        return None
+
+    def has_share(self, backend: Backend) -> bool:
+        """Whether the backend's revision gets new requests."""
+        return self.shares.takes(backend.entry.revision)
 
     async def wait_for_one(
         self, exclude: set[tuple[str, str]], timeout_s: float, work: Work = NO_WORK,
         fits: Callable[[Backend], bool] = any_backend,
-    ) -> Backend | None:  # fmt: skip
-        """Choose a backend as `choose` does, after waiting at most `timeout_s` for one to become ready."""
+    ) -> Pair[Backend] | None:  # fmt: skip
+        """Choose as `choose` does, after waiting at most `timeout_s` for one to become ready."""
         deadline = self.clock() + timeout_s
-        while (backend := self.choose(exclude, work, fits)) is None:
+        while (pair := self.choose(exclude, work, fits)) is None:
             left_s = deadline - self.clock()
             if left_s <= 0:
                 return None
@@ -162,7 +198,7 @@ class Backends:
                     await self._changed.wait()
             except TimeoutError:
                 return self.choose(exclude, work, fits)
-        return backend
+        return pair
 
     def status(self) -> list[Mapping[str, Any]]:
         """Return the `backends` field of `/status`."""
@@ -174,6 +210,9 @@ class Backends:
                 "pending": backend.pending,
                 "draining": backend.entry.draining,
                 "revision": backend.entry.revision,
+                "role": backend.role,
+                "epoch": backend.identity[1],
+                "peer": backend.peer_endpoint,
                 "problem": backend.problem,
             }
             for backend in self._backends.values()

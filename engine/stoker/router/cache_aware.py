@@ -1,11 +1,8 @@
-"""The policy `cacheAware`: the backend with the lowest predicted cost in seconds.
+"""The policy `cacheAware`: the engine, or the pair of engines, with the lowest predicted cost in seconds.
 
-cost = (tokens that wait there + tokens of the prompt that it has not cached) / its prefill rate
-       + pending requests x the gap between its tokens
-
-Rates and gaps are the engine's own measurements. The router's own requests count at once, because an engine reports
-them later; what it reports is used while it is young. Affinity is thus priced in seconds: a cached beginning draws a
-request only as far as the time that it saves.
+`pairs` has the formulas. Rates and gaps are the engine's own measurements. The router's own requests count at once,
+because an engine reports them later; what it reports is used while it is young. Affinity is thus priced in seconds: a
+cached beginning draws a request only as far as the time that it saves.
 
 Owned by `Backends`. Decides from values alone; knows neither connections nor time.
 """
@@ -14,52 +11,20 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from stoker.router.load import Load
+from stoker.router.pairs import TOKENS_PER_S, Helpers, Pair, Place, cheapest_split, measured, whole_s
 from stoker.router.prefix_index import PIECE_BYTES, PrefixIndex, Slots
 from stoker.router.work import BYTES_PER_TOKEN, Work
 
-TOKENS_PER_S = 5000.0
-"""Prefill rate of a backend while none has been measured."""
-GAP_S = 0.02
-"""Gap between two tokens while none has been measured."""
 ALIKE = 1.05
 """Costs within this factor count as equal: the backends take turns."""
 MAX_SESSIONS = 1 << 16
 PIECE_TOKENS = PIECE_BYTES // BYTES_PER_TOKEN
 
 
-class Candidate(Protocol):
-    """The part of a backend that the policy uses."""
-
-    @property
-    def identity(self) -> tuple[str, str]:
-        """Pod uid and epoch."""
-        ...
-
-    @property
-    def pending(self) -> int:
-        """Unfinished requests of this router."""
-        ...
-
-    @property
-    def unstarted_tokens(self) -> int:
-        """Prompt tokens of this router's requests without a first byte."""
-        ...
-
-    @property
-    def load(self) -> Load | None:
-        """The engine's newest report, while it is young; None without one."""
-        ...
-
-    @property
-    def silent(self) -> bool:
-        """Whether an engine that reported has not done so for long."""
-        ...
-
-
-C = TypeVar("C", bound=Candidate)
+C = TypeVar("C", bound=Place)
 
 
 class CacheAware:
@@ -72,22 +37,32 @@ class CacheAware:
         """Slot and prompt tokens of a session's last request."""
 
     def __call__(self, ready: Sequence[C], turn: int, work: Work) -> C:
-        """Choose a backend and note that it gets the request."""
+        """Choose the engine that serves a request alone, and note that it gets the request."""
+        return self._choose(ready, (), turn, work).answers
+
+    def pair(self, ready: Sequence[C], helpers: Sequence[C], turn: int, work: Work) -> Pair[C]:
+        """Choose who answers, out of `ready`, and who computes the prompt; note that they get the request."""
+        begin = turn % len(helpers) if helpers else 0
+        return self._choose(ready, [*helpers[begin:], *helpers[:begin]], turn, work)
+
+    def _choose(self, ready: Sequence[C], helpers: Sequence[C], turn: int, work: Work) -> Pair[C]:
         able = [one for one in ready if not one.silent] or ready
         cached = self.cached_tokens(work)
-        slots = [self.slots.number(one.identity) for one in able]
         loads = [one.load for one in able]
         rate = _mean([load.prefill_tokens_per_s for load in loads if load is not None], TOKENS_PER_S)
-        costs = [
-            cost_s(one, load, work.tokens - cached.get(slot, 0), rate)
-            for one, load, slot in zip(able, loads, slots, strict=True)
-        ]
+        seen = [measured(one, load, rate) for one, load in zip(able, loads, strict=True)]
+        uncached = [work.tokens - cached.get(self.slots.number(one.identity), 0) for one in able]
+        costs = [whole_s(*each) for each in zip(able, seen, uncached, strict=True)]
         limit = min(costs) * ALIKE
         best = [number for number, cost in enumerate(costs) if cost <= limit]
         chosen = best[turn % len(best)]
-        self.slots.used(able[chosen].identity)
-        self._note(work, slots[chosen])
-        return able[chosen]
+        pair = Pair(able[chosen], None, uncached[chosen])
+        if helpers:
+            missing = {one.identity: work.tokens - cached.get(self.slots.number(one.identity), 0) for one in helpers}
+            options = zip(able, seen, uncached, strict=True)
+            pair = cheapest_split(options, Helpers(helpers, missing, rate), work.tokens, min(costs)) or pair
+        self._note(work, pair)
+        return pair
 
     def cached_tokens(self, work: Work) -> dict[int, int]:
         """Tokens of the prompt that each backend has had, by slot, about."""
@@ -98,26 +73,24 @@ class CacheAware:
             cached[slot] = max(cached.get(slot, 0), min(tokens, work.tokens))
         return cached
 
-    def _note(self, work: Work, slot: int) -> None:
-        self.index.add(work.chain, slot)
+    def _note(self, work: Work, pair: Pair[C]) -> None:
+        for one in (pair.answers, pair.helper):
+            if one is not None:
+                self.slots.used(one.identity)
+                self.index.add(work.chain, self.slots.number(one.identity))
         if work.session:
-            self._sessions[work.session] = slot, work.tokens
+            self._sessions[work.session] = self.slots.number(pair.answers.identity), work.tokens
             self._sessions.move_to_end(work.session)
             if len(self._sessions) > MAX_SESSIONS:
                 self._sessions.popitem(last=False)
 
 
-def cost_s(backend: Candidate, load: Load | None, uncached: int, default_rate: float = TOKENS_PER_S) -> float:
-    """Predict what a request with `uncached` tokens to compute costs at a backend, in seconds.
+def cost_s(backend: Place, load: Load | None, uncached: int, default_rate: float = TOKENS_PER_S) -> float:
+    """Predict what a request with `uncached` tokens to compute costs at an engine alone, in seconds.
 
     `load`: its report, while it is young; `default_rate`: of a backend that has not measured its own.
     """
-    tokens, pending, rate, gap = backend.unstarted_tokens, backend.pending, default_rate, GAP_S
-    if load is not None:
-        tokens = load.waiting_tokens if load.waiting_tokens > tokens else tokens
-        pending = load.requests if load.requests > pending else pending
-        rate, gap = load.prefill_tokens_per_s or rate, load.gap_s or gap
-    return (tokens + uncached) / rate + pending * gap if uncached > 0 else tokens / rate + pending * gap
+    return whole_s(backend, measured(backend, load, default_rate), uncached)
 
 
 def _mean(rates: Sequence[float | None], default: float) -> float:

@@ -22,7 +22,7 @@ class RouterConfig(Config):
     termination_log: str | None = None
     backends_file: str
     """File with the first snapshot, from a mounted ConfigMap. `PUT /backends` replaces it by newer ones."""
-    policy: Literal["leastPending", "roundRobin", "powerOfTwo", "random", "cacheAware"] = "leastPending"
+    policy: Literal["leastPending", "roundRobin", "powerOfTwo", "random", "cacheAware", "locality"] = "leastPending"
     connect_timeout_s: float = Field(default=2.0, gt=0)
     request_timeout_s: float = Field(default=600.0, gt=0)
     """Longest silence of a backend within one answer."""

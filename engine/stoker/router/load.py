@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from stoker.router.connection import Broken, Connection, Outgoing, Unreachable
+from stoker.router.snapshot import Role
 
 LOAD_PATH = b"/load"
 YOUNG_S = 1.0
@@ -20,6 +21,30 @@ YOUNG_S = 1.0
 SILENT_S = 5.0
 """An engine that has not reported for so long gets requests last."""
 MAX_REPORT_BYTES = 1 << 16
+
+
+class Peer(BaseModel):
+    """What an engine can do in a pair: where other engines reach it, what its blocks are, how they travel."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    endpoint: str = Field(pattern=r"^\S{1,250}:\d{1,5}$")
+    """HOST:PORT at which other engines reach it. A host of 0.0.0.0 or [::] stands for the engine's own address."""
+    epoch: str = Field(min_length=1)
+    fingerprint: str = Field(min_length=1)
+    """Of model, weights, revision, cache type and layout. Engines of unlike fingerprints cannot exchange blocks."""
+    block_size: int = Field(ge=1)
+    """Tokens of a block."""
+    transports: tuple[str, ...] = ()
+    """Names of the ways on which its blocks can travel."""
+    host_id: str = ""
+    """Equal for engines that share a host's memory."""
+    block_bytes: int | None = Field(default=None, ge=1)
+    """Bytes of a block over all ranks."""
+    link_bytes_per_s: float | None = Field(default=None, gt=0)
+    """Measured rate at which blocks came in or went out; None before the first."""
+    handover_s: float | None = Field(default=None, ge=0)
+    """Measured time from the end of a prefill elsewhere to the takeover; None before the first."""
 
 
 class Load(BaseModel):
@@ -40,6 +65,15 @@ class Load(BaseModel):
     """Prompt tokens per second of recent prompts; None before the first."""
     gap_s: float | None = Field(default=None, gt=0)
     """Recent gap between two tokens of a sequence."""
+    role: Role | None = None
+    """The role that the engine prefers now; None: the one of its pool."""
+    peer: Peer | None = None
+    """None: it exchanges no blocks with other engines."""
+
+    @property
+    def decoding(self) -> int:
+        """Requests that have their first token."""
+        return max(self.requests - self.waiting, 0)
 
 
 class NotReported(Exception):

@@ -12,6 +12,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from stoker.router.backends import Backends
+from stoker.router.revision_counts import RevisionCounts
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
@@ -23,6 +24,10 @@ class RouterMetrics:
         self.requests = Counter("stoker_router_requests", "Answers by status code.", ["code"], registry=registry)
         self.retries = Counter("stoker_router_retries", "Requests sent again to another backend.", registry=registry)
         self.cut = Counter("stoker_router_cut_answers", "Answers that broke in the middle.", registry=registry)
+        self.split = Counter(
+            "stoker_router_split_requests", "Requests sent with the address of an engine that computes their prompt.",
+            registry=registry,
+        )  # fmt: skip
         self.resumed = Counter("stoker_router_resumed_streams", "Streams that went on elsewhere.", registry=registry)
         self.resume_gap = Histogram(
             "stoker_router_resume_seconds", "From the break of a stream to its next update, from another backend.",
@@ -44,6 +49,9 @@ class RouterMetrics:
         self.request_bytes = Summary("http_request_size_bytes", "Bodies of forwarded requests.", registry=registry)
         self.response_bytes = Summary("http_response_size_bytes", "Bodies of relayed answers.", registry=registry)
         ProcessCollector(registry=registry)
+        self.revisions = RevisionCounts(backends.clock)
+        """What canaries are judged by."""
+        registry.register(self.revisions)
         self.held = 0
         """Requests that wait for a backend."""
         registry.register(_Gauges(self, backends))

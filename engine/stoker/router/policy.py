@@ -7,12 +7,19 @@ module of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from stoker.router.cache_aware import CacheAware
+from stoker.router.node import NOWHERE, Node, distance
 from stoker.router.work import NO_WORK, Work
 
 _MASK = 2**64 - 1
+
+
+FARTHER = 4
+"""Pending requests that a backend in another zone may have less before it is chosen; on another node of the zone half
+as many."""
 
 
 class HasPending(Protocol):
@@ -24,7 +31,17 @@ class HasPending(Protocol):
         ...
 
 
+class HasNode(HasPending, Protocol):
+    """The part of a backend that `locality` uses."""
+
+    @property
+    def node(self) -> Node:
+        """Where it runs."""
+        ...
+
+
 B = TypeVar("B", bound=HasPending)
+L = TypeVar("L", bound=HasNode)
 Policy = Callable[[Sequence[B], int, Work], B]
 
 
@@ -65,8 +82,25 @@ def _drawn(turn: int) -> int:
     return mixed ^ (mixed >> 31)
 
 
-def policy_named(name: str) -> Policy[Any]:
+@dataclass(frozen=True)
+class Locality:
+    """Choose the nearest backend: of the router's node, then of its zone, then any.
+
+    Distance is priced in pending requests, so that a near backend is not overloaded while others are idle.
+    """
+
+    home: Node
+
+    def __call__(self, ready: Sequence[L], turn: int, _: Work = NO_WORK) -> L:
+        costs = [backend.pending + distance(self.home, backend.node) * FARTHER // 2 for backend in ready]
+        least = min(costs)
+        return round_robin([one for one, cost in zip(ready, costs, strict=True) if cost == least], turn)
+
+
+def policy_named(name: str, home: Node = NOWHERE) -> Policy[Any]:
     """Return the policy with this name; `cacheAware` is a new one each time, because it remembers requests.
+
+    `home`: where the router runs.
 
     Raises:
         ValueError: it is not built.
@@ -79,6 +113,8 @@ def policy_named(name: str) -> Policy[Any]:
     }
     if name == "cacheAware":
         return CacheAware()
+    if name == "locality":
+        return Locality(home)
     if name not in policies:
         raise ValueError(f"not supported yet: policy {name}")
     return policies[name]

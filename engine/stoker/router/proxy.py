@@ -13,7 +13,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stoker.pod.asgi import (
     BodyTooLarge,
@@ -27,6 +27,7 @@ from stoker.pod.asgi import (
 )
 from stoker.pod.body_budget import BodyBudget, BodyBudgetSpent, BodyShare
 from stoker.pod.marked_streams import RESUMABLE_PATHS, RESUME_HEADER
+from stoker.pod.split_requests import PREFILL_HEADER
 from stoker.router.answer import BackendAnswer, body_message, lost, start_message, whole_events
 from stoker.router.backend import Backend
 from stoker.router.backends import Backends
@@ -41,6 +42,8 @@ from stoker.router.connection import (
 )
 from stoker.router.kept_stream import RAW_BYTES, KeptStream
 from stoker.router.metrics import RouterMetrics
+from stoker.router.pairs import Pair
+from stoker.router.shares import key_of
 from stoker.router.work import NO_WORK, Work, work_of
 
 BUSY = (429, 503)
@@ -50,6 +53,8 @@ HOP_BY_HOP = frozenset(
      b"trailer", b"transfer-encoding", b"upgrade", b"expect")
 )  # fmt: skip
 RETRY_AFTER_S = 1
+SPLIT_PATHS = frozenset((b"/v1/chat/completions", b"/v1/completions", b"/v1/responses"))
+"""Requests with a prompt."""
 
 
 @dataclass(frozen=True)
@@ -170,8 +175,12 @@ class Proxy:
         except Refused as refused:
             await self._refuse(refused, request_id, send)
             return
-        self.metrics.first_byte.observe(self.clock() - arrived)
+        first_byte_s = self.clock() - arrived
+        self.metrics.first_byte.observe(first_byte_s)
         self.metrics.requests.labels(answer.head.status).inc()
+        self.metrics.revisions.answered(
+            answer.backend.entry, answer.head.status, first_byte_s if answer.is_stream else None
+        )
         with self.kept.share() as kept_share:
             kept = self._kept(request, answer, kept_share)
             del request  # it is not sent again as it is
@@ -223,40 +232,65 @@ class Proxy:
             Refused: no backend took the request.
         """
         busy: set[tuple[str, str]] = set()
-        work = work_of(request.body, request.headers) if self.backends.weighs_work else NO_WORK
+        work = self._work(request)
         held_until = self.clock() + self.limits.hold_s
         problem = "no engine is ready"
+        key = key_of(request.body, request.headers) if self.backends.shares.percents else b""
         for attempt in range(self.limits.max_attempts):
             if attempt:
                 self.metrics.retries.inc()
-            backend = self.backends.choose(busy, work) or await self._hold(busy, work, held_until - self.clock())
-            if backend is None:
+            pair = self.backends.choose_shared(busy, work, key)
+            pair = pair or await self._hold(busy, work, held_until - self.clock())
+            if pair is None:
                 break
+            backend = pair.answers
             try:
-                with backend.unstarted(work.tokens):
-                    answer = await self._ask(backend, request)
+                answer = await self._ask_pair(pair, request)
             except Silent as silence:
+                self.metrics.revisions.unanswered(backend.entry)
                 raise Refused(
                     504, "timeout", f"The engine did not answer: {silence}. The request was not sent to another one."
                 ) from silence
             except BackendError as error:
                 problem = str(error)
                 backend.suspect(problem)
+                self.metrics.revisions.unanswered(backend.entry)
                 continue
-            others = [other for other in self.backends.ready if other.entry.key not in {*busy, backend.entry.key}]
+            tried = {*busy, backend.entry.key}
+            ready = filter(self.backends.has_share, self.backends.ready)
+            others = [other for other in ready if other.entry.key not in tried]
             if answer.head.status not in BUSY or not others or attempt + 1 == self.limits.max_attempts:
                 return answer
             answer.connection.close()
             busy.add(backend.entry.key)
         raise no_backend(problem)
 
-    async def _hold(self, busy: set[tuple[str, str]], work: Work, hold_s: float) -> Backend | None:
+    def _work(self, request: Outgoing) -> Work:
+        """Estimate the work, if the choice looks at it."""
+        if not self.backends.weighs_work:
+            return NO_WORK
+        return work_of(request.body, request.headers, may_split=request.target.partition(b"?")[0] in SPLIT_PATHS)
+
+    async def _ask_pair(self, pair: Pair[Backend], request: Outgoing) -> BackendAnswer:
+        """Send the request to the engine that answers, with the address of the one that computes the prompt.
+
+        Raises:
+            BackendError: as `_ask`. A failure of the helper is none: the answering engine computes the prompt then.
+        """
+        endpoint = pair.helper.peer_endpoint if pair.helper is not None else None
+        if endpoint is not None:
+            self.metrics.split.inc()
+            request = replace(request, headers=[*request.headers, (PREFILL_HEADER, endpoint.encode())])
+        with pair.computes.unstarted(max(pair.uncached, 0)):
+            return await self._ask(pair.answers, request)
+
+    async def _hold(self, busy: set[tuple[str, str]], work: Work, hold_s: float) -> Pair[Backend] | None:
         """Wait for a backend, if this router may hold one more request."""
         if hold_s <= 0 or self.metrics.held >= self.limits.max_held_requests:
             return None
         self.metrics.held += 1
         try:
-            return await self.backends.wait_for_one(busy, hold_s, work)
+            return await self.backends.wait_for_one(busy, hold_s, work, self.backends.has_share)
         finally:
             self.metrics.held -= 1
 
@@ -297,16 +331,21 @@ class Proxy:
 
     async def _relay(self, answer: BackendAnswer, request_id: bytes, send: Send) -> None:
         """Send the answer to the client as it arrives."""
-        head, events = answer.head, answer.head.header(b"content-type").startswith(b"text/event-stream")
+        head, events = answer.head, answer.is_stream
         await send(start_message(head.status, answer_headers(head.headers, request_id)))
         body = whole_events(answer.body()) if events else answer.body()
-        size = 0
+        size, last_s = 0, 0.0
         try:
             async for chunk in body:
+                now_s = self.clock()
+                if size and events:
+                    self.metrics.revisions.gap(answer.backend.entry, now_s - last_s)
+                last_s = now_s
                 size += len(chunk)
                 await send(body_message(chunk, more=True))
         except BackendError as error:
             self.metrics.cut.inc()
+            self.metrics.revisions.broke_off(answer.backend.entry)
             answer.backend.suspect(str(error))
             if not events:
                 raise  # a body of known length has begun: only a cut connection can show that it is not complete
@@ -343,7 +382,7 @@ def outgoing(scope: Scope, body: bytes, request_id: bytes, *, marked: bool = Fal
     Raises:
         Refused: its head is one that servers take and clients may not send.
     """
-    dropped = HOP_BY_HOP | {b"host", b"content-length", b"x-request-id", RESUME_HEADER}
+    dropped = HOP_BY_HOP | {b"host", b"content-length", b"x-request-id", RESUME_HEADER, PREFILL_HEADER}
     headers = [(key, value.strip(b" \t")) for key, value in scope["headers"] if key not in dropped]
     headers.append((b"x-request-id", request_id))
     if marked and scope["path"] in RESUMABLE_PATHS:

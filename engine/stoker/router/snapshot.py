@@ -1,6 +1,7 @@
 """The versioned list of backends that the operator sends to its routers.
 
-`{"version": 7, "backends": [{url, pod_uid, role, revision, draining}]}`
+`{"version": 7, "backends": [{url, pod_uid, role, revision, pool, draining, host, zone}]}`, with a canary also
+`"shares": [{revision, percent}], "window": "r0123456789.1"`
 
 Parsed from the mounted file at the start and from `PUT /backends` later. A snapshot never changes; a newer version
 replaces it (`Backends.apply`).
@@ -17,6 +18,8 @@ from pydantic import Field, field_validator, model_validator
 
 from stoker.pod.config_file import Config, load, parse
 
+Role = Literal["colocated", "prefill", "decode"]
+
 
 class BackendEntry(Config):
     """One engine replica."""
@@ -25,8 +28,14 @@ class BackendEntry(Config):
     """`http://HOST:PORT`, without a path."""
     pod_uid: str = Field(min_length=1)
     """The pod that must answer there; an address that another pod took over is not used."""
-    role: Literal["colocated", "prefill", "decode"] = "colocated"
+    role: Role = "colocated"
+    """What its pool is for. Every engine can do the other parts too: a role is a preference."""
+    host: str = ""
+    """The node of its pod."""
+    zone: str = ""
+    """The zone of that node."""
     revision: str = ""
+    pool: str = ""
     draining: bool = False
     """Whether it finishes its requests and gets no new one."""
 
@@ -37,13 +46,6 @@ class BackendEntry(Config):
         if parts.scheme != "http" or not parts.hostname or parts.path not in ("", "/") or parts.query or parts.username:
             raise ValueError("http://HOST:PORT is needed")
         return url.rstrip("/")
-
-    @field_validator("role")
-    @classmethod
-    def _built(cls, role: str) -> str:
-        if role != "colocated":
-            raise ValueError(f"not supported yet: role {role}")
-        return role
 
     @property
     def address(self) -> tuple[str, int]:
@@ -56,17 +58,33 @@ class BackendEntry(Config):
         return self.url, self.pod_uid
 
 
+class RevisionShare(Config):
+    """Percent of the new requests that a revision gets."""
+
+    revision: str = Field(min_length=1)
+    percent: int = Field(ge=0, le=100)
+
+
 class BackendSnapshot(Config):
     """All backends at one version; only a higher version replaces it."""
 
     version: int = Field(ge=0)
     backends: tuple[BackendEntry, ...] = Field(max_length=4096)
+    shares: tuple[RevisionShare, ...] = Field(default=(), max_length=4)
+    """Empty: backends of every revision get requests. A revision that is not listed gets none."""
+    window: str = Field(default="", max_length=128)
+    """Name of the time over which revisions are compared; a new one begins their counts anew."""
 
     @model_validator(mode="after")
     def _unique(self) -> BackendSnapshot:
         urls = [entry.url for entry in self.backends]
         if twice := sorted({url for url in urls if urls.count(url) > 1}):
             raise ValueError(f"backends: listed twice: {', '.join(twice)}")
+        names = [share.revision for share in self.shares]
+        if len(set(names)) < len(names):
+            raise ValueError(f"shares: listed twice: {', '.join(sorted({n for n in names if names.count(n) > 1}))}")
+        if names and (total := sum(share.percent for share in self.shares)) != 100:
+            raise ValueError(f"shares: the percents must add up to 100, got {total}")
         return self
 
 

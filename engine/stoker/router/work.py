@@ -31,15 +31,18 @@ class Work:
     """Keys of its beginnings, each one piece longer."""
     session: bytes = b""
     """Requests of one session are likely to have the same beginning."""
+    may_split: bool = False
+    """Whether another engine could compute the prompt: not for what has none, and not for the rest of a stream."""
 
 
 NO_WORK = Work()
 
 
-def work_of(body: bytes, headers: Iterable[tuple[bytes, bytes]]) -> Work:
+def work_of(body: bytes, headers: Iterable[tuple[bytes, bytes]], *, may_split: bool = False) -> Work:
     """Estimate the work of a request."""
     begin = min((at for key in _PROMPTS if (at := body.find(key, 0, SEARCHED_BYTES)) >= 0), default=0)
-    return Work((len(body) - begin) // BYTES_PER_TOKEN, chain_of(memoryview(body)[begin:]), session_of(body, headers))
+    tokens, chain = (len(body) - begin) // BYTES_PER_TOKEN, chain_of(memoryview(body)[begin:])
+    return Work(tokens, chain, session_of(body, headers), may_split)
 
 
 def session_of(body: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:

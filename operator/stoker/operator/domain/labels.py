@@ -14,7 +14,9 @@ JOB_UID = f"{PREFIX}/job-uid"
 ATTEMPT = f"{PREFIX}/attempt"
 NODE_RANK = f"{PREFIX}/node-rank"
 ROLE = f"{PREFIX}/role"
-"""A `PodRole`."""
+"""A `PodRole`, or METRICS_ROLE."""
+METRICS_ROLE = "metrics"
+"""Role of a short pod that a client makes to read a job's log of metrics. The operator takes no part in it."""
 TASK = f"{PREFIX}/task"
 """Verb of a task pod: `verify`, `import`, `list` or `delete`."""
 TASK_TRY = f"{PREFIX}/try"
@@ -30,7 +32,7 @@ EXPIRED = f"{PREFIX}/expired"
 APPLIED_HASH = f"{PREFIX}/applied-hash"
 
 ZONE = "topology.kubernetes.io/zone"
-"""Label of nodes; Kubernetes' own."""
+"""Label of nodes, and of pods where Kubernetes copies it; Kubernetes' own."""
 
 INDEXED = (JOB, JOB_UID, DEPLOYMENT, DEPLOYMENT_UID, POOL, CHECKPOINT_UID)
 

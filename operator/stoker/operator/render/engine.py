@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.operator.api.enginepool import EnginePool, Revision
@@ -36,7 +36,7 @@ from stoker.operator.render.pod import (
     scratch_volume,
     with_config_map,
 )
-from stoker.operator.render.storage import storage_root
+from stoker.operator.render.storage import BucketMounts, bucket_mounts, storage_root
 
 PLACEHOLDER = "stoker-revision"
 """Name of the configuration's ConfigMap in a template; each revision has its own."""
@@ -52,10 +52,13 @@ class ModelSource:
     claim: str | None = None
     """Claim to mount for them."""
     digest: str | None = None
+    buckets: BucketMounts = field(default_factory=BucketMounts)
+    """Access to the bucket that they are in."""
 
 
 def checkpoint_source(storage: StorageSpec, default_path: str, folder: str, digest: str) -> ModelSource:
-    return ModelSource(f"{storage_root(storage, default_path)}/{folder}", storage.claim_name, digest)
+    path = f"{storage_root(storage, default_path)}/{folder}"
+    return ModelSource(path, storage.claim_name, digest, bucket_mounts((storage, default_path)))
 
 
 def uri_source(uri: str) -> ModelSource:
@@ -166,6 +169,7 @@ def _pod_template(
         pairs.append(scratch_volume("stoker-shm", "/dev/shm", "Memory"))
     if source.claim is not None:
         pairs.append(claim_volume(source.claim, read_only=True))
+    pairs += source.buckets.volumes
     key = deployment.spec.engine.api.api_key_secret_ref
     if key is not None:
         items = [{"key": key.key, "path": "keys"}]
@@ -178,6 +182,7 @@ def _pod_template(
         volumes=[volume for volume, _ in pairs],
         mounts=[mount for _, mount in pairs],
         grace_period_s=pool.grace_period_seconds,
+        env=source.buckets.env,
     )
     pod = render_pod({"name": PLACEHOLDER}, program, pool, settings)
     return {"metadata": {name: value for name, value in pod["metadata"].items() if name != "name"}, "spec": pod["spec"]}

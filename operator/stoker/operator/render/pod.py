@@ -37,6 +37,8 @@ class PodProgram:
     port: int | None = None
     """Port of /livez and /readyz; None for tasks."""
     env: Mapping[str, str] = field(default_factory=dict)
+    pod_env: Mapping[str, str] = field(default_factory=dict)
+    """Variables that take their values from fields of the pod, by the path of the field."""
     volumes: Sequence[Mapping[str, Any]] = ()
     mounts: Sequence[Mapping[str, Any]] = ()
     grace_period_s: int = 30
@@ -204,8 +206,11 @@ def _pull_secrets(fields: SmallPod, settings: Settings) -> list[dict[str, Any]]:
 
 
 def _own_env(program: PodProgram) -> list[dict[str, Any]]:
-    uid = {"name": "STOKER_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}
-    return [uid, *({"name": name, "value": value} for name, value in program.env.items())]
+    fields = {"STOKER_POD_UID": "metadata.uid", **program.pod_env}
+    return [
+        *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
+        *({"name": name, "value": value} for name, value in program.env.items()),
+    ]
 
 
 def _env(fields: SmallPod) -> list[dict[str, Any]]:

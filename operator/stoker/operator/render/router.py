@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.operator.api.inferencedeployment import InferenceDeployment
-from stoker.operator.domain.labels import DEPLOYMENT_UID, ROLE
+from stoker.operator.domain.labels import DEPLOYMENT_UID, ROLE, ZONE
 from stoker.operator.domain.plan import Object
 from stoker.operator.domain.settings import Settings
 from stoker.operator.render.names import digest_of, stem
@@ -29,6 +29,8 @@ from stoker.operator.render.pod import (
 
 BACKENDS_FOLDER = "/etc/stoker-backends"
 BACKENDS_KEY = "backends.json"
+PLACE = {"STOKER_NODE_NAME": "spec.nodeName", "STOKER_ZONE": f"metadata.labels['{ZONE}']"}
+"""Where a router runs. Kubernetes 1.35 copies the node's zone to its pods; without it only the node counts."""
 
 
 def deployment_labels(deployment: InferenceDeployment) -> dict[str, str]:
@@ -143,6 +145,7 @@ def _pod_spec(deployment: InferenceDeployment, settings: Settings) -> dict[str, 
         port=settings.router_port,
         volumes=[volume for volume, _ in pairs],
         mounts=[mount for _, mount in pairs],
+        pod_env=PLACE if wanted.policy == "locality" else {},
         grace_period_s=wanted.grace_period_seconds,
         resources=settings.router_resources,
     )

@@ -25,9 +25,9 @@ log = logging.getLogger("stoker.engine")
 
 INBOX_BYTES = 128 * 2**20
 """Largest inbox of a rank."""
-MOST_BYTES = {2: 8 * 2**20, 4: 2**20, 8: 512 * 2**10}
+MOST_BYTES = {2: 4 * 2**20, 4: 2**20, 8: 512 * 2**10}
 """Longest message that is summed over peers' memory, by the largest number of ranks: each rank sends it whole to all
-others, twice as many bytes as it has. Behind it NCCL is faster."""
+others, twice as many bytes as it has. Behind it NCCL is faster: measured for two ranks, estimated for more."""
 
 
 def group_sums(plan: EnginePlan, config: ModelConfig, ops: Ops, group: ProcessGroup | None) -> GroupSums | None:

@@ -32,6 +32,7 @@ from stoker.trainer.rank.bucket import EVERY_UNIT, Bucket, Decays, Reduction, ma
 from stoker.trainer.rank.clip import GradientNorm
 from stoker.trainer.rank.compile_clock import CompileClock
 from stoker.trainer.rank.context_share import share_batches
+from stoker.trainer.rank.fp8_weights import use_fp8
 from stoker.trainer.rank.frozen import Fill
 from stoker.trainer.rank.guards import Guards
 from stoker.trainer.rank.initial_weights import whole_of
@@ -103,6 +104,8 @@ def make_zero(
         fill=fill,
         used_once=[bucket.name for bucket in buckets if bucket.unit.startswith(("blocks.", "head", "table copy"))],
     )
+    for decoder in slices_of(model).values():
+        use_fp8(config, decoder)
     if model.config.tie_embeddings and mesh.pipeline is not None:
         tables = [state for state in zero.states if state.bucket.unit in ("embedding", "table copy")]
         zero.ties = [TiedTable(state, mesh.pipeline) for state in tables]

@@ -158,7 +158,7 @@ def test_a_controller_of_others_has_a_folder_of_its_own_with_the_files_of_its_mo
     (components / "webhook").mkdir()
     (components / "webhook" / "manifests.yaml").write_text("kind: MutatingWebhookConfiguration\n")
     monkeypatch.setenv("MODULE_FOLDER", str(tmp_path / "module"))
-    with pytest.raises(binaries.MissingBinaries, match="no kueue in .*; build it with: make kube-controllers"):
+    with pytest.raises(binaries.MissingBinaries, match=r"no kueue in .*; build it with: make kube-controllers"):
         binaries.find_optional(tools.KUEUE)
 
     binaries.build([tools.KUEUE])

@@ -133,13 +133,11 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
         "engine.attention": _ENGINE["attention"],
         "engine.api.fronts": _ENGINE["api.fronts"],
         **{f"pools[].{path}": row for path, row in _ENGINE.items() if path.startswith("parallelism.")},
-        "pools[].role": only("colocated"),
         "pools[].podsPerReplica": only(1),
         "pools[].autoscaling.mode": only("slo", "load", "external"),
         "rollout.type": only("rolling"),
     },
     "EnginePool": {
-        "revisions[].template.role": only("colocated"),
         "revisions[].template.podsPerReplica": only(1),
         "revisions[].share": only(0, 100),
     },
@@ -162,6 +160,20 @@ BESIDE_LORA: Mapping[str, Row] = {
 }
 """Rows of a run that trains adapters (`lora`), beside those above. The trainer refuses a model with experts."""
 
+BESIDE_ROLES: Mapping[str, Row] = {
+    "engine.cache.prefixCache": only(True),
+    "engine.device": only("auto", "cpu"),
+    "pools[].gpusPerPod": only(0),
+    "pools[].parallelism.tensor": only(1),
+    "pools[].parallelism.pipeline": only(1),
+    "pools[].parallelism.data": only(1),
+    "pools[].parallelism.expert": only(1),
+}
+"""Rows of an InferenceDeployment with prefill and decode pools, beside those above.
+
+Blocks travel between engines of one rank, on the CPU, and land in the prefix cache.
+"""
+
 
 def refusals(program: str, config: Any, root: str = "") -> list[str]:
     """One line for each field that asks for what is not built, with its value and what is allowed.
@@ -176,6 +188,8 @@ def refusals(program: str, config: Any, root: str = "") -> list[str]:
         rows |= _rows_beside_axes(program, config)
         if _value_at(config, "lora", None) is not None:
             rows |= {_own_path(program, path): (row, " with lora") for path, row in BESIDE_LORA.items()}
+    if program == "InferenceDeployment" and any(role != "colocated" for _, role in values_at(config, "pools[].role")):
+        rows |= {path: (row, " with prefill and decode pools") for path, row in BESIDE_ROLES.items()}
     if program in _WITH_KERNELS:
         rows |= _attention_row(program, config)
     if program in _OF_TRAINER:

@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -201,7 +202,7 @@ def main() -> None:
 
     folder = Path(tempfile.mkdtemp(prefix="checkpoint-gpu-", dir=options.folder))
     try:
-        spawn(__file__, options.gpus, ["--work", str(folder)], options.limit_s, keep)
+        spawn([__file__, *sys.argv[1:], "--work", str(folder)], options.gpus, options.limit_s, keep)
     finally:
         shutil.rmtree(folder)
     print(json.dumps(facts))

@@ -32,7 +32,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -290,18 +290,7 @@ def profile(run: Run, options: argparse.Namespace) -> dict[str, Any]:
         for _ in range(3):
             run.step()
         torch.cuda.synchronize(run.device)
-    events = [
-        (event.start_ns(), event.start_ns() + event.duration_ns(), event.name(), event.device_resource_id())
-        for event in profiler.profiler.kineto_results.events()
-        if "CUDA" in str(event.device_type()) and event.duration_ns() > 0
-    ]
-    events.sort()
-    ends = [end for _, end, name, _ in events if "adam" in name.lower()]
-    if not ends:  # torch's own optimizer
-        ends = [events[-1][1]]
-    marks = [end for index, end in enumerate(ends[:-1]) if _gap_follows(events, end, ends[index + 1])]
-    begin, finish = (marks[-2], marks[-1]) if len(marks) >= 2 else (events[0][0], events[-1][1])
-    inside = [event for event in events if begin <= event[0] < finish]
+    inside, begin, finish = last_step(profiler.profiler)
     summary = summarise(inside, begin, finish)
     if run.communicator.rank == 0 and options.out is not None:
         names: dict[str, list[float]] = {}
@@ -315,6 +304,23 @@ def profile(run: Run, options: argparse.Namespace) -> dict[str, Any]:
         ]
         (options.out / f"kernels-{run.communicator.size}-{run.model.num_layers}.txt").write_text("\n".join(lines))
     return summary
+
+
+def last_step(profiler: Any) -> tuple[list[Any], int, int]:
+    """Return the device's events of the last whole step, from one optimizer's end to the next, and these two times."""
+    events = [
+        (event.start_ns(), event.start_ns() + event.duration_ns(), event.name(), event.device_resource_id())
+        for event in profiler.kineto_results.events()
+        if "CUDA" in str(event.device_type()) and event.duration_ns() > 0
+    ]
+    events.sort()
+    ends = [end for _, end, name, _ in events if "adam" in name.lower()]
+    if not ends:  # torch's own optimizer
+        ends = [events[-1][1]]
+    marks = [end for index, end in enumerate(ends[:-1]) if _gap_follows(events, end, ends[index + 1])]
+    begin, finish = (marks[-2], marks[-1]) if len(marks) >= 2 else (events[0][0], events[-1][1])
+    inside = [event for event in events if begin <= event[0] < finish]
+    return inside, begin, finish
 
 
 def _gap_follows(events: list[Any], end: int, next_end: int) -> bool:
@@ -412,9 +418,9 @@ def tell(facts: dict[str, Any], rank: int) -> None:
 
 
 def spawn(
-    script: str, gpus: int, more: list[str], limit_s: float, keep: Callable[[dict[str, Any]], None]
+    program: Sequence[str], gpus: int, limit_s: float, keep: Callable[[dict[str, Any]], None]
 ) -> list[dict[str, Any]]:
-    """Run this command line again, once per GPU, and pass each result of rank 0 to `keep` at once.
+    """Run Python with these arguments and `--rank`, once per GPU, and pass each result of rank 0 to `keep` at once.
 
     Without a result for `limit_s` all ranks are ended and print their stacks.
     """
@@ -431,7 +437,7 @@ def spawn(
             "OMP_NUM_THREADS": "8",
             "PYTHONFAULTHANDLER": "1",
         }
-        command = [sys.executable, script, *sys.argv[1:], *more, "--rank"]
+        command = [sys.executable, *program, "--rank"]
         ranks.append(
             subprocess.Popen(command, env=environment, stdout=subprocess.PIPE if rank == 0 else None, text=True)
         )
@@ -549,7 +555,7 @@ def main() -> None:
 
     over = 0
     while over < len(options.runs):
-        found = spawn(sys.argv[0], options.gpus, ["--skip", str(over)], options.limit_s, keep)
+        found = spawn([*sys.argv, "--skip", str(over)], options.gpus, options.limit_s, keep)
         over += sum("profile" not in one for one in found)
         lost_a_profile = bool(found) and "profile" not in found[-1] and found[-1]["run"] in options.profile
         if over < len(options.runs) and not lost_a_profile:

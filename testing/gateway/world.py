@@ -172,6 +172,7 @@ async def world(
     access_options: Mapping[str, Any] | None = None,
     history: int = 5000,
     now: Callable[[], datetime] | None = None,
+    config: GatewayConfig | None = None,
 ) -> AsyncIterator[World]:
     """A gateway and its cluster. With `sockets` both are real servers, which streams need."""
     numbers = itertools.count(1)
@@ -193,7 +194,7 @@ async def world(
         access = await _access(stack, server or api, folder, sockets, access_options or {}, server is not None)
         stack.push_async_callback(access.close)
         ids = map(str, itertools.count())
-        gateway = Gateway(GatewayConfig(), access, prometheus or Prometheus(None), lambda: next(ids))
+        gateway = Gateway(config or GatewayConfig(), access, prometheus or Prometheus(None), lambda: next(ids))
         client = await _client(stack, gateway, sockets)
         yield World(which, objects, folders, access, client, server, gateway, addresses, api)
 

@@ -90,6 +90,10 @@ BAD: list[tuple[str, str, dict[str, Any], str]] = [
     ("two lengths", "TrainingJob", {"spec.training.epochs": 2}, 'spec.training: Invalid value: exactly one of totalSteps, totalTokens and epochs is needed'),
     ("two origins", "TrainingJob", {"spec.model": DELETE, "spec.modelFrom": {"gguf": {"path": "/m"}, "hub": {"id": "a/b"}}}, 'spec.modelFrom: Invalid value: exactly one of checkpoint, huggingFace, gguf and hub is needed'),
     ("claim and bucket", "TrainingJob", {"spec.checkpoint.storage.s3": {"bucket": "b"}}, 'spec.checkpoint.storage: Invalid value: exactly one of claimName and s3 is needed'),
+    ("a bucket with a path", "TrainingJob", {"spec.checkpoint.storage": {"s3": {"bucket": "b"}, "path": "runs"}}, 'spec.checkpoint.storage.path: Invalid value: path needs claimName: a bucket has s3.prefix'),
+    ("a bucket without a name", "TrainingJob", {"spec.checkpoint.storage": {"s3": {"prefix": "runs"}}}, 'spec.checkpoint.storage.s3.bucket: Required value'),
+    ("an endpoint without a scheme", "TrainingJob", {"spec.checkpoint.storage": {"s3": {"bucket": "b", "endpoint": "minio:9000"}}}, "spec.checkpoint.storage.s3.endpoint: Invalid value: \"minio:9000\": spec.checkpoint.storage.s3.endpoint in body should match '^https?://[^\\s]+$'"),
+    ("an import from a claim and a bucket", "Checkpoint", {"spec.source": {"import": {"storage": {"claimName": "c", "s3": {"bucket": "b"}}, "folder": "step-00000001.00000000"}}}, 'spec.source.import.storage: Invalid value: exactly one of claimName and s3 is needed'),
     ("a volume without a source", "TrainingJob", {"spec.workers.volumes": [{"name": "data"}]}, 'spec.workers.volumes[0]: Invalid value: exactly one of configMap, secret, persistentVolumeClaim, emptyDir and hostPath is needed'),
     ("validation twice", "TrainingJob", {"spec.data.validation": {"fraction": "0.1", "source": {"name": "v", "path": "/v"}}}, 'spec.data.validation: Invalid value: exactly one of source and fraction is needed'),
     # arithmetic

@@ -15,7 +15,11 @@ from click.testing import CliRunner
 
 from stoker.cli.cluster_client import find_access
 from stoker.cli.main import stoker
+from stoker.operator.api.trainingjob import TrainingJob
 from stoker.operator.cluster.kube.credentials import NoCredentials, context_namespace
+from stoker.operator.domain.settings import Settings
+from stoker.operator.render.trainer import pin
+from stoker.pod.metric_reader import history_lines, read_history
 from testing.gateway.kube_server import KubeServer, kube_server
 from testing.gateway.world import JOB_SPEC, World
 
@@ -185,3 +189,50 @@ def test_completion_offers_verbs_and_options() -> None:
     environment = {"_STOKER_COMPLETE": "bash_complete", "COMP_WORDS": "stoker su", "COMP_CWORD": "1"}
     result = CliRunner().invoke(stoker, [], env=environment, prog_name="stoker")
     assert result.output.split() == ["plain,submit", "plain,suspend"]
+
+
+def test_a_job_is_plotted_from_its_volume_after_its_end(server: KubeServer, tmp_path: Path) -> None:
+    """A task that fails is told and made anew; the one that read the log answers the next question too."""
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(f'{{"kind": "step", "step": {n}, "loss": {9 - n}.5}}\n' for n in range(1, 4)))
+    run(server, "submit", "-f", manifest(tmp_path))
+    assert "has no log of metrics on a claim" in run(server, "plot", "run", code=1)
+    assert "does not exist" in run(server, "plot", "tj/nothing", code=1)
+    server.do(_ended_with_a_rendering)
+    for output, shown, code in ((None, "failed: no such file", 1), (log, "[8.5, 7.5, 6.5]", 0), (log, "[1, 2, 3]", 0)):
+        kubelet = threading.Thread(target=_run_tasks, args=(server, output))
+        kubelet.start()
+        assert shown in run(server, "plot", "tj/run", "--json", code=code)
+        kubelet.join()
+    assert "wrote" in run(server, "plot", "run", "--png", str(tmp_path / "loss.png"))
+    assert "has no pods" in run(server, "logs", "tj/run", code=1)
+
+
+def _ended_with_a_rendering(found: World) -> None:
+    job = found.objects.of_kind("TrainingJob")[0]
+    rendering = pin(TrainingJob.model_validate(job), None, Settings())
+    found.put_status(job, phase="Completed", pinned=rendering.to_wire())
+
+
+def _run_tasks(server: KubeServer, log: Path | None) -> None:
+    """What a kubelet does with a pod that reads metrics; without a log the pod fails."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until and not server.do(lambda found: _run_task(found, log)):
+        time.sleep(0.02)
+
+
+def _run_task(found: World, log: Path | None) -> bool:
+    for pod in found.objects.of_kind("Pod"):
+        metadata = pod["metadata"]
+        if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
+            return log is not None
+        if log is None:
+            word = {"exitCode": 76, "message": '{"detail": "no such file"}'}
+            found.put_status(pod, phase="Failed", containerStatuses=[{"name": "main", "state": {"terminated": word}}])
+        else:
+            output = found.folders.log(metadata["namespace"], metadata["name"])
+            output.parent.mkdir(parents=True, exist_ok=True)
+            output.write_text("\n".join(history_lines(read_history(log))) + "\n")
+            found.put_status(pod, phase="Succeeded")
+        return True
+    return False

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from stoker.gateway.domain.log_lines import LogLine, log_line, merged, metric_points, thinned
+from stoker.gateway.domain.log_lines import LogLine, log_line, merged, metric_samples
 from stoker.gateway.http.stream import with_heartbeat
 from stoker.trainer.agent.console import step_line
 from stoker.trainer.protocol.channel import StepEvent
@@ -149,9 +149,11 @@ def test_the_history_of_a_run_covers_its_restarts(tell: Tell) -> None:
             "gradient_norm": 0.9,
             "tokens_per_second": 12345.0,
         }
-        assert (history["complete"], history["missing"]) == (True, "")
+        assert (history["complete"], history["missing"], history["source"]) == (True, "", "logs")
         later = (await found.client.get(path, params={"after_step": 3})).json()
         assert [point["step"] for point in later["points"]] == [4]
+        middle = (await found.client.get(path, params={"after_step": 1, "until_step": 3})).json()
+        assert [point["step"] for point in middle["points"]] == [2, 3]
 
     tell(story)
 
@@ -164,20 +166,11 @@ def test_lines_are_merged_by_time_and_stay_in_their_pods_order() -> None:
     assert log_line("a", "2026-01-01T00:00:01Z").text == ""
 
 
-def test_metrics_that_are_no_numbers_are_null() -> None:
+def test_metrics_that_are_no_numbers_are_left_out() -> None:
     json_line = '{"kind": "step", "step": 3, "loss": NaN, "learning_rate": 0.5, "grad_norm": 1.0, "tokens_per_s": 2.0}'
-    (first, second) = metric_points([line(2, float("nan")), json_line, '{"kind": "step"', "step into the light"])
-    assert (first.step, first.loss, first.gradient_norm) == (2, None, 0.9)
-    assert (second.step, second.loss, second.learning_rate) == (3, None, 0.5)
-
-
-def test_a_long_history_is_thinned_to_its_ends_and_validations() -> None:
-    points = metric_points([line(step) for step in range(1, 1001)] + ["step 500  validation loss 1.5"])
-    thin = thinned(points, 10)
-    assert (thin[0].step, thin[-1].step) == (1, 1000)
-    assert 10 <= len(thin) <= 11
-    assert 500 in [point.step for point in thin]
-    assert thinned(points, 1000) == points
+    (first, second) = metric_samples([line(2, float("nan")), json_line, '{"kind": "step"', "step into the light"])
+    assert (first.step, first.values.get("loss"), first.values["gradient_norm"]) == (2, None, 0.9)
+    assert (second.step, second.values.get("loss"), second.values["learning_rate"]) == (3, None, 0.5)
 
 
 def test_a_silent_stream_shows_that_it_is_alive() -> None:

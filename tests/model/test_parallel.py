@@ -10,13 +10,17 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed import ProcessGroup
 from torch.multiprocessing.spawn import spawn
 
 from stoker.model.attend import PackedAttend
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.model.kernels.ops import Ops
+from stoker.model.overlapped_products import gather_linear, linear_scatter
 from stoker.model.paged_attend import KVCache, PagedAttend, PagedBatch, PagedSize
+from stoker.model.tensor_group import gather_tokens, scatter_tokens
 from testing.model.leave import leave
 
 TOKENS = torch.arange(24) * 7 % 96
@@ -54,6 +58,27 @@ def serve(decoder: Decoder) -> torch.Tensor:
         return decoder.logits(decoder(TOKENS[:14], POSITIONS[:14], attend))
 
 
+def overlapped_differences(group: ProcessGroup | None) -> list[float]:
+    """Return how far results and gradients of both overlapped products are from those of their two steps."""
+    assert group is not None
+    found = []
+    for tokens in (5, 1):  # of each rank: the parts of a product are of different sizes
+        x_tD, weight_ED = torch.randn(tokens, 6), torch.randn(4, 6)
+        x_TD = gather_tokens(torch.randn(tokens, 6), group)
+        for inputs, overlapped, steps in (
+            (x_tD, gather_linear, lambda x, w, g: F.linear(gather_tokens(x, g), w)),
+            (x_TD, linear_scatter, lambda x, w, g: scatter_tokens(F.linear(x, w), g)),
+        ):
+            values = []
+            for product in (overlapped, steps):
+                x, weight = inputs.clone().requires_grad_(), weight_ED.clone().requires_grad_()
+                y = product(x, weight, group)
+                torch.manual_seed(7)
+                values.append((y, *torch.autograd.grad(y, (x, weight), torch.randn_like(y))))
+            found += [float((a - b).abs().max()) for a, b in zip(*values, strict=True)]
+    return found
+
+
 def work(rank: int, folder: str, config: ModelConfig) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
@@ -62,6 +87,7 @@ def work(rank: int, folder: str, config: ModelConfig) -> None:
         decoder.init_weights(5)
         served = {} if sequence_parallel else {"served": serve(decoder)}
         torch.save(run_pass(decoder) | served, f"{folder}/{rank}-{sequence_parallel}.pt")
+    assert max(overlapped_differences(dist.group.WORLD)) < 1e-5
     with pytest.raises(ValueError, match="tokens: 13 cannot be cut over tensor parallel size 2: 13 % 2 = 1"):
         decoder.embed(TOKENS[:13])
     leave()

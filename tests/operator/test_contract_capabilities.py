@@ -205,7 +205,7 @@ def test_the_readme_lists_what_is_not_built(tmp_path: Path, capsys: pytest.Captu
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
     assert "`memory.cpuOffload` true;" in text
-    assert "`modelFrom.hub`;" in text
+    assert "`engine.attention` flash, cudnn;" in text
     assert "runtime.kernels" not in text
     with pytest.raises(ValueError, match="are missing"):
         with_listing("no marks")

@@ -370,37 +370,3 @@ def test_an_edit_that_waits_is_still_said_while_a_later_one_is_refused() -> None
     run.cluster.end(run.gang[0], Cause.RANK_FAILED)
     run.next_attempt()
     assert len(run.gang) == 4
-
-
-# Checkpoint
-
-TO_A_BUCKET = {"source": {"save": {"storage": {"s3": {"bucket": "b"}}}}}
-
-
-def test_a_refused_edit_of_a_checkpoint_keeps_its_policy_and_its_verification_goes_on() -> None:
-    run = Run()
-    run.start()
-    run.train(10, (run.save(10, None),))
-    key = Key("Checkpoint", "default", run.checkpoint(10)["metadata"]["name"])
-    run.cluster.change_spec(key, lambda spec: merge(spec, {**TO_A_BUCKET, "deletionPolicy": "Delete"}))
-    run.train(11, (run.save(10, True),))
-    assert run.condition(run.checkpoint(10), "Verified") == "True"
-    assert not run.checkpoint(10)["metadata"].get("finalizers")
-    (condition,) = conditions(run.cluster, key, REFUSED)
-    assert "spec.source.save.storage.s3 is not supported yet" in condition["message"]
-    run.cluster.change_spec(key, lambda spec: merge(spec, {"source": {"save": {"storage": {"s3": None}}}}))
-    run.cluster.settle()
-    assert run.checkpoint(10)["metadata"]["finalizers"] == ["stoker.dev/checkpoint-data"]
-
-
-def test_a_refused_edit_of_a_checkpoint_does_not_give_its_pin_up() -> None:
-    run = Run(checkpoint={"storage": {"claimName": "claim"}, "maxToKeep": 1})
-    run.start()
-    run.train(10, (run.save(10, None),))
-    key = Key("Checkpoint", "default", run.checkpoint(10)["metadata"]["name"])
-    run.cluster.change_spec(key, lambda spec: merge(spec, {"pinned": True}))
-    run.cluster.settle()
-    run.cluster.change_spec(key, lambda spec: merge(spec, {**TO_A_BUCKET, "pinned": False}))
-    run.train(30, (run.save(10), run.save(20), run.save(30)))
-    assert key in run.cluster.objects
-    assert "stoker.dev/expired" not in run.checkpoint(10)["metadata"]["labels"]

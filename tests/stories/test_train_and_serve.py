@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 import httpx
+from click.testing import CliRunner
 
+from stoker.cli.local import local
 from testing.stories.manifests import claim, corpus, deployment, job
 from testing.stories.object_views import FIGURES
 from testing.stories.story_cluster import StoryCluster
@@ -30,6 +32,7 @@ def test_two_ranks_train_a_model_that_is_served_from_its_newest_verified_checkpo
     ]
     for found in saves:
         assert sorted(cluster.figures(found["metadata"]["name"])) == sorted(FIGURES)
+    _plots_the_whole_run_after_its_end(cluster)
     cluster.wait_for_phase("InferenceDeployment", "teller", "Serving")
     assert cluster.status("InferenceDeployment", "teller")["currentCheckpoint"]["step"] == 60
     configs = [json.loads(found["data"]["config.json"]) for found in cluster.all("ConfigMap", role="engine")]
@@ -40,3 +43,19 @@ def test_two_ranks_train_a_model_that_is_served_from_its_newest_verified_checkpo
         answer = client.post("/v1/completions", json=body).json()
     assert answer["usage"]["completion_tokens"] == 24
     assert "met" in answer["choices"][0]["text"]
+
+
+def _plots_the_whole_run_after_its_end(cluster: StoryCluster) -> None:
+    """The pods are gone with their logs; a task reads the metrics on the claim."""
+    for pod in cluster.all("Pod", role="trainer"):
+        cluster.delete("Pod", pod["metadata"]["name"])
+    words = ["plot", "tell", "--json", "--state", str(cluster.state)]
+    plotted = CliRunner().invoke(local, words)
+    assert plotted.exit_code == 0, plotted.output
+    loss = json.loads(plotted.stdout)["loss"]
+    assert loss["steps"] == list(range(1, 61))
+    assert loss["values"][-1] < loss["values"][0]
+    part = CliRunner().invoke(local, [*words, "--after-step", "50"])
+    assert json.loads(part.stdout)["loss"]["steps"] == list(range(51, 61))
+    (task,) = cluster.all("Pod", role="metrics")
+    assert task["status"]["phase"] == "Succeeded"

@@ -22,7 +22,7 @@ from stoker.pod.pipeline.simulation import simulate
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.mesh import AxisGroups
 from stoker.trainer.rank.pipeline.executor import Executor, Wire
-from stoker.trainer.rank.pipeline.link import NO_LINKS, Links, open_links
+from stoker.trainer.rank.pipeline.link import NO_LINKS, HostLink, Link, Links, open_links
 from stoker.trainer.rank.pipeline.slices import stage_layers
 from stoker.trainer.rank.pipeline.stage import Stage, StageInputs
 from testing.trainer.rank_world import RankWorld
@@ -105,19 +105,29 @@ def whole_model(model: ModelConfig) -> tuple[list[float], Gradients]:
 
 
 def run(
-    links: Links, rank: int, shape: Shape, name: ScheduleName, model: ModelConfig, recompute: bool
+    links: Links,
+    rank: int,
+    shape: Shape,
+    name: ScheduleName,
+    model: ModelConfig,
+    recompute: bool,
+    first_links: Links | None = None,
 ) -> tuple[list[float], list[float], Gradients, dict[str, int]]:
-    """Run a step and a validation; return the losses of both, the gradients, and what is left in memory."""
+    """Run a step and a validation, the latter twice; return the losses, the gradients, and what is left in memory."""
     stages = make_stages(shape, rank, model, recompute=recompute, split=name == "ZeroBubble")
     reduced: list[int] = []
     wire = Wire(hidden_size=model.hidden_size, dtype=torch.float32, device=CPU)
-    executor = Executor(stages, links, wire, reduced.append)
+    executor = Executor(stages, links, wire, reduced.append, first_links)
     orders = make_schedule(name, shape)
     inputs = make_inputs(Ops(), shape.micro_batches)
     losses = executor.train(orders[rank], inputs)
     assert sorted(reduced) == list(shape.stages_of(rank))
     made = executor.buffers.count
     evaluated = executor.evaluate(forward_schedule(shape)[rank], inputs)
+    again = executor.evaluate(forward_schedule(shape)[rank], inputs)
+    assert {place: float(loss) for place, loss in again.items()} == {
+        place: float(loss) for place, loss in evaluated.items()
+    }
     facts = {
         "in flight": sum(stage.num_in_flight for stage in stages),
         "buffers": made,
@@ -175,7 +185,8 @@ def test_one_rank_with_all_stages_equals_the_whole_model(
     assert_equal_to_the_whole([run(NO_LINKS, 0, shape, name, MODEL, False)], expected(MODEL))
 
 
-World = dict[tuple[int, bool], Links]
+World = dict[tuple[int, bool, bool], Links]
+"""By ranks, whether they are a ring, and whether their channels go through the host."""
 
 
 def open_all(rank: int, _size: int) -> tuple[int, World]:
@@ -183,16 +194,24 @@ def open_all(rank: int, _size: int) -> tuple[int, World]:
     pipelines: dict[int, list[tuple[int, ...]]] = {2: [(0, 1)], 3: [(0, 1, 2)]}
     groups = AxisGroups(CPU)
     made = {
-        (size, is_ring): open_links(ranks, groups.process_group, is_ring=is_ring)
+        (size, is_ring, by_host): open_links(ranks, open_group, is_ring=is_ring, channel=channel)
         for size, ranks in pipelines.items()
         for is_ring in (False, True)
+        for by_host, open_group, channel in (
+            (False, groups.process_group, Link),
+            (True, groups.host_group, HostLink),
+        )
     }
     return rank, made
 
 
-def run_rank(held: tuple[int, World], shape: Shape, *args: Any) -> Any:
+def run_rank(held: tuple[int, World], shape: Shape, name: ScheduleName, model: ModelConfig, recompute: bool) -> Any:
+    """Run one rank; the first messages of three ranks go through the host."""
     rank, links = held
-    return run(links[shape.ranks, shape.stages_per_rank > 1], rank, shape, *args) if rank < shape.ranks else None
+    if rank >= shape.ranks:
+        return None
+    own, first = (links[shape.ranks, shape.stages_per_rank > 1, by_host] for by_host in (False, True))
+    return run(own, rank, shape, name, model, recompute, first_links=first if shape.ranks == 3 else None)
 
 
 @pytest.fixture(scope="module")

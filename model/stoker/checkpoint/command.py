@@ -21,8 +21,8 @@ from stoker.checkpoint.diff import diff
 from stoker.checkpoint.errors import CheckpointError, CheckpointExists
 from stoker.checkpoint.export import SHARD_BYTES, Dtype, export_adapter, export_hugging_face
 from stoker.checkpoint.facts import facts_of
+from stoker.checkpoint.place import exists, storage_of
 from stoker.checkpoint.reader import CheckpointReader
-from stoker.checkpoint.storage import PosixStorage
 from stoker.checkpoint.store import Broken, CheckpointRoot, Found, read_manifest
 from stoker.checkpoint.verify import OnProgress, verify
 from stoker.pod.causes import EXIT_CODES, Cause
@@ -83,7 +83,7 @@ def verify_command(folder: Path, digest: str | None, json_output: bool) -> int:
 def show_command(folder: Path, with_tensors: bool, json_output: bool) -> int:
     """Show the facts of the checkpoint FOLDER. Reads the manifest only."""
     with _errors():
-        manifest = read_manifest(folder, PosixStorage())
+        manifest = read_manifest(folder, storage_of(folder))
     facts = facts_of(manifest).as_json()
     listed = [
         {"name": tensor.name, "shape": list(tensor.shape), "dtype": tensor.dtype}
@@ -192,7 +192,7 @@ def export_command(
 @as_json
 def list_command(root: Path, json_output: bool) -> int:
     """List the checkpoints below ROOT, newest first, and the folders that are not committed."""
-    if not root.is_dir():
+    if not exists(root):
         _fail(f"{root} {'is not a folder' if root.exists() else 'does not exist'}", Cause.CHECKPOINT_CORRUPT)
     with _errors():
         items = CheckpointRoot(root).scan()

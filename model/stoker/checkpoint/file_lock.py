@@ -4,6 +4,8 @@ The kernel takes a lock back when its process ends, however it ends. `flock` hol
 and between machines where the file system carries it there (NFS does). On a file system without locks, reading and
 removing go on without one.
 
+`hold` locks a whole root for one run.
+
 Called by `PosixStorage` alone. A lock is held by the `ReadLock` that is returned, until it is closed.
 """
 
@@ -11,13 +13,16 @@ from __future__ import annotations
 
 import fcntl
 import os
-from contextlib import suppress
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from stoker.checkpoint.errors import CheckpointInUse
+from stoker.checkpoint.errors import CheckpointInUse, CheckpointLocked
 
+LOCK_FILE = ".lock"
 _FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -92,3 +97,28 @@ def _open_exclusive(path: Path) -> int:
         return os.open(path, os.O_RDWR | _FLAGS)
     except PermissionError:
         return os.open(path, os.O_RDONLY | _FLAGS)
+
+
+@contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Hold a folder until the end, or until the process dies.
+
+    Raises:
+        CheckpointLocked: another process holds it.
+    """
+    handle = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        _take(folder, handle)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _take(folder: Path, handle: int) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.pread(handle, 200, 0).decode(errors="replace").strip()
+        raise CheckpointLocked(f"{folder} is in use by {holder or 'another run'}") from error
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)

@@ -23,7 +23,8 @@ from stoker.checkpoint.dtype import Array, carrier
 from stoker.checkpoint.errors import CheckpointCorrupt, CheckpointError, CheckpointMissing
 from stoker.checkpoint.hashing import hash_bytes
 from stoker.checkpoint.manifest import MANIFEST_FILE, FileEntry, Manifest, Piece, TensorInfo
-from stoker.checkpoint.storage import PosixStorage, Storage
+from stoker.checkpoint.place import storage_of
+from stoker.checkpoint.storage import Storage
 from stoker.checkpoint.store import read_manifest, read_whole
 
 
@@ -41,7 +42,7 @@ class CheckpointReader:
             CheckpointCorrupt: the manifest is not valid, not the one with `digest`, or a file is missing, cut or grown.
         """
         self.folder = Path(folder)
-        self.storage = storage or PosixStorage()
+        self.storage = storage or storage_of(self.folder)
         self._lock = self.storage.lock_shared(self.folder / MANIFEST_FILE)
         self.manifest: Manifest = read_manifest(self.folder, self.storage, digest)
         for name, size in self.manifest.file_sizes().items():

@@ -1,8 +1,6 @@
 """The interface to storage: the few operations that the format needs, and their POSIX form.
 
-An object store fits behind it: keys below a staging folder are written straight below the final name, `rename` and
-`sync_folder` do nothing, and because the manifest is written last its object is the commit. Nothing above this module
-opens a file.
+`bucket_storage` has their form for S3, `place` chooses by the path. Nothing above these modules opens a file.
 
 Called by store, writer, reader and verify. Instances have no state: what changes is the file system.
 """
@@ -16,14 +14,14 @@ import stat
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
 from stoker.checkpoint.errors import CheckpointCorrupt
-from stoker.checkpoint.file_lock import ReadLock, exclusive, shared
+from stoker.checkpoint.file_lock import ReadLock, exclusive, hold, shared
 
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -54,8 +52,12 @@ class Sink(Protocol):
 class Storage(Protocol):
     """Files and folders of a checkpoint root.
 
+    `has_locks`: whether `hold` and `lock_exclusive` keep others away.
+
     Failures are OSError; a file that is not a regular one is CheckpointCorrupt.
     """
+
+    has_locks: bool
 
     def create(self, path: Path) -> Sink:
         """Create an empty file; refuse a name that exists."""
@@ -87,8 +89,11 @@ class Storage(Protocol):
     def lock_shared(self, path: Path) -> ReadLock | None:
         """Lock a file for reading, until the lock is closed or its process ends. None where the file is not there."""
 
-    def lock_exclusive(self, path: Path) -> ReadLock:
+    def lock_exclusive(self, path: Path) -> AbstractContextManager[object]:
         """Take the only lock of a file; CheckpointInUse while another process or thread has one."""
+
+    def hold(self, folder: Path) -> AbstractContextManager[object]:
+        """Make a folder, and hold it until the context ends; CheckpointLocked while another process holds it."""
 
     def remove_file(self, path: Path) -> None:
         """Remove the name (a link, not its target); fine when it is gone."""
@@ -206,6 +211,8 @@ class PosixSink:
 class PosixStorage:
     """A local or network file system. Has no state: every instance is the same."""
 
+    has_locks = True
+
     def create(self, path: Path) -> Sink:
         return PosixSink(path)
 
@@ -259,6 +266,14 @@ class PosixStorage:
 
     def lock_exclusive(self, path: Path) -> ReadLock:
         return exclusive(path)
+
+    @contextmanager
+    def hold(self, folder: Path) -> Iterator[None]:
+        if not folder.is_dir():  # durably: a save that is published must not go with a folder above it
+            with suppress(FileExistsError):
+                self.make_folder(folder)
+        with hold(folder):
+            yield
 
     def remove_file(self, path: Path) -> None:
         path.unlink(missing_ok=True)

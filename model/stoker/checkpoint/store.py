@@ -9,11 +9,8 @@ Called by the trainer's saver, by task pods, by the commands and by `stoker serv
 from __future__ import annotations
 
 import errno
-import fcntl
-import os
 import re
 import secrets
-import socket
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -25,7 +22,6 @@ from stoker.checkpoint.errors import (
     CheckpointCorrupt,
     CheckpointError,
     CheckpointExists,
-    CheckpointLocked,
     CheckpointMissing,
 )
 from stoker.checkpoint.manifest import (
@@ -35,10 +31,10 @@ from stoker.checkpoint.manifest import (
     folder_name,
     parse_folder_name,
 )
-from stoker.checkpoint.storage import PosixStorage, Storage
+from stoker.checkpoint.place import storage_of
+from stoker.checkpoint.storage import Storage
 
 LATEST_FILE = "LATEST"
-LOCK_FILE = ".lock"
 _STAGING = re.compile(r"\.staging-(step-[0-9]{8,12}\.([0-9a-f]{8}))-[0-9a-f]{8}")
 _DELETING = ".deleting-"
 
@@ -112,7 +108,7 @@ class CheckpointRoot:
 
     def __init__(self, root: Path, *, storage: Storage | None = None) -> None:
         self.root = Path(root)
-        self.storage = storage or PosixStorage()
+        self.storage = storage or storage_of(self.root)
 
     def begin(self, step: int, writer: str) -> Path:
         """Make a fresh staging folder for one save. Rank 0 calls it and sends the path to the other ranks.
@@ -203,18 +199,13 @@ class CheckpointRoot:
     def lock(self) -> Iterator[None]:
         """Hold the root for a run without an operator; the kernel releases it when the process dies.
 
+        A bucket has no locks (`storage.has_locks`): each run needs a prefix of its own there.
+
         Raises:
             CheckpointLocked: another process holds it.
         """
-        if not self.root.is_dir():  # durably: a save that is published must not go with a folder above it
-            with suppress(FileExistsError):
-                self.storage.make_folder(self.root)
-        handle = os.open(self.root / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-        try:
-            self._take(handle)
+        with self.storage.hold(self.root):
             yield
-        finally:
-            os.close(handle)
 
     def retain(self, keep: int, verified: Callable[[str], bool]) -> Retained:
         """Delete verified checkpoints beyond the `keep` newest verified ones, and finish half-done deletes.
@@ -309,7 +300,7 @@ class CheckpointRoot:
 
     def _remove_stale_hints(self) -> None:
         """Remove hints that were written and never renamed to `LATEST`."""
-        if self.root.is_dir():
+        with suppress(FileNotFoundError):
             for name in self.storage.names(self.root):
                 if name.startswith(f".{LATEST_FILE}-"):
                     self.storage.remove_file(self.root / name)
@@ -383,15 +374,6 @@ class CheckpointRoot:
             with suppress(OSError):
                 self.storage.remove_file(temporary)
 
-    def _take(self, handle: int) -> None:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.pread(handle, 200, 0).decode(errors="replace").strip()
-            raise CheckpointLocked(f"{self.root} is in use by {holder or 'another run'}") from error
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-
 
 def check_folder_name(name: str) -> None:
     """Refuse anything but `step-00001200.1a2b3c4d`."""
@@ -402,7 +384,7 @@ def check_folder_name(name: str) -> None:
 @contextmanager
 def being_read(folder: Path, storage: Storage | None = None) -> Iterator[None]:
     """Lock a checkpoint for reading, so that retention leaves it alone. Any other folder or file is let through."""
-    lock = (storage or PosixStorage()).lock_shared(folder / MANIFEST_FILE)
+    lock = (storage or storage_of(folder)).lock_shared(folder / MANIFEST_FILE)
     with lock or nullcontext():
         yield
 

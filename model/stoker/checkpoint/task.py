@@ -23,10 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stoker.checkpoint.bucket_storage import is_bucket_path
 from stoker.checkpoint.errors import CheckpointError
 from stoker.checkpoint.facts import facts_of
 from stoker.checkpoint.manifest import Manifest
-from stoker.checkpoint.storage import PosixStorage
+from stoker.checkpoint.place import storage_of
 from stoker.checkpoint.store import Broken, CheckpointRoot, Found, read_manifest
 from stoker.checkpoint.verify import VerifyReport, verify
 from stoker.pod.causes import Cause
@@ -71,6 +72,8 @@ class Target:
         if self.root is None:
             return Path(self.folder)
         path = self.root / self.folder
+        if is_bucket_path(self.root) and ".." not in path.parts and not Path(self.folder).is_absolute():
+            return path
         if Path(self.folder).is_absolute() or not path.resolve().is_relative_to(self.root.resolve()):
             raise CheckpointError(f"folder {self.folder!r} must lie below the root {self.root}")
         return path
@@ -146,7 +149,7 @@ def run(task: Callable[[], Result], name: str, folder: str) -> TerminationMessag
 
 def _manifest(target: Target, task: str) -> Manifest:
     try:
-        return read_manifest(target.path, PosixStorage(), target.digest)
+        return read_manifest(target.path, storage_of(target.path), target.digest)
     except CheckpointError as error:
         result = {"task": task, "folder": target.name, "ok": False, "problems": [_shortened(str(error))]}
         raise TaskRefused(str(error), result) from error

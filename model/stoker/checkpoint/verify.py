@@ -17,8 +17,9 @@ from stoker.checkpoint.cover import cover_problems
 from stoker.checkpoint.errors import CheckpointError
 from stoker.checkpoint.hashing import new_hasher
 from stoker.checkpoint.manifest import MANIFEST_FILE, FileEntry, Manifest, Piece
+from stoker.checkpoint.place import storage_of
 from stoker.checkpoint.reader import check_size
-from stoker.checkpoint.storage import PosixStorage, Storage
+from stoker.checkpoint.storage import Storage
 from stoker.checkpoint.store import being_read, read_manifest
 
 CHUNK_BYTES = 16 * 2**20
@@ -77,7 +78,8 @@ def verify(
     the i-th of n shares of the bytes: together n calls read all. Without `reads_data` no byte but the manifest's is
     read: every file must be there and have its size.
     """
-    folder, storage = Path(folder), storage or PosixStorage()
+    folder = Path(folder)
+    storage = storage or storage_of(folder)
     with being_read(folder, storage):
         return _verify(folder, digest, progress, storage, share if reads_data else None)
 

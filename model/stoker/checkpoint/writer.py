@@ -20,7 +20,8 @@ from stoker.checkpoint.dtype import Array, item_bytes
 from stoker.checkpoint.errors import CheckpointError
 from stoker.checkpoint.hashing import PARALLEL_BYTES, hash_bytes
 from stoker.checkpoint.manifest import PIECE_BYTES, FileEntry, Piece, TensorInfo, check_file_name
-from stoker.checkpoint.storage import PosixStorage, Sink, Storage
+from stoker.checkpoint.place import storage_of
+from stoker.checkpoint.storage import Sink, Storage
 
 Buffer = memoryview | bytes | bytearray | Array
 
@@ -40,7 +41,7 @@ class PieceWriter:
             raise CheckpointError(f"piece_bytes must be 1 to {PIECE_BYTES}, got {piece_bytes}")
         self.folder = Path(folder)
         self.file = file
-        self._storage = storage or PosixStorage()
+        self._storage = storage or storage_of(self.folder)
         self._piece_bytes = piece_bytes
         self._pieces: list[Piece] = []
         self._offset = 0
@@ -149,7 +150,7 @@ class PieceWriter:
 def write_file(folder: Path, name: str, data: bytes, *, storage: Storage | None = None) -> FileEntry:
     """Write a small file that travels along, durably."""
     check_file_name(name)
-    sink = (storage or PosixStorage()).create(Path(folder) / name)
+    sink = (storage or storage_of(Path(folder))).create(Path(folder) / name)
     try:
         sink.write(memoryview(data))
         sink.sync()

@@ -20,6 +20,7 @@ from torch.distributed import ProcessGroup
 
 from stoker.model.kernels.ops import CrossEntropy, Ops
 from stoker.model.lora import AdaptedTensor, LoraAdapter, LoraSettings
+from stoker.model.overlapped_products import gather_linear, linear_scatter
 from stoker.model.parameter import Part, Section
 from stoker.model.tensor_group import (
     copy_to_group,
@@ -65,6 +66,9 @@ class ColumnParallelLinear(nn.Module):
         """By the index of the section."""
 
     def forward(self, x_tD: Tensor) -> Tensor:
+        if self.group is not None and self.sequence_parallel and not self.adapters and self.ops.is_plain(self.weight):
+            y_TE = gather_linear(x_tD, self.weight, self.group)
+            return y_TE if self.bias is None else y_TE + self.bias
         enter = gather_tokens if self.sequence_parallel else copy_to_group
         x_TD = enter(x_tD, self.group)
         y_TE = self.ops.linear(x_TD, self.weight, self.bias)
@@ -167,11 +171,14 @@ class RowParallelLinear(nn.Module):
         if self.group is None:
             y_TE = self.ops.linear(x_TD, self.weight, self.bias)
             return y_TE if self.adapter is None else y_TE + self.adapter(x_TD)
-        partial_TE = self.ops.linear(x_TD, self.weight)
-        if self.adapter is not None:
-            partial_TE = partial_TE + self.adapter(x_TD)  # before the sum: each rank has its columns of A
-        leave = scatter_tokens if self.sequence_parallel else reduce_from_group
-        y_tE = leave(partial_TE, self.group)
+        if self.sequence_parallel and self.adapter is None and self.ops.is_plain(self.weight):
+            y_tE = linear_scatter(x_TD, self.weight, self.group)
+        else:
+            partial_TE = self.ops.linear(x_TD, self.weight)
+            if self.adapter is not None:
+                partial_TE = partial_TE + self.adapter(x_TD)  # before the sum: each rank has its columns of A
+            leave = scatter_tokens if self.sequence_parallel else reduce_from_group
+            y_tE = leave(partial_TE, self.group)
         return y_tE if self.bias is None else y_tE + self._shared(self.bias)  # once, after the sum
 
     def add_adapters(self, settings: LoraSettings) -> set[str]:

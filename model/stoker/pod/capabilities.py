@@ -121,12 +121,8 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
         "runtime.attention": _TRAINER["attention"],
         **{_camel(path): row for path, row in _TRAINER.items() if "." in path},
         "modelFrom.hub": absent(instead="modelFrom.huggingFace with a downloaded folder"),
-        "checkpoint.storage.s3": absent(instead="checkpoint.storage.claimName"),
     },
-    "Checkpoint": {
-        "source.import.storage.s3": absent(instead="source.import.storage.claimName"),
-        "source.save.storage.s3": absent(),
-    },
+    "Checkpoint": {},
     "InferenceDeployment": {
         "model.uri": Row(schemes=("file://", "pvc://")),
         "engine.kernels": _ENGINE["kernels"],

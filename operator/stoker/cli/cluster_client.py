@@ -6,13 +6,15 @@ Every call raises a `ClusterError`. Decides nothing about objects. Called by the
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote
 
-from stoker.operator.cluster.interface import NotFound
+from stoker.cli.run_history import PathError
+from stoker.operator.cluster.interface import ClusterError, NotFound
 from stoker.operator.cluster.kinds import KINDS
 from stoker.operator.cluster.kube.connection import ApiConnection
 from stoker.operator.cluster.kube.credentials import (
@@ -103,6 +105,21 @@ class ClusterClient:
                 continue
             finally:
                 self._run(lines.aclose())
+
+    def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> str:
+        """Send a request to a path of the API. Raises PathError."""
+        try:
+            if method == "GET":
+                return self._run(self._text(path))
+            return json.dumps(self._run(self._cluster.connection.request(method, path, resource="pods", body=body)))
+        except ClusterError as error:
+            raise PathError(str(error), 404 if isinstance(error, NotFound) else 0) from error
+
+    async def _text(self, path: str) -> str:
+        place, _, query = path.partition("?")
+        pairs = dict(parse_qsl(query))
+        parts = self._cluster.connection.parts(place, resource="pods", query=pairs, silence_s=60.0, accept="*/*")
+        return b"".join([part async for part in parts]).decode(errors="replace")
 
     def _log(self, pod: Object, *, follow: bool, tail: int | None) -> AsyncIterator[bytes]:
         metadata = pod["metadata"]

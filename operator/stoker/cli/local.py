@@ -19,6 +19,7 @@ import click
 from stoker.cli.exit_status import FAILED, INTERRUPTED, WRONG_INPUT
 from stoker.cli.local_console import console_beside
 from stoker.cli.local_gateway import gateway
+from stoker.cli.local_plot import plot_local
 from stoker.cli.supervisor_client import NOT_FOUND, NotRunning, SupervisorClient, SupervisorError
 from stoker.cli.targets import belongs_to, fail, kind_of, named_once, prefixed
 from stoker.operator.cluster.kinds import Kind
@@ -58,6 +59,7 @@ def local() -> None:
 
 
 local.add_command(gateway)
+local.add_command(plot_local)
 
 
 @local.command(

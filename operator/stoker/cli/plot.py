@@ -1,4 +1,4 @@
-"""`stoker plot`: loss, learning rate and gradient norm of a run, in the terminal or as a PNG.
+"""`stoker plot`: loss, learning rate and gradient norm of a run, from its log or a cluster, drawn or as a PNG.
 
 Called by the table of `main`.
 """
@@ -6,41 +6,122 @@ Called by the table of `main`.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import click
 
 from stoker.cli.braille import drawn
+from stoker.cli.context import cluster_options, opened
 from stoker.cli.curves import Curve, read_curves
-from stoker.cli.exit_status import WRONG_INPUT
+from stoker.cli.exit_status import FAILED, WRONG_INPUT
+from stoker.cli.run_history import KubePaths, NoHistory, PathError, curves_of, run_history
+from stoker.cli.targets import fail
+from stoker.gateway.domain.metric_task import Span
+
+F = TypeVar("F", bound=Callable[..., Any])
+JOB_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+KINDS_OF_JOBS = ("tj", "trainingjob", "trainingjobs")
 
 HEIGHT = 8
 """Characters of one curve in the terminal."""
 
 
-@click.command(epilog="\b\nExample:\n  stoker plot runs/.runs/teach-0/log.jsonl --png loss.png")
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--png", type=click.Path(path_type=Path), help="Write a picture instead (needs stoker[plot]).")
-@click.option("--json", "as_json", is_flag=True, help="Print the points as JSON instead.")
-@click.option("--width", type=click.IntRange(min=24), help="Characters of a line; default: the terminal's.")
-def plot(file: Path, png: Path | None, as_json: bool, width: int | None) -> None:
-    """Draw loss, validation loss, learning rate and gradient norm of FILE, a metrics log (logging.jsonl)."""
+def drawing_options(command: F) -> F:
+    """Add the options that `stoker plot` and `stoker local plot` share."""
+    options = (
+        click.option("--png", type=click.Path(path_type=Path), help="Write a picture instead (needs stoker[plot])."),
+        click.option("--json", "as_json", is_flag=True, help="Print the points as JSON instead."),
+        click.option("--width", type=click.IntRange(min=24), help="Characters of a line; default: the terminal's."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def span_options(command: F) -> F:
+    """Add --after-step and --until-step."""
+    until = click.option("--until-step", type=click.IntRange(min=0), help="No later steps (of a job).")
+    return click.option("--after-step", type=click.IntRange(min=0), default=0, help="Only later steps (of a job).")(
+        until(command)
+    )
+
+
+@click.command(
+    epilog="\b\nExamples:\n  stoker plot runs/.runs/teach-0/log.jsonl --png loss.png\n  stoker plot teach -n research"
+)
+@click.argument("target")
+@span_options
+@drawing_options
+@cluster_options
+def plot(
+    target: str,
+    after_step: int,
+    until_step: int | None,
+    png: Path | None,
+    as_json: bool,
+    width: int | None,
+    namespace: str | None,
+    context: str | None,
+    kubeconfig: str | None,
+) -> None:
+    """Draw loss, validation loss, learning rate and gradient norm of a run.
+
+    TARGET is a metrics log (logging.jsonl), or a job of a cluster: its name, or tj/NAME.
+    """
+    job = job_named(target)
+    if job is None:
+        if after_step or until_step is not None:
+            raise click.UsageError("--after-step and --until-step are for a job")
+        try:
+            curves = read_curves(Path(target))
+        except (ValueError, OSError, UnicodeError) as error:
+            _refuse(str(error))
+    else:
+        with opened(namespace, context, kubeconfig) as client:
+            curves = job_curves(client, client.own_namespace, job, Span(after_step, until_step))
+    show(curves, target, png=png, as_json=as_json, width=width)
+
+
+def job_named(target: str) -> str | None:
+    """The job that a target names; None for a file."""
+    kind, slash, name = target.partition("/")
+    if slash and kind in KINDS_OF_JOBS and not Path(target).exists():
+        return name
+    return target if JOB_NAME.fullmatch(target) and not Path(target).exists() else None
+
+
+def job_curves(cluster: KubePaths, namespace: str, job: str, span: Span) -> list[Curve]:
+    """The curves of a job; ends the command where it has none."""
     try:
-        curves = read_curves(file)
-        if png is not None:
-            write_png(curves, png, str(file))
-            click.echo(f"wrote {png}")
-            return
-    except (ValueError, OSError, UnicodeError) as error:
-        _refuse(str(error))
-    if as_json:
+        found = run_history(cluster, namespace, job, span)
+    except (PathError, NoHistory) as error:
+        fail(str(error), FAILED)
+    if found.unreadable:
+        click.echo(f"warning: {found.unreadable} lines of the log cannot be read", err=True)
+    curves = curves_of(found.points)
+    if not curves:
+        fail(f"job {job} has logged no such step", FAILED)
+    return curves
+
+
+def show(curves: list[Curve], title: str, *, png: Path | None, as_json: bool, width: int | None) -> None:
+    """Write the picture, print the points, or draw in the terminal."""
+    if png is not None:
+        try:
+            write_png(curves, png, title)
+        except (ValueError, OSError) as error:
+            _refuse(str(error))
+        click.echo(f"wrote {png}")
+    elif as_json:
         click.echo(json.dumps({curve.title: {"steps": curve.steps, "values": curve.values} for curve in curves}))
-        return
-    columns = width or shutil.get_terminal_size().columns
-    click.echo("\n\n".join(drawn(curve, columns, HEIGHT) for curve in curves))
+    else:
+        columns = width or shutil.get_terminal_size().columns
+        click.echo("\n\n".join(drawn(curve, columns, HEIGHT) for curve in curves))
 
 
 def write_png(curves: list[Curve], png: Path, title: str) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote, urlencode
 
+from stoker.cli.run_history import PathError
 from stoker.operator.cluster.local.folders import StateFolders
 from stoker.operator.cluster.local.socket_path import short_path
 from stoker.operator.cluster.local.state_lock import holder_pid, is_held
@@ -87,6 +88,17 @@ class SupervisorClient:
 
     def logs(self, namespace: str, pod: str, offset: int) -> dict[str, Any]:
         return self._ask("GET", f"/v1/logs/{quote(namespace)}/{quote(pod)}?offset={offset}")
+
+    def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> str:
+        """Send a request to a path of the Kubernetes API that the supervisor serves. Raises PathError."""
+        self.status()  # raises while none runs
+        try:
+            status, text = self._request(method, path, body)
+        except (OSError, http.client.HTTPException) as error:
+            raise PathError(str(error), 0) from error
+        if status >= 300:
+            raise PathError(_refusal(text), status)
+        return text
 
     def detach(self) -> None:
         self._ask("POST", "/v1/detach", {})
@@ -233,6 +245,15 @@ class _SocketConnection(http.client.HTTPConnection):
             raise FileNotFoundError(self.path)
         with short_path(self.path) as path:
             self.sock.connect(path)
+
+
+def _refusal(text: str) -> str:
+    """The message of a `Status`, or the text itself."""
+    try:
+        found = json.loads(text)
+        return str(found.get("message") or found.get("error") or text)[:MAX_SHOWN]
+    except (ValueError, AttributeError):
+        return text[:MAX_SHOWN]
 
 
 def _lives(pid: int) -> bool:

@@ -13,7 +13,7 @@ import click
 
 from stoker.cli.exit_status import WRONG_INPUT
 from stoker.operator.cluster.kinds import Kind, find_kind
-from stoker.operator.domain.labels import CHECKPOINT_UID, DEPLOYMENT_UID, JOB_UID
+from stoker.operator.domain.labels import CHECKPOINT_UID, DEPLOYMENT_UID, JOB_UID, METRICS_ROLE, ROLE
 
 
 def kind_of(word: str) -> Kind:
@@ -33,8 +33,10 @@ def named_once(kind: str, name: str | None) -> tuple[str, str | None]:
 
 
 def belongs_to(uid: str, pod: Mapping[str, Any]) -> bool:
-    """Whether a pod carries an object's uid in a label, or is owned by it."""
+    """Whether a pod carries an object's uid in a label, or is owned by it and does not only read its metrics."""
     labels = pod["metadata"].get("labels") or {}
+    if labels.get(ROLE) == METRICS_ROLE:
+        return False
     labelled = uid in (labels.get(JOB_UID), labels.get(DEPLOYMENT_UID), labels.get(CHECKPOINT_UID))
     return labelled or any(owner["uid"] == uid for owner in pod["metadata"].get("ownerReferences") or ())
 

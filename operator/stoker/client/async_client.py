@@ -116,9 +116,11 @@ class AsyncStokerClient:
         """Let a suspended job go on, or begin a new one at a checkpoint of a finished one (default: the newest)."""
         return await self._ask(self._requests.resume(job_id, checkpoint_id, total_steps))
 
-    async def metrics(self, job_id: str, *, after_step: int = 0) -> MetricHistory:
-        """Read the metrics of a run by step."""
-        return await self._ask(self._requests.metrics(job_id, after_step))
+    async def metrics(
+        self, job_id: str, *, after_step: int = 0, until_step: int | None = None, max_points: int | None = None
+    ) -> MetricHistory:
+        """Read the metrics of a run by step. Of more than `max_points`, extremes and both ends are kept."""
+        return await self._ask(self._requests.metrics(job_id, after_step, until_step, max_points))
 
     async def logs(self, job_id: str, *, follow: bool = False, tail_lines: int | None = None) -> AsyncIterator[str]:
         """Go over the log lines of all ranks; with `follow` until every pod has ended."""

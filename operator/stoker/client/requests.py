@@ -101,8 +101,12 @@ class Requests:
     def checkpoint(self, checkpoint_id: str) -> Ask[Checkpoint]:
         return Ask("GET", f"/v1/checkpoints/{checkpoint_id}", Checkpoint, self._query())
 
-    def metrics(self, job_id: str, after_step: int) -> Ask[MetricHistory]:
-        return Ask("GET", f"{JOBS}/{job_id}/metrics", MetricHistory, self._query(after_step=str(after_step)))
+    def metrics(
+        self, job_id: str, after_step: int, until_step: int | None, max_points: int | None
+    ) -> Ask[MetricHistory]:
+        given = {"after_step": after_step, "until_step": until_step, "max_points": max_points}
+        query = self._query(**{name: str(value) for name, value in given.items() if value is not None})
+        return Ask("GET", f"{JOBS}/{job_id}/metrics", MetricHistory, query)
 
     def deployments(self, after: str) -> Ask[DeploymentList]:
         return Ask("GET", "/v1/deployments", DeploymentList, self._query(**{"continue": after}))

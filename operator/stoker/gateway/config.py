@@ -48,6 +48,8 @@ class GatewayConfig(Config):
     """Namespace of requests that name none."""
     prometheus_url: str | None = Field(default=None, pattern=r"^https?://\S+$")
     """Prometheus with DCGM's metrics, for the use of GPUs."""
+    metrics_task_wait_s: float = Field(default=20.0, ge=0, le=60)
+    """Longest wait for the task that reads the metrics log of a job whose pods have ended."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @model_validator(mode="after")

@@ -342,7 +342,10 @@ class MetricHistory(BaseModel):
 
     job_id: str
     points: list[MetricPoint]
-    complete: bool = Field(description="Whether every step since the start of the run is covered")
+    complete: bool = Field(description="Whether every step of the span is covered")
+    source: Literal["agent", "task", "logs"] = Field(
+        default="logs", description="Reader: the pod that writes the log, a task beside its volume; or the pods' logs"
+    )
     missing: str = Field(description="What is not covered, and why; empty when complete")
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 GradDestination = Callable[[], Tensor | None]
@@ -26,3 +27,12 @@ def grad_destination(weight: Tensor) -> GradDestination | None:
     """Return what the owner of a weight has set, or None."""
     destination: GradDestination | None = getattr(weight, "grad_destination", None)
     return destination
+
+
+def weight_gradient(grad_TE: Tensor, x_TD: Tensor, destination: GradDestination | None) -> Tensor:
+    """Return grad^T @ x, in the destination's buffer where it has one.
+
+    Autograd keeps that very tensor without a copy.
+    """
+    buffer = None if destination is None else destination()
+    return grad_TE.t() @ x_TD if buffer is None else torch.mm(grad_TE.t(), x_TD, out=buffer)

@@ -210,6 +210,10 @@ class Ops:
             raise ValueError(f"linear: weight {tuple(weight_ED.shape)} does not fit x {tuple(x_TD.shape)}")
         return self.impl.linear(x_TD, weight_ED, bias_E)
 
+    def is_plain(self, weight_ED: Tensor) -> bool:  # noqa: ARG002
+        """Return whether `linear` with this weight is one product of any number of rows, so that it may be split."""
+        return not self.deterministic
+
     def logits(self, hidden_TD: Tensor, weight_VD: Tensor) -> Tensor:
         """Compute the output layer: `linear`, without gradient in float32 where that costs little.
 

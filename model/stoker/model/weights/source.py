@@ -12,6 +12,7 @@ from typing import Protocol
 
 import torch
 
+from stoker.checkpoint.bucket_storage import is_bucket_path
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.model.weights.checkpoint import CheckpointWeights
@@ -64,7 +65,7 @@ class WeightsSource(Protocol):
 def open_weights(path: Path | str, digest: str | None = None) -> WeightsSource:
     """Look at `path` and open it. `digest`: a checkpoint's manifest digest that must match; refused for other kinds."""
     path = Path(path)
-    if (path / "manifest.json").is_file():
+    if is_bucket_path(path) or (path / "manifest.json").is_file():
         return CheckpointWeights(path, digest)
     if digest is not None:
         raise WeightsError(f"{path}: a digest was given, but this is no checkpoint folder (no manifest.json)")

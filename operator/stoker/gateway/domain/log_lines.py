@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.gateway.models import MetricPoint
+from stoker.pod.metric_log import Sample
 
 TIMED = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)) ?(.*)", re.DOTALL)
 _FLOAT = r"[-+]?(?:[\d.,]+(?:e[-+]?\d+)?|nan|inf)"
@@ -60,14 +60,15 @@ def _comparable(time: str) -> str:
     return f"{head}.{rest[:9]:0<9}"
 
 
-def metric_points(lines: Iterable[str]) -> list[MetricPoint]:
+def metric_samples(lines: Iterable[str]) -> list[Sample]:
     """The metrics in the lines of a trainer, by step. A step that was repeated after a restart has its last values."""
-    found: dict[int, dict[str, Any]] = {}
+    found: dict[int, dict[str, float | None]] = {}
     for line in lines:
         values = _values(line)
         if values:
-            found.setdefault(values["step"], {}).update(values)
-    return [MetricPoint(**found[step]) for step in sorted(found)]
+            step = int(values.pop("step"))
+            found.setdefault(step, {}).update(values)
+    return [Sample(step, {k: v for k, v in found[step].items() if v is not None}) for step in sorted(found)]
 
 
 def _values(line: str) -> dict[str, Any] | None:
@@ -96,12 +97,3 @@ def _number(text: Any) -> float | None:
     except ValueError:
         return None
     return value if value == value and abs(value) != float("inf") else None
-
-
-def thinned(points: list[MetricPoint], most: int) -> list[MetricPoint]:
-    """At most `most` points: evenly chosen, always with the first and the last; validation is never left out."""
-    if len(points) <= most:
-        return points
-    last = len(points) - 1
-    chosen = {round(index * last / (most - 1)) for index in range(most)}
-    return [point for index, point in enumerate(points) if index in chosen or point.validation_loss is not None]

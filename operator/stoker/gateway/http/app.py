@@ -20,6 +20,7 @@ from stoker.gateway.http.errors import add_handlers, problem_schema
 from stoker.gateway.http.job_actions import job_action_routes
 from stoker.gateway.http.jobs import job_routes
 from stoker.gateway.http.logs import log_routes
+from stoker.gateway.http.metric_history import metric_history_routes
 from stoker.gateway.http.requests import RequestGuard
 from stoker.gateway.http.run_history import run_history_routes
 from stoker.gateway.http.serving import serving_routes
@@ -48,6 +49,7 @@ def make_app(gateway: Gateway) -> FastAPI:
         job_routes(),
         job_action_routes(),
         log_routes(),
+        metric_history_routes(),
         checkpoint_routes(),
         run_history_routes(),
         deployment_routes(),

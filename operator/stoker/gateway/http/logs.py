@@ -1,27 +1,25 @@
-"""Logs of all ranks of a job in one stream, and the history of its metrics, both read from its pods' logs."""
+"""Logs of all ranks of a job in one stream."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
 from stoker.gateway.cluster.interface import JOB, POD, ApiError, Cluster, Object, Selection, list_all
-from stoker.gateway.domain.log_lines import LogLine, log_line, merged, metric_points, thinned
+from stoker.gateway.domain.log_lines import LogLine, log_line, merged
 from stoker.gateway.http.caller import Call, Caller, Namespace, ResourceId, find, one_namespace
 from stoker.gateway.http.errors import ERRORS, problem_of
 from stoker.gateway.http.stream import MEDIA_TYPE, event, with_heartbeat
-from stoker.gateway.models import MetricHistory
 
 JOB_UID = "stoker.dev/job-uid"
 ATTEMPT = "stoker.dev/attempt"
 NODE_RANK = "stoker.dev/node-rank"
 ROLE = "stoker.dev/role"
-STEP_LINES = 1_000_000
 TEXT: dict[str, Any] = {
     "description": "Lines; with the Accept header `text/event-stream` an event for each",
     "content": {"text/plain": {}, MEDIA_TYPE: {}},
@@ -32,7 +30,6 @@ def log_routes() -> APIRouter:
     """Build the routes."""
     router = APIRouter(prefix="/v1/training/jobs/{job_id}", tags=["training"], responses=ERRORS)
     router.add_api_route("/logs", logs, methods=["GET"], responses={200: TEXT}, response_class=StreamingResponse)
-    router.add_api_route("/metrics", history, methods=["GET"], response_model=MetricHistory)
     return router
 
 
@@ -54,42 +51,6 @@ async def logs(
     shown = _shown(first, lines, as_events=as_events, several=len(chosen) > 1)
     body = with_heartbeat(shown) if as_events else shown
     return StreamingResponse(body, media_type=MEDIA_TYPE if as_events else "text/plain")
-
-
-async def history(
-    job_id: ResourceId,
-    call: Caller,
-    namespace: Namespace = None,
-    after_step: Annotated[int, Query(ge=0, le=2**53, description="Only later steps")] = 0,
-    max_points: Annotated[int, Query(ge=2, le=100_000)] = 20_000,
-) -> MetricHistory:
-    """Read the metrics of a run by step, from the logs of the first pod of each attempt that is still there."""
-    job = await find(call, JOB, one_namespace(call, namespace), job_id)
-    pods = [pod for pod in await pods_of(call, job) if pod["metadata"]["labels"].get(NODE_RANK, "0") == "0"]
-    lines = [line.text for pod in pods for line in await _lines(call.cluster, pod, STEP_LINES)]
-    points = metric_points(lines)
-    missing = _missing(job, points[0].step if points else None, pods)
-    later = [point for point in points if point.step > after_step]
-    return MetricHistory(
-        job_id=job["metadata"]["uid"], points=thinned(later, max_points), complete=not missing, missing=missing
-    )
-
-
-def _missing(job: Object, first: int | None, pods: Sequence[Object]) -> str:
-    """Explain which steps have no metrics; empty when all have."""
-    every = int((job["spec"].get("logging") or {}).get("everySteps") or 1)
-    reached = ((job.get("status") or {}).get("progress") or {}).get("step") or 0
-    if first is not None and first <= every:
-        return ""
-    if first is None:
-        return (
-            ""
-            if not reached
-            else f"steps 1 to {reached}: the pods that logged them are gone"
-            if not pods
-            else (f"steps 1 to {reached}: the log of the job's pods has no line about a step")
-        )
-    return f"steps 1 to {first - 1}: the pods that logged them are gone, or the run began at a checkpoint"
 
 
 async def _pods(call: Call, job_id: str, namespace: str | None) -> list[Object]:
@@ -114,7 +75,7 @@ def _of_attempt(pods: list[Object], attempt: int | None) -> list[Object]:
     return [pod for pod in pods if _label(pod, ATTEMPT) == newest]
 
 
-async def _lines(cluster: Cluster, pod: Object, tail: int | None) -> list[LogLine]:
+async def lines_of(cluster: Cluster, pod: Object, tail: int | None) -> list[LogLine]:
     """The log of a pod; nothing while its container has not started."""
     metadata = pod["metadata"]
     found = []
@@ -128,7 +89,7 @@ async def _lines(cluster: Cluster, pod: Object, tail: int | None) -> list[LogLin
 
 
 async def _read(cluster: Cluster, pods: list[Object], tail: int | None) -> AsyncIterator[LogLine]:
-    for line in merged(await asyncio.gather(*(_lines(cluster, pod, tail) for pod in pods))):
+    for line in merged(await asyncio.gather(*(lines_of(cluster, pod, tail) for pod in pods))):
         yield line
 
 

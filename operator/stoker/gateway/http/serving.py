@@ -18,9 +18,9 @@ from stoker.gateway.cluster.interface import (
     ApiError,
     Cluster,
     Object,
-    Relayed,
     Target,
 )
+from stoker.gateway.cluster.whole_answer import start_of
 from stoker.gateway.domain.resumption import usable
 from stoker.gateway.domain.serving import (
     earlier_revision,
@@ -133,25 +133,12 @@ async def _metrics(cluster: Cluster, target: Target) -> str:
     try:
         async with asyncio.timeout(METRICS_S):
             answer = await cluster.relay(target, "GET", "/metrics")
-            text = (await _start_of(answer, MAX_METRICS_BYTES)).decode(errors="replace")
+            text = (await start_of(answer, MAX_METRICS_BYTES)).decode(errors="replace")
     except TimeoutError as error:
         raise ApiError(0, "Timeout", f"{target.name}: no metrics within {METRICS_S:g} s") from error
     if answer.status != 200:
         raise ApiError(answer.status, "", f"{target.name}: {_message(text)}")
     return text
-
-
-async def _start_of(answer: Relayed, limit: int) -> bytes:
-    """The first bytes of an answer; the rest is dropped."""
-    found = b""
-    try:
-        async for chunk in answer.chunks:
-            found += chunk
-            if len(found) > limit:
-                break
-    finally:
-        await answer.close()
-    return found[:limit]
 
 
 def _message(text: str) -> str:
@@ -177,7 +164,7 @@ async def chat(
     target = Target("services", found["metadata"]["namespace"], name, port)
     answer = await call.cluster.relay(target, "POST", "/v1/chat/completions", json.dumps(wanted).encode())
     if answer.status >= 300:
-        text = (await _start_of(answer, MAX_REFUSAL_BYTES)).decode(errors="replace")
+        text = (await start_of(answer, MAX_REFUSAL_BYTES)).decode(errors="replace")
         raise ApiError(answer.status, "", f"deployment {found['metadata']['name']}: {_message(text)}")
     media_type = answer.content_type.partition(";")[0] or "application/json"
     return ClosingStream(answer.chunks, answer.close, media_type=media_type, headers={"Cache-Control": "no-store"})

@@ -31,11 +31,12 @@ def missing(info: KindInfo) -> dict[str, str]:
 
 
 def listing() -> str:
-    """The list for README: one line of Markdown per kind."""
+    """The list for README: one line of Markdown per kind that misses something."""
     lines = []
     for info in KIND_INFOS:
         fields = [f"`{path}` {text}".rstrip() for path, text in missing(info).items()]
-        lines.append(f"* {info.kind}: {'; '.join(fields)}.")
+        if fields:
+            lines.append(f"* {info.kind}: {'; '.join(fields)}.")
     return "\n".join(lines)
 
 

@@ -307,7 +307,7 @@ class Logging(Value):
     """Targets of metrics besides `/metrics` and the status."""
 
     jsonl: Path | None = None
-    """File on a mounted volume; one line per logged step."""
+    """Metrics log; default: in `logs/` beside the checkpoints."""
     every_steps: Count = 1
     """Steps from one line to the next."""
     tensorboard: Path | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.operator.api.engine_settings import TransferSettings
@@ -37,7 +37,7 @@ from stoker.operator.render.pod import (
     scratch_volume,
     with_config_map,
 )
-from stoker.operator.render.storage import storage_root
+from stoker.operator.render.storage import BucketMounts, bucket_mounts, storage_root
 from stoker.operator.render.transfer_key import transfer_secret_name
 
 PLACEHOLDER = "stoker-revision"
@@ -55,10 +55,13 @@ class ModelSource:
     claim: str | None = None
     """Claim to mount for them."""
     digest: str | None = None
+    buckets: BucketMounts = field(default_factory=BucketMounts)
+    """Access to the bucket that they are in."""
 
 
 def checkpoint_source(storage: StorageSpec, default_path: str, folder: str, digest: str) -> ModelSource:
-    return ModelSource(f"{storage_root(storage, default_path)}/{folder}", storage.claim_name, digest)
+    path = f"{storage_root(storage, default_path)}/{folder}"
+    return ModelSource(path, storage.claim_name, digest, bucket_mounts((storage, default_path)))
 
 
 def uri_source(uri: str) -> ModelSource:
@@ -172,6 +175,7 @@ def _pod_template(
     if pool.role != "colocated":
         key_secret = {"name": "stoker-transfer", "secret": {"secretName": transfer_secret_name(deployment)}}
         pairs.append((key_secret, {"name": "stoker-transfer", "mountPath": TRANSFER_FOLDER, "readOnly": True}))
+    pairs += source.buckets.volumes
     key = deployment.spec.engine.api.api_key_secret_ref
     if key is not None:
         items = [{"key": key.key, "path": "keys"}]
@@ -184,6 +188,7 @@ def _pod_template(
         volumes=[volume for volume, _ in pairs],
         mounts=[mount for _, mount in pairs],
         grace_period_s=pool.grace_period_seconds,
+        env=source.buckets.env,
     )
     pod = render_pod({"name": PLACEHOLDER}, program, pool, settings)
     return {"metadata": {name: value for name, value in pod["metadata"].items() if name != "name"}, "spec": pod["spec"]}

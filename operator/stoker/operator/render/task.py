@@ -1,4 +1,4 @@
-"""Rendering of task pods: `python -m stoker.checkpoint task ...` on the claim with the checkpoints.
+"""Rendering of task pods: `python -m stoker.checkpoint task ...` on the claim or bucket with the checkpoints.
 
 They need no torch, and their result is the termination message.
 
@@ -21,7 +21,7 @@ from stoker.operator.render.pod import (
     render_pod,
     scratch_volume,
 )
-from stoker.operator.render.storage import storage_root
+from stoker.operator.render.storage import bucket_mounts, storage_root
 
 
 def task_pod(
@@ -31,12 +31,16 @@ def task_pod(
     arguments: tuple[str, ...],
     *,
     storage: StorageSpec,
+    default_path: str = "",
     fields: SmallPod,
     labels: Mapping[str, str],
     settings: Settings,
 ) -> Object:
     """Render one task; `verb` is verify, inspect, import, delete or list, and only delete may write."""
-    pairs = [claim_volume(str(storage.claim_name), read_only=verb != "delete"), scratch_volume("stoker-tmp", "/tmp")]
+    buckets = bucket_mounts((storage, default_path))
+    pairs = [scratch_volume("stoker-tmp", "/tmp"), *buckets.volumes]
+    if storage.claim_name is not None:
+        pairs.insert(0, claim_volume(storage.claim_name, read_only=verb != "delete"))
     program = PodProgram(
         image=fields.image or settings.control_image,
         command=[
@@ -51,6 +55,7 @@ def task_pod(
         ],
         volumes=[volume for volume, _ in pairs],
         mounts=[mount for _, mount in pairs],
+        env=buckets.env,
         deadline_s=settings.task_deadline_s,
         resources=settings.task_resources,
     )

@@ -47,12 +47,14 @@ from stoker.operator.render.pod import (
     with_config_map,
 )
 from stoker.operator.render.scheduling import for_scheduler
-from stoker.operator.render.storage import storage_root
+from stoker.operator.render.storage import bucket_mounts, storage_root
 
 START_FOLDER = "/var/stoker/start"
 """Mount of another claim with the weights to start from."""
 WANDB_FOLDERS = ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR")
 """Variables of Weights & Biases for its own files; the root file system of a pod is read-only."""
+LOGS_FOLDER = "logs"
+"""Folder of the metrics log, in that of the checkpoints."""
 PLACEHOLDER = "stoker-attempt"
 """Name of the configuration's ConfigMap in the pinned base; each attempt has its own."""
 
@@ -220,11 +222,16 @@ def _base_pod(job: TrainingJob, start: StartCheckpoint | None, settings: Setting
         keys_volume(settings),
         scratch_volume("stoker-work", WORK_FOLDER),
         scratch_volume("stoker-tmp", "/tmp"),
-        claim_volume(str(job.spec.checkpoint.storage.claim_name), read_only=False),
     ]
+    storage = job.spec.checkpoint.storage
+    if storage.claim_name is not None:
+        pairs.append(claim_volume(storage.claim_name, read_only=False))
     if workers.gpus_per_pod:
         pairs.append(scratch_volume("stoker-shm", "/dev/shm", "Memory"))
-    if start is not None and start.storage.claim_name != job.spec.checkpoint.storage.claim_name:
+    starts = [] if start is None else [(start.storage, start.default_path)]
+    buckets = bucket_mounts((storage, job.metadata.name), *starts)
+    pairs += buckets.volumes
+    if start is not None and start.storage.claim_name not in (None, storage.claim_name):
         claim = {"claimName": str(start.storage.claim_name), "readOnly": True}
         pairs.append(
             (
@@ -239,7 +246,10 @@ def _base_pod(job: TrainingJob, start: StartCheckpoint | None, settings: Setting
         volumes=[volume for volume, _ in pairs],
         mounts=[mount for _, mount in pairs],
         grace_period_s=workers.grace_period_seconds,
-        env=dict.fromkeys(WANDB_FOLDERS, f"{WORK_FOLDER}/wandb") if job.spec.logging.wandb else {},
+        env={
+            **buckets.env,
+            **(dict.fromkeys(WANDB_FOLDERS, f"{WORK_FOLDER}/wandb") if job.spec.logging.wandb else {}),
+        },
     )
     pod = render_pod({"name": PLACEHOLDER}, program, workers, settings)
     main = pod["spec"]["containers"][0]
@@ -269,7 +279,7 @@ def _base_config(job: TrainingJob, start: StartCheckpoint | None, settings: Sett
         "data": _section(spec.data),
         "checkpoint": _checkpoint_section(spec, job.metadata.name),
         "guards": _section(spec.guards),
-        "logging": _logging_section(spec),
+        "logging": {**_metrics_log(job), **_logging_section(spec)},
         "retention": "external",
         "deadlines": {
             "load_s": spec.deadlines.load_seconds,
@@ -294,6 +304,14 @@ def _checkpoint_section(spec: TrainingJobSpec, job_name: str) -> dict[str, Any]:
     for key in ("storage", "deletion_policy", "max_to_keep"):
         section.pop(key, None)
     return {**section, "root": storage_root(spec.checkpoint.storage, job_name)}
+
+
+def _metrics_log(job: TrainingJob) -> dict[str, Any]:
+    """The metrics log beside the checkpoints, which outlives the pods; a bucket has none."""
+    storage, name = job.spec.checkpoint.storage, job.metadata.name
+    if storage.claim_name is None:
+        return {}
+    return {"jsonl": f"{storage_root(storage, name)}/{LOGS_FOLDER}/{name}-{job.metadata.uid[:8]}.jsonl"}
 
 
 def _logging_section(spec: TrainingJobSpec) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from stoker.pod.http import control_routes, probe_routes
 from stoker.pod.termination_message import TerminationMessage
 from stoker.trainer.agent.console import Console
 from stoker.trainer.agent.control import Control
+from stoker.trainer.agent.history import history_route
 from stoker.trainer.agent.metrics import registry_of
 from stoker.trainer.agent.outcome import RankEnd, RunOutcome, diagnose, read_oom_kills
 from stoker.trainer.agent.peers import ask_peers
@@ -256,6 +257,7 @@ class Agent:
             registry=registry_of(state, self._clock),
         )
         control = Control(state, self._save, self.stop).routes()
+        probes.append(history_route(self.config.logging.jsonl))
         public = list(probes)
         if listen.control_keys is not None:
             public += control_routes(control, ControlVerifier(listen.control_keys, self.pod.pod_uid, time.time))

@@ -230,7 +230,7 @@ def make_passes(config: TrainerConfig, context: RankContext, model: Model, zero:
     name, mesh = config.parallelism.pipeline_schedule, context.mesh
     stages = [make_stage(stage, decoder, zero, name, recompute) for stage, decoder in model.decoders.items()]
     wire = Wire(hidden_size=model.config.hidden_size, dtype=DTYPES[config.memory.precision], device=context.device)
-    executor = Executor(stages, mesh.links, wire, zero.check_complete)
+    executor = Executor(stages, mesh.links, wire, zero.check_complete, mesh.first_links)
     cuts_tokens = config.parallelism.sequence_parallel
     return PipelinePasses(
         *(name, mesh.dims, mesh.stage, executor, model.config, model.ops, attention, context.device),

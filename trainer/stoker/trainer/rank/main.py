@@ -142,8 +142,8 @@ def hold_root(config: TrainerConfig, info: RankInfo, root: CheckpointRoot) -> It
         root.discard_unfinished([config.job.writer])
         yield
     else:
-        with root.lock():
-            root.discard_unfinished()
+        with root.lock():  # without locks another run may be at the same root
+            root.discard_unfinished(None if root.storage.has_locks else [config.job.writer])
             yield
 
 

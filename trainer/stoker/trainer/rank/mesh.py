@@ -16,7 +16,7 @@ import torch.distributed as dist
 from stoker.trainer.protocol.parallel_dims import Axis, ParallelDims, Ranks
 from stoker.trainer.rank.bucket import Cut, Reduction
 from stoker.trainer.rank.communicator import Alone, Communicator, Hybrid, dist_rank, make_communicator
-from stoker.trainer.rank.pipeline.link import NO_LINKS, Links, open_links
+from stoker.trainer.rank.pipeline.link import NO_LINKS, HostLink, Links, open_links
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,6 +40,8 @@ class Mesh:
     expert: dist.ProcessGroup | None
     links: Links = NO_LINKS
     """Channels to the neighbours of the pipeline."""
+    first_links: Links | None = None
+    """Channels of the first passes on GPUs."""
 
     def reduction(self, kind: Reduction) -> Communicator:
         """The communicator that sums the gradients of this kind of parameter and shards its state."""
@@ -82,7 +84,7 @@ class AxisGroups:
 
     def __init__(self, device: torch.device, timeout: timedelta | None = None) -> None:
         """`timeout` applies to one collective."""
-        self._device = device
+        self.device = device
         self._timeout = timeout
         self._communicators: dict[tuple[Ranks, ...], Communicator | None] = {}
         self._process_groups: dict[tuple[str, tuple[Ranks, ...]], dist.ProcessGroup | None] = {}
@@ -91,7 +93,7 @@ class AxisGroups:
         """The communicator of this rank's group; None on ranks outside of all groups (collective over the gang)."""
         key = tuple(groups)
         if key not in self._communicators:
-            made = [make_communicator(ranks, self._device, self._timeout) for ranks in key]
+            made = [make_communicator(ranks, self.device, self._timeout) for ranks in key]
             self._communicators[key] = next((own for own in made if own is not None), None)
         return self._communicators[key]
 
@@ -106,10 +108,15 @@ class AxisGroups:
             self._process_groups[key] = next((group for ranks, group in made if dist_rank() in ranks), None)
         return self._process_groups[key]
 
-    def _new(self, ranks: Ranks) -> dist.ProcessGroup | None:
+    def host_group(self, groups: Sequence[Ranks], _purpose: str) -> dist.ProcessGroup | None:
+        """Like `process_group`, for tensors in host memory."""
+        made = [(ranks, self._new(ranks, "gloo")) for ranks in groups]
+        return next((group for ranks, group in made if dist_rank() in ranks), None)
+
+    def _new(self, ranks: Ranks, backend: str | None = None) -> dist.ProcessGroup | None:
         if len(ranks) == 1:
             return None
-        group = dist.new_group(list(ranks), timeout=self._timeout)
+        group = dist.new_group(list(ranks), timeout=self._timeout, backend=backend)
         return group if isinstance(group, dist.ProcessGroup) else None
 
 
@@ -126,7 +133,11 @@ def open_mesh(dims: ParallelDims, groups: AxisGroups) -> Mesh | None:
         axis: groups.process_group(dims.groups(axis)) for axis in ("tensor", "context", "pipeline")
     }
     expert = groups.process_group(dims.expert_groups())
-    links = open_links(dims.groups("pipeline"), groups.process_group, is_ring=dims.stages_per_rank > 1)
+    pipelines, is_ring = dims.groups("pipeline"), dims.stages_per_rank > 1
+    links = open_links(pipelines, groups.process_group, is_ring=is_ring)
+    first_links = None
+    if groups.device.type == "cuda":
+        first_links = open_links(pipelines, groups.host_group, is_ring=is_ring, channel=HostLink)
     if world is None or replicas is None:
         return None
     gradient, replicated, experts = (_with_replicas(inner, replicas) for inner in communicators.values())
@@ -142,6 +153,7 @@ def open_mesh(dims: ParallelDims, groups: AxisGroups) -> Mesh | None:
         pipeline=axes["pipeline"],
         expert=expert,
         links=links,
+        first_links=first_links,
     )
 
 

@@ -8,11 +8,14 @@ later checkpoint has it in its lineage.
 from __future__ import annotations
 
 import json
-import os
+import secrets
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from stoker.checkpoint.errors import CheckpointError
+from stoker.checkpoint.place import storage_of
+from stoker.checkpoint.store import read_whole
 
 FILE = "skipped-batches.json"
 MAX_BYTES = 1 << 20
@@ -36,7 +39,7 @@ def read_skipped(root: Path) -> tuple[int, ...]:
     """
     file = root / FILE
     try:
-        text = file.read_bytes()[: MAX_BYTES + 1]
+        text = read_whole(storage_of(root), file, MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return ()
     try:
@@ -50,10 +53,14 @@ def read_skipped(root: Path) -> tuple[int, ...]:
 
 def write_skipped(root: Path, batches: Iterable[int]) -> None:
     """Replace the list at once: after a crash it is the old one or the new one."""
-    root.mkdir(parents=True, exist_ok=True)
-    staged = root / f".{FILE}-{os.getpid()}"
-    with staged.open("w") as stream:
-        json.dump({"batches": sorted(set(batches))}, stream)
-        stream.flush()
-        os.fsync(stream.fileno())
-    staged.replace(root / FILE)
+    storage = storage_of(root)
+    with suppress(FileExistsError):
+        storage.make_folder(root)
+    staged = root / f".{FILE}-{secrets.token_hex(4)}"
+    sink = storage.create(staged)
+    try:
+        sink.write(memoryview(json.dumps({"batches": sorted(set(batches))}).encode()))
+        sink.sync()
+    finally:
+        sink.close()
+    storage.rename(staged, root / FILE)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stoker.model.kernels.fused.few_rows import few_rows, suits_rows
-from stoker.model.kernels.grad_destination import GradDestination, grad_destination
+from stoker.model.kernels.grad_destination import grad_destination, weight_gradient
 from stoker.model.kernels.weight_queue import later, now_or_later
 
 Product = Callable[[Tensor, Tensor], Tensor]
@@ -55,15 +55,6 @@ class Linear(torch.autograd.Function):
             now_or_later(ctx.later, lambda: weight_gradient(grad_TE, x_TD, destination)) if needs_weight else None
         )
         return grad_TE @ weight_ED if needs_x else None, grad_weight, None
-
-
-def weight_gradient(grad_TE: Tensor, x_TD: Tensor, destination: GradDestination | None) -> Tensor:
-    """Return grad^T @ x, in the destination's buffer where it has one.
-
-    Autograd keeps that very tensor without a copy.
-    """
-    buffer = None if destination is None else destination()
-    return grad_TE.t() @ x_TD if buffer is None else torch.mm(grad_TE.t(), x_TD, out=buffer)
 
 
 def pack(weight_ED: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from stoker.operator.reconcile.checkpoint.outcome import CheckpointChanges, Chec
 from stoker.operator.reconcile.checkpoint.status import derive_status
 from stoker.operator.reconcile.checkpoint.task import TaskAnswer, ask_task
 from stoker.operator.reconcile.checkpoint.view import CheckpointView, ReportedSave, checkpoint_view
+from stoker.operator.reconcile.missing_storage import missing_of
 
 REPEAT_CALL_S = 10.0
 MAX_PROBLEMS = 8
@@ -97,10 +98,10 @@ def _import(view: CheckpointView) -> CheckpointOutcome:
     """Let a task read the folder and verify it."""
     wanted = view.checkpoint.spec.source.import_
     assert wanted is not None
-    claim, text = wanted.storage.claim_name, "a task reads the folder"
-    if claim not in {found["metadata"]["name"] for found in view.seen.of_kind("PersistentVolumeClaim")}:
-        missing = f"PersistentVolumeClaim {claim} does not exist (spec.source.import.storage)"
-        return _wait("Pending", "ClaimMissing", missing)
+    text = "a task reads the folder"
+    missing = missing_of(wanted.storage, "spec.source.import.storage", view.seen, view.settings)
+    if missing is not None:
+        return _wait("Pending", missing.reason, missing.message)
     answer = ask_task(view, "inspect" if _manifest_suffices(view) else "import", wanted.folder, wanted.digest)
     changes = CheckpointChanges(storage=wanted.storage, folder=wanted.folder)
     if answer.result is None:

@@ -17,6 +17,7 @@ from stoker.operator.domain.plan import Object, Observed
 from stoker.operator.domain.pods import PodState, ended, exit_of, label, pod_state
 from stoker.operator.domain.settings import Settings
 from stoker.operator.reconcile.intent import Intent, read_in_force
+from stoker.operator.render.storage import settled
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,7 @@ class CheckpointView:
             return self.checkpoint.status.storage
         if self.job is None:
             return None
-        own = self.job.spec.checkpoint.storage
-        return own.model_copy(update={"path": own.path or self.job.metadata.name})
+        return settled(self.job.spec.checkpoint.storage, self.job.metadata.name)
 
     @property
     def leader_running(self) -> bool:
@@ -146,12 +146,14 @@ def _twins(seen: Observed, checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def _place(checkpoint: Checkpoint) -> tuple[str, str, str] | None:
-    """Claim, path and folder of the data; None while they are not known."""
+    """Claim or bucket, path and folder of the data; None while they are not known."""
     source, status = checkpoint.spec.source, checkpoint.status
     known = source.save or source.import_
     storage, folder = (known.storage, known.folder) if known else (status.storage, status.folder)
     if storage is None or folder is None:
         return None
+    if storage.s3 is not None:
+        return f"{storage.s3.endpoint or ''} {storage.s3.bucket}", storage.s3.prefix or "", folder
     return storage.claim_name or "", storage.path or "", folder
 
 

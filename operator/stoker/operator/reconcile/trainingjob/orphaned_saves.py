@@ -69,6 +69,7 @@ def _list_task(view: TrainingView, writer: str, tries: int) -> Object:
         "list",
         arguments,
         storage=view.storage,
+        default_path=job.metadata.name,
         fields=fields,
         labels=labels,
         settings=view.settings,

@@ -9,6 +9,7 @@ from stoker.operator.api.checkpoint import Checkpoint
 from stoker.operator.api.metadata import read
 from stoker.operator.api.pod_fields import Volume
 from stoker.operator.api.trainingjob_status import Attempt, SavedStep
+from stoker.operator.reconcile.missing_storage import missing_of
 from stoker.operator.reconcile.trainingjob.view import TrainingView, saved_step
 from stoker.operator.render.pod import CHECKPOINT_FOLDER
 from stoker.operator.render.storage import storage_root
@@ -37,11 +38,9 @@ def resolve_start(view: TrainingView) -> StartCheckpoint | Blocked | None:
 
     None where `modelFrom` names no Checkpoint.
     """
-    claim = view.storage.claim_name
-    if claim not in _names(view, "PersistentVolumeClaim"):
-        return Blocked(
-            "ClaimMissing", f"PersistentVolumeClaim {claim} does not exist (spec.checkpoint.storage.claimName)"
-        )
+    absent = missing_of(view.storage, "spec.checkpoint.storage", view.seen, view.settings)
+    if absent is not None:
+        return Blocked(absent.reason, absent.message)
     missing = _missing_volume(view)
     if missing is not None:
         return missing

@@ -16,6 +16,7 @@ from stoker.operator.domain.plan import Object, Patch, Ref
 from stoker.operator.domain.pods import ended, exit_of, label
 from stoker.operator.reconcile.trainingjob.view import TrainingView
 from stoker.operator.render.names import writer_of
+from stoker.operator.render.storage import settled
 from stoker.operator.render.trainer import job_labels
 
 
@@ -124,7 +125,7 @@ def _checkpoint(view: TrainingView, save: Save) -> Object:
                     "jobRef": {"name": job.metadata.name, "uid": job.metadata.uid},
                     "attempt": save.attempt,
                     "writer": writer_of(job.metadata.uid, save.attempt),
-                    "storage": {**view.storage.to_wire(), "path": view.storage.path or job.metadata.name},
+                    "storage": settled(view.storage, job.metadata.name).to_wire(),
                     "folder": save.folder,
                     "step": save.step,
                     "digest": save.digest,

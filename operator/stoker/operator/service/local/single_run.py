@@ -118,6 +118,7 @@ class _Run:
         socket = config["listen"]["control_socket"]
         if len(os.fsencode(socket)) > MAX_SOCKET_BYTES:
             socket = str(Path(tempfile.gettempdir()) / f"stoker-{os.getpid()}.sock")
+        own_log = str(self.folder / "log.jsonl")
         return {
             **config,
             "listen": {"host": "127.0.0.1", "port": 0, "control_socket": socket},
@@ -125,7 +126,7 @@ class _Run:
             "retention": "own",
             "resume": None,
             "checkpoint": {**config["checkpoint"], "max_to_keep": self.job.spec.checkpoint.max_to_keep},
-            "logging": {**config["logging"], "jsonl": config["logging"].get("jsonl") or str(self.folder / "log.jsonl")},
+            "logging": {**config["logging"], **({} if self.job.spec.logging.jsonl else {"jsonl": own_log})},
         }
 
     def _find(self, key: Key) -> Object | None:
@@ -179,10 +180,13 @@ def _check_claims(spec: Mapping[str, Any], given: Mapping[str, Path], storage: P
     """
     volumes = [volume.get("persistentVolumeClaim") for volume in spec["workers"].get("volumes") or ()]
     mounted = {claim["claimName"]: bool(claim.get("readOnly")) for claim in volumes if claim}
-    known = [*mounted, spec["checkpoint"]["storage"].get("claimName")]
+    own = spec["checkpoint"]["storage"].get("claimName")
+    known = [*mounted, *([own] if own else [])]
     for name in given:
         if name not in known:
-            raise ValueError(f"--claim {name}: the job has no such claim; it has {', '.join(sorted(set(known)))}")
+            raise ValueError(
+                f"--claim {name}: the job has no such claim; it has {', '.join(sorted(set(known))) or 'none'}"
+            )
     for name, read_only in mounted.items():
         if read_only and name not in given and not (storage / name).is_dir():
             raise ValueError(f"the job reads the claim {name}, which has no folder: give --claim {name}=DIR")

@@ -7,6 +7,7 @@ import importlib.util
 import json
 from pathlib import Path
 
+from stoker.checkpoint.bucket_storage import is_bucket_path
 from stoker.pod.config_file import ConfigError
 from stoker.trainer.protocol.config import LoggingConfig, TrainerConfig
 from stoker.trainer.rank.metric_targets.mlflow_run import MlflowRun
@@ -67,7 +68,8 @@ def open_targets(config: TrainerConfig, done: int) -> list[MetricTarget]:
     if logging.tensorboard is not None:
         found.append(TensorboardFiles(logging.tensorboard, done))
     if logging.wandb is not None:
-        folder = Path(config.checkpoint.root) / "logs"
+        root = Path(config.checkpoint.root)
+        folder = (Path(config.work_dir) if is_bucket_path(root) else root) / "logs"
         found.append(WandbRun(logging.wandb, run_id(job.uid), job.name, folder, plain))
     if logging.mlflow is not None:
         sections = ("model", "parallelism", "training", "optimization", "memory")

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from stoker.pod.pipeline.actions import Action, Kind
-from stoker.trainer.rank.pipeline.link import Link, Links
+from stoker.trainer.rank.pipeline.link import Channel, Links, Transfer
 from stoker.trainer.rank.pipeline.stage import Stage, StageInputs
 
 Place = tuple[int, int]
@@ -26,13 +25,13 @@ class Arriving(NamedTuple):
     """A receive that was posted."""
 
     buffer: Tensor
-    work: dist.Work
+    work: Transfer
 
 
 class Sending(NamedTuple):
     """A send in flight, and the tensor that it reads."""
 
-    work: dist.Work
+    work: Transfer
     tensor: Tensor
 
 
@@ -74,11 +73,19 @@ class Executor:
         links: Links,
         wire: Wire,
         reduce: Callable[[int], None] = lambda _stage: None,
+        first_links: Links | None = None,
     ) -> None:
-        """`reduce(stage)` is called when a stage's gradient has all micro-batches."""
+        """`reduce(stage)` is called when a stage's gradient has all micro-batches.
+
+        `first_links`: what the first step and the first validation use, while kernels are loaded (see `link`).
+        """
         self.stages: Mapping[int, Stage] = {stage.number: stage for stage in stages}
         self.buffers = Buffers(wire.dtype, wire.device)
+        self._later_links = links
         self._links = links
+        self._first_links = first_links or links
+        self._warm: set[bool] = set()
+        """Whether training and validation have run once."""
         self._wire = wire
         self._reduce_stage = reduce
         self._trains = True
@@ -117,6 +124,8 @@ class Executor:
 
     def _run(self, order: Sequence[Action], inputs: Sequence[StageInputs], *, trains: bool) -> dict[int, Tensor]:
         self._trains, self._inputs, self._losses = trains, inputs, {}
+        self._links = self._later_links if trains in self._warm else self._first_links
+        self._warm.add(trains)
         for action in order:
             self._actions[action.kind](action)
         for sending in self._sending:
@@ -189,6 +198,6 @@ class Executor:
         self._sending.append(Sending(_opened(link).send(tensor), tensor))
 
 
-def _opened(link: Link | None) -> Link:
+def _opened(link: Channel | None) -> Channel:
     assert link is not None, "the schedule sends where the ranks have no link"
     return link

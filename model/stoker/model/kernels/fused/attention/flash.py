@@ -1,5 +1,5 @@
 """Attention by flash-attn-4, an optional package: imported at the first call only, which takes seconds, and compiled
-for each new kind of call.
+for each new kind of call. Its compiled kernels are kept beside Triton's.
 
 Called by `packed`.
 """
@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import warnings
+from collections.abc import MutableMapping
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -40,6 +43,25 @@ def attend_flash(
 
 @functools.cache
 def import_flash() -> Any:
+    keep_kernels(os.environ)
     with warnings.catch_warnings():  # the packages below it use each other's deprecated names
         warnings.simplefilter("ignore")
         return importlib.import_module("flash_attn.cute.interface")
+
+
+def keep_kernels(environment: MutableMapping[str, str]) -> None:
+    """Make the package keep what it compiles, which else takes each process 10 seconds and more.
+
+    The folder is `flash-attn` beside Triton's cache, unless the environment names one. Where it cannot be made,
+    nothing is kept.
+    """
+    triton = environment.get("TRITON_CACHE_DIR") or str(Path.home() / ".triton" / "cache")
+    folder = Path(environment.get("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR") or Path(triton).parent / "flash-attn")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        writable = os.access(folder, os.W_OK)
+    except OSError:
+        writable = False
+    if writable:
+        environment.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(folder))
+        environment.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")

@@ -30,6 +30,8 @@ MIXED_WORK = 4.2e12
 """Parameters times tokens that an H200 computes in about 11 ms in bfloat16."""
 LEAST_MIXED_TOKENS = 64
 
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
 MOST_ORDERED_RANKS = 2
 """Ranks whose sum has the same bits in any order of addition. Collectives over more ranks choose the order by the size
 of the batch."""
@@ -81,6 +83,7 @@ def plan_engine(config: EngineConfig, source: WeightsSource, others_free_bytes: 
     refuse_uneven(config, source.config)
     device = choose_device(config.device)
     refuse_missing_gpus(config, device)
+    refuse_transfer(config, device)
     dtype = choose_dtype(config.model.dtype, device)
     ops = Ops(resolve_kernels(config.kernels, device), config.deterministic)
     block_size = config.cache.block_size or BLOCK_SIZES[device]
@@ -118,6 +121,33 @@ def refuse_unbuilt(config: EngineConfig) -> None:
         raise ConfigError("device must be cpu or cuda where parallelism.data is above 1, got auto")  # each has its GPUs
     if config.deterministic and config.threads not in (None, 1):
         raise ConfigError(f"threads must be 1 where deterministic is true, got {config.threads}")
+
+
+def refuse_transfer(config: EngineConfig, device: str) -> None:
+    """Refuse a hand-over that this engine cannot do."""
+    if config.transfer.listen is None:
+        return
+    parse_listen(config.transfer.listen, keyed=config.transfer.key_file is not None)
+    if device != "cpu":
+        raise ConfigError(f"transfer.listen needs device cpu, got {device}: links between GPUs are not built yet")
+    if not config.cache.prefix_cache:
+        raise ConfigError("transfer.listen needs cache.prefix_cache, got false")
+    parallelism = config.parallelism
+    for name, ranks in (("tensor", parallelism.tensor), ("data", parallelism.data)):
+        if ranks > 1:
+            raise ConfigError(f"transfer.listen needs parallelism.{name} 1, got {ranks}")
+
+
+def parse_listen(listen: str, *, keyed: bool) -> tuple[str, int]:
+    """Host and port of `transfer.listen`. `keyed`: a secret protects it, so that it may be reached from outside."""
+    host, _, port = listen.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdigit() or int(port) > 65534:
+        raise ConfigError(f"transfer.listen must be host:port with a port from 0 to 65534, got {listen!r}")
+    if not keyed and host not in LOOPBACK:
+        allowed = ", ".join(LOOPBACK)
+        raise ConfigError(f"transfer.listen {listen!r} needs transfer.key_file; without one {allowed} are allowed")
+    return host, int(port)
 
 
 def refuse_uneven(config: EngineConfig, model: ModelConfig) -> None:

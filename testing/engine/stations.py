@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from stoker.engine.core.engine import LLMEngine
@@ -22,7 +23,7 @@ from stoker.engine.execution.runner import Runner
 from stoker.engine.handover.desk import CALLER, Desk
 from stoker.engine.handover.host_store import HostStore
 from stoker.engine.handover.messages import PeerHello, PeerMessage, pack_peer, unpack_peer
-from stoker.engine.handover.office import Front, Gone, Letter, Office
+from stoker.engine.handover.office import Front, Gone, Letter, LocalPort, Office, Post
 from stoker.engine.transfer.fingerprint import Fingerprint
 from stoker.engine.transfer.in_process import InProcessPort, Network
 from stoker.engine.transfer.layout import BlockLayout
@@ -168,22 +169,30 @@ class Station:
         self, name: str, engine: LLMEngine, mail: Mail, network: Network, clock: Clock, *, slots: int = 8,
         facts: Fingerprint = FACTS, epoch: int = 1,
     ) -> None:  # fmt: skip
-        assert isinstance(engine.executor, InProcess)
-        runner = engine.executor.runner
-        assert isinstance(runner, Runner)
-        self.name, self.engine, self.mail, self.network, self.clock = name, engine, mail, network, clock
+        self.mail, self.network = mail, network
         engine.clock = clock
-        data = runner.cache.data
-        cache_BN = data.view(data.shape[0], -1).view(torch.uint8).numpy()
-        layers, _, size, heads, dim = data.shape[1:]
-        layout = BlockLayout(0, layers, size, 0, heads, dim, "float32")
-        self.zone = SharedZone(slots, layout.block_bytes, clock=clock)
-        port = InProcessPort(network, name, epoch, facts.digest, layout, cache_BN, self.zone)
-        self.port = OnePort(port)
+        cache_BN, layout = memory_of(engine)
+        zone = SharedZone(slots, layout.block_bytes, clock=clock)
+        self.port = OnePort(InProcessPort(network, name, epoch, facts.digest, layout, cache_BN, zone))
+        self._open(name, engine, zone, Postman(mail, name), self.port, facts)
+
+    @classmethod
+    def over(
+        cls, name: str, engine: LLMEngine, zone: SharedZone, post: Post, ports: Callable[[BlockLayout], LocalPort]
+    ) -> Station:
+        """A station with a post and ports of its own; its clock is the engine's."""
+        station = cls.__new__(cls)
+        station._open(name, engine, zone, post, ports(memory_of(engine)[1]), FACTS)
+        return station
+
+    def _open(
+        self, name: str, engine: LLMEngine, zone: SharedZone, post: Post, port: LocalPort, facts: Fingerprint
+    ) -> None:
+        self.name, self.engine, self.zone = name, engine, zone
         hello = PeerHello(port.describe(), facts, "host")
-        store = HostStore(self.zone.memory_SN, cache_BN)
+        store = HostStore(zone.memory_SN, memory_of(engine)[0])
         front = Front(self.add, self.withdraw, self.send)
-        office = Office(engine, hello, self.zone, store, self.port, Postman(mail, name), front, clock)
+        office = Office(engine, hello, zone, store, port, post, front, engine.clock)
         self.desk = Desk(office, endpoint=name)
         self.tally = office.tally
         self.answers: dict[str, list[Answer]] = {}
@@ -257,3 +266,14 @@ class Station:
         peer = other.port.describe().peer
         self.zone.bury(peer)
         self.port.lost.append(peer)
+
+
+def memory_of(engine: LLMEngine) -> tuple[np.ndarray, BlockLayout]:
+    """The cache as [blocks, block_bytes] uint8, and the layout of a block."""
+    assert isinstance(engine.executor, InProcess)
+    runner = engine.executor.runner
+    assert isinstance(runner, Runner)
+    data = runner.cache.data
+    layers, _, size, heads, dim = data.shape[1:]
+    cache_BN = data.view(data.shape[0], -1).view(torch.uint8).numpy()
+    return cache_BN, BlockLayout(0, layers, size, 0, heads, dim, "float32")

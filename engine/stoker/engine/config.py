@@ -101,6 +101,9 @@ class EngineParallelismConfig(Config):
 Role = Literal["colocated", "prefill", "decode"]
 
 
+Transport = Literal["shared-memory", "tcp"]
+
+
 class TransferConfig(Config):
     """Prefill and decode at two engines: prompts computed for others, and by others."""
 
@@ -111,6 +114,8 @@ class TransferConfig(Config):
     """Slots of the landing zone, the only memory that other engines write to; each has the size of a block."""
     require: Literal["any", "nvlink", "rdma"] = "any"
     """What the way to other engines must be. An engine that cannot offer it is not ready."""
+    transports: tuple[Transport, ...] = Field(default=("shared-memory", "tcp"), min_length=1)
+    """Ways that may be used, the preferred one first. Shared memory reaches processes of the same host and user."""
     key_file: str | None = None
     """File with the secret of the deployment: 32 bytes, or 64 hexadecimal digits."""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from stoker.engine.config import Transport
 from stoker.engine.transfer.layout import BlockLayout
 from stoker.engine.transfer.port import BlockPort, Link, PortInfo, Require, connect_best
 from stoker.engine.transfer.shared_memory import SharedMemoryPort
@@ -21,30 +22,33 @@ WILDCARDS = ("0.0.0.0", "::")
 
 
 class HostPorts:
-    """Both ports over one landing zone."""
+    """One port for each transport, over one landing zone."""
 
     def __init__(
         self, fingerprint: bytes, layout: BlockLayout, cache_BN: np.ndarray, zone: SharedZone, *, pod_uid: str,
-        folder: Path, host: str, port: int, key: bytes, require: Require,
+        folder: Path, host: str, port: int, key: bytes, require: Require, transports: Sequence[Transport],
     ) -> None:  # fmt: skip
         """`folder`: of the socket for peers of this host. `port`: of TCP. Raises OSError: it is taken."""
         self.require, self.zone = require, zone
         epoch = time.time_ns() // 1000
         common = (pod_uid, epoch, fingerprint, layout, cache_BN, zone)
         shown = own_address() if host in WILDCARDS else host
-        tcp = TcpPort(*common, key=key, host=host, port=port, shown_host=shown)
+        self._ports: list[SharedMemoryPort | TcpPort] = []
         try:
-            near = SharedMemoryPort(*common, folder)
+            for name in transports:
+                if name == "tcp":
+                    self._ports.append(TcpPort(*common, key=key, host=host, port=port, shown_host=shown))
+                else:
+                    self._ports.append(SharedMemoryPort(*common, folder))
         except OSError:
-            tcp.close()
+            self._close_ports()
             raise
-        self._ports = (near, tcp)
         self._links: list[Link] = []
         self._dials = ThreadPoolExecutor(1, thread_name_prefix="links")
 
     def describe(self) -> PortInfo:
-        near = self._ports[0].describe()
-        return replace(near, endpoints=tuple(one for port in self._ports for one in port.describe().endpoints))
+        endpoints = (one for port in self._ports for one in port.describe().endpoints)
+        return replace(self._ports[0].describe(), endpoints=tuple(endpoints))
 
     def connect(self, peer: PortInfo) -> Future[Link]:
         return self._dials.submit(self._connect, peer)
@@ -70,6 +74,9 @@ class HostPorts:
 
     def close(self) -> None:
         self._dials.shutdown(cancel_futures=True)
+        self._close_ports()
+
+    def _close_ports(self) -> None:
         for port in self._ports:
             port.close()
 

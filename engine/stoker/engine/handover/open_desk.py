@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -32,7 +32,6 @@ from stoker.pod.config_file import ConfigError
 
 LOOPBACK_KEY = blake3(b"stoker hand-over within one host").digest()
 """Without a key file only this host's processes can connect."""
-TRANSPORTS = ("shared-memory", "tcp")
 
 
 def open_desk(
@@ -60,14 +59,15 @@ def open_desk(
         post = PeerPost(host, port, curve_keys(key) if key is not None else None)
         ports = HostPorts(
             facts.digest, layout, cache_BN, zone, pod_uid=os.environ.get("STOKER_POD_UID") or uuid.uuid4().hex,
-            folder=folder, host=host, port=port + 1 if port else 0, key=key or LOOPBACK_KEY, require=transfer.require,
+            folder=folder, host=host, port=port + 1 if port else 0, key=key or LOOPBACK_KEY,
+            require=transfer.require, transports=transfer.transports,
         )  # fmt: skip
     except OSError as error:
         raise ConfigError(f"transfer.listen {transfer.listen!r} cannot be used: {error}") from error
     hello = PeerHello(ports.describe(), facts, host_id())
     office = Office(engine, hello, zone, HostStore(zone.memory_SN, cache_BN), ports, post, front, clock)
     shown = f"[{host}]" if ":" in host else host
-    return Desk(office, endpoint=f"{shown}:{post.port}", unmet=unmet(transfer.require, TRANSPORTS))
+    return Desk(office, endpoint=f"{shown}:{post.port}", unmet=unmet(transfer.require, transfer.transports))
 
 
 def read_key(path: str) -> bytes:
@@ -84,7 +84,7 @@ def read_key(path: str) -> bytes:
     return key
 
 
-def unmet(require: Require, transports: tuple[str, ...]) -> str:
+def unmet(require: Require, transports: Sequence[str]) -> str:
     """Why the demand is not met by these transports; empty if it is."""
     if any(require in PROVIDES[name] for name in transports):
         return ""

@@ -7,6 +7,7 @@ The end of a connection that this side opened is noticed at once by the socket's
 
 from __future__ import annotations
 
+import hmac
 import logging
 import os
 import queue
@@ -55,7 +56,7 @@ class OneKey:
         self.keys = keys
 
     def callback(self, domain: str, key: bytes) -> bool:  # noqa: ARG002 - there is one domain
-        return z85.encode(key) == self.keys.public
+        return hmac.compare_digest(key, self.keys.public)
 
 
 class PeerPost:
@@ -182,7 +183,7 @@ class PeerPost:
         try:
             dealer.connect(f"tcp://{endpoint}")
         except zmq.ZMQError:
-            self._close_dealer(dealer)
+            self._close_dealer(dealer, monitor)
             raise
         self._poller.register(dealer, zmq.POLLIN)
         self._poller.register(monitor, zmq.POLLIN)
@@ -194,11 +195,12 @@ class PeerPost:
             return
         self._poller.unregister(dealer)
         self._poller.unregister(monitor)
-        self._close_dealer(dealer)
+        self._close_dealer(dealer, monitor)
 
     @staticmethod
-    def _close_dealer(dealer: zmq.Socket[bytes]) -> None:
+    def _close_dealer(dealer: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
         dealer.disable_monitor()
+        monitor.close(0)
         dealer.close(LINGER_MS)
 
     def _answer(self, frames: list[bytes]) -> None:

@@ -72,12 +72,12 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engi
 
 
 async def outcomes(engine: Engine) -> dict[str, float]:
-    """Split requests of an engine, by outcome."""
+    """Split requests of an engine, by outcome, and by the reason of those that it computed itself."""
     async with httpx.AsyncClient() as http:
         text = (await http.get(f"{engine.url}/metrics")).text
     samples = (one for family in text_string_to_metric_families(text) for one in family.samples)
-    wanted = ("stoker_split_requests_total", "stoker_split_fallbacks_total")
-    return {next(iter(one.labels.values())): one.value for one in samples if one.name in wanted and one.value}
+    wanted = {"stoker_split_requests_total": "outcome", "stoker_split_fallbacks_total": "reason"}
+    return {one.labels[wanted[one.name]]: one.value for one in samples if one.name in wanted and one.value}
 
 
 async def whole_answers(engine: Engine, requests: Requests) -> list[dict[str, Any]]:

@@ -82,7 +82,7 @@ class Router:
 
     def start(self, snapshot: BackendSnapshot) -> None:
         """Begin to probe the backends of the mounted snapshot."""
-        self.backends.apply(snapshot)
+        self._apply(snapshot)
 
     async def drain(self, quiet_s: float, deadline_s: float) -> None:
         """Turn unready, and serve until no request has run for `quiet_s`, at most for `deadline_s`."""
@@ -107,6 +107,7 @@ class Router:
             "ready_backends": len(self.backends.ready),
             "running": self.proxy.running,
             "held": self.metrics.held,
+            "window": self.metrics.revisions.status(),
             "backends": self.backends.status(),
         }
 
@@ -122,8 +123,15 @@ class Router:
         return JSONResponse({"status": status, "ready_backends": num_ready}, status_code=200 if ready else 503)
 
     async def _put_backends(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        accepted = self.backends.apply(parse_snapshot(body))
+        accepted = self._apply(parse_snapshot(body))
         return {"accepted": accepted, "version": self.backends.version}
+
+    def _apply(self, snapshot: BackendSnapshot) -> bool:
+        """Use a newer snapshot, and begin the window that it names."""
+        accepted = self.backends.apply(snapshot)
+        if accepted:
+            self.metrics.revisions.begin(snapshot.window)
+        return accepted
 
 
 class _App:

@@ -131,11 +131,11 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
         **{f"pools[].{path}": row for path, row in _ENGINE.items() if path.startswith("parallelism.")},
         "pools[].podsPerReplica": only(1),
         "pools[].autoscaling.mode": only("slo", "load", "external"),
-        "rollout.type": only("rolling"),
+        "rollout.canary.metricGates[].metric": only("errorRate", "ttftP95Ms", "itlP95Ms"),
+        "rollout.canary.evalGates": absent(),
     },
     "EnginePool": {
         "revisions[].template.podsPerReplica": only(1),
-        "revisions[].share": only(0, 100),
     },
 }
 """Program or kind -> path -> what works. Programs have the names of their configuration, kinds those below `spec`."""

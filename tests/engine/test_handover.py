@@ -178,7 +178,7 @@ class TestFailures:
         assert audit.owned == 0
 
     def test_the_link_is_cut_while_both_live(self, pair: Pair) -> None:
-        request = pair.ask(**PARAMS["greedy"])
+        request = pair.ask("r", tuple(range(40, 140)), **PARAMS["greedy"])
         while not pair.d.tally.blocks["received"]:
             pair.turn()
         pair.mail.cut.add(frozenset(("d:1", "p:1")))

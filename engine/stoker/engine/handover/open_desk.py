@@ -120,7 +120,8 @@ def weights_digest(model: nn.Module) -> str:
 
 
 def _sum(tensor: torch.Tensor) -> int:
-    row_N = tensor.detach().contiguous().cpu().view(-1).view(torch.uint8)
+    plain = tensor.to_dense() if tensor.is_mkldnn else tensor
+    row_N = plain.detach().contiguous().cpu().view(-1).view(torch.uint8)
     padded_N = torch.nn.functional.pad(row_N, (0, -len(row_N) % 4))
     return int(raw_sums(padded_N.view(1, -1).numpy())[0])
 

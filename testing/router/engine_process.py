@@ -78,7 +78,7 @@ class Client:
 
     async def read(self, http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> None:
         async with http.stream("POST", path, json={**COMMON, **body}) as answer:
-            assert answer.status_code == 200
+            assert answer.status_code == 200, (await answer.aread()).decode()
             async for text in answer.aiter_text():
                 self.text += text
 

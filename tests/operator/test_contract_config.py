@@ -57,7 +57,7 @@ SECTIONS: list[tuple[type[BaseModel], type[BaseModel], set[str], set[str]]] = [
         {"apiKeySecretRef"},
         {"apiKeyFile", "allowedOrigins", "toolCallParser", "reasoningParser"},
     ),
-    (engine_settings.TransferSettings, TransferConfig, set(), {"listen", "keyFile"}),
+    (engine_settings.TransferSettings, TransferConfig, set(), {"listen", "keyFile", "transports"}),
     (pool.EngineParallelism, EngineParallelismConfig, set(), set()),
     (
         inferencedeployment.ServedModel,

@@ -146,7 +146,7 @@ def test_no_request_is_lost_when_first_a_decode_engine_and_then_the_prefill_engi
 ) -> None:
     async def scenario() -> None:
         for victim, names in (("d", ("p", "d", "e")), ("p", ("p", "e"))):
-            requests = requests_of(f"without {victim}")
+            requests = requests_of(victim)
             texts = await split_answers(engines, names, requests, victim)
             assert_equal(texts, await whole_answers(engines["e"], requests))
         counted = await outcomes(engines["e"])

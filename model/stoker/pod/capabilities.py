@@ -88,8 +88,8 @@ _TRAINER: Mapping[str, Row] = {
     "kernels": _KERNELS,
     "attention": only("auto", *_PACKED),
     "optimization.optimizer": only("adam", "adamw", "lamb"),
-    "memory.precision": only("fp32", "fp16", "bf16"),
-    "memory.fp8_recipe": only("Tensorwise"),
+    "memory.precision": only("fp32", "fp16", "bf16", "fp8"),
+    "memory.fp8_recipe": only("Tensorwise", "Rowwise"),
     "memory.zero_stage": only(0, 1, 2, 3),
     "memory.activation_checkpointing": only("none", "selective", "full"),
     "memory.activation_budget_gib": absent(),
@@ -170,6 +170,9 @@ BESIDE_ROLES: Mapping[str, Row] = {
 Blocks travel between engines of one rank, on the CPU, and land in the prefix cache.
 """
 
+BESIDE_FP8: Mapping[str, Row] = {"model.num_experts": absent()}
+"""Rows of a run in fp8, beside those above: products of experts are not built in eight bits."""
+
 
 def refusals(program: str, config: Any, root: str = "") -> list[str]:
     """One line for each field that asks for what is not built, with its value and what is allowed.
@@ -184,6 +187,8 @@ def refusals(program: str, config: Any, root: str = "") -> list[str]:
         rows |= _rows_beside_axes(program, config)
         if _value_at(config, "lora", None) is not None:
             rows |= {_own_path(program, path): (row, " with lora") for path, row in BESIDE_LORA.items()}
+        if _value_at(config, "memory.precision", None) == "fp8":
+            rows |= {_own_path(program, path): (row, " with memory.precision fp8") for path, row in BESIDE_FP8.items()}
     if program == "InferenceDeployment" and any(role != "colocated" for _, role in values_at(config, "pools[].role")):
         rows |= {path: (row, " with prefill and decode pools") for path, row in BESIDE_ROLES.items()}
     if program in _WITH_KERNELS:

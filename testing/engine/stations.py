@@ -16,14 +16,14 @@ import numpy as np
 import torch
 
 from stoker.engine.core.engine import LLMEngine
+from stoker.engine.core.handover.desk import CALLER, Desk
+from stoker.engine.core.handover.host_store import HostStore
+from stoker.engine.core.handover.messages import PeerHello, PeerMessage, pack_peer, unpack_peer
+from stoker.engine.core.handover.office import Front, Gone, Letter, LocalPort, Office, Post
 from stoker.engine.core.messages import AddRequest, Delta, Outputs
 from stoker.engine.errors import RequestRefused
 from stoker.engine.execution.executor import InProcess
 from stoker.engine.execution.runner import Runner
-from stoker.engine.handover.desk import CALLER, Desk
-from stoker.engine.handover.host_store import HostStore
-from stoker.engine.handover.messages import PeerHello, PeerMessage, pack_peer, unpack_peer
-from stoker.engine.handover.office import Front, Gone, Letter, LocalPort, Office, Post
 from stoker.engine.transfer.fingerprint import Fingerprint
 from stoker.engine.transfer.in_process import InProcessPort, Network
 from stoker.engine.transfer.layout import BlockLayout

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from stoker.engine.core.handover.messages import BlocksReady
 from stoker.engine.core.messages import AddRequest
-from stoker.engine.handover.messages import BlocksReady
 from stoker.engine.sampling import SamplingParams
 from stoker.engine.transfer.in_process import Network
 from testing.engine.audits import assert_sound

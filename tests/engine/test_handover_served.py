@@ -150,7 +150,7 @@ def test_2_load_reports_name_the_peer(pair: tuple[Served, Served]) -> None:
 def test_3_a_name_that_is_none_and_a_port_that_none_listens_on_do_no_harm(pair: tuple[Served, Served]) -> None:
     d, p = pair
     for first, name in ((2, "nonsense"), (50, "127.0.0.1:1")):
-        body = {"prompt": [first + place % 200 for place in range(70)]}
+        body: dict[str, Any] = {"prompt": [first + place % 200 for place in range(70)]}
         assert texts(d.ask(name, **body)) == texts(p.ask(**body))
     wait_for(lambda: d.status()["transfer"]["fallbacks"] == {"unreachable": 2}, "the reason")
 
@@ -176,7 +176,7 @@ def test_4_the_client_leaves_while_p_works(pair: tuple[Served, Served]) -> None:
 def test_5_p_is_killed_before_its_first_token_and_d_goes_on(pair: tuple[Served, Served]) -> None:
     """The last test of the pair."""
     d, p = pair
-    body = {"prompt": [5 + 11 * place % 290 for place in range(90)]}
+    body: dict[str, Any] = {"prompt": [5 + 11 * place % 290 for place in range(90)]}
     whole = p.ask(**body)
     core, endpoint = p.core_pid(), p.endpoint
     local = d.outcomes()["local"]

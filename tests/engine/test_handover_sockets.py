@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from stoker.engine.config import Transport
+from stoker.engine.core.handover.host_ports import HostPorts
+from stoker.engine.core.handover.messages import Beat
+from stoker.engine.core.handover.office import Gone, Letter
+from stoker.engine.core.handover.open_desk import read_key, unmet
+from stoker.engine.core.handover.peer_post import PeerPost, curve_keys
 from stoker.engine.core.messages import AddRequest
-from stoker.engine.handover.host_ports import HostPorts
-from stoker.engine.handover.messages import Beat
-from stoker.engine.handover.office import Gone
-from stoker.engine.handover.open_desk import read_key, unmet
-from stoker.engine.handover.peer_post import PeerPost, curve_keys
 from stoker.engine.sampling import SamplingParams
 from stoker.engine.transfer.in_process import Network
 from stoker.engine.transfer.zone_memory import SharedZone
@@ -118,19 +118,24 @@ def test_posts_keep_the_order_and_tell_of_the_end() -> None:
         endpoint = f"127.0.0.1:{listening.port}"
         for number in range(50):
             calling.call(endpoint, Beat(number))
-        got: list[Any] = []
-        wait_for(lambda: got.extend(listening.letters()) or len(got) == 50, "fifty messages")
+        got: list[Letter] = []
+        wait_for(lambda: _more(got, listening) == 50, "fifty messages")
         assert [letter.message for letter in got] == [Beat(number) for number in range(50)]
         listening.answer(got[0].peer, Beat(7))
-        back: list[Any] = []
-        wait_for(lambda: back.extend(calling.letters()) or bool(back), "the answer")
+        back: list[Letter] = []
+        wait_for(lambda: _more(back, calling) == 1, "the answer")
         assert (back[0].peer, back[0].message) == (endpoint, Beat(7))
         listening.close()
-        wait_for(lambda: back.extend(calling.letters()) or len(back) > 1, "the end")
+        wait_for(lambda: _more(back, calling) == 2, "the end")
         assert isinstance(back[1].message, Gone)
     finally:
         calling.close()
         listening.close()
+
+
+def _more(letters: list[Letter], post: PeerPost) -> int:
+    letters += post.letters()
+    return len(letters)
 
 
 def test_a_taken_port_is_named() -> None:

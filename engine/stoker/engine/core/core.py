@@ -27,6 +27,9 @@ from stoker.engine.core.build import build_engine, tokenizer_folder, warm_up
 from stoker.engine.core.capture_pace import CapturePace
 from stoker.engine.core.compiling import CompilingRequests
 from stoker.engine.core.engine import Addressed, LLMEngine
+from stoker.engine.core.handover.desk import Desk
+from stoker.engine.core.handover.office import Front
+from stoker.engine.core.handover.open_desk import open_desk
 from stoker.engine.core.messages import (
     PROTOCOL,
     Abort,
@@ -56,9 +59,6 @@ from stoker.engine.core.messages import (
 from stoker.engine.core.startup import Startup, process_age_s
 from stoker.engine.core.step_pace import QuietLimits, StepPace
 from stoker.engine.errors import BlockAuditFailed, ExecutorLost, ProtocolError, RequestRefused
-from stoker.engine.handover.desk import Desk
-from stoker.engine.handover.office import Front
-from stoker.engine.handover.open_desk import open_desk
 from stoker.engine.plan import EnginePlan
 from stoker.pod.causes import EXIT_CODES, Cause, CauseRule, cause_of_error, is_explained, mentions
 from stoker.pod.config_file import ConfigError

@@ -14,14 +14,14 @@ from torch import nn
 
 from stoker.engine.config import EngineConfig
 from stoker.engine.core.engine import LLMEngine
+from stoker.engine.core.handover.desk import Desk
+from stoker.engine.core.handover.host_ports import HostPorts
+from stoker.engine.core.handover.host_store import HostStore
+from stoker.engine.core.handover.messages import PeerHello
+from stoker.engine.core.handover.office import Front, Office
+from stoker.engine.core.handover.peer_post import PeerPost, curve_keys
 from stoker.engine.execution.executor import InProcess
 from stoker.engine.execution.runner import Runner
-from stoker.engine.handover.desk import Desk
-from stoker.engine.handover.host_ports import HostPorts
-from stoker.engine.handover.host_store import HostStore
-from stoker.engine.handover.messages import PeerHello
-from stoker.engine.handover.office import Front, Office
-from stoker.engine.handover.peer_post import PeerPost, curve_keys
 from stoker.engine.plan import EnginePlan, parse_listen
 from stoker.engine.transfer.checksum import raw_sums
 from stoker.engine.transfer.fingerprint import Fingerprint, digest_of

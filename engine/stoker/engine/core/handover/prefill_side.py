@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from stoker.engine.core.handover.messages import Part, Prefill, ReadyBlock
 from stoker.engine.core.messages import Delta
-from stoker.engine.handover.messages import Part, Prefill, ReadyBlock
 from stoker.engine.transfer.landing_zone import Grant
 from stoker.engine.transfer.ticket import Ticket
 

@@ -22,10 +22,10 @@ from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
+from stoker.engine.core.handover.desk import CALLER
+from stoker.engine.core.handover.messages import PeerMessage, pack_peer, unpack_peer
+from stoker.engine.core.handover.office import Gone, Letter
 from stoker.engine.errors import ProtocolError
-from stoker.engine.handover.desk import CALLER
-from stoker.engine.handover.messages import PeerMessage, pack_peer, unpack_peer
-from stoker.engine.handover.office import Gone, Letter
 
 log = logging.getLogger("stoker.engine")
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 from stoker.engine.core.engine import LLMEngine
+from stoker.engine.core.handover.messages import PeerHello, PeerMessage
 from stoker.engine.core.messages import AddRequest, Outputs, RequestFacts
-from stoker.engine.handover.messages import PeerHello, PeerMessage
 from stoker.engine.transfer.fingerprint import root_digest
 from stoker.engine.transfer.intake import CopyAndSum
 from stoker.engine.transfer.port import Link, PortInfo

@@ -16,12 +16,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from stoker.engine.core.engine import Begun
-from stoker.engine.core.messages import AddRequest, Delta, Outputs, RequestFacts, RequestProgress, RequestState
-from stoker.engine.core.request import Request
-from stoker.engine.errors import RequestRefused
-from stoker.engine.handover.contents import BlockSeeds
-from stoker.engine.handover.decode_side import Split, Stage
-from stoker.engine.handover.messages import (
+from stoker.engine.core.handover.contents import BlockSeeds
+from stoker.engine.core.handover.decode_side import Split, Stage
+from stoker.engine.core.handover.messages import (
     Beat,
     BlocksReady,
     Cancel,
@@ -36,7 +33,10 @@ from stoker.engine.handover.messages import (
     TakeOver,
     Tokens,
 )
-from stoker.engine.handover.office import BEAT_S, GRANT_S, SILENT_S, Gone, Office, Reason
+from stoker.engine.core.handover.office import BEAT_S, GRANT_S, SILENT_S, Gone, Office, Reason
+from stoker.engine.core.messages import AddRequest, Delta, Outputs, RequestFacts, RequestProgress, RequestState
+from stoker.engine.core.request import Request
+from stoker.engine.errors import RequestRefused
 from stoker.engine.transfer.intake import Announcement, Intake
 from stoker.engine.transfer.landing_zone import Grant, Owner
 

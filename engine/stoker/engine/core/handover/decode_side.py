@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from stoker.engine.core.handover.messages import Part
 from stoker.engine.core.messages import AddRequest
-from stoker.engine.handover.messages import Part
 from stoker.engine.transfer.landing_zone import Owner
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stoker.engine.core.engine import Addressed
+from stoker.engine.core.handover.decode_desk import DecodeDesk
+from stoker.engine.core.handover.office import Office
+from stoker.engine.core.handover.prefill_desk import FRONT, PrefillDesk
 from stoker.engine.core.messages import AddRequest, CoreMessage, Outputs, Refused, RequestProgress, TransferStats
-from stoker.engine.handover.decode_desk import DecodeDesk
-from stoker.engine.handover.office import Office
-from stoker.engine.handover.prefill_desk import FRONT, PrefillDesk
 
 CALLER = "@"
 """Begins the name of an engine that has called this one; others are named by the endpoint that was called."""

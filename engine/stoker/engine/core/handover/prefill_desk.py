@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from stoker.engine.core.messages import AddRequest, Delta
-from stoker.engine.handover.contents import BlockSeeds
-from stoker.engine.handover.messages import (
+from stoker.engine.core.handover.contents import BlockSeeds
+from stoker.engine.core.handover.messages import (
     Beat,
     BlocksReady,
     Cancel,
@@ -31,8 +30,9 @@ from stoker.engine.handover.messages import (
     TakeOver,
     Tokens,
 )
-from stoker.engine.handover.office import SILENT_S, Gone, Office
-from stoker.engine.handover.prefill_side import Help, HelpStage, Writing
+from stoker.engine.core.handover.office import SILENT_S, Gone, Office
+from stoker.engine.core.handover.prefill_side import Help, HelpStage, Writing
+from stoker.engine.core.messages import AddRequest, Delta
 from stoker.engine.transfer.checksum import seeded
 from stoker.engine.transfer.port import LayoutMismatch, Link, Move
 from stoker.engine.transfer.ticket import TransferError

@@ -202,7 +202,8 @@ def test_any_order_of_events_ends_with_both_pools_serving(events: list[tuple[str
     world = serving()
     for event, number in events:
         disturb(world, event, number)
-    world.cluster.change_spec(CHAT, lambda spec: [pool.update(replicas=1) for pool in spec["pools"]])
+    for number in (0, 1):
+        world.cluster.change_spec(CHAT, lambda spec: spec["pools"][number].update(replicas=1))  # noqa: B023 - called here
     world.cluster.advance(3600)
     world.rest(25)
     assert (world.status["phase"], world.status["ready"]) == ("Serving", "2/2")

@@ -52,9 +52,21 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
         "InferenceDeployment",
         {"pools": [{"name": "a", "role": "prefill"}, {"name": "b", "role": "decode", "autoscaling": {"max": 3, "mode": "fixed"}}]},
         [
-            "spec.pools[a].role prefill is not supported yet; allowed: colocated",
-            "spec.pools[b].role decode is not supported yet; allowed: colocated",
             "spec.pools[b].autoscaling.mode fixed is not supported yet; allowed: slo, load, external",
+        ],
+    ),
+    ("InferenceDeployment", {"pools": [{"name": "a", "role": "prefill"}, {"name": "b", "role": "decode"}], "engine": {"transfer": {"require": "any"}}}, []),
+    (
+        "InferenceDeployment",
+        {
+            "pools": [{"name": "a", "role": "prefill", "gpusPerPod": 2, "parallelism": {"tensor": 2}}, {"name": "b", "role": "decode"}],
+            "engine": {"cache": {"prefixCache": False}, "device": "cuda"},
+        },
+        [
+            "spec.engine.cache.prefixCache false is not supported yet with prefill and decode pools; allowed: true",
+            "spec.engine.device cuda is not supported yet with prefill and decode pools; allowed: auto, cpu",
+            "spec.pools[a].gpusPerPod 2 is not supported yet with prefill and decode pools; allowed: 0",
+            "spec.pools[a].parallelism.tensor 2 is not supported yet with prefill and decode pools; allowed: 1",
         ],
     ),
     ("InferenceDeployment", {"pools": [{"name": "a", "autoscaling": {"max": 3, "mode": "external"}}]}, []),

@@ -128,6 +128,12 @@ class InferenceDeploymentSpec(Value):
                 field=".pools",
             ),
             rule(
+                "!has(self.engine.transfer) || self.pools.size() == 2",
+                "transfer has no effect in a colocated pool: it belongs to prefill and decode pools",
+                field=".engine.transfer",
+                reason="FieldValueForbidden",
+            ),
+            rule(
                 "self.router.holdSeconds > 0"
                 " || self.pools.all(p, !has(p.autoscaling) || p.autoscaling.mode == 'external'"
                 " || p.autoscaling.min > 0)",
@@ -252,7 +258,8 @@ class RouterStatus(Value):
 
 
 class InferenceDeploymentStatus(EditableStatus):
-    """Conditions: Ready, Reconciling, Stalled, EditRefused, ModelResolved, RouterReady, AutoscalingLimited."""
+    """Conditions: Ready, Reconciling, Stalled, EditRefused, ModelResolved, RouterReady, AutoscalingLimited,
+    Disaggregated, PoolsIncompatible."""
 
     phase: DeploymentPhase = "Pending"
     endpoint: Annotated[str, Field(max_length=512)] | None = None

@@ -53,10 +53,10 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
         [
             "spec.pools[a].role prefill is not supported yet; allowed: colocated",
             "spec.pools[b].role decode is not supported yet; allowed: colocated",
-            "spec.pools[b].autoscaling.mode fixed is not supported yet; allowed: slo, load, external",
         ],
     ),
     ("InferenceDeployment", {"pools": [{"name": "a", "autoscaling": {"max": 3, "mode": "external"}}]}, []),
+    ("InferenceDeployment", {"pools": [{"name": "a", "autoscaling": {"max": 3, "mode": "fixed"}}]}, []),
     ("InferenceDeployment", {"pools": [{"name": "a", "autoscaling": {"max": 3, "mode": "slo", "ttftMs": 500}}]}, []),
     ("InferenceDeployment", {"pools": [{"name": "a", "autoscaling": {"max": 3, "mode": "load"}}]}, []),
     ("EnginePool", {"revisions": [{"name": "r", "template": {"podsPerReplica": 2}}]}, ["spec.revisions[r].template.podsPerReplica 2 is not supported yet; allowed: 1"]),

@@ -131,7 +131,6 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
         **{f"pools[].{path}": row for path, row in _ENGINE.items() if path.startswith("parallelism.")},
         "pools[].role": only("colocated"),
         "pools[].podsPerReplica": only(1),
-        "pools[].autoscaling.mode": only("slo", "load", "external"),
         "rollout.canary.metricGates[].metric": only("errorRate", "ttftP95Ms", "itlP95Ms"),
         "rollout.canary.evalGates": absent(),
     },

@@ -1,21 +1,23 @@
-"""Tokens per second per GPU of the trainer on 1 to 4 GPUs, random tokens: rows T1, T2 and T4.
+"""Tokens per second per GPU of the trainer on 1 to 4 GPUs, random tokens: rows T1 to T4.
 
     T1   Llama-3.1-8B shape, 8,192 tokens, 1 sequence per GPU, one micro-batch
     T2   the same, 4 micro-batches
+    T3   T1 with 2 sequences per GPU, in fp8 (`bf16` behind the colon: in bf16)
     T4   Llama-3.2-1B shape, 2,048 tokens, 8 sequences per GPU
 
     python bench/trainer_gpu.py T1 --gpus 4
     python bench/trainer_gpu.py T1 T1:full T1:SameLayout T1:AnyDataParallel T2 T2:stage2 T4 --gpus 4
+    python bench/trainer_gpu.py T3 T3:Rowwise T3:bf16 T4:fp8 --gpus 4 --profile T3
     python bench/trainer_gpu.py T1 --gpus 4 --profile T1    # kernels against floors, exposed communication, host gaps
 
-Behind the colon: full (activation checkpointing), SameLayout, AnyDataParallel, stage0, stage2, reference (kernels), or
-an attention (cudnn, flash, stoker); reduce_ctas=N, gather_ctas=N, cluster=N (NCCL's share of the GPU); silent (nothing
-is sent, so the numbers are wrong: the step without its communication). STOKER_BENCH_SITE names a folder with further
-packages (flash-attn-4). One process per GPU, each seeing only its own, as the agent starts them; inside it the
-product's own classes: Decoder, Zero, TrainStep and their communicators. A step's time runs from one answer (loss and
-norm) to the next; the figure is the mean over the last half of the steps. Results are written as they come, a profile
-after its figures. A run that fails or passes `--limit-s` is ended and named, and the ranks are started again for the
-runs behind it. The last line is JSON.
+Behind the colon: full or selective (activation checkpointing), SameLayout, AnyDataParallel, stage0, stage2, stage3,
+bf16, fp8 (Tensorwise), Rowwise, reference (kernels), or an attention (cudnn, flash, stoker); reduce_ctas=N,
+gather_ctas=N, cluster=N (NCCL's share of the GPU); silent (nothing is sent, so the numbers are wrong: the step without
+its communication). STOKER_BENCH_SITE names a folder with further packages (flash-attn-4). One process per GPU, each
+seeing only its own, as the agent starts them; inside it the product's own classes: Decoder, Zero, TrainStep and their
+communicators. A step's time runs from one answer (loss and norm) to the next; the figure is the mean over the last half
+of the steps. Results are written as they come, a profile after its figures. A run that fails or passes `--limit-s` is
+ended and named, and the ranks are started again for the runs behind it. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -85,6 +87,7 @@ KINDS = (
     ("optimizer", r"adam"),
     ("squares", r"line_kernel|square|vector_norm"),
     ("sum of ranks", r"_sum_rows|_sum_lines"),
+    ("casts", r"amax_kernel|cast_kernel"),
     ("product", r"gemm|nvjet|cutlass|xmma|matmul|mma_kernel|_tiled|linear"),
     ("loss", r"cross_entropy|softmax|row_statistics"),
     ("norm and swiglu", r"^(forward|backward)_kernel|norm|swiglu|silu"),
@@ -101,9 +104,15 @@ class Row:
     sequence: int
     sequences: int
     micro_batches: int
+    precision: str = "bf16"
 
 
-ROWS = {"T1": Row(LLAMA_8B, 8192, 1, 1), "T2": Row(LLAMA_8B, 8192, 1, 4), "T4": Row(LLAMA_1B, 2048, 8, 1)}
+ROWS = {
+    "T1": Row(LLAMA_8B, 8192, 1, 1),
+    "T2": Row(LLAMA_8B, 8192, 1, 4),
+    "T3": Row(LLAMA_8B, 8192, 2, 1, "fp8"),
+    "T4": Row(LLAMA_1B, 2048, 8, 1),
+}
 
 
 def trainer_config(row: Row, variants: list[str], gpus: int) -> TrainerConfig:
@@ -120,15 +129,19 @@ def trainer_config(row: Row, variants: list[str], gpus: int) -> TrainerConfig:
             "sequence_length": row.sequence,
         },
         "optimization": {"learning_rate": 1e-4},
-        "memory": {"precision": "bf16"},
+        "memory": {"precision": row.precision},
         "data": {"sources": [{"name": "none", "path": "none"}]},
         "checkpoint": {"root": "unused"},
     }
     for variant in variants:
         if variant == "silent" or "=" in variant:  # of the communicator
             continue
-        if variant == "full":
-            fields["memory"]["activation_checkpointing"] = "full"
+        if variant in ("full", "selective"):
+            fields["memory"]["activation_checkpointing"] = variant
+        elif variant in ("bf16", "fp8"):
+            fields["memory"]["precision"] = variant
+        elif variant in ("Tensorwise", "Rowwise"):
+            fields["memory"] |= {"precision": "fp8", "fp8_recipe": variant}
         elif variant in ("SameLayout", "AnyDataParallel"):
             fields["training"]["deterministic"] = variant
         elif variant.startswith("stage"):

@@ -88,6 +88,17 @@ class SyntheticBatches:
             raise DataError(f"another corpus: {cursor}")
 
 
+class ChainBatches(SyntheticBatches):
+    """Documents in which a token nearly always has the same successor, so that a model learns within some steps."""
+
+    def micro_batch(self, index: int) -> MicroBatch:
+        batch = super().micro_batch(index)
+        tokens, random = batch.tokens_T.copy(), np.random.default_rng([11, self.training.seed, index])
+        for place in np.flatnonzero(random.random(len(tokens) - 1) < 0.9):
+            tokens[place + 1] = (5 * tokens[place] + 3) % self.vocab_size
+        return replace(batch, tokens_T=tokens, targets_T=np.append(tokens[1:], tokens[:1]))
+
+
 def tiny_config(folder: Path | str = "unused", **changes: Any) -> TrainerConfig:
     """Return the configuration of a tiny run; `section__field=value` changes one field."""
     fields: dict[str, Any] = {

@@ -11,18 +11,23 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import nn
 from torch.distributed import ProcessGroup
 from torch.multiprocessing.spawn import spawn
 
 from stoker.model.attend import PackedAttend
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
+from stoker.model.kernels.fp8 import Cut, Fp8Weight, Recipe, set_fp8
 from stoker.model.kernels.ops import Ops
 from stoker.model.overlapped_products import gather_linear, linear_scatter
 from stoker.model.paged_attend import KVCache, PagedAttend, PagedBatch, PagedSize
-from stoker.model.tensor_group import gather_tokens, scatter_tokens
+from stoker.model.parallel import ColumnParallelLinear, RowParallelLinear
+from stoker.model.parameter import Section
+from stoker.model.tensor_group import gather_tokens, group_rank, group_size, scatter_tokens
 from testing.model.leave import leave
 
+RECIPES: tuple[Recipe, ...] = ("Tensorwise", "Rowwise")
 TOKENS = torch.arange(24) * 7 % 96
 POSITIONS = torch.cat((torch.arange(14), torch.arange(10)))
 BOUNDS = torch.tensor([0, 14, 24])
@@ -58,6 +63,27 @@ def serve(decoder: Decoder) -> torch.Tensor:
         return decoder.logits(decoder(TOKENS[:14], POSITIONS[:14], attend))
 
 
+def layers_in_eight_bits(recipe: Recipe, group: ProcessGroup | None) -> list[tuple[torch.Tensor, int | None]]:
+    """Return results and gradients of two layers of which each rank holds a part; with the dim that is cut."""
+    made: Any = {"bias": False, "dtype": torch.float32, "device": torch.device("cpu"), "group": group}
+    column = ColumnParallelLinear([Section("a", 64)], 32, Ops(), **made)
+    row = RowParallelLinear(Section("b", 32), 64, Ops(), **made)
+    size, rank = group_size(group), group_rank(group)
+    random = torch.Generator().manual_seed(3)
+    wide = torch.randn(64, 32, generator=random) * torch.logspace(-2, 1, 64)[:, None]
+    deep = torch.randn(32, 64, generator=random) * torch.logspace(-2, 1, 64)
+    cuts: tuple[Cut, Cut] = ("rows", "columns")
+    for layer, whole, dim, cut in zip((column, row), (wide, deep), (0, 1), cuts, strict=True):
+        layer.weight = nn.Parameter(whole.chunk(size, dim)[rank].clone())
+        set_fp8(layer.weight, Fp8Weight(recipe, group, None if group is None else cut))
+    x = torch.randn(20, 32, generator=random).requires_grad_()
+    middle = column(x)
+    y = row(middle)
+    gradients = torch.autograd.grad(y, (x, column.weight, row.weight), torch.randn(20, 32, generator=random))
+    values = (middle, y, *gradients)
+    return [(value.detach(), dim) for value, dim in zip(values, (1, None, None, 0, 1), strict=True)]
+
+
 def overlapped_differences(group: ProcessGroup | None) -> list[float]:
     """Return how far results and gradients of both overlapped products are from those of their two steps."""
     assert group is not None
@@ -87,6 +113,8 @@ def work(rank: int, folder: str, config: ModelConfig) -> None:
         decoder.init_weights(5)
         served = {} if sequence_parallel else {"served": serve(decoder)}
         torch.save(run_pass(decoder) | served, f"{folder}/{rank}-{sequence_parallel}.pt")
+    for recipe in RECIPES:
+        torch.save(layers_in_eight_bits(recipe, dist.group.WORLD), f"{folder}/{rank}-{recipe}.pt")
     assert max(overlapped_differences(dist.group.WORLD)) < 1e-5
     with pytest.raises(ValueError, match="tokens: 13 cannot be cut over tensor parallel size 2: 13 % 2 = 1"):
         decoder.embed(TOKENS[:13])
@@ -107,6 +135,12 @@ def test_two_ranks_give_the_logits_and_gradients_of_one(
         for result in ranks:
             assert_same_values(result, expected)
         assert_same_gradients([result["gradients"] for result in ranks], expected["gradients"])
+
+    for recipe in RECIPES:
+        found = [torch.load(tmp_path / f"{rank}-{recipe}.pt") for rank in range(2)]
+        for parts, (whole, dim) in zip(zip(*found, strict=True), layers_in_eight_bits(recipe, None), strict=True):
+            joined = [part[0] for part in parts][:1] if dim is None else [torch.cat([part[0] for part in parts], dim)]
+            assert (joined[0] - whole).norm() / whole.norm() < 2e-3, "each rank has the scales of the whole"
 
 
 def assert_same_values(result: dict[str, Any], expected: dict[str, Any]) -> None:

@@ -60,6 +60,8 @@ def backward(forward: ForwardPass, batch: MicroBatch) -> tuple[float, int]:
         pytest.param({"training__deterministic": "Off"}, id="plain"),
         pytest.param({"memory__precision": "bf16"}, id="deterministic, bf16"),
         pytest.param({"training__deterministic": "Off", "memory__precision": "bf16"}, id="plain, bf16"),
+        pytest.param({"memory__precision": "fp8"}, id="fp8"),
+        pytest.param({"memory__precision": "fp8", "memory__fp8_recipe": "Rowwise"}, id="fp8 by rows"),
     ],
 )
 def test_gradients_are_the_same_bits_and_memory_falls_with_each_mode(changes: dict[str, Any]) -> None:

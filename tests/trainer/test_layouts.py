@@ -214,6 +214,47 @@ def test_any_data_parallel_keeps_its_bits_beside_other_axes(world: LayoutWorld, 
     assert relative_difference(wide.state, narrow.state) == dict.fromkeys(narrow.state, 0.0)
 
 
+EIGHT_BITS: dict[str, Any] = {"memory__precision": "fp8", "training__total_steps": 4}
+ROWWISE: dict[str, Any] = {"memory__fp8_recipe": "Rowwise"}
+SAME_BITS = (
+    Layout(shard=2, zero_stage=0),
+    Layout(shard=4, zero_stage=1, changes=ROWWISE),
+    Layout(shard=2, zero_stage=2),
+    Layout(shard=2, zero_stage=3),
+    Layout(shard=4, zero_stage=3, recompute=True, changes=ROWWISE),
+    Layout(shard=2, zero_stage=3, changes={"memory__activation_checkpointing": "selective"}),
+)
+NEARLY_SAME = (
+    Layout(tensor=2),
+    Layout(tensor=2, shard=2, changes={**SEQUENCE, **ROWWISE}, zero_stage=3),
+    Layout(pipeline=2, changes={**ZERO_BUBBLE, **ROWWISE}),
+    Layout(context=2),
+    Layout(tensor=2, lora=True),
+)
+
+
+@pytest.mark.parametrize("layout", SAME_BITS, ids=str)
+def test_in_eight_bits_data_parallel_ranks_change_no_bit(world: LayoutWorld, tmp_path: Path, layout: Layout) -> None:
+    changes = {**EIGHT_BITS, "training__deterministic": "AnyDataParallel"}
+    wide = world.run(layout, tmp_path / "wide", **changes)
+    one = replace(layout, shard=1, zero_stage=1, recompute=False)
+    narrow = world.run(one, tmp_path / "one", **{"memory__activation_checkpointing": "none", **changes})
+    assert wide.losses == narrow.losses
+    assert relative_difference(wide.state, narrow.state) == dict.fromkeys(narrow.state, 0.0)
+
+
+@pytest.mark.parametrize("layout", NEARLY_SAME, ids=str)
+def test_in_eight_bits_other_axes_change_the_order_of_sums_alone(
+    world: LayoutWorld, tmp_path: Path, layout: Layout
+) -> None:
+    """Weights and most operands have the scales of one rank; sums in bf16 have another order."""
+    recipe = {key: value for key, value in layout.changes.items() if key in ROWWISE}
+    wide = world.run(layout, tmp_path / "wide", **EIGHT_BITS)
+    one = Layout(lora=layout.lora, changes=recipe)
+    narrow = world.run(one, tmp_path / "one", **EIGHT_BITS)
+    np.testing.assert_allclose(wide.losses, narrow.losses, rtol=2e-2)
+
+
 def reference_of(layout: Layout) -> Result:
     return reference(layout.model, layout.micro_batch, layout.lora)
 

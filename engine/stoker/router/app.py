@@ -17,9 +17,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from stoker.pod.api_document import document_route
 from stoker.pod.asgi import Receive, Scope, Send
 from stoker.pod.control_key import ControlVerifier
 from stoker.pod.http import ControlRoute, control_routes, probe_routes
+from stoker.router.api_document import DOCUMENT_PATH, router_document
 from stoker.router.backend import Timeouts
 from stoker.router.backends import Backends
 from stoker.router.config import RouterConfig
@@ -69,8 +71,9 @@ class Router:
         health = Route("/health", self._health)
         control = ControlRoute("PUT", "/backends", self._put_backends)
         guarded = control_routes([control], verifier) if verifier is not None else []
-        self.app = _App([*probes(private=ADDRESSES, verifier=verifier), health, *guarded], self.proxy)
-        self.control_app = _App([*probes(), health, *control_routes([control], None)], self.proxy)
+        shared = [health, document_route(router_document(), DOCUMENT_PATH)]
+        self.app = _App([*probes(private=ADDRESSES, verifier=verifier), *shared, *guarded], self.proxy)
+        self.control_app = _App([*probes(), *shared, *control_routes([control], None)], self.proxy)
         """The application of the Unix socket, which its file mode guards."""
 
     def start(self, snapshot: BackendSnapshot) -> None:

@@ -88,8 +88,8 @@ _TRAINER: Mapping[str, Row] = {
     "kernels": _KERNELS,
     "attention": only("auto", *_PACKED),
     "optimization.optimizer": only("adam", "adamw", "lamb"),
-    "memory.precision": only("fp32", "fp16", "bf16"),
-    "memory.fp8_recipe": only("Tensorwise"),
+    "memory.precision": only("fp32", "fp16", "bf16", "fp8"),
+    "memory.fp8_recipe": only("Tensorwise", "Rowwise"),
     "memory.zero_stage": only(0, 1, 2, 3),
     "memory.activation_checkpointing": only("none", "selective", "full"),
     "memory.activation_budget_gib": absent(),
@@ -157,6 +157,9 @@ BESIDE_LORA: Mapping[str, Row] = {
 }
 """Rows of a run that trains adapters (`lora`), beside those above. The trainer refuses a model with experts."""
 
+BESIDE_FP8: Mapping[str, Row] = {"model.num_experts": absent()}
+"""Rows of a run in fp8, beside those above: products of experts are not built in eight bits."""
+
 
 def refusals(program: str, config: Any, root: str = "") -> list[str]:
     """One line for each field that asks for what is not built, with its value and what is allowed.
@@ -171,6 +174,8 @@ def refusals(program: str, config: Any, root: str = "") -> list[str]:
         rows |= _rows_beside_axes(program, config)
         if _value_at(config, "lora", None) is not None:
             rows |= {_own_path(program, path): (row, " with lora") for path, row in BESIDE_LORA.items()}
+        if _value_at(config, "memory.precision", None) == "fp8":
+            rows |= {_own_path(program, path): (row, " with memory.precision fp8") for path, row in BESIDE_FP8.items()}
     if program in _WITH_KERNELS:
         rows |= _attention_row(program, config)
     if program in _OF_TRAINER:

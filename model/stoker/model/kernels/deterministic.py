@@ -38,6 +38,7 @@ LOWEST = -1e30
 """A running maximum that is below every score, yet finite."""
 
 embedding = reference.embedding
+fp8_linear = reference.fp8_linear
 norm_linear = composed.norm_linear
 norm_linear_swiglu = composed.norm_linear_swiglu
 sample = reference.sample

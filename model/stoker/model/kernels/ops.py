@@ -19,6 +19,7 @@ from torch.distributed import ProcessGroup
 
 from stoker.model.kernels.adam import AdamStep
 from stoker.model.kernels.expert_rows import ExpertRows, Routes
+from stoker.model.kernels.fp8 import Fp8Weight, fp8_of
 from stoker.model.kernels.rotation import CacheLayer, Rotation
 from stoker.model.kernels.runs import AttentionRuns
 from stoker.model.kernels.sampling import Adjustments, SampledTokens, SampleRows, SamplingTable
@@ -48,6 +49,9 @@ class Kernels(Protocol):
     """
 
     def linear(self, x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None) -> Tensor: ...
+    def fp8_linear(
+        self, x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None, fp8: Fp8Weight, keeps_casts: bool
+    ) -> Tensor: ...
     def logits(self, hidden_TD: Tensor, weight_VD: Tensor) -> Tensor: ...
     def pack(self, weight_ED: Tensor) -> Tensor: ...
     def embedding(self, tokens_T: Tensor, weight_VD: Tensor) -> Tensor: ...
@@ -152,6 +156,9 @@ class Kernels(Protocol):
 class Ops:
     """The operations with one set of kernels. Nothing changes after construction; equal where the choice is equal."""
 
+    keeps_casts = True
+    """Backward of a product in eight bits keeps its input in eight bits; else the input itself."""
+
     def __init__(self, kernels: KernelsName = "reference", deterministic: bool = False) -> None:
         """Choose the kernels.
 
@@ -204,15 +211,18 @@ class Ops:
     def linear(self, x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None = None) -> Tensor:
         """Return y_TE = x_TD @ weight_ED^T (+ bias): every matrix product of the model's weights.
 
-        Fused kernels write the weight's gradient to the place that `set_grad_destination` sets.
+        Fused kernels write the weight's gradient to the place that `set_grad_destination` sets. A weight with `set_fp8`
+        is multiplied in eight bits.
         """
         if x_TD.shape[-1] != weight_ED.shape[-1]:
             raise ValueError(f"linear: weight {tuple(weight_ED.shape)} does not fit x {tuple(x_TD.shape)}")
+        if (fp8 := fp8_of(weight_ED)) is not None:
+            return self.impl.fp8_linear(x_TD, weight_ED, bias_E, fp8, self.keeps_casts)
         return self.impl.linear(x_TD, weight_ED, bias_E)
 
-    def is_plain(self, weight_ED: Tensor) -> bool:  # noqa: ARG002
+    def is_plain(self, weight_ED: Tensor) -> bool:
         """Return whether `linear` with this weight is one product of any number of rows, so that it may be split."""
-        return not self.deterministic
+        return not self.deterministic and fp8_of(weight_ED) is None
 
     def logits(self, hidden_TD: Tensor, weight_VD: Tensor) -> Tensor:
         """Compute the output layer: `linear`, without gradient in float32 where that costs little.
@@ -274,9 +284,10 @@ class Ops:
     ) -> tuple[Tensor, Tensor]:
         """Return (linear(norm(x + update)), x + update), in one kernel where that is faster."""
         check_norm_linear(x_TD, update_TD, norm_D, weight_ED)
-        fused = self.impl.norm_linear(x_TD, update_TD, norm_D, eps, weight_ED, bias_E)
-        if fused is not None:
-            return fused
+        if fp8_of(weight_ED) is None:
+            fused = self.impl.norm_linear(x_TD, update_TD, norm_D, eps, weight_ED, bias_E)
+            if fused is not None:
+                return fused
         normed_TD, total_TD = self.norm_of_sum(x_TD, update_TD, norm_D, eps)
         return self.linear(normed_TD, weight_ED, bias_E), total_TD
 
@@ -287,9 +298,10 @@ class Ops:
         check_norm_linear(x_TD, update_TD, norm_D, gate_up_FD)
         if gate_up_FD.shape[0] % 2:
             raise ValueError(f"swiglu: the rows of {tuple(gate_up_FD.shape)} must hold gate and up")
-        fused = self.impl.norm_linear_swiglu(x_TD, update_TD, norm_D, eps, gate_up_FD)
-        if fused is not None:
-            return fused
+        if fp8_of(gate_up_FD) is None:
+            fused = self.impl.norm_linear_swiglu(x_TD, update_TD, norm_D, eps, gate_up_FD)
+            if fused is not None:
+                return fused
         normed_TD, total_TD = self.norm_of_sum(x_TD, update_TD, norm_D, eps)
         return self.swiglu(self.linear(normed_TD, gate_up_FD)), total_TD
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from stoker.model.kernels import composed, cpu_product, draw, expert_rows, grouped_product, run_attention
+from stoker.model.kernels import composed, cpu_product, draw, expert_rows, fp8_twin, grouped_product, run_attention
 from stoker.model.kernels.adam import AdamStep
 from stoker.model.kernels.cross_entropy import chunked_cross_entropy
 from stoker.model.kernels.expert_rows import ExpertRows, Routes
@@ -23,6 +23,7 @@ MAX_PRODUCT_KEYS = 1024
 """Longest sequence whose scores are made as a whole."""
 
 linear = cpu_product.linear
+fp8_linear = fp8_twin.fp8_linear
 norm_linear = composed.norm_linear
 norm_linear_swiglu = composed.norm_linear_swiglu
 pack = cpu_product.pack

@@ -1,7 +1,8 @@
 """Activations that a layer keeps for its backward pass, and which of them are computed again.
 
 As the fused kernels keep them: sums before and results after both norms, the projections of q, k and v, their rotated
-copies, attention's result, gate and up, and their product.
+copies, attention's result, gate and up, and their product. In fp8 the inputs of products are kept in one byte, but not
+with `selective`, which computes them again.
 """
 
 from __future__ import annotations
@@ -28,6 +29,11 @@ products miss of it.
 """
 
 
+def keeps_casts(job: Job) -> bool:
+    """Whether backward gets the inputs of products in eight bits."""
+    return job.precision == "fp8" and job.layout.recompute != "selective"
+
+
 def layer_tensors(job: Job) -> list[Kept]:
     """Return what one layer keeps of one token."""
     model, layout, size = job.model, job.layout, job.value_bytes
@@ -35,14 +41,15 @@ def layer_tensors(job: Job) -> list[Kept]:
     heads = model.num_heads * model.head_dim * size / layout.tensor
     kv_heads = model.num_kv_heads * model.head_dim * size / layout.tensor
     products = 2.0 / layout.tensor
+    normed, attended = (model.hidden_size, heads / size) if keeps_casts(job) else (stream, 0.0)
     found = [
         Kept("residual sums", 2 * stream, 0.0),
-        Kept("norms", 2 * stream, 4 * stream * COPY_WORK),
+        Kept("norms", 2 * normed, 4 * stream * COPY_WORK),
         Kept("q, k and v", heads + 2 * kv_heads, products * model.hidden_size * (heads + 2 * kv_heads) / size),
         Kept("rotated q and k", heads + kv_heads, 2 * (heads + kv_heads) * COPY_WORK),
         Kept(
             "attention",
-            heads + 4 * model.num_heads / layout.tensor,
+            heads + attended + 4 * model.num_heads / layout.tensor,
             model.attention_work(job.sequence_length) * products,
         ),
     ]
@@ -53,7 +60,8 @@ def _feed_forward_tensors(job: Job) -> list[Kept]:
     model, tensor = job.model, job.layout.tensor
     width = model.intermediate_size * job.value_bytes / tensor
     products = 4.0 * model.hidden_size * model.intermediate_size / tensor
-    return [Kept("gate and up", 2 * width, products), Kept("activated", width, 3 * width * COPY_WORK)]
+    activated = width / job.value_bytes if keeps_casts(job) else width
+    return [Kept("gate and up", 2 * width, products), Kept("activated", activated, 3 * width * COPY_WORK)]
 
 
 def _expert_tensors(job: Job) -> list[Kept]:

@@ -144,7 +144,8 @@ def _backward(job: Job) -> float:
     if model.num_experts:
         width = 3 * model.experts_per_token * model.expert_size + model.experts_per_token * model.hidden_size
     else:
-        width = 3 * model.intermediate_size
+        # in fp8 also the gradient of gate and up in eight bits, in both orders
+        width = (5 if job.precision == "fp8" else 3) * model.intermediate_size
     return job.tokens * job.value_bytes * (width / job.layout.tensor + 2 * model.hidden_size)
 
 

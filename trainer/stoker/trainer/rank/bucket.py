@@ -14,6 +14,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from stoker.trainer.rank.fp8_weights import release_fp8, renew_fp8
+
 LINE = 1024
 """Elements. Shards and the region with weight decay begin and end at multiples of it.
 
@@ -202,11 +204,16 @@ class Bucket:
 
         `dtype`: of the memory that they will get, if it is not the last one's.
         """
+        release_fp8(self.parameters)
         self.dtype = dtype or self.dtype
         self.flat = torch.empty(0, dtype=self.dtype, device=self.device)
         nothing = torch.full((), float("nan"), dtype=self.dtype, device=self.device)
         for item, parameter in zip(self.plan.ranges, self.parameters, strict=True):
             parameter.data = nothing.expand(item.shape)
+
+    def renew(self) -> None:
+        """Note that the parameters' values have changed: what was made of them is out of date."""
+        renew_fp8(self.parameters)
 
     def views(self, flat: Tensor) -> Iterator[Tensor]:
         """One view per parameter of a buffer of `plan.numel` elements."""

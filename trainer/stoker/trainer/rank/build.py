@@ -30,7 +30,9 @@ from stoker.trainer.protocol.step_signals import SignalInbox
 from stoker.trainer.rank.attend_maker import ContextGroup
 from stoker.trainer.rank.bucket import EVERY_UNIT, Bucket, Decays, Reduction, make_buckets
 from stoker.trainer.rank.clip import GradientNorm
+from stoker.trainer.rank.compile_clock import CompileClock
 from stoker.trainer.rank.context_share import share_batches
+from stoker.trainer.rank.fp8_weights import use_fp8
 from stoker.trainer.rank.frozen import Fill
 from stoker.trainer.rank.guards import Guards
 from stoker.trainer.rank.initial_weights import whole_of
@@ -102,6 +104,8 @@ def make_zero(
         fill=fill,
         used_once=[bucket.name for bucket in buckets if bucket.unit.startswith(("blocks.", "head", "table copy"))],
     )
+    for decoder in slices_of(model).values():
+        use_fp8(config, decoder)
     if model.config.tie_embeddings and mesh.pipeline is not None:
         tables = [state for state in zero.states if state.bucket.unit in ("embedding", "table copy")]
         zero.ties = [TiedTable(state, mesh.pipeline) for state in tables]
@@ -178,6 +182,7 @@ def open_loop(
         OtherModel: it is sound, but not of this model.
         DataError: the corpus is not that of the checkpoint.
     """
+    compiled = CompileClock(context.device)
     fill = None if inputs.initial_weights is None else inputs.initial_weights.fill
     zero = make_zero(config, inputs.model, context.mesh, context.device, fill)
     parts = all_parts(inputs.model)
@@ -208,6 +213,7 @@ def open_loop(
                 total_steps=inputs.total_steps,
                 loss_scale=loss_scale,
                 guards=guards,
+                compiled=compiled,
             )
         finally:
             saver.wait()

@@ -97,6 +97,8 @@ class CheapResults:
 class RecomputingOps(Ops):
     """The operations, with a note of each cheap result."""
 
+    keeps_casts = False  # the input of a product is a cheap result, or attention keeps it
+
     def __init__(self, kernels: KernelsName, deterministic: bool) -> None:
         super().__init__(kernels, deterministic)
         self.cheap = CheapResults()

@@ -56,6 +56,7 @@ class FrozenState:
 
     def spread_shards(self) -> None:
         """Send what was written to this rank's shard to the other ranks (collective)."""
+        self.bucket.renew()
         if not self.shards_weights:
             self.communicator.all_gather(self.weights).wait()
 

@@ -13,8 +13,8 @@ from stoker.pod.config_file import ConfigError
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.rank.cheap_results import RecomputingOps
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""`memory.precision` -> dtype of the parameters that forward and backward use."""
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+"""`memory.precision` -> dtype of the parameters that forward and backward use; fp8 casts some of them further."""
 
 
 def make_ops(config: TrainerConfig, device: torch.device) -> tuple[Ops, AttentionName]:

@@ -22,6 +22,7 @@ from stoker.trainer.protocol.config import TrainerConfig, TrainingConfig
 from stoker.trainer.rank.data.corpus import open_corpus
 from stoker.trainer.rank.data.loader import Loader
 from stoker.trainer.rank.data.tokens import open_encoder
+from stoker.trainer.rank.fp8_weights import check_fp8
 from stoker.trainer.rank.initial_weights import InitialWeights
 from stoker.trainer.rank.kernel_choice import make_ops
 from stoker.trainer.rank.loop import Batches
@@ -62,6 +63,7 @@ def collect_run_inputs(
     model = source.config if source is not None else parse_model(config.model or {})
     check_length(config, model)
     check_heads(config, model)
+    check_fp8(config, model, device)
     ops, _ = make_ops(config, device)
     encoder = open_encoder(config, source.tokenizer_files if source is not None else {}, report)
     if source is None and not model.eos_token_ids and encoder.end_id is not None:
@@ -187,7 +189,7 @@ def plan_total_steps(training: TrainingConfig, loader: Loader) -> int:
 
 def travelling_files(model: Model, precision: str, tokenizer_files: Mapping[str, bytes]) -> dict[str, bytes]:
     """The files that every checkpoint carries for the engine: `config.json` and the tokenizer's files."""
-    dtype = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[precision]
+    dtype = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "bfloat16"}[precision]
     return {**tokenizer_files, "config.json": json.dumps(model.config.to_hugging_face(dtype), indent=2).encode()}
 
 

@@ -433,6 +433,7 @@ class BucketState:
 
     def start_gather(self) -> None:
         """Start to send the updated parameters to every rank."""
+        self.bucket.renew()
         if not self._whole and not self.shards_weights:
             self._gathering = self._communicator.all_gather(self.bucket.flat)
 

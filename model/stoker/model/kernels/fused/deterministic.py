@@ -18,6 +18,7 @@ from stoker.model.kernels.fused.attention.runs import attend_runs, attend_runs_b
 from stoker.model.kernels.fused.cross_entropy import chunked_cross_entropy
 from stoker.model.kernels.fused.embedding import embedding
 from stoker.model.kernels.fused.experts import combine, dispatch, route
+from stoker.model.kernels.fused.fp8 import fp8_linear
 from stoker.model.kernels.fused.grouped_linear import grouped_linear_deterministic as grouped_linear
 from stoker.model.kernels.fused.linear import pack
 from stoker.model.kernels.fused.log_softmax import log_softmax
@@ -37,6 +38,7 @@ __all__ = [
     "cross_entropy",
     "dispatch",
     "embedding",
+    "fp8_linear",
     "grouped_linear",
     "line_squares",
     "linear",

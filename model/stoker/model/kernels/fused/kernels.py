@@ -12,6 +12,7 @@ from stoker.model.kernels.fused.attention.runs import attend_runs, attend_runs_b
 from stoker.model.kernels.fused.cross_entropy import chunked_cross_entropy
 from stoker.model.kernels.fused.embedding import embedding
 from stoker.model.kernels.fused.experts import combine, dispatch, route
+from stoker.model.kernels.fused.fp8 import fp8_linear
 from stoker.model.kernels.fused.grouped_linear import grouped_linear
 from stoker.model.kernels.fused.linear import linear, pack, plain_product
 from stoker.model.kernels.fused.log_softmax import log_softmax
@@ -32,6 +33,7 @@ __all__ = [
     "cross_entropy",
     "dispatch",
     "embedding",
+    "fp8_linear",
     "grouped_linear",
     "line_squares",
     "linear",

@@ -132,7 +132,6 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
         "pools[].role": only("colocated"),
         "pools[].podsPerReplica": only(1),
         "rollout.canary.metricGates[].metric": only("errorRate", "ttftP95Ms", "itlP95Ms"),
-        "rollout.canary.evalGates": absent(),
     },
     "EnginePool": {
         "revisions[].template.role": only("colocated"),

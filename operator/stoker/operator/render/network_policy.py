@@ -38,13 +38,14 @@ def trainer_policies(job: TrainingJob, resource: Object, settings: Settings) -> 
 
 
 def engine_policies(pool: EnginePool, resource: Object, settings: Settings) -> tuple[Object, ...]:
-    """Render the policy of a pool's engines: their port from routers of the deployment, operator and metrics."""
+    """Render the policy of a pool's engines: their port from routers, eval tasks, operator and metrics."""
     wanted = settings.network_policies
     if wanted is None:
         return ()
-    routers = _pods({DEPLOYMENT_UID: pool.metadata.labels[DEPLOYMENT_UID], ROLE: "router"})
+    uid = pool.metadata.labels[DEPLOYMENT_UID]
+    peers = [_pods({DEPLOYMENT_UID: uid, ROLE: role}) for role in ("router", "task")]
     metadata = metadata_of(resource, stem(pool.metadata.name, pool.metadata.uid), "engine", pool_labels(pool))
-    return (_policy(metadata, selector_of(pool), [_on_port(settings.engine_port, [routers, *_outside(wanted)])]),)
+    return (_policy(metadata, selector_of(pool), [_on_port(settings.engine_port, [*peers, *_outside(wanted)])]),)
 
 
 def router_policies(deployment: InferenceDeployment, resource: Object, settings: Settings) -> tuple[Object, ...]:

@@ -14,7 +14,7 @@ UV_PIP = $(BIN)/uv pip install --quiet --python $(BIN)/python
 COMPILE = $(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --universal --python-version 3.11
 
 .PHONY: help setup model clients quickstart pretrain pretrain-parallel test test-gpu check format crds lock bench clean
-.PHONY: bench-gpu bench-kube bench-recovery charts kube-packages kube-check kube-binaries kube-controllers images cluster cluster-down kind test-kube test-kueue e2e
+.PHONY: bench-gpu bench-kube bench-gangs bench-recovery charts kube-packages kube-check kube-binaries kube-controllers images cluster cluster-down kind test-kube test-kueue e2e
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -136,6 +136,9 @@ bench-gpu: ## every measurement of bench/ that needs NVIDIA GPUs (one to four); 
 
 bench-kube: setup kube-binaries ## the operator on a real API server with a thousand fake pods and jobs (about 8 minutes)
 	@$(BIN)/python -m bench.kube_scale
+
+bench-gangs: setup kube-binaries kube-controllers ## a thousand gangs beside as many Jobs and JobSets, memory, passes under events (about 12 minutes)
+	@$(BIN)/python -m bench.kube_gangs
 
 bench-recovery: setup model kube-binaries images ## killed pods on real nodes (root)
 	@$(BIN)/python -m bench.kube_recovery

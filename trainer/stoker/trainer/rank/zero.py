@@ -266,9 +266,9 @@ class Zero:
 
     def set_shards(self, fill: Callable[[HeldBucket, dict[str, Tensor]], None]) -> None:
         """Let `fill` write this rank's shards of every state kind, then update all ranks' parameters (collective)."""
-        for state in self.states:
-            state.wait_update()
-            state.wait_host()
+        for trained in self.states:
+            trained.wait_update()
+            trained.wait_host()
         for state in self.held:
             fill(state, state.shards())
             state.spread_shards()

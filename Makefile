@@ -14,7 +14,7 @@ UV_PIP = $(BIN)/uv pip install --quiet --python $(BIN)/python
 COMPILE = $(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --universal --python-version 3.11
 
 .PHONY: help setup model clients quickstart pretrain pretrain-parallel test test-gpu check format crds lock bench clean
-.PHONY: bench-gpu bench-kube bench-recovery charts kube-packages kube-check kube-binaries images cluster cluster-down kind test-kube e2e
+.PHONY: bench-gpu bench-kube bench-recovery charts kube-packages kube-check kube-binaries kube-controllers images cluster cluster-down kind test-kube test-kueue e2e
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -99,6 +99,9 @@ kube-check: setup ## say what this machine lacks for `make cluster`, one line ea
 kube-binaries: setup ## build Kubernetes, etcd, containerd, CoreDNS, helm and kwok from the Go module proxy, once (about 9 minutes)
 	@$(BIN)/python -m e2e.cluster.binaries
 
+kube-controllers: setup ## build Kueue's and JobSet's controllers from the Go module proxy, once (about 6 minutes of two cores)
+	@$(BIN)/python -m e2e.cluster.binaries kueue jobset
+
 images: setup kube-binaries ## build the control and runtime images with buildah and keep them for the nodes of `make cluster` (root)
 	@$(BIN)/python -m e2e.images build
 
@@ -114,6 +117,10 @@ kind: ## the same cluster with kind, where Docker is there
 
 test-kube: setup kube-binaries ## operator, CRDs and charts against a real API server (no root, no nodes)
 	@$(BIN)/python -m pytest e2e/test_cluster_parts.py e2e/api e2e/charts $(ARGS)
+
+test-kueue: setup kube-binaries ## jobs in the queue of Kueue's own controller, on a real API server (no root; builds Kueue the first time)
+	@$(BIN)/python -m e2e.cluster.binaries kueue
+	@$(BIN)/python -m pytest e2e/kueue $(ARGS)
 
 e2e: setup model kube-binaries images ## the stories on real nodes with the real images (root)
 	@$(BIN)/python -m pytest e2e/test_cluster.py e2e/images e2e/stories $(ARGS)

@@ -38,6 +38,8 @@ class FakeKubelet:
             "ok": True,
         }
         """The result of a task pod."""
+        self.last_saves: Callable[[Object], list[dict[str, Any]] | None] = lambda pod: None
+        """The saves that a running pod reports when it is told to go; None: it reports nothing."""
 
     async def __aenter__(self) -> FakeKubelet:
         listed = await self.api.ask("GET", f"api/v1/namespaces/{self.namespace}/pods")
@@ -105,6 +107,9 @@ class FakeKubelet:
         self.created[metadata["uid"]] = metadata["name"]
         try:
             if metadata.get("deletionTimestamp"):
+                if phase == "Running" and (saves := self.last_saves(pod)) is not None:
+                    step = max((save["step"] for save in saves), default=None)
+                    await self.end(metadata["name"], Cause.INTERRUPTED, step=step, saves=saves)
                 await self.api.delete("Pod", self.namespace, metadata["name"], gracePeriodSeconds=0)
             elif phase == "Pending" and not pod["spec"].get("schedulingGates") and self.runs(pod):
                 await self._start(pod)

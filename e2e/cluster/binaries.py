@@ -2,6 +2,7 @@
 
     python -m e2e.cluster.binaries              build what is missing, print the folder
     python -m e2e.cluster.binaries etcd helm    only these tools
+    python -m e2e.cluster.binaries kueue        a controller of others, which no other target needs
 
 Each tool is built into a folder of its own, named by a digest of its `go.mod`, `go.sum` and build flags, and published
 by a rename: a change of one pinned version builds that tool and no other, and a build that was interrupted leaves
@@ -46,6 +47,25 @@ def bin_folder() -> Path:
     return cache() / key / "bin"
 
 
+def folder_of(tool: Tool) -> Path:
+    """Return the folder of one tool's programs; it may not exist yet. Optional tools have one of their own."""
+    if os.environ.get(BIN_VARIABLE) or tool in tools.ALL:
+        return bin_folder()
+    return cache() / "tools" / tool.key
+
+
+def find_optional(tool: Tool) -> Path:
+    """Return the folder with the programs of an optional tool and its `files/`; build nothing.
+
+    Raises:
+        MissingBinaries: it is not built.
+    """
+    folder = folder_of(tool)
+    if missing := missing_programs(tool, folder):
+        raise MissingBinaries(f"no {', '.join(missing)} in {folder}; build it with: make kube-controllers")
+    return folder
+
+
 def find(wanted: Iterable[Tool] = tools.ALL) -> Path:
     """Return the folder with the programs of the `wanted` tools; build nothing.
 
@@ -78,10 +98,12 @@ def build(wanted: Iterable[Tool] = tools.ALL) -> Path:
     if os.environ.get(BIN_VARIABLE):
         return find(wanted)
     folder = bin_folder()
-    if missing := [tool for tool in wanted if missing_programs(tool, folder)]:
+    if missing := [tool for tool in wanted if missing_programs(tool, folder_of(tool))]:
         with _go_caches(cache() / "go") as caches:
             for tool in missing:
-                _publish(tool, _built(tool, caches), folder)
+                built = _built(tool, caches)
+                if tool in tools.ALL:
+                    _publish(tool, built, folder)
     return folder
 
 
@@ -139,17 +161,40 @@ def _compile(tool: Tool, target: Path, caches: dict[str, str]) -> None:
             package,
         ]
         _go(tool, command, caches)
+    for path in tool.files:
+        _keep(tool, path, draft / "files", caches)
     draft.rename(target)
     print(f"built {tool.name} in {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
 
 
-def _go(tool: Tool, command: list[str], caches: dict[str, str]) -> None:
+def _keep(tool: Tool, path: str, target: Path, caches: dict[str, str]) -> None:
+    """Copy files of a dependency, given as `MODULE/PATH`, below `target`."""
+    module = next(package for package in _modules(tool) if path.startswith(f"{package}/"))
+    folder = Path(_go(tool, [str(shutil.which("go")), "list", "-m", "-f", "{{.Dir}}", module], caches).strip())
+    source = folder / path.removeprefix(f"{module}/")
+    target.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, target / source.name)
+    else:
+        shutil.copy(source, target)
+
+
+def _modules(tool: Tool) -> Iterator[str]:
+    """Yield the modules that `go.mod` requires."""
+    for line in (tool.module / "go.mod").read_text().splitlines():
+        words = line.split()
+        if line.startswith("\t") and len(words) > 1 and words[1].startswith("v"):
+            yield words[0]
+
+
+def _go(tool: Tool, command: list[str], caches: dict[str, str]) -> str:
     flags = "-mod=readonly -modcacherw -buildvcs=false"
     environment = {**caches, **os.environ, "GOTOOLCHAIN": "local", "CGO_ENABLED": "0", "GOFLAGS": flags}
     done = subprocess.run(command, cwd=tool.module, env=environment, capture_output=True, text=True)
     if done.returncode:
         last = " | ".join(done.stderr.strip().splitlines()[-5:])
-        raise MissingBinaries(f"go build of {command[-1]} in {tool.module} failed: {last}")
+        raise MissingBinaries(f"go {command[1]} of {command[-1]} in {tool.module} failed: {last}")
+    return done.stdout
 
 
 def _publish(tool: Tool, built: Path, folder: Path) -> None:
@@ -173,7 +218,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 def main(names: list[str]) -> int:
     """Build the tools on the command line (default: all) and print the folder."""
-    known = {tool.name: tool for tool in tools.ALL}
+    known = {tool.name: tool for tool in (*tools.ALL, *tools.OPTIONAL)}
     if unknown := [name for name in names if name not in known]:
         print(f"no tool {', '.join(unknown)}; there are {', '.join(known)}", file=sys.stderr)
         return 2

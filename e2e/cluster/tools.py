@@ -24,6 +24,8 @@ class Tool:
     programs: dict[str, str]
     tags: tuple[str, ...] = ()
     stamps: dict[str, str] = field(default_factory=dict)
+    files: tuple[str, ...] = ()
+    """`MODULE/PATH` of files and folders of its dependencies that are kept beside the programs, in `files/`."""
 
     @property
     def module(self) -> Path:
@@ -33,7 +35,8 @@ class Tool:
     @property
     def key(self) -> str:
         """Return a digest of every input of the build."""
-        recipe = json.dumps([self.programs, self.tags, self.stamps, platform.machine()], sort_keys=True)
+        files = [list(self.files)] if self.files else []
+        recipe = json.dumps([self.programs, self.tags, self.stamps, platform.machine(), *files], sort_keys=True)
         digest = hashlib.sha256(recipe.encode())
         for name in ("go.mod", "go.sum"):
             digest.update((self.module / name).read_bytes())
@@ -78,5 +81,20 @@ CONTAINERD = Tool(
 COREDNS = Tool("coredns", {"github.com/coredns/coredns": "coredns"})
 KWOK = Tool("kwok", {"sigs.k8s.io/kwok/cmd/kwok": "kwok"})
 
+_KUEUE = "sigs.k8s.io/kueue"
+_JOBSET = "sigs.k8s.io/jobset"
+KUEUE = Tool(
+    "kueue",
+    {f"{_KUEUE}/cmd/kueue": "kueue"},
+    files=(f"{_KUEUE}/config/components/crd/bases", f"{_KUEUE}/config/components/webhook/manifests.yaml"),
+)
+JOBSET = Tool(
+    "jobset",
+    {_JOBSET: "jobset"},
+    files=(f"{_JOBSET}/config/components/crd/bases", f"{_JOBSET}/config/components/webhook/manifests.yaml"),
+)
+
 ALL = (ETCD, KUBERNETES, HELM, CONTAINERD, COREDNS, KWOK)
 """Tools in the order of their build; those that most tests need come first."""
+OPTIONAL = (KUEUE, JOBSET)
+"""Controllers of others, which only `make test-kueue` and `make bench-kube` need; each keeps its own folder."""

@@ -28,6 +28,8 @@ class Load:
     model: str
     lengths: tuple[int, ...] = (16, 16, 24, 160)
     """Tokens asked for, one client each."""
+    sessions: bool = False
+    """Whether each request is a session of its own, so that a canary gets its share of them."""
     answers: list[Answer] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
@@ -70,6 +72,8 @@ class Load:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        if self.sessions:
+            body["user"] = f"{threading.get_ident()}-{len(self.answers)}"
         with client.stream("POST", "/v1/completions", json=body) as response:
             lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
             assert response.status_code == 200, (response.status_code, lines)

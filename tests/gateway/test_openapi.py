@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import jsonschema
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from stoker.gateway.config import GatewayConfig
 from stoker.gateway.http.app import make_app
 from testing.gateway.openapi_fuzz import Asked, Operation, check_answer, operations, requests_of
 from testing.gateway.world import World, world
+from testing.openapi.fuzz import fuzz, labels
+from testing.openapi.send import Sender, opened
 
 DOCUMENT: dict[str, Any] = make_app(None).openapi()  # type: ignore[arg-type]
 OPERATIONS = list(operations(DOCUMENT))
@@ -56,6 +61,32 @@ def test_every_answer_is_documented(operation: Operation, tmp_path: Path) -> Non
         runner.run(prepared(found))
         check()
         runner.run(gateway.__aexit__(None, None, None))
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sender]:
+    """A gateway with a running and a finished job, whose streams are asked for once and not followed."""
+    with opened(_gateway(tmp_path_factory.mktemp("gateway"))) as send:
+
+        def without_streams(**request: Any) -> httpx.Response:
+            given = request.pop("params", None) or {}
+            headers = {k: v for k, v in request.pop("headers").items() if k.lower() not in ("accept", "authorization")}
+            params = {name: value for name, value in given.items() if name not in ("watch", "follow")}
+            return send(**request, params=params, headers=headers)
+
+        yield without_streams
+
+
+@asynccontextmanager
+async def _gateway(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
+    async with world("kubernetes", folder, config=GatewayConfig(metrics_task_wait_s=0)) as found:
+        await prepared(found)
+        yield found.client
+
+
+@pytest.mark.parametrize("label", labels(DOCUMENT))
+def test_schemathesis_finds_no_undocumented_answer(gateway: Sender, label: str) -> None:
+    assert fuzz(DOCUMENT, label, gateway, examples=4)
 
 
 def test_the_document_is_one_and_names_every_route(tell: Callable[..., None]) -> None:

@@ -251,3 +251,11 @@ def test_fused_products_equal_the_twin(recipe: Recipe, shape: tuple[int, int, in
         found[name] = (y, *torch.autograd.grad(y, (x, weight), outer))
     for one, other in zip(found["fused"], found["reference"], strict=True):
         assert (one.float() - other.float()).norm() / other.float().norm() < 6e-3
+
+
+def test_only_a_plain_product_is_split_where_tokens_travel() -> None:
+    weight = torch.randn(4, 8)
+    assert Ops().is_plain(weight)
+    assert not Ops(deterministic=True).is_plain(weight)
+    set_fp8(weight, Fp8Weight("Tensorwise"))
+    assert not Ops().is_plain(weight)

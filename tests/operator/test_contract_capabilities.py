@@ -54,6 +54,8 @@ WHOLLY_BUILT: dict[str, dict[str, list[str]]] = {
         "engine.device": ["auto", "cpu", "cuda"],
         "router.policy": ["leastPending", "roundRobin", "powerOfTwo", "random", "cacheAware", "locality"],
         "router.service.type": ["ClusterIP", "NodePort", "LoadBalancer"],
+        "rollout.type": ["rolling", "canary"],
+        "rollout.canary.onFailure": ["RollBack", "Pause"],
     },
     "EnginePool": {},
 }
@@ -62,7 +64,7 @@ WHOLLY_BUILT: dict[str, dict[str, list[str]]] = {
 KUBERNETES = ("tolerations[].", "volumes[].")
 """Choices that Kubernetes understands."""
 
-BELOW_UNBUILT = ("rollout.canary.",)
+BELOW_UNBUILT: tuple[str, ...] = ()
 """Choices inside of sections that are refused as a whole."""
 
 

@@ -105,3 +105,14 @@ def test_of_a_node_remains_whether_it_is_heard_of_and_its_zone() -> None:
 def test_what_is_kept_is_kept_the_same_again() -> None:
     pod = thing("Pod", spec={"nodeName": "n"}, status={"phase": "Pending", "conditions": []})
     assert pruned(pruned(pod)) == pruned(pod)
+
+
+def test_of_a_trainers_pod_remain_the_times_of_its_start_too() -> None:
+    times = [{"type": name, "status": "True", "lastTransitionTime": "t"} for name in ("Ready", "PodScheduled")]
+    container = {"name": "main", "imageID": "sha", "state": {"running": {"startedAt": "t"}}}
+    pod = thing("Pod", status={"conditions": times, "containerStatuses": [container]})
+    pod["metadata"]["labels"] = {"stoker.dev/role": "trainer"}
+    held = pruned(pod)["status"]
+    assert held["conditions"] == [{"type": "Ready", "status": "True"}, times[1]]
+    assert held["containerStatuses"] == [{"name": "main", "state": container["state"]}]
+    assert pruned(pruned(pod)) == pruned(pod)

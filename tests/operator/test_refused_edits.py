@@ -104,11 +104,12 @@ LIVES = {
         begin=serving,
         key=CHAT,
         edits=(
-            {"router": {"policy": "cacheAware"}, "rollout": {"type": "canary"}},
+            {"router": {"policy": "cacheAware"}, "engine": {"api": {"fronts": 2}}},
             {"model": {"uri": "hf://other/model"}},
-            {"router": {"image": "other:2", "replicas": 3}, "rollout": {"type": "canary"}, "engine": {"seed": 7}},
+            {"router": {"image": "other:2", "replicas": 3}, "engine": {"seed": 7, "api": {"fronts": 2}}},
             {
                 "rollout": {"type": "canary", "canary": {"steps": [{"percent": 10}]}, "paused": True},
+                "engine": {"api": {"fronts": 4}},
                 "model": {"checkpointSelector": {"jobRef": {"name": "another-run"}}},
             },
             {"pools": [{"name": "main", "replicas": 0, "podsPerReplica": 2, "parallelism": {"tensor": 2}}]},
@@ -121,7 +122,7 @@ LIVES = {
         begin=serving_pool,
         key=POOL,
         edits=(
-            {"revisions": [revision("a", 70), revision("b", 30)], "paused": True},
+            {"revisions": [revision("a", 70), revision("b", 30, podsPerReplica=2)], "paused": True},
             {"revisions": [revision("a", 100, podsPerReplica=2)], "maxUnavailable": 2},
         ),
         events=SERVING_EVENTS,

@@ -50,6 +50,9 @@ def test_a_killed_rank_and_a_killed_pod_cost_a_few_steps_and_change_no_loss(clus
 
     cluster.wait_for_phase("TrainingJob", "calm", "Completed")
     assert cluster.status("TrainingJob", "calm")["restarts"] == 0
+    parts = cluster.status("TrainingJob", "calm")["attempt"]["startup"]
+    assert parts.keys() >= {"start", "rendezvous", "load", "compile", "firstStep"}
+    assert sum(parts.values()) > 0
     calm, hit = losses(cluster, "calm"), losses(cluster, "hit")
     assert list(calm) == list(range(1, STEPS + 1))
     assert hit == calm

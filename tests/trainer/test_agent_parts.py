@@ -20,12 +20,15 @@ from stoker.trainer.agent.run_state import MAX_REQUESTS, RunState
 from stoker.trainer.agent.stacks import innermost
 from stoker.trainer.protocol.channel import (
     EndEvent,
+    Event,
+    MomentEvent,
     PhaseEvent,
     PlanEvent,
     RetentionEvent,
     SaveEvent,
     SourcesEvent,
     StepEvent,
+    StragglersEvent,
 )
 from stoker.trainer.protocol.config import DeadlineConfig, TrainerConfig
 from stoker.trainer.protocol.hang import Hang, Heartbeat, find_hang
@@ -212,6 +215,49 @@ def test_the_phase_is_the_earliest_while_ranks_start() -> None:
     ]:
         state.apply(rank, PhaseEvent(phase=phase, message=f"{rank}"), clock=1, unix=1)  # type: ignore[arg-type]
         assert state.phase == expected
+
+
+def step(**fields: Any) -> StepEvent:
+    numbers = dict.fromkeys(("loss", "learning_rate", "grad_norm", "tokens_per_s", "step_s", "eta_s"), 1.0)
+    return StepEvent(**{"step": 1, "total_steps": 5, "tokens": 8, **numbers, **fields})
+
+
+def test_a_moment_of_the_start_is_that_of_the_last_rank() -> None:
+    state = state_of()
+    events: list[tuple[int, Event]] = [
+        (0, MomentEvent(moment="started")),
+        (1, MomentEvent(moment="started")),
+        (0, MomentEvent(moment="joined")),
+        (1, MomentEvent(moment="joined")),
+        (0, PhaseEvent(phase="FirstStep")),
+        (1, PhaseEvent(phase="FirstStep")),
+        (0, step(compile_s=2.0)),
+    ]
+    for unix, (rank, event) in enumerate(events, start=100):
+        state.apply(rank, event, clock=1, unix=unix)
+    assert state.startup.status() == {"started_at": 101, "joined_at": 103, "loaded_at": 105}
+    state.apply(1, step(compile_s=5.0), clock=1, unix=110)
+    state.apply(1, step(step=2), clock=1, unix=120)
+    expected = {"started_at": 101, "joined_at": 103, "loaded_at": 105, "stepped_at": 110, "compile_s": 5.0}
+    assert state.status()["startup"] == expected
+    text = generate_latest(registry_of(state, lambda: 0.0)).decode()
+    assert 'stoker_trainer_startup_timestamp_seconds{moment="joined"} 103.0' in text
+
+
+def test_stragglers_are_shown_with_their_node_until_they_are_none() -> None:
+    state, screen = state_of(), io.StringIO()
+    late = StragglersEvent(stragglers=[{"rank": 3, "busy_s": 0.9, "typical_s": 0.5}])
+    state.apply(0, late, clock=1, unix=1)
+    assert state.status()["stragglers"] == [{"rank": 3, "busy_s": 0.9, "typical_s": 0.5, "node_rank": 1}]
+    text = generate_latest(registry_of(state, lambda: 0.0)).decode()
+    assert 'stoker_trainer_straggler_ratio{rank="3"} 1.8' in text
+    console = Console(RichConsole(file=screen, width=120), 1)
+    console.show(late)
+    console.show(StragglersEvent(stragglers=[]))
+    lines = ["stragglers: rank 3 computes 0.9 s a step, others 0.5 s", "no straggler any more"]
+    assert screen.getvalue().splitlines() == lines
+    state.apply(0, StragglersEvent(stragglers=[]), clock=1, unix=1)
+    assert state.status()["stragglers"] == []
 
 
 def test_the_last_eight_saves_and_the_last_requests_are_kept() -> None:

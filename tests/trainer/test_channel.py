@@ -14,6 +14,7 @@ from stoker.trainer.protocol.channel import (
     AgentChannel,
     EndEvent,
     Event,
+    MomentEvent,
     PhaseEvent,
     RankChannel,
     RequestEvent,
@@ -22,12 +23,15 @@ from stoker.trainer.protocol.channel import (
     SaveEvent,
     StepEvent,
     StopCommand,
+    StragglersEvent,
     ValidationEvent,
     channel_pair,
 )
 
 EVENTS: list[Event] = [
     PhaseEvent(phase="Loading", message="LoadingWeights 43 %", at=1.0),
+    MomentEvent(moment="joined", at=1.5),
+    StragglersEvent(stragglers=[{"rank": 3, "busy_s": 0.9, "typical_s": 0.5}], at=2.5),
     StepEvent(
         step=1,
         total_steps=2,

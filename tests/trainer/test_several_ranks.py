@@ -7,6 +7,7 @@ reports the rank and its stack.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -22,13 +23,25 @@ from stoker.checkpoint.store import CheckpointRoot
 from stoker.checkpoint.verify import verify
 from stoker.model.attend import PackedAttend
 from stoker.model.decoder import Decoder
-from stoker.model.kernels.ops import Ops, resolve_kernels
+from stoker.model.kernels.kernel_set import resolve_kernels
+from stoker.model.kernels.ops import Ops
 from stoker.model.weights.source import open_weights
 from stoker.pod.causes import Cause
-from stoker.trainer.protocol.channel import StepEvent, StopCommand
+from stoker.trainer.protocol.channel import Event, StepEvent, StopCommand, StragglersEvent
 from stoker.trainer.rank.build import RankContext
+from stoker.trainer.rank.data.batch import MicroBatch
 from testing.trainer.rank_world import RankWorld
-from testing.trainer.tiny_run import SMALL, TINY, RecordingChannel, alone, context_of, data_parallel, tiny_config, train
+from testing.trainer.tiny_run import (
+    SMALL,
+    TINY,
+    RecordingChannel,
+    SyntheticBatches,
+    alone,
+    context_of,
+    data_parallel,
+    tiny_config,
+    train,
+)
 
 Losses = list[tuple[int, float, float]]
 STEPS = 4
@@ -198,6 +211,81 @@ def test_a_run_moves_to_several_ranks_and_back_bitwise(
     assert run_with(first, tmp_path, "any") == Cause.INTERRUPTED
     assert ranks.call(move, str(tmp_path)) == [(Cause.INTERRUPTED, whole[1:2])] * ranks.size
     assert run(alone(ranks.device), tmp_path, "any") == whole[2:]
+
+
+class UntilNamed(RecordingChannel):
+    """Ends the run once rank 1 is named."""
+
+    def send(self, event: Event) -> None:
+        super().send(event)
+        if isinstance(event, StragglersEvent) and any(found["rank"] == 1 for found in event.stragglers):
+            self.put(StopCommand(mode="suspend", save=False))
+
+
+class LateBatches(SyntheticBatches):
+    """Every micro-batch of one rank comes late."""
+
+    def micro_batches(self, step: int, dp_rank: int, dp_size: int) -> Iterator[MicroBatch]:
+        for batch in super().micro_batches(step, dp_rank, dp_size):
+            time.sleep(0.05 if dp_rank == 1 else 0)
+            yield batch
+
+
+def train_with_a_late_rank(contexts: dict[int, RankContext | None], size: int, folder: str) -> Cause | None:
+    if (context := contexts[size]) is None:
+        return None
+    config = tiny_config(folder, training__total_steps=1000, training__micro_batch_size=2)
+    return train(config, replace(context, channel=UntilNamed()), TINY, LateBatches(config))
+
+
+def test_the_leading_rank_names_the_rank_that_the_others_wait_for(
+    tmp_path: Path, worlds: Callable[[str, int], RankWorld]
+) -> None:
+    """Other ranks may be named too: on a busy machine some of them get less of it for a while."""
+    answers = Ranks(worlds("cpu", 4), 4, "cpu").call(train_with_a_late_rank, str(tmp_path))
+    assert answers == [Cause.INTERRUPTED] * 4, "not 1000 steps"
+
+
+RESIZED = ((4, 2), (2, 3), (4, 5))
+"""Ranks of each attempt of an elastic run, and the step after which it ends."""
+
+
+def resize(contexts: dict[int, RankContext | None], size: int, folder: str, last: int) -> Losses | None:
+    """One attempt: the steps up to `last` of a run of `RESIZED`'s length, with a save at its end."""
+    if (context := contexts[size]) is None:
+        return None
+    channel = StopAfter(last if context.mesh.leads else None)
+    context = replace(context, channel=channel)
+    run_with(context, folder, "any", training__total_steps=RESIZED[-1][1])
+    return losses(context)
+
+
+class StopAfter(RecordingChannel):
+    """Asks for a last save while the step `last` is under way."""
+
+    def __init__(self, last: int | None) -> None:
+        super().__init__()
+        self._last = last
+
+    def send(self, event: Event) -> None:
+        super().send(event)
+        done = event.step if isinstance(event, StepEvent) else None
+        if self._last is not None and done == self._last - 1:
+            self.put(StopCommand(mode="suspend"))
+
+
+def test_a_run_that_shrinks_and_grows_has_the_losses_of_one_that_never_changed(
+    tmp_path: Path, worlds: Callable[[str, int], RankWorld]
+) -> None:
+    """The global batch stays 8: each of four ranks has two sequences of it, each of two has four."""
+    world, got = worlds("cpu", 4), []
+    for size, last in RESIZED:
+        answers = Ranks(world, size, "cpu").call(resize, str(tmp_path / "resized"), last)
+        assert answers == [answers[0]] * size
+        got += answers[0]
+    whole = Ranks(world, 4, "cpu").call(resize, str(tmp_path / "whole"), RESIZED[-1][1])
+    assert got == whole[0], "AnyDataParallel: the same bits"
+    assert [step for step, _, _ in got] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("case", ["same layout", "stage 0"])

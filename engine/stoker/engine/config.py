@@ -98,6 +98,28 @@ class EngineParallelismConfig(Config):
     expert: int = Field(default=1, ge=1)
 
 
+Role = Literal["colocated", "prefill", "decode"]
+
+
+Transport = Literal["shared-memory", "tcp"]
+
+
+class TransferConfig(Config):
+    """Prefill and decode at two engines: prompts computed for others, and by others."""
+
+    listen: str | None = None
+    """`host:port` for the messages of other engines; blocks over TCP use the port behind it (any two, for 0). Default:
+    no hand-over. A host that others reach needs `key_file`."""
+    zone_blocks: int = Field(default=256, ge=1, le=65536)
+    """Slots of the landing zone, the only memory that other engines write to; each has the size of a block."""
+    require: Literal["any", "nvlink", "rdma"] = "any"
+    """What the way to other engines must be. An engine that cannot offer it is not ready."""
+    transports: tuple[Transport, ...] = Field(default=("shared-memory", "tcp"), min_length=1)
+    """Ways that may be used, the preferred one first. Shared memory reaches processes of the same host and user."""
+    key_file: str | None = None
+    """File with the secret of the deployment: 32 bytes, or 64 hexadecimal digits."""
+
+
 class EngineConfig(Config):
     """The whole configuration of one engine replica."""
 
@@ -124,6 +146,9 @@ class EngineConfig(Config):
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     api: EngineApiConfig = EngineApiConfig()
+    role: Role = "colocated"
+    """What routers should prefer this engine for. Each engine can do everything."""
+    transfer: TransferConfig = TransferConfig()
     parallelism: EngineParallelismConfig = EngineParallelismConfig()
     grace_period_s: float = Field(default=30, gt=0)
     """Time from SIGTERM to SIGKILL, in which running requests may finish."""

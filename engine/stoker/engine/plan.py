@@ -13,8 +13,10 @@ import torch
 
 from stoker.engine.config import EngineConfig, Preemption
 from stoker.model.config import ModelConfig
-from stoker.model.kernels.ops import Ops, resolve_kernels
+from stoker.model.kernels.kernel_set import resolve_kernels
+from stoker.model.kernels.ops import Ops
 from stoker.model.paged_attend import KVCache
+from stoker.model.tensor_group import kv_head_shard
 from stoker.model.weights.source import WeightsSource
 from stoker.pod.capabilities import refusals
 from stoker.pod.config_file import ConfigError
@@ -30,9 +32,7 @@ MIXED_WORK = 4.2e12
 """Parameters times tokens that an H200 computes in about 11 ms in bfloat16."""
 LEAST_MIXED_TOKENS = 64
 
-MOST_ORDERED_RANKS = 2
-"""Ranks whose sum has the same bits in any order of addition. Collectives over more ranks choose the order by the size
-of the batch."""
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 BFLOAT16_FEATURES = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}
 """With one of these a CPU multiplies bfloat16 faster than float32."""
@@ -81,6 +81,7 @@ def plan_engine(config: EngineConfig, source: WeightsSource, others_free_bytes: 
     refuse_uneven(config, source.config)
     device = choose_device(config.device)
     refuse_missing_gpus(config, device)
+    refuse_transfer(config, device)
     dtype = choose_dtype(config.model.dtype, device)
     ops = Ops(resolve_kernels(config.kernels, device), config.deterministic)
     block_size = config.cache.block_size or BLOCK_SIZES[device]
@@ -120,18 +121,44 @@ def refuse_unbuilt(config: EngineConfig) -> None:
         raise ConfigError(f"threads must be 1 where deterministic is true, got {config.threads}")
 
 
+def refuse_transfer(config: EngineConfig, device: str) -> None:
+    """Refuse a hand-over that this engine cannot do."""
+    if config.transfer.listen is None:
+        return
+    parse_listen(config.transfer.listen, keyed=config.transfer.key_file is not None)
+    if device != "cpu":
+        raise ConfigError(f"transfer.listen needs device cpu, got {device}: links between GPUs are not built yet")
+    if not config.cache.prefix_cache:
+        raise ConfigError("transfer.listen needs cache.prefix_cache, got false")
+    parallelism = config.parallelism
+    for name, ranks in (("tensor", parallelism.tensor), ("data", parallelism.data)):
+        if ranks > 1:
+            raise ConfigError(f"transfer.listen needs parallelism.{name} 1, got {ranks}")
+
+
+def parse_listen(listen: str, *, keyed: bool) -> tuple[str, int]:
+    """Host and port of `transfer.listen`. `keyed`: a secret protects it, so that it may be reached from outside."""
+    host, _, port = listen.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdigit() or int(port) > 65534:
+        raise ConfigError(f"transfer.listen must be host:port with a port from 0 to 65534, got {listen!r}")
+    if not keyed and host not in LOOPBACK:
+        allowed = ", ".join(LOOPBACK)
+        raise ConfigError(f"transfer.listen {listen!r} needs transfer.key_file; without one {allowed} are allowed")
+    return host, int(port)
+
+
 def refuse_uneven(config: EngineConfig, model: ModelConfig) -> None:
-    """Refuse a tensor group that cannot share the model evenly, or not in the same order for every batch."""
+    """Refuse a tensor group that cannot share the model evenly."""
     tensor = config.parallelism.tensor
-    if config.deterministic and tensor > MOST_ORDERED_RANKS:
+    if kv_head_shard(model.num_kv_heads, tensor) is None:
         raise ConfigError(
-            f"parallelism.tensor must be at most {MOST_ORDERED_RANKS} where deterministic is true, got {tensor}: "
-            "sums over more ranks depend on the batch"
+            f"parallelism.tensor {tensor} is neither a divisor nor a multiple of the model's {model.num_kv_heads} key "
+            "and value heads"
         )
     sparse = len(model.expert_layers)
     for name, total in (
         ("attention heads", model.num_heads),
-        ("key and value heads", model.num_kv_heads),
         ("tokens of the vocabulary", model.vocab_size),
         ("columns of the feed-forward part", model.intermediate_size if sparse < model.num_layers else 0),
         ("columns of an expert", model.expert_size if sparse else 0),

@@ -31,6 +31,7 @@ from stoker.engine.core.core_processes import CoreProcesses, CoreStart, visible_
 from stoker.engine.core.core_watch import WatchLimits
 from stoker.engine.core.messages import CoreState
 from stoker.engine.http.front import Front
+from stoker.engine.http.load import peer_of, transfer_status
 from stoker.engine.http.metrics import FrontMetrics
 from stoker.engine.http.openai.parser_choice import ParserChoice
 from stoker.engine.http.server import OpenAiServer, load_api_keys
@@ -109,6 +110,7 @@ class Engine:
             environment.open_codec,
             parsers=parsers,
             managed=managed_by(config.identity),
+            role=config.role,
         )
         self.front.on_broken = lambda _: self.stop.set()
         self.core.on_state = self._follow
@@ -177,7 +179,7 @@ class Engine:
             "pod_uid": self.environment.pod_uid,
             "revision": self.config.identity.revision,
             "phase": "Draining" if self.front.draining and state.phase == "Serving" else state.phase,
-            "message": self.front.broken or self.core.problem,
+            "message": self.front.problem,
             "models": list(self.names),
             "model_digest": model.digest if model is not None else None,
             "running": stats.running if stats is not None else 0,
@@ -186,6 +188,9 @@ class Engine:
             "total_blocks": stats.total_blocks if stats is not None else 0,
             "host_tier": asdict(stats.host) if stats is not None and stats.host is not None else None,
             "ranks": [one._asdict() for one in stats.ranks] if stats is not None else [],
+            "role": self.config.role,
+            "peer": peer_of(stats.transfer) if stats is not None else None,
+            "transfer": transfer_status(stats.transfer) if stats is not None else None,
             "startup_s": dict(state.startup),
             "uptime_s": round(time.monotonic() - self.began_s, 3),
             "load": self._load(),

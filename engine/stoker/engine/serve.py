@@ -156,6 +156,8 @@ def engine_config(arguments: argparse.Namespace, model: str | None = None) -> di
                     "reasoning_parser": arguments.reasoning_parser,
                 }
             ),
+            "role": arguments.role,
+            "transfer": _given({"listen": arguments.transfer_listen, "key_file": arguments.transfer_key_file}),
             "parallelism": _given({"tensor": arguments.tensor, "data": arguments.data}),
         }
     )
@@ -279,6 +281,13 @@ def _parser() -> argparse.ArgumentParser:
         help="main memory for cold and preempted blocks (default: none)",
     )
     add("--no-prefix-cache", action="store_true", help="compute every prompt from its first token")
+    add("--role", choices=["colocated", "prefill", "decode"], help="what routers should prefer this engine for")
+    add(
+        "--transfer-listen",
+        metavar="HOST:PORT",
+        help="compute prompts for other engines, and let them compute prompts for this one (default: off)",
+    )
+    add("--transfer-key-file", metavar="FILE", help="secret of these engines, 32 bytes; needed beyond this host")
     add(
         "--data",
         "--data-parallel-size",

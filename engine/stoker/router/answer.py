@@ -26,6 +26,11 @@ class BackendAnswer:
     """None: the body is empty."""
     rest: AsyncIterator[bytes] = field(repr=False)
 
+    @property
+    def is_stream(self) -> bool:
+        """Whether it comes as server-sent events."""
+        return self.head.header(b"content-type").startswith(b"text/event-stream")
+
     async def body(self) -> AsyncIterator[bytes]:
         """Yield the body as it arrives.
 

@@ -17,9 +17,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from stoker.pod.api_document import document_route
 from stoker.pod.asgi import Receive, Scope, Send
 from stoker.pod.control_key import ControlVerifier
 from stoker.pod.http import ControlRoute, control_routes, probe_routes
+from stoker.router.api_document import DOCUMENT_PATH, router_document
 from stoker.router.backend import Timeouts
 from stoker.router.backends import Backends
 from stoker.router.config import RouterConfig
@@ -69,13 +71,14 @@ class Router:
         health = Route("/health", self._health)
         control = ControlRoute("PUT", "/backends", self._put_backends)
         guarded = control_routes([control], verifier) if verifier is not None else []
-        self.app = _App([*probes(private=ADDRESSES, verifier=verifier), health, *guarded], self.proxy)
-        self.control_app = _App([*probes(), health, *control_routes([control], None)], self.proxy)
+        shared = [health, document_route(router_document(), DOCUMENT_PATH)]
+        self.app = _App([*probes(private=ADDRESSES, verifier=verifier), *shared, *guarded], self.proxy)
+        self.control_app = _App([*probes(), *shared, *control_routes([control], None)], self.proxy)
         """The application of the Unix socket, which its file mode guards."""
 
     def start(self, snapshot: BackendSnapshot) -> None:
         """Begin to probe the backends of the mounted snapshot."""
-        self.backends.apply(snapshot)
+        self._apply(snapshot)
 
     async def drain(self, quiet_s: float, deadline_s: float) -> None:
         """Turn unready, and serve until no request has run for `quiet_s`, at most for `deadline_s`."""
@@ -100,6 +103,7 @@ class Router:
             "ready_backends": len(self.backends.ready),
             "running": self.proxy.running,
             "held": self.metrics.held,
+            "window": self.metrics.revisions.status(),
             "backends": self.backends.status(),
         }
 
@@ -115,8 +119,15 @@ class Router:
         return JSONResponse({"status": status, "ready_backends": num_ready}, status_code=200 if ready else 503)
 
     async def _put_backends(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        accepted = self.backends.apply(parse_snapshot(body))
+        accepted = self._apply(parse_snapshot(body))
         return {"accepted": accepted, "version": self.backends.version}
+
+    def _apply(self, snapshot: BackendSnapshot) -> bool:
+        """Use a newer snapshot, and begin the window that it names."""
+        accepted = self.backends.apply(snapshot)
+        if accepted:
+            self.metrics.revisions.begin(snapshot.window)
+        return accepted
 
 
 class _App:

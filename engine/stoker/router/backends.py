@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from stoker.router.backend import Backend, Timeouts
@@ -18,6 +19,7 @@ from stoker.router.connection import BackendError
 from stoker.router.load import NotReported
 from stoker.router.pairs import Pair, of_role, split_or_whole
 from stoker.router.policy import Policy
+from stoker.router.shares import Shares
 from stoker.router.snapshot import BackendSnapshot
 from stoker.router.work import NO_WORK, Work
 
@@ -32,6 +34,10 @@ STREAM_SILENCE_S = 1.0
 
 def any_backend(_: Backend) -> bool:
     return True
+
+
+def _is_of(revision: str, backend: Backend) -> bool:
+    return backend.entry.revision == revision
 
 
 class Backends:
@@ -54,6 +60,7 @@ class Backends:
         self._probes: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._followers: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._snapshot: BackendSnapshot | None = None
+        self.shares = Shares()
         self._turn = 0
         self._changed = asyncio.Event()
 
@@ -90,6 +97,7 @@ class Backends:
                 self._backends[key].entry = entry
             else:
                 self._add(Backend(entry, self.times, self.clock))
+        self.shares = Shares(tuple((share.revision, share.percent) for share in snapshot.shares))
         self.version, self._snapshot = snapshot.version, snapshot
         self._follow_loads()
         log.info("snapshot %d: %d backends", snapshot.version, len(wanted))
@@ -161,6 +169,19 @@ class Backends:
         chosen = self.policy(of_role(candidates), self._turn, work)
         begin = self._turn % len(candidates)
         return split_or_whole(chosen, [*helpers[begin:], *helpers[:begin]], work.tokens, {})
+
+    def choose_shared(self, exclude: set[tuple[str, str]], work: Work, key: bytes) -> Pair[Backend] | None:
+        """Choose among backends of the revision to which `key` belongs, else of another one with a share."""
+        if not self.shares.percents:
+            return self.choose(exclude, work)
+        for revision in self.shares.order(key):
+            if (found := self.choose(exclude, work, partial(_is_of, revision))) is not None:
+                return found
+        return None
+
+    def has_share(self, backend: Backend) -> bool:
+        """Whether the backend's revision gets new requests."""
+        return self.shares.takes(backend.entry.revision)
 
     async def wait_for_one(
         self, exclude: set[tuple[str, str]], timeout_s: float, work: Work = NO_WORK,

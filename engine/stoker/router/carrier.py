@@ -18,6 +18,7 @@ from stoker.router.backends import Backends
 from stoker.router.connection import BackendError, Outgoing
 from stoker.router.kept_stream import DONE, KeptStream, NotResumable, UpdateCutter
 from stoker.router.metrics import RouterMetrics
+from stoker.router.revision_counts import RevisionCounts
 
 log = logging.getLogger("stoker.router")
 GONE_CODES = ("engine_lost", "aborted")
@@ -48,7 +49,7 @@ class Carrier:
         """Send the body of a stream, from as many backends as it takes; return its bytes. The head has been sent."""
         size = idle_breaks = 0
         while True:
-            passing = _Passing(answer, kept, self.clock)
+            passing = _Passing(answer, kept, self.clock, self.metrics.revisions)
             try:
                 problem = await self._pass_on(passing, send)
             finally:
@@ -59,6 +60,7 @@ class Carrier:
                 await send(body_message(DONE, more=True))
                 return size + len(DONE)
             self.metrics.cut.inc()
+            self.metrics.revisions.broke_off(answer.backend.entry)
             idle_breaks = 0 if passing.sent else idle_breaks + 1
             try:
                 if idle_breaks >= self.max_attempts:
@@ -130,10 +132,13 @@ class Carrier:
 class _Passing:
     """One backend's part of a stream."""
 
-    def __init__(self, answer: BackendAnswer, kept: KeptStream, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, answer: BackendAnswer, kept: KeptStream, clock: Callable[[], float], revisions: RevisionCounts
+    ) -> None:
         self.answer = answer
         self.kept = kept
         self.clock = clock
+        self.revisions = revisions
         self.sent = 0
         kept.last_byte_s = clock()
         self._cutter: UpdateCutter | None = UpdateCutter()
@@ -147,7 +152,10 @@ class _Passing:
         """
         try:
             async for data in self.answer.body():
-                self.kept.last_byte_s = self.clock()
+                now_s = self.clock()
+                if self.sent:
+                    self.revisions.gap(self.answer.backend.entry, now_s - self.kept.last_byte_s)
+                self.kept.last_byte_s = now_s
                 await self._send(send, self._whole(data))
         except BackendError:
             if self._cutter is None or not self._cutter.complete:

@@ -12,6 +12,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from stoker.router.backends import Backends
+from stoker.router.revision_counts import RevisionCounts
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
@@ -48,6 +49,9 @@ class RouterMetrics:
         self.request_bytes = Summary("http_request_size_bytes", "Bodies of forwarded requests.", registry=registry)
         self.response_bytes = Summary("http_response_size_bytes", "Bodies of relayed answers.", registry=registry)
         ProcessCollector(registry=registry)
+        self.revisions = RevisionCounts(backends.clock)
+        """What canaries are judged by."""
+        registry.register(self.revisions)
         self.held = 0
         """Requests that wait for a backend."""
         registry.register(_Gauges(self, backends))

@@ -43,6 +43,7 @@ from stoker.router.connection import (
 from stoker.router.kept_stream import RAW_BYTES, KeptStream
 from stoker.router.metrics import RouterMetrics
 from stoker.router.pairs import Pair
+from stoker.router.shares import key_of
 from stoker.router.work import NO_WORK, Work, work_of
 
 BUSY = (429, 503)
@@ -174,8 +175,12 @@ class Proxy:
         except Refused as refused:
             await self._refuse(refused, request_id, send)
             return
-        self.metrics.first_byte.observe(self.clock() - arrived)
+        first_byte_s = self.clock() - arrived
+        self.metrics.first_byte.observe(first_byte_s)
         self.metrics.requests.labels(answer.head.status).inc()
+        self.metrics.revisions.answered(
+            answer.backend.entry, answer.head.status, first_byte_s if answer.is_stream else None
+        )
         with self.kept.share() as kept_share:
             kept = self._kept(request, answer, kept_share)
             del request  # it is not sent again as it is
@@ -230,24 +235,30 @@ class Proxy:
         work = self._work(request)
         held_until = self.clock() + self.limits.hold_s
         problem = "no engine is ready"
+        key = key_of(request.body, request.headers) if self.backends.shares.percents else b""
         for attempt in range(self.limits.max_attempts):
             if attempt:
                 self.metrics.retries.inc()
-            pair = self.backends.choose(busy, work) or await self._hold(busy, work, held_until - self.clock())
+            pair = self.backends.choose_shared(busy, work, key)
+            pair = pair or await self._hold(busy, work, held_until - self.clock())
             if pair is None:
                 break
             backend = pair.answers
             try:
                 answer = await self._ask_pair(pair, request)
             except Silent as silence:
+                self.metrics.revisions.unanswered(backend.entry)
                 raise Refused(
                     504, "timeout", f"The engine did not answer: {silence}. The request was not sent to another one."
                 ) from silence
             except BackendError as error:
                 problem = str(error)
                 backend.suspect(problem)
+                self.metrics.revisions.unanswered(backend.entry)
                 continue
-            others = [other for other in self.backends.ready if other.entry.key not in {*busy, backend.entry.key}]
+            tried = {*busy, backend.entry.key}
+            ready = filter(self.backends.has_share, self.backends.ready)
+            others = [other for other in ready if other.entry.key not in tried]
             if answer.head.status not in BUSY or not others or attempt + 1 == self.limits.max_attempts:
                 return answer
             answer.connection.close()
@@ -279,7 +290,7 @@ class Proxy:
             return None
         self.metrics.held += 1
         try:
-            return await self.backends.wait_for_one(busy, hold_s, work)
+            return await self.backends.wait_for_one(busy, hold_s, work, self.backends.has_share)
         finally:
             self.metrics.held -= 1
 
@@ -320,16 +331,21 @@ class Proxy:
 
     async def _relay(self, answer: BackendAnswer, request_id: bytes, send: Send) -> None:
         """Send the answer to the client as it arrives."""
-        head, events = answer.head, answer.head.header(b"content-type").startswith(b"text/event-stream")
+        head, events = answer.head, answer.is_stream
         await send(start_message(head.status, answer_headers(head.headers, request_id)))
         body = whole_events(answer.body()) if events else answer.body()
-        size = 0
+        size, last_s = 0, 0.0
         try:
             async for chunk in body:
+                now_s = self.clock()
+                if size and events:
+                    self.metrics.revisions.gap(answer.backend.entry, now_s - last_s)
+                last_s = now_s
                 size += len(chunk)
                 await send(body_message(chunk, more=True))
         except BackendError as error:
             self.metrics.cut.inc()
+            self.metrics.revisions.broke_off(answer.backend.entry)
             answer.backend.suspect(str(error))
             if not events:
                 raise  # a body of known length has begun: only a cut connection can show that it is not complete

@@ -1,6 +1,7 @@
 """The versioned list of backends that the operator sends to its routers.
 
-`{"version": 7, "backends": [{url, pod_uid, role, revision, draining, host, zone}]}`
+`{"version": 7, "backends": [{url, pod_uid, role, revision, pool, draining, host, zone}]}`, with a canary also
+`"shares": [{revision, percent}], "window": "r0123456789.1"`
 
 Parsed from the mounted file at the start and from `PUT /backends` later. A snapshot never changes; a newer version
 replaces it (`Backends.apply`).
@@ -34,6 +35,7 @@ class BackendEntry(Config):
     zone: str = ""
     """The zone of that node."""
     revision: str = ""
+    pool: str = ""
     draining: bool = False
     """Whether it finishes its requests and gets no new one."""
 
@@ -56,17 +58,33 @@ class BackendEntry(Config):
         return self.url, self.pod_uid
 
 
+class RevisionShare(Config):
+    """Percent of the new requests that a revision gets."""
+
+    revision: str = Field(min_length=1)
+    percent: int = Field(ge=0, le=100)
+
+
 class BackendSnapshot(Config):
     """All backends at one version; only a higher version replaces it."""
 
     version: int = Field(ge=0)
     backends: tuple[BackendEntry, ...] = Field(max_length=4096)
+    shares: tuple[RevisionShare, ...] = Field(default=(), max_length=4)
+    """Empty: backends of every revision get requests. A revision that is not listed gets none."""
+    window: str = Field(default="", max_length=128)
+    """Name of the time over which revisions are compared; a new one begins their counts anew."""
 
     @model_validator(mode="after")
     def _unique(self) -> BackendSnapshot:
         urls = [entry.url for entry in self.backends]
         if twice := sorted({url for url in urls if urls.count(url) > 1}):
             raise ValueError(f"backends: listed twice: {', '.join(twice)}")
+        names = [share.revision for share in self.shares]
+        if len(set(names)) < len(names):
+            raise ValueError(f"shares: listed twice: {', '.join(sorted({n for n in names if names.count(n) > 1}))}")
+        if names and (total := sum(share.percent for share in self.shares)) != 100:
+            raise ValueError(f"shares: the percents must add up to 100, got {total}")
         return self
 
 

@@ -132,12 +132,12 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
         "pools[].role": only("colocated"),
         "pools[].podsPerReplica": only(1),
         "pools[].autoscaling.mode": only("slo", "load", "external"),
-        "rollout.type": only("rolling"),
+        "rollout.canary.metricGates[].metric": only("errorRate", "ttftP95Ms", "itlP95Ms"),
+        "rollout.canary.evalGates": absent(),
     },
     "EnginePool": {
         "revisions[].template.role": only("colocated"),
         "revisions[].template.podsPerReplica": only(1),
-        "revisions[].share": only(0, 100),
     },
 }
 """Program or kind -> path -> what works. Programs have the names of their configuration, kinds those below `spec`."""

@@ -153,6 +153,27 @@ class BlockManager:
         blocks.extend(self._take() for _ in range(missing))
         return True
 
+    def follow(self, owner: Hashable, tokens: Sequence[int], most: int) -> int:
+        """Extend a table of full, computed blocks by those of `tokens` that can be found behind it, up to `most`.
+
+        A new owner begins with an empty table. Returns the number of its blocks.
+        """
+        table = self._tables.setdefault(owner, _Table())
+        while len(table.blocks) < most and len(table.contents) == len(table.blocks):
+            start = len(table.blocks) * self.block_size
+            content = self._index.get((self._last(table), tuple(tokens[start : start + self.block_size])))
+            if content is None:
+                break
+            self._share(content.block)
+            table.blocks.append(content.block)
+            table.contents.append(content.number)
+            if self.root is not None:
+                table.digests.append(self._content_of[content.block].digest)
+        return len(table.blocks)
+
+    def owns(self, owner: Hashable) -> bool:
+        return owner in self._tables
+
     def is_shared(self, owner: Hashable, position: int) -> bool:
         """Whether another owner would see a write at this token position."""
         blocks = self._tables[owner].blocks

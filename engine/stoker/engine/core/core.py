@@ -15,6 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -26,6 +27,9 @@ from stoker.engine.core.build import build_engine, tokenizer_folder, warm_up
 from stoker.engine.core.capture_pace import CapturePace
 from stoker.engine.core.compiling import CompilingRequests
 from stoker.engine.core.engine import Addressed, LLMEngine
+from stoker.engine.core.handover.desk import Desk
+from stoker.engine.core.handover.office import Front
+from stoker.engine.core.handover.open_desk import open_desk
 from stoker.engine.core.messages import (
     PROTOCOL,
     Abort,
@@ -46,6 +50,7 @@ from stoker.engine.core.messages import (
     Ping,
     Refused,
     RequestProgress,
+    Stats,
     Stop,
     pack,
     request_id_in,
@@ -84,6 +89,10 @@ LOADING_CAUSES = (
 """Causes of a model that could not be loaded; any other error is Internal."""
 SPIN_S = 0.001
 """Waits below it are shorter than a poll can be."""
+TELL_S = 0.1
+"""Shortest time between two reports of changes at the desk."""
+BUSY_MS = 1
+"""Longest wait for a message while blocks are on their way to another engine."""
 COMPILING_MS = 1
 """Longest wait for a message while a grammar is being compiled."""
 IDLE_MS = 50
@@ -135,6 +144,8 @@ class Core:
         self.startup.enter("Planning")
         self.state = CoreState("Loading", "starting")
         self.engine: LLMEngine | None = None
+        self.desk: Desk | None = None
+        """The hand-over to and from other engines; None where `transfer.listen` is not set."""
         self.cause: Cause | None = None
         """The cause of the end; once set, the loop ends."""
         self._progress = self.state.message
@@ -149,6 +160,8 @@ class Core:
         self.capture_pace = CapturePace()
         self._promised_s = quiet.first_s
         """The longest silence that the last heartbeat announced."""
+        self._told_changes, self._told_s = 0, clock()
+        """Changes at the desk that fronts know of, and since when."""
         self._step_tokens = [0, 0]
         """Tokens of the last two steps: with overlap, `engine.step` waits for the first of them."""
 
@@ -175,6 +188,8 @@ class Core:
     def _turn(self, loading: Future[tuple[LLMEngine, EnginePlan]]) -> None:
         """One turn of the loop: read messages, then load, step or capture, then regular duties."""
         self._listen(wait=self.engine is None or not (self.engine.has_unfinished or self._captures))
+        if self.desk is not None:
+            self._turn_desk(self.desk)
         if self.engine is not None and self.engine.has_unfinished:
             self._listen_until(self.engine.open_until_s)
         self._add_compiled()
@@ -211,8 +226,13 @@ class Core:
 
     def _close(self, loader: ThreadPoolExecutor) -> None:
         loader.shutdown(wait=self.engine is not None, cancel_futures=True)
+        if self.desk is not None:
+            self._send_deltas(self.desk.abort_all())
         if self.engine is not None:
             self._send_deltas(self.engine.end_everything("abort"))
+        if self.desk is not None:
+            self.desk.close()
+        if self.engine is not None:
             self.engine.close()
 
     def _inform_late_front(self) -> None:
@@ -239,6 +259,8 @@ class Core:
             self.startup.enter("Warming")
             self._change("Warming", "the first step", facts)
             warm_up(engine.executor)
+            front = Front(self._add, self._withdraw, self._send)
+            self.desk = open_desk(self.config, engine, plan, self.work_dir, front, self.clock)
         except Exception as error:  # noqa: BLE001 - whatever it is, the fronts must hear it
             self._fail(cause_of_error(error, LOADING_CAUSES, Cause.INTERNAL), error)
             return
@@ -276,12 +298,35 @@ class Core:
 
     # Working.
 
+    @property
+    def _num_handed(self) -> int:
+        """Requests whose prompts other engines compute."""
+        return 0 if self.desk is None else self.desk.num_open
+
+    def _turn_desk(self, desk: Desk) -> None:
+        """Serve other engines; tell the fronts at once what their routers should know."""
+        try:
+            desk.turn()
+        except Exception as error:  # noqa: BLE001 - a defect of the hand-over
+            self._fail(Cause.INTERNAL, error)
+            return
+        now_s, changes = self.clock(), desk.office.tally.changes
+        if changes != self._told_changes and now_s - self._told_s >= TELL_S and self.engine is not None:
+            self._told_changes, self._told_s = changes, now_s
+            self._broadcast(self._stats(self.engine))
+
+    def _stats(self, engine: LLMEngine) -> Stats:
+        stats = engine.stats()
+        return stats if self.desk is None else replace(stats, transfer=self.desk.stats())
+
     def _step(self, engine: LLMEngine) -> None:
         began_s = self.clock()
         try:
             deltas = engine.step()
             if not engine.has_unfinished:
-                self._broadcast(engine.stats())  # before the last answers, so that a reader of both sees an idle engine
+                self._broadcast(
+                    self._stats(engine)
+                )  # before the last answers, so that a reader of both sees an idle engine
             self._send_deltas(deltas)
             engine.timeline.sent()
             self.pace.record(max(self._step_tokens), self.clock() - began_s)
@@ -302,9 +347,10 @@ class Core:
         if self.state.phase != "Draining" or self.engine is None:
             return
         assert self._drain_until_s is not None
-        if self.engine.has_unfinished and self.clock() >= self._drain_until_s:
+        if self.clock() >= self._drain_until_s:
+            self._send_deltas(self.desk.abort_all() if self.desk is not None else ())
             self._send_deltas(self.engine.end_everything("abort"))
-        if not self.engine.has_unfinished:
+        if not self.engine.has_unfinished and not self._num_handed:
             self._change("Drained", "")
 
     def _before_step(self, num_tokens: int) -> None:
@@ -328,6 +374,8 @@ class Core:
         if now_s < self._audit_due_s + (AUDIT_BUSY_S - AUDIT_IDLE_S if self.engine.has_unfinished else 0):
             return
         audit = self.engine.audit()
+        if self.desk is not None:
+            audit = replace(audit, faults=(*audit.faults, *self.desk.faults()))
         self._audit_due_s = now_s + max(AUDIT_IDLE_S, (self.clock() - now_s) / AUDIT_SHARE)
         if audit.leaked:
             log.error(
@@ -345,7 +393,7 @@ class Core:
         self._beat_s = now_s
         self._beat(self.pace.limits.first_s if self.engine is None else self.pace.limits.floor_s)
         if self.engine is not None:
-            self._broadcast(self.engine.stats())
+            self._broadcast(self._stats(self.engine))
         silent = [front for front, seen_s in self._seen_s.items() if self._listened_s - seen_s > FRONT_SILENT_S]
         for front in silent:
             self._forget(front)
@@ -357,6 +405,7 @@ class Core:
         log.warning("front %s is silent: its requests are aborted", front)
         del self._seen_s[front]
         self._compiling.drop(front)
+        self._send_deltas(self.desk.drop(front) if self.desk is not None else ())
         for owner, request_id in list(self.engine.requests) if self.engine is not None else ():
             if owner == front:
                 self._send_deltas(self._abort(front, request_id))  # its process may only have been suspended
@@ -364,14 +413,31 @@ class Core:
     def _abort(self, front: str, request_id: str) -> list[Addressed]:
         """Abort a request and return its last deltas."""
         self._compiling.drop(front, request_id)
+        if self.desk is not None and (deltas := self.desk.abort(front, request_id)):
+            return deltas
         return [] if self.engine is None else self.engine.abort_request(request_id, front=front)
 
+    def _withdraw(self, front: str, request_id: str) -> None:
+        """End a request that is computed for another engine."""
+        self._compiling.drop(front, request_id)
+        if self.engine is not None:
+            self.engine.withdraw(request_id, front=front)
+
     # The wire.
+
+    def _wait(self, timeout_ms: int) -> bool:
+        """Wait for a message of a front, or for a letter of another engine. Whether one of a front has come."""
+        if self.desk is None or self.desk.office.post.wake_fd is None:
+            return bool(self._socket.poll(timeout_ms))
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self.desk.office.post.wake_fd, zmq.POLLIN)
+        return self._socket in dict(poller.poll(BUSY_MS if self.desk.busy else timeout_ms))
 
     def _listen(self, *, wait: bool) -> None:
         """Handle every waiting message; with `wait`, wait a moment for the first."""
         self._excuse_fronts()
-        if wait and not self._socket.poll(COMPILING_MS if self._compiling else IDLE_MS):
+        if wait and not self._wait(COMPILING_MS if self._compiling else IDLE_MS):
             return
         while self.cause is None and self._read_one():
             pass
@@ -420,6 +486,8 @@ class Core:
                 for request_id in request_ids:
                     self._abort(front, request_id)
             case Finish(request_id=request_id, choice=choice):
+                if self.desk is not None and self.desk.finish_choice(front, request_id, choice):
+                    return
                 if self.engine is not None:
                     self.engine.finish_choice(request_id, choice, front=front)
             case Inspect(query=query, request_ids=request_ids):
@@ -437,6 +505,8 @@ class Core:
         """How far those requests are that have not ended. One whose grammar is being compiled is queued."""
         for request_id in request_ids:
             progress = None if self.engine is None else self.engine.progress(request_id, front=front)
+            if progress is None and self.desk is not None:
+                progress = self.desk.progress(front, request_id)
             if progress is None and self._compiling.holds(front, request_id):
                 progress = RequestProgress(request_id, "QUEUED", 0, 0)
             if progress is not None:
@@ -450,7 +520,7 @@ class Core:
         self._send(front, self.state)
         self._send(front, Heartbeat(self._promised_s, self.pace.usual_step_s))
         if self.engine is not None:
-            self._send(front, self.engine.stats())
+            self._send(front, self._stats(self.engine))
 
     def _add(self, front: str, request: AddRequest) -> None:
         try:
@@ -459,6 +529,8 @@ class Core:
             if self.state.phase != "Serving":
                 raise RequestRefused("draining", "the engine is draining and takes no new requests")
             if self._compile_first(self.engine, front, request):
+                return
+            if request.prefill and self.desk is not None and self.desk.take(front, request):
                 return
             self.engine.add_request(
                 request.request_id,
@@ -517,4 +589,7 @@ class Core:
             self._send(front, message)
 
     def _send(self, front: str, message: CoreMessage) -> None:
+        if self.desk is not None and self.desk.is_peer(front):
+            self.desk.deliver(front, message)
+            return
         self._socket.send_multipart([bytes.fromhex(front), pack(message)])

@@ -15,7 +15,16 @@ from dataclasses import fields, replace
 from typing import Any
 
 from stoker.engine.core.core_client import CoreClient, RunningRequest
-from stoker.engine.core.messages import AddRequest, CoreState, HostTierStats, ModelFacts, Phase, RequestProgress, Stats
+from stoker.engine.core.messages import (
+    AddRequest,
+    CoreState,
+    HostTierStats,
+    ModelFacts,
+    Phase,
+    RequestProgress,
+    Stats,
+    TransferStats,
+)
 
 PHASES: Sequence[Phase] = ("Failed", "Loading", "Warming", "Draining", "Serving", "Drained")
 """The group is in the first of these in which a core is."""
@@ -155,6 +164,8 @@ def _sum(values: list[Any]) -> Any:
     if None in values:
         known = [value for value in values if value is not None]
         return _sum(known) if known else None
+    if isinstance(values[0], TransferStats):
+        return values[0]  # the plan refuses hand-over with several cores
     if isinstance(values[0], HostTierStats):
         return replace(values[0], **{name: sum(getattr(value, name) for value in values) for name in TIER_SUMS})
     if isinstance(values[0], Mapping):

@@ -35,6 +35,16 @@ Addressed = tuple[str, Delta]
 
 
 @dataclass(frozen=True)
+class Begun:
+    """What is known of a request that another engine began and this one accepted."""
+
+    scheduled_s: float | None
+    cached_tokens: int
+    first_token_s: tuple[float | None, ...] = ()
+    """Of each choice."""
+
+
+@dataclass(frozen=True)
 class ModelLimits:
     """Limits of requests that follow from the model."""
 
@@ -104,14 +114,17 @@ class LLMEngine:
         arrival_s: float | None = None,
         front: str = "",
         resumed: Seq[tuple[int, ...] | None] = (),
+        begun: Begun | None = None,
     ) -> None:
         """Queue a request; a missing seed is drawn here. `resumed` is explained at `AddRequest`.
+
+        `begun`: of one that `check_request` has accepted before; it is not refused because the queue is full.
 
         Raises:
             RequestRefused: names the field, the value and what is allowed.
         """
         try:
-            max_tokens = self._check((front, request_id), prompt_tokens, params)
+            max_tokens = self._check((front, request_id), prompt_tokens, params, queues=begun is None)
             self._check_resumed(params, resumed, max_tokens)
             constraint = self._constraint(params)
         except RequestRefused as refused:
@@ -134,8 +147,29 @@ class LLMEngine:
             self.progressed_s = now_s  # before it there was no work
         self._arrivals += 1
         self.requests[request.key] = request
+        if begun is not None:
+            request.begin(begun.scheduled_s, begun.cached_tokens, begun.first_token_s)
         self.timeline.queued(request_id)
         self.scheduler.add(request)
+
+    def check_request(
+        self, request_id: str, prompt_tokens: Seq[int], params: SamplingParams, *, front: str = ""
+    ) -> None:
+        """Refuse what `add_request` would refuse now. Raises RequestRefused, counted."""
+        try:
+            self._check((front, request_id), prompt_tokens, params)
+            self._constraint(params)
+        except RequestRefused as refused:
+            self.num_refused[refused.kind] += 1
+            raise
+
+    def withdraw(self, request_id: str, *, front: str) -> None:
+        """End a request without deltas, because another engine goes on with it; it is not counted as finished."""
+        request = self.requests.pop((front, request_id), None)
+        for sequence in request.sequences if request is not None else ():
+            if not sequence.state.finished:
+                self.scheduler.end(sequence, "abort")
+                self.timeline.ended(sequence)
 
     def abort_request(self, request_id: str, *, front: str = "") -> list[Addressed]:
         """End every choice, waiting or running, and return their last deltas; none for a request that has ended."""
@@ -252,7 +286,7 @@ class LLMEngine:
 
     # Checking a request.
 
-    def _check(self, key: RequestKey, prompt: Seq[int], params: SamplingParams) -> int:
+    def _check(self, key: RequestKey, prompt: Seq[int], params: SamplingParams, *, queues: bool = True) -> int:
         """Check a request and return its largest number of output tokens.
 
         A front has checked tokens and lengths already, to answer with its own field names and before the request
@@ -269,7 +303,7 @@ class LLMEngine:
             raise RequestRefused("invalid", f"prompt must hold {allowed}, got {wrong}", "prompt")
         params.check_vocabulary(self.limits.vocab_size)
         max_tokens = self._max_tokens(len(prompt), params)
-        self.scheduler.check(len(prompt), max_tokens, params.n)
+        self.scheduler.check(len(prompt), max_tokens, params.n, queues=queues)
         return max_tokens
 
     def _check_resumed(self, params: SamplingParams, resumed: Seq[tuple[int, ...] | None], max_tokens: int) -> None:

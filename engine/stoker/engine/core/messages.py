@@ -33,7 +33,7 @@ from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.output_grammar import OutputGrammar
 from stoker.engine.sampling import SamplingParams
 
-PROTOCOL = 6
+PROTOCOL = 7
 
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Upper bounds of the histogram of a step's tokens."""
@@ -68,6 +68,8 @@ class AddRequest:
     resumed: tuple[tuple[int, ...] | None, ...] = ()
     """Output tokens of each choice that another engine made, None for a choice that has ended; empty: a new request.
     The next token of a choice is the one that the other engine would have sampled."""
+    prefill: str = ""
+    """`host:port` at which another engine takes prompts for this one; empty: the prompt is computed here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +168,8 @@ class RequestFacts:
     first_token_s: float | None
     last_token_s: float | None
     finished_s: float
+    helped: bool = False
+    """Whether another engine computed the prompt."""
 
 
 class Delta(NamedTuple):
@@ -263,6 +267,51 @@ class HostTierStats:
 
 
 @dataclass(frozen=True, slots=True)
+class TransferStats:
+    """What this engine exchanges with others, now and since the start."""
+
+    endpoint: str
+    """Where other engines call, as listened on."""
+    epoch: str
+    """New with each start."""
+    fingerprint: str
+    block_size: int
+    block_bytes: int
+    host_id: str
+    transports: tuple[str, ...]
+    unmet: str
+    """Why `transfer.require` is not met; empty while it is."""
+    zone_slots: int
+    free_slots: int
+    receiving: int
+    """Open requests whose prompt another engine computes."""
+    helping: int
+    """Open requests whose prompt is computed here for another engine."""
+    helping_waiting: int
+    """Those of them without a first token, and their prompts' tokens."""
+    helping_tokens: int
+    prefill_tokens_per_s: float | None
+    """Of prompts computed for other engines."""
+    handover_s: float | None
+    outcomes: Mapping[str, int]
+    """Requests that named a prefill engine, by what became of them."""
+    fallbacks: Mapping[str, int]
+    """Those that were computed here, by the reason."""
+    helps: Mapping[str, int]
+    """Prompts computed for others, by how they ended."""
+    blocks: Mapping[str, int]
+    """Blocks received and sent."""
+    refused: Mapping[str, int]
+    """Refused blocks by cause."""
+    bytes: Mapping[str, int]
+    """Sent, by transport."""
+    seconds: Mapping[str, float]
+    """Time of these transfers."""
+    rates: Mapping[str, float]
+    """Measured bytes per second by transport."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
     """Gauges of this moment and counters since the start, with vLLM's metric names.
 
@@ -321,6 +370,8 @@ class Stats:
     """Of a replica with several ranks."""
     host: HostTierStats | None = None
     """None without a host tier."""
+    transfer: TransferStats | None = None
+    """None where `transfer.listen` is not set."""
 
 
 FrontMessage = Hello | AddRequest | Abort | Finish | Inspect | Ping | Drain | Stop
@@ -352,6 +403,7 @@ _NESTED: tuple[type[Any], ...] = (
     SamplingParams,
     OutputGrammar,
     HostTierStats,
+    TransferStats,
 )
 _FIELDS = {cls: tuple(item.name for item in fields(cls)) for cls in (*_CLASSES, *_NESTED)} | {Delta: Delta._fields}
 
@@ -421,6 +473,6 @@ _CONVERT: dict[type[Any], dict[str, Callable[[Any], Any]]] = {
     CoreState: {"model": _one(ModelFacts)},
     Outputs: {"deltas": _many(Delta)},
     Inspected: {"requests": _many(RequestProgress)},
-    Stats: {"host": _one(HostTierStats), "ranks": _tuples(RankState)},
+    Stats: {"host": _one(HostTierStats), "transfer": _one(TransferStats), "ranks": _tuples(RankState)},
     Delta: {"logprobs": _many(TokenLogprobs), "prompt_logprobs": _many(TokenLogprobs), "facts": _one(RequestFacts)},
 }

@@ -82,6 +82,12 @@ class Request:
             else:
                 sequence.follow(tokens)
 
+    def begin(self, scheduled_s: float | None, cached_tokens: int, first_token_s: tuple[float | None, ...]) -> None:
+        """Note what another engine has done of it already."""
+        self.scheduled_s, self.cached_tokens = scheduled_s, cached_tokens
+        for sequence, first_s in zip(self.sequences, first_token_s, strict=False):
+            sequence.first_token_s = first_s
+
     @property
     def first_choice(self) -> int:
         """The choice whose first token shows that the prompt is computed."""

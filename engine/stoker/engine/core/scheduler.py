@@ -21,7 +21,7 @@ Called by the engine, in the core's thread.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import NamedTuple
@@ -112,8 +112,11 @@ class Scheduler:
         """Whether a request that arrived now would take part in the next step."""
         return not self.waiting and len(self._free_seats) > self._reserved_seats
 
-    def check(self, num_prompt: int, max_tokens: int, num_choices: int) -> None:
-        """Refuse a request that could never run, or that does not fit the queue now, with the numbers."""
+    def check(self, num_prompt: int, max_tokens: int, num_choices: int, *, queues: bool = True) -> None:
+        """Refuse a request that could never run, or that does not fit the queue now, with the numbers.
+
+        `queues`: False for one that was accepted before.
+        """
         capacity = self.blocks.num_blocks * self.blocks.block_size
         if num_prompt + max_tokens > capacity:
             raise RequestRefused(
@@ -126,7 +129,7 @@ class Scheduler:
             raise RequestRefused(
                 "invalid", f"n must be at most {self.num_seats}, the sequences of one step, got {num_choices}", "n"
             )
-        if len(self.waiting) >= self.max_queued_requests:
+        if queues and len(self.waiting) >= self.max_queued_requests:
             raise RequestRefused(
                 "queue_full", f"{len(self.waiting)} requests wait, at most {self.max_queued_requests} may"
             )
@@ -186,6 +189,21 @@ class Scheduler:
         """Take up what the host tier has saved and loaded, between two steps."""
         if self.tier is not None:
             self._dirty += self.tier.poll()
+
+    # Blocks that another engine fills.
+
+    def grow_landing(self, owner: Hashable, num_blocks: int) -> bool:
+        """Extend the owner's table by blocks that are about to be written whole. False: there are too few."""
+        known = len(self.blocks.table(owner))
+        if not self.blocks.grow(owner, num_blocks * self.blocks.block_size):
+            return False
+        new = set(self.blocks.table(owner)[known:])
+        self._dirty = [block for block in self._dirty if block not in new]
+        return True
+
+    def close_landing(self, owner: Hashable) -> None:
+        """Give the owner's blocks back. Those that can be found stay in the cache, the others are cleared."""
+        self._dirty += self.blocks.release(owner)
 
     def repair(self, audit: BlockAudit) -> None:
         """Give leaked blocks back. They are cleared before they get an owner."""

@@ -14,9 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from stoker.engine.config import Role
 from stoker.engine.core.core_client import CoreLost
 from stoker.engine.core.core_group import Cores
-from stoker.engine.core.messages import CoreState, ModelFacts
+from stoker.engine.core.messages import CoreState, ModelFacts, TransferStats
 from stoker.engine.http.errors import ApiError, bad_request, model_not_found, shortened
 from stoker.engine.http.generation import Generation, Job
 from stoker.engine.http.load import LoadLedger
@@ -77,12 +78,13 @@ class Front:
         clock: Callable[[], float] = time.monotonic,
         unix_time: Callable[[], float] = time.time,
         managed: str = "this engine serves one model",
+        role: Role = "colocated",
     ) -> None:
-        """`managed`: why clients may not load or unload models."""
+        """`managed`: why clients may not load or unload models. `role`: what routers should prefer it for."""
         self.managed = managed
         self.core = core
         self.names = tuple(names)
-        self.ledger = LoadLedger()
+        self.ledger = LoadLedger(role, lambda: self.transfer)
         self.metrics = metrics
         self.parsers = parsers
         self.clock = clock
@@ -104,7 +106,23 @@ class Front:
     @property
     def ready(self) -> bool:
         """Whether new requests are accepted."""
-        return self.core.serving and self._codec is not None and not self.draining
+        return self.core.serving and self._codec is not None and not self.draining and not self.unmet
+
+    @property
+    def transfer(self) -> TransferStats | None:
+        """The core's newest report on other engines; None where it has nothing to do with them."""
+        stats = self.core.stats
+        return stats.transfer if stats is not None else None
+
+    @property
+    def unmet(self) -> str:
+        """Why `transfer.require` is not met; empty while it is."""
+        return self.transfer.unmet if self.transfer is not None else ""
+
+    @property
+    def problem(self) -> str:
+        """Why no requests are taken; empty while they are."""
+        return self.broken or self.core.problem or self.unmet
 
     @property
     def facts(self) -> ModelFacts | None:
@@ -135,7 +153,7 @@ class Front:
             return facts, codec
         if self.draining or self.core.state.phase in ("Draining", "Drained"):
             raise ApiError(503, "The engine is draining and accepts no new requests.", code="draining", retry_after_s=1)
-        message = self.broken or self.core.problem
+        message = self.problem
         raise ApiError(503, f"The engine is not ready: {message}", code="not_ready", retry_after_s=1)
 
     def models(self) -> dict[str, Any]:
@@ -323,7 +341,7 @@ class Front:
         if self.draining or self.core.state.phase in ("Draining", "Drained"):
             return {"status": "degraded", "reason": "draining: no new requests are taken"}
         if not self.ready:
-            return {"status": "unhealthy", "reason": self.broken or self.core.problem}
+            return {"status": "unhealthy", "reason": self.problem}
         if stats is not None and stats.leaked_blocks:
             return {"status": "degraded", "reason": f"{stats.leaked_blocks} lost blocks of the cache were given back"}
         return {"status": "healthy", "reason": ""}

@@ -108,6 +108,8 @@ class Generation:
         self._load = load
         self.follow: Callable[[], AbstractContextManager[None]] = nullcontext
         """Entered for the time of the run."""
+        self.prefill = ""
+        """`AddRequest.prefill` of all jobs."""
         self.jobs = tuple(jobs)
         self.usage = [Usage(len(job.prompt_tokens)) for job in jobs]
         self.shown: dict[tuple[int, int], str] = {}
@@ -185,11 +187,14 @@ class Generation:
         resumed = tuple(None if one.ended else one.tokens for one in job.emitted)
         if resumed and all(tokens is None for tokens in resumed):
             return
-        request = AddRequest(job.id, job.prompt_tokens, job.params, job.arrival_s, job.priority, resumed)
+        request = AddRequest(
+            job.id, job.prompt_tokens, job.params, job.arrival_s, job.priority, resumed, self.prefill
+        )  # fmt: skip
+        own_tokens = 0 if self.prefill else len(job.prompt_tokens)
         texts = self._resumed_texts.get(number) or [self._text(job) for _ in range(job.params.n)]
         follower = _Follower(number, job, self.usage[number], texts, self._metrics, self._clock, self._load)
         try:
-            with self._load.job(job.id, len(job.prompt_tokens)), self._core.request(request) as running:
+            with self._load.job(job.id, own_tokens), self._core.request(request) as running:
                 async for delta in running.deltas():
                     self._load.first_token(job.id, delta.facts)
                     yield follower.follow(delta, running)

@@ -11,7 +11,8 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from stoker.engine.core.messages import RequestFacts
+from stoker.engine.config import Role
+from stoker.engine.core.messages import RequestFacts, TransferStats
 from stoker.engine.http.openai.sse import event
 
 REPORT_S = 0.1
@@ -27,7 +28,9 @@ FEWEST_TOKENS = 16
 class LoadLedger:
     """Open jobs of one front."""
 
-    def __init__(self) -> None:
+    def __init__(self, role: Role = "colocated", transfer: Callable[[], TransferStats | None] = lambda: None) -> None:
+        """`transfer`: the newest report of the core on other engines."""
+        self.role, self._transfer = role, transfer
         self.epoch = uuid.uuid4().hex
         """This run of the engine."""
         self.waiting: dict[str, int] = {}
@@ -51,7 +54,7 @@ class LoadLedger:
         if self.waiting.pop(name, None) is None:
             return
         self.running.add(name)
-        if facts is None or facts.scheduled_s is None or facts.first_token_s is None:
+        if facts is None or facts.helped or facts.scheduled_s is None or facts.first_token_s is None:
             return
         tokens, seconds = facts.prompt_tokens - facts.cached_tokens, facts.first_token_s - facts.scheduled_s
         if tokens >= FEWEST_TOKENS and seconds > 0:
@@ -63,14 +66,22 @@ class LoadLedger:
             self.gap_s = _mean(self.gap_s, seconds)
 
     def report(self) -> dict[str, Any]:
-        """The present load; `GET /load` adds a number."""
+        """The present load, with what is computed for other engines; `GET /load` adds a number."""
+        helps = self._transfer()
+        helping, waiting, tokens, rate = (
+            (helps.helping, helps.helping_waiting, helps.helping_tokens, helps.prefill_tokens_per_s)
+            if helps is not None
+            else (0, 0, 0, None)
+        )
         return {
             "epoch": self.epoch,
-            "requests": len(self.waiting) + len(self.running),
-            "waiting": len(self.waiting),
-            "waiting_tokens": sum(self.waiting.values()),
-            "prefill_tokens_per_s": self.prefill_tokens_per_s,
+            "requests": len(self.waiting) + len(self.running) + helping,
+            "waiting": len(self.waiting) + waiting,
+            "waiting_tokens": sum(self.waiting.values()) + tokens,
+            "prefill_tokens_per_s": self.prefill_tokens_per_s if rate is None else rate,
             "gap_s": self.gap_s,
+            "role": self.role,
+            "peer": peer_of(helps),
         }
 
     async def reports(self, going_on: Callable[[], bool]) -> AsyncGenerator[bytes]:
@@ -85,6 +96,45 @@ class LoadLedger:
                 return
             await asyncio.sleep(REPORT_S)
             quiet_s += REPORT_S
+
+
+def peer_of(transfer: TransferStats | None) -> dict[str, Any] | None:
+    """What routers, and the operator, know of an engine as a peer of others; None without hand-over."""
+    if transfer is None:
+        return None
+    fastest = max(transfer.rates.values(), default=None)
+    return {
+        "endpoint": transfer.endpoint,
+        "epoch": transfer.epoch,
+        "fingerprint": transfer.fingerprint,
+        "block_size": transfer.block_size,
+        "block_bytes": transfer.block_bytes,
+        "transports": list(transfer.transports),
+        "host_id": transfer.host_id,
+        "zone_slots": transfer.zone_slots,
+        "free_slots": transfer.free_slots,
+        "handover_s": transfer.handover_s,
+        "link_bytes_per_s": fastest,
+        "receiving": transfer.receiving,
+        "helping": transfer.helping,
+    }
+
+
+def transfer_status(transfer: TransferStats | None) -> dict[str, Any] | None:
+    """The `transfer` field of `/status`: the peer, with the transport in use, what was lost and what was refused."""
+    peer = peer_of(transfer)
+    if transfer is None or peer is None:
+        return None
+    used = max(transfer.bytes, key=lambda name: transfer.bytes[name], default=None)
+    return peer | {
+        "transport": used if used is not None and transfer.bytes[used] else None,
+        "bytes_per_s": dict(transfer.rates),
+        "unmet": transfer.unmet,
+        "outcomes": dict(transfer.outcomes),
+        "fallbacks": {reason: count for reason, count in transfer.fallbacks.items() if count},
+        "helps": dict(transfer.helps),
+        "refused_blocks": dict(transfer.refused),
+    }
 
 
 def _mean(before: float | None, new: float) -> float:

@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from stoker.engine.core.messages import STEP_TOKENS, HostTierStats, ModelFacts, RequestFacts, Stats
 from stoker.engine.http.load_counters import LoadCounters
+from stoker.engine.http.transfer_metrics import transfer_metrics
 from stoker.engine.sampling import SamplingParams
 
 FIRST_TOKEN_S = (
@@ -182,6 +183,8 @@ class _CoreCollector(Collector):
         yield _step_tokens(self._labels, stats)
         if stats.host is not None:
             yield from _host_tier(self._labels, stats.host)
+        if stats.transfer is not None:
+            yield from transfer_metrics(self._labels, stats.transfer)
         yield _token_rates(self._labels, stats)
         yield from _ranks(self._labels, stats)
         yield _by("vllm:request_success", "Ended requests.", "finished_reason", self._labels, stats.finished)

@@ -45,6 +45,7 @@ from stoker.pod.asgi import (
 )
 from stoker.pod.body_budget import BodyBudget, BodyBudgetSpent, BodyShare
 from stoker.pod.marked_streams import RESUME_HEADER, RESUME_PATH
+from stoker.pod.split_requests import PREFILL_HEADER
 
 log = logging.getLogger("stoker.engine")
 
@@ -74,6 +75,8 @@ class HttpCall:
     marks_tokens: bool = False
     """Whether a stream's chunks should have their tokens, so that another engine can go on with it."""
     resumed: ResumeState | None = None
+    prefill: str = ""
+    """Where a router lets the prompt be computed."""
 
     def parse(self, cls: type[B]) -> B:
         """Parse the body as `cls`.
@@ -246,7 +249,10 @@ class OpenAiServer:
             return
         size = len(body)
         marks = header(scope, RESUME_HEADER) == b"1"
-        call = HttpCall(scope["path"], body, uuid.uuid4().hex, reply.request_id, arrival_s, marks)
+        call = HttpCall(
+            scope["path"], body, uuid.uuid4().hex, reply.request_id, arrival_s, marks,
+            prefill=header(scope, PREFILL_HEADER).decode("latin-1"),
+        )  # fmt: skip
         work = asyncio.create_task(_answer(handler, call, reply))
         gone = asyncio.create_task(client_gone(receive))
         try:
@@ -314,12 +320,13 @@ class OpenAiServer:
     async def _resume(self, call: HttpCall) -> Result:
         """Go on with a stream that another engine began."""
         state, body = parse_resume(call.body)
-        call = replace(call, path=state.path, body=body, marks_tokens=True, resumed=state)
+        call = replace(call, path=state.path, body=body, marks_tokens=True, resumed=state, prefill="")
         return await self._posts[state.path](call)
 
     async def _responses(self, call: HttpCall) -> Result:
         body = call.parse(ResponsesBody)
         answer = await self.front.responses(body, call.id, call.arrival_s, call.request_id)
+        answer.generation.prefill = call.prefill
         return Stream(_typed_events(answer)) if body.stream else await answer.whole()
 
     async def _models(self, call: HttpCall) -> Mapping[str, Any]:
@@ -391,6 +398,7 @@ async def _unknown_path(call: HttpCall) -> Result:
 
 
 async def _whole_or_stream(call: HttpCall, body: GenerationBody, answer: CompletionAnswer | ChatAnswer) -> Result:
+    answer.generation.prefill = call.prefill
     if not body.stream:
         return await answer.whole()
     if not (call.marks_tokens and resumable(answer.jobs)):

@@ -109,11 +109,14 @@ class LinkMeter:
         self.bytes = 0
         self.transfers = 0
         self.failures = 0
+        self.seconds = 0.0
+        """Sum of the transfers' own times."""
         self.bytes_per_s: float | None = None
         """Moving average over transfers; None before the first."""
 
     def record(self, num_bytes: int, seconds: float) -> None:
         self.bytes += num_bytes
         self.transfers += 1
+        self.seconds += seconds
         rate = num_bytes / max(seconds, 1e-9)
         self.bytes_per_s = rate if self.bytes_per_s is None else self.bytes_per_s + RECENT * (rate - self.bytes_per_s)

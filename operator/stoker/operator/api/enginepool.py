@@ -51,7 +51,7 @@ class Revision(Value):
         Field(json_schema_extra=immutable("a revision's template cannot be changed: add another revision")),
     ]
     share: Percent
-    """Percent of the replicas; all shares add up to 100."""
+    """Percent of the replicas, at least one where it is not 0; all shares add up to 100."""
 
 
 _SHARES = "self.revisions[0].share" + "".join(

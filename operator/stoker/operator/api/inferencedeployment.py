@@ -13,6 +13,7 @@ from stoker.operator.api.pool import Pool, Role
 from stoker.operator.api.rollout import ATOMIC, RolloutSettings
 from stoker.operator.api.value import (
     Count,
+    Decimal,
     Digest,
     Folder,
     Int32,
@@ -34,7 +35,7 @@ from stoker.operator.api.value import (
 DeploymentPhase = Literal[
     "Pending", "WaitingForCheckpoint", "Starting", "Serving", "Updating", "Degraded", "ScaledToZero", "Failed"
 ]
-RolloutPhase = Literal["Progressing", "Paused", "Completed"]
+RolloutPhase = Literal["Progressing", "Paused", "Completed", "RolledBack"]
 ServedName = Annotated[str, Field(max_length=128, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?$")]
 
 
@@ -156,6 +157,36 @@ class RevisionStatus(Value):
     checkpoint: CurrentCheckpoint | None = None
 
 
+class GateStatus(Value):
+    """Verdict of one gate and what it was made from."""
+
+    metric: Annotated[str, Field(max_length=64)]
+    verdict: Literal["Passed", "Failed", "Waiting"]
+    value: Decimal | None = None
+    """Of the new revision."""
+    base: Decimal | None = None
+    """Of the old revision in the same window, where the gate compares."""
+    samples: Int64 = 0
+    base_samples: Int64 = 0
+    message: Text | None = None
+
+
+class CanaryStatus(Value):
+    """State of a canary."""
+
+    phase: Literal["Waiting", "Holding", "Promoted", "Failed"] = "Waiting"
+    step: Int32 = 0
+    """Number of the present step, from 1."""
+    percent: Annotated[int, Field(ge=0, le=100)] = 0
+    """Of the traffic, now."""
+    since: Time | None = None
+    """When the step was entered, or its share began."""
+    reason: Annotated[str, Field(max_length=64)] | None = None
+    message: Text | None = None
+    judged_at: Time | None = None
+    gates: Annotated[tuple[GateStatus, ...], Field(max_length=16, json_schema_extra=ATOMIC)] = ()
+
+
 class RolloutStatus(Value):
     """Progress from one revision to the next."""
 
@@ -165,6 +196,7 @@ class RolloutStatus(Value):
     step: Int32 | None = None
     started_at: Time | None = None
     progressed_at: Time | None = None
+    canary: CanaryStatus | None = None
 
 
 class ScalingDecision(Value):

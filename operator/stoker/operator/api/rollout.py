@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
+from stoker.operator.api.enginepool import RevisionName
 from stoker.operator.api.metadata import KeyRef
 from stoker.operator.api.value import Decimal, ForeignName, Int32, Seconds, Value, list_map, rule, rules
 
@@ -18,7 +19,7 @@ class CanaryStep(Value):
     percent: Annotated[int, Field(ge=1, le=100)]
     hold_seconds: Seconds = 300
     min_requests: Int32 = 0
-    """Answers of the new revision before the gates are evaluated."""
+    """Answers of the new revision before the gates are evaluated; 0 with metric gates: 20."""
 
 
 class MetricGate(Value):
@@ -62,6 +63,7 @@ class Canary(Value):
     metric_gates: Annotated[tuple[MetricGate, ...], Field(max_length=8, json_schema_extra=list_map("metric"))] = ()
     eval_gates: Annotated[tuple[EvalGate, ...], Field(max_length=8, json_schema_extra=list_map("name"))] = ()
     on_failure: Literal["RollBack", "Pause"] = "RollBack"
+    """Both take the traffic away in seconds; `Pause` keeps the replicas of the failed revision."""
 
 
 class RolloutSettings(Value):
@@ -79,6 +81,10 @@ class RolloutSettings(Value):
 
     type: Literal["rolling", "canary"] = "rolling"
     canary: Canary | None = None
+    promote: RevisionName | None = None
+    """Revision of a canary that gets all traffic now, whatever its gates say."""
+    abort: RevisionName | None = None
+    """Revision of a canary that is given up now."""
     paused: bool = False
     """Stop the rollout where it is, and begin no other."""
     progress_deadline_seconds: Seconds = 1800

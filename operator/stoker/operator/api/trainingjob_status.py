@@ -98,6 +98,39 @@ class Failure(Value):
     """Reaction: Retry, RetryFree (not counted), ResumeOlder, Fail."""
 
 
+class Startup(Value):
+    """Parts of a start in seconds, from the opening of the attempt to the end of its first step; they add up to it.
+
+    A part whose end is not known is in the next one.
+    """
+
+    queue: Int32 = 0
+    """Until the operator had a node for each pod."""
+    schedule: Int32 = 0
+    """Until the scheduler had bound the last pod."""
+    pull: Int32 = 0
+    """Until the last container ran: images, volumes, sandboxes."""
+    start: Int32 = 0
+    """Until the ranks ran: interpreter and imports."""
+    rendezvous: Int32 = 0
+    load: Int32 = 0
+    """Weights or checkpoint, tokenizer, data."""
+    compile: Int32 = 0
+    """Kernels compiled until the end of the first step."""
+    first_step: Int32 = 0
+    """Without that."""
+
+
+class Straggler(Value):
+    """A rank that the others wait for."""
+
+    rank: Int32
+    pod: ForeignName | None = None
+    node: ForeignName | None = None
+    ratio: Measured
+    """Time that it computes in a step over the median of its peers."""
+
+
 class Attempt(Value):
     """One life of the pods from start to end."""
 
@@ -119,6 +152,8 @@ class Attempt(Value):
     resumed_from: Annotated[SavedStep | None, Field(json_schema_extra=described_elsewhere())] = None
     """Save that it continues, as `newestVerifiedCheckpoint`."""
     failure: Failure | None = None
+    startup: Annotated[Startup | None, Field(json_schema_extra=described_elsewhere())] = None
+    """Seconds of each part of the start, docs/operator.md."""
 
 
 class Pinned(Value):
@@ -201,7 +236,13 @@ class TrainingJobStatus(EditableStatus):
     """Highest step of a verified save."""
     lost_steps: Int64 = 0
     """Steps that restarts had to repeat."""
-    goodput: Goodput | None = None
+    goodput: Annotated[Goodput | None, Field(json_schema_extra=described_elsewhere())] = None
+    """Seconds by state, up to `since`; they add up to the age of the run, docs/operator.md."""
+    stragglers: Annotated[
+        tuple[Straggler, ...],
+        Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "atomic", **described_elsewhere()}),
+    ] = ()
+    """Ranks that the others wait for."""
     avoided_nodes: Annotated[
         tuple[ForeignName, ...], Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "set"})
     ] = ()

@@ -98,6 +98,23 @@ def exit_of(pod: Object) -> PodExit:
     )
 
 
+def scheduled_at(pod: Object) -> datetime | None:
+    """Time at which the pod got its node; None before, and where the cluster reports none."""
+    for condition in pod.get("status", {}).get("conditions", ()):
+        if condition["type"] == "PodScheduled" and condition["status"] == "True":
+            return _time(condition.get("lastTransitionTime"))
+    return None
+
+
+def started_at(pod: Object) -> datetime | None:
+    """Time at which the main container started, by its node's clock; None before."""
+    for container in pod.get("status", {}).get("containerStatuses", ()):
+        if container.get("name") == MAIN:
+            state = container.get("state", {})
+            return _time((state.get("running") or state.get("terminated") or {}).get("startedAt"))
+    return None
+
+
 def ended_at(pod: Object) -> datetime | None:
     """Time at which the main container ended, by its node's clock; the pod's creation where no end is reported."""
     at = _terminated(pod.get("status", {})).get("finishedAt") or pod["metadata"].get("creationTimestamp")
@@ -139,6 +156,10 @@ def ref_of(item: Object) -> Ref:
 def label(item: Object, name: str) -> str:
     """The value of one of our labels (`labels.ROLE`); empty when it is absent."""
     return str(item["metadata"].get("labels", {}).get(name, ""))
+
+
+def _time(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None
 
 
 def _terminated(status: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -76,9 +76,13 @@ class OperatorState:
         silence_s: Mapping[str, float],
         nodes: NodeCounts,
         jobs: Mapping[Key, Mapping[str, int]] | None = None,
+        starts: Mapping[Key, Mapping[str, int]] | None = None,
+        stragglers: Mapping[Key, int] | None = None,
         pools: Sequence[PoolReview] = (),
     ) -> None:
-        """`jobs`: seconds of each TrainingJob by the state of its goodput ledger. `pools`: their newest reviews."""
+        """`jobs`: seconds of each TrainingJob by the state of its goodput ledger. `starts`: seconds of each part of the
+        start of its newest attempt. `stragglers`: their number, of jobs that have some. `pools`: their newest reviews.
+        """
         self.queue = queue
         self.delayed = delayed
         self.polls = polls
@@ -86,6 +90,8 @@ class OperatorState:
         self.silence_s = silence_s
         self.nodes = nodes
         self.jobs = jobs or {}
+        self.starts = starts or {}
+        self.stragglers = stragglers or {}
         self.pools = pools
 
 
@@ -121,19 +127,31 @@ class _AtWork(Collector):
         for kind, seconds in sorted(now.silence_s.items()):
             silence.add_metric([kind], seconds)
         yield silence
-        yield _job_seconds(now.jobs)
+        yield _job_seconds("seconds", "Seconds of a TrainingJob by what they were spent on", "state", now.jobs)
+        text = "Seconds from the opening of the newest attempt of a TrainingJob to its first step, by part"
+        yield _job_seconds("startup_seconds", text, "part", now.starts)
+        yield _stragglers(now.stragglers)
         yield from _pool_figures(now.pools)
 
     def describe(self) -> list[Metric]:
         return []
 
 
-def _job_seconds(jobs: Mapping[Key, Mapping[str, int]]) -> Metric:
-    text = "Seconds of a TrainingJob by what they were spent on; they add up to its age"
-    found = GaugeMetricFamily("stoker_operator_trainingjob_seconds", text, labels=["namespace", "name", "state"])
+def _job_seconds(name: str, text: str, label: str, jobs: Mapping[Key, Mapping[str, int]]) -> Metric:
+    """Seconds of each job by one label; they add up to a whole."""
+    labels = ["namespace", "name", label]
+    found = GaugeMetricFamily(f"stoker_operator_trainingjob_{name}", f"{text}; they add up", labels=labels)
     for key, seconds in sorted(jobs.items()):
-        for state, value in seconds.items():
-            found.add_metric([key.namespace, key.name, state], value)
+        for part, value in seconds.items():
+            found.add_metric([key.namespace, key.name, part], value)
+    return found
+
+
+def _stragglers(jobs: Mapping[Key, int]) -> Metric:
+    text = "Ranks of a TrainingJob that the others wait for; only of jobs that have some"
+    found = GaugeMetricFamily("stoker_operator_trainingjob_stragglers", text, labels=["namespace", "name"])
+    for key, count in sorted(jobs.items()):
+        found.add_metric([key.namespace, key.name], count)
     return found
 
 

@@ -20,8 +20,10 @@ _CONTENT = ("data", "binaryData", "stringData", "immutable")
 _POD_SPEC = ("nodeName", "priority", "schedulingGates", "subdomain")
 _POD_STATUS = ("phase", "reason", "message", "podIP")
 _POD_CONDITION = ("type", "status", "reason", "message")
-_ENGINE_CONDITION = (*_POD_CONDITION, "lastTransitionTime")
-"""Of engines alone: the autoscaler counts with the time that they took until they were ready."""
+_TIMED_CONDITION = (*_POD_CONDITION, "lastTransitionTime")
+_TIMED: Mapping[str, tuple[str, ...]] = {PodRole.ENGINE: ("Ready",), PodRole.TRAINER: ("PodScheduled",)}
+"""Conditions whose time is kept: the autoscaler counts with the time until engines are ready, and the start of an
+attempt is shown in its parts."""
 _NODE_CONDITION = ("type", "status")
 _NODE_LABELS = (ZONE,)
 _METADATA = ("managedFields", "selfLink")
@@ -64,6 +66,7 @@ def reuse_equal(value: Any, old: Any = None) -> Any:
 def _pod(pod: Mapping[str, Any]) -> dict[str, Any]:
     """Node or pin, gates, phase, conditions and container states: what a pod waits for and how it ended."""
     parts: dict[str, Any] = {}
+    role = str((pod["metadata"].get("labels") or {}).get(ROLE))
     if "spec" in pod:
         parts["spec"] = _some(pod["spec"], _POD_SPEC)
         if (node := pinned_node(pod)) is not None:
@@ -71,19 +74,24 @@ def _pod(pod: Mapping[str, Any]) -> dict[str, Any]:
     if "status" in pod:
         status = _some(pod["status"], _POD_STATUS)
         if "conditions" in pod["status"]:
-            engine = (pod["metadata"].get("labels") or {}).get(ROLE) == PodRole.ENGINE
-            names = _ENGINE_CONDITION if engine else _POD_CONDITION
-            status["conditions"] = [_some(found, names) for found in pod["status"]["conditions"]]
+            timed = _TIMED.get(role, ())
+            status["conditions"] = [
+                _some(found, _TIMED_CONDITION if found["type"] in timed else _POD_CONDITION)
+                for found in pod["status"]["conditions"]
+            ]
         for name in ("initContainerStatuses", "containerStatuses"):
             if name in pod["status"]:
-                status[name] = [_container(found) for found in pod["status"][name]]
+                status[name] = [_container(found, timed=role == PodRole.TRAINER) for found in pod["status"][name]]
         parts["status"] = status
     return parts
 
 
-def _container(found: Mapping[str, Any]) -> dict[str, Any]:
-    state = found.get("state") or {}
-    left = {"name": found.get("name"), "state": {name: {} if name == "running" else state[name] for name in state}}
+def _container(found: Mapping[str, Any], *, timed: bool) -> dict[str, Any]:
+    """State and image; of a running container also the time of its start, where `timed`."""
+    state = dict(found.get("state") or {})
+    if "running" in state:
+        state["running"] = _some(state["running"] or {}, ("startedAt",)) if timed else {}
+    left = {"name": found.get("name"), "state": state}
     if "@" in (found.get("imageID") or ""):  # a digest; long, and the same in thousands of pods
         left["imageID"] = sys.intern(found["imageID"])
     return left

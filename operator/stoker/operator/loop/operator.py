@@ -207,13 +207,25 @@ class Operator:
             silence_s=silence,
             nodes=self.nodes.counts,
             jobs=self._job_seconds(),
+            starts=self._starts(),
+            stragglers=self._stragglers(),
             pools=tuple(self.loads.inputs()),
         )
 
     def _job_seconds(self) -> dict[Key, dict[str, int]]:
         now = self.clock.now()
-        ledgers = {key_of(job): (job.get("status") or {}).get("goodput") for job in self.store.of_kind("TrainingJob")}
+        ledgers = {key: status.get("goodput") for key, status in self._job_statuses().items()}
         return {key: totals(read_ledger(found), now) for key, found in ledgers.items() if found}
+
+    def _starts(self) -> dict[Key, dict[str, int]]:
+        attempts = {key: status.get("attempt") or {} for key, status in self._job_statuses().items()}
+        return {key: attempt["startup"] for key, attempt in attempts.items() if attempt.get("startup")}
+
+    def _stragglers(self) -> dict[Key, int]:
+        return {key: len(late) for key, status in self._job_statuses().items() if (late := status.get("stragglers"))}
+
+    def _job_statuses(self) -> dict[Key, Object]:
+        return {key_of(job): job.get("status") or {} for job in self.store.of_kind("TrainingJob")}
 
     async def _serve(self) -> None:
         while True:

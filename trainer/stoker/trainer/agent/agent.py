@@ -16,17 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from stoker.pod.causes import ORDERLY_ENDS, Cause
-from stoker.pod.control_key import ControlVerifier
-from stoker.pod.http import control_routes, probe_routes
 from stoker.pod.termination_message import TerminationMessage
 from stoker.trainer.agent.console import Console
 from stoker.trainer.agent.control import Control
-from stoker.trainer.agent.history import history_route
-from stoker.trainer.agent.metrics import registry_of
 from stoker.trainer.agent.outcome import RankEnd, RunOutcome, diagnose, read_oom_kills
 from stoker.trainer.agent.peers import ask_peers
 from stoker.trainer.agent.pod_rank import PodRank, open_rendezvous, rank_environment
 from stoker.trainer.agent.rank_process import RankProcess
+from stoker.trainer.agent.routes import agent_routes
 from stoker.trainer.agent.run_state import RunState
 from stoker.trainer.agent.server import AgentServer
 from stoker.trainer.agent.stacks import collect_stacks, innermost
@@ -249,19 +246,8 @@ class Agent:
     # --- HTTP server and termination message ---
 
     def _new_server(self) -> AgentServer:
-        listen, state = self.config.listen, self.state
-        probes = probe_routes(
-            alive=lambda: True,
-            ready=lambda: state.phase not in ("Loading", "Exited"),
-            status=state.status,
-            registry=registry_of(state, self._clock),
-        )
-        control = Control(state, self._save, self.stop).routes()
-        probes.append(history_route(self.config.logging.jsonl))
-        public = list(probes)
-        if listen.control_keys is not None:
-            public += control_routes(control, ControlVerifier(listen.control_keys, self.pod.pod_uid, time.time))
-        return AgentServer(listen, public, [*probes, *control_routes(control, None)])
+        control = Control(self.state, self._save, self.stop)
+        return AgentServer(self.config.listen, *agent_routes(self.config, self.state, control, self._clock))
 
     def _save(self, command: SaveCommand) -> bool:
         return bool(self._processes) and self._processes[0].send(command)

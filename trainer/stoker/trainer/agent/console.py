@@ -19,6 +19,7 @@ from stoker.trainer.protocol.channel import (
     RetentionEvent,
     SaveEvent,
     StepEvent,
+    StragglersEvent,
     ValidationEvent,
 )
 
@@ -45,6 +46,8 @@ class Console:
                 self.line(f"step {event.step}  validation loss {event.loss:.4f}")
             case PlanEvent():
                 self.line(event.line)
+            case StragglersEvent():
+                self.line(stragglers_line(event))
             case SaveEvent():
                 self.line(_save_line(event))
             case RetentionEvent():
@@ -91,6 +94,17 @@ def step_line(event: StepEvent) -> str:
         f"lr {event.learning_rate:.1e}  norm {norm}  "
         f"{event.tokens_per_s:,.0f} tokens/s  ETA {duration(event.eta_s)}"
     )
+
+
+def stragglers_line(event: StragglersEvent) -> str:
+    """One line about the ranks that the others wait for: `stragglers: rank 3 computes 0.90 s a step, others 0.50 s`"""
+    if not event.stragglers:
+        return "no straggler any more"
+    parts = (
+        f"rank {found['rank']} computes {found['busy_s']:.3g} s a step, others {found['typical_s']:.3g} s"
+        for found in event.stragglers
+    )
+    return f"stragglers: {'; '.join(parts)}"
 
 
 def duration(seconds: float) -> str:

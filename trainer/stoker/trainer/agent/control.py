@@ -51,7 +51,7 @@ class Control:
         """
         request_id = self._request_id(body, ("id", "mode", "deadline_s"))
         mode, deadline_s = body.get("mode"), body.get("deadline_s")
-        if mode not in MODES:
+        if not isinstance(mode, str) or mode not in MODES:
             raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
         if not isinstance(deadline_s, int | float) or isinstance(deadline_s, bool) or not 0 < deadline_s < float("inf"):
             raise ValueError(f"deadline_s must be a positive number of seconds, got {deadline_s!r}")

@@ -77,6 +77,8 @@ class _RunMetrics(Collector):
         yield self._hang_metric()
         yield self._saves()
         yield self._nodes()
+        yield self._stragglers()
+        yield self._startup()
 
     def _source_samples(self) -> Metric:
         family = GaugeMetricFamily(
@@ -113,4 +115,19 @@ class _RunMetrics(Collector):
         )
         for node in self.state.nodes():
             family.add_metric([str(node.node_rank)], float(node.reachable))
+        return family
+
+    def _stragglers(self) -> Metric:
+        text = "Time that a straggler computes in a step over the median of its peers; only of ranks that are named."
+        family = GaugeMetricFamily("stoker_trainer_straggler_ratio", text, labels=["rank"])
+        for found in self.state.stragglers:
+            family.add_metric([str(found["rank"])], found["busy_s"] / found["typical_s"])
+        return family
+
+    def _startup(self) -> Metric:
+        text = "Unix time at which all ranks of the pod had reached a moment of their start."
+        family = GaugeMetricFamily("stoker_trainer_startup_timestamp_seconds", text, labels=["moment"])
+        for name, value in self.state.startup.status().items():
+            if name.endswith("_at"):
+                family.add_metric([name.removesuffix("_at")], value)
         return family

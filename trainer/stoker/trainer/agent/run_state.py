@@ -12,6 +12,7 @@ from typing import Any
 from stoker.pod.causes import Cause
 from stoker.pod.termination_message import MAX_SAVES, SaveReport
 from stoker.trainer.agent.pod_rank import PodRank
+from stoker.trainer.agent.startup import Startup
 from stoker.trainer.protocol.channel import (
     EndEvent,
     Event,
@@ -23,6 +24,7 @@ from stoker.trainer.protocol.channel import (
     SaveEvent,
     SourcesEvent,
     StepEvent,
+    StragglersEvent,
     ValidationEvent,
 )
 from stoker.trainer.protocol.config import JobIdentity
@@ -90,6 +92,9 @@ class RunState:
     last_step: StepEvent | None = None
     last_validation: ValidationEvent | None = None
     plan: PlanEvent | None = None
+    startup: Startup = field(init=False)
+    stragglers: list[dict[str, Any]] = field(default_factory=list)
+    """Ranks of the whole gang that the others wait for, see `StragglersEvent`; known to the leading rank's pod."""
     sources: list[dict[str, Any]] = field(default_factory=list)
     """Progress by data source, see `SourceProgress`."""
     saves: dict[str, SaveEvent] = field(default_factory=dict)
@@ -106,11 +111,13 @@ class RunState:
 
     def __post_init__(self) -> None:
         self.ranks = {rank: RankState(progressed_at=self.started_at) for rank in self.pod.ranks}
+        self.startup = Startup(len(self.ranks))
 
     def apply(self, rank: int, event: Event, *, clock: float, unix: float) -> None:
         """Apply one event of a rank."""
         state = self.ranks[rank]
         state.progressed_at, self.progressed_at = clock, unix
+        self.startup.note(rank, event, unix)
         match event:
             case PhaseEvent():
                 state.phase, state.message = event.phase, event.message
@@ -127,6 +134,8 @@ class RunState:
                 self.sources = event.sources
             case PlanEvent():
                 self.plan = event
+            case StragglersEvent():
+                self.stragglers = event.stragglers
             case SaveEvent():
                 self._add_save(event)
             case RetentionEvent():
@@ -210,7 +219,8 @@ class RunState:
         sources = {"sources": self.sources} if 0 < len(self.sources) <= MAX_SOURCES else {}
         reasons = {save.folder: save.reason for save in self.saves.values() if save.state == "Committed"}
         numbers = {name: value for name, value in self._progress().items() if value is not None}
-        return numbers and {**numbers, "progressed_at": self.progressed_at, **sources, "save_reasons": reasons}
+        last = {"progressed_at": self.progressed_at, "save_reasons": reasons, "startup": self.startup.status()}
+        return numbers and {**numbers, **last, **sources}
 
     def status(self) -> dict[str, Any]:
         """The body of `/status`."""
@@ -225,6 +235,10 @@ class RunState:
             "progressed_at": self.progressed_at,
             "sources": self.sources,
             "plan": {name: getattr(self.plan, name) for name in _PLAN} if self.plan else None,
+            "startup": self.startup.status(),
+            "stragglers": [
+                {**found, "node_rank": found["rank"] // self.pod.ranks_per_node} for found in self.stragglers
+            ],
             "saves": [_save_status(save) | self._save_metrics(save) for save in self.saves.values()],
             "requests": {name: asdict(request) for name, request in self.requests.items()},
             "nodes": [asdict(node) for node in self.nodes()],

@@ -10,13 +10,16 @@ keeps the other:
     agent_channel.send(SaveCommand(id="ab12"))
 
 Rank to agent: one event per line; `event` names the kind. The dataclasses below are its fields. Every rank sends
-`phase`, `step` and `end`; only global rank 0 sends `validation`, `sources`, `plan`, `save`, `retention` and `request`:
+`phase`, `moment`, `step` and `end`; only global rank 0 sends `validation`, `sources`, `plan`, `stragglers`, `save`,
+`retention` and `request`:
 
     {"event": "phase", "phase": "Loading", "message": "LoadingWeights 43 %", "at": 1760000000.0}
+    {"event": "moment", "moment": "started" | "joined"}
     {"event": "step", "step": 7, "total_steps": 60, "tokens": 14336, "loss": 2.5, "learning_rate": 3e-4, ...}
     {"event": "validation", "step": 50, "loss": 2.41, "tokens": 4096}
     {"event": "sources", "sources": [{"name": "web", "samples": 700, "sequences": 52000}]}
     {"event": "plan", "predicted_step_s": 0.76, "measured_step_s": 0.75, "step_error": 0.01, ...}   # after a few steps
+    {"event": "stragglers", "stragglers": [{"rank": 3, "busy_s": 0.9, "typical_s": 0.5}]}      # when others are late
     {"event": "save", "folder": "step-00000050.1a2b3c4d", "state": "Saving" | "Committed" | "Failed", ...}
     {"event": "retention", "deleted": ["step-00000010.1a2b3c4d"], "problems": []}
     {"event": "request", "id": "ab12", "state": "Done" | "Failed", "folder": ..., "detail": ...}
@@ -50,12 +53,22 @@ Phase = Literal["Loading", "FirstStep", "Training", "Saving", "Validating", "Fin
 SaveState = Literal["Saving", "Committed", "Failed"]
 SaveReason = Literal["interval", "minutes", "request", "interrupt", "final"]
 StopMode = Literal["interrupt", "suspend", "cancel"]
+Moment = Literal["started", "joined", "loaded", "stepped"]
+"""Moments of a start: the process runs, all ranks are there, weights and data are loaded, the first step is done."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseEvent:
     phase: Phase
     message: str = ""
+    at: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MomentEvent:
+    """A moment of a rank's start that no other event shows."""
+
+    moment: Moment
     at: float = field(default_factory=time.time)
 
 
@@ -87,6 +100,8 @@ class StepEvent:
     """Rows of the fullest expert over those of the mean expert, in the layer where that is most."""
     expert_tokens: tuple[int, ...] | None = None
     """Rows of each expert in this step, summed over layers."""
+    compile_s: float | None = None
+    """Only of the first step of a rank: time in which its kernels were compiled since its start."""
     at: float = field(default_factory=time.time)
 
 
@@ -130,6 +145,14 @@ class PlanEvent:
     memory_error: float | None
     line: str
     """For a log."""
+    at: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StragglersEvent:
+    """The ranks that the others wait for now, as plain values `rank`, `busy_s`, `typical_s`; sent when they change."""
+
+    stragglers: list[dict[str, Any]]
     at: float = field(default_factory=time.time)
 
 
@@ -206,10 +229,12 @@ class StopCommand:
 
 Event = (
     PhaseEvent
+    | MomentEvent
     | StepEvent
     | ValidationEvent
     | SourcesEvent
     | PlanEvent
+    | StragglersEvent
     | SaveEvent
     | RetentionEvent
     | RequestEvent
@@ -219,10 +244,12 @@ Command = SaveCommand | StopCommand
 
 _EVENTS: dict[str, type[Event]] = {
     "phase": PhaseEvent,
+    "moment": MomentEvent,
     "step": StepEvent,
     "validation": ValidationEvent,
     "sources": SourcesEvent,
     "plan": PlanEvent,
+    "stragglers": StragglersEvent,
     "save": SaveEvent,
     "retention": RetentionEvent,
     "request": RequestEvent,

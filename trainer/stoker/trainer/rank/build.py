@@ -19,7 +19,8 @@ from stoker.checkpoint.manifest import TensorInfo
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.store import CheckpointRoot
 from stoker.model.decoder import Decoder
-from stoker.model.kernels.ops import Ops, resolve_kernels
+from stoker.model.kernels.kernel_set import resolve_kernels
+from stoker.model.kernels.ops import Ops
 from stoker.model.kernels.weight_queue import WeightQueue, set_weight_queue
 from stoker.model.lora import adapter_parts
 from stoker.model.parameter import Part
@@ -31,6 +32,7 @@ from stoker.trainer.protocol.step_signals import SignalInbox
 from stoker.trainer.rank.attend_maker import ContextGroup
 from stoker.trainer.rank.bucket import EVERY_UNIT, Bucket, Decays, Reduction, make_buckets
 from stoker.trainer.rank.clip import GradientNorm
+from stoker.trainer.rank.compile_clock import CompileClock
 from stoker.trainer.rank.context_share import share_batches
 from stoker.trainer.rank.fp8_weights import use_fp8
 from stoker.trainer.rank.frozen import Fill
@@ -191,6 +193,7 @@ def open_loop(
         OtherModel: it is sound, but not of this model.
         DataError: the corpus is not that of the checkpoint.
     """
+    compiled = CompileClock(context.device)
     fill = None if inputs.initial_weights is None else inputs.initial_weights.fill
     zero = make_zero(config, inputs.model, context.mesh, context.device, fill)
     parts = all_parts(inputs.model)
@@ -221,6 +224,7 @@ def open_loop(
                 total_steps=inputs.total_steps,
                 loss_scale=loss_scale,
                 guards=guards,
+                compiled=compiled,
             )
         finally:
             saver.wait()

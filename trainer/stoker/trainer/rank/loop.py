@@ -25,11 +25,13 @@ from stoker.trainer.protocol.channel import (
     SourceProgress,
     SourcesEvent,
     StepEvent,
+    StragglersEvent,
     ValidationEvent,
 )
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.step_signals import SignalInbox, StepSignals
 from stoker.trainer.rank.checksum import check_replicas
+from stoker.trainer.rank.compile_clock import CompileClock
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.guards import Guards
 from stoker.trainer.rank.loss_scale import LossScale
@@ -40,6 +42,7 @@ from stoker.trainer.rank.router_meter import RouterReport
 from stoker.trainer.rank.saver import SavePlan, Saver
 from stoker.trainer.rank.schedule import learning_rate
 from stoker.trainer.rank.snapshot import Snapshots
+from stoker.trainer.rank.stragglers import StragglerWatch
 from stoker.trainer.rank.train_step import Passes, StepResult, TrainStep, validation_loss
 from stoker.trainer.rank.zero import Zero
 
@@ -96,6 +99,7 @@ class Loop:
         total_steps: int,
         loss_scale: LossScale | None = None,
         guards: Guards | None = None,
+        compiled: CompileClock | None = None,
     ) -> None:
         """`parts`: the tensors of which this rank has a box; `tensors`: the state of the whole model.
 
@@ -117,10 +121,12 @@ class Loop:
         self._log = log
         self._watch = watch
         self._guards = guards or Guards(config.guards)
+        self._compiled = compiled
         self._meta = meta
         self._train_step = TrainStep(passes, zero, config.optimization.gradient_clipping, loss_scale)
         self._tokens_per_step = training.global_batch_size * training.sequence_length
         self._clock = StepClock(self._tokens_per_step)
+        self._stragglers = StragglerWatch(mesh.dims.groups("replicate", "shard", "context", "tensor"))
 
     def train(self) -> Cause:
         """Run to the last step, or until a stop.
@@ -206,8 +212,14 @@ class Loop:
         if self._mesh.leads:
             self._log.step(event)
             self._watch.step(step_s)
+            self._name_stragglers(result.busy_s)
             sources = self._batches.progress(self.progress.step)
             self._channel.send(SourcesEvent(sources=[asdict(source) for source in sources]))
+
+    def _name_stragglers(self, busy_s: Sequence[float]) -> None:
+        found = self._stragglers.add(busy_s)
+        if found is not None:
+            self._channel.send(StragglersEvent(stragglers=[asdict(straggler) for straggler in found]))
 
     def _event(self, result: StepResult, rate: float, step_s: float) -> StepEvent:
         return StepEvent(
@@ -222,6 +234,7 @@ class Loop:
             eta_s=self._clock.eta_s(self.total_steps - self.progress.step),
             skipped_steps=self.progress.skipped_steps,
             loss_scale=scale.scale if (scale := self._train_step.loss_scale) else None,
+            compile_s=self._compiled.seconds if self._compiled and self._clock.steps == 1 else None,
             **router_fields(result.router),
         )
 

@@ -24,7 +24,7 @@ from stoker.checkpoint.store import CheckpointRoot
 from stoker.model.memory import keep_freed_memory
 from stoker.pod.causes import EXIT_CODES, Cause, CauseRule, cause_of_error, is_explained, mentions
 from stoker.pod.config_file import load
-from stoker.trainer.protocol.channel import EndEvent, RankChannel, StopCommand
+from stoker.trainer.protocol.channel import EndEvent, MomentEvent, RankChannel, StopCommand
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.error_causes import ERROR_CAUSES, describe_error
 from stoker.trainer.protocol.parallel_dims import ParallelDims, check_supported
@@ -100,6 +100,7 @@ def open_rank(options: argparse.Namespace, environment: Mapping[str, str], chann
         channel.phase("Loading", message)
 
     report("Starting")
+    channel.send(MomentEvent(moment="started"))
     config = load(TrainerConfig, options.config)
     dims = check_supported(config)
     check_targets(config.logging)
@@ -112,6 +113,7 @@ def open_rank(options: argparse.Namespace, environment: Mapping[str, str], chann
     root = CheckpointRoot(Path(config.checkpoint.root))
     with process_group(config, info, device, listener), hold_root(config, info, root):
         context = make_rank_context(dims, device, channel, collective_timeout(config))
+        channel.send(MomentEvent(moment="joined"))
         resume = choose_resume(config, root, context.save_group, report)
         inputs = collect_run_inputs(config, context.mesh, device, resume is not None, report)
         check_agreement(inputs, context.save_group)

@@ -23,6 +23,7 @@ from stoker.pod.capabilities import AttentionName
 from stoker.trainer.errors import NonFinite
 from stoker.trainer.protocol.step_signals import StepSignals
 from stoker.trainer.rank.attend_maker import AttendMaker, ContextGroup
+from stoker.trainer.rank.busy_clock import BusyClock
 from stoker.trainer.rank.cheap_results import RecomputingOps
 from stoker.trainer.rank.clip import clip_factor
 from stoker.trainer.rank.data.batch import MicroBatch
@@ -49,6 +50,8 @@ class StepResult:
     """The decision of all ranks for the end of this step."""
     router: RouterReport | None = None
     """Only of a model with experts."""
+    busy_s: tuple[float, ...] = ()
+    """By rank: time from the start of the step before this one until its last backward had ended; 0 without one."""
 
 
 class Passes(Protocol):
@@ -206,6 +209,7 @@ class TrainStep:
         self._clipping = clipping
         self.loss_scale = loss_scale
         self._router = passes.new_meter()
+        self._busy = BusyClock(zero.states[0].master.device)
 
     def __call__(
         self,
@@ -234,11 +238,14 @@ class TrainStep:
         # of backward would be rounded to bf16.
         factor = 1.0 if self.loss_scale is None else self.loss_scale.factor(target_tokens)
         divisor = factor * target_tokens
+        last_busy_s = self._busy.seconds()
+        self._busy.start()
         self._zero.begin_step(num_batches)
         sums = self._passes.train(batches, self._zero, self._router, factor)
         assert len(sums) == num_batches
+        self._busy.stop()
         self._zero.finish_reduce()
-        mine = signals().numbers()
+        mine = [last_busy_s, *signals().numbers()]
         numbers, width = self._exchange(torch.stack(sums), mine), len(mine)
         routed = width + self._router.width
         loss = counted_once(numbers[:, routed:], self._zero.mesh).reshape(-1).sum() / divisor
@@ -262,8 +269,10 @@ class TrainStep:
             )
         routed = 2 + self._router.width
         router, signals = answer[2:routed], answer[routed:]
-        merged = StepSignals.merge(signals.view(-1, width).tolist())
-        return StepResult(loss, norm, overflow, merged, self._router.report(router, target_tokens))
+        by_rank = signals.view(-1, width)
+        merged = StepSignals.merge(by_rank[:, 1:].tolist())
+        report = self._router.report(router, target_tokens)
+        return StepResult(loss, norm, overflow, merged, report, tuple(by_rank[:, 0].tolist()))
 
     def _exchange(self, sums: Tensor, signals: list[float]) -> Tensor:
         """Gather signals, routers' numbers and losses of all ranks in one small exchange.

@@ -61,6 +61,8 @@ class UsageChunks:
 class Answer(Protocol):
     """A prepared answer; nothing has been sent to the core yet."""
 
+    generation: Generation
+
     async def whole(self) -> dict[str, Any]: ...
 
     def chunks(self) -> AsyncGenerator[dict[str, Any]]: ...

@@ -60,7 +60,7 @@ class ChatAnswer:
         parsers: AnswerParsers,
     ) -> None:
         self._envelope = envelope
-        self._generation = generation
+        self.generation = generation
         self._names = names
         self._usage_chunks = usage_chunks
         self._parsers = parsers
@@ -75,11 +75,11 @@ class ChatAnswer:
     @property
     def jobs(self) -> Sequence[Job]:
         """The prompts and how to continue them."""
-        return self._generation.jobs
+        return self.generation.jobs
 
     async def whole(self) -> dict[str, Any]:
         """Return the answer in one object."""
-        async with aclosing(self._generation.updates()) as updates:
+        async with aclosing(self.generation.updates()) as updates:
             async for update in updates:
                 choice = self._choices[update.choice]
                 self._read(choice, update)
@@ -87,11 +87,11 @@ class ChatAnswer:
                 choice.tokens += update.tokens
                 choice.scores += update.logprobs or ()
         bodies = [self._message(index, choice) for index, choice in enumerate(self._choices)]
-        return self._envelope.wrap(KIND, bodies, usage=self._usage_chunks.usage(self._generation), **self._scores())
+        return self._envelope.wrap(KIND, bodies, usage=self._usage_chunks.usage(self.generation), **self._scores())
 
     async def chunks(self) -> AsyncGenerator[dict[str, Any]]:
         """Yield the answer as it arrives: a choice begins with its role, and its last chunk has the finish reason."""
-        async with aclosing(self._generation.updates()) as updates:
+        async with aclosing(self.generation.updates()) as updates:
             async for update in updates:
                 choice = self._choices[update.choice]
                 chunks = [] if choice.begun else [self._chunk(update.choice, {"role": ROLE, "content": ""})]
@@ -102,7 +102,7 @@ class ChatAnswer:
                 for chunk in chunks:
                     yield chunk
         if self._usage_chunks.last:
-            last = self._envelope.wrap(CHUNK_KIND, [], usage=self._usage_chunks.usage(self._generation))
+            last = self._envelope.wrap(CHUNK_KIND, [], usage=self._usage_chunks.usage(self.generation))
             if self.marks is not None:
                 self.marks.mark_usage(last)
             yield last
@@ -115,7 +115,7 @@ class ChatAnswer:
 
     def _scores(self) -> dict[str, Any]:
         """The field `prompt_logprobs`, if it was requested."""
-        job, scores = self._generation.jobs[0], self._prompt_scores
+        job, scores = self.generation.jobs[0], self._prompt_scores
         if job.params.prompt_logprobs is None or scores is None:
             return {}
         listed = prompt_logprobs(self._names, job.prompt_tokens, scores, job.params.prompt_logprobs)
@@ -161,7 +161,7 @@ class ChatAnswer:
 
     def _chunk(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        return self._envelope.wrap(CHUNK_KIND, [choice], **self._usage_chunks.field(self._generation))
+        return self._envelope.wrap(CHUNK_KIND, [choice], **self._usage_chunks.field(self.generation))
 
     def _message(self, index: int, choice: _Choice) -> dict[str, Any]:
         logprobs = chat_logprobs(self._names, choice.tokens, choice.scores) if self._with_logprobs else None

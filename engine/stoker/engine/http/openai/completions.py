@@ -71,7 +71,7 @@ class CompletionAnswer:
         fields: CompletionFields,
     ) -> None:
         self._envelope = envelope
-        self._generation = generation
+        self.generation = generation
         self._names = names
         self._usage_chunks = usage_chunks
         self._echoes = echoes
@@ -92,23 +92,23 @@ class CompletionAnswer:
     @property
     def jobs(self) -> Sequence[Job]:
         """The prompts and how to continue them."""
-        return self._generation.jobs
+        return self.generation.jobs
 
     async def whole(self) -> dict[str, Any]:
         """Return the answer in one object."""
-        choices = [_Choice() for _ in range(self._n * len(self._generation.jobs))]
-        async with aclosing(self._generation.updates()) as updates:
+        choices = [_Choice() for _ in range(self._n * len(self.generation.jobs))]
+        async with aclosing(self.generation.updates()) as updates:
             async for update in updates:
                 choice = choices[self._index(update)]
                 choice.total += sum(score.logprob for score in update.logprobs or ())
                 for part in self._parts(update):
                     _add(choice, part)
         bodies = [self._choice(index, choice) for index, choice in enumerate(self._best(choices))]
-        return self._envelope.wrap(KIND, bodies, usage=self._usage_chunks.usage(self._generation))
+        return self._envelope.wrap(KIND, bodies, usage=self._usage_chunks.usage(self.generation))
 
     async def chunks(self) -> AsyncGenerator[dict[str, Any]]:
         """Yield the answer as it arrives. Every chunk with a choice has `text`."""
-        async with aclosing(self._generation.updates()) as updates:
+        async with aclosing(self.generation.updates()) as updates:
             async for update in updates:
                 chunks = [self._chunk(update, part) for part in self._parts(update) if self._is_shown(part)]
                 if self.marks is not None:
@@ -116,7 +116,7 @@ class CompletionAnswer:
                 for chunk in chunks:
                     yield chunk
         if self._usage_chunks.last:
-            last = self._envelope.wrap(KIND, [], usage=self._usage_chunks.usage(self._generation))
+            last = self._envelope.wrap(KIND, [], usage=self._usage_chunks.usage(self.generation))
             if self.marks is not None:
                 self.marks.mark_usage(last)
             yield last
@@ -127,7 +127,7 @@ class CompletionAnswer:
 
     def _chunk(self, update: Update, part: _Choice) -> dict[str, Any]:
         choice = self._choice(self._index(update), part)
-        return self._envelope.wrap(KIND, [choice], **self._usage_chunks.field(self._generation))
+        return self._envelope.wrap(KIND, [choice], **self._usage_chunks.field(self.generation))
 
     def _best(self, choices: list[_Choice]) -> list[_Choice]:
         """The choices to return, of each prompt those with the highest mean log-probability first."""
@@ -142,7 +142,7 @@ class CompletionAnswer:
     def _prompt_logprobs(self, job: int) -> list[dict[str, dict[str, Any]] | None] | None:
         if self._fields.prompt_logprobs is None:
             return None
-        tokens = self._generation.jobs[job].prompt_tokens
+        tokens = self.generation.jobs[job].prompt_tokens
         return prompt_logprobs(self._names, tokens, self._prompt_scores[job], self._fields.prompt_logprobs)
 
     def _index(self, update: Update) -> int:

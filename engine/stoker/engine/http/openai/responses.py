@@ -81,7 +81,7 @@ class ResponsesAnswer:
     """One response. A whole answer is the last event of its stream."""
 
     def __init__(self, envelope: Envelope, generation: Generation, parsers: AnswerParsers, body: ResponsesBody) -> None:
-        self._envelope, self._generation, self._parsers, self._body = envelope, generation, parsers, body
+        self._envelope, self.generation, self._parsers, self._body = envelope, generation, parsers, body
         self._parser = parsers.parser()
         self._items: list[OutputItem] = []
         self._status = "in_progress"
@@ -125,7 +125,7 @@ class ResponsesAnswer:
 
     async def _updates(self) -> AsyncGenerator[Update]:
         try:
-            async with aclosing(self._generation.updates()) as updates:
+            async with aclosing(self.generation.updates()) as updates:
                 async for update in updates:
                     yield update
         except ApiError as error:
@@ -177,17 +177,17 @@ class ResponsesAnswer:
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
             "store": False,
-            "temperature": self._generation.jobs[0].params.temperature,
+            "temperature": self.generation.jobs[0].params.temperature,
             "text": {"format": body.text.format.model_dump(by_alias=True, exclude_none=True)},
             "tool_choice": body.tool_choice or "auto",
             "tools": body.tools or [],
-            "top_p": self._generation.jobs[0].params.top_p,
+            "top_p": self.generation.jobs[0].params.top_p,
             "truncation": "disabled",
             "usage": self._usage() if ended else None,
         }
 
     def _usage(self) -> dict[str, Any]:
-        counts = usage(self._generation.usage)
+        counts = usage(self.generation.usage)
         return {
             "input_tokens": counts["prompt_tokens"],
             "input_tokens_details": {"cached_tokens": counts["prompt_tokens_details"]["cached_tokens"]},

@@ -46,9 +46,8 @@ def _failures_in_a_row(view: PoolView) -> int:
 
 def _all_ready(view: PoolView) -> bool:
     """Whether every wanted replica is ready. While a rollout is paused every revision counts."""
-    target, paused = view.target.name, view.pool.spec.paused
-    ready = sum(is_ready(pod) and (paused or revision_of(pod) == target) for pod in view.serving)
-    return ready >= view.pool.spec.replicas
+    ready = sum(is_ready(pod) and (view.pool.spec.paused or revision_of(pod) in view.shared) for pod in view.serving)
+    return ready >= sum(view.wanted.values())
 
 
 def _fresh_failures(view: PoolView) -> tuple[Object, ...]:

@@ -26,11 +26,12 @@ class PoolState:
 
 def pool_state(view: PoolView, failures: Failures) -> PoolState:
     """The state of the pool as observed, after `failures`."""
-    wanted = view.pool.spec.replicas
+    wanted = sum(view.wanted.values())
     ready = sum(is_ready(pod) for pod in view.serving)
-    updated = sum(is_ready(pod) and revision_of(pod) == view.target.name for pod in view.serving)
-    others = [pod for pod in view.pods if not ended(pod) and revision_of(pod) != view.target.name]
-    if updated == wanted and not others and len(view.serving) == wanted:
+    updated = sum(is_ready(pod) and revision_of(pod) in view.shared for pod in view.serving)
+    others = [pod for pod in view.pods if not ended(pod) and revision_of(pod) not in view.shared]
+    split = all(sum(revision_of(pod) == name for pod in view.serving) == number for name, number in view.wanted.items())
+    if updated == wanted and not others and len(view.serving) == wanted and split:
         return _complete_state(view)
     why = _reason_not_ready(view)
     last = (failures.last or "") if failures.count else ""

@@ -5,9 +5,11 @@ Called by `reconcile`.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stoker.operator.api.enginepool import Revision
 from stoker.operator.domain.applied_hash import is_applied
 from stoker.operator.domain.plan import Object, Plan
 from stoker.operator.domain.pods import ended, is_ready
@@ -18,6 +20,7 @@ from stoker.operator.reconcile.enginepool.drain import (
     releasable_pods,
 )
 from stoker.operator.reconcile.enginepool.failures import replacement_delay_s
+from stoker.operator.reconcile.enginepool.split import next_split
 from stoker.operator.reconcile.enginepool.step import Counts, next_step, resolve
 from stoker.operator.reconcile.enginepool.view import PoolView, leaving, pods_with_free_index, revision_of
 from stoker.operator.render.engine import disruption_budget, engine_pod, engine_service, revision_config_map
@@ -43,31 +46,77 @@ def plan_replicas(view: PoolView) -> Plan:
     """Missing children first, then one step towards the wanted pods."""
     children = _missing_children(view)
     failed = tuple(pod for pod in view.pods if ended(pod) and not leaving(pod))
-    pods = _sort_serving(view)
-    spec = view.pool.spec
-    surge = resolve(spec.max_surge, spec.replicas, up=True)
-    unavailable = resolve(spec.max_unavailable, spec.replicas, up=False)
-    step = next_step(spec.replicas, surge, unavailable, pods.counts)
-    dropped = (
-        *failed,
-        *least_loaded(view, pods.old_unready, step.drop_old_unready),
-        *least_loaded(view, pods.new_unready, step.drop_new_unready),
-    )
-    surplus = (
-        *least_loaded(view, pods.old_ready, step.drain_old),
-        *least_loaded(view, pods.new_ready, step.drain_new),
-    )
-    released = releasable_pods(view, (*pods.old_ready, *pods.new_ready), surplus, spec.replicas - unavailable)
-    drain = advance_drains(view, dropped)
+    step = _split_step(view) if view.is_split else _single_step(view)
+    ready = [pod for pod in view.serving if is_ready(pod)]
+    released = releasable_pods(view, ready, step.surplus, step.needed)
+    drain = advance_drains(view, (*failed, *step.dropped))
     delay_s = replacement_delay_s(view)
     waits = [value for value in (drain.requeue_after_s, delay_s or None) if value is not None]
     return Plan(
         apply=children,
-        create=() if children or delay_s > 0 else _new_pods(view, step.create_new),
+        create=() if children or delay_s > 0 else _new_pods(view, step.create),
         patch=cordon_pods(released),
         calls=drain.calls,
         delete=drain.delete,
         requeue_after_s=min(waits, default=None),
+    )
+
+
+@dataclass(frozen=True)
+class PodStep:
+    """Pods to make, by revision, and pods that are too many."""
+
+    create: tuple[tuple[Revision, int], ...]
+    dropped: tuple[Object, ...]
+    surplus: tuple[Object, ...]
+    """Ready ones."""
+    needed: int
+    """Ready pods that must stay."""
+
+
+def _limits(view: PoolView, replicas: int) -> tuple[int, int]:
+    """Surge and unavailable replicas."""
+    spec = view.pool.spec
+    return resolve(spec.max_surge, replicas, up=True), resolve(spec.max_unavailable, replicas, up=False)
+
+
+def _single_step(view: PoolView) -> PodStep:
+    """The step to one revision."""
+    pods, replicas = _sort_serving(view), view.pool.spec.replicas
+    surge, unavailable = _limits(view, replicas)
+    step = next_step(replicas, surge, unavailable, pods.counts)
+    return PodStep(
+        create=((view.target, step.create_new),),
+        dropped=(
+            *least_loaded(view, pods.old_unready, step.drop_old_unready),
+            *least_loaded(view, pods.new_unready, step.drop_new_unready),
+        ),
+        surplus=(
+            *least_loaded(view, pods.old_ready, step.drain_old),
+            *least_loaded(view, pods.new_ready, step.drain_new),
+        ),
+        needed=replicas - unavailable,
+    )
+
+
+def _split_step(view: PoolView) -> PodStep:
+    """The step to several revisions at once."""
+    ready: defaultdict[str, list[Object]] = defaultdict(list)
+    unready: defaultdict[str, list[Object]] = defaultdict(list)
+    for pod in view.serving:
+        (ready if is_ready(pod) else unready)[revision_of(pod)].append(pod)
+    replicas = view.pool.spec.replicas
+    surge, unavailable = _limits(view, replicas)
+    counts = {name: (len(ready[name]), len(unready[name])) for name in {*ready, *unready}}
+    steps = next_split(replicas, surge, unavailable, view.wanted, counts)
+    revisions = {revision.name: revision for revision in view.pool.spec.revisions}
+    return PodStep(
+        create=tuple((revisions[name], step.create) for name, step in steps.items() if step.create),
+        dropped=tuple(
+            pod for name, step in steps.items() for pod in least_loaded(view, unready[name], step.drop_unready)
+        ),
+        surplus=tuple(pod for name, step in steps.items() for pod in least_loaded(view, ready[name], step.drain)),
+        needed=replicas - unavailable,
     )
 
 
@@ -101,8 +150,12 @@ def _missing_children(view: PoolView) -> tuple[Object, ...]:
     return tuple(body for body in wanted if not is_applied(body, live.get((body["kind"], body["metadata"]["name"]))))
 
 
-def _new_pods(view: PoolView, number: int) -> tuple[Object, ...]:
-    def render(index: int) -> Object:
-        return engine_pod(view.pool, view.seen.resource, view.target, index)
+def _new_pods(view: PoolView, wanted: Sequence[tuple[Revision, int]]) -> tuple[Object, ...]:
+    made: list[Object] = []
+    for revision, number in wanted:
 
-    return pods_with_free_index(render, view.pods, number)
+        def render(index: int, revision: Revision = revision) -> Object:
+            return engine_pod(view.pool, view.seen.resource, revision, index)
+
+        made += pods_with_free_index(render, [*view.pods, *made], number)
+    return tuple(made)

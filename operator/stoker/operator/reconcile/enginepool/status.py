@@ -44,7 +44,7 @@ def _fields(view: PoolView, outcome: PoolOutcome) -> PoolFields:
         phase=outcome.phase,
         replicas=sum(not ended(pod) and not leaving(pod) for pod in view.pods),
         ready_replicas=len(ready),
-        updated_replicas=sum(revision_of(pod) == view.target.name for pod in ready),
+        updated_replicas=sum(revision_of(pod) in view.shared for pod in ready),
         selector=",".join(f"{name}={value}" for name, value in sorted(selector_of(view.pool).items())),
         revisions=_revision_counts(view),
         engines=tuple(_engine_status(view, pod) for pod in _listed_pods(view)),
@@ -70,7 +70,7 @@ def _revision_counts(view: PoolView) -> tuple[RevisionReplicas, ...]:
     counts = []
     for name in sorted(names):
         mine = [pod for pod in view.pods if revision_of(pod) == name and not ended(pod)]
-        desired = view.pool.spec.replicas if name == view.target.name else 0
+        desired = view.wanted.get(name, 0)
         ready = sum(is_ready(pod) for pod in mine)
         counts.append(RevisionReplicas(name=name, desired=desired, replicas=len(mine), ready=ready))
     return tuple(counts[:MAX_REVISIONS])

@@ -16,6 +16,8 @@ from stoker.operator.domain.labels import PREFIX, REVISION, ROLE
 from stoker.operator.domain.plan import Object, Observed, Report
 from stoker.operator.domain.pods import ended, is_ready, label
 from stoker.operator.domain.settings import Settings
+from stoker.operator.reconcile.enginepool.split import wanted_by_revision
+from stoker.operator.reconcile.enginepool.step import resolve
 from stoker.operator.reconcile.intent import Intent, read_in_force
 
 DRAINING = f"{PREFIX}/draining"
@@ -44,8 +46,25 @@ class PoolView:
 
     @property
     def target(self) -> Revision:
-        """The revision with the largest share: new pods are made of it."""
+        """The revision with the largest share: without a split new pods are made of it."""
         return max(self.pool.spec.revisions, key=lambda revision: revision.share)
+
+    @property
+    def wanted(self) -> dict[str, int]:
+        """Replicas of each revision by its share of the spec's."""
+        spec = self.pool.spec
+        surge = resolve(spec.max_surge, spec.replicas, up=True)
+        return wanted_by_revision(spec.replicas, surge, [(found.name, found.share) for found in spec.revisions])
+
+    @property
+    def is_split(self) -> bool:
+        """Whether several revisions have a share."""
+        return sum(revision.share > 0 for revision in self.pool.spec.revisions) > 1 and not self.pool.spec.paused
+
+    @property
+    def shared(self) -> frozenset[str]:
+        """Names of the revisions that have a share."""
+        return frozenset(revision.name for revision in self.pool.spec.revisions if revision.share)
 
     @property
     def serving(self) -> tuple[Object, ...]:

@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.operator.domain.labels import ZONE
+from stoker.operator.api.inferencedeployment import RolloutStatus
+from stoker.operator.domain.labels import POOL, ZONE
 from stoker.operator.domain.plan import ControlCall, Object
 from stoker.operator.domain.pods import ended, is_ready, label, ref_of
 from stoker.operator.reconcile.enginepool.view import draining, is_owned, revision_of
+from stoker.operator.reconcile.inferencedeployment.canary import traffic_shares
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
 from stoker.operator.render.engine import engine_url
 from stoker.operator.render.names import digest_of
@@ -27,13 +29,15 @@ class BackendSnapshot:
     version: int
 
 
-def wanted_snapshot(view: DeploymentView) -> BackendSnapshot:
-    """Ready and draining engines. The version rises when the content changes."""
+def wanted_snapshot(view: DeploymentView, rollout: RolloutStatus | None, current: str | None) -> BackendSnapshot:
+    """Ready and draining engines, and a canary's shares. The version rises when the content changes."""
     backends = [_backend(view, pod) for pod in view.engines if _is_listed(pod)]
-    content = digest_of(backends, 16)
+    shares, window = traffic_shares(rollout, current)
+    canary = {"shares": shares, "window": window} if shares else {}
+    content = digest_of([backends, canary] if canary else backends, 16)
     status = view.router_status
     version = status.snapshot_version if content == status.snapshot_hash else status.snapshot_version + 1
-    return BackendSnapshot({"version": version, "backends": backends}, content, version)
+    return BackendSnapshot({"version": version, "backends": backends, **canary}, content, version)
 
 
 def router_calls(view: DeploymentView, wanted: BackendSnapshot) -> tuple[ControlCall, ...]:
@@ -55,6 +59,7 @@ def _backend(view: DeploymentView, pod: Object) -> dict[str, Any]:
         "pod_uid": pod["metadata"]["uid"],
         "role": next(roles, "colocated"),
         "revision": revision_of(pod),
+        "pool": label(pod, POOL),
         "draining": draining(pod),
         **(_place(pod) if view.deployment.spec.router.policy == "locality" else {}),
     }

@@ -38,6 +38,8 @@ def deployment_state(
         return _without_model(choice)
     ready = sum(pool.ready for pool in pools)
     why = next((pool.message for pool in pools if pool.message), None)
+    if rollout.status is not None and rollout.status.phase == "RolledBack" and ready_routers and ready:
+        return DeploymentState(Health.STALLED, "Serving", _rolled_back(rollout))
     if rollout.status is not None and rollout.status.phase != "Completed":
         return _rollout_state(view, rollout.status, ready, why)
     empty = [pool.name for pool in pools if pool.replicas == 0]
@@ -69,9 +71,18 @@ def _rollout_state(view: DeploymentView, status: RolloutStatus, ready: int, why:
     if failed and not ready:
         given_up = any(live.status.failures >= FAILURES_TO_STALL for live in failed)
         return DeploymentState(Health.STALLED if given_up else Health.PROGRESSING, "Failed", why)
+    if status.canary is not None and status.canary.message:
+        why = status.canary.message
     return DeploymentState(
         Health.PROGRESSING, "Updating" if status.from_revision else "Starting", why or "engines are starting"
     )
+
+
+def _rolled_back(rollout: RolloutStep) -> str:
+    """What became of the canary; the old revision serves on."""
+    canary = rollout.status.canary if rollout.status is not None else None
+    why = f"{canary.reason}: {canary.message}" if canary is not None else ""
+    return f"revision {rollout.target} was rolled back: {why}; {rollout.current} serves"
 
 
 def _scaled_to_zero(view: DeploymentView, pools: list[str]) -> DeploymentState:

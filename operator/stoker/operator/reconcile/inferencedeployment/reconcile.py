@@ -38,10 +38,15 @@ def _reject_spec(view: DeploymentView) -> DeploymentOutcome:
 def _keep_serving(view: DeploymentView) -> DeploymentOutcome:
     choice = choose_model(view)
     rollout = plan_rollout(view, choice)
-    wanted = wanted_snapshot(view)
+    wanted = wanted_snapshot(view, rollout.status, rollout.current)
     routers = plan_routers(view, wanted)
     calls = router_calls(view, wanted)
-    waits = (ROUTER_RETRY_S if calls else None, routers.requeue_after_s, until_deadline_s(view, rollout))
+    waits = (
+        ROUTER_RETRY_S if calls else None,
+        routers.requeue_after_s,
+        until_deadline_s(view, rollout),
+        rollout.requeue_after_s,
+    )
     state = deployment_state(view, choice, rollout, routers.status.ready, pool_summaries(view))
     return DeploymentOutcome(
         health=state.health,

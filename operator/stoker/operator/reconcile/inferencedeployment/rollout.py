@@ -19,6 +19,7 @@ from stoker.operator.api.pool import Pool
 from stoker.operator.domain.labels import ROLE
 from stoker.operator.domain.plan import Event, Object, Ref, Scale
 from stoker.operator.reconcile.inferencedeployment.autoscaling import wanted_replicas
+from stoker.operator.reconcile.inferencedeployment.canary import CanaryTurn, plan_canary, with_canary
 from stoker.operator.reconcile.inferencedeployment.model_choice import ModelChoice, NoModel
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView, pool_object_name
 from stoker.operator.reconcile.intent import EDIT_REFUSED
@@ -28,6 +29,8 @@ from stoker.operator.render.pod import metadata_of
 from stoker.operator.render.router import deployment_labels
 
 MAX_REVISIONS = 24
+Shares = tuple[tuple[str, int], ...]
+"""(revision, percent of the replicas), the target first."""
 _POOL_ONLY = {"replicas", "autoscaling", "maxSurge", "maxUnavailable"}
 """Fields of a pool whose change makes no new revision."""
 
@@ -47,6 +50,8 @@ class RolloutStep:
     scale: tuple[Scale, ...] = ()
     delete: tuple[Ref, ...] = ()
     events: tuple[Event, ...] = ()
+    requeue_after_s: float | None = None
+    """Until time alone changes the step."""
 
 
 @dataclass(frozen=True)
@@ -67,20 +72,26 @@ def plan_rollout(view: DeploymentView, choice: ModelChoice | NoModel) -> Rollout
     target = _next_target(view, wanted, last_target)
     if target is None:
         return RolloutStep(revisions, None, None, None)
-    updated, obsolete = _all_updated(view, target), _obsolete_pools(view)
+    canary = plan_canary(view, status.current_revision, target)
+    moving = canary is None or canary.promoted
+    updated, obsolete = moving and _all_updated(view, target), _obsolete_pools(view)
     done = updated and not obsolete
     current = target if done or status.current_revision is None else status.current_revision
-    pools = _pool_changes(view, choice, target, current)
+    shares = canary.shares if canary is not None else ((target, 100),)
+    pools = _pool_changes(view, choice, shares, current)
+    chosen = _chosen_event(wanted) if wanted is not None and target == wanted.name != last_target else ()
+    progress = _rollout_status(view, status.rollout or RolloutStatus(), current, target, done=done)
     return RolloutStep(
-        revisions=_kept_revisions(view, revisions, current, target),
+        revisions=_kept_revisions(view, revisions, current, target, canary),
         current=current,
         target=target,
-        status=_rollout_status(view, status.rollout or RolloutStatus(), current, target, done=done),
+        status=with_canary(progress, canary, view.time),
         create=pools.create,
         apply=pools.apply,
         scale=pools.scale,
         delete=obsolete if updated else (),
-        events=_chosen_event(wanted) if wanted is not None and target == wanted.name != last_target else (),
+        events=(*chosen, *(canary.events if canary is not None else ())),
+        requeue_after_s=canary.requeue_after_s if canary is not None else None,
     )
 
 
@@ -139,13 +150,15 @@ def _revision_of(view: DeploymentView, choice: ModelChoice) -> RevisionStatus:
     )
 
 
-def _pool_changes(view: DeploymentView, choice: ModelChoice | NoModel, target: str, current: str | None) -> PoolChanges:
+def _pool_changes(
+    view: DeploymentView, choice: ModelChoice | NoModel, shares: Shares, current: str | None
+) -> PoolChanges:
     create: list[Object] = []
     apply: list[Object] = []
     scale: list[Scale] = []
     for pool in view.deployment.spec.pools:
         live = view.engine_pool(pool)
-        revisions = _pool_revisions(view, pool, live, choice, target, current)
+        revisions = _pool_revisions(view, pool, live, choice, shares, current)
         if revisions is None:
             continue
         wanted = _pool_object(view, pool, revisions)
@@ -165,25 +178,33 @@ def _pool_revisions(
     pool: Pool,
     live: EnginePool | None,
     choice: ModelChoice | NoModel,
-    target: str,
+    shares: Shares,
     current: str | None,
 ) -> list[dict[str, Any]] | None:
-    """The target with share 100, and with share 0 the older revisions that still have pods.
+    """The revisions with a share, and with share 0 the older ones that still have pods.
 
-    A template that the pool already holds is frozen and reused. None: the target's template cannot be rendered now.
+    A template that the pool already holds is frozen and reused. A new pool gets only the revision that can be rendered.
+    None: the template of a revision with a share cannot be rendered now.
     """
     frozen = {revision.name: revision for revision in live.spec.revisions} if live else {}
-    if target in frozen:
-        template = frozen[target].template.to_wire()
-    elif isinstance(choice, ModelChoice) and _revision_of(view, choice).name == target:
-        template = engine_template(view.deployment, pool, choice.source, view.settings)
-    else:
-        return None
-    kept = [frozen[name] for name in (current,) if name is not None and name in frozen and name != target]
-    kept += [found for found in frozen.values() if found.name not in {target, current} and _has_pods(live, found)]
+    rendered = _revision_of(view, choice).name if isinstance(choice, ModelChoice) else None
+    wanted = []
+    for name, share in shares:
+        if name in frozen:
+            wanted.append({"name": name, "share": share, "template": frozen[name].template.to_wire()})
+        elif isinstance(choice, ModelChoice) and name == rendered:
+            template = engine_template(view.deployment, pool, choice.source, view.settings)
+            wanted.append({"name": name, "share": share, "template": template})
+    if len(wanted) < len(shares):
+        if live is not None or not wanted:
+            return None
+        wanted = [{**wanted[0], "share": 100}]
+    named = {str(found["name"]) for found in wanted}
+    kept = [frozen[name] for name in (current,) if name is not None and name in frozen and name not in named]
+    kept += [found for found in frozen.values() if found.name not in {*named, current} and _has_pods(live, found)]
     return [
-        {"name": target, "share": 100, "template": template},
-        *({"name": found.name, "share": 0, "template": found.template.to_wire()} for found in kept[:3]),
+        *wanted,
+        *({"name": found.name, "share": 0, "template": found.template.to_wire()} for found in kept[: 4 - len(wanted)]),
     ]
 
 
@@ -201,7 +222,7 @@ def _pool_object(view: DeploymentView, pool: Pool, revisions: list[dict[str, Any
             "revisions": revisions,
             "maxSurge": pool.max_surge,
             "maxUnavailable": pool.max_unavailable,
-            "paused": view.deployment.spec.rollout.paused,
+            "paused": view.deployment.spec.rollout.paused and view.deployment.spec.rollout.canary is None,
         },
     }
 
@@ -249,13 +270,19 @@ def _is_refused(live: EnginePool) -> bool:
 
 
 def _kept_revisions(
-    view: DeploymentView, revisions: tuple[RevisionStatus, ...], current: str | None, target: str
+    view: DeploymentView,
+    revisions: tuple[RevisionStatus, ...],
+    current: str | None,
+    target: str,
+    canary: CanaryTurn | None,
 ) -> tuple[RevisionStatus, ...]:
     """Those in use and the newest few before them, each with its share of the traffic."""
     limit = view.deployment.spec.rollout.revision_history_limit
     used = [found for found in revisions if found.name in {current, target}]
     history = [found for found in revisions if found.name not in {current, target}]
-    return tuple(_with_share(found, 100 if found.name == current else 0) for found in (*used, *history[:limit]))
+    percent = canary.status.percent if canary is not None and current != target else 0
+    shares = {target: percent, current: 100 - percent} if current != target else {target: 100}
+    return tuple(_with_share(found, shares.get(found.name, 0)) for found in (*used, *history[:limit]))
 
 
 def _with_share(found: RevisionStatus, share: int) -> RevisionStatus:
@@ -280,6 +307,7 @@ def _rollout_status(
             step=updated,
             started_at=old.started_at,
             progressed_at=old.progressed_at,
+            canary=old.canary if old.to_revision == target else None,
         )
     if old.to_revision != target:
         return RolloutStatus(
@@ -297,6 +325,7 @@ def _rollout_status(
         step=updated,
         started_at=old.started_at,
         progressed_at=view.time if old.step != updated or old.phase == "Completed" else old.progressed_at,
+        canary=old.canary,
     )
 
 
@@ -311,7 +340,7 @@ def _describe(revision: RevisionStatus) -> str:
 
 
 def _deadline_left_s(view: DeploymentView, status: RolloutStatus) -> float | None:
-    if status.progressed_at is None:
+    if status.progressed_at is None or (status.canary is not None and status.canary.phase == "Holding"):
         return None
     limit = timedelta(seconds=view.deployment.spec.rollout.progress_deadline_seconds)
     return (datetime.fromisoformat(status.progressed_at) + limit - view.now).total_seconds()

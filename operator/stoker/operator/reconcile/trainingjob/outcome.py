@@ -16,6 +16,8 @@ from stoker.operator.api.trainingjob_status import (
     Progress,
     Resumption,
     SavedStep,
+    Startup,
+    Straggler,
     TrainingPhase,
 )
 from stoker.operator.reconcile.outcome import Outcome
@@ -49,6 +51,7 @@ class JobFields(JobChanges, total=False):
     best_step: int
     avoided_nodes: tuple[str, ...]
     goodput: Goodput | None
+    stragglers: tuple[Straggler, ...]
     pods: PodCounts | None
     checkpoints: int
     latest_checkpoint: SavedStep | None
@@ -65,6 +68,7 @@ class AttemptChanges(TypedDict, total=False):
     last_step: int | None
     announced_step: int | None
     failure: Failure | None
+    startup: Startup | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,8 @@ from stoker.operator.reconcile.trainingjob.ledger import goodput
 from stoker.operator.reconcile.trainingjob.outcome import JobFields, JobOutcome, changed_attempt
 from stoker.operator.reconcile.trainingjob.pending_edit import pending_edit
 from stoker.operator.reconcile.trainingjob.pinning import with_pulled_image
+from stoker.operator.reconcile.trainingjob.startup import with_startup
+from stoker.operator.reconcile.trainingjob.stragglers import newly_found, stragglers, straggling
 from stoker.operator.reconcile.trainingjob.view import TrainingView, saved_step
 
 
@@ -30,6 +32,7 @@ def derive_status(view: TrainingView, outcome: JobOutcome) -> Plan:
     status = view.job.status
     phase = outcome.phase or status.phase
     attempt = outcome.changes.get("attempt", status.attempt)
+    late = () if phase in TERMINAL_PHASES else stragglers(view)
     derived = JobFields(
         phase=phase,
         accepted_spec=_accepted(view),
@@ -37,10 +40,11 @@ def derive_status(view: TrainingView, outcome: JobOutcome) -> Plan:
         pinned=with_pulled_image(view),
         avoided_nodes=avoided_nodes(status),
         goodput=goodput(view, phase, attempt),
+        stragglers=late,
     )
     derived |= _progress(view)
     derived |= _checkpoint_fields(view)
-    announced = JobFields(attempt=_with_announced_step(view, attempt))
+    announced = JobFields(attempt=with_startup(view, _with_announced_step(view, attempt)))
     pinned = outcome.changes.get("pinned", status.pinned)
     return derive_plan(
         outcome,
@@ -48,12 +52,15 @@ def derive_status(view: TrainingView, outcome: JobOutcome) -> Plan:
         status=status,
         fields={**derived, **outcome.changes, **announced},
         now=view.now,
-        conditions=edit_conditions(
-            view.intent,
-            () if phase in TERMINAL_PHASES else pending_edit(view, pinned),
-            at_once=applies_at_once(view),
+        conditions=(
+            *edit_conditions(
+                view.intent,
+                () if phase in TERMINAL_PHASES else pending_edit(view, pinned),
+                at_once=applies_at_once(view),
+            ),
+            straggling(late),
         ),
-        events=edit_events(view.intent, status),
+        events=(*edit_events(view.intent, status), *newly_found(status.stragglers, late)),
     )
 
 

@@ -1,0 +1,10 @@
+"""Prefill at one engine, decode at another: how a request's prompt is computed at a helper and taken over here.
+
+The decode engine D owns the request and its stream. It names itself to the prefill engine P (`messages.PeerHello`),
+sends the tokens with slots of its landing zone (`Prefill`), and gets verified blocks and the first output tokens back.
+Once all blocks are in its own cache, it goes on alone. Whatever goes wrong at P, D computes the rest itself: the tokens
+are the same, because they depend on (seed, choice, position) only.
+
+`decode_side` and `prefill_side` hold the states, `decode_desk` and `prefill_desk` act on an engine, `desk` is both for
+one core, `peer_post` carries messages between cores.
+"""

@@ -1,0 +1,489 @@
+"""The decode side: gives prompts to prefill engines, takes their blocks and tokens, and goes on alone.
+
+A request is either here (`Split`, open) or in the engine, never in both. It leaves for the engine when all its blocks
+are verified and the engine has room (takeover), or for any reason not to wait for its peer (local). Both are the same
+act: the engine gets the request behind the tokens that the client has, and finds the verified blocks in its prefix
+cache. There is no handshake at the end: what P sends later has a position that was passed, and is dropped.
+
+Owned by `desk`, called by the core's thread.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from stoker.engine.core.engine import Begun
+from stoker.engine.core.handover.contents import BlockSeeds
+from stoker.engine.core.handover.decode_side import Split, Stage
+from stoker.engine.core.handover.messages import (
+    Beat,
+    BlocksReady,
+    Cancel,
+    Cancelled,
+    Commit,
+    Credit,
+    Failed,
+    Part,
+    PeerHello,
+    PeerRefused,
+    Prefill,
+    TakeOver,
+    Tokens,
+)
+from stoker.engine.core.handover.office import BEAT_S, GRANT_S, SILENT_S, Gone, Office, Reason
+from stoker.engine.core.messages import AddRequest, Delta, Outputs, RequestFacts, RequestProgress, RequestState
+from stoker.engine.core.request import Request
+from stoker.engine.errors import RequestRefused
+from stoker.engine.transfer.intake import Announcement, Intake
+from stoker.engine.transfer.landing_zone import Grant, Owner
+
+HELLO_S = 2.0
+"""Longest wait for a peer's first message."""
+SHUNNED_S = 5.0
+"""Time for which a peer that could not be used is not tried again."""
+DAMAGED_S = 60.0
+MOST_DAMAGED = 3
+"""Damaged blocks of a peer within `DAMAGED_S` after which it is not used for as long."""
+LATE_S = 10.0
+"""Longest time without a block or a token of a request."""
+RESERVE_BLOCKS = 1
+"""Promised to a request beyond its prompt."""
+
+
+@dataclass(eq=False)
+class Peer:
+    """A prefill engine that this one calls."""
+
+    endpoint: str
+    asked_s: float
+    heard_s: float
+    hello: PeerHello | None = None
+    damaged_s: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_DAMAGED))
+
+
+@dataclass(frozen=True, eq=False)
+class Watched:
+    """A request that was taken over and has no token of this engine yet."""
+
+    split: Split
+    request: Request
+    last_s: float
+
+
+class DecodeDesk:
+    """The requests of this engine whose prompts others compute."""
+
+    def __init__(self, office: Office) -> None:
+        self.office = office
+        self.engine, self.zone, self.tally = office.engine, office.zone, office.tally
+        self.blocks = office.engine.scheduler.blocks
+        self.open: dict[str, Split] = {}
+        """By the dispatch's id."""
+        self.peers: dict[str, Peer] = {}
+        self._by_key: dict[tuple[str, str], Split] = {}
+        self._intakes: dict[str, Intake] = {}
+        self._shunned: dict[str, tuple[float, Reason]] = {}
+        self._watched: list[Watched] = []
+        self._beat_s = office.clock()
+        self._beats = 0
+
+    # Requests of fronts.
+
+    def take(self, front: str, request: AddRequest) -> bool:
+        """Give the prompt to the engine that the request names. False: the caller adds it to this engine.
+
+        Raises:
+            RequestRefused: this engine would refuse it, too.
+        """
+        now_s = self.office.clock()
+        reason = self._unfit(request) or self._shun_reason(request.prefill, now_s)
+        if reason is not None:
+            return self._decline(reason)
+        if (front, request.request_id) in self._by_key:
+            raise RequestRefused("invalid", f"request_id {request.request_id!r} is in use", "request_id")
+        self.engine.check_request(request.request_id, request.prompt_tokens, request.params, front=front)
+        split = self._begin(front, request, now_s)
+        reason = "short" if split.num_blocks <= split.first_block else self._full()
+        if reason is not None:
+            self._forget(split)
+            return self._decline(reason)
+        peer = self.peers.get(split.peer)
+        if peer is None:
+            self.peers[split.peer] = Peer(split.peer, now_s, now_s)
+            self.office.post.call(split.peer, self.office.hello)
+        elif peer.hello is not None:
+            self._reserve(split, peer.hello, now_s)
+        return True
+
+    def _unfit(self, request: AddRequest) -> Reason | None:
+        params = request.params
+        if request.resumed or params.prompt_logprobs is not None or params.seed is None:
+            return "unsupported"
+        host, _, port = request.prefill.rpartition(":")
+        return None if host and port.isdigit() and 0 < int(port) < 65536 else "unreachable"
+
+    def _shun_reason(self, endpoint: str, now_s: float) -> Reason | None:
+        until_s, reason = self._shunned.get(endpoint, (0.0, "lost"))
+        if now_s < until_s:
+            return reason
+        self._shunned.pop(endpoint, None)
+        return None
+
+    def _decline(self, reason: Reason) -> bool:
+        self.tally.outcomes["local"] += 1
+        self.tally.reasons[reason] += 1
+        return False
+
+    def _begin(self, front: str, request: AddRequest, now_s: float) -> Split:
+        size = self.blocks.block_size
+        split = Split(uuid.uuid4().hex, front, request, request.prefill, size, now_s, 0)
+        split.first_block = self.blocks.follow(split, request.prompt_tokens, split.num_blocks)
+        split.cached_tokens = split.first_block * size
+        self.open[split.id] = self._by_key[split.key] = split
+        return split
+
+    def _full(self) -> Reason | None:
+        """Whether the cache has no room for all that is promised, beside what runs."""
+        scheduler = self.engine.scheduler
+        promised = sum(self._missing(one) for one in self.open.values())
+        room = self.blocks.num_available - promised - len(scheduler.running)
+        return "full" if scheduler.waiting or room < 0 else None
+
+    def _missing(self, split: Split) -> int:
+        """Blocks that were promised to it and not taken yet."""
+        return max(split.num_blocks + RESERVE_BLOCKS - len(self.blocks.table(split)), 0)
+
+    def _reserve(self, split: Split, hello: PeerHello, now_s: float) -> None:
+        """Send the prompt to its peer, with slots."""
+        split.stage, split.moved_s = Stage.RESERVED, now_s
+        split.owner = Owner(hello.port.peer, split.id)
+        table, seeds = self.blocks, BlockSeeds(hello.port.fingerprint, split.request.prompt_tokens, split.block_size)
+        self._intakes[split.id] = Intake(
+            self.zone.zone, split.owner, self.office.store.copy_and_sum,
+            target=lambda index: table.table(split)[index], seed=seeds,
+        )  # fmt: skip
+        request = split.request
+        slots = self._grant(split, now_s)
+        message = Prefill(
+            split.id, request.prompt_tokens, request.params, request.priority, split.first_block, slots
+        )  # fmt: skip
+        self.office.post.call(split.peer, message)
+
+    def _grant(self, split: Split, now_s: float) -> tuple[Grant, ...]:
+        """Slots for the blocks that have none, as far as there are free ones."""
+        assert split.owner is not None
+        with self.zone.lock:
+            held = len(self.zone.zone.held(split.owner))
+            missing = split.num_blocks - split.first_block - len(split.sound) - held
+            return tuple(self.zone.zone.grant(split.owner, missing, now_s, GRANT_S)) if missing > 0 else ()
+
+    def abort(self, front: str, request_id: str) -> list[tuple[str, Delta]]:
+        """End a request whose client has gone, and return its last deltas."""
+        split = self._by_key.get((front, request_id))
+        if split is None:
+            return []
+        ended = [choice for choice, output in enumerate(split.outputs) if not output.ended]
+        self.engine.num_finished["abort"] += len(ended)
+        self.tally.outcomes["cancelled"] += 1
+        self._part_with(split, "the client has gone")
+        split.stage = Stage.ENDED
+        facts = self._facts(split, 0)
+        return [
+            (front, Delta(request_id, choice, (), finish_reason="abort", facts=facts)) for choice in ended
+        ]  # fmt: skip
+
+    def finish_choice(self, front: str, request_id: str, choice: int) -> bool:
+        """End a choice whose text is complete. False: the request is not here."""
+        split = self._by_key.get((front, request_id))
+        if split is None:
+            return False
+        if 0 <= choice < len(split.outputs) and not split.outputs[choice].ended:
+            split.finish_choice(choice)
+            self.engine.num_finished["stop"] += 1
+            self._end_if_done(split)
+        return True
+
+    def progress(self, front: str, request_id: str) -> RequestProgress | None:
+        split = self._by_key.get((front, request_id))
+        if split is None:
+            return None
+        state: RequestState = "QUEUED" if split.stage is Stage.NEW else "DECODING" if split.begun else "PREFILLING"
+        return RequestProgress(request_id, state, split.cached_tokens, 0)
+
+    # Letters of peers.
+
+    def read(self, endpoint: str, message: object) -> None:
+        """Take one message of a prefill engine."""
+        now_s = self.office.clock()
+        peer = self.peers.get(endpoint)
+        if peer is None:
+            return
+        peer.heard_s = now_s
+        match message:
+            case Gone():
+                self._lose(peer, "lost" if peer.hello is not None else "unreachable")
+            case PeerHello():
+                self._welcome(peer, message, now_s)
+            case PeerRefused():
+                self._lose(peer, "incompatible")
+            case BlocksReady(id=name, blocks=blocks) if name in self.open:
+                announced = [Announcement(one.place, Grant(one.slot, one.generation), one.sum) for one in blocks]
+                self._fill(self.open[name], announced, now_s)
+            case BlocksReady():
+                self._count_stale(message, peer, now_s)
+            case Tokens(id=name, parts=parts) if name in self.open:
+                self._forward(self.open[name], parts, now_s)
+            case Commit(id=name) | Cancelled(id=name):
+                self._confirm(peer, name)
+                if name in self.open:
+                    self._local(self.open[name], "refused")
+            case Failed(id=name, code=code):
+                self._confirm(peer, name)
+                if name in self.open:
+                    self._fail(peer, self.open[name], code)
+            case _:
+                pass
+
+    def _welcome(self, peer: Peer, hello: PeerHello, now_s: float) -> None:
+        peer.hello = hello
+        for split in [one for one in self.open.values() if one.peer == peer.endpoint and one.stage is Stage.NEW]:
+            self._reserve(split, hello, now_s)
+
+    def _fail(self, peer: Peer, split: Split, code: str) -> None:
+        self._local(split, "transport" if code == "transport" else "refused")
+        if code == "unknown":  # it was started anew, and does not know this engine
+            self._lose(peer, "lost")
+
+    def _confirm(self, peer: Peer, name: str) -> None:
+        """The peer writes no slot of this dispatch any more."""
+        if peer.hello is not None:
+            with self.zone.lock:
+                self.zone.zone.confirm(Owner(peer.hello.port.peer, name))
+
+    def _count_stale(self, message: BlocksReady, peer: Peer, now_s: float) -> None:
+        """Blocks of a request that is not here any more: the zone refuses and counts each."""
+        owner = Owner(peer.hello.port.peer if peer.hello is not None else "", message.id)
+        with self.zone.lock:
+            intake = Intake(self.zone.zone, owner, _copy_nothing, target=_no_place, seed=_no_place)
+            intake.take([Announcement(one.place, Grant(one.slot, one.generation), 0) for one in message.blocks], now_s)
+
+    def _fill(self, split: Split, announced: list[Announcement], now_s: float) -> None:
+        """Copy announced blocks into the cache and compare them."""
+        announced = [one for one in announced if split.first_block <= one.place < split.num_blocks]
+        if not announced:
+            return
+        size = max(one.place for one in announced) + 1
+        if size > len(self.blocks.table(split)) and not self.engine.scheduler.grow_landing(split, size):
+            self._local(split, "full")
+            return
+        with self.zone.lock:
+            taken = self._intakes[split.id].take(announced, now_s)
+        self.tally.blocks["received"] += len(taken.sound)
+        split.note_sound(taken.sound, now_s)
+        self.blocks.commit(split, split.request.prompt_tokens, split.num_verified * split.block_size)
+        if taken.again or taken.lost:
+            self._note_damage(split, len(taken.again) + len(taken.lost), now_s)
+        if not split.stage.open:
+            return
+        if taken.lost:
+            self._local(split, "damaged")
+            return
+        slots = self._grant(split, now_s)
+        if slots or taken.again:
+            self.office.post.call(split.peer, Credit(split.id, slots, tuple(taken.again)))
+
+    def _note_damage(self, split: Split, count: int, now_s: float) -> None:
+        """Damaged blocks of one peer, again and again, close the link."""
+        peer = self.peers.get(split.peer)
+        if peer is None:
+            return
+        peer.damaged_s.extend([now_s] * count)
+        if len(peer.damaged_s) == MOST_DAMAGED and now_s - peer.damaged_s[0] < DAMAGED_S:
+            self._lose(peer, "damaged", DAMAGED_S)
+
+    def _forward(self, split: Split, parts: Iterable[Part], now_s: float) -> None:
+        """Send new tokens to the client."""
+        deltas = []
+        for part in parts:
+            try:
+                known = split.outputs[part.choice].first_s is not None if part.choice < len(split.outputs) else True
+                if split.accept(part, now_s):
+                    deltas.append(self._delta(split, part, first=not known))
+            except ValueError:
+                self._send(split, deltas)
+                self._local(split, "lost")
+                return
+        self._send(split, deltas)
+        self._end_if_done(split)
+
+    def _send(self, split: Split, deltas: list[Delta]) -> None:
+        if deltas:
+            self.office.front.send(split.front, Outputs(tuple(deltas)))
+
+    def _delta(self, split: Split, part: Part, *, first: bool) -> Delta:
+        if part.finish_reason is not None:
+            self.engine.num_finished[part.finish_reason] += 1
+        facts = self._facts(split, part.choice, part) if first or part.finish_reason is not None else None
+        return Delta(
+            split.request.request_id, part.choice, part.tokens, part.logprobs, None, part.finish_reason,
+            part.stop_token, facts=facts,
+        )  # fmt: skip
+
+    def _facts(self, split: Split, choice: int, part: Part | None = None) -> RequestFacts:
+        output = split.outputs[choice]
+        more = part is not None and part.stop_token is not None
+        return RequestFacts(
+            prompt_tokens=len(split.request.prompt_tokens), cached_tokens=split.cached_tokens,
+            output_tokens=len(output.tokens) + more, preemptions=0, arrival_s=split.request.arrival_s,
+            scheduled_s=split.began_s, first_token_s=output.first_s, last_token_s=output.last_s,
+            finished_s=self.office.clock(), helped=True,
+        )  # fmt: skip
+
+    # Ends.
+
+    def _end_if_done(self, split: Split) -> None:
+        if split.stage.open and split.all_ended:
+            self.tally.outcomes["prefill_only"] += 1
+            self._part_with(split, "complete")
+            split.stage = Stage.ENDED
+
+    def _take_over(self, split: Split) -> None:
+        self.office.post.call(split.peer, TakeOver(split.id))
+        self._to_engine(split, Stage.TAKEOVER)
+        self.tally.outcomes["split"] += 1
+        last_s = max((one.last_s for one in split.outputs if one.last_s is not None), default=split.began_s)
+        self._watched.append(Watched(split, self.engine.requests[split.key], last_s))
+
+    def _local(self, split: Split, reason: Reason) -> None:
+        """Compute here what has not come."""
+        self._decline(reason)
+        if split.owner is not None and split.peer in self.peers:
+            self.office.post.call(split.peer, Cancel(split.id, reason))
+        self._to_engine(split, Stage.LOCAL)
+
+    def _to_engine(self, split: Split, stage: Stage) -> None:
+        """Give the request to this engine, behind the tokens that the client has."""
+        split.stage = stage
+        self._revoke(split)
+        request = split.request
+        firsts = tuple(output.first_s for output in split.outputs)
+        begun = Begun(split.began_s, split.cached_tokens, firsts) if split.begun else Begun(None, 0)
+        self.engine.add_request(
+            request.request_id, request.prompt_tokens, request.params, priority=request.priority,
+            arrival_s=request.arrival_s, front=split.front, resumed=split.resumed(), begun=begun,
+        )  # fmt: skip
+        self._forget(split)
+
+    def _part_with(self, split: Split, why: str) -> None:
+        """End the peer's work for a request that needs no more."""
+        if split.owner is not None:
+            self.office.post.call(split.peer, Cancel(split.id, why))
+        self._revoke(split)
+        self._forget(split)
+
+    def _revoke(self, split: Split) -> None:
+        if split.owner is not None:
+            with self.zone.lock:
+                self.zone.zone.revoke(split.owner, self.office.clock())
+
+    def _forget(self, split: Split) -> None:
+        """Give its blocks back; those that were verified can be found in the cache."""
+        self.engine.scheduler.close_landing(split)
+        self._intakes.pop(split.id, None)
+        del self.open[split.id], self._by_key[split.key]
+
+    def _lose(self, peer: Peer, reason: Reason, shunned_s: float = SHUNNED_S) -> None:
+        """Do without a peer: everything that it works on is computed here."""
+        if self.peers.pop(peer.endpoint, None) is None:
+            return
+        if reason != "lost":
+            self._shunned[peer.endpoint] = (self.office.clock() + shunned_s, reason)
+        for split in [one for one in self.open.values() if one.peer == peer.endpoint]:
+            self._local(split, reason)
+        self.office.post.hang_up(peer.endpoint)
+
+    # Time.
+
+    def turn(self) -> None:
+        """Do what time, room and lost connections call for."""
+        now_s = self.office.clock()
+        self._follow_lost()
+        with self.zone.lock:
+            self.zone.zone.expire(now_s)
+        self._watch_first_tokens()
+        for split in list(self.open.values()):
+            if split.stage is Stage.VERIFIED and split.complete and self._has_room(split):
+                self._take_over(split)
+            elif split.stage is not Stage.NEW and now_s - split.moved_s > LATE_S:
+                self._local(split, "late")
+            elif split.stage in (Stage.RESERVED, Stage.FILLING) and (slots := self._grant(split, now_s)):
+                self.office.post.call(split.peer, Credit(split.id, slots))
+        self._beat(now_s)
+
+    def _has_room(self, split: Split) -> bool:
+        """Whether this engine would go on with it at once."""
+        scheduler = self.engine.scheduler
+        rest = self.blocks.blocks_for(len(split.request.prompt_tokens) + 1) - split.num_blocks
+        rest += sum(self.blocks.blocks_for(len(one.tokens)) for one in split.outputs if not one.ended)
+        return scheduler.takes_more and self.blocks.num_available >= rest + len(scheduler.running)
+
+    def _watch_first_tokens(self) -> None:
+        """Measure the gap of each takeover."""
+        for one in list(self._watched):
+            new = [
+                sequence.last_token_s for sequence in one.request.sequences
+                if sequence.last_token_s is not None
+            ]  # fmt: skip
+            if new:
+                self.tally.handed_over(max(min(new) - one.last_s, 0.0))
+                one.split.stage = Stage.RUNNING
+            if new or one.request.finished:
+                self._watched.remove(one)
+
+    def _follow_lost(self) -> None:
+        lost = set(self.office.port.lost_peers())
+        for peer in [one for one in self.peers.values() if one.hello is not None and one.hello.port.peer in lost]:
+            self._lose(peer, "lost")
+
+    def _beat(self, now_s: float) -> None:
+        """Give and expect signs of life, and extend the grants of the peers that give them."""
+        for peer in list(self.peers.values()):
+            if peer.hello is None and now_s - peer.asked_s > HELLO_S:
+                self._lose(peer, "unreachable")
+            elif peer.hello is not None and now_s - peer.heard_s > SILENT_S:
+                self._lose(peer, "silent")
+        if now_s - self._beat_s < BEAT_S:
+            return
+        self._beat_s, self._beats = now_s, self._beats + 1
+        for endpoint, peer in self.peers.items():
+            if peer.hello is not None:
+                self.office.post.call(endpoint, Beat(self._beats))
+        by_peer = defaultdict(list)
+        for split in self.open.values():
+            by_peer[split.peer].append(split)
+        with self.zone.lock:
+            for endpoint, splits in by_peer.items():
+                recent = endpoint in self.peers and now_s - self.peers[endpoint].heard_s < 2 * BEAT_S
+                for split in splits if recent else ():
+                    if split.owner is not None:
+                        self.zone.zone.renew(split.owner, now_s)
+
+    def abort_all(self) -> list[tuple[str, Delta]]:
+        """End every request here and return the last deltas."""
+        return [delta for split in list(self.open.values()) for delta in self.abort(split.front, split.key[1])]
+
+    def drop(self, front: str) -> list[tuple[str, Delta]]:
+        """End the requests of a front that is silent."""
+        gone = [split.key[1] for split in self.open.values() if split.front == front]
+        return [delta for name in gone for delta in self.abort(front, name)]
+
+
+def _copy_nothing(slots: object, blocks: object) -> list[int]:  # noqa: ARG001 - no slot passes before it
+    return []
+
+
+def _no_place(index: int) -> int:
+    raise AssertionError(f"block {index} has no place")

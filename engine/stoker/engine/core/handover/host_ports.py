@@ -1,0 +1,91 @@
+"""The ports of an engine whose blocks are in main memory: shared memory for peers of this host, TCP for all others."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from stoker.engine.config import Transport
+from stoker.engine.transfer.layout import BlockLayout
+from stoker.engine.transfer.port import BlockPort, Link, PortInfo, Require, connect_best
+from stoker.engine.transfer.shared_memory import SharedMemoryPort
+from stoker.engine.transfer.tcp import TcpPort
+from stoker.engine.transfer.zone_memory import SharedZone
+
+WILDCARDS = ("0.0.0.0", "::")
+
+
+class HostPorts:
+    """One port for each transport, over one landing zone."""
+
+    def __init__(
+        self, fingerprint: bytes, layout: BlockLayout, cache_BN: np.ndarray, zone: SharedZone, *, pod_uid: str,
+        folder: Path, host: str, port: int, key: bytes, require: Require, transports: Sequence[Transport],
+    ) -> None:  # fmt: skip
+        """`folder`: of the socket for peers of this host. `port`: of TCP. Raises OSError: it is taken."""
+        self.require, self.zone = require, zone
+        epoch = time.time_ns() // 1000
+        common = (pod_uid, epoch, fingerprint, layout, cache_BN, zone)
+        shown = own_address() if host in WILDCARDS else host
+        self._ports: list[SharedMemoryPort | TcpPort] = []
+        try:
+            for name in transports:
+                if name == "tcp":
+                    self._ports.append(TcpPort(*common, key=key, host=host, port=port, shown_host=shown))
+                else:
+                    self._ports.append(SharedMemoryPort(*common, folder))
+        except OSError:
+            self._close_ports()
+            raise
+        self._links: list[Link] = []
+        self._dials = ThreadPoolExecutor(1, thread_name_prefix="links")
+
+    def describe(self) -> PortInfo:
+        endpoints = (one for port in self._ports for one in port.describe().endpoints)
+        return replace(self._ports[0].describe(), endpoints=tuple(endpoints))
+
+    def connect(self, peer: PortInfo) -> Future[Link]:
+        return self._dials.submit(self._connect, peer)
+
+    def _connect(self, peer: PortInfo) -> Link:
+        ports: list[tuple[str, BlockPort]] = [(port.transport, port) for port in self._ports]
+        link = connect_best(ports, peer, self.require)
+        self._links = [one for one in self._links if one.lost is None or one.meter.transfers] + [link]
+        return link
+
+    def lost_peers(self) -> Sequence[str]:
+        for port in self._ports:
+            port.arrivals()  # writers announce their blocks by message
+        return [peer for port in self._ports for peer in port.lost_peers()]
+
+    def meters(self) -> dict[str, tuple[int, float]]:
+        """Bytes and seconds of what was sent, by transport."""
+        sums = {port.transport: (0, 0.0) for port in self._ports}
+        for link in list(self._links):
+            num_bytes, seconds = sums[link.transport]
+            sums[link.transport] = num_bytes + link.meter.bytes, seconds + link.meter.seconds
+        return sums
+
+    def close(self) -> None:
+        self._dials.shutdown(cancel_futures=True)
+        self._close_ports()
+
+    def _close_ports(self) -> None:
+        for port in self._ports:
+            port.close()
+
+
+def own_address() -> str:
+    """The address of this host that others reach: the pod's. No packet is sent to find it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])

@@ -1,0 +1,226 @@
+"""The wire between the cores of a decode engine D and a prefill engine P: frozen values as msgpack arrays.
+
+    D -> P: PeerHello, Prefill, Credit, TakeOver, Cancel, Beat
+    P -> D: PeerHello | PeerRefused, BlocksReady, Tokens, Commit | Cancelled | Failed, Beat
+
+D names each dispatch once (`Prefill.id`, never used again), so a late message about an older one has an unknown id and
+is ignored. `Commit`, `Cancelled` and `Failed` are the end of a dispatch at P: it writes no slot of it any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Literal, NamedTuple
+
+import msgpack
+
+from stoker.engine.errors import ProtocolError, RequestRefused
+from stoker.engine.execution.step import TokenLogprobs
+from stoker.engine.output_grammar import OutputGrammar
+from stoker.engine.sampling import SamplingParams
+from stoker.engine.transfer.fingerprint import Fingerprint
+from stoker.engine.transfer.landing_zone import Grant
+from stoker.engine.transfer.layout import BlockLayout
+from stoker.engine.transfer.port import PortInfo
+
+HANDOVER_PROTOCOL = 1
+
+FailureCode = Literal["refused", "transport", "aborted", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerHello:
+    """First message of each side of a connection."""
+
+    port: PortInfo
+    facts: Fingerprint
+    """What `port.fingerprint` is the digest of, so that a refusal can name a field."""
+    host_id: str
+    protocol: int = HANDOVER_PROTOCOL
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRefused:
+    """The two engines cannot exchange blocks."""
+
+    field: str
+    ours: str
+    theirs: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Compute this prompt, send its blocks and the tokens behind it."""
+
+    id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    """With a seed."""
+    priority: int
+    first_block: int
+    """Blocks before it are in D's cache already."""
+    slots: tuple[Grant, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """More slots, and damaged blocks that are asked for once more."""
+
+    id: str
+    slots: tuple[Grant, ...]
+    again: tuple[tuple[int, Grant], ...] = ()
+    """(index of the block, its new slot)."""
+
+
+class ReadyBlock(NamedTuple):
+    place: int
+    """In the request, in blocks."""
+    slot: int
+    generation: int
+    sum: int
+    """Seeded."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksReady:
+    """These blocks are in their slots."""
+
+    id: str
+    blocks: tuple[ReadyBlock, ...]
+
+
+class Part(NamedTuple):
+    """New output of one choice."""
+
+    choice: int
+    position: int
+    """Number of the choice's tokens before these."""
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None
+    finish_reason: Literal["stop", "length"] | None
+    stop_token: int | None
+    cached_tokens: int
+    """Prompt tokens that P found in its prefix cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    id: str
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TakeOver:
+    """D goes on alone."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """P has stopped after a `TakeOver`."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """P does nothing for this id, or nothing any more."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """P has given the request up."""
+
+    id: str
+    code: FailureCode
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """Sign of life; P answers each of D's."""
+
+    seq: int
+
+
+PeerMessage = (
+    PeerHello | PeerRefused | Prefill | Credit | BlocksReady | Tokens | TakeOver | Commit | Cancel | Cancelled | Failed
+    | Beat
+)  # fmt: skip
+
+_CLASSES: tuple[type[Any], ...] = (
+    PeerHello, PeerRefused, Prefill, Credit, BlocksReady, Tokens, TakeOver, Commit, Cancel, Cancelled, Failed, Beat,
+)  # fmt: skip
+_TAGS = {cls: tag for tag, cls in enumerate(_CLASSES)}
+_NESTED: tuple[type[Any], ...] = (PortInfo, Fingerprint, BlockLayout, SamplingParams, OutputGrammar, TokenLogprobs)
+_FIELDS = {cls: tuple(item.name for item in fields(cls)) for cls in (*_CLASSES, *_NESTED)} | {
+    cls: cls._fields for cls in (Grant, ReadyBlock, Part)
+}
+
+
+def pack_peer(message: PeerMessage) -> bytes:
+    """Encode a message as one frame."""
+    frame: bytes = msgpack.packb([_TAGS[type(message)], message], default=_values)
+    return frame
+
+
+def unpack_peer(frame: bytes) -> PeerMessage:
+    """Decode the message in a frame. Raises ProtocolError."""
+    try:
+        tag, values = msgpack.unpackb(frame, use_list=False, strict_map_key=False)
+        message: PeerMessage = _build(_CLASSES[tag], values)
+    except (ValueError, TypeError, IndexError, KeyError, RequestRefused, msgpack.UnpackException) as error:
+        raise ProtocolError(f"not a message of protocol {HANDOVER_PROTOCOL}: {error}") from error
+    return message
+
+
+def _values(value: object) -> Any:
+    names = _FIELDS.get(type(value))
+    if names is None:
+        raise TypeError(f"{type(value).__name__} cannot be sent")
+    return [getattr(value, name) for name in names]
+
+
+def _build(cls: type[Any], values: Any) -> Any:
+    names = _FIELDS[cls]
+    if not isinstance(values, tuple) or len(values) != len(names):
+        raise ValueError(f"{cls.__name__} needs {len(names)} fields")
+    content = dict(zip(names, values, strict=True))
+    for name, convert in _CONVERT.get(cls, {}).items():
+        if content[name] is not None:
+            content[name] = convert(content[name])
+    return cls(**content)
+
+
+def _one(cls: type[Any]) -> Callable[[Any], Any]:
+    return lambda values: _build(cls, values)
+
+
+def _many(cls: type[Any]) -> Callable[[Any], Any]:
+    return lambda items: tuple(_build(cls, values) for values in items)
+
+
+def _asked_again(items: Any) -> tuple[tuple[int, Grant], ...]:
+    return tuple((index, _build(Grant, values)) for index, values in items)
+
+
+_CONVERT: dict[type[Any], dict[str, Callable[[Any], Any]]] = {
+    PeerHello: {"port": _one(PortInfo), "facts": _one(Fingerprint)},
+    PortInfo: {"layout": _one(BlockLayout)},
+    Prefill: {"params": _one(SamplingParams), "slots": _many(Grant)},
+    SamplingParams: {"grammar": _one(OutputGrammar)},
+    Credit: {"slots": _many(Grant), "again": _asked_again},
+    BlocksReady: {"blocks": _many(ReadyBlock)},
+    Tokens: {"parts": _many(Part)},
+    Part: {"logprobs": _many(TokenLogprobs)},
+}

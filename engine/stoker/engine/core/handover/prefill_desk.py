@@ -1,0 +1,312 @@
+"""The prefill side: computes prompts for other engines, sends their blocks as they are done, and decodes on until the
+owner takes over.
+
+To this engine a helped request is one of a front (`front_of`), so it is queued, preempted and refused like any other.
+Its finished blocks are found in the prefix cache, and held there until they are sent.
+
+Owned by `desk`, called by the core's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from stoker.engine.core.handover.contents import BlockSeeds
+from stoker.engine.core.handover.messages import (
+    Beat,
+    BlocksReady,
+    Cancel,
+    Cancelled,
+    Commit,
+    Credit,
+    Failed,
+    FailureCode,
+    PeerHello,
+    PeerRefused,
+    Prefill,
+    ReadyBlock,
+    TakeOver,
+    Tokens,
+)
+from stoker.engine.core.handover.office import SILENT_S, Gone, Office
+from stoker.engine.core.handover.prefill_side import Help, HelpStage, Writing
+from stoker.engine.core.messages import AddRequest, Delta
+from stoker.engine.transfer.checksum import seeded
+from stoker.engine.transfer.port import LayoutMismatch, Link, Move
+from stoker.engine.transfer.ticket import TransferError
+
+FRONT = "peer "
+"""Begins the name of a front that is an engine. Other fronts have hexadecimal names."""
+
+
+def front_of(caller: str) -> str:
+    return FRONT + caller
+
+
+@dataclass(eq=False)
+class Caller:
+    """A decode engine that has introduced itself."""
+
+    name: str
+    hello: PeerHello
+    link: Future[Link]
+    heard_s: float
+    helps: dict[str, Help] = field(default_factory=dict)
+    closing: list[Help] = field(default_factory=list)
+    """Ended ones whose writes are still under way."""
+
+
+class PrefillDesk:
+    """The prompts that this engine computes for others."""
+
+    def __init__(self, office: Office) -> None:
+        self.office = office
+        self.tally = office.tally
+        self.blocks = office.engine.scheduler.blocks
+        self.callers: dict[str, Caller] = {}
+        self._seeds: dict[Help, BlockSeeds] = {}
+
+    @property
+    def num_open(self) -> int:
+        return sum(len(caller.helps) for caller in self.callers.values())
+
+    def waiting_prompts(self) -> list[int]:
+        """Tokens of the prompts that have no first token yet."""
+        stages = (HelpStage.QUEUED, HelpStage.PREFILLING)
+        helps = (one for caller in self.callers.values() for one in caller.helps.values())
+        return [len(one.prefill.prompt) for one in helps if one.stage in stages]
+
+    @property
+    def busy(self) -> bool:
+        """Whether a transfer is under way whose end is to be noticed soon."""
+        return any(one.writing for caller in self.callers.values() for one in (*caller.helps.values(), *caller.closing))
+
+    # Letters of decode engines.
+
+    def read(self, name: str, message: object) -> None:
+        """Take one message of a decode engine."""
+        if isinstance(message, PeerHello):
+            self._greet(name, message)
+            return
+        caller = self.callers.get(name)
+        if caller is None:
+            self._refuse_stranger(name, message)
+            return
+        caller.heard_s = self.office.clock()
+        match message:
+            case Prefill():
+                self._begin(caller, message)
+            case Credit(id=dispatch, slots=slots, again=again) if dispatch in caller.helps:
+                caller.helps[dispatch].slots.extend(slots)
+                caller.helps[dispatch].again.extend(again)
+                self._push(caller, caller.helps[dispatch])
+            case TakeOver(id=dispatch):
+                self._end(caller, dispatch, HelpStage.HANDED)
+            case Cancel(id=dispatch):
+                self._end(caller, dispatch, HelpStage.CANCELLED)
+            case Beat():
+                self.office.post.answer(name, message)
+            case Gone():
+                self._drop(caller)
+            case _:
+                pass
+
+    def _greet(self, name: str, hello: PeerHello) -> None:
+        """Compare the two engines; open the link in a thread."""
+        try:
+            self.office.hello.facts.refuse_other(hello.facts)
+            ours, theirs = self.office.hello.port.layout, hello.port.layout
+            if ours != theirs:
+                field_name = "block_size" if ours.block_size != theirs.block_size else "layout"
+                raise LayoutMismatch(field_name, getattr(ours, field_name, ours), getattr(theirs, field_name, theirs))
+        except LayoutMismatch as refused:
+            self.office.post.answer(name, PeerRefused(refused.field, str(refused.ours), str(refused.theirs)))
+            return
+        if name in self.callers:
+            self._drop(self.callers[name])
+        link = self.office.port.connect(hello.port)
+        self.callers[name] = Caller(name, hello, link, self.office.clock())
+        self.office.post.answer(name, self.office.hello)
+
+    def _refuse_stranger(self, name: str, message: object) -> None:
+        """Answer an engine that this one does not know, such as after a new start."""
+        match message:
+            case Prefill(id=dispatch) | Credit(id=dispatch):
+                self.office.post.answer(name, Failed(dispatch, "unknown", "introduce yourself first"))
+            case TakeOver(id=dispatch) | Cancel(id=dispatch):
+                self.office.post.answer(name, Cancelled(dispatch))
+
+    def _begin(self, caller: Caller, prefill: Prefill) -> None:
+        if prefill.id in caller.helps:
+            return  # repeated
+        one = Help(caller.name, prefill, self.blocks.block_size)
+        caller.helps[prefill.id] = one
+        self.tally.changes += 1
+        self._seeds[one] = BlockSeeds(self.office.hello.port.fingerprint, prefill.prompt, self.blocks.block_size)
+        request = AddRequest(prefill.id, prefill.prompt, prefill.params, self.office.clock(), prefill.priority)
+        self.office.front.add(front_of(caller.name), request)
+
+    # The engine's answers.
+
+    def deltas(self, front: str, deltas: Sequence[Delta]) -> None:
+        """Take output of helped requests, and send it on."""
+        caller = self.callers.get(front.removeprefix(FRONT))
+        by_help: dict[str, list[Delta]] = {}
+        for delta in deltas:
+            if caller is not None and delta.request_id in caller.helps:
+                by_help.setdefault(delta.request_id, []).append(delta)
+        for dispatch, own in by_help.items():
+            assert caller is not None
+            self._send_on(caller, caller.helps[dispatch], own)
+
+    def _send_on(self, caller: Caller, one: Help, deltas: list[Delta]) -> None:
+        given_up = next((delta for delta in deltas if delta.finish_reason in ("abort", "error")), None)
+        if given_up is not None:
+            self.office.front.withdraw(front_of(caller.name), one.id)
+            self._fail(caller, one, "aborted", given_up.error or "the engine is going down")
+            return
+        if one.stage is not HelpStage.STREAMING and deltas[0].facts is not None:
+            self.tally.prefilled(deltas[0].facts)
+            self.tally.changes += 1
+        self._push(caller, one)  # blocks first, so that the owner can go on at once
+        self.office.post.answer(caller.name, Tokens(one.id, one.parts_of(deltas)))
+
+    def refused(self, front: str, dispatch: str, message: str) -> None:
+        """The engine did not take a helped request."""
+        caller = self.callers.get(front.removeprefix(FRONT))
+        if caller is not None and dispatch in caller.helps:
+            self._fail(caller, caller.helps[dispatch], "refused", message)
+
+    # Blocks.
+
+    def _push(self, caller: Caller, one: Help) -> None:
+        """Send what is computed and has slots."""
+        if not caller.link.done() or caller.link.exception() is not None:
+            return
+        computed = self.blocks.follow(one, one.prefill.prompt, one.num_blocks)
+        taken = [(index, grant) for index, grant in one.take_slots(computed) if index < computed]
+        if not taken:
+            return
+        table = self.blocks.table(one)
+        sums = self.office.store.sums([table[index] for index, _ in taken])
+        seeds = self._seeds[one]
+        blocks = tuple(
+            ReadyBlock(index, grant.slot, grant.generation, seeded(int(raw), seeds(index)))
+            for (index, grant), raw in zip(taken, sums, strict=True)
+        )
+        moves = [Move(table[index], grant.slot, grant.generation) for index, grant in taken]
+        one.writing.append(Writing(caller.link.result().write(moves, one.id.encode()), blocks))
+        self.tally.blocks["sent"] += len(blocks)
+        self._announce(caller, one)
+
+    def _announce(self, caller: Caller, one: Help) -> None:
+        """Announce the blocks whose writes have ended."""
+        while one.writing and one.writing[0].ticket.done():
+            writing = one.writing.pop(0)
+            error = writing.ticket.error()
+            if one.stage in (HelpStage.HANDED, HelpStage.CANCELLED, HelpStage.FAILED):
+                continue
+            if error is not None:
+                self._fail(caller, one, "transport", str(error))
+                return
+            self.office.post.answer(caller.name, BlocksReady(one.id, writing.blocks))
+
+    # Ends.
+
+    def _end(self, caller: Caller, dispatch: str, stage: HelpStage) -> None:
+        """Stop for a `TakeOver` or a `Cancel`; the answer says that no slot is written any more."""
+        one = caller.helps.get(dispatch)
+        if one is None:
+            self.office.post.answer(caller.name, Cancelled(dispatch))
+            return
+        self.office.front.withdraw(front_of(caller.name), dispatch)
+        if stage is HelpStage.CANCELLED and not one.unfinished:
+            stage = HelpStage.FINISHED
+        self._close(caller, one, stage)
+
+    def _fail(self, caller: Caller, one: Help, code: FailureCode, message: str) -> None:
+        self.office.front.withdraw(front_of(caller.name), one.id)
+        one.stage = HelpStage.FAILED
+        self.tally.helps["refused" if code == "refused" else "failed"] += 1
+        del caller.helps[one.id]
+        self.tally.changes += 1
+        caller.closing.append(one)
+        self.office.post.answer(caller.name, Failed(one.id, code, message))
+
+    def _close(self, caller: Caller, one: Help, stage: HelpStage) -> None:
+        one.stage = stage
+        self.tally.helps[stage.value] += 1
+        del caller.helps[one.id]
+        self.tally.changes += 1
+        caller.closing.append(one)
+        self._free_ended(caller)
+
+    def _free_ended(self, caller: Caller) -> None:
+        """Let go of the blocks of ended helps whose writes are over."""
+        for one in list(caller.closing):
+            self._announce(caller, one)
+            if one.writing:
+                continue
+            caller.closing.remove(one)
+            self._release(one)
+            if one.stage is HelpStage.HANDED:
+                self.office.post.answer(caller.name, Commit(one.id))
+            elif one.stage is not HelpStage.FAILED:
+                self.office.post.answer(caller.name, Cancelled(one.id))
+
+    def _release(self, one: Help) -> None:
+        self._seeds.pop(one, None)
+        if self.blocks.owns(one):
+            self.blocks.release(one)
+
+    def _drop(self, caller: Caller) -> None:
+        """The decode engine is gone: nothing is written to it any more, and nothing computed."""
+        self.callers.pop(caller.name, None)
+        for one in list(caller.helps.values()):
+            self.office.front.withdraw(front_of(caller.name), one.id)
+            self.tally.helps["cancelled"] += 1
+        caller.link.add_done_callback(_close)  # waits for the write under way
+        for one in (*caller.helps.values(), *caller.closing):
+            self._release(one)
+
+    # Time.
+
+    def turn(self) -> None:
+        """Send what was computed since the last turn, and follow links and silence."""
+        now_s = self.office.clock()
+        for caller in list(self.callers.values()):
+            if now_s - caller.heard_s > SILENT_S:
+                self._drop(caller)
+                continue
+            if caller.link.done():
+                self._follow_link(caller)
+            if caller.name in self.callers:
+                self._free_ended(caller)
+
+    def _follow_link(self, caller: Caller) -> None:
+        error = caller.link.exception()
+        lost = None if error is not None else caller.link.result().lost
+        if error is not None:
+            for one in list(caller.helps.values()):
+                self._fail(caller, one, "transport", str(error))
+            if not isinstance(error, TransferError):
+                raise error
+            return
+        if lost is not None:
+            self._drop(caller)
+            return
+        for one in list(caller.helps.values()):
+            self._announce(caller, one)
+            if one.id in caller.helps:
+                self._push(caller, one)
+
+    def close(self) -> None:
+        for caller in list(self.callers.values()):
+            self._drop(caller)
+
+
+def _close(link: Future[Link]) -> None:
+    if not link.cancelled() and link.exception() is None:
+        link.result().close()

@@ -1,0 +1,88 @@
+"""The verdict of each gate of a canary, with the figures that it was made from. Pure.
+
+A gate compares the new revision with a limit, with the old revision in the same window, or with both. It passes or
+fails only on enough answers; until then it waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from stoker.operator.domain.rollout.evidence import Evidence, RevisionCounts
+
+ENOUGH = 20
+"""Samples that a 95th percentile or a comparison needs at least, and answers where a step names no number."""
+METRICS = ("errorRate", "ttftP95Ms", "itlP95Ms")
+Verdict = Literal["Passed", "Failed", "Waiting"]
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Limits of one metric of the new revision; at least one of both."""
+
+    metric: str
+    max: float | None = None
+    max_ratio: float | None = None
+    """Of the new revision's value over the old one's."""
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """A verdict and its inputs: values in the metric's unit, sample counts of both revisions."""
+
+    metric: str
+    verdict: Verdict
+    value: float | None
+    base: float | None
+    """The old revision's value; None where the gate does not compare."""
+    samples: int
+    base_samples: int
+    message: str
+
+
+def judge(gate: Gate, seen: Evidence, needed: int) -> GateResult:
+    """Judge one gate on at least `needed` answers of the new revision."""
+    value, samples = _measure(gate.metric, seen.new)
+    base, base_samples = _measure(gate.metric, seen.old)
+    enough = max(needed if gate.metric == "errorRate" else ENOUGH, 1)
+
+    def result(verdict: Verdict, message: str) -> GateResult:
+        compared = gate.max_ratio is not None
+        return GateResult(
+            gate.metric, verdict, value, base if compared else None, samples, base_samples if compared else 0, message
+        )
+
+    if seen.new.requests < needed or samples < enough or value is None:
+        text = f"{_samples(gate)} {samples} of {enough}, answers {seen.new.requests} of {needed}"
+        return result("Waiting", text)
+    if gate.max is not None and value > gate.max:
+        return result("Failed", f"{_figure(gate, value)} is above {_figure(gate, gate.max)}")
+    if gate.max_ratio is None:
+        return result("Passed", f"{_figure(gate, value)} is at most {_figure(gate, gate.max or 0)}")
+    if base is None or base_samples < ENOUGH:
+        return result("Waiting", f"{_samples(gate)} of the old revision: {base_samples} of {ENOUGH}")
+    limit = base * gate.max_ratio
+    both = f"{_figure(gate, value)} against {_figure(gate, base)} of the old revision"
+    if value > limit:
+        return result("Failed", f"{both}: more than {gate.max_ratio:g} times as much")
+    return result("Passed", f"{both}: at most {gate.max_ratio:g} times as much")
+
+
+def _measure(metric: str, counts: RevisionCounts) -> tuple[float | None, int]:
+    """Value and number of samples."""
+    if metric == "errorRate":
+        return (counts.errors / counts.requests if counts.requests else None), counts.requests
+    if metric not in METRICS:
+        raise ValueError(f"metric {metric} is not measured; allowed: {', '.join(METRICS)}")
+    found = counts.first_token_s if metric == "ttftP95Ms" else counts.token_gap_s
+    seconds = found.quantile(0.95)
+    return (seconds * 1000 if seconds is not None else None), found.total
+
+
+def _samples(gate: Gate) -> str:
+    return {"errorRate": "answers", "ttftP95Ms": "streams", "itlP95Ms": "gaps"}[gate.metric]
+
+
+def _figure(gate: Gate, value: float) -> str:
+    return f"{value:.2%}" if gate.metric == "errorRate" else f"{value:.1f} ms"

@@ -1,0 +1,216 @@
+"""The canary of a deployment: the state in its status, the evidence of its routers, and what follows for the shares.
+
+Pure. Called by `rollout`; decides nothing itself (`domain/rollout/canary`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from stoker.operator.api.inferencedeployment import CanaryStatus, GateStatus, RolloutStatus
+from stoker.operator.api.rollout import Canary
+from stoker.operator.domain.clock import timestamp
+from stoker.operator.domain.plan import Event, Report
+from stoker.operator.domain.pods import is_ready
+from stoker.operator.domain.rollout.canary import (
+    CanaryPlan,
+    CanaryState,
+    Hand,
+    Step,
+    decide,
+    left_s,
+    window_step,
+)
+from stoker.operator.domain.rollout.evidence import read_evidence
+from stoker.operator.domain.rollout.gates import Gate, GateResult
+from stoker.operator.domain.text import shortened
+from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
+
+FIGURES_S = 10.0
+"""The status gets new figures of the gates no more often, unless something was decided."""
+
+
+@dataclass(frozen=True)
+class CanaryTurn:
+    """One pass over a canary."""
+
+    status: CanaryStatus
+    shares: tuple[tuple[str, int], ...]
+    """Percent of the replicas by revision, the new one first; no share of the old one: it is left."""
+    requeue_after_s: float | None = None
+    events: tuple[Event, ...] = ()
+
+    @property
+    def rolled_back(self) -> bool:
+        return self.status.phase == "Failed"
+
+    @property
+    def promoted(self) -> bool:
+        return self.status.phase == "Promoted"
+
+
+def plan_canary(view: DeploymentView, current: str | None, target: str) -> CanaryTurn | None:
+    """The canary's next state; None where revisions are exchanged at once.
+
+    That is so with `type: rolling`, for the first revision, and while no replica serves, which leaves nothing to
+    compare with.
+    """
+    settings, rollout = view.deployment.spec.rollout, view.deployment.status.rollout or RolloutStatus()
+    known = rollout.canary if rollout.to_revision == target else None
+    if settings.canary is None or current is None or current == target:
+        return None
+    if known is None and not any(live.spec.replicas for live in view.pools):
+        return None
+    plan = _plan(view, settings.canary)
+    old = _read(known) if known is not None else CanaryState(since=view.now)
+    hand = Hand(settings.paused, settings.abort == target, settings.promote == target)
+    seen = read_evidence(_reports(view), window_of(target, old), target, current)
+    state = decide(plan, old, seen, ready=_is_ready(view, plan, old, current, target), hand=hand, now=view.now)
+    return CanaryTurn(
+        status=_written(view, known, old, state),
+        shares=_replica_shares(plan, state, current, target, keep=settings.canary.on_failure == "Pause"),
+        requeue_after_s=left_s(plan, state, view.now),
+        events=_events(target, old, state),
+    )
+
+
+def with_canary(progress: RolloutStatus, turn: CanaryTurn | None, time: str) -> RolloutStatus:
+    """The rollout's progress with the canary's; a new state of the canary is progress."""
+    if turn is None:
+        return progress
+    old = progress.canary
+    moved = old is None or (old.phase, old.step) != (turn.status.phase, turn.status.step)
+    changes = {"canary": turn.status, "progressed_at": time if moved else progress.progressed_at}
+    if turn.rolled_back:
+        changes["phase"] = "RolledBack"
+    return progress.model_copy(update=changes)
+
+
+def traffic_shares(rollout: RolloutStatus | None, current: str | None) -> tuple[list[dict[str, object]], str]:
+    """Shares of the routers' snapshot and the name of the window, by the status; empty without a canary."""
+    canary = rollout.canary if rollout is not None else None
+    if rollout is None or canary is None or canary.phase == "Promoted" or not (rollout.to_revision and current):
+        return [], ""
+    shares = [(rollout.to_revision, canary.percent), (current, 100 - canary.percent)]
+    listed: list[dict[str, object]] = [{"revision": name, "percent": percent} for name, percent in shares]
+    return listed, window_of(rollout.to_revision, _read(canary))
+
+
+def window_of(target: str, state: CanaryState) -> str:
+    """The name of the time in which the present share is measured; empty while there is none."""
+    step = window_step(state)
+    return f"{target}.{step + 1}" if step is not None else ""
+
+
+def _plan(view: DeploymentView, canary: Canary) -> CanaryPlan:
+    steps = tuple(Step(step.percent, float(step.hold_seconds), step.min_requests) for step in canary.steps)
+    gates = tuple(Gate(gate.metric, _number(gate.max), _number(gate.max_ratio)) for gate in canary.metric_gates)
+    return CanaryPlan(steps, gates, float(view.deployment.spec.rollout.progress_deadline_seconds))
+
+
+def _reports(view: DeploymentView) -> dict[str, Report | None]:
+    ready = [pod["metadata"] for pod in view.routers if is_ready(pod)]
+    return {pod["name"]: view.seen.reports.get(pod["uid"]) for pod in ready}
+
+
+def _is_ready(view: DeploymentView, plan: CanaryPlan, state: CanaryState, current: str, target: str) -> bool:
+    """Whether every pool has the replicas of the present step, and the old revision those that stay."""
+    shares = dict(_replica_shares(plan, state, current, target, keep=False))
+    for pool in view.deployment.spec.pools:
+        live = view.engine_pool(pool)
+        if live is None or live.status.observed_generation != live.metadata.generation:
+            return False
+        if {found.name: found.share for found in live.spec.revisions if found.share} != shares:
+            return False
+        counts = {found.name: found for found in live.status.revisions}
+        new = counts.get(target)
+        if new is None or new.ready < new.desired or live.status.ready_replicas == 0:
+            return False
+    return True
+
+
+def _replica_shares(
+    plan: CanaryPlan, state: CanaryState, current: str, target: str, *, keep: bool
+) -> tuple[tuple[str, int], ...]:
+    """The new revision gets the replicas of its step. The old one keeps at least one until the last step has passed."""
+    if state.phase == "Promoted":
+        return ((target, 100),)
+    if state.phase == "Failed" and not keep:
+        return ((current, 100),)
+    percent = min(plan.steps[min(state.step, len(plan.steps) - 1)].percent, 99)
+    return (target, percent), (current, 100 - percent)
+
+
+# The status
+
+
+def _read(known: CanaryStatus) -> CanaryState:
+    results = tuple(
+        GateResult(
+            found.metric, found.verdict, _number(found.value), _number(found.base), found.samples, found.base_samples,
+            found.message or "",
+        )
+        for found in known.gates
+    )  # fmt: skip
+    return CanaryState(
+        step=max(known.step - 1, 0),
+        percent=known.percent,
+        phase=known.phase,
+        since=datetime.fromisoformat(known.since) if known.since else None,
+        reason=known.reason or "",
+        message=known.message or "",
+        results=results,
+    )
+
+
+def _written(view: DeploymentView, known: CanaryStatus | None, old: CanaryState, state: CanaryState) -> CanaryStatus:
+    """The state for the status. Figures alone change it only each `FIGURES_S`."""
+    same = replace(state, results=(), message="") == replace(old, results=(), message="")
+    verdicts = [found.verdict for found in state.results] == [found.verdict for found in old.results]
+    if known is not None and same and verdicts and (state.over or _is_young(view, known)):
+        return known
+    return CanaryStatus(
+        phase=state.phase,
+        step=state.step + 1,
+        percent=state.percent,
+        since=timestamp(state.since) if state.since else None,
+        reason=state.reason,
+        message=shortened(state.message) or None,
+        judged_at=view.time,
+        gates=tuple(_gate(found) for found in state.results),
+    )
+
+
+def _is_young(view: DeploymentView, known: CanaryStatus) -> bool:
+    judged = datetime.fromisoformat(known.judged_at) if known.judged_at else None
+    return judged is not None and view.now - judged < timedelta(seconds=FIGURES_S)
+
+
+def _gate(found: GateResult) -> GateStatus:
+    return GateStatus(
+        metric=found.metric,
+        verdict=found.verdict,
+        value=_text(found.value),
+        base=_text(found.base),
+        samples=found.samples,
+        base_samples=found.base_samples,
+        message=shortened(found.message) or None,
+    )
+
+
+def _events(target: str, old: CanaryState, state: CanaryState) -> tuple[Event, ...]:
+    """An Event for each share that begins, and for the end."""
+    if (old.phase, old.step) == (state.phase, state.step) or state.phase == "Waiting":
+        return ()
+    kind = "Warning" if state.phase == "Failed" else "Normal"
+    reason = {"Holding": "CanaryStep", "Promoted": "CanaryPromoted", "Failed": "CanaryFailed"}[state.phase]
+    return (Event(kind, reason, shortened(f"revision {target}: {state.message}")),)
+
+
+def _number(text: str | None) -> float | None:
+    return float(text) if text is not None else None
+
+
+def _text(value: float | None) -> str | None:
+    return None if value is None else f"{value:.6f}".rstrip("0").rstrip(".")

@@ -1,0 +1,345 @@
+"""Prefill at one engine, decode at another, in one process: the answer is that of one undisturbed engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stoker.engine.core.handover.messages import BlocksReady
+from stoker.engine.core.messages import AddRequest
+from stoker.engine.sampling import SamplingParams
+from stoker.engine.transfer.in_process import Network
+from testing.engine.audits import assert_sound
+from testing.engine.stations import FACTS, Clock, Mail, Station
+
+PROMPT = tuple(range(40, 79))  # nine full blocks of four and three tokens
+PARAMS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True, "seed": 1},
+    "two sampled choices": {"n": 2, "temperature": 1.1, "top_p": 0.9, "seed": 5, "max_tokens": 14},
+    "penalised": {"temperature": 0.8, "presence_penalty": 0.7, "repetition_penalty": 1.2, "seed": 9, "max_tokens": 14},
+    "scored": {"temperature": 1.0, "logprobs": 3, "seed": 11, "max_tokens": 9},
+    "stopped": {"temperature": 1.3, "stop_token_ids": tuple(range(0, 320, 3)), "seed": 3, "max_tokens": 30},
+    "one token": {"temperature": 0.0, "max_tokens": 1, "seed": 1},
+}
+"""How each way to sample is asked for."""
+
+
+class Pair:
+    """Two engines of one deployment, D and P, and a third that nothing disturbs."""
+
+    def __init__(self, make_engine: Callable[..., Any], *, slots: int = 8, **settings: Any) -> None:
+        self.clock, self.mail, self.network = Clock(), Mail(), Network()
+        self.make_engine, self.settings, self.slots = make_engine, settings, slots
+        self.d, self.p = self.station("d:1"), self.station("p:1")
+        self.alone = make_engine(**settings)
+
+    def station(self, name: str, **more: Any) -> Station:
+        engine = self.make_engine(**{"chunk": 16, **self.settings})
+        return Station(name, engine, self.mail, self.network, self.clock, **{"slots": self.slots, **more})
+
+    def ask(self, name: str = "r", prompt: tuple[int, ...] = PROMPT, **params: Any) -> AddRequest:
+        request = AddRequest(name, prompt, SamplingParams(**params), self.clock(), prefill="p:1")
+        self.d.ask(request)
+        return request
+
+    def turn(self, seconds: float = 0.01) -> None:
+        self.clock.now_s += seconds
+        for station in (self.d, self.p):
+            if station.alive:
+                station.turn()
+
+    def run(self, turns: int = 400) -> None:
+        """Run until nothing is left to do."""
+        for _ in range(turns):
+            if self.d.idle and (self.p.idle or not self.p.alive):
+                break
+            self.turn()
+        assert self.d.idle
+        for _ in range(20):
+            self.turn(1.0)  # quarantines end
+
+    def assert_right(self, request: AddRequest) -> None:
+        """The client has what one undisturbed engine gives, once."""
+        whole = undisturbed(self.alone, request)
+        for got, expected in zip(self.d.answers[request.request_id], whole, strict=True):
+            assert (got.tokens, got.ends) == (expected.tokens, expected.ends)
+            assert got.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+        self.assert_clean()
+
+    def assert_clean(self) -> None:
+        """Nothing is held any more, on either side."""
+        for station in (one for one in (self.d, self.p) if one.alive):
+            audit = station.engine.scheduler.audit()
+            assert_sound(audit)
+            assert audit.owned == 0
+            assert list(station.desk.faults()) == []
+            assert station.zone.zone.credits == station.zone.num_slots
+
+
+def undisturbed(engine: Any, request: AddRequest) -> Any:
+    station = Station("alone:1", engine, Mail(), Network(), Clock())
+    station.ask(AddRequest("whole", request.prompt_tokens, request.params, 0.0))
+    while not station.idle:
+        station.turn()
+    return station.answers["whole"]
+
+
+@pytest.fixture
+def pair(make_engine: Callable[..., Any]) -> Pair:
+    return Pair(make_engine)
+
+
+@pytest.mark.parametrize("kind", sorted(PARAMS))
+def test_a_split_answer_is_that_of_one_engine(pair: Pair, kind: str) -> None:
+    request = pair.ask(**PARAMS[kind])
+    pair.run()
+    outcome = "prefill_only" if kind == "one token" else "split"
+    assert pair.d.tally.outcomes[outcome] == 1, pair.d.tally
+    assert pair.d.tally.blocks["received"] == 9
+    pair.assert_right(request)
+
+
+def test_a_prompt_longer_than_the_zone_gets_more_credits(make_engine: Callable[..., Any]) -> None:
+    pair = Pair(make_engine, slots=2)
+    request = pair.ask(**PARAMS["greedy"])
+    pair.run()
+    assert pair.d.tally.outcomes["split"] == 1
+    pair.assert_right(request)
+
+
+def test_blocks_that_the_owner_has_are_not_sent(pair: Pair) -> None:
+    pair.ask("first", **PARAMS["greedy"])
+    pair.run()
+    request = pair.ask("second", (*PROMPT[:20], *range(100, 119)), **PARAMS["greedy"])
+    pair.run()
+    assert pair.d.tally.blocks["received"] == 9 + 4
+    pair.assert_right(request)
+
+
+def until_streaming(pair: Pair, name: str = "r") -> None:
+    """Let P stream while D has no seat, so that nothing is taken over."""
+    pair.d.engine.scheduler._free_seats, kept = [], pair.d.engine.scheduler._free_seats
+    for _ in range(12):
+        pair.turn()
+    pair.d.engine.scheduler._free_seats = kept
+    assert pair.d.desk.num_open == 1
+    assert len(pair.d.answers[name][0].tokens) > 2
+
+
+def test_p_decodes_on_while_d_has_no_seat(pair: Pair) -> None:
+    request = pair.ask(**PARAMS["two sampled choices"])
+    until_streaming(pair)
+    pair.run()
+    assert pair.d.tally.outcomes["split"] == 1
+    assert pair.p.tally.helps["handed"] == 1
+    pair.assert_right(request)
+
+
+class TestFailures:
+    """The events of the failure table, by its rows."""
+
+    def kill_p(self, pair: Pair) -> None:
+        pair.p.kill()
+        pair.d.notice_death(pair.p)
+
+    def assert_local(self, pair: Pair, request: AddRequest, reason: str) -> None:
+        assert (pair.d.tally.outcomes["local"], pair.d.tally.reasons[reason]) == (1, 1), pair.d.tally
+        pair.assert_right(request)
+
+    def test_p_dies_before_the_first_token(self, pair: Pair) -> None:
+        request = pair.ask(**PARAMS["greedy"])
+        while not (received := pair.d.tally.blocks["received"]):
+            pair.turn()
+        self.kill_p(pair)
+        pair.run()
+        assert received < 9
+        self.assert_local(pair, request, "lost")
+
+    def test_p_dies_while_it_streams(self, pair: Pair) -> None:
+        request = pair.ask(**PARAMS["two sampled choices"])
+        until_streaming(pair)
+        self.kill_p(pair)
+        pair.run()
+        self.assert_local(pair, request, "lost")
+
+    def test_d_dies_and_p_frees_everything(self, pair: Pair) -> None:
+        pair.ask(**PARAMS["greedy"])
+        until_streaming(pair)
+        pair.d.kill()
+        for _ in range(5):
+            pair.turn()
+        assert pair.p.idle
+        assert pair.p.tally.helps["cancelled"] == 1
+        audit = pair.p.engine.scheduler.audit()
+        assert_sound(audit)
+        assert audit.owned == 0
+
+    def test_the_link_is_cut_while_both_live(self, pair: Pair) -> None:
+        request = pair.ask("r", tuple(range(40, 140)), **PARAMS["greedy"])
+        while not pair.d.tally.blocks["received"]:
+            pair.turn()
+        pair.mail.cut.add(frozenset(("d:1", "p:1")))
+        pair.turn()
+        pair.turn(6.0)
+        pair.run()
+        self.assert_local(pair, request, "silent")
+        assert pair.p.tally.helps["cancelled"] == 1
+
+    @pytest.mark.parametrize("times", [1, 2, 9])
+    def test_a_block_has_a_wrong_checksum(self, pair: Pair, times: int) -> None:
+        """Once: it is sent again. Twice: the rest is computed here. More often: the peer is not used for a while."""
+        damages = [times]
+
+        def damage(message: Any) -> Any:
+            if isinstance(message, BlocksReady) and damages[0]:
+                damages[0] -= 1
+                first, *rest = message.blocks
+                return BlocksReady(message.id, (first._replace(sum=first.sum ^ 1), *rest))
+            return message
+
+        pair.mail.tamper = damage
+        request = pair.ask(**PARAMS["greedy"])
+        pair.run()
+        if times == 1:
+            assert pair.d.tally.outcomes["split"] == 1
+            pair.assert_right(request)
+        else:
+            self.assert_local(pair, request, "damaged")
+        assert pair.d.zone.zone.refused["damaged"] == min(times, 2)
+
+    def test_a_stale_generation_is_refused(self, pair: Pair) -> None:
+        def age(message: Any) -> Any:
+            if isinstance(message, BlocksReady):
+                older = (one._replace(generation=one.generation - 1) for one in message.blocks)
+                return BlocksReady(message.id, tuple(older))
+            return message
+
+        pair.mail.tamper = age
+        request = pair.ask(**PARAMS["greedy"])
+        pair.run()
+        assert pair.d.zone.zone.refused["stale"] == 8  # each slot once
+        assert pair.d.tally.outcomes["prefill_only"] == 1  # without blocks there is no takeover: P goes on
+        pair.assert_right(request)
+
+    def test_blocks_of_a_request_that_is_over_are_refused(self, pair: Pair) -> None:
+        kept: list[Any] = []
+
+        def keep(message: Any) -> Any:
+            kept.extend([message] if isinstance(message, BlocksReady) else [])
+            return message
+
+        pair.mail.tamper = keep
+        pair.ask(**PARAMS["greedy"])
+        pair.run()
+        pair.mail.send("p:1", "d:1", "p:1", kept[0])
+        pair.turn()
+        assert pair.d.zone.zone.refused["stale"] + pair.d.zone.zone.refused["late"] == len(kept[0].blocks)
+
+    def test_p_refuses(self, pair: Pair) -> None:
+        pair.p.engine.scheduler.max_queued_requests = 0
+        request = pair.ask(**PARAMS["greedy"])
+        pair.run()
+        self.assert_local(pair, request, "refused")
+        assert pair.p.tally.helps["refused"] == 1
+
+    def test_d_is_full(self, make_engine: Callable[..., Any]) -> None:
+        pair = Pair(make_engine, num_blocks=22)
+        first = pair.ask("first", max_tokens=40, temperature=0.0, seed=1, ignore_eos=True)
+        for _ in range(3):
+            pair.turn()
+        second = pair.ask("second", (*range(120, 170),), **PARAMS["greedy"])
+        pair.run()
+        assert pair.d.tally.reasons["full"] == 1
+        pair.assert_right(first)
+        pair.assert_right(second)
+
+    def test_the_client_is_gone(self, pair: Pair) -> None:
+        pair.ask(**PARAMS["two sampled choices"])
+        until_streaming(pair)
+        pair.d.abort("r")
+        assert [answer.ends for answer in pair.d.answers["r"]] == [[("abort", None)], [("abort", None)]]
+        pair.run()
+        assert (pair.d.tally.outcomes["cancelled"], pair.p.tally.helps["cancelled"]) == (1, 1)
+        pair.assert_clean()
+
+    def test_a_stop_text_ends_one_choice_while_p_streams(self, pair: Pair) -> None:
+        request = pair.ask(**PARAMS["two sampled choices"])
+        until_streaming(pair)
+        assert pair.d.desk.finish_choice("f0", "r", 0)
+        before = list(pair.d.answers["r"][0].tokens)
+        pair.run()
+        whole = undisturbed(pair.alone, request)
+        assert pair.d.answers["r"][0].tokens == before
+        assert pair.d.answers["r"][1].tokens == whole[1].tokens
+        pair.assert_clean()
+
+    def test_the_fingerprint_differs(self, pair: Pair) -> None:
+        other = replace(FACTS, revision="2")
+        pair.p = pair.station("p:1", facts=other)
+        request = pair.ask(**PARAMS["greedy"])
+        for _ in range(30):
+            pair.turn()
+        self.assert_local(pair, request, "incompatible")
+        again = pair.ask("again", tuple(range(90, 129)), **PARAMS["greedy"])
+        assert pair.d.tally.reasons["incompatible"] == 2  # not tried again for a while
+        pair.run()
+        pair.assert_right(again)
+
+    def test_no_transport_reaches_d(self, pair: Pair) -> None:
+        pair.network.ports.pop("d:1/1")
+        request = pair.ask(**PARAMS["greedy"])
+        pair.run()
+        self.assert_local(pair, request, "transport")
+
+    def test_p_drains(self, pair: Pair) -> None:
+        request = pair.ask(**PARAMS["greedy"])
+        until_streaming(pair)
+        pair.p.send_all(pair.p.engine.end_everything("abort"))
+        pair.run()
+        self.assert_local(pair, request, "refused")
+
+    def test_p_was_started_anew_and_does_not_know_d(self, pair: Pair) -> None:
+        pair.ask("first", **PARAMS["greedy"])
+        pair.run()
+        pair.p = pair.station("p:1", epoch=2)
+        request = pair.ask("second", tuple(range(90, 129)), **PARAMS["greedy"])
+        pair.run()
+        assert pair.d.tally.reasons["refused"] == 1
+        third = pair.ask("third", tuple(range(130, 169)), **PARAMS["greedy"])
+        pair.run()
+        assert pair.d.tally.outcomes["split"] == 2
+        for one in (request, third):
+            pair.assert_right(one)
+
+    def test_there_is_no_p(self, pair: Pair) -> None:
+        pair.mail.alive.discard("p:1")
+        request = pair.ask(**PARAMS["greedy"])
+        pair.turn(3.0)
+        pair.run()
+        self.assert_local(pair, request, "unreachable")
+
+    @pytest.mark.parametrize(
+        ("name", "more", "reason"),
+        [("nonsense", {}, "unreachable"), ("p:0", {}, "unreachable"), ("p:1", {"prompt_logprobs": 1}, "unsupported")],
+    )
+    def test_what_cannot_be_split_is_computed_here(self, pair: Pair, name: str, more: Any, reason: str) -> None:
+        params = SamplingParams(**PARAMS["greedy"], **more)
+        request = AddRequest("r", PROMPT, params, 0.0, prefill=name)
+        pair.d.ask(request)
+        pair.run()
+        self.assert_local(pair, request, reason)
+
+    def test_a_prompt_that_is_known_needs_no_help(self, pair: Pair) -> None:
+        pair.ask("first", **PARAMS["greedy"])
+        pair.run()
+        request = pair.ask("again", PROMPT[:30], **PARAMS["greedy"])
+        pair.run()
+        self.assert_local(pair, request, "short")
+
+    def test_a_request_that_no_engine_takes_is_refused_at_once(self, pair: Pair) -> None:
+        pair.d.ask(AddRequest("r", tuple(range(1, 170)), SamplingParams(seed=1), 0.0, prefill="p:1"))
+        assert pair.d.refusals["r"].kind == "too_long"
+        assert pair.d.idle

@@ -1,0 +1,172 @@
+"""Hand-over over real sockets: messages by ZeroMQ with keys, blocks by shared memory and by TCP, in one process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stoker.engine.config import Transport
+from stoker.engine.core.handover.host_ports import HostPorts
+from stoker.engine.core.handover.messages import Beat
+from stoker.engine.core.handover.office import Gone, Letter
+from stoker.engine.core.handover.open_desk import read_key, unmet
+from stoker.engine.core.handover.peer_post import PeerPost, curve_keys
+from stoker.engine.core.messages import AddRequest
+from stoker.engine.sampling import SamplingParams
+from stoker.engine.transfer.in_process import Network
+from stoker.engine.transfer.zone_memory import SharedZone
+from stoker.pod.config_file import ConfigError
+from testing.engine.audits import assert_sound
+from testing.engine.stations import FACTS, Clock, Mail, Station
+from testing.engine.transfers import wait_for
+
+KEY, OTHER_KEY = bytes(range(32)), bytes(range(1, 33))
+PROMPT = tuple(range(40, 79))
+PARAMS = SamplingParams(n=2, temperature=1.1, seed=5, max_tokens=14, logprobs=2)
+
+
+class Wired:
+    """Stations whose posts and ports are real."""
+
+    def __init__(self, make_engine: Callable[..., Any], folder: Path) -> None:
+        self.make_engine, self.folder = make_engine, folder
+        self.stations: list[Station] = []
+
+    def station(self, name: str, *transports: Transport, key: bytes = KEY) -> Station:
+        engine = self.make_engine(chunk=16)
+        data = engine.executor.runner.cache.data
+        cache_BN = data.view(data.shape[0], -1).view(torch.uint8).numpy()
+        zone = SharedZone(4, cache_BN.shape[1], named=True)
+        post = PeerPost("127.0.0.1", 0, curve_keys(key))
+        (self.folder / name).mkdir()
+        made = Station.over(
+            f"127.0.0.1:{post.port}", engine, zone, post,
+            lambda layout: HostPorts(
+                FACTS.digest, layout, cache_BN, zone, pod_uid=name, folder=self.folder / name, host="127.0.0.1",
+                port=0, key=key, require="any", transports=transports or ("shared-memory", "tcp"),
+            ),
+        )  # fmt: skip
+        self.stations.append(made)
+        return made
+
+    def run(self, done: Callable[[], bool], what: str) -> None:
+        def turn() -> bool:
+            for station in self.stations:
+                station.turn()
+            return done()
+
+        wait_for(turn, what)
+
+
+@pytest.fixture
+def wired(make_engine: Callable[..., Any], tmp_path: Path) -> Iterator[Wired]:
+    made = Wired(make_engine, tmp_path)
+    yield made
+    for station in made.stations:
+        station.desk.close()
+
+
+@pytest.mark.parametrize("transport", ["shared-memory", "tcp"])
+def test_a_split_answer_is_that_of_one_engine(wired: Wired, transport: Transport) -> None:
+    d, p = wired.station("d", transport), wired.station("p")
+    d.ask(AddRequest("r", PROMPT, PARAMS, time.monotonic(), prefill=p.name))
+    wired.run(lambda: d.idle, "the answer")
+    wired.run(lambda: p.idle, "the end at the other engine")
+    alone = Station("alone:1", wired.make_engine(), Mail(), Network(), Clock())
+    alone.ask(AddRequest("r", PROMPT, PARAMS, 0.0))
+    while not alone.idle:
+        alone.turn()
+    assert [(one.tokens, one.ends) for one in d.answers["r"]] == [(one.tokens, one.ends) for one in alone.answers["r"]]
+    assert d.tally.outcomes["split"] + d.tally.outcomes["prefill_only"] == 1, d.tally
+    stats = p.desk.stats()
+    assert stats.bytes[transport] == 9 * d.zone.slot_bytes
+    assert stats.rates[transport] > 0
+    for station in (d, p):
+        assert_sound(station.engine.scheduler.audit())
+        wired.run(lambda station=station: station.zone.zone.credits == 4, "free slots")  # type: ignore[misc]
+
+
+def test_an_engine_with_another_key_is_not_let_in(wired: Wired) -> None:
+    d, p = wired.station("d"), wired.station("p", key=OTHER_KEY)
+    d.ask(AddRequest("r", PROMPT, PARAMS, time.monotonic(), prefill=p.name))
+    wired.run(lambda: d.idle, "the answer")
+    assert (d.tally.reasons["unreachable"], p.tally.helps.total()) == (1, 0)
+    assert [one.ends for one in d.answers["r"]] != [[], []]
+
+
+def test_an_engine_that_ends_is_noticed_at_once(wired: Wired) -> None:
+    d, p = wired.station("d"), wired.station("p")
+    d.ask(AddRequest("r", PROMPT, PARAMS, time.monotonic(), prefill=p.name))
+    wired.run(lambda: d.idle, "the answer")
+    p.desk.close()
+    wired.stations.remove(p)
+    wired.run(lambda: not d.desk.decode.peers, "the end of the peer")
+    d.ask(AddRequest("again", tuple(range(90, 130)), PARAMS, time.monotonic(), prefill=p.name))
+    wired.run(lambda: d.idle, "the answer without it")
+    assert d.tally.reasons["unreachable"] + d.tally.reasons["lost"] == 1
+    wired.run(lambda: d.zone.zone.credits == 4, "free slots")
+
+
+def test_posts_keep_the_order_and_tell_of_the_end() -> None:
+    listening, calling = PeerPost("127.0.0.1", 0, None), PeerPost("127.0.0.1", 0, None)
+    try:
+        endpoint = f"127.0.0.1:{listening.port}"
+        for number in range(50):
+            calling.call(endpoint, Beat(number))
+        got: list[Letter] = []
+        wait_for(lambda: _more(got, listening) == 50, "fifty messages")
+        assert [letter.message for letter in got] == [Beat(number) for number in range(50)]
+        listening.answer(got[0].peer, Beat(7))
+        back: list[Letter] = []
+        wait_for(lambda: _more(back, calling) == 1, "the answer")
+        assert (back[0].peer, back[0].message) == (endpoint, Beat(7))
+        listening.close()
+        wait_for(lambda: _more(back, calling) == 2, "the end")
+        assert isinstance(back[1].message, Gone)
+    finally:
+        calling.close()
+        listening.close()
+
+
+def _more(letters: list[Letter], post: PeerPost) -> int:
+    letters += post.letters()
+    return len(letters)
+
+
+def test_a_taken_port_is_named() -> None:
+    first = PeerPost("127.0.0.1", 0, None)
+    try:
+        with pytest.raises(OSError, match="Address already in use"):
+            PeerPost("127.0.0.1", first.port, None)
+    finally:
+        first.close()
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [(b"short", "non-hexadecimal|32 bytes"), (bytes(32), "32 bytes"), (b"ab" * 31, "got 31 bytes")],
+)
+def test_a_key_file_that_is_no_key_is_refused(tmp_path: Path, content: bytes, problem: str) -> None:
+    (tmp_path / "key").write_bytes(content)
+    with pytest.raises(ConfigError, match=problem):
+        read_key(str(tmp_path / "key"))
+
+
+def test_a_key_file_holds_bytes_or_digits(tmp_path: Path) -> None:
+    for content in (KEY, KEY.hex().encode() + b"\n"):
+        (tmp_path / "key").write_bytes(content)
+        assert read_key(str(tmp_path / "key")) == KEY
+    with pytest.raises(ConfigError, match=r"transfer\.key_file /gone"):
+        read_key("/gone")
+
+
+def test_a_demand_that_is_not_met_has_a_reason() -> None:
+    assert unmet("any", ("tcp",)) == ""
+    assert unmet("nvlink", ("shared-memory", "tcp")) == (
+        "transfer.require is nvlink; this engine offers shared-memory, tcp"
+    )

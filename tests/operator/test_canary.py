@@ -1,0 +1,218 @@
+"""Canaries on the simulated cluster: steps, roll back, pause, abort and promotion by hand, and any disturbance."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from testing.operator.canary_world import CanaryServing, Quality
+from testing.operator.serving_world import CHAT, EVENTS, POOL, condition_of, disturb
+
+
+def target_of(serving: CanaryServing) -> str:
+    return str(serving.rollout["toRevision"])
+
+
+def rounds(serving: CanaryServing, number: int) -> None:
+    for _ in range(number):
+        serving.round()
+
+
+def begun(serving: CanaryServing, percent: int = 10) -> tuple[str, str]:
+    """Run until the new revision has `percent` of the traffic; return (old, new)."""
+    old = serving.started()
+    for _ in range(200):
+        serving.round()
+        if serving.canary.get("percent") == percent:
+            return old, target_of(serving)
+    raise AssertionError(serving.status)
+
+
+def test_a_good_revision_gets_every_share_in_turn_and_replaces_the_old_one() -> None:
+    serving = CanaryServing()
+    old = serving.started()
+    seen: list[int] = []
+    for _ in range(120):
+        serving.round()
+        seen.append(serving.canary.get("percent", 0))
+        usable = [backend for backend in serving.snapshot()["backends"] if not backend["draining"]]
+        assert len(usable) >= 4
+    assert list(dict.fromkeys(seen)) == [0, 10, 50, 100]
+    new = serving.status["currentRevision"]
+    assert new != old
+    assert (serving.status["phase"], serving.rollout["phase"], serving.status["ready"]) == (
+        "Serving",
+        "Completed",
+        "4/4",
+    )
+    assert (serving.engines(old), len(serving.engines(new))) == ([], 4)
+    assert serving.shares == {}, "after a canary every revision gets requests"
+    assert serving.cluster.events.count("CanaryStep") == 3
+    assert serving.cluster.plan(CHAT).empty
+    assert serving.cluster.plan(POOL).empty
+
+
+def test_the_replicas_follow_the_share_and_the_old_revision_keeps_one_until_the_end() -> None:
+    serving = CanaryServing()
+    old, new = begun(serving)
+    assert (len(serving.engines(new)), len(serving.engines(old))) >= (1, 3)
+    for percent, expected in ((50, (2, 2)), (100, (4, 1))):
+        for _ in range(200):
+            if serving.canary["percent"] == percent:
+                break
+            serving.round()
+        assert (len(serving.engines(new)), len(serving.engines(old))) >= expected
+        assert {found["name"]: found["share"] for found in serving.status["revisions"]} == {
+            new: percent, old: 100 - percent,
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("quality", "reason"),
+    [
+        pytest.param(Quality(error_percent=10), "errorRate at 10 %: 10.00% is above 2.00%", id="errors"),
+        pytest.param(Quality(first_token_s=0.3), "ttftP95Ms at 10 %", id="slow first tokens"),
+    ],
+)
+def test_a_failed_gate_takes_the_traffic_away_in_seconds_and_for_good(quality: Quality, reason: str) -> None:
+    serving = CanaryServing()
+    old = serving.started()
+    serving.round()
+    serving.quality[target_of(serving)] = quality
+    new = target_of(serving)
+    for _ in range(200):
+        serving.round()
+        if serving.answered[new]:
+            break
+    failing_since = serving.cluster.now
+    for _ in range(200):
+        if serving.shares[new] == 0:
+            break
+        serving.round()
+    assert (serving.cluster.now - failing_since).total_seconds() <= 10
+    assert serving.shares == {new: 0, old: 100}
+    answered = serving.answered[new]
+    serving.quality[new] = Quality()
+    rounds(serving, 60)
+    assert serving.answered[new] == answered, "it gets no request any more"
+    assert (serving.rollout["phase"], serving.status["currentRevision"]) == ("RolledBack", old)
+    assert (serving.engines(new), len(serving.engines(old))) == ([], 4)
+    assert reason in serving.status["message"]
+    assert serving.status["phase"] == "Serving"
+    assert condition_of(serving.status, "Stalled")["status"] == "True"
+    assert serving.cluster.events.count("CanaryFailed") == 1
+    gate = next(found for found in serving.canary["gates"] if found["verdict"] == "Failed")
+    assert gate["samples"] >= 20
+    assert serving.cluster.plan(CHAT).empty
+
+
+def test_the_next_revision_gets_its_own_canary_after_a_roll_back() -> None:
+    serving = CanaryServing()
+    old, bad = begun(serving)
+    serving.quality[bad] = Quality(error_percent=50)
+    rounds(serving, 30)
+    assert serving.rollout["phase"] == "RolledBack"
+    serving.checkpoint(30)
+    rounds(serving, 140)
+    assert serving.status["currentCheckpoint"]["step"] == 30
+    assert serving.status["currentRevision"] not in (old, bad)
+
+
+def test_on_failure_pause_keeps_the_replicas_without_traffic() -> None:
+    serving = CanaryServing(canary={"onFailure": "Pause"})
+    old, new = begun(serving)
+    serving.quality[new] = Quality(error_percent=50)
+    rounds(serving, 40)
+    assert serving.shares == {new: 0, old: 100}
+    assert len(serving.engines(new)) == 1
+
+
+@pytest.mark.parametrize("what", ["rate", "reports"])
+def test_without_answers_or_reports_the_share_stays(what: str) -> None:
+    serving = CanaryServing(rate=50)
+    _, new = begun(serving)
+    if what == "rate":
+        serving.rate = 0
+    else:
+        serving.take_snapshots = lambda **_: serving.cluster.reports.clear()  # type: ignore[method-assign]
+    before = serving.answered[new]
+    rounds(serving, 100)
+    assert serving.canary["percent"] == 10
+    assert serving.answered[new] == before or what == "rate"
+    assert serving.canary["reason"] in ("TooFewRequests", "MissingData")
+
+
+def test_a_pause_keeps_the_share_and_a_gate_still_fails() -> None:
+    serving = CanaryServing()
+    old, new = begun(serving)
+    serving.cluster.change_spec(CHAT, lambda spec: spec["rollout"].update(paused=True))
+    rounds(serving, 60)
+    assert serving.canary["percent"] == 10
+    assert serving.canary["reason"] == "Paused"
+    serving.quality[new] = Quality(error_percent=90)
+    rounds(serving, 30)
+    assert serving.shares == {new: 0, old: 100}
+
+
+def test_people_abort_and_promote_by_the_name_of_the_revision() -> None:
+    serving = CanaryServing()
+    old, new = begun(serving)
+    serving.cluster.change_spec(CHAT, lambda spec: spec["rollout"].update(abort="r0123456789"))
+    rounds(serving, 3)
+    assert serving.rollout["phase"] == "Progressing", "the name of another revision does nothing"
+    serving.cluster.change_spec(CHAT, lambda spec: spec["rollout"].update(abort=new))
+    rounds(serving, 30)
+    assert (serving.rollout["phase"], serving.canary["reason"]) == ("RolledBack", "AbortedByHand")
+    assert serving.engines(new) == []
+    serving.cluster.change_spec(CHAT, lambda spec: spec["rollout"].update(promote=new))
+    rounds(serving, 40)
+    assert (serving.status["currentRevision"], serving.rollout["phase"]) == (new, "Completed")
+    assert serving.engines(old) == []
+
+
+def test_replicas_that_never_get_ready_end_the_canary_at_the_deadline() -> None:
+    serving = CanaryServing(progressDeadlineSeconds=60)
+    old = serving.started()
+    for _ in range(60):
+        serving.cluster.settle_once()
+        for pod in serving.cluster.pods("router"):
+            serving.cluster.run(pod)
+        serving.take_snapshots()
+        serving.drain_engines()
+        serving.cluster.collect()
+        serving.cluster.advance(2)
+    assert serving.canary["reason"] == "NotReady"
+    assert serving.shares[old] == 100
+
+
+def test_going_back_to_the_old_intent_ends_the_canary() -> None:
+    serving = CanaryServing()
+    old, new = begun(serving)
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(model={"checkpointRef": {"name": "run-10"}}))
+    rounds(serving, 40)
+    assert (serving.status["currentRevision"], serving.rollout["phase"]) == (old, "Completed")
+    assert serving.engines(new) == []
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@given(events=EVENTS)
+def test_any_order_and_any_crash_end_in_a_replaced_revision(events: list[tuple[str, int]]) -> None:
+    serving = CanaryServing(replicas=2, canary={"steps": [{"percent": 50, "holdSeconds": 4}], "metricGates": []})
+    serving.started()
+    for event, number in events:
+        before = serving.canary.get("percent", 0)
+        disturb(serving, event, number)
+        after = serving.canary.get("percent", 0)
+        assert after <= before or event in ("deployment", "scale"), "a share rises by a pass alone"
+    serving.cluster.change_spec(CHAT, lambda spec: spec["pools"][0].update(replicas=2))
+    for _ in range(200):
+        serving.round()
+        over = serving.rollout["phase"] in ("Completed", "RolledBack")
+        if over and serving.cluster.plan(CHAT).empty and serving.cluster.plan(POOL).empty:
+            break
+    wanted = max(c["status"]["step"] for c in serving.cluster.of_kind("Checkpoint"))
+    assert serving.rollout["phase"] in ("Completed", "RolledBack")
+    assert serving.rollout["phase"] == "RolledBack" or serving.status["currentCheckpoint"]["step"] == wanted
+    assert len(serving.engines(serving.status["currentRevision"])) == 2
+    assert serving.cluster.plan(CHAT).empty
+    assert serving.cluster.plan(POOL).empty

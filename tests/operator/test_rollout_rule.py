@@ -1,0 +1,165 @@
+"""The canary's decision as a pure function: tables of gates, and properties over any history of evidence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.operator.domain.rollout.canary import CanaryPlan, CanaryState, Hand, Step, decide, left_s, window_step
+from stoker.operator.domain.rollout.evidence import Evidence, RevisionCounts, read_evidence
+from stoker.operator.domain.rollout.gates import ENOUGH, Gate, judge
+from stoker.pod.histogram import Histogram
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+PLAN = CanaryPlan(
+    steps=(Step(10, 60, 50), Step(50, 60), Step(100, 30)),
+    gates=(Gate("errorRate", max=0.01), Gate("ttftP95Ms", max_ratio=1.2)),
+)
+FREE = Hand()
+
+
+def counts(requests: int, errors: int = 0, first_token_s: float = 0.1) -> RevisionCounts:
+    found = Histogram()
+    if requests:
+        found.add(first_token_s, requests)
+    return RevisionCounts(requests, errors, found, found)
+
+
+GOOD = Evidence(counts(100), counts(900))
+
+
+@pytest.mark.parametrize(
+    ("gate", "seen", "verdict", "text"),
+    [
+        (Gate("errorRate", max=0.01), Evidence(counts(100, 1), counts(0)), "Passed", "1.00% is at most 1.00%"),
+        (Gate("errorRate", max=0.01), Evidence(counts(100, 2), counts(0)), "Failed", "2.00% is above 1.00%"),
+        (Gate("errorRate", max=0.01), Evidence(counts(49, 49), counts(900)), "Waiting", "answers 49 of 50"),
+        (Gate("errorRate", max_ratio=2), Evidence(counts(100, 2), counts(100, 1)), "Passed", "against 1.00%"),
+        (Gate("errorRate", max_ratio=2), Evidence(counts(100, 1), counts(100)), "Failed", "more than 2 times"),
+        (Gate("ttftP95Ms", max_ratio=1.2), Evidence(counts(100), counts(19)), "Waiting", "old revision: 19 of 20"),
+        (Gate("ttftP95Ms", max_ratio=1.2), Evidence(counts(100, 0, 0.2), counts(900)), "Failed", "more than 1.2 times"),
+        (Gate("ttftP95Ms", max=50), Evidence(counts(100), counts(0)), "Failed", "is above 50.0 ms"),
+        (Gate("itlP95Ms", max=200), Evidence(counts(100), counts(0)), "Passed", "is at most 200.0 ms"),
+        (Gate("itlP95Ms", max=200, max_ratio=1), Evidence(counts(100), counts(50)), "Passed", "at most 1 times"),
+        (Gate("ttftP95Ms", max=50), Evidence(replace(counts(100), first_token_s=Histogram()), counts(0)), "Waiting",
+         "streams 0 of 20"),
+    ],
+)  # fmt: skip
+def test_a_gate_judges_the_new_revision_on_enough_answers(gate: Gate, seen: Evidence, verdict: str, text: str) -> None:
+    result = judge(gate, seen, needed=50)
+    assert result.verdict == verdict
+    assert text in result.message
+
+
+def test_a_metric_that_is_not_measured_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"metric queueP95Ms is not measured; allowed: errorRate"):
+        judge(Gate("queueP95Ms", max=1), GOOD, 1)
+
+
+def test_the_reports_of_all_routers_add_up_and_missing_ones_are_named() -> None:
+    entry = {"requests": 10, "errors": 1, "first_token_s": {"3": 10}, "token_gap_s": {}}
+    good = {"window": {"id": "w", "revisions": [{"revision": "new", "pool": "main", **entry}]}}
+    seen = read_evidence({"a": good, "b": good}, "w", "new", "old")
+    assert (seen.new.requests, seen.new.errors, seen.new.first_token_s.total) == (20, 2, 20)
+    assert (seen.old.requests, seen.missing) == (0, ())
+    bad: dict[str, Any] = {
+        "no": None, "old": {}, "late": {"window": {"id": "v", "revisions": []}},
+        "odd": {"window": {"id": "w", "revisions": [{"revision": "new"}]}},
+    }  # fmt: skip
+    assert [line.split()[1] for line in read_evidence(bad, "w", "new", "old").missing] == ["late", "no", "odd", "old"]
+    assert read_evidence({}, "w", "new", "old").missing == ("no router is ready",)
+
+
+def test_a_canary_walks_through_its_steps() -> None:
+    state, now, walked = CanaryState(), NOW, []
+    for _ in range(40):
+        state = decide(PLAN, state, GOOD, ready=True, hand=FREE, now=now)
+        walked.append((state.phase, state.percent, window_step(state)))
+        now += timedelta(seconds=10)
+    assert list(dict.fromkeys(walked)) == [
+        ("Holding", 10, 0), ("Waiting", 10, 0), ("Holding", 50, 1), ("Waiting", 50, 1), ("Holding", 100, 2),
+        ("Promoted", 100, 1),
+    ]  # fmt: skip
+    assert left_s(PLAN, state, now) is None
+
+
+@pytest.mark.parametrize(
+    ("seen", "ready", "hand", "reason"),
+    [
+        (Evidence(), True, FREE, "TooFewRequests"),
+        (replace(GOOD, missing=("router a has not reported",)), True, FREE, "MissingData"),
+        (GOOD, True, Hand(paused=True), "Paused"),
+        (Evidence(counts(100), counts(0)), True, FREE, "TooFewRequests"),
+    ],
+)
+def test_the_share_stays_with_its_reason(seen: Evidence, ready: bool, hand: Hand, reason: str) -> None:
+    state = decide(PLAN, CanaryState(), GOOD, ready=True, hand=FREE, now=NOW)
+    later = decide(PLAN, state, seen, ready=ready, hand=hand, now=NOW + timedelta(hours=9))
+    assert (later.phase, later.percent, later.reason) == ("Holding", 10, reason)
+
+
+def test_a_comparison_at_the_only_step_of_100_percent_waits_for_a_person() -> None:
+    plan = replace(PLAN, steps=(Step(100, 10),))
+    state, now = CanaryState(), NOW
+    for _ in range(10):
+        state = decide(plan, state, Evidence(counts(100), counts(0)), ready=True, hand=FREE, now=now)
+        now += timedelta(seconds=60)
+    assert (state.phase, state.reason) == ("Holding", "TooFewRequests")
+    assert decide(plan, state, GOOD, ready=True, hand=Hand(promote=True), now=now).phase == "Promoted"
+
+
+COUNTS = st.builds(counts, st.integers(0, 200), st.integers(0, 5), st.sampled_from((0.1, 0.1, 0.1, 0.2)))
+SEEN = st.builds(Evidence, COUNTS, COUNTS, st.sampled_from(((), (), ("router a has not reported",))))
+HANDS = st.sampled_from((FREE, FREE, FREE, FREE, Hand(paused=True), Hand(abort=True), Hand(promote=True)))
+HISTORY = st.lists(st.tuples(SEEN, st.booleans(), HANDS, st.integers(0, 90)), max_size=30)
+PLANS = st.builds(
+    CanaryPlan,
+    st.lists(st.builds(Step, st.integers(1, 100), st.integers(0, 60), st.integers(0, 60)), min_size=1, max_size=4).map(
+        tuple
+    ),
+    st.lists(st.sampled_from(PLAN.gates), unique=True, max_size=2).map(tuple),
+)
+
+
+@given(plan=PLANS, history=HISTORY)
+def test_no_share_rises_on_missing_data_or_too_few_requests_and_a_failure_stays(
+    plan: CanaryPlan, history: list[tuple[Evidence, bool, Hand, int]]
+) -> None:
+    state, now = CanaryState(), NOW
+    for seen, ready, hand, seconds in history:
+        now += timedelta(seconds=seconds)
+        before, state = state, decide(plan, state, seen, ready=ready, hand=hand, now=now)
+        if hand.promote:
+            assert state.phase == "Promoted"
+            continue
+        if before.phase in ("Failed", "Promoted"):
+            assert state == before
+            continue
+        entered = before.phase == "Holding" and state.phase in ("Waiting", "Promoted")
+        if entered:
+            step = plan.steps[before.step]
+            assert not seen.missing
+            assert not hand.paused
+            assert seen.new.requests >= plan.needed(step)
+            assert before.since is not None
+            assert (now - before.since).total_seconds() >= step.hold_s
+            assert all(result.verdict == "Passed" for result in state.results)
+            assert len(state.results) == len(plan.gates)
+        if before.phase == "Waiting" and state.phase == "Holding":
+            assert ready
+            assert not hand.paused
+        if state.percent > before.percent:
+            assert entered or (before.phase == "Waiting" and ready)
+        failed = window_step(before) is not None and any(
+            judge(gate, seen, plan.needed(plan.steps[window_step(before) or 0])).verdict == "Failed"
+            for gate in plan.gates
+        )
+        if failed or hand.abort:
+            assert (state.phase, state.percent) == ("Failed", 0)
+        for result in state.results:
+            assert result.verdict == "Waiting" or result.samples >= min(ENOUGH, plan.needed(plan.steps[before.step]))

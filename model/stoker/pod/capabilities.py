@@ -91,7 +91,7 @@ _TRAINER: Mapping[str, Row] = {
     "memory.zero_stage": only(0, 1, 2, 3),
     "memory.activation_checkpointing": only("none", "selective", "full"),
     "memory.activation_budget_gib": absent(),
-    "memory.cpu_offload": only(False),
+    "memory.cpu_offload": only(False, True),
     "memory.nvme_offload": absent(),
 }
 _ENGINE: Mapping[str, Row] = {
@@ -150,6 +150,9 @@ BESIDE_LORA: Mapping[str, Row] = {
 }
 """Rows of a run that trains adapters (`lora`), beside those above. The trainer refuses a model with experts."""
 
+BESIDE_OFFLOAD: Mapping[str, Row] = {"optimization.optimizer": only("adam", "adamw")}
+"""Rows of a run with `memory.cpu_offload`: LAMB needs the norms of whole tensors before it changes any of them."""
+
 BESIDE_ROLES: Mapping[str, Row] = {
     "engine.cache.prefixCache": only(True),
     "engine.device": only("auto", "cpu"),
@@ -181,6 +184,9 @@ def refusals(program: str, config: Any, root: str = "") -> list[str]:
         rows |= _rows_beside_axes(program, config)
         if _value_at(config, "lora", None) is not None:
             rows |= {_own_path(program, path): (row, " with lora") for path, row in BESIDE_LORA.items()}
+        if _value_at(config, _own_path(program, "memory.cpu_offload"), False):
+            condition = f" with {_own_path(program, 'memory.cpu_offload')} true"
+            rows |= {_own_path(program, path): (row, condition) for path, row in BESIDE_OFFLOAD.items()}
         if _value_at(config, "memory.precision", None) == "fp8":
             rows |= {_own_path(program, path): (row, " with memory.precision fp8") for path, row in BESIDE_FP8.items()}
     if program == "InferenceDeployment" and any(role != "colocated" for _, role in values_at(config, "pools[].role")):

@@ -15,7 +15,7 @@ from stoker.trainer.errors import DataError
 from stoker.trainer.protocol.channel import RankChannel
 from stoker.trainer.rank.communicator import nccl_options
 from stoker.trainer.rank.main import make_rank_context
-from stoker.trainer.rank.process_group import collective_timeout, process_group
+from stoker.trainer.rank.process_group import collective_timeout, order_launches, process_group
 from stoker.trainer.rank.rank_info import RankInfo
 from stoker.trainer.rank.run_inputs import RunInputs, check_agreement
 from stoker.trainer.rank.save_group import make_save_group
@@ -102,3 +102,20 @@ def test_ranks_that_read_different_data_are_told_so_before_they_train() -> None:
         one, other = world.call(agrees, ["a", "b"])
     assert one == other
     assert one.endswith("rank 0 has corpus a, 6 steps; rank 1 has corpus b, 6 steps")
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "before", "after"),
+    [
+        ({"tensor": 2, "sequence_parallel": True}, {}, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}),
+        ({"tensor": 2, "sequence_parallel": True}, {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}, None),
+        ({"tensor": 2}, {}, None),
+        ({}, {}, None),
+    ],
+)
+def test_launches_are_ordered_where_tokens_travel_beside_products(
+    parallelism: dict[str, object], before: dict[str, str], after: dict[str, str] | None
+) -> None:
+    environment = dict(before)
+    order_launches(tiny_config(parallelism=parallelism), environment)
+    assert environment == (before if after is None else after)

@@ -32,7 +32,13 @@ from stoker.trainer.rank.build import RankContext, open_loop
 from stoker.trainer.rank.loop import Loop
 from stoker.trainer.rank.mesh import AxisGroups, open_mesh
 from stoker.trainer.rank.metric_targets.open_targets import check_targets
-from stoker.trainer.rank.process_group import choose_device, collective_timeout, process_group, set_threads
+from stoker.trainer.rank.process_group import (
+    choose_device,
+    collective_timeout,
+    order_launches,
+    process_group,
+    set_threads,
+)
 from stoker.trainer.rank.rank_info import RankInfo, find_rank_info
 from stoker.trainer.rank.resume import choose_resume
 from stoker.trainer.rank.run_inputs import check_agreement, collect_run_inputs
@@ -105,6 +111,7 @@ def open_rank(options: argparse.Namespace, environment: Mapping[str, str], chann
     dims = check_supported(config)
     check_targets(config.logging)
     info = find_rank_info(config, environment)
+    order_launches(config, os.environ)
     device = choose_device(config)
     set_threads(config)
     keep_freed_memory()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -31,6 +31,16 @@ def choose_device(config: TrainerConfig) -> torch.device:
     if not torch.cuda.is_available():
         raise ConfigError("device cuda: no GPU is visible (allowed here: cpu, auto)")
     return torch.device("cuda", 0)
+
+
+def order_launches(config: TrainerConfig, environment: MutableMapping[str, str]) -> None:
+    """Let the device start kernels in the order of their launches, where tokens travel beside products.
+
+    With several queues a product that was launched behind an exchange takes the whole device first. To be called before
+    CUDA starts; the environment may name another number of queues.
+    """
+    if config.parallelism.tensor > 1 and config.parallelism.sequence_parallel:
+        environment.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 
 
 def set_threads(config: TrainerConfig) -> None:

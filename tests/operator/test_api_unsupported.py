@@ -52,9 +52,7 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     (
         "InferenceDeployment",
         {"pools": [{"name": "a", "role": "prefill"}, {"name": "b", "role": "decode", "autoscaling": {"max": 3, "mode": "fixed"}}]},
-        [
-            "spec.pools[b].autoscaling.mode fixed is not supported yet; allowed: slo, load, external",
-        ],
+        [],
     ),
     ("InferenceDeployment", {"pools": [{"name": "a", "role": "prefill"}, {"name": "b", "role": "decode"}], "engine": {"transfer": {"require": "any"}}}, []),
     (
@@ -71,6 +69,7 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
         ],
     ),
     ("InferenceDeployment", {"pools": [{"name": "a", "autoscaling": {"max": 3, "mode": "external"}}]}, []),
+    ("InferenceDeployment", {"pools": [{"name": "a", "autoscaling": {"max": 3, "mode": "fixed"}}]}, []),
     ("InferenceDeployment", {"pools": [{"name": "a", "autoscaling": {"max": 3, "mode": "slo", "ttftMs": 500}}]}, []),
     ("InferenceDeployment", {"pools": [{"name": "a", "autoscaling": {"max": 3, "mode": "load"}}]}, []),
     ("EnginePool", {"revisions": [{"name": "r", "template": {"podsPerReplica": 2}}]}, ["spec.revisions[r].template.podsPerReplica 2 is not supported yet; allowed: 1"]),

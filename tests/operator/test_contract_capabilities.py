@@ -56,6 +56,7 @@ WHOLLY_BUILT: dict[str, dict[str, list[str]]] = {
         "pools[].role": ["colocated", "prefill", "decode"],
         "router.policy": ["leastPending", "roundRobin", "powerOfTwo", "random", "cacheAware", "locality"],
         "router.service.type": ["ClusterIP", "NodePort", "LoadBalancer"],
+        "pools[].autoscaling.mode": ["slo", "load", "fixed", "external"],
         "rollout.type": ["rolling", "canary"],
         "rollout.canary.onFailure": ["RollBack", "Pause"],
     },

@@ -73,7 +73,7 @@ class Router:
             config.max_attempts, config.hold_s, config.max_held_requests, config.max_body_bytes,
             config.listen.limits.max_body_bytes_in_flight, config.max_resume_bytes, config.resume_wait_s,
         )  # fmt: skip
-        self.proxy = Proxy(self.backends, limits, self.metrics, clock=clock)
+        self.proxy = Proxy(self.backends, limits, self.metrics, deployment=config.deployment, clock=clock)
         probes = partial(probe_routes, alive=lambda: True, ready=self._ready, status=self.status, registry=registry)
         health = Route("/health", self._health)
         control = ControlRoute("PUT", "/backends", self._put_backends)

@@ -15,6 +15,7 @@ from typing import Any
 
 from stoker.router.backend import Backend, Timeouts
 from stoker.router.connection import BackendError
+from stoker.router.fallback import Fallback
 from stoker.router.load import NotReported
 from stoker.router.pairs import Pair, PairPolicy, of_role, split_or_whole
 from stoker.router.policy import Policy
@@ -60,6 +61,8 @@ class Backends:
         self._followers: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._snapshot: BackendSnapshot | None = None
         self.shares = Shares()
+        self.fallback: Fallback | None = None
+        """Another deployment, for requests that no backend can take."""
         self._turn = 0
         self._changed = asyncio.Event()
 
@@ -96,6 +99,8 @@ class Backends:
                 self._backends[key].entry = entry
             else:
                 self._add(Backend(entry, self.times, self.clock))
+        target = snapshot.fallback
+        self.fallback = Fallback(target, self.times, self.clock) if target is not None else None
         self.shares = Shares(tuple((share.revision, share.percent) for share in snapshot.shares))
         self.version, self._snapshot = snapshot.version, snapshot
         self._follow_loads()

@@ -126,9 +126,7 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
         "engine.api.fronts": _ENGINE["api.fronts"],
         **{f"pools[].{path}": row for path, row in _ENGINE.items() if path.startswith("parallelism.")},
         "pools[].podsPerReplica": only(1),
-        "pools[].autoscaling.mode": only("slo", "load", "external"),
         "rollout.canary.metricGates[].metric": only("errorRate", "ttftP95Ms", "itlP95Ms"),
-        "rollout.canary.evalGates": absent(),
     },
     "EnginePool": {
         "revisions[].template.podsPerReplica": only(1),

@@ -16,6 +16,7 @@ from stoker.operator.domain.pods import ended, is_ready, label, ref_of
 from stoker.operator.reconcile.enginepool.view import draining, revision_of
 from stoker.operator.reconcile.inferencedeployment.canary import traffic_shares
 from stoker.operator.reconcile.inferencedeployment.disaggregation import role_of_engine
+from stoker.operator.reconcile.inferencedeployment.fallback import fallback_target
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
 from stoker.operator.render.engine import engine_url
 from stoker.operator.render.names import digest_of
@@ -35,10 +36,12 @@ def wanted_snapshot(view: DeploymentView, rollout: RolloutStatus | None, current
     backends = [_backend(view, pod) for pod in view.engines if _is_listed(pod)]
     shares, window = traffic_shares(rollout, current)
     canary = {"shares": shares, "window": window} if shares else {}
-    content = digest_of([backends, canary] if canary else backends, 16)
+    target = fallback_target(view)
+    extra: dict[str, Any] = {**canary, **({"fallback": target} if target is not None else {})}
+    content = digest_of([backends, extra] if extra else backends, 16)
     status = view.router_status
     version = status.snapshot_version if content == status.snapshot_hash else status.snapshot_version + 1
-    return BackendSnapshot({"version": version, "backends": backends, **canary}, content, version)
+    return BackendSnapshot({"version": version, "backends": backends, **extra}, content, version)
 
 
 def router_calls(view: DeploymentView, wanted: BackendSnapshot) -> tuple[ControlCall, ...]:

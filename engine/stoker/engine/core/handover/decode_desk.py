@@ -236,6 +236,8 @@ class DecodeDesk:
                 self._count_stale(message, peer, now_s)
             case Tokens(id=name, parts=parts) if name in self.open:
                 self._forward(self.open[name], parts, now_s)
+            case Tokens(id=name):
+                self.office.post.call(endpoint, Cancel(name, "this request is over"))
             case Commit(id=name) | Cancelled(id=name):
                 self._confirm(peer, name)
                 if name in self.open:
@@ -458,12 +460,12 @@ class DecodeDesk:
         if now_s - self._beat_s < BEAT_S:
             return
         self._beat_s, self._beats = now_s, self._beats + 1
-        for endpoint, peer in self.peers.items():
-            if peer.hello is not None:
-                self.office.post.call(endpoint, Beat(self._beats))
-        by_peer = defaultdict(list)
+        by_peer: dict[str, list[Split]] = defaultdict(list)
         for split in self.open.values():
             by_peer[split.peer].append(split)
+        for endpoint, peer in self.peers.items():
+            if peer.hello is not None:
+                self.office.post.call(endpoint, Beat(self._beats, tuple(one.id for one in by_peer[endpoint])))
         with self.zone.lock:
             for endpoint, splits in by_peer.items():
                 recent = endpoint in self.peers and now_s - self.peers[endpoint].heard_s < 2 * BEAT_S

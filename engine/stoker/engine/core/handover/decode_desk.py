@@ -143,6 +143,7 @@ class DecodeDesk:
         split.first_block = self.blocks.follow(split, request.prompt_tokens, split.num_blocks)
         split.cached_tokens = split.first_block * size
         self.open[split.id] = self._by_key[split.key] = split
+        self.tally.changes += 1
         return split
 
     def _full(self) -> Reason | None:
@@ -396,6 +397,7 @@ class DecodeDesk:
         self.engine.scheduler.close_landing(split)
         self._intakes.pop(split.id, None)
         del self.open[split.id], self._by_key[split.key]
+        self.tally.changes += 1
 
     def _lose(self, peer: Peer, reason: Reason, shunned_s: float = SHUNNED_S) -> None:
         """Do without a peer: everything that it works on is computed here."""

@@ -38,11 +38,13 @@ from stoker.engine.core.blocks import BlockManager
 from stoker.engine.core.engine import LLMEngine, ModelLimits
 from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.execution.executor import OnDevice
+from stoker.engine.execution.load import capture_first
 from stoker.engine.execution.runner import Runner
 from stoker.engine.sampling import SamplingParams
 from stoker.model.config import ModelConfig, RopeScaling
 from stoker.model.decoder import Decoder
-from stoker.model.kernels.ops import Ops, resolve_kernels
+from stoker.model.kernels.kernel_set import resolve_kernels
+from stoker.model.kernels.ops import Ops
 from stoker.model.paged_attend import KVCache
 
 QWEN3_06B = ModelConfig(
@@ -210,7 +212,7 @@ def open_engine(row: Row, options: Options) -> tuple[LLMEngine, dict[str, Any]]:
     torch.cuda.synchronize()
     opened, free_bytes = time.perf_counter(), torch.cuda.mem_get_info()[0]
     if options.first_graphs:
-        runner.capture_first_graphs(1.0)
+        capture_first(runner, 1.0, runner.capture)
     while not options.first_graphs and runner.capture_next_graph():
         pass
     graphs = len(runner.graphs.graphs) if runner.graphs is not None else 0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker.cli.local import local_endpoint
+from stoker.cli.local_endpoints import local_endpoint
 from stoker.cli.printers import age, aligned, bytes_text, described, progress_line, state_of, table, value_at
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)

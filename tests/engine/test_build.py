@@ -61,10 +61,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"cache": {"host_memory_bytes": 100}}, r"must hold a block of 8192 bytes \(16 tokens\), got 100"),
     ({"cache": {"host_memory_bytes": 10**16}}, "cache.host_memory_bytes 10000000000000000 needs 10000000000000000 by"),
     ({"cache": {"preemption": "never"}}, "preemption"),
-    ({"parallelism": {"tensor": 3}}, "parallelism.tensor 3 does not divide the model's"),
+    ({"parallelism": {"tensor": 4}}, "parallelism.tensor 4 does not divide the model's 6 attention heads"),
     (
-        {"parallelism": {"tensor": 3}, "deterministic": True},
-        "parallelism.tensor must be at most 2 where deterministic is true, got 3",
+        {"parallelism": {"tensor": 3}},
+        "parallelism.tensor 3 is neither a divisor nor a multiple of the model's 2 key and value heads",
     ),
     ({"model": {"digest": "abc"}}, "digest"),
 ]
@@ -107,6 +107,7 @@ def test_the_cache_follows_from_the_rank_with_least_memory(folder: Path, source:
     config = config_of(folder, cache={"memory_fraction": 0.5}, parallelism={"tensor": 2})
     weights = source.config.num_parameters * 4
     block_bytes = KVCache.block_bytes(source.config, block_size=16, dtype=torch.float32, tp_size=2)
+    assert block_bytes == KVCache.block_bytes(source.config, block_size=16, dtype=torch.float32, tp_size=4), "a copy"
     plan = plan_engine(config, source, others_free_bytes=weights + 2 * 1000 * block_bytes)
     assert plan.num_blocks == 500, "half of what is left, for two ranks in one memory"
     config = config_of(folder, cache={"memory_fraction": 0.5}, parallelism={"data": 2})
@@ -120,7 +121,7 @@ def test_the_cache_follows_from_the_rank_with_least_memory(folder: Path, source:
         ("vocab_size", 321, "tensor 2 does not divide the model's 321 tokens of the vocabulary"),
         ("intermediate_size", 81, "tensor 2 does not divide the model's 81 columns of the feed-forward part"),
         ("num_heads", 3, "tensor 2 does not divide the model's 3 attention heads"),
-        ("num_kv_heads", 1, "tensor 2 does not divide the model's 1 key and value heads"),
+        ("num_kv_heads", 3, "tensor 2 is neither a divisor nor a multiple of the model's 3 key and value heads"),
     ],
 )
 def test_what_ranks_cannot_share_evenly_is_refused_by_name(

@@ -1,4 +1,4 @@
-"""Two ranks on two GPUs, over NCCL, answer as one GPU does."""
+"""Two ranks on two GPUs answer as one GPU does, with captured steps and one-shot sums; a bad request alone fails."""
 
 from __future__ import annotations
 
@@ -9,23 +9,62 @@ import pytest
 import torch
 
 from stoker.engine.core.build import build_engine
+from stoker.engine.core.engine import LLMEngine
+from stoker.engine.execution.peer_sums import PeerSums
+from stoker.engine.ranks.executor import Ranks
+from testing.engine.poisoned import check_a_bad_request_alone_fails
 from testing.engine.rank_engines import answers, config_of, tokens_of
 from testing.engine.tiny_tokenizer import tokenizer_json
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")]
 
 
-@pytest.mark.parametrize("kernels", ["reference", "fused"])
+def save(twins: dict[str, Any], folder: Path) -> None:
+    twins["llama"].save_pretrained(folder)
+    (folder / "tokenizer.json").write_bytes(tokenizer_json())
+
+
+def opened(folder: Path, tensor: int, **more: Any) -> LLMEngine:
+    cache = {"cache": {"num_blocks": 100, "block_size": 16}}
+    engine, plan = build_engine(config_of(folder, tensor, device="cuda", **cache, **more))
+    assert plan.overlap
+    return engine
+
+
+@pytest.mark.parametrize("kernels", ["fused", "reference"])
 def test_two_gpus_equal_one(kernels: str, twins: dict[str, Any], tmp_path: Path) -> None:
-    twins["llama"].save_pretrained(tmp_path)
-    (tmp_path / "tokenizer.json").write_bytes(tokenizer_json())
-    more: dict[str, Any] = {"device": "cuda", "kernels": kernels, "cache": {"num_blocks": 100, "block_size": 16}}
-    one, _ = build_engine(config_of(tmp_path, 1, **more))
-    expected = answers(one)
+    """Also behind captured graphs, whose shapes all ranks have in common."""
+    save(twins, tmp_path)
+    one = opened(tmp_path, 1, kernels=kernels)
+    expected = tokens_of(answers(one))
     one.close()
-    two, plan = build_engine(config_of(tmp_path, 2, **more))
+    two = opened(tmp_path, 2, kernels=kernels)
     try:
-        assert plan.overlap
-        assert tokens_of(answers(two)) == tokens_of(expected)
+        assert isinstance(two.executor, Ranks)
+        runner = two.executor._runner
+        assert tokens_of(answers(two)) == expected
+        if kernels == "fused":
+            assert isinstance(runner.sums, PeerSums)
+            assert runner.graphs is not None
+            captured = len(runner.graphs.graphs)
+            assert captured > 0
+            for _ in range(6):
+                assert two.executor.capture_next_graph()
+            assert len(runner.graphs.graphs) == captured + 6
+            assert tokens_of(answers(two, turn="-again")) == expected
+        check_a_bad_request_alone_fails(two)
+        assert tokens_of(answers(two, turn="-behind")) == expected
+    finally:
+        two.close()
+
+
+def test_deterministic_answers_do_not_depend_on_the_batch(twins: dict[str, Any], tmp_path: Path) -> None:
+    save(twins, tmp_path)
+    two = opened(tmp_path, 2, deterministic=True)
+    try:
+        together = answers(two)
+        for name in ("greedy", "seeded", "scored"):
+            alone = answers(two, (name,), turn="-alone")
+            assert alone == {key: found for key, found in together.items() if key[0] == name}
     finally:
         two.close()

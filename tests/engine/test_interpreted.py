@@ -163,6 +163,33 @@ def check_engine(architecture: str) -> None:
     assert answers[0] == answers[1]
 
 
+def check_a_graph_that_another_rank_lacks() -> None:
+    """Check that a rank keeps no graph that another one could not capture, and captures no more."""
+    from stoker.model.kernels.ops import Ops
+    from tests.engine.conftest import decoder_of, make_twin, runner_of
+
+    decoder = decoder_of(make_twin("qwen3"), Ops("fused"))
+    runner = runner_of(decoder, num_blocks=4, block_size=16, seats=2, budget=4, graphs=lambda body: body)
+    assert runner.graphs is not None
+    seen: list[bool] = []
+
+    def agree(holds: bool) -> bool:
+        seen.append(holds)
+        return len(seen) == 1
+
+    runner.graphs.agree = agree
+    first = runner.next_capture(first=True)
+    assert first is not None
+    runner.capture(first)
+    assert list(runner.graphs.graphs) == [first]
+    second = runner.next_capture()
+    assert second is not None
+    runner.capture(second)
+    assert list(runner.graphs.graphs) == [first], "all ranks still have this one"
+    assert seen == [True, True]
+    assert runner.next_capture() is None
+
+
 PASSES: list[tuple[int, tuple[tuple[int, int], ...]]] = [
     (1, ()),
     (8, ()),
@@ -177,4 +204,4 @@ def test_inputs_of_a_pass_follow_the_seats_and_the_stop_test_marks_where_a_seque
 
 
 def test_the_fused_engine_answers_as_the_reference() -> None:
-    interpreted.run([(check_engine, ("qwen3",))])
+    interpreted.run([(check_engine, ("qwen3",)), (check_a_graph_that_another_rank_lacks, ())])

@@ -10,13 +10,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker.engine.execution.pass_shape import PassShape
 from stoker.engine.execution.step import Opening, SeatMask, StepInput, StepOutput, TableEntry
 from stoker.engine.output_grammar import OutputGrammar
 from stoker.engine.plan import EnginePlan
 from stoker.engine.ranks.digests import TokenDigests, extended
+from stoker.engine.ranks.failures import StepFailure, StepFailures
 from stoker.engine.ranks.link import Link, LinkClosed
 from stoker.engine.ranks.watch import LISTEN_S, RankLimits, RankWatch
-from stoker.engine.ranks.wire import Beat, Failed, Hello, Ready, Setup, Step, pack, unpack
+from stoker.engine.ranks.wire import Beat, Capture, Failed, Hello, Ready, Setup, Step, StepFailed, pack, unpack
 from stoker.engine.sampling import SamplingParams
 
 NUMBER = st.integers(0, 2**31 - 1)
@@ -50,12 +52,24 @@ STEPS = st.builds(
 PLAN = EnginePlan("/m", None, "cpu", torch.bfloat16, "reference", "sdpa", False, 1, 4, 100, 160, 64, 8, 2)
 
 
+MESSAGES = [
+    Setup(PLAN, 4711),
+    Capture(PassShape(8, 8, 0, samples=False)),
+    Hello(None),
+    Hello(3),
+    Ready(),
+    Beat(3, 2, 1),
+    StepFailed(7, 12, "no"),
+    Failed("no"),
+]
+
+
 @given(step=STEPS)
 def test_a_step_arrives_as_it_was_sent(step: StepInput) -> None:
     assert unpack(pack(Step(step))) == Step(step)
 
 
-@pytest.mark.parametrize("message", [Setup(PLAN, 4711), Hello(None), Hello(3), Ready(), Beat(3, 2, 1), Failed("no")])
+@pytest.mark.parametrize("message", MESSAGES)
 def test_other_messages_arrive_as_they_were_sent(message: object) -> None:
     assert unpack(pack(message)) == message  # type: ignore[arg-type]
 
@@ -193,3 +207,48 @@ def test_other_tokens_are_a_loss() -> None:
     watch = watching()
     watch.differing = {2: 40}
     assert judged(watch, 1) == "rank 2 has sampled other tokens than rank 0 in one of its first 40 steps"
+
+
+@given(
+    size=st.integers(2, 4),
+    reports=st.permutations(range(4)),
+    absent=st.none() | st.integers(0, 3),
+    elsewhere=st.none() | st.integers(0, 3),
+    number=st.integers(1, 9),
+)
+def test_ranks_go_on_only_if_all_failed_in_the_same_place(
+    size: int, reports: list[int], absent: int | None, elsewhere: int | None, number: int
+) -> None:
+    failures = StepFailures(size, patience_s=5)
+    ranks = [rank for rank in reports if rank < size and rank != absent]
+    for when, rank in enumerate(ranks):
+        assert not failures.settled(number)
+        failures.report(rank, number, StepFailure(3 + (rank == elsewhere), f"error of {rank}", when))
+        failures.report(rank, number + 1, StepFailure(9, "later", when))
+    in_step = len(ranks) == size and (elsewhere is None or elsewhere >= size)
+    assert failures.parted(4) is None
+    lost = failures.parted(6)
+    assert (lost is None) == (in_step or not ranks)
+    if lost is not None and not in_step and len(ranks) == size:
+        assert f"error of {ranks[0]}" in lost
+    assert failures.settled(number) is in_step
+    assert not failures.settled(number), "it is forgotten"
+
+
+def test_a_rank_that_failed_where_others_did_not_is_named() -> None:
+    watch = watching()
+    watch.parted = "rank 1: ValueError: no"
+    assert judged(watch, 1) == "rank 1: ValueError: no"
+
+
+def test_a_step_that_failed_on_all_ranks_counts_for_digests() -> None:
+    digests = TokenDigests()
+    digests.read(output(3))
+    digests.skip()
+    digests.read(output(4))
+    digests.report(1, 2, extended(0, output(3)))
+    assert not digests.differing(2)
+    digests.report(1, 3, extended(extended(0, output(3)), output(4)))
+    assert not digests.differing(2)
+    digests.report(1, 3, extended(0, output(4)))
+    assert digests.differing(2) == {1: 3}

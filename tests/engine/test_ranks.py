@@ -12,6 +12,7 @@ import torch
 from stoker.engine.core.build import build_engine
 from stoker.engine.core.engine import LLMEngine
 from stoker.engine.ranks.executor import Ranks
+from testing.engine.poisoned import check_a_bad_request_alone_fails
 from testing.engine.rank_engines import PROMPTS, Answers, answers, beside, config_of, tokens_of
 from testing.engine.tiny_tokenizer import tokenizer_json
 
@@ -70,6 +71,12 @@ def test_answers_have_the_same_bits_in_any_batch_chunk_cache_and_overlap(two_ran
     scarce = beside(two_ranks, overlap=True, num_blocks=24)
     assert answers(scarce) == whole
     assert scarce.scheduler.num_preemptions > 0
+
+
+def test_a_bad_request_alone_fails(two_ranks: LLMEngine) -> None:
+    """The step is computed again without it, by both ranks; overlapped, the step behind it, too."""
+    for overlap in (False, True):
+        check_a_bad_request_alone_fails(beside(two_ranks, overlap=overlap))
 
 
 def test_the_ranks_are_counted(two_ranks: LLMEngine) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from torch.multiprocessing.spawn import spawn
 
 from stoker.model.attend import PackedAttend
 from stoker.model.config import ModelConfig
-from stoker.model.decoder import Decoder
+from stoker.model.decoder import Decoder, PartOfPass
+from stoker.model.group_sums import GroupSums
 from stoker.model.kernels.fp8 import Cut, Fp8Weight, Recipe, set_fp8
 from stoker.model.kernels.ops import Ops
 from stoker.model.overlapped_products import gather_linear, linear_scatter
@@ -52,15 +53,19 @@ def run_pass(decoder: Decoder) -> dict[str, Any]:
     }
 
 
-def serve(decoder: Decoder) -> torch.Tensor:
-    """Return the logits of the first sequence through a cache of this rank's heads."""
+def serve(decoder: Decoder, cut: int | None = None) -> torch.Tensor:
+    """Return the logits of the first sequence through a cache of this rank's heads; `cut`: in two parts of one pass."""
     cache = KVCache(decoder.config, num_blocks=4, block_size=8, dtype=torch.float32, group=decoder.group)
-    attend = PagedAttend(decoder.ops, "auto", cache, PagedSize(max_tokens=32, max_sequences=1, max_blocks=4))
-    numbers = {"query_start": [0, 14], "seq_lens": [14], "slot_mapping": list(range(14))}
-    fields: dict[str, Any] = {name: torch.tensor(value, dtype=torch.int32) for name, value in numbers.items()}
+    parts = []
     with torch.inference_mode():
-        attend.prepare(PagedBatch(**fields, block_tables=torch.tensor([[0, 1]], dtype=torch.int32), num_tokens=14))
-        return decoder.logits(decoder(TOKENS[:14], POSITIONS[:14], attend))
+        for begin, end in ((0, 14),) if cut is None else ((0, cut), (cut, 14)):
+            attend = PagedAttend(decoder.ops, "auto", cache, PagedSize(max_tokens=32, max_sequences=1, max_blocks=4))
+            numbers = {"query_start": [0, end - begin], "seq_lens": [end], "slot_mapping": list(range(begin, end))}
+            fields: dict[str, Any] = {name: torch.tensor(value, dtype=torch.int32) for name, value in numbers.items()}
+            table = torch.tensor([[0, 1]], dtype=torch.int32)
+            attend.prepare(PagedBatch(**fields, block_tables=table, num_tokens=end - begin))
+            parts.append(PartOfPass(TOKENS[begin:end], POSITIONS[begin:end], attend))
+        return decoder.logits(decoder(*parts[0]) if cut is None else decoder.in_parts(parts))
 
 
 def layers_in_eight_bits(recipe: Recipe, group: ProcessGroup | None) -> list[tuple[torch.Tensor, int | None]]:
@@ -163,16 +168,37 @@ def assert_same_gradients(ranks: list[dict[str, Any]], expected: dict[str, Any])
         torch.testing.assert_close(joined, whole, rtol=1e-5, atol=2e-5, msg=partial("{}: {}".format, hf_name))
 
 
-def refuse(rank: int, folder: str, config: ModelConfig) -> None:
+def serve_copies(rank: int, folder: str, config: ModelConfig) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    group = dist.group.WORLD
+    assert group is not None
     with pytest.raises(ValueError, match="num_kv_heads: 1 cannot be cut over tensor parallel size 2: 1 % 2 = 1"):
-        Decoder(config, Ops(), group=dist.group.WORLD)
+        Decoder(config, Ops(), group=group)
+    decoder = Decoder(config, Ops(), group=group, copies_kv_heads=True)
+    decoder.init_weights(5)
+    found = {"at once": serve(decoder)}
+    for ordered in (False, True):
+        sums = GroupSums(group, Ops(), ordered=ordered)
+        decoder.defer_sums(sums)
+        found[f"deferred, ordered {ordered}"] = serve(decoder)
+        assert sums.calls == 2 * config.num_layers + 2, "two in a layer, one of the embedding, one of the logits"
+        found[f"halves, ordered {ordered}"] = serve(decoder, cut=9)
+        assert sums.calls == (2 + 4) * config.num_layers + 5, "each half has its own"
+        assert not sums.agree(rank == 0)
+        assert sums.agree(True)
+    torch.save(found, f"{folder}/{rank}.pt")
     leave()
 
 
-def test_a_cut_that_is_not_even_is_refused_with_the_arithmetic(
-    llama: ModelConfig, tmp_path: Path, make_decoder: Callable[..., Decoder]
-) -> None:
-    from dataclasses import replace
-
-    spawn(refuse, (str(tmp_path), replace(llama, num_kv_heads=1)), nprocs=2)
+def test_deferred_sums_and_copies_of_kv_heads_give_the_logits_of_one_rank(llama: ModelConfig, tmp_path: Path) -> None:
+    """A cut that is not even is refused with the arithmetic, unless ranks may have copies of a head."""
+    config = replace(llama, num_kv_heads=1)
+    one = Decoder(config, Ops())
+    one.init_weights(5)
+    expected = serve(one)
+    spawn(serve_copies, (str(tmp_path), config), nprocs=2)
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert len(first) == 5
+    for name, logits in first.items():
+        assert torch.equal(logits, second[name])
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)

@@ -15,8 +15,10 @@ import torch
 
 from stoker.engine.config import EngineConfig, Preemption
 from stoker.model.config import ModelConfig
-from stoker.model.kernels.ops import Ops, resolve_kernels
+from stoker.model.kernels.kernel_set import resolve_kernels
+from stoker.model.kernels.ops import Ops
 from stoker.model.paged_attend import KVCache
+from stoker.model.tensor_group import kv_head_shard
 from stoker.model.weights.source import WeightsSource
 from stoker.pod.capabilities import refusals
 from stoker.pod.config_file import ConfigError
@@ -31,10 +33,6 @@ blocks share more of a prefix."""
 MIXED_WORK = 4.2e12
 """Parameters times tokens that an H200 computes in about 11 ms in bfloat16."""
 LEAST_MIXED_TOKENS = 64
-
-MOST_ORDERED_RANKS = 2
-"""Ranks whose sum has the same bits in any order of addition. Collectives over more ranks choose the order by the size
-of the batch."""
 
 BFLOAT16_FEATURES = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}
 """With one of these a CPU multiplies bfloat16 faster than float32."""
@@ -158,17 +156,16 @@ def is_loopback(host: str) -> bool:
 
 
 def refuse_uneven(config: EngineConfig, model: ModelConfig) -> None:
-    """Refuse a tensor group that cannot share the model evenly, or not in the same order for every batch."""
+    """Refuse a tensor group that cannot share the model evenly."""
     tensor = config.parallelism.tensor
-    if config.deterministic and tensor > MOST_ORDERED_RANKS:
+    if kv_head_shard(model.num_kv_heads, tensor) is None:
         raise ConfigError(
-            f"parallelism.tensor must be at most {MOST_ORDERED_RANKS} where deterministic is true, got {tensor}: "
-            "sums over more ranks depend on the batch"
+            f"parallelism.tensor {tensor} is neither a divisor nor a multiple of the model's {model.num_kv_heads} key "
+            "and value heads"
         )
     sparse = len(model.expert_layers)
     for name, total in (
         ("attention heads", model.num_heads),
-        ("key and value heads", model.num_kv_heads),
         ("tokens of the vocabulary", model.vocab_size),
         ("columns of the feed-forward part", model.intermediate_size if sparse < model.num_layers else 0),
         ("columns of an expert", model.expert_size if sparse else 0),

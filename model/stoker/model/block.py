@@ -23,11 +23,12 @@ from stoker.model.kernels.ops import Ops
 from stoker.model.parallel import ColumnParallelLinear, Norm, RowParallelLinear
 from stoker.model.parameter import Part, Section
 from stoker.model.rotary import RotaryTable
-from stoker.model.tensor_group import shard_size
+from stoker.model.tensor_group import group_size, kv_head_shard, shard_size
 
 
 class Block(nn.Module):
-    """`layer` is the index in the whole model."""
+    """`layer` is the index in the whole model. `copies_kv_heads`: a group larger than the number of heads of keys and
+    values may have copies of them, for serving."""
 
     def __init__(
         self,
@@ -41,12 +42,15 @@ class Block(nn.Module):
         group: ProcessGroup | None,
         sequence_parallel: bool = False,
         expert_group: ProcessGroup | None = None,
+        copies_kv_heads: bool = False,
     ) -> None:
         super().__init__()
         self.ops, self.layer, self.rope = ops, layer, rope
         self.head_dim, self.norm_eps, self.window = config.head_dim, config.norm_eps, config.window(layer)
         self.num_heads = shard_size(config.num_heads, group, "num_heads")
-        self.num_kv_heads = shard_size(config.num_kv_heads, group, "num_kv_heads")
+        shard = kv_head_shard(config.num_kv_heads, group_size(group)) if copies_kv_heads else None
+        self.num_kv_heads = shard.heads if shard is not None else shard_size(config.num_kv_heads, group, "num_kv_heads")
+        copies = shard.copies if shard is not None else 1
         name, heads, kv_heads = (
             f"model.layers.{layer}",
             config.num_heads * config.head_dim,
@@ -59,9 +63,8 @@ class Block(nn.Module):
         def norm(suffix: str, size: int) -> Norm:
             return Norm(f"{name}.{suffix}", size, config.norm_eps, ops, dtype=dtype, device=device, **cut)
 
-        def column(sections: dict[str, int], has_bias: bool) -> ColumnParallelLinear:
-            named = [Section(f"{name}.{suffix}", rows) for suffix, rows in sections.items()]
-            return ColumnParallelLinear(named, hidden, ops, bias=has_bias, dtype=dtype, device=device, **cut)
+        def column(sections: list[Section], has_bias: bool) -> ColumnParallelLinear:
+            return ColumnParallelLinear(sections, hidden, ops, bias=has_bias, dtype=dtype, device=device, **cut)
 
         def row(suffix: str, in_features: int, has_bias: bool) -> RowParallelLinear:
             return RowParallelLinear(
@@ -76,7 +79,11 @@ class Block(nn.Module):
 
         self.attention_norm = norm("input_layernorm", hidden)
         self.qkv_proj = column(
-            {"self_attn.q_proj": heads, "self_attn.k_proj": kv_heads, "self_attn.v_proj": kv_heads},
+            [
+                Section(f"{name}.self_attn.q_proj", heads),
+                Section(f"{name}.self_attn.k_proj", kv_heads, copies),
+                Section(f"{name}.self_attn.v_proj", kv_heads, copies),
+            ],
             config.qkv_bias,
         )
         self.q_norm = norm("self_attn.q_norm", config.head_dim) if config.qk_norm else None
@@ -118,9 +125,19 @@ class Block(nn.Module):
 
         Losses of a router leave through `aux`.
         """
+        x_tD, attended_tD = self.attended(x_tD, update_tD, positions_T, attend)
+        return self.fed(x_tD, attended_tD, aux)
+
+    def attended(
+        self, x_tD: Tensor, update_tD: Tensor | None, positions_T: Tensor, attend: Attend
+    ) -> tuple[Tensor, Tensor]:
+        """The first half of `forward`."""
         qkv_TE, x_tD = self.qkv_proj.of_norm(self.attention_norm, x_tD, update_tD)
         q_TNH, k_TKH, v_TKH = self.split_heads(qkv_TE)
-        attended_tD = self.o_proj(attend(self.attention, q_TNH, k_TKH, v_TKH, positions_T).flatten(1))
+        return x_tD, self.o_proj(attend(self.attention, q_TNH, k_TKH, v_TKH, positions_T).flatten(1))
+
+    def fed(self, x_tD: Tensor, attended_tD: Tensor, aux: Aux | None = None) -> tuple[Tensor, Tensor]:
+        """The second half of `forward`."""
         update_tD, x_tD = self.feed_forward(self.mlp_norm, x_tD, attended_tD, aux)
         return x_tD, update_tD
 

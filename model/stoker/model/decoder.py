@@ -10,9 +10,9 @@ Parameters change by the trainer's optimizer and by the loaders of `weights`; a 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +23,21 @@ from stoker.model.aux import Aux
 from stoker.model.block import Block
 from stoker.model.config import ModelConfig
 from stoker.model.experts import Experts
-from stoker.model.kernels.ops import CrossEntropy, Ops
+from stoker.model.group_sums import GroupSums
+from stoker.model.kernels.kernel_set import CrossEntropy
+from stoker.model.kernels.ops import Ops
 from stoker.model.parallel import ColumnParallelLinear, Norm, RowParallelLinear, VocabParallel
 from stoker.model.parameter import Part, Section
 from stoker.model.rotary import RotaryTable
+
+
+class PartOfPass(NamedTuple):
+    """Some tokens of a pass."""
+
+    tokens: Tensor
+    """[T]"""
+    positions: Tensor
+    attend: Attend
 
 
 class Decoder(nn.Module):
@@ -35,7 +46,8 @@ class Decoder(nn.Module):
     Parameters are uninitialised until `init_weights` or a loader fills them. With a `group` the products are cut over
     it; with `sequence_parallel` hidden states between them are cut by tokens, whose number must be a multiple of the
     group's size. With an `expert_group` each of its ranks holds a run of every layer's experts, and rows are
-    exchanged.
+    exchanged. `copies_kv_heads`: a group larger than the number of heads of keys and values may have copies of them,
+    for serving.
     """
 
     def __init__(
@@ -49,6 +61,7 @@ class Decoder(nn.Module):
         sequence_parallel: bool = False,
         expert_group: ProcessGroup | None = None,
         layers: range | None = None,
+        copies_kv_heads: bool = False,
     ) -> None:
         super().__init__()
         device = torch.device(device)
@@ -56,6 +69,8 @@ class Decoder(nn.Module):
         self.layers = check_layers(config, layers)
         self.rope = RotaryTable(config)
         self.is_packed = False
+        self.sums: GroupSums | None = None
+        """Set by `defer_sums`."""
 
         made: Any = {"dtype": dtype, "device": device, "group": group, "sequence_parallel": sequence_parallel}
 
@@ -64,7 +79,8 @@ class Decoder(nn.Module):
 
         self.embedding = table("model.embed_tokens") if self.is_first else None
         self.blocks = nn.ModuleList(
-            Block(config, layer, ops, self.rope, expert_group=expert_group, **made) for layer in self.layers
+            Block(config, layer, ops, self.rope, expert_group=expert_group, copies_kv_heads=copies_kv_heads, **made)
+            for layer in self.layers
         )
         self.final_norm = Norm("model.norm", config.hidden_size, config.norm_eps, ops, **made) if self.is_last else None
         tied_here = config.tie_embeddings and self.is_first
@@ -104,6 +120,23 @@ class Decoder(nn.Module):
             x_TD, update_TD = block(x_TD, update_TD, positions_T, attend, aux)
         return self.norm(x_TD, update_TD)
 
+    def in_parts(self, parts: Sequence[PartOfPass]) -> Tensor:
+        """Return hidden_TD of parts of one pass, one after the other in each layer.
+
+        With deferred sums the ranks' values of one part are added beside the products of the next.
+        """
+        assert self.sums is not None, "without sums there is nothing to compute beside them"
+        streams: list[tuple[Tensor, Tensor | None]] = [(self.embed(part.tokens), None) for part in parts]
+        with self.sums.beside():
+            for block in self.blocks:
+                assert isinstance(block, Block)
+                begun = [
+                    block.attended(x_TD, update_TD, part.positions, part.attend)
+                    for (x_TD, update_TD), part in zip(streams, parts, strict=True)
+                ]
+                streams = [block.fed(x_TD, attended_TD) for x_TD, attended_TD in begun]
+            return torch.cat([self.norm(x_TD, update_TD) for x_TD, update_TD in streams])
+
     def embed(self, tokens_T: Tensor) -> Tensor:
         """Return the tokens' embeddings, x_TD."""
         assert self.embedding is not None, "the embedding belongs to the first slice"
@@ -137,6 +170,16 @@ class Decoder(nn.Module):
         if self.is_last:
             self.head.pack()
         self.is_packed = True
+
+    def defer_sums(self, sums: GroupSums) -> None:
+        """Leave the sums over the group to the norms that follow the products, and to `sums`: for serving, once.
+
+        From then on a block's update is this rank's part. There is no gradient and no sequence parallelism.
+        """
+        self.sums = sums
+        for module in self.modules():
+            if isinstance(module, RowParallelLinear | VocabParallel | Norm | Experts):
+                module.sums = sums
 
     def named_parts(self) -> Iterator[Part]:
         """Yield every Hugging Face tensor of which this rank holds a box, in the order of the forward pass."""

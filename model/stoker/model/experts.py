@@ -17,6 +17,7 @@ from torch.distributed import ProcessGroup
 from stoker.model.aux import Aux
 from stoker.model.config import ModelConfig
 from stoker.model.expert_exchange import plan_exchange, return_rows, send_rows
+from stoker.model.group_sums import GroupSums
 from stoker.model.kernels.expert_rows import Routes, count_rows, sort_rows
 from stoker.model.kernels.ops import Ops
 from stoker.model.parallel import Norm
@@ -80,6 +81,8 @@ class Experts(nn.Module):
         self.gate_up = parameter(len(self.own) * 2 * self.local_width, self.hidden)
         """Rows of gate, then of up, expert by expert."""
         self.down = parameter(len(self.own) * self.hidden, self.local_width)
+        self.sums: GroupSums | None = None
+        """Set where the norm that follows adds the ranks' parts (`Decoder.defer_sums`)."""
 
     def forward(self, norm: Norm, x_tD: Tensor, attended_tD: Tensor, aux: Aux | None = None) -> tuple[Tensor, Tensor]:
         """Return (experts(norm(x + attended)), x + attended)."""
@@ -97,7 +100,8 @@ class Experts(nn.Module):
         enter, leave = (gather_tokens, scatter_tokens) if self.sequence_parallel else (copy_to_group, reduce_from_group)
         rows, weights_TK = sort_rows(experts_TK, self.num_experts), copy_to_group(weights_TK, self.group)
         y_SD = self.products(self.ops.dispatch(enter(x_tD, self.group), rows), rows.ends)
-        return leave(self.ops.combine(y_SD, weights_TK, rows), self.group)
+        y_TD = self.ops.combine(y_SD, weights_TK, rows)
+        return self.sums.begin(y_TD) if self.sums is not None else leave(y_TD, self.group)
 
     def choose(self, x_TD: Tensor, aux: Aux | None) -> Routes:
         """Choose each token's experts; the router's losses and loads leave through `aux`."""

@@ -24,7 +24,7 @@ from stoker.model.kernels.sequences import DeviceSequences, PagedSequences
 from stoker.model.paged_batch import PagedBatch, PagedSize
 from stoker.model.paged_buffers import PagedBuffers
 from stoker.model.paged_plan import HostPlan
-from stoker.model.tensor_group import shard_size
+from stoker.model.tensor_group import group_size, kv_head_shard, shard_size
 
 __all__ = ["KVCache", "PagedAttend", "PagedBatch", "PagedSize"]
 
@@ -47,10 +47,15 @@ class KVCache:
     ) -> None:
         self.layers = layers if layers is not None else range(config.num_layers)
         """Global indices of the layers that this rank runs."""
-        num_kv_heads = shard_size(config.num_kv_heads, group, "num_kv_heads")
+        shard = kv_head_shard(config.num_kv_heads, group_size(group))
+        if shard is None:
+            raise ValueError(
+                f"num_kv_heads: {config.num_kv_heads} is neither a multiple nor a divisor of tensor parallel size "
+                f"{group_size(group)}"
+            )
         self.num_heads = shard_size(config.num_heads, group, "num_heads")
         """Heads of the queries that this rank asks with."""
-        shape = (num_blocks, len(self.layers), 2, block_size, num_kv_heads, config.head_dim)
+        shape = (num_blocks, len(self.layers), 2, block_size, shard.heads, config.head_dim)
         self.data = (
             zero_pages(shape, dtype)
             if torch.device(device).type == "cpu"
@@ -68,8 +73,9 @@ class KVCache:
 
     @staticmethod
     def block_bytes(config: ModelConfig, *, block_size: int, dtype: torch.dtype, tp_size: int = 1) -> int:
-        """Memory of one block over all layers on one rank."""
-        return config.num_layers * 2 * block_size * (config.num_kv_heads // tp_size) * config.head_dim * dtype.itemsize
+        """Memory of one block over all layers on one rank. With more ranks than heads each has one."""
+        heads = max(config.num_kv_heads // tp_size, 1)
+        return config.num_layers * 2 * block_size * heads * config.head_dim * dtype.itemsize
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole blocks; no target may be a source."""

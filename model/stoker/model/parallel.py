@@ -18,7 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from stoker.model.kernels.ops import CrossEntropy, Ops
+from stoker.model.group_sums import GroupSums
+from stoker.model.kernels.kernel_set import CrossEntropy
+from stoker.model.kernels.ops import Ops
 from stoker.model.lora import AdaptedTensor, LoraAdapter, LoraSettings
 from stoker.model.overlapped_products import gather_linear, linear_scatter
 from stoker.model.parameter import Part, Section
@@ -59,7 +61,7 @@ class ColumnParallelLinear(nn.Module):
         super().__init__()
         self.sequence_parallel = sequence_parallel
         self.ops, self.group, self.sections, self.in_features = ops, group, tuple(sections), in_features
-        self.local_rows = [shard_size(section.rows, group, section.hf_name) for section in sections]
+        self.local_rows = [shard_size(section.rows * section.copies, group, section.hf_name) for section in sections]
         self.weight = nn.Parameter(torch.empty(sum(self.local_rows), in_features, dtype=dtype, device=device))
         self.bias = nn.Parameter(torch.empty(sum(self.local_rows), dtype=dtype, device=device)) if bias else None
         self.adapters = nn.ModuleDict()
@@ -124,7 +126,7 @@ class ColumnParallelLinear(nn.Module):
     ) -> Iterator[Part]:
         row = 0
         for section, rows in zip(self.sections, self.local_rows, strict=True):
-            begin = rows * group_rank(self.group)
+            begin = rows * (group_rank(self.group) // section.copies)
             yield Part(
                 f"{section.hf_name}.{suffix}",
                 parameter_name,
@@ -166,6 +168,8 @@ class RowParallelLinear(nn.Module):
         self.weight = nn.Parameter(torch.empty(section.rows, self.local_columns, dtype=dtype, device=device))
         self.bias = nn.Parameter(torch.empty(section.rows, dtype=dtype, device=device)) if bias else None
         self.adapter: LoraAdapter | None = None
+        self.sums: GroupSums | None = None
+        """Set where the norm that follows adds the ranks' parts (`Decoder.defer_sums`)."""
 
     def forward(self, x_TD: Tensor) -> Tensor:
         if self.group is None:
@@ -177,6 +181,8 @@ class RowParallelLinear(nn.Module):
             partial_TE = self.ops.linear(x_TD, self.weight)
             if self.adapter is not None:
                 partial_TE = partial_TE + self.adapter(x_TD)  # before the sum: each rank has its columns of A
+            if self.sums is not None:
+                return self.sums.begin(partial_TE if self.bias is None or self.sums.rank else partial_TE + self.bias)
             leave = scatter_tokens if self.sequence_parallel else reduce_from_group
             y_tE = leave(partial_TE, self.group)
         return y_tE if self.bias is None else y_tE + self._shared(self.bias)  # once, after the sum
@@ -241,6 +247,8 @@ class VocabParallel(nn.Module):
         self.first_token = self.local_rows * group_rank(group)
         self.weight = nn.Parameter(torch.empty(self.local_rows, hidden_size, dtype=dtype, device=device))
         self.packed: Tensor | None = None
+        self.sums: GroupSums | None = None
+        """Set where nothing needs a gradient (`Decoder.defer_sums`)."""
 
     def embed(self, tokens_T: Tensor) -> Tensor:
         """Return x_TD, whole on every rank; with sequence parallelism x_tD.
@@ -252,12 +260,16 @@ class VocabParallel(nn.Module):
         local_T = tokens_T - self.first_token
         here_T = (local_T >= 0) & (local_T < self.local_rows)
         x_TD = self.ops.embedding(local_T.clamp(0, self.local_rows - 1), self.weight)
+        if self.sums is not None:
+            return self.sums.sum(x_TD * here_T.unsqueeze(1))
         leave = scatter_tokens if self.sequence_parallel else reduce_from_group
         return leave(x_TD * here_T.unsqueeze(1), self.group)
 
     def logits(self, hidden_tD: Tensor) -> Tensor:
         """Return logits_TV, whole on every rank, in float32 where `Ops.logits` gives it."""
         weight = self.weight if self.packed is None else self.packed
+        if self.sums is not None:
+            return self.sums.gather_columns(self.ops.logits(hidden_tD, weight))
         enter = gather_tokens if self.sequence_parallel else copy_to_group
         return gather_from_group(self.ops.logits(enter(hidden_tD, self.group), weight), self.group)
 
@@ -307,12 +319,16 @@ class Norm(nn.Module):
         self.ops, self.hf_name, self.eps = ops, hf_name, eps
         self.group, self.sequence_parallel = group, sequence_parallel
         self.weight = nn.Parameter(torch.empty(size, dtype=dtype, device=device))
+        self.sums: GroupSums | None = None
+        """Set where an update is this rank's part of a sum (`Decoder.defer_sums`)."""
 
     def forward(self, x_tD: Tensor) -> Tensor:
         return self.ops.rms_norm(x_tD, self._shared_weight(), self.eps)
 
     def of_sum(self, x_tD: Tensor, update_tD: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return (norm(x + update), x + update)."""
+        if self.sums is not None and update_tD is not None:
+            return self.sums.sum_norm(update_tD, x_tD, self.weight, self.eps)
         return self.ops.norm_of_sum(x_tD, update_tD, self._shared_weight(), self.eps)
 
     def _shared_weight(self) -> Tensor:

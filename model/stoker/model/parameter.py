@@ -73,3 +73,5 @@ class Section:
     hf_name: str
     rows: int
     """Rows of the whole tensor."""
+    copies: int = 1
+    """Neighbouring ranks that hold the same rows; above 1 there is no gradient."""

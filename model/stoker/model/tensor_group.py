@@ -11,7 +11,7 @@ Called by the layers of `parallel`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -35,6 +35,21 @@ def shard_size(total: int, group: ProcessGroup | None, name: str) -> int:
             f"{group_size(group)} = {total % group_size(group)}"
         )
     return total // group_size(group)
+
+
+class HeadShard(NamedTuple):
+    """Heads of keys and values of one rank."""
+
+    heads: int
+    copies: int
+    """Neighbouring ranks that hold the same head, because there are more ranks than heads."""
+
+
+def kv_head_shard(num_kv_heads: int, size: int) -> HeadShard | None:
+    """Return the part of one of `size` ranks, each of which may have a copy of a head; None where it is not even."""
+    if num_kv_heads % size == 0:
+        return HeadShard(num_kv_heads // size, 1)
+    return HeadShard(1, size // num_kv_heads) if size % num_kv_heads == 0 else None
 
 
 def copy_to_group(x: Tensor, group: ProcessGroup | None) -> Tensor:

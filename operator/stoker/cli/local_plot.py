@@ -7,23 +7,19 @@ from pathlib import Path
 import click
 
 from stoker.cli.exit_status import FAILED
+from stoker.cli.local_options import namespace_option, open_client, state_option
 from stoker.cli.plot import drawing_options, job_curves, job_named, show, span_options
-from stoker.cli.supervisor_client import SupervisorClient, SupervisorError
+from stoker.cli.supervisor_client import SupervisorError
 from stoker.cli.targets import fail
 from stoker.gateway.domain.metric_task import Span
-from stoker.operator.cluster.local.folders import default_state_folder
 
 
 @click.command("plot", epilog="\b\nExample:\n  stoker local plot teach")
 @click.argument("job")
 @span_options
 @drawing_options
-@click.option("-n", "--namespace", default="default", show_default=True, help="Namespace of the job.")
-@click.option(
-    "--state",
-    type=click.Path(path_type=Path),
-    help="Folder with the cluster's state [default: $STOKER_STATE or ~/.local/state/stoker].",
-)
+@namespace_option
+@state_option
 def plot_local(
     job: str,
     after_step: int,
@@ -35,7 +31,7 @@ def plot_local(
     state: Path | None,
 ) -> None:
     """Draw loss, validation loss, learning rate and gradient norm of a job, also after its end."""
-    client = SupervisorClient(state or default_state_folder())
+    client = open_client(state)
     try:
         curves = job_curves(client, namespace, job_named(job) or job, Span(after_step, until_step))
     except SupervisorError as error:

@@ -47,7 +47,7 @@ def train(files: tuple[Path, ...], storage: Path, claims: tuple[str, ...], rende
     Checkpoints are written to the job's claim below --storage. A second run continues from the newest verified one.
     Ctrl-C saves and ends the run.
     """
-    from stoker.cli.local import parse_claims
+    from stoker.cli.local_objects import parse_claims
     from stoker.cli.manifests import ManifestError, claim_manifest, read_manifests
     from stoker.operator.service.local.single_run import prepare_run
 

@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
-from torch.distributed import ProcessGroup
 
 from stoker.engine.core.blocks import BlockManager
 from stoker.engine.core.engine import LLMEngine, ModelLimits
@@ -25,6 +24,7 @@ from stoker.engine.plan import EnginePlan
 from stoker.engine.sampling import SamplingParams
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
+from stoker.model.group_sums import GroupSums
 from stoker.model.kernels.ops import Ops
 from stoker.model.paged_attend import KVCache
 
@@ -37,27 +37,27 @@ SAMPLINGS = (SamplingParams(seed=0), SamplingParams(seed=0, top_p=0.9), Sampling
 
 @contextmanager
 def kernel_warmup(
-    plan: EnginePlan, config: ModelConfig, ops: Ops, device: torch.device, group: ProcessGroup | None = None
+    plan: EnginePlan, config: ModelConfig, ops: Ops, device: torch.device, sums: GroupSums | None = None
 ) -> Iterator[None]:
     """Compile kernels in a thread while the block runs; its end waits for the thread and raises what went wrong
     there."""
     with ThreadPoolExecutor(1, thread_name_prefix="kernel-warmup") as pool:
-        compiled = pool.submit(compile_kernels, plan, config, ops, device, group)
+        compiled = pool.submit(compile_kernels, plan, config, ops, device, sums)
         yield
         compiled.result()
 
 
 def warm_up_beside_weights(
-    plan: EnginePlan, config: ModelConfig, ops: Ops, device: torch.device, group: ProcessGroup | None
+    plan: EnginePlan, config: ModelConfig, ops: Ops, device: torch.device, sums: GroupSums | None
 ) -> AbstractContextManager[None]:
     """The kernel warm-up, on all ranks together; nothing for kernels that are not compiled here."""
     if ops.kernels != "fused":
         return nullcontext()
-    return kernel_warmup(plan, config, ops, device, group)
+    return kernel_warmup(plan, config, ops, device, sums)
 
 
 def compile_kernels(
-    plan: EnginePlan, config: ModelConfig, ops: Ops, device: torch.device, group: ProcessGroup | None
+    plan: EnginePlan, config: ModelConfig, ops: Ops, device: torch.device, sums: GroupSums | None
 ) -> None:
     """Run prompts of several lengths, every way of sampling, and decode steps of every number of rows.
 
@@ -65,7 +65,7 @@ def compile_kernels(
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)  # of this thread
-    runner = one_layer_runner(plan, config, ops, device, group)
+    runner = one_layer_runner(plan, config, ops, device, sums)
     scheduler = Scheduler(
         BlockManager(BLOCKS, plan.block_size, prefix_cache=False),
         max_batch_tokens=BUDGET,
@@ -93,14 +93,17 @@ def run_step(engine: LLMEngine) -> None:
 
 
 def one_layer_runner(
-    plan: EnginePlan, config: ModelConfig, ops: Ops, device: torch.device, group: ProcessGroup | None
+    plan: EnginePlan, config: ModelConfig, ops: Ops, device: torch.device, sums: GroupSums | None
 ) -> Runner:
     small = replace(config, num_layers=1)
-    decoder = Decoder(small, ops, dtype=plan.dtype, device=device, group=group)
+    group = None if sums is None else sums.group
+    decoder = Decoder(small, ops, dtype=plan.dtype, device=device, group=group, copies_kv_heads=True)
     with torch.no_grad():
         for parameter in decoder.parameters():
             parameter.zero_()
     decoder.requires_grad_(False).eval()
+    if sums is not None:
+        decoder.defer_sums(sums)
     cache = KVCache(small, num_blocks=BLOCKS, block_size=plan.block_size, dtype=plan.dtype, device=device, group=group)
     return Runner(
         decoder,

@@ -5,6 +5,7 @@ Called once per rank: by `core.build` or `ranks` in the core's process, by `rank
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -12,20 +13,24 @@ import torch
 from torch.distributed import ProcessGroup
 
 from stoker.engine.execution.kernel_cache import bound_kernel_caches
+from stoker.engine.execution.pass_shape import PassShape
+from stoker.engine.execution.peer_sums import group_sums
 from stoker.engine.execution.runner import Runner
 from stoker.engine.plan import EnginePlan
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
-from stoker.model.kernels.ops import Ops, resolve_kernels
+from stoker.model.group_sums import GroupSums
+from stoker.model.kernels.kernel_set import resolve_kernels
+from stoker.model.kernels.ops import Ops
 from stoker.model.memory import keep_freed_memory
 from stoker.model.paged_attend import KVCache
 from stoker.model.weights.source import open_weights
 
+LoadRunner = Callable[..., Runner]
+"""`load_runner`, or what makes the same runner without a folder of weights."""
 Progress = Callable[[str], None]
 """Called with the present part of the loading, in words for people."""
-BesideWeights = Callable[
-    [EnginePlan, ModelConfig, Ops, torch.device, ProcessGroup | None], AbstractContextManager[None]
-]
+BesideWeights = Callable[[EnginePlan, ModelConfig, Ops, torch.device, GroupSums | None], AbstractContextManager[None]]
 """Returns the context in which the weights are read. Work that it starts has ended when the context is left."""
 
 
@@ -35,28 +40,43 @@ def load_runner(
     progress: Progress = lambda _: None,
     beside_weights: BesideWeights = lambda *_: nullcontext(),
 ) -> Runner:
-    """Load one rank's weights and cache onto its device. Sets the process's intra-op threads."""
+    """Load one rank's weights and cache onto its device. Sets the process's intra-op threads.
+
+    Several ranks capture graphs later, together: `ranks` chooses the shapes.
+    """
     torch.set_num_threads(plan.threads)
     keep_freed_memory()
     bound_kernel_caches()
     source = open_weights(plan.model_path, plan.digest)
     ops = Ops(resolve_kernels(plan.kernels, plan.device), plan.deterministic)
     device = torch.device(plan.device, torch.cuda.current_device()) if plan.device == "cuda" else torch.device("cpu")
-    with beside_weights(plan, source.config, ops, device, group):
-        decoder = Decoder(source.config, ops, dtype=plan.dtype, device=device, group=group)
+    sums = group_sums(plan, source.config, ops, group)
+    with beside_weights(plan, source.config, ops, device, sums):
+        decoder = Decoder(source.config, ops, dtype=plan.dtype, device=device, group=group, copies_kv_heads=True)
         source.load_into(decoder, lambda done, total: progress(f"LoadingWeights {100 * done // max(total, 1)} %"))
-        decoder.requires_grad_(False).eval().pack_weights()
         progress("CompilingKernels")
     progress("AllocatingCache")
+    runner = make_runner(plan, decoder, sums)
+    if group is None:
+        progress("CapturingGraphs")
+        capture_first(runner, plan.capture_s, runner.capture)
+    return runner
+
+
+def make_runner(plan: EnginePlan, decoder: Decoder, sums: GroupSums | None) -> Runner:
+    """Make the cache of a loaded model and its runner. Packs the weights. `sums`: of the ranks that share it."""
+    decoder.requires_grad_(False).eval().pack_weights()
+    if sums is not None:
+        decoder.defer_sums(sums)
     cache = KVCache(
-        source.config,
+        decoder.config,
         num_blocks=plan.num_blocks,
         block_size=plan.block_size,
         dtype=plan.dtype,
-        device=device,
-        group=group,
+        device=next(decoder.parameters()).device,
+        group=decoder.group,
     )
-    runner = Runner(
+    return Runner(
         decoder,
         cache,
         num_seats=plan.num_seats,
@@ -65,7 +85,20 @@ def load_runner(
         attention=plan.attention,
         graphs=plan.graphs,
         timed=plan.timed,
+        sums=sums,
     )
-    progress("CapturingGraphs")
-    runner.capture_first_graphs(plan.capture_s)
-    return runner
+
+
+def capture_first(
+    runner: Runner,
+    seconds: float,
+    capture: Callable[[PassShape], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Call `capture` for the shapes that are always captured before the first request, then for others for so many
+    seconds."""
+    until_s = clock() + seconds
+    while (shape := runner.next_capture(first=True)) is not None:
+        capture(shape)
+    while clock() < until_s and (shape := runner.next_capture()) is not None:
+        capture(shape)

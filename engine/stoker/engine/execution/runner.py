@@ -12,7 +12,6 @@ Called by an executor, one step at a time. It has no requests and no scheduler.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 
 from stoker.engine.errors import ExecutorLost
+from stoker.engine.execution.eager_pass import HALVED_TOKENS, EagerPass
 from stoker.engine.execution.pass_inputs import sample_places
 from stoker.engine.execution.pass_shape import MOST_TOKENS, PassShape, pass_shapes
 from stoker.engine.execution.sampler import Logprobs, Rows, Sampled, banned, biased, raw_logprobs, sample, score
@@ -32,8 +32,9 @@ from stoker.engine.execution.step_graphs import Capture, CudaCapture, StepGraphs
 from stoker.engine.execution.step_rows import StepRows, step_rows
 from stoker.engine.execution.token_mask import mask_logits
 from stoker.model.decoder import Decoder
+from stoker.model.group_sums import GroupSums
 from stoker.model.kernels.sampling import Adjustments, SampleRows
-from stoker.model.paged_attend import KVCache, PagedAttend, PagedBatch, PagedSize
+from stoker.model.paged_attend import KVCache, PagedAttend, PagedSize
 
 WANTED_ROWS = 8192
 """Rows of padding that a graph would have saved before it is captured while requests wait: several times the rows that
@@ -99,12 +100,15 @@ class Runner:
         attention: str,
         graphs: bool | Capture = True,
         timed: bool = False,
+        sums: GroupSums | None = None,
+        halved: int = HALVED_TOKENS,
     ) -> None:
-        """`graphs`: whether to capture steps, with fused kernels on one rank; or what captures them.
+        """`graphs`: whether to capture steps, with fused kernels; or what captures them.
 
-        `timed`: keep the times of steps for a time line.
+        `timed`: keep the times of steps for a time line. `sums`: of the ranks that share the model.
+        `halved`: tokens from which on such ranks compute a pass as two halves.
         """
-        self.model, self.cache = model, cache
+        self.model, self.cache, self.sums = model, cache, sums
         self.device = cache.data.device
         self.max_model_len = max_model_len
         self.staging = Staging(self.device, timed=timed)
@@ -122,14 +126,21 @@ class Runner:
         self.seats = SeatTables(num_seats, max_model_len, max_blocks, self.staging)
         if model.ops.kernels == "fused":
             self.seats = seats = DeviceSeatTables(num_seats, max_model_len, max_blocks, self.staging)
-            self.graphs = StepGraphs(model, cache, self.attend, seats, self.staging, shapes, self._capture(graphs))
+            capture = self._capture(graphs)
+            agree = bool if sums is None else sums.agree
+            self.graphs = StepGraphs(model, cache, self.attend, seats, self.staging, shapes, capture, agree)
+        self.eager = EagerPass(model, cache, self.seats, self.staging, self.attend, None if sums is None else halved)
         self.tokens_SL, self.values = self.seats.tokens_SL, self.seats.values
 
     def _capture(self, graphs: bool | Capture) -> Capture | None:
         if not isinstance(graphs, bool):
             return graphs
-        alone = self.model.group is None  # collectives are not captured
-        return CudaCapture(self.device) if graphs and alone and self.device.type == "cuda" else None
+        return CudaCapture(self.device) if graphs and self.device.type == "cuda" else None
+
+    @property
+    def num_exchanges(self) -> int:
+        """Exchanges with the other ranks so far; graphs count when they are captured."""
+        return 0 if self.sums is None else self.sums.calls
 
     def run(self, step: StepInput) -> StepOutput:
         """Compute one step and wait for its output.
@@ -162,7 +173,7 @@ class Runner:
         try:
             shape = self._shape(step, rows)
             if self.graphs is None or shape is None:
-                return self._finish(step, rows, self._compute(rows))
+                return self._finish(step, rows, self.eager.compute(rows))
             result = self.graphs.compute(shape, rows)
             launched = self._sampled(step, rows, shape, result) if shape.samples else self._finish(step, rows, result)
             launched.shape = shape
@@ -170,22 +181,27 @@ class Runner:
         except torch.AcceleratorError as error:
             raise ExecutorLost(f"the device failed in step {step.number}: {error}") from error
 
-    @torch.inference_mode()
     def capture_next_graph(self, *, wanted: bool = False) -> bool:
         """Capture the graph of one more shape. False: none is left. `wanted`: only one whose lack has cost much."""
+        shape = self.next_capture(wanted=wanted)
+        if shape is not None:
+            self.capture(shape)
+        return shape is not None
+
+    def next_capture(self, *, wanted: bool = False, first: bool = False) -> PassShape | None:
+        """The shape to capture next; None: none is left. `first`: of those captured before the first request."""
         if self.graphs is None:
-            return False
+            return None
+        if first:
+            return self.graphs.missing(self.graphs.shapes.first)
         often = self.graphs.most_wanted(WANTED_ROWS if wanted else 1)
-        return self.graphs.capture_next(often if wanted else chain(often, self.graphs.shapes.order))
+        return self.graphs.missing(often if wanted else chain(often, self.graphs.shapes.order))
 
     @torch.inference_mode()
-    def capture_first_graphs(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Capture the shapes that are always captured before the first request, then others for so many seconds."""
-        until_s = clock() + seconds
-        while self.graphs is not None and self.graphs.capture_next(self.graphs.shapes.first):
-            pass
-        while clock() < until_s and self.capture_next_graph():
-            pass
+    def capture(self, shape: PassShape) -> None:
+        """Capture the graph of one shape: on all ranks, between the same two steps."""
+        assert self.graphs is not None, "a shape is one of its"
+        self.graphs.capture_shape(shape)
 
     @torch.inference_mode()
     def warm_up_sizes(self) -> None:
@@ -241,30 +257,6 @@ class Runner:
         return LaunchedStep(step.number, self.staging.fetch([out_2B]), unpack)
 
     # Any other step.
-
-    def _compute(self, rows: StepRows) -> Tensor:
-        """Hidden states of all tokens."""
-        chunk_T = np.repeat(np.arange(len(rows.seats)), rows.lengths)
-        positions_T = np.arange(rows.num_tokens) + (rows.starts - rows.begins[:-1])[chunk_T]
-        self._prepare_attention(rows, chunk_T, positions_T)
-        places_T = rows.seats[chunk_T] * self.tokens_SL.shape[1] + positions_T
-        places, positions = self.staging.send(places_T, positions_T)
-        hidden_TD: Tensor = self.model(self.tokens_SL.view(-1).index_select(0, places), positions, self.attend)
-        return hidden_TD
-
-    def _prepare_attention(self, rows: StepRows, chunk_T: np.ndarray, positions_T: np.ndarray) -> None:
-        """Compute slots and tables of all tokens at once."""
-        block_size = self.cache.block_size
-        tables = self.seats.tables[rows.seats, : -(-int(rows.ends.max()) // block_size)]
-        slots = tables[chunk_T, positions_T // block_size] * block_size + positions_T % block_size
-        batch = PagedBatch(
-            query_start=torch.from_numpy(rows.begins.astype(np.int32)),
-            seq_lens=torch.from_numpy(rows.ends.astype(np.int32)),
-            block_tables=torch.from_numpy(tables),
-            slot_mapping=torch.from_numpy(slots.astype(np.int32)),
-            num_tokens=rows.num_tokens,
-        )
-        self.attend.prepare(batch)
 
     def _finish(self, step: StepInput, rows: StepRows, hidden_TD: Tensor) -> LaunchedStep:
         """Sample and score from the hidden states, which may have padding at their end."""

@@ -2,7 +2,8 @@
 
 The host sends only a few numbers per sequence; tokens, slots, tables and sampled tokens stay on the device. Shapes are
 captured before the first request and between steps, never within one: until a shape has its graph, a larger one stands
-in for it. A graph's kernels read fixed buffers, and the next step overwrites their results.
+in for it. A graph's kernels read fixed buffers, and the next step overwrites their results. Several ranks capture the
+same shapes in the same order, and keep a graph only if all of them have it: otherwise they would pad steps differently.
 
 Owned by the runner.
 """
@@ -31,6 +32,8 @@ from stoker.model.paged_attend import KVCache, PagedAttend, PagedSize
 log = logging.getLogger("stoker.engine")
 
 Replay = Callable[[], None]
+Agree = Callable[[bool], bool]
+"""Whether something holds on every rank; called by all of them."""
 
 KEPT_BYTES = 256 * 2**20
 """Free memory that graphs leave to other steps."""
@@ -98,9 +101,10 @@ class StepGraphs:
         staging: Staging,
         shapes: PassShapes,
         capture: Capture | None,
+        agree: Agree = bool,
     ) -> None:
         """`whole`: attention for the largest step, whose buffers all shapes share. `capture` None: no graphs."""
-        self.model, self.cache, self.whole = model, cache, whole
+        self.model, self.cache, self.whole, self.agree = model, cache, whole, agree
         self.seats, self.staging, self.shapes, self.capture = seats, staging, shapes, capture
         self.graphs: dict[PassShape, Replay] = {}
         self.wanted: Counter[PassShape] = Counter()
@@ -149,13 +153,23 @@ class StepGraphs:
 
     def capture_next(self, shapes: Iterable[PassShape]) -> bool:
         """Capture the first of `shapes` without a graph. False: all have one."""
-        missing = next((shape for shape in shapes if shape not in self.graphs), None)
-        if missing is None or self.capture is None:
+        missing = self.missing(shapes)
+        if missing is None:
             return False
-        self.warm_up(missing)  # compilation and allocation at a first call must not be captured
-        self._capture_graph(missing, self._pass(missing))
-        self.wanted.pop(missing, None)
+        self.capture_shape(missing)
         return True
+
+    def missing(self, shapes: Iterable[PassShape]) -> PassShape | None:
+        """The first of `shapes` without a graph; None where all have one, or none can be captured."""
+        if self.capture is None:
+            return None
+        return next((shape for shape in shapes if shape not in self.graphs), None)
+
+    def capture_shape(self, shape: PassShape) -> None:
+        """Capture one shape, on all ranks together."""
+        self.warm_up(shape)  # compilation and allocation at a first call must not be captured
+        self._capture_graph(shape, self._pass(shape))
+        self.wanted.pop(shape, None)
 
     def most_wanted(self, at_least: int) -> Iterator[PassShape]:
         """Shapes whose graphs would have saved at least so many rows, the most first."""
@@ -175,13 +189,18 @@ class StepGraphs:
         def body() -> None:
             self._launch_kernels(shape, held)
 
+        graph, problem = None, "another rank cannot capture it"
         try:
-            self.graphs[shape] = self.capture(body)
+            graph = self.capture(body)
         except torch.AcceleratorError:
             raise
         except RuntimeError as error:
-            log.warning("no graph of %s, nor of others: %s", shape, error)
-            self.capture = None
+            problem = str(error)
+        if self.agree(graph is not None) and graph is not None:
+            self.graphs[shape] = graph
+            return
+        log.warning("no graph of %s, nor of others: %s", shape, problem)
+        self.capture = None
 
     def _launch_kernels(self, shape: PassShape, held: _Pass) -> Tensor:
         """Launch all kernels of a pass. Nothing here depends on numbers that exist on the host only."""

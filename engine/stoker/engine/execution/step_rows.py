@@ -100,6 +100,23 @@ def step_rows(step: StepInput) -> StepRows:
     )
 
 
+def rows_between(rows: StepRows, begin: int, end: int) -> StepRows:
+    """Return the chunks, and parts of chunks, in the rows from `begin` to before `end`; without samples."""
+    first = np.maximum(rows.begins[:-1], begin)
+    lengths = np.minimum(rows.begins[1:], end) - first
+    kept = lengths > 0
+    nothing = np.empty(0, dtype=np.int64)
+    return StepRows(
+        seats=rows.seats[kept],
+        starts=(rows.starts + first - rows.begins[:-1])[kept],
+        lengths=lengths[kept],
+        num_decodes=int(kept[: rows.num_decodes].sum()),
+        places=nothing,
+        sample_chunks=nothing,
+        sample_seats=nothing,
+    )
+
+
 def no_rows() -> StepRows:
     """The rows of a step of padding alone."""
     nothing = np.empty(0, dtype=np.int64)

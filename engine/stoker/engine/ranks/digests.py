@@ -39,6 +39,12 @@ class TokenDigests:
             self.steps += 1
             self._digest = self._after[self.steps] = extended(self._digest, output)
 
+    def skip(self) -> None:
+        """Note a step that no rank has computed."""
+        with self._lock:
+            self.steps += 1
+            self._after[self.steps] = self._digest
+
     def report(self, rank: int, steps: int, digest: int) -> None:
         """Note a further rank's digest after so many steps."""
         with self._lock:

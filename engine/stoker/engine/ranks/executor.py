@@ -22,12 +22,14 @@ import torch.distributed as dist
 
 from stoker.engine.errors import ExecutorLost
 from stoker.engine.execution.executor import RankState
-from stoker.engine.execution.load import BesideWeights, Progress, load_runner
+from stoker.engine.execution.load import BesideWeights, LoadRunner, Progress, capture_first, load_runner
+from stoker.engine.execution.pass_shape import PassShape
 from stoker.engine.execution.runner import LaunchedStep, Runner
 from stoker.engine.execution.step import StepInput, StepOutput, StepTrace
 from stoker.engine.plan import EnginePlan
+from stoker.engine.ranks.failures import StepFailure
 from stoker.engine.ranks.rendezvous import MeetingPoint
-from stoker.engine.ranks.wire import Setup, Step
+from stoker.engine.ranks.wire import Capture, Setup, Step
 from stoker.engine.ranks.workers import POLL_S, STOP_S, Workers
 
 Result = TypeVar("Result")
@@ -62,17 +64,27 @@ class RankThread:
 class Ranks:
     """`plan.tensor` ranks that compute every step together."""
 
-    def __init__(self, plan: EnginePlan, workers: Workers, progress: Progress, beside_weights: BesideWeights) -> None:
+    def __init__(
+        self,
+        plan: EnginePlan,
+        workers: Workers,
+        progress: Progress,
+        beside_weights: BesideWeights,
+        load: LoadRunner = load_runner,
+    ) -> None:
         """Load all ranks. Takes the workers over.
 
         Raises:
             ExecutorLost: a further rank cannot load or is lost.
             Exception: what rank 0's own loading raises.
         """
-        self.plan, self.workers = plan, workers
+        self.plan, self.workers, self.load = plan, workers, load
         self._thread = RankThread()
         self._closed = False
+        self._submitted = 0
+        """Steps since the start."""
         workers.on_lost = self._abort
+        self._loaded: Runner | None = None
         try:
             self._runner = self._load(progress, beside_weights)
         except BaseException:
@@ -84,9 +96,7 @@ class Ranks:
         try:
             self.workers.send(Setup(self.plan, meeting.port))
             loading = self._thread.submit(
-                lambda: load_runner(
-                    self.plan, meeting.join(self.plan.tensor, self.plan.device), progress, beside_weights
-                )
+                lambda: self.load(self.plan, meeting.join(self.plan.tensor, self.plan.device), progress, beside_weights)
             )
             runner = self.wait(loading)
         except RuntimeError as error:  # a collective's, too, where another rank has ended
@@ -96,12 +106,28 @@ class Ranks:
             raise lost from error
         finally:
             meeting.close()
+        self._loaded = runner
         self.workers.wait_ready()
+        progress("CapturingGraphs")
+        self.wait(self._thread.submit(lambda: capture_first(runner, self.plan.capture_s, self._capturing(runner))))
         return runner
 
     def submit(self, step: StepInput) -> RankStep:
+        self._submitted += 1
+        number = self._submitted
         self.workers.send(Step(step))
-        return RankStep(self, self._thread.submit(lambda: self._runner.launch(step)))
+        return RankStep(self, number, self._thread.submit(lambda: self._launch(number, step)))
+
+    def _launch(self, number: int, step: StepInput) -> LaunchedStep:
+        """Launch rank 0's part, in its thread."""
+        try:
+            return self._runner.launch(step)
+        except ExecutorLost:
+            raise
+        except Exception as error:
+            failure = StepFailure(self._runner.num_exchanges, f"{type(error).__name__}: {error}", self.workers.clock())
+            self.workers.failures.report(0, number, failure)
+            raise
 
     def wait(self, future: Future[Result]) -> Result:
         """Wait for a call in rank 0's thread. Raises its error, or ExecutorLost if a further rank is lost before."""
@@ -111,8 +137,24 @@ class Ranks:
             if not future.done():
                 self.workers.check()
 
-    def capture_next_graph(self, *, wanted: bool = False) -> bool:  # noqa: ARG002 - nothing is captured
-        return False
+    def capture_next_graph(self, *, wanted: bool = False) -> bool:
+        """As `Executor`. The other ranks capture the same shape, behind the same step."""
+        return self.wait(self._thread.submit(lambda: self._capture_next(wanted)))
+
+    def _capture_next(self, wanted: bool) -> bool:
+        shape = self._runner.next_capture(wanted=wanted)
+        if shape is not None:
+            self._capturing(self._runner)(shape)
+        return shape is not None
+
+    def _capturing(self, runner: Runner) -> Callable[[PassShape], None]:
+        """Return what captures a shape on all ranks; for rank 0's thread, while the engine's waits for it."""
+
+        def capture(shape: PassShape) -> None:
+            self.workers.send(Capture(shape))
+            runner.capture(shape)
+
+        return capture
 
     def check(self) -> None:
         self.workers.check()
@@ -125,21 +167,30 @@ class Ranks:
             return
         self._closed = True
         self.workers.close()
-        self._thread.submit(_leave_group)
+        self._thread.submit(self._leave_group)
         self._thread.close(STOP_S)
 
     def _abort(self) -> None:
-        """End the collectives in which rank 0 waits for a lost rank; Gloo's end with the ranks' sockets."""
-        if self.plan.device == "cuda" and dist.is_initialized():
-            with contextlib.suppress(Exception):  # the group may be half made, and the replica ends in any case
+        """End the exchanges in which rank 0 waits for a lost rank; Gloo's end with the ranks' sockets."""
+        with contextlib.suppress(Exception):  # the group may be half made, and the replica ends in any case
+            if self._loaded is not None and self._loaded.sums is not None:
+                self._loaded.sums.abort()
+            elif self.plan.device == "cuda" and dist.is_initialized():
                 dist.group.WORLD._get_backend(torch.device("cuda")).abort()  # type: ignore[union-attr]
+
+    def _leave_group(self) -> None:
+        """Leave the group, in rank 0's thread. Graphs hold the group's communicator, so they go first."""
+        if dist.is_initialized():
+            if self._loaded is not None and self._loaded.graphs is not None:
+                self._loaded.graphs.graphs.clear()
+            dist.destroy_process_group()
 
 
 class RankStep:
     """A step that all ranks compute."""
 
-    def __init__(self, ranks: Ranks, launching: Future[LaunchedStep]) -> None:
-        self._ranks, self._launching = ranks, launching
+    def __init__(self, ranks: Ranks, number: int, launching: Future[LaunchedStep]) -> None:
+        self._ranks, self._number, self._launching = ranks, number, launching
         self._output: StepOutput | None = None
 
     @property
@@ -148,7 +199,12 @@ class RankStep:
         return self._launching.result().trace if self._output is not None else None
 
     def result(self) -> StepOutput:
-        """Wait for rank 0's output. Steps are read in order. Raises ExecutorLost, which names the rank."""
+        """Wait for rank 0's output. Steps are read in order.
+
+        Raises:
+            ExecutorLost: names the rank.
+            Exception: the step's own error, in which all ranks have failed alike; they can compute others.
+        """
         if self._output is None:
             self._output = self._read()
         return self._output
@@ -159,14 +215,13 @@ class RankStep:
         try:
             output = self._ranks.wait(self._launching).result()
         except Exception as error:
+            if not isinstance(error, ExecutorLost) and self._launching.exception() is error:
+                workers.wait(lambda: workers.failures.settled(self._number))
+                workers.digests.skip()
+                raise
             raise workers.blame(error) from error  # the others may have gone on, so the ranks have parted
         finally:
             workers.watch.step_since_s = None
         workers.check()  # an aborted collective gives numbers, too
         workers.digests.read(output)
         return output
-
-
-def _leave_group() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()

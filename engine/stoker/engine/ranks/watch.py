@@ -1,9 +1,9 @@
 """The rules by which ranks count as lost. Pure: messages, ends of processes and the time are passed in.
 
-A rank is lost when its process ends, when it is silent for too long, when its tokens differ from rank 0's, or when a
-step does not end. One lost rank makes others fail, so the rank to name is chosen a moment after the first sign: a
-killed process before a silent one, before the first that reported an error. Only time in which the watch itself ran
-counts as silence, so a suspended machine accuses no one.
+A rank is lost when its process ends, when it is silent for too long, when its tokens differ from rank 0's, when it
+fails in a step where others do not, or when a step does not end. One lost rank makes others fail, so the rank to name
+is chosen a moment after the first sign: a killed process before a silent one, before the first that reported an error.
+Only time in which the watch itself ran counts as silence, so a suspended machine accuses no one.
 
 Changed by `workers` with each message.
 """
@@ -58,6 +58,8 @@ class RankWatch:
     """When rank 0 began to wait for the oldest step that has not ended."""
     differing: Mapping[int, int] = field(default_factory=dict)
     """Ranks with other tokens than rank 0: rank -> steps until it was noticed."""
+    parted: str | None = None
+    """The rank that failed in a step in which others did not (`failures`)."""
     _listened_s: float | None = None
     _sign_s: float | None = None
     """When the first sign was noticed."""
@@ -104,6 +106,8 @@ class RankWatch:
         if failed:
             _, rank = min(failed)
             return f"rank {rank}: {self.ranks[rank].error}"
+        if self.parted is not None:
+            return self.parted
         if self.differing:
             rank, steps = next(iter(self.differing.items()))
             return f"rank {rank} has sampled other tokens than rank 0 in one of its first {steps} steps"

@@ -1,8 +1,8 @@
 """The messages between rank 0 and a further rank, and their msgpack form. Numbers of a step travel as int32 arrays.
 
-Rank 0 sends `Setup` once, then each `Step` in the order in which it computes them itself. A further rank sends `Hello`
-when it is up, `Ready` when its part of the model is loaded, `Beat` about once a second, and `Failed` before it ends by
-an error. The socket's end is the end of the other side.
+Rank 0 sends `Setup` once, then each `Step` and `Capture` in the order in which it computes them itself. A further
+rank sends `Hello` when it is up, `Ready` when its part of the model is loaded, `Beat` about once a second, `StepFailed`
+where a step has an error, and `Failed` before it ends by one. The socket's end is the end of the other side.
 
 Sent and received by `workers` and `worker`.
 """
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import msgpack
 import torch
 
+from stoker.engine.execution.pass_shape import PassShape
 from stoker.engine.execution.step import Opening, SeatMask, StepInput, TableEntry
 from stoker.engine.output_grammar import OutputGrammar
 from stoker.engine.plan import EnginePlan
@@ -35,6 +36,12 @@ class Step(NamedTuple):
     """Compute this step."""
 
     step: StepInput
+
+
+class Capture(NamedTuple):
+    """Capture the graph of this shape, as rank 0 does now."""
+
+    shape: PassShape
 
 
 class Hello(NamedTuple):
@@ -59,15 +66,25 @@ class Beat(NamedTuple):
     """Digest of the tokens of those steps (`digests`)."""
 
 
+class StepFailed(NamedTuple):
+    """A step was not computed, and the rank goes on: others will have failed in it, too, at the same place."""
+
+    steps: int
+    """Steps begun since the start, this one included."""
+    calls: int
+    """Exchanges with the other ranks so far."""
+    error: str
+
+
 class Failed(NamedTuple):
     """The rank ends."""
 
     error: str
 
 
-WorkerMessage = Hello | Ready | Beat | Failed
-RankMessage = Setup | Step
-_CLASSES: tuple[type[Any], ...] = (Setup, Step, Hello, Ready, Beat, Failed)
+WorkerMessage = Hello | Ready | Beat | StepFailed | Failed
+RankMessage = Setup | Step | Capture
+_CLASSES: tuple[type[Any], ...] = (Setup, Step, Capture, Hello, Ready, Beat, StepFailed, Failed)
 _TAGS = {cls: tag for tag, cls in enumerate(_CLASSES)}
 
 _NUMBERS = ("cleared", "seats", "starts", "lengths", "scored", "sample_chunks", "sample_seats")
@@ -95,6 +112,8 @@ def unpack(frame: bytes) -> Any:
         return Step(_step_of(values))
     if cls is Setup:
         return Setup(_plan_of(values[0]), values[1])
+    if cls is Capture:
+        return Capture(PassShape(*values[0]))
     return cls(*values)
 
 

@@ -15,13 +15,16 @@ import threading
 
 import torch
 
+from stoker.engine.errors import ExecutorLost
 from stoker.engine.execution.executor import PendingOutput
-from stoker.engine.execution.load import BesideWeights, load_runner
+from stoker.engine.execution.load import BesideWeights, LoadRunner, load_runner
+from stoker.engine.execution.runner import Runner
+from stoker.engine.execution.step import StepInput
 from stoker.engine.plan import EnginePlan, free_bytes
 from stoker.engine.ranks.digests import extended
 from stoker.engine.ranks.link import Link, LinkClosed
 from stoker.engine.ranks.rendezvous import join
-from stoker.engine.ranks.wire import Beat, Failed, Hello, Ready, Setup, Step, pack, unpack
+from stoker.engine.ranks.wire import Beat, Capture, Failed, Hello, Ready, Setup, Step, StepFailed, pack, unpack
 
 log = logging.getLogger("stoker.engine")
 
@@ -34,12 +37,12 @@ MAX_ERROR = 2000
 class Worker:
     """One further rank."""
 
-    def __init__(self, rank: int, device: str, link: Link) -> None:
-        self.rank, self.device, self.link = rank, device, link
+    def __init__(self, rank: int, device: str, link: Link, load: LoadRunner = load_runner) -> None:
+        self.rank, self.device, self.link, self.load = rank, device, link, load
         self._begun = 0
         self._done = (0, 0)
         """Steps whose tokens are known, and their digest: one value, because two threads use it."""
-        self._results: queue.SimpleQueue[PendingOutput] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[PendingOutput | None] = queue.SimpleQueue()
         self._ending = threading.Lock()
 
     def run(self, beside_weights: BesideWeights) -> None:
@@ -60,20 +63,34 @@ class Worker:
         assert isinstance(setup, Setup)
         plan: EnginePlan = setup.plan
         group = join(self.rank, plan.tensor, plan.device, setup.port)
-        runner = load_runner(plan, group, beside_weights=beside_weights)
+        runner = self.load(plan, group, beside_weights=beside_weights)
         self.link.send(pack(Ready()))
         threading.Thread(target=self._read_results, name="results", daemon=True).start()
         while True:
-            message = unpack(self.link.receive())
-            assert isinstance(message, Step)
-            self._begun += 1
-            self._results.put(runner.launch(message.step))
+            match unpack(self.link.receive()):
+                case Step(step=step):
+                    self._begun += 1
+                    self._results.put(self._launch(runner, step))
+                case Capture(shape=shape):
+                    runner.capture(shape)
+
+    def _launch(self, runner: Runner, step: StepInput) -> PendingOutput | None:
+        """Launch a step; None where it failed. Rank 0 decides whether all ranks did, and may go on."""
+        try:
+            return runner.launch(step)
+        except ExecutorLost:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever one request does to a step must not end the rank
+            log.warning("rank %d fails in a step: %s", self.rank, error)
+            self.link.send(pack(StepFailed(self._begun, runner.num_exchanges, _text(error))))
+            return None
 
     def _read_results(self) -> None:
         digest = done = 0
         try:
             while True:
-                digest = extended(digest, self._results.get().result())
+                pending = self._results.get()
+                digest = extended(digest, pending.result()) if pending is not None else digest
                 done += 1
                 self._done = (done, digest)
         except BaseException as error:  # noqa: BLE001 - as in `run`
@@ -92,9 +109,12 @@ class Worker:
         """Report the first error and end the process."""
         with self._ending:
             log.error("rank %d fails: %s", self.rank, error, exc_info=error)
-            text = f"{type(error).__name__}: {error}"[:MAX_ERROR]
             try:
-                self.link.send(pack(Failed(text)))
+                self.link.send(pack(Failed(_text(error))))
             finally:
                 logging.shutdown()
                 os._exit(1)
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:MAX_ERROR]

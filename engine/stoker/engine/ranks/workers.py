@@ -17,9 +17,20 @@ from collections.abc import Callable, Sequence
 from stoker.engine.errors import ExecutorLost
 from stoker.engine.execution.executor import RankState
 from stoker.engine.ranks.digests import TokenDigests
+from stoker.engine.ranks.failures import StepFailure, StepFailures
 from stoker.engine.ranks.link import Link, LinkClosed
 from stoker.engine.ranks.watch import LISTEN_S, RankLimits, RankWatch
-from stoker.engine.ranks.wire import Beat, Failed, Hello, RankMessage, Ready, WorkerMessage, pack, unpack
+from stoker.engine.ranks.wire import (
+    Beat,
+    Failed,
+    Hello,
+    RankMessage,
+    Ready,
+    StepFailed,
+    WorkerMessage,
+    pack,
+    unpack,
+)
 
 log = logging.getLogger("stoker.engine")
 
@@ -54,6 +65,7 @@ class Workers:
         self.size, self.device, self.clock = size, device, clock
         self.watch = RankWatch(size, limits)
         self.digests = TokenDigests()
+        self.failures = StepFailures(size)
         self.lost: str | None = None
         """The rank that is lost, and why."""
         self.on_lost: Callable[[], None] = lambda: None
@@ -157,6 +169,7 @@ class Workers:
                 self.watch.ranks[rank].exit_code = process.poll()
             self.watch.listen(now_s)
             self.watch.differing = self.digests.differing(self.size)
+            self.watch.parted = self.failures.parted(now_s)
             verdict = self.watch.verdict(now_s)
             if verdict is not None:
                 self._lose(verdict)
@@ -178,6 +191,8 @@ class Workers:
             case Beat(begun=begun, done=done, digest=digest):
                 record.begun, record.done = begun, done
                 self.digests.report(rank, done, digest)
+            case StepFailed(steps=steps, calls=calls, error=error):
+                self.failures.report(rank, steps, StepFailure(calls, error, self.clock()))
             case Failed(error=error):
                 self.watch.failed(rank, error, self.clock())
 

@@ -1,0 +1,319 @@
+"""The engine over several GPUs of one host, with random weights made on the devices.
+
+    python bench/engine_ranks_gpu.py P17 P17:tensor=1 --out DIR     # 8B: one stream, then P1's requests
+    python bench/engine_ranks_gpu.py P17:profile P17:nccl P17:no-graphs
+    python bench/engine_ranks_gpu.py P18:tensor=4 P19:tensor=4
+    python bench/engine_ranks_gpu.py sums --tensor 2                # one-shot sums against NCCL, by size
+
+P17 is Llama-3.1-8B's shape, P18 70B's, P19 Qwen3-30B-A3B's: milliseconds per token of one stream (128 in, 512 out),
+output tokens per second of nano-vllm's 256 requests, milliseconds of one prompt of 8,192 tokens. `:nccl` sums over NCCL
+alone. `:profile` writes the kernels of a decode step of one stream. Each figure is printed and written as soon as it is
+measured. The last line is JSON of all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import logging
+import os
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.multiprocessing.spawn import spawn
+
+from bench.engine_gpu import CACHE_BYTES, LLAMA31_8B, Row, first_token, one_stream, profile, throughput, warm_up
+from bench.row_limit import tried
+from stoker.engine.core.blocks import BlockManager
+from stoker.engine.core.engine import LLMEngine, ModelLimits
+from stoker.engine.core.scheduler import Scheduler
+from stoker.engine.execution.executor import Executor, OnDevice
+from stoker.engine.execution.load import make_runner
+from stoker.engine.execution.peer_sums import peer_sums
+from stoker.engine.execution.runner import Runner
+from stoker.engine.plan import EnginePlan
+from stoker.engine.ranks.executor import Ranks
+from stoker.engine.ranks.link import Link
+from stoker.engine.ranks.rendezvous import NCCL_DEFAULTS
+from stoker.engine.ranks.worker import Worker
+from stoker.engine.ranks.workers import Workers
+from stoker.model.config import ModelConfig
+from stoker.model.decoder import Decoder
+from stoker.model.group_sums import GroupSums, ordered_sum
+from stoker.model.kernels.ops import Ops
+from stoker.model.paged_attend import KVCache
+
+LLAMA31_70B = replace(LLAMA31_8B, hidden_size=8192, intermediate_size=28672, num_layers=80, num_heads=64)
+QWEN3_30B_A3B = ModelConfig(
+    architecture="qwen3-moe",
+    vocab_size=151936,
+    hidden_size=2048,
+    intermediate_size=6144,
+    num_layers=48,
+    num_heads=32,
+    num_kv_heads=4,
+    head_dim=128,
+    rope_theta=1e6,
+    norm_eps=1e-6,
+    max_position_embeddings=40960,
+    num_experts=128,
+    num_experts_per_token=8,
+    moe_intermediate_size=768,
+    norm_topk_prob=True,
+)
+SHAPES = {"P17": LLAMA31_8B, "P18": LLAMA31_70B, "P19": QWEN3_30B_A3B}
+BLOCK, SEATS, BUDGET, MAX_LEN = 64, 256, 16384, 16384
+SUM_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+CALLS = 20
+"""Sums of one captured graph."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a row, written behind its name, as in `P17:tensor=1:profile`."""
+
+    tensor: int = 2
+    nccl: bool = False
+    no_graphs: bool = False
+    profile: bool = False
+    layers: int = 0
+    """Number of layers below the shape's, to try the script out."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="*", metavar="ROW[:OPTION[=VALUE]]...")
+    parser.add_argument("--out", type=Path, default=Path("bench/out"))
+    parser.add_argument("--limit-s", type=float, default=120.0, help="of one row, its engine's start included")
+    parser.add_argument("--tensor", type=int, default=2, help="ranks of `sums`")
+    parser.add_argument("--worker", type=int, metavar="RANK", help=argparse.SUPPRESS)
+    parser.add_argument("--link", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if arguments.worker is not None:
+        work(arguments.worker, arguments.link)
+        return
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    results: dict[str, Any] = {}
+    for spec in arguments.rows:
+        label = spec.replace(":", "-").replace("=", "")
+        row = measure_sums if spec == "sums" else measure
+        found = tried(partial(row, spec, arguments.tensor, arguments.out / f"ranks-{label}"), arguments.limit_s)
+        results[label] = found
+        if isinstance(found, str):
+            print(f"{label}: {found}", flush=True)
+        gc.collect()
+        torch.cuda.empty_cache()
+    print(json.dumps(results), flush=True)
+
+
+# An engine.
+
+
+def measure(spec: str, _: int, out: Path) -> dict[str, Any]:
+    name, options = parse_row(spec)
+    shape = replace(SHAPES[name], num_layers=options.layers or SHAPES[name].num_layers)
+    begin = time.perf_counter()
+    engine = open_engine(plan_of(name, shape, options), shape, options)
+    captured = time.perf_counter()
+    graphs = 0
+    while engine.executor.capture_next_graph():
+        graphs += 1
+    figures: dict[str, Any] = {"open_s": round(captured - begin, 2), "graphs_after_start": graphs}
+    figures["capture_s"] = round(time.perf_counter() - captured, 2)
+    figures |= {"tensor": options.tensor, "gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+    keep(out, spec, figures)
+    try:
+        for title, run in (("one_stream", one_stream), ("requests", throughput), ("prompt_8192", first_token)):
+            row = Row(shape, run, MAX_LEN, BUDGET, SEATS, "")
+            warm_up(engine, row)
+            figures[title] = run(engine)
+            keep(out, spec, figures)
+            if options.profile and run is one_stream:
+                profile(engine, row, out.with_suffix(".profile.txt"))
+    finally:
+        engine.close()
+    return figures
+
+
+def keep(out: Path, spec: str, figures: dict[str, Any]) -> None:
+    print(f"{spec}: {json.dumps(figures)}", flush=True)
+    out.with_suffix(".json").write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def parse_row(spec: str) -> tuple[str, Options]:
+    name, *given = spec.split(":")
+    kinds = {item.name: type(item.default) for item in fields(Options)}
+    values: dict[str, Any] = {}
+    for option in given:
+        key, _, value = option.partition("=")
+        key = key.replace("-", "_")
+        if key not in kinds:
+            raise SystemExit(f"{spec}: options are {', '.join(kinds)}")
+        values[key] = True if kinds[key] is bool else kinds[key](value)
+    if name not in SHAPES:
+        raise SystemExit(f"{spec}: rows are {', '.join(SHAPES)}, sums")
+    return name, Options(**values)
+
+
+def plan_of(name: str, shape: ModelConfig, options: Options) -> EnginePlan:
+    """The plan, whose model path is the row and its options: further ranks make the same model."""
+    block_bytes = KVCache.block_bytes(shape, block_size=BLOCK, dtype=torch.bfloat16, tp_size=options.tensor)
+    return EnginePlan(
+        model_path=f"{name}:{options.layers}:{int(options.nccl)}",
+        digest=None,
+        device="cuda",
+        dtype=torch.bfloat16,
+        kernels="fused",
+        attention=Ops("fused").attention("auto", torch.bfloat16, "paged"),
+        deterministic=False,
+        threads=1,
+        block_size=BLOCK,
+        num_blocks=min(CACHE_BYTES // 2 // block_bytes, SEATS * 4096 // BLOCK),
+        max_model_len=MAX_LEN,
+        max_batch_tokens=BUDGET,
+        num_seats=SEATS,
+        tensor=options.tensor,
+        overlap=True,
+        graphs=not options.no_graphs,
+    )
+
+
+def open_engine(plan: EnginePlan, shape: ModelConfig, options: Options) -> LLMEngine:
+    executor: Executor
+    if options.tensor == 1:
+        torch.cuda.set_device(0)
+        executor = OnDevice(random_runner(plan, None))
+    else:
+        workers = Workers(options.tensor, "cuda", command=worker_command)
+        workers.smallest_free_bytes()
+        executor = Ranks(plan, workers, lambda part: print(part, flush=True), nothing_beside, random_runner)
+    scheduler = Scheduler(
+        BlockManager(plan.num_blocks, BLOCK, prefix_cache=False),
+        max_batch_tokens=BUDGET,
+        max_requests=SEATS,
+        max_queued_requests=1024,
+    )
+    return LLMEngine(executor, scheduler, ModelLimits(shape.vocab_size, MAX_LEN, ()), overlap=True)
+
+
+def nothing_beside(*_: Any) -> nullcontext[None]:
+    return nullcontext()
+
+
+def worker_command(rank: int, _: str, link: int) -> Sequence[str]:
+    return [sys.executable, str(Path(__file__)), "--worker", str(rank), "--link", str(link)]
+
+
+def work(rank: int, link: int) -> None:
+    Worker(rank, "cuda", Link(socket.socket(fileno=link)), random_runner).run(nothing_beside)
+
+
+def random_runner(
+    plan: EnginePlan, group: ProcessGroup | None, progress: Callable[[str], None] = print, beside_weights: Any = None
+) -> Runner:
+    """A rank's runner with random weights: a rank's slices are as good as another's."""
+    del beside_weights
+    name, layers, nccl = plan.model_path.split(":")
+    shape = replace(SHAPES[name], num_layers=int(layers) or SHAPES[name].num_layers)
+    device, ops = torch.device("cuda", torch.cuda.current_device()), Ops("fused")
+    sums = None if group is None else GroupSums(group, ops)
+    if sums is not None and nccl == "0":
+        sums = peer_sums(sums, shape.hidden_size, plan.dtype) or sums
+        progress(f"sums: {type(sums).__name__}")
+    decoder = Decoder(shape, ops, dtype=plan.dtype, device=device, group=group, copies_kv_heads=True)
+    torch.manual_seed(0 if group is None else dist.get_rank(group))
+    with torch.no_grad():
+        for parameter_name, parameter in decoder.named_parameters():
+            parameter.fill_(1) if "norm" in parameter_name else parameter.normal_(0, 0.02)
+    return make_runner(plan, decoder, sums)
+
+
+# Sums alone.
+
+
+def measure_sums(_: str, ranks: int, out: Path) -> dict[str, Any]:
+    address = f"file:///tmp/stoker-bench-sums-{os.getpid()}"
+    spawn(sum_rank, (ranks, address, str(out.with_suffix(".json"))), nprocs=ranks)
+    found: dict[str, Any] = json.loads(out.with_suffix(".json").read_text())
+    return found
+
+
+def sum_rank(rank: int, ranks: int, address: str, out: str) -> None:
+    """Check and time the sums of one rank. Times are medians over graphs of some calls, in microseconds per call."""
+    for key, value in NCCL_DEFAULTS.items():
+        os.environ.setdefault(key, value)
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", init_method=address, rank=rank, world_size=ranks)
+    assert dist.group.WORLD is not None
+    ops, columns, dtype = Ops("fused"), LLAMA31_8B.hidden_size, torch.bfloat16
+    over_nccl = GroupSums(dist.group.WORLD, ops)
+    over_nccl.agree(True)
+    peers = peer_sums(over_nccl, columns, dtype, most_bytes=SUM_ROWS[-1] * columns * 2)
+    figures: dict[str, Any] = {"ranks": ranks, "one_shot": peers is not None, "us": {}}
+    for rows in SUM_ROWS:
+        line = time_sums(rank, rows, columns, over_nccl, peers)
+        figures["us"][f"{rows} rows, {rows * columns * 2 >> 10} KiB"] = line
+        if rank == 0:
+            print(f"sums of {rows} rows: {json.dumps(line)}", flush=True)
+            Path(out).write_text(json.dumps(figures, indent=1) + "\n")
+    torch.cuda.synchronize()
+    os._exit(0)  # graphs hold the communicator
+
+
+def time_sums(rank: int, rows: int, columns: int, over_nccl: GroupSums, peers: GroupSums | None) -> dict[str, Any]:
+    torch.manual_seed(100 * rows + rank)
+    part_TD = torch.randn(rows, columns, device="cuda").to(torch.bfloat16)
+    x_TD, norm_D = torch.randn_like(part_TD), torch.ones(columns, dtype=torch.bfloat16, device="cuda")
+    line: dict[str, Any] = {"nccl": timed(lambda: over_nccl.sum(part_TD.clone()))}
+    line["nccl_then_norm"] = timed(lambda: over_nccl.sum_norm(part_TD.clone(), x_TD, norm_D, 1e-5))
+    line["clone"] = timed(lambda: part_TD.clone())
+    if peers is not None:
+        line["one_shot"] = timed(lambda: peers.sum(part_TD))
+        line["one_shot_with_norm"] = timed(lambda: peers.sum_norm(part_TD, x_TD, norm_D, 1e-5))
+        parts_RTD = part_TD.new_empty(over_nccl.size, rows, columns)
+        dist.all_gather_into_tensor(parts_RTD.view(-1, columns), part_TD)
+        exact = [torch.equal(peers.sum(part_TD), ordered_sum(parts_RTD)) for _ in range(50)]
+        line["exact"] = over_nccl.agree(all(exact))
+    return line
+
+
+def timed(call: Callable[[], Tensor | tuple[Tensor, Tensor]]) -> float:
+    """Microseconds per call, captured."""
+    call()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        graph.capture_begin(capture_error_mode="thread_local")
+        kept = [call() for _ in range(CALLS)]
+        graph.capture_end()
+    torch.cuda.current_stream().wait_stream(stream)
+    times = []
+    for _ in range(7):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        dist.barrier()
+        begin.record()  # type: ignore[no-untyped-call]
+        graph.replay()
+        end.record()  # type: ignore[no-untyped-call]
+        end.synchronize()  # type: ignore[no-untyped-call]
+        times.append(1000 * begin.elapsed_time(end) / CALLS)  # type: ignore[no-untyped-call]
+    del kept
+    return round(statistics.median(times), 2)
+
+
+if __name__ == "__main__":
+    main()

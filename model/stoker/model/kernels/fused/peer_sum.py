@@ -1,0 +1,242 @@
+"""One-shot sums over the GPUs of one host: every rank stores its rows in the others' memory and adds what it gets.
+
+One kernel adds the ranks' parts, the residual stream and normalises. Each 8-byte word carries 4 bytes of values and the
+number of the call, as NCCL's protocol for short messages does, so values and their arrival are one store: there is no
+barrier and no fence. A receiver waits until every word of a row has the number of this call.
+
+Two inboxes take turns. A program that sends overwrites what its peer received in the call before last; that peer has
+begun the last call, whose words have arrived here, so it is done with the one before. Row r always belongs to program
+r % PROGRAMS, whatever the number of rows, and each program counts its own calls. All ranks make the same calls with the
+same numbers of rows, in the same order; a graph may hold them, because the count is in the memory of the device.
+
+The ranks' parts are added in the order of ranks in float32, and rounded once: every rank has the same bits.
+
+T rows, W words of a row (4 bytes: one float32, or two values of 2 bytes).
+
+Called by the engine's `peer_sums`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from stoker.model.kernels.fused.launch import overlap, wait_for_last
+
+PROGRAMS = 128
+"""At most as many as multiprocessors, so that all programs of a launch run at once."""
+WORD_BYTES = 4
+SPINS = tl.constexpr(2**28)
+"""Looks at an inbox after which a peer counts as lost and the kernel fails: minutes."""
+CHECKED = tl.constexpr(2**10)
+"""Looks at an inbox between two at the word that ends all waiting."""
+FLOAT32, BFLOAT16, FLOAT16 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+
+class Inboxes(NamedTuple):
+    """The inboxes of all ranks, as one of them sees them."""
+
+    rank: int
+    addresses: Tensor
+    """int64, ranks + 1: where each rank's inbox is mapped in this process, then an int32 that the host sets to end all
+    waiting. An inbox is int64 [2, ranks, max_rows, max_words], zero at the beginning."""
+    calls: Tensor
+    """int32, PROGRAMS: calls that each program has made."""
+    max_rows: int
+    max_words: int
+
+    @property
+    def ranks(self) -> int:
+        return len(self.addresses) - 1
+
+    def fits(self, x_TD: Tensor) -> bool:
+        """Whether rows can be summed here."""
+        return (
+            x_TD.dim() == 2
+            and 0 < x_TD.shape[0] <= self.max_rows
+            and x_TD.dtype in KINDS
+            and x_TD.shape[1] * x_TD.itemsize % WORD_BYTES == 0
+            and x_TD.shape[1] * x_TD.itemsize // WORD_BYTES <= self.max_words
+        )
+
+
+def inbox_words(ranks: int, max_rows: int, max_words: int) -> int:
+    """Return the length of an inbox, in words of 8 bytes."""
+    return 2 * ranks * max_rows * max_words
+
+
+def sum_rows(x_TD: Tensor, inboxes: Inboxes, *, sends: bool = True, receives: bool = True) -> Tensor:
+    """Return the sum over the ranks. Without `sends` or `receives` only the other half is done, for tests."""
+    return launch(x_TD, None, None, 0.0, inboxes, sends, receives)[0]
+
+
+def sum_norm_rows(
+    x_TD: Tensor,
+    residual_TD: Tensor,
+    norm_D: Tensor,
+    eps: float,
+    inboxes: Inboxes,
+    *,
+    sends: bool = True,
+    receives: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Return (norm(residual + sum), residual + sum)."""
+    total_TD, normed_TD = launch(x_TD, residual_TD, norm_D, eps, inboxes, sends, receives)
+    return normed_TD, total_TD
+
+
+def launch(
+    x_TD: Tensor,
+    residual_TD: Tensor | None,
+    norm_D: Tensor | None,
+    eps: float,
+    inboxes: Inboxes,
+    sends: bool,
+    receives: bool,
+) -> tuple[Tensor, Tensor]:
+    x_TD = x_TD.contiguous()
+    total_TD = torch.empty_like(x_TD)
+    normed_TD = total_TD if norm_D is None else torch.empty_like(x_TD)
+    words = x_TD.shape[1] * x_TD.itemsize // WORD_BYTES
+    block = triton.next_power_of_2(words)
+    peer_sum_kernel[(min(x_TD.shape[0], PROGRAMS),)](
+        as_words(x_TD),
+        None if residual_TD is None else as_words(residual_TD.contiguous()),
+        None if norm_D is None else as_words(norm_D),
+        as_words(total_TD),
+        as_words(normed_TD),
+        inboxes.addresses,
+        inboxes.calls,
+        x_TD.shape[0],
+        words,
+        x_TD.shape[1],
+        inboxes.max_words,
+        eps,
+        RANK=inboxes.rank,
+        RANKS=inboxes.ranks,
+        MAX_ROWS=inboxes.max_rows,
+        KIND=KINDS[x_TD.dtype],
+        HAS_RESIDUAL=residual_TD is not None,
+        HAS_NORM=norm_D is not None,
+        SENDS=sends,
+        RECEIVES=receives,
+        BLOCK=block,
+        enable_fp_fusion=False,
+        num_warps=min(16, max(1, block // 128)),
+        **overlap(),
+    )
+    return total_TD, normed_TD
+
+
+def as_words(x: Tensor) -> Tensor:
+    return x if x.dtype is torch.int32 else x.view(torch.int32)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def peer_sum_kernel(
+    x, residual, norm, total, normed, addresses, calls, num_rows, words, columns, max_words, eps,
+    RANK: tl.constexpr, RANKS: tl.constexpr, MAX_ROWS: tl.constexpr, KIND: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr, SENDS: tl.constexpr, RECEIVES: tl.constexpr,
+    BLOCK: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    place = tl.arange(0, BLOCK)
+    inside = place < words
+    own_inbox = tl.load(addresses + RANK).to(tl.pointer_type(tl.int64))
+    stop = tl.load(addresses + RANKS).to(tl.pointer_type(tl.int32))
+    wait_for_last(OVERLAPS)
+    call = tl.load(calls + program) + 1
+    turn = (call & 1) * RANKS
+    row = program
+    if SENDS:
+        while row < num_rows:
+            values = tl.load(x + row.to(tl.int64) * words + place, mask=inside, other=0)
+            packed = (call.to(tl.int64) << 32) | (values.to(tl.int64) & 0xFFFFFFFF)
+            for peer in tl.static_range(RANKS):
+                if peer != RANK:
+                    inbox = tl.load(addresses + peer).to(tl.pointer_type(tl.int64))
+                    begin = ((turn + RANK) * MAX_ROWS + row).to(tl.int64) * max_words
+                    tl.store(inbox + begin + place, packed, mask=inside)
+            row += tl.num_programs(0)
+    if RECEIVES:
+        row = program
+        while row < num_rows:
+            begin = row.to(tl.int64) * words
+            low = tl.zeros([BLOCK], dtype=tl.float32)
+            high = tl.zeros([BLOCK], dtype=tl.float32)
+            for source in tl.static_range(RANKS):
+                if source == RANK:
+                    received = tl.load(x + begin + place, mask=inside, other=0)
+                else:
+                    there = ((turn + source) * MAX_ROWS + row).to(tl.int64) * max_words
+                    received = receive(own_inbox + there + place, inside, call, stop)
+                first, second = unpack(received, KIND)
+                low += first
+                high += second
+            if HAS_RESIDUAL:
+                low, high = rounded(low, high, KIND)
+                first, second = unpack(tl.load(residual + begin + place, mask=inside, other=0), KIND)
+                low += first
+                high += second
+            tl.store(total + begin + place, pack(low, high, KIND), mask=inside)
+            if HAS_NORM:
+                low, high = rounded(low, high, KIND)
+                squares = tl.sum(low * low, 0) + tl.sum(high * high, 0)
+                scale = 1.0 / tl.sqrt_rn(squares / columns + eps)
+                first, second = unpack(tl.load(norm + place, mask=inside, other=0), KIND)
+                tl.store(normed + begin + place, pack(low * scale * first, high * scale * second, KIND), mask=inside)
+            row += tl.num_programs(0)
+        tl.store(calls + program, call)
+
+
+@triton.jit
+def receive(inbox, inside, call, stop):
+    """Wait for all words of a row that carry the number of this call. The kernel fails where the wait is ended."""
+    packed = tl.load(inbox, mask=inside, other=0, volatile=True)
+    missing = tl.sum((inside & ((packed >> 32).to(tl.int32) != call)).to(tl.int32), 0)
+    spins = 0
+    while missing > 0:
+        packed = tl.load(inbox, mask=inside, other=0, volatile=True)
+        missing = tl.sum((inside & ((packed >> 32).to(tl.int32) != call)).to(tl.int32), 0)
+        spins += 1
+        if spins % CHECKED == 0:  # noqa: SIM102 - `and` would evaluate both
+            if (tl.load(stop, volatile=True) != 0) | (spins == SPINS):
+                tl.inline_asm_elementwise(
+                    "trap; mov.u32 $0, 0;", "=r,r", [spins], dtype=tl.int32, is_pure=False, pack=1
+                )
+    return packed.to(tl.int32)
+
+
+@triton.jit
+def unpack(words, KIND: tl.constexpr):
+    """The values of each word, lower half first, in float32. A float32 is one value; its second is zero."""
+    if KIND == FLOAT32:
+        return words.to(tl.float32, bitcast=True), tl.zeros_like(words).to(tl.float32)
+    if KIND == BFLOAT16:
+        return (words << 16).to(tl.float32, bitcast=True), (words & -65536).to(tl.float32, bitcast=True)
+    low = (words & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
+    return low.to(tl.float32), (words >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def pack(low, high, KIND: tl.constexpr):
+    if KIND == FLOAT32:
+        return low.to(tl.int32, bitcast=True)
+    if KIND == BFLOAT16:
+        first = low.to(tl.bfloat16).to(tl.int16, bitcast=True)
+        second = high.to(tl.bfloat16).to(tl.int16, bitcast=True)
+    else:
+        first = low.to(tl.float16).to(tl.int16, bitcast=True)
+        second = high.to(tl.float16).to(tl.int16, bitcast=True)
+    return (second.to(tl.int32) << 16) | (first.to(tl.int32) & 0xFFFF)
+
+
+@triton.jit
+def rounded(low, high, KIND: tl.constexpr):
+    """The values as they are stored."""
+    return unpack(pack(low, high, KIND), KIND)

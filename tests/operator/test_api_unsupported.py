@@ -15,7 +15,7 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("TrainingJob", {"memory": {"cpuOffload": True}}, ["spec.memory.cpuOffload true is not supported yet; allowed: false"]),
     ("TrainingJob", {"memory": {"nvmeOffload": {"path": "/x"}}}, ["spec.memory.nvmeOffload is not supported yet; leave it out"]),
     ("TrainingJob", {"model": {"architecture": "mixtral", "slidingWindow": 64, "numExperts": 8}}, []),
-    ("TrainingJob", {"modelFrom": {"hub": {"id": "a/b"}}}, ["spec.modelFrom.hub is not supported yet; use modelFrom.huggingFace with a downloaded folder"]),
+    ("TrainingJob", {"modelFrom": {"hub": {"id": "a/b"}}}, []),
     (
         "TrainingJob",
         {"parallelism": {"tensor": 2, "pipeline": 2, "sequenceParallel": True}},
@@ -44,7 +44,7 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("InferenceDeployment", {"engine": {"kernels": "fused", "attention": "stoker"}}, []),
     ("InferenceDeployment", {"engine": {"attention": "flash"}}, ["spec.engine.attention flash is not supported yet; allowed: auto, sdpa, stoker"]),
     ("Checkpoint", {"source": {"import": {"storage": {"s3": {"bucket": "b"}}}}}, []),
-    ("InferenceDeployment", {"model": {"uri": "hf://a/b"}}, ["spec.model.uri hf://a/b is not supported yet; allowed: file://, pvc://"]),
+    ("InferenceDeployment", {"model": {"uri": "hf://a/b"}}, []),
     ("InferenceDeployment", {"model": {"uri": "pvc://models/a"}}, []),
     ("InferenceDeployment", {"engine": {"api": {"fronts": 2}}}, ["spec.engine.api.fronts 2 is not supported yet; allowed: 1"]),
     ("InferenceDeployment", {"router": {"policy": "cacheAware"}}, []),
@@ -52,9 +52,21 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
         "InferenceDeployment",
         {"pools": [{"name": "a", "role": "prefill"}, {"name": "b", "role": "decode", "autoscaling": {"max": 3, "mode": "fixed"}}]},
         [
-            "spec.pools[a].role prefill is not supported yet; allowed: colocated",
-            "spec.pools[b].role decode is not supported yet; allowed: colocated",
             "spec.pools[b].autoscaling.mode fixed is not supported yet; allowed: slo, load, external",
+        ],
+    ),
+    ("InferenceDeployment", {"pools": [{"name": "a", "role": "prefill"}, {"name": "b", "role": "decode"}], "engine": {"transfer": {"require": "any"}}}, []),
+    (
+        "InferenceDeployment",
+        {
+            "pools": [{"name": "a", "role": "prefill", "gpusPerPod": 2, "parallelism": {"tensor": 2}}, {"name": "b", "role": "decode"}],
+            "engine": {"cache": {"prefixCache": False}, "device": "cuda"},
+        },
+        [
+            "spec.engine.cache.prefixCache false is not supported yet with prefill and decode pools; allowed: true",
+            "spec.engine.device cuda is not supported yet with prefill and decode pools; allowed: auto, cpu",
+            "spec.pools[a].gpusPerPod 2 is not supported yet with prefill and decode pools; allowed: 0",
+            "spec.pools[a].parallelism.tensor 2 is not supported yet with prefill and decode pools; allowed: 1",
         ],
     ),
     ("InferenceDeployment", {"pools": [{"name": "a", "autoscaling": {"max": 3, "mode": "external"}}]}, []),

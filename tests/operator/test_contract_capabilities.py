@@ -52,12 +52,14 @@ WHOLLY_BUILT: dict[str, dict[str, list[str]]] = {
         "model.dtype": ["auto", "float32", "bfloat16", "float16"],
         "engine.cache.preemption": ["auto", "swap", "recompute"],
         "engine.device": ["auto", "cpu", "cuda"],
+        "engine.transfer.require": ["any", "nvlink", "rdma"],
+        "pools[].role": ["colocated", "prefill", "decode"],
         "router.policy": ["leastPending", "roundRobin", "powerOfTwo", "random", "cacheAware", "locality"],
         "router.service.type": ["ClusterIP", "NodePort", "LoadBalancer"],
         "rollout.type": ["rolling", "canary"],
         "rollout.canary.onFailure": ["RollBack", "Pause"],
     },
-    "EnginePool": {},
+    "EnginePool": {"revisions[].template.role": ["colocated", "prefill", "decode"]},
 }
 """Choices without a row: a new one, or a new value of one, belongs here or into the table."""
 

@@ -14,10 +14,9 @@ from functools import partial
 from typing import Any
 
 from stoker.router.backend import Backend, Timeouts
-from stoker.router.cache_aware import CacheAware
 from stoker.router.connection import BackendError
 from stoker.router.load import NotReported
-from stoker.router.pairs import Pair, of_role, split_or_whole
+from stoker.router.pairs import Pair, PairPolicy, of_role, split_or_whole
 from stoker.router.policy import Policy
 from stoker.router.shares import Shares
 from stoker.router.snapshot import BackendSnapshot
@@ -67,7 +66,7 @@ class Backends:
     @property
     def weighs_work(self) -> bool:
         """Whether the choice looks at what a request is."""
-        return isinstance(self.policy, CacheAware) or self.pairs_engines
+        return isinstance(self.policy, PairPolicy) or self.pairs_engines
 
     @property
     def pairs_engines(self) -> bool:
@@ -164,7 +163,7 @@ class Backends:
             return None
         self._turn += 1
         helpers = candidates if self.pairs_engines and work.may_split else ()
-        if isinstance(self.policy, CacheAware):
+        if isinstance(self.policy, PairPolicy):
             return self.policy.pair(candidates, helpers, self._turn, work)
         chosen = self.policy(of_role(candidates), self._turn, work)
         begin = self._turn % len(candidates)

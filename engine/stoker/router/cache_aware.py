@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from stoker.router.load import Load
-from stoker.router.pairs import TOKENS_PER_S, Helpers, Pair, Place, cheapest_split, measured, whole_s
+from stoker.router.pairs import TOKENS_PER_S, Helpers, Pair, PairPolicy, Place, cheapest_split, measured, whole_s
 from stoker.router.prefix_index import PIECE_BYTES, PrefixIndex, Slots
 from stoker.router.work import BYTES_PER_TOKEN, Work
 
@@ -27,7 +27,7 @@ PIECE_TOKENS = PIECE_BYTES // BYTES_PER_TOKEN
 C = TypeVar("C", bound=Place)
 
 
-class CacheAware:
+class CacheAware(PairPolicy):
     """Remembers which backend got which beginnings and sessions."""
 
     def __init__(self, index: PrefixIndex | None = None) -> None:

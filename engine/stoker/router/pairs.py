@@ -18,12 +18,14 @@ Pure; called by `Backends`. O(number of engines): the prefill part of a split do
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from stoker.router.load import Load, Peer
 from stoker.router.snapshot import Role
+from stoker.router.work import Work
 
 TOKENS_PER_S = 5000.0
 """Prefill rate of a backend while none has been measured."""
@@ -102,6 +104,18 @@ class Pair(Generic[P]):
     def computes(self) -> P:
         """The engine that computes the prompt."""
         return self.answers if self.helper is None else self.helper
+
+
+class PairPolicy(ABC):
+    """A policy that looks at the work of a request, and chooses who answers and who computes the prompt together."""
+
+    @abstractmethod
+    def pair(self, ready: Sequence[P], helpers: Sequence[P], turn: int, work: Work) -> Pair[P]:
+        """Choose who answers, out of `ready`, and who computes the prompt, out of `helpers` or itself."""
+
+    @abstractmethod
+    def __call__(self, ready: Sequence[P], turn: int, work: Work) -> P:
+        """Choose who serves a request alone."""
 
 
 @dataclass(frozen=True)

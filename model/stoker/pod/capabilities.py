@@ -25,8 +25,6 @@ class Row:
 
     values: tuple[object, ...] = ()
     """The allowed values; none: the field must be left out."""
-    schemes: tuple[str, ...] = ()
-    """Instead of values: what the text must start with."""
     instead: str = ""
     """For a field that must be left out: what to use in its place."""
 
@@ -34,13 +32,13 @@ class Row:
         """Whether this version can do what the value asks for. An absent value asks for nothing."""
         if value in (None, {}, [], ""):
             return True
-        return str(value).startswith(self.schemes) if self.schemes else value in self.values
+        return value in self.values
 
     @property
     def hint(self) -> str:
         """Advice to the user, for the end of a message."""
-        if allowed := self.values or self.schemes:
-            return f"allowed: {', '.join(map(shown, allowed))}"
+        if self.values:
+            return f"allowed: {', '.join(map(shown, self.values))}"
         return f"use {self.instead}" if self.instead else "leave it out"
 
 
@@ -120,23 +118,19 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
         "runtime.kernels": _TRAINER["kernels"],
         "runtime.attention": _TRAINER["attention"],
         **{_camel(path): row for path, row in _TRAINER.items() if "." in path},
-        "modelFrom.hub": absent(instead="modelFrom.huggingFace with a downloaded folder"),
     },
     "Checkpoint": {},
     "InferenceDeployment": {
-        "model.uri": Row(schemes=("file://", "pvc://")),
         "engine.kernels": _ENGINE["kernels"],
         "engine.attention": _ENGINE["attention"],
         "engine.api.fronts": _ENGINE["api.fronts"],
         **{f"pools[].{path}": row for path, row in _ENGINE.items() if path.startswith("parallelism.")},
-        "pools[].role": only("colocated"),
         "pools[].podsPerReplica": only(1),
         "pools[].autoscaling.mode": only("slo", "load", "external"),
         "rollout.canary.metricGates[].metric": only("errorRate", "ttftP95Ms", "itlP95Ms"),
         "rollout.canary.evalGates": absent(),
     },
     "EnginePool": {
-        "revisions[].template.role": only("colocated"),
         "revisions[].template.podsPerReplica": only(1),
     },
 }
@@ -158,6 +152,20 @@ BESIDE_LORA: Mapping[str, Row] = {
 }
 """Rows of a run that trains adapters (`lora`), beside those above. The trainer refuses a model with experts."""
 
+BESIDE_ROLES: Mapping[str, Row] = {
+    "engine.cache.prefixCache": only(True),
+    "engine.device": only("auto", "cpu"),
+    "pools[].gpusPerPod": only(0),
+    "pools[].parallelism.tensor": only(1),
+    "pools[].parallelism.pipeline": only(1),
+    "pools[].parallelism.data": only(1),
+    "pools[].parallelism.expert": only(1),
+}
+"""Rows of an InferenceDeployment with prefill and decode pools, beside those above.
+
+Blocks travel between engines of one rank, on the CPU, and land in the prefix cache.
+"""
+
 BESIDE_FP8: Mapping[str, Row] = {"model.num_experts": absent()}
 """Rows of a run in fp8, beside those above: products of experts are not built in eight bits."""
 
@@ -177,6 +185,8 @@ def refusals(program: str, config: Any, root: str = "") -> list[str]:
             rows |= {_own_path(program, path): (row, " with lora") for path, row in BESIDE_LORA.items()}
         if _value_at(config, "memory.precision", None) == "fp8":
             rows |= {_own_path(program, path): (row, " with memory.precision fp8") for path, row in BESIDE_FP8.items()}
+    if program == "InferenceDeployment" and any(role != "colocated" for _, role in values_at(config, "pools[].role")):
+        rows |= {path: (row, " with prefill and decode pools") for path, row in BESIDE_ROLES.items()}
     if program in _WITH_KERNELS:
         rows |= _attention_row(program, config)
     if program in _OF_TRAINER:

@@ -43,6 +43,8 @@ class Settings:
     agent_port: int = 8080
     rendezvous_port: int = 29500
     engine_port: int = 8000
+    transfer_port: int = 8101
+    """Messages between the engines of prefill and decode pools; blocks over TCP use the port behind it."""
     router_port: int = 8000
 
     poll_interval_s: float = 2.0
@@ -78,6 +80,8 @@ class Settings:
     """Outage of one zone after which its nodes count as lost; 0: never."""
     installed: Installed = field(default_factory=Installed)
     """Schedulers of gangs that the cluster has."""
+    model_cache_path: str = ""
+    """Folder of each node that keeps models fetched from a URI or a bucket; without it each pod has its own."""
     network_policies: NetworkPolicies | None = None
     """Without them the operator makes no NetworkPolicy."""
     sees_secrets: bool = True

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from stoker.operator.api.engine_settings import TransferSettings
 from stoker.operator.api.enginepool import EnginePool, Revision
 from stoker.operator.api.inferencedeployment import InferenceDeployment
 from stoker.operator.api.pool import Pool
@@ -19,6 +20,7 @@ from stoker.operator.api.storage import StorageSpec
 from stoker.operator.domain.labels import DEPLOYMENT, DEPLOYMENT_UID, POOL, ROLE
 from stoker.operator.domain.plan import Object
 from stoker.operator.domain.settings import Settings
+from stoker.operator.render.model_fetch import MODEL_CACHE_FOLDER, fetch_variables, fetch_volumes
 from stoker.operator.render.names import pod_address
 from stoker.operator.render.pod import (
     CHECKPOINT_FOLDER,
@@ -37,10 +39,13 @@ from stoker.operator.render.pod import (
     with_config_map,
 )
 from stoker.operator.render.storage import BucketMounts, bucket_mounts, storage_root
+from stoker.operator.render.transfer_key import transfer_secret_name
 
+FETCHED_SCHEMES = ("hf://", "s3://", "oci://")
 PLACEHOLDER = "stoker-revision"
 """Name of the configuration's ConfigMap in a template; each revision has its own."""
 API_KEYS_FOLDER = "/etc/stoker-api-keys"
+TRANSFER_FOLDER = "/etc/stoker-transfer"
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,13 @@ class ModelSource:
     digest: str | None = None
     buckets: BucketMounts = field(default_factory=BucketMounts)
     """Access to the bucket that they are in."""
+    secret: str | None = None
+    """Secret whose keys are variables of the client that fetches them."""
+
+    @property
+    def fetched(self) -> bool:
+        """Whether engines fetch them into a cache."""
+        return self.path.startswith(FETCHED_SCHEMES)
 
 
 def checkpoint_source(storage: StorageSpec, default_path: str, folder: str, digest: str) -> ModelSource:
@@ -61,19 +73,21 @@ def checkpoint_source(storage: StorageSpec, default_path: str, folder: str, dige
     return ModelSource(path, storage.claim_name, digest, bucket_mounts((storage, default_path)))
 
 
-def uri_source(uri: str) -> ModelSource:
-    """Resolve `file:///PATH` of a volume that the user mounts, or `pvc://CLAIM/PATH`.
+def uri_source(uri: str, secret: str | None = None) -> ModelSource:
+    """Resolve `file:///PATH` of a volume that the user mounts, `pvc://CLAIM/PATH`, or what engines fetch.
 
     Raises:
         ValueError: another scheme.
     """
+    if uri.startswith(FETCHED_SCHEMES):
+        return ModelSource(uri, secret=secret)
     scheme, _, rest = uri.partition("://")
     if scheme == "file":
         return ModelSource(rest)
     if scheme == "pvc":
         claim, _, path = rest.partition("/")
         return ModelSource(f"{CHECKPOINT_FOLDER}/{path}".rstrip("/"), claim)
-    raise ValueError(f"model.uri {scheme}:// is not supported yet; allowed: file://, pvc://")
+    raise ValueError(f"model.uri {scheme}:// is not supported; allowed: file, pvc, hf, s3, oci")
 
 
 def engine_template(
@@ -169,7 +183,10 @@ def _pod_template(
         pairs.append(scratch_volume("stoker-shm", "/dev/shm", "Memory"))
     if source.claim is not None:
         pairs.append(claim_volume(source.claim, read_only=True))
-    pairs += source.buckets.volumes
+    if pool.role != "colocated":
+        key_secret = {"name": "stoker-transfer", "secret": {"secretName": transfer_secret_name(deployment)}}
+        pairs.append((key_secret, {"name": "stoker-transfer", "mountPath": TRANSFER_FOLDER, "readOnly": True}))
+    pairs += [*source.buckets.volumes, *fetch_volumes(source.fetched, source.secret, settings)]
     key = deployment.spec.engine.api.api_key_secret_ref
     if key is not None:
         items = [{"key": key.key, "path": "keys"}]
@@ -182,7 +199,7 @@ def _pod_template(
         volumes=[volume for volume, _ in pairs],
         mounts=[mount for _, mount in pairs],
         grace_period_s=pool.grace_period_seconds,
-        env=source.buckets.env,
+        env={**source.buckets.env, **fetch_variables(source.fetched, source.secret)},
     )
     pod = render_pod({"name": PLACEHOLDER}, program, pool, settings)
     return {"metadata": {name: value for name, value in pod["metadata"].items() if name != "name"}, "spec": pod["spec"]}
@@ -192,12 +209,15 @@ def _config(deployment: InferenceDeployment, pool: Pool, source: ModelSource, se
     engine = deployment.spec.engine
     served = deployment.spec.model
     plain = engine.model_dump(mode="json", exclude_none=True)
+    plain.pop("transfer", None)
     api = plain.pop("api")
     if api.pop("api_key_secret_ref", None) is not None:
         api["api_key_file"] = f"{API_KEYS_FOLDER}/keys"
     model = {"path": source.path, "names": list(served.names or (deployment.metadata.name,)), "dtype": served.dtype}
     if source.digest is not None:
         model["digest"] = source.digest
+    if source.fetched:
+        model["cache"] = MODEL_CACHE_FOLDER
     return {
         **plain,
         "device": device_of(engine.device, pool),
@@ -219,4 +239,14 @@ def _config(deployment: InferenceDeployment, pool: Pool, source: ModelSource, se
         "api": api,
         "parallelism": pool.parallelism.model_dump(mode="json"),
         "grace_period_s": pool.grace_period_seconds,
+        **_role_config(deployment, pool, settings),
     }
+
+
+def _role_config(deployment: InferenceDeployment, pool: Pool, settings: Settings) -> dict[str, Any]:
+    """Render the part of a pool with a role; a colocated pool's configuration is as it was before there were roles."""
+    if pool.role == "colocated":
+        return {}
+    transfer = deployment.spec.engine.transfer or TransferSettings()
+    own = {"listen": f"0.0.0.0:{settings.transfer_port}", "key_file": f"{TRANSFER_FOLDER}/key"}
+    return {"role": pool.role, "transfer": {**transfer.model_dump(mode="json"), **own}}

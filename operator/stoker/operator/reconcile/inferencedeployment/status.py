@@ -10,6 +10,7 @@ from stoker.operator.reconcile.inferencedeployment.autoscaling import (
     pool_decisions,
     scaling_events,
 )
+from stoker.operator.reconcile.inferencedeployment.disaggregation import disaggregation_conditions
 from stoker.operator.reconcile.inferencedeployment.outcome import DeploymentFields, DeploymentOutcome
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
 from stoker.operator.reconcile.intent import EDIT_REFUSED, edit_conditions, edit_events
@@ -25,7 +26,7 @@ def derive_status(view: DeploymentView, outcome: DeploymentOutcome) -> Plan:
         status=status,
         fields=_fields(view, outcome) if outcome.health is not None else {},
         now=view.now,
-        conditions=(*edit_conditions(view.intent), autoscaling_condition(view)),
+        conditions=(*edit_conditions(view.intent), autoscaling_condition(view), *disaggregation_conditions(view)),
         events=(*edit_events(view.intent, status), *scaling_events(view)),
     )
 
@@ -44,6 +45,7 @@ def _fields(view: DeploymentView, outcome: DeploymentOutcome) -> DeploymentField
         endpoint=_endpoint(view),
         models=tuple(view.deployment.spec.model.names or (view.deployment.metadata.name,)),
         current_checkpoint=serving.checkpoint if serving else None,
+        model_digest=_model_digest(view, outcome.current_revision),
         current_revision=outcome.current_revision,
         revisions=outcome.revisions,
         rollout=outcome.rollout,
@@ -70,6 +72,13 @@ def _pool_summary(view: DeploymentView, pool: Pool) -> PoolSummary:
         message=status.message or refusal,
         decisions=pool_decisions(view, pool),
     )
+
+
+def _model_digest(view: DeploymentView, revision: str | None) -> str | None:
+    """What engines of a revision have loaded; of several digests the smallest, so that passes agree."""
+    pools = filter(None, map(view.engine_pool, view.deployment.spec.pools))
+    engines = [engine for pool in pools for engine in pool.status.engines if engine.revision == revision]
+    return min(filter(None, (engine.model_digest for engine in engines)), default=None)
 
 
 def _endpoint(view: DeploymentView) -> str:

@@ -30,6 +30,7 @@ from stoker.engine.transfer.layout import BlockLayout
 from stoker.engine.transfer.port import Link, PortInfo
 from stoker.engine.transfer.ticket import TransferError
 from stoker.engine.transfer.zone_memory import SharedZone
+from testing.engine.digest_runner import WORD, DigestRunner
 
 FACTS = Fingerprint("weights", "1", "model", "float32", 2, 2, 16)
 
@@ -272,6 +273,8 @@ def memory_of(engine: LLMEngine) -> tuple[np.ndarray, BlockLayout]:
     """The cache as [blocks, block_bytes] uint8, and the layout of a block."""
     assert isinstance(engine.executor, InProcess)
     runner = engine.executor.runner
+    if isinstance(runner, DigestRunner):
+        return runner.cache_BN, BlockLayout(0, 1, runner.block_size, 0, 1, WORD // 2, "float8_e4m3fn")
     assert isinstance(runner, Runner)
     data = runner.cache.data
     layers, _, size, heads, dim = data.shape[1:]

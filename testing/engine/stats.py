@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.engine.core.messages import Stats
+from stoker.engine.core.messages import Stats, TransferStats
 
 STATS = Stats(
     time_s=1.0,
@@ -30,3 +30,11 @@ STATS = Stats(
     num_devices=1,
     busy_s=0.25,
 )
+
+TRANSFER = TransferStats(
+    endpoint="0.0.0.0:8101", epoch="pod-1/7", fingerprint="ab" * 32, block_size=16, block_bytes=4096, host_id="host",
+    transports=("shared-memory", "tcp"), unmet="", zone_slots=8, free_slots=6, receiving=1, helping=2,
+    helping_waiting=1, helping_tokens=300, prefill_tokens_per_s=5000.0, handover_s=0.01,
+    outcomes={"split": 3, "local": 1}, fallbacks={"lost": 1, "late": 0}, helps={"handed": 4}, blocks={"sent": 9},
+    refused={"stale": 2}, bytes={"tcp": 4096, "shared-memory": 0}, seconds={"tcp": 0.5}, rates={"tcp": 8192.0},
+)  # fmt: skip

@@ -116,21 +116,37 @@ def texts(answer: dict[str, Any]) -> list[tuple[Any, ...]]:
     return [(one["text"], one["finish_reason"], one["logprobs"]["tokens"]) for one in answer["choices"]]
 
 
+def until_split(d: Served, p: Served) -> None:
+    """Ask for one prompt after the other until one is split: on a busy machine P may not answer in time at first."""
+    tries = iter(range(1000))
+
+    def asked() -> bool:
+        body: dict[str, Any] = {"prompt": [next(tries) + 3, *PROMPT]}
+        assert texts(d.ask(p.endpoint, **body)) == texts(p.ask(**body))
+        wait_for(lambda: d.status()["transfer"]["receiving"] == 0, "the end")
+        return d.outcomes()["split"] > 0
+
+    wait_for(asked, "a split request")
+
+
 def test_1_a_split_answer_is_that_of_one_engine(pair: tuple[Served, Served]) -> None:
     d, p = pair
-    whole = p.ask()
-    split = d.ask(p.endpoint)
-    assert texts(split) == texts(whole)
-    assert split["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
-    wait_for(lambda: d.outcomes()["split"] + d.outcomes()["prefill_only"] == 1, "the outcome")
+    until_split(d, p)
     wait_for(lambda: p.status()["transfer"]["bytes_per_s"].get("shared-memory", 0) > 0, "the measured speed")
     status = p.status()
     assert (status["role"], status["transfer"]["transport"]) == ("prefill", "shared-memory")
     metrics = httpx.get(f"{d.url}/metrics").text
-    assert 'stoker_split_requests_total{engine="0",model_name="tiny",outcome="' in metrics
+    assert 'stoker_split_requests_total{engine="0",model_name="tiny",outcome="split"}' in metrics
     sent = httpx.get(f"{p.url}/metrics").text
     assert 'stoker_transfer_bytes_total{engine="0",model_name="tiny",transport="shared-memory"}' in sent
-    wait_for(lambda: d.status()["free_blocks"] == 200 == p.status()["free_blocks"], "free blocks")
+    wait_until_free(d, p)
+
+
+def wait_until_free(*served: Served) -> None:
+    """Nothing is held: neither blocks of the cache nor slots of the landing zone."""
+    for one in served:
+        wait_for(lambda one=one: one.status()["free_blocks"] == 200, "free blocks")  # type: ignore[misc]
+        wait_for(lambda one=one: one.status()["transfer"]["free_slots"] == 8, "free slots")  # type: ignore[misc]
 
 
 def test_2_load_reports_name_the_peer(pair: tuple[Served, Served]) -> None:
@@ -152,53 +168,48 @@ def test_3_a_name_that_is_none_and_a_port_that_none_listens_on_do_no_harm(pair: 
     for first, name in ((2, "nonsense"), (50, "127.0.0.1:1")):
         body: dict[str, Any] = {"prompt": [first + place % 200 for place in range(70)]}
         assert texts(d.ask(name, **body)) == texts(p.ask(**body))
-    wait_for(lambda: d.status()["transfer"]["fallbacks"] == {"unreachable": 2}, "the reason")
+    wait_for(lambda: d.status()["transfer"]["fallbacks"].get("unreachable", 0) >= 2, "the reason")
 
 
 def test_4_the_client_leaves_while_p_works(pair: tuple[Served, Served]) -> None:
     d, p = pair
-    core = p.core_pid()
-    endpoint = p.endpoint
+    core, endpoint, before = p.core_pid(), p.endpoint, d.outcomes()
     os.kill(core, signal.SIGSTOP)
     try:
-        headers = {PREFILL_HEADER.decode(): endpoint}
-        body = BODY | {"prompt": PROMPT[::-1]}
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{d.url}/v1/completions", json=body, headers=headers, timeout=0.5)
-        wait_for(lambda: d.outcomes()["cancelled"] == 1, "the end at D")
+        with (
+            ThreadPoolExecutor(1) as pool,
+            socket.create_connection(("127.0.0.1", int(d.url.rpartition(":")[2]))) as raw,
+        ):
+            body = json.dumps(BODY | {"prompt": PROMPT[::-1]})
+            head = f"POST /v1/completions HTTP/1.1\r\nhost: d\r\n{PREFILL_HEADER.decode()}: {endpoint}\r\n"
+            raw.sendall(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
+            answered = pool.submit(raw.recv, 1)  # P may be given up before anything is seen here
+            wait_for(lambda: d.status()["transfer"]["receiving"] == 1 or answered.done(), "the request")
+            raw.shutdown(socket.SHUT_RDWR)
+        wait_for(lambda: d.status()["transfer"]["receiving"] == 0, "the end at D")
+        after = d.outcomes()
+        assert after["cancelled"] + after["local"] == before["cancelled"] + before["local"] + 1
     finally:
         os.kill(core, signal.SIGCONT)
-    for one in pair:
-        wait_for(lambda one=one: one.status()["free_blocks"] == 200, "free blocks")  # type: ignore[misc]
-    wait_for(lambda: d.status()["transfer"]["free_slots"] == 8, "free slots")
+    wait_until_free(d, p)
 
 
-def test_5_p_is_killed_before_its_first_token_and_d_goes_on(pair: tuple[Served, Served]) -> None:
-    """The last test of the pair."""
+def test_5_p_is_killed_while_d_has_no_seat_and_p_streams(pair: tuple[Served, Served]) -> None:
+    """P decodes for D, whose seats are taken; then P is killed. The last test of the pair."""
     d, p = pair
-    body: dict[str, Any] = {"prompt": [5 + 11 * place % 290 for place in range(90)]}
+    long = BODY | {"n": 4, "max_tokens": 150, "ignore_eos": True, "prompt": [9, 8, 7]}
+    body: dict[str, Any] = {"prompt": [5 + 11 * place % 290 for place in range(60)], "n": 1, "max_tokens": 60}
     whole = p.ask(**body)
-    core, endpoint = p.core_pid(), p.endpoint
-    local = d.outcomes()["local"]
-    os.kill(core, signal.SIGSTOP)
-    with ThreadPoolExecutor(1) as pool:
+    core, endpoint, local = p.core_pid(), p.endpoint, d.outcomes()["local"]
+    with ThreadPoolExecutor(2) as pool:
+        busy = pool.submit(d.ask, **long)
+        wait_for(lambda: d.status()["running"] == 4 or busy.done(), "taken seats")
         asked = pool.submit(d.ask, endpoint, **body)
-        wait_for(lambda: d.status()["transfer"]["receiving"] == 1, "the request at P")
+        wait_for(lambda: d.status()["transfer"]["receiving"] == 1 or asked.done(), "the request at P")
         os.kill(core, signal.SIGKILL)
         assert texts(asked.result()) == texts(whole)
-    wait_for(lambda: d.outcomes()["local"] == local + 1, "the outcome")
-    wait_for(lambda: d.status()["free_blocks"] == 200, "free blocks")
-    wait_for(lambda: d.status()["transfer"]["free_slots"] == 8, "free slots")
-
-
-def test_an_engine_that_cannot_offer_what_is_required_is_not_ready(tmp_path: Path) -> None:
-    fleet = Fleet(tmp_path)
-    try:
-        one = fleet.start("d", "decode", transfer={"listen": "127.0.0.1:0", "require": "nvlink"})
-        reason = "transfer.require is nvlink; this engine offers shared-memory, tcp"
-        wait_for(lambda: bool(answers(one, "/livez")()) and reason == one.status()["message"], "the reason")
-        assert httpx.get(f"{one.url}/readyz").status_code == 503
-        health = httpx.get(f"{one.url}/health")
-        assert (health.status_code, health.json()["reason"]) == (503, reason)
-    finally:
-        fleet.close()
+        busy.result()
+    wait_until_free(d)
+    again: dict[str, Any] = {"prompt": [5 + 13 * place % 290 for place in range(60)]}
+    d.ask(endpoint, **again)
+    wait_for(lambda: d.outcomes()["local"] > local, "the outcome without P")

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stoker.engine.core.messages import CoreState, RequestFacts
-from stoker.engine.http.load import WEIGHT, LoadLedger
+from stoker.engine.http.load import WEIGHT, LoadLedger, transfer_status
+from stoker.pod.split_requests import PREFILL_HEADER
 from testing.engine.fake_core import FACTS
-from testing.engine.serving import run, serving
+from testing.engine.serving import run, serving, until
+from testing.engine.stats import STATS, TRANSFER
 
 Report = dict[str, Any]
 
@@ -45,6 +48,63 @@ def test_reports_follow_the_requests_and_end_with_the_drain(tmp_path: Path) -> N
             await s.core.set_state(CoreState("Draining", "draining", FACTS))
             seqs = [one["seq"] async for one in reports]
             assert seqs == sorted(seqs)
+
+    run(scenario)
+
+
+def test_a_prefill_engine_reports_what_it_computes_for_others(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            assert s.front.ledger.report()["peer"] is None
+            await s.core.send(replace(STATS, step_tokens=(0,) * 14, transfer=TRANSFER))
+            await until(lambda: s.front.transfer is not None)
+            report = s.front.ledger.report()
+            counts = {"requests": 2, "waiting": 1, "waiting_tokens": 300, "prefill_tokens_per_s": 5000.0}
+            assert {**counts, "role": "colocated"}.items() <= report.items()
+            peer = {
+                "endpoint": "0.0.0.0:8101",
+                "fingerprint": "ab" * 32,
+                "link_bytes_per_s": 8192.0,
+                "handover_s": 0.01,
+            }
+            assert peer.items() <= report["peer"].items()
+            status = transfer_status(s.front.transfer)
+            assert status is not None
+            assert (status["transport"], status["fallbacks"], status["unmet"]) == ("tcp", {"lost": 1}, "")
+            metrics = (await s.http.get("/metrics")).text
+            assert 'stoker_split_requests_total{engine="0",model_name="tiny",outcome="split"} 3.0' in metrics
+            assert 'stoker_transfer_refused_blocks_total{cause="stale",engine="0",model_name="tiny"} 2.0' in metrics
+
+    run(scenario)
+
+
+def test_an_engine_that_cannot_offer_what_is_required_is_not_ready(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            reason = "transfer.require is nvlink; this engine offers shared-memory, tcp"
+            assert (await s.http.get("/readyz")).status_code == 200
+            await s.core.send(replace(STATS, transfer=replace(TRANSFER, unmet=reason)))
+            await until(lambda: not s.front.ready)
+            assert (await s.http.get("/readyz")).status_code == 503
+            health = await s.http.get("/health")
+            assert (health.status_code, health.json()["reason"]) == (503, reason)
+            refused = await s.post("/v1/completions", prompt="say:x")
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_ready")
+
+    run(scenario)
+
+
+def test_a_prompt_that_another_engine_computes_does_not_wait_here(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            headers = {PREFILL_HEADER.decode(): "10.0.0.7:8101"}
+            body = {"prompt": "hang say:abc", "max_tokens": 5}
+            asked = asyncio.create_task(s.http.post("/v1/completions", json=body, headers=headers))
+            await until(lambda: bool(s.core.requests))
+            assert s.core.requests[0].prefill == "10.0.0.7:8101"
+            assert s.front.ledger.report()["requests"] == 1
+            assert s.front.ledger.report()["waiting_tokens"] == 0
+            asked.cancel()
 
     run(scenario)
 

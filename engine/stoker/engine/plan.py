@@ -6,7 +6,9 @@ Called once by `core.build`; the frozen `EnginePlan` is then sent to every rank.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 import torch
@@ -31,8 +33,6 @@ blocks share more of a prefix."""
 MIXED_WORK = 4.2e12
 """Parameters times tokens that an H200 computes in about 11 ms in bfloat16."""
 LEAST_MIXED_TOKENS = 64
-
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 BFLOAT16_FEATURES = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}
 """With one of these a CPU multiplies bfloat16 faster than float32."""
@@ -144,10 +144,17 @@ def parse_listen(listen: str, *, keyed: bool) -> tuple[str, int]:
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdigit() or int(port) > 65534:
         raise ConfigError(f"transfer.listen must be host:port with a port from 0 to 65534, got {listen!r}")
-    if not keyed and host not in LOOPBACK:
-        allowed = ", ".join(LOOPBACK)
-        raise ConfigError(f"transfer.listen {listen!r} needs transfer.key_file; without one {allowed} are allowed")
+    if not keyed and not is_loopback(host):
+        message = "without one only loopback addresses are allowed, such as 127.0.0.1"
+        raise ConfigError(f"transfer.listen {listen!r} needs transfer.key_file; {message}")
     return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only processes of this host reach the address."""
+    with suppress(ValueError):
+        return ip_address(host).is_loopback
+    return host == "localhost"
 
 
 def refuse_uneven(config: EngineConfig, model: ModelConfig) -> None:

@@ -143,6 +143,7 @@ class DecodeDesk:
         split.first_block = self.blocks.follow(split, request.prompt_tokens, split.num_blocks)
         split.cached_tokens = split.first_block * size
         self.open[split.id] = self._by_key[split.key] = split
+        self.tally.changes += 1
         return split
 
     def _full(self) -> Reason | None:
@@ -236,6 +237,8 @@ class DecodeDesk:
                 self._count_stale(message, peer, now_s)
             case Tokens(id=name, parts=parts) if name in self.open:
                 self._forward(self.open[name], parts, now_s)
+            case Tokens(id=name):
+                self.office.post.call(endpoint, Cancel(name, "this request is over"))
             case Commit(id=name) | Cancelled(id=name):
                 self._confirm(peer, name)
                 if name in self.open:
@@ -394,6 +397,7 @@ class DecodeDesk:
         self.engine.scheduler.close_landing(split)
         self._intakes.pop(split.id, None)
         del self.open[split.id], self._by_key[split.key]
+        self.tally.changes += 1
 
     def _lose(self, peer: Peer, reason: Reason, shunned_s: float = SHUNNED_S) -> None:
         """Do without a peer: everything that it works on is computed here."""
@@ -458,12 +462,12 @@ class DecodeDesk:
         if now_s - self._beat_s < BEAT_S:
             return
         self._beat_s, self._beats = now_s, self._beats + 1
-        for endpoint, peer in self.peers.items():
-            if peer.hello is not None:
-                self.office.post.call(endpoint, Beat(self._beats))
-        by_peer = defaultdict(list)
+        by_peer: dict[str, list[Split]] = defaultdict(list)
         for split in self.open.values():
             by_peer[split.peer].append(split)
+        for endpoint, peer in self.peers.items():
+            if peer.hello is not None:
+                self.office.post.call(endpoint, Beat(self._beats, tuple(one.id for one in by_peer[endpoint])))
         with self.zone.lock:
             for endpoint, splits in by_peer.items():
                 recent = endpoint in self.peers and now_s - self.peers[endpoint].heard_s < 2 * BEAT_S

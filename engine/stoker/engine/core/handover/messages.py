@@ -151,6 +151,8 @@ class Beat:
     """Sign of life; P answers each of D's."""
 
     seq: int
+    open: tuple[str, ...] = ()
+    """D's: the dispatches that it waits for. P ends all others."""
 
 
 PeerMessage = (

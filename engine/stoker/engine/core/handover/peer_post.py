@@ -32,7 +32,10 @@ log = logging.getLogger("stoker.engine")
 LINGER_MS = 200
 MOST_FRAME_BYTES = 256 << 20
 """Of one message: a prompt of millions of tokens fits."""
-END_EVENTS = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+END_EVENTS = (
+    zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+)
+"""Of a connection that is lost, could not be opened (`CLOSED`), or is with an engine of another key."""
 
 
 @dataclass(frozen=True)

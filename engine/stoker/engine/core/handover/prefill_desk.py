@@ -106,8 +106,10 @@ class PrefillDesk:
                 self._end(caller, dispatch, HelpStage.HANDED)
             case Cancel(id=dispatch):
                 self._end(caller, dispatch, HelpStage.CANCELLED)
-            case Beat():
-                self.office.post.answer(name, message)
+            case Beat(seq=seq, open=wanted):
+                self.office.post.answer(name, Beat(seq))
+                for dispatch in [one for one in caller.helps if one not in wanted]:
+                    self._end(caller, dispatch, HelpStage.CANCELLED)
             case Gone():
                 self._drop(caller)
             case _:
@@ -206,8 +208,8 @@ class PrefillDesk:
         while one.writing and one.writing[0].ticket.done():
             writing = one.writing.pop(0)
             error = writing.ticket.error()
-            if one.stage in (HelpStage.HANDED, HelpStage.CANCELLED, HelpStage.FAILED):
-                continue
+            if one.id not in caller.helps:
+                continue  # it has ended
             if error is not None:
                 self._fail(caller, one, "transport", str(error))
                 return

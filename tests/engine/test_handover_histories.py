@@ -1,0 +1,49 @@
+"""Generated histories of hand-over under kills, cuts, delays, repeats, reordering, cancels and drains.
+
+The full number: `python -m testing.engine.handover_histories 1000`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from stoker.engine.config import EngineConfig
+from stoker.engine.plan import parse_listen, refuse_transfer
+from stoker.pod.config_file import ConfigError, parse
+from testing.engine.handover_histories import run_histories
+
+HISTORIES = 60
+
+
+def test_histories_lose_nothing_double_nothing_and_leave_nothing() -> None:
+    events, outcomes = run_histories(0, HISTORIES)
+    assert all(
+        events[name] for name in ("kill p", "kill d", "cut", "repeat", "swap", "late block", "cancel", "drain p")
+    )
+    assert all(outcomes[name] for name in ("split", "prefill_only", "local", "cancelled", "local lost", "local silent"))
+    assert outcomes["refused late"] > 0
+    assert outcomes["refused damaged"] + outcomes["refused stale"] > 0
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "[::1]", "localhost"])
+def test_loopback_needs_no_key(host: str) -> None:
+    assert parse_listen(f"{host}:7000", keyed=False) == (host.strip("[]"), 7000)
+
+
+@pytest.mark.parametrize(
+    ("settings", "device", "problem"),
+    [
+        ({"transfer": {"listen": "0.0.0.0:7000"}}, "cpu", "needs transfer.key_file; without one only loopback"),
+        ({"transfer": {"listen": "7000"}}, "cpu", "must be host:port with a port from 0 to 65534, got '7000'"),
+        ({"transfer": {"listen": "127.0.0.1:65535"}}, "cpu", "must be host:port with a port from 0 to 65534"),
+        ({}, "cuda", "transfer.listen needs device cpu, got cuda"),
+        ({"cache": {"prefix_cache": False}}, "cpu", "transfer.listen needs cache.prefix_cache, got false"),
+        ({"parallelism": {"tensor": 2}}, "cpu", "transfer.listen needs parallelism.tensor 1, got 2"),
+        ({"parallelism": {"data": 2}}, "cpu", "transfer.listen needs parallelism.data 1, got 2"),
+    ],
+)
+def test_what_hand_over_cannot_do_is_refused(settings: dict[str, object], device: str, problem: str) -> None:
+    base = {"model": {"path": "m"}, "transfer": {"listen": "127.0.0.1:0"}}
+    with pytest.raises(ConfigError) as refused:
+        refuse_transfer(parse(EngineConfig, base | settings), device)
+    assert problem in str(refused.value)

@@ -43,7 +43,8 @@ from stoker.engine.execution.runner import Runner
 from stoker.engine.sampling import SamplingParams
 from stoker.model.config import ModelConfig, RopeScaling
 from stoker.model.decoder import Decoder
-from stoker.model.kernels.ops import Ops, resolve_kernels
+from stoker.model.kernels.kernel_set import resolve_kernels
+from stoker.model.kernels.ops import Ops
 from stoker.model.paged_attend import KVCache
 
 QWEN3_06B = ModelConfig(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.charts.helm import CRDS, NAMESPACE, REPOSITORY, STOKER, rendered
+from e2e.charts.helm import CRDS, NAMESPACE, REPOSITORY, STOKER, HelmFailed, rendered
 from e2e.charts.release import KubectlFailed, Releases
 
 ACCOUNT = f"{NAMESPACE}:stoker"
@@ -141,6 +141,21 @@ def test_an_upgrade_applies_changed_definitions_and_uninstalling_keeps_them(rele
     assert "kept" in kept
     assert releases.get("trainingjob", "kept", "--namespace", "default")["spec"]["training"]["totalSteps"] == 1
     releases.upgrade("stoker-crds", CRDS, NAMESPACE)  # and it can be installed again over what was kept
+
+
+def test_older_definitions_are_refused_with_a_line(releases: Releases, tmp_path: Path) -> None:
+    """A downgrade would drop stored values; it is possible on purpose, and no object is lost by the refusal."""
+    releases.upgrade("stoker-crds", CRDS, NAMESPACE)
+    releases.kubectl("wait", "--for=condition=Established", "--timeout=20s", "crd", "--all")
+    releases.kubectl("apply", "-f", "-", stdin=json.dumps(JOB))
+    before = version_before(tmp_path)
+    with pytest.raises(HelmFailed, match=r"the older 0\.0\.9 would drop values that are stored"):
+        releases.upgrade("stoker-crds", before, NAMESPACE)
+    assert "ttlSecondsAfterFinished" in run_properties(releases)
+    releases.upgrade("stoker-crds", before, NAMESPACE, "--set", "allowDowngrade=true")
+    assert "ttlSecondsAfterFinished" not in run_properties(releases)
+    releases.upgrade("stoker-crds", CRDS, NAMESPACE)
+    assert releases.get("trainingjob", "kept", "--namespace", "default")["spec"]["training"]["totalSteps"] == 1
 
 
 def version_before(folder: Path) -> Path:

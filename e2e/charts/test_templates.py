@@ -45,9 +45,11 @@ def test_the_plain_manifests_are_what_the_chart_gives() -> None:
 
 def test_the_definitions_come_through_helm_unchanged_and_are_kept() -> None:
     found = rendered(CRDS)
+    version = yaml.safe_load((CRDS / "Chart.yaml").read_text())["version"]
     assert len(found) == 4
     for definition in found:
-        assert definition["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
+        kept = {"helm.sh/resource-policy": "keep", "stoker.dev/chart-version": version}
+        assert definition["metadata"].pop("annotations") == kept
         assert definition["metadata"].pop("labels")
         source = REPOSITORY / "crds" / f"stoker.dev_{definition['spec']['names']['plural']}.yaml"
         assert definition == yaml.safe_load(source.read_text())

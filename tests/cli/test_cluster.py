@@ -17,6 +17,7 @@ from stoker.cli.cluster_client import find_access
 from stoker.cli.main import stoker
 from stoker.operator.api.trainingjob import TrainingJob
 from stoker.operator.cluster.kube.credentials import NoCredentials, context_namespace
+from stoker.operator.domain.plan import Ref
 from stoker.operator.domain.settings import Settings
 from stoker.operator.render.trainer import pin
 from stoker.pod.metric_reader import history_lines, read_history
@@ -38,9 +39,7 @@ def server(shared: KubeServer) -> Iterator[KubeServer]:
 
 
 def _emptied(found: World) -> None:
-    from stoker.operator.domain.plan import Ref
-
-    for kind in ("TrainingJob", "Checkpoint", "Pod", "Event"):
+    for kind in ("TrainingJob", "Checkpoint", "InferenceDeployment", "Pod", "Event"):
         for item in found.objects.of_kind(kind):
             metadata = item["metadata"]
             found.objects.delete(Ref(kind, metadata["namespace"], metadata["name"], metadata["uid"]), grace_s=0)
@@ -236,3 +235,62 @@ def _run_task(found: World, log: Path | None) -> bool:
             found.put_status(pod, phase="Succeeded")
         return True
     return False
+
+
+def test_a_backup_brings_jobs_checkpoints_and_deployments_back(server: KubeServer, tmp_path: Path) -> None:
+    """What is printed is admitted by another cluster, where the checkpoints are adopted."""
+    server.do(_worth_keeping)
+    made = CliRunner().invoke(stoker, ["backup", "--kubeconfig", str(server.kubeconfig)])
+    assert made.exit_code == 0, made.output
+    file = tmp_path / "backup.yaml"
+    file.write_text(made.stdout)
+    assert "trainingjob/done (default): left out: it is Completed" in made.stderr
+    assert "trainingjob/early (default): begins anew: it has no verified checkpoint" in made.stderr
+    assert "trainingjob/late (default): goes on from checkpoint late-40" in made.stderr
+    assert "checkpoint/late-50 (default): left out: it is Corrupt" in made.stderr
+    assert "inferencedeployment/chat (default): serves checkpoint done-100" in made.stderr
+    server.do(_emptied)
+    lines = run(server, "submit", "-f", str(file)).splitlines()
+    assert sorted(lines) == [
+        "checkpoint/done-100 created",
+        "checkpoint/late-40 created",
+        "inferencedeployment/chat created",
+        "trainingjob/early created",
+        "trainingjob/late created",
+    ]
+    found = json.loads(run(server, "get", "ckpt/late-40", "--json"))["items"][0]["spec"]
+    assert found["source"] == {
+        "import": {
+            "storage": {"claimName": "claim", "path": "late"},
+            "folder": "step-00000040.0a1b2c3d",
+            "digest": f"blake3:{40:064x}",
+        }
+    }
+    late = json.loads(run(server, "get", "tj/late", "--json"))["items"][0]
+    assert late["spec"]["modelFrom"]["checkpoint"] == {"name": "late-40", "state": "All"}
+    assert late["spec"]["run"]["suspend"] is True
+    assert late["metadata"]["labels"] == {"team": "a"}
+    chat = json.loads(run(server, "get", "infd/chat", "--json"))["items"][0]["spec"]
+    assert chat["model"] == {"checkpointRef": {"name": "done-100"}, "dtype": "auto"}
+
+
+def _worth_keeping(found: World) -> None:
+    done = found.put_status(found.job("done"), phase="Completed")
+    found.checkpoint(done, 100)
+    found.put_status(found.job("early"), phase="Running")
+    late = found.put_status(found.job("late", run={"suspend": True}), phase="Suspended")
+    metadata = late["metadata"]
+    ref = Ref("TrainingJob", "default", "late", metadata["uid"])
+    found.objects.patch(ref, {"metadata": {"labels": {"team": "a", "stoker.dev/own": "x"}}})
+    found.checkpoint(late, 40)
+    found.put_status(found.checkpoint(late, 50, verified=False), phase="Corrupt")
+    pools = [{"name": "main", "replicas": 1}]
+    chat = found.objects.create(
+        {
+            "apiVersion": "stoker.dev/v1alpha1",
+            "kind": "InferenceDeployment",
+            "metadata": {"name": "chat", "namespace": "default"},
+            "spec": {"model": {"checkpointSelector": {"jobRef": {"name": "done"}}}, "pools": pools},
+        }
+    )
+    found.put_status(chat, phase="Serving", currentCheckpoint={"name": "done-100", "step": 100})

@@ -17,7 +17,8 @@ from stoker.engine.execution.executor import Executor, InProcess
 from stoker.engine.execution.runner import Runner
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
-from stoker.model.kernels.ops import Ops, resolve_kernels
+from stoker.model.kernels.kernel_set import resolve_kernels
+from stoker.model.kernels.ops import Ops
 from stoker.model.paged_attend import KVCache
 from testing.model.transformers_twin import find
 

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from stoker.model.kernels.ops import MissingKernel, Ops
+from stoker.model.kernels.kernel_set import MissingKernel
+from stoker.model.kernels.ops import Ops
 from stoker.model.kernels.sequences import DeviceSequences, pack_sequences
 from stoker.model.paged_batch import PagedBatch, PagedSize
 from stoker.model.paged_buffers import PagedBuffers

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from stoker.model.kernels import reference
 from stoker.model.kernels.cross_entropy import ChunkBytes, chunked_cross_entropy
-from stoker.model.kernels.ops import MissingKernel, Ops, resolve_kernels
+from stoker.model.kernels.kernel_set import MissingKernel, resolve_kernels
+from stoker.model.kernels.ops import Ops
 from stoker.model.kernels.rotation import Rotation
 from stoker.model.kernels.sequences import group_by_length, pack_sequences
 

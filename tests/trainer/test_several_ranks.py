@@ -23,7 +23,8 @@ from stoker.checkpoint.store import CheckpointRoot
 from stoker.checkpoint.verify import verify
 from stoker.model.attend import PackedAttend
 from stoker.model.decoder import Decoder
-from stoker.model.kernels.ops import Ops, resolve_kernels
+from stoker.model.kernels.kernel_set import resolve_kernels
+from stoker.model.kernels.ops import Ops
 from stoker.model.weights.source import open_weights
 from stoker.pod.causes import Cause
 from stoker.trainer.protocol.channel import Event, StepEvent, StopCommand, StragglersEvent

@@ -13,7 +13,8 @@ import torch
 
 from stoker.engine.config import EngineConfig, Preemption
 from stoker.model.config import ModelConfig
-from stoker.model.kernels.ops import Ops, resolve_kernels
+from stoker.model.kernels.kernel_set import resolve_kernels
+from stoker.model.kernels.ops import Ops
 from stoker.model.paged_attend import KVCache
 from stoker.model.tensor_group import kv_head_shard
 from stoker.model.weights.source import WeightsSource

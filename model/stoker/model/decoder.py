@@ -24,7 +24,8 @@ from stoker.model.block import Block
 from stoker.model.config import ModelConfig
 from stoker.model.experts import Experts
 from stoker.model.group_sums import GroupSums
-from stoker.model.kernels.ops import CrossEntropy, Ops
+from stoker.model.kernels.kernel_set import CrossEntropy
+from stoker.model.kernels.ops import Ops
 from stoker.model.parallel import ColumnParallelLinear, Norm, RowParallelLinear, VocabParallel
 from stoker.model.parameter import Part, Section
 from stoker.model.rotary import RotaryTable

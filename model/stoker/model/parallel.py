@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from stoker.model.group_sums import GroupSums
-from stoker.model.kernels.ops import CrossEntropy, Ops
+from stoker.model.kernels.kernel_set import CrossEntropy
+from stoker.model.kernels.ops import Ops
 from stoker.model.lora import AdaptedTensor, LoraAdapter, LoraSettings
 from stoker.model.overlapped_products import gather_linear, linear_scatter
 from stoker.model.parameter import Part, Section

@@ -27,6 +27,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "suspend": ("stoker.cli.job_actions:suspend", "Suspend a job."),
     "resume": ("stoker.cli.job_actions:resume", "Resume a suspended or finished job."),
     "top": ("stoker.cli.job_actions:top", "Show the GPUs of the nodes, and the jobs that run."),
+    "backup": ("stoker.cli.backup:backup", "Print manifests that bring objects back on another cluster."),
     "completion": ("stoker.cli.completion:completion", "Print the completion script of a shell."),
 }
 

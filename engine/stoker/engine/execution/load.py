@@ -20,7 +20,8 @@ from stoker.engine.plan import EnginePlan
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.model.group_sums import GroupSums
-from stoker.model.kernels.ops import Ops, resolve_kernels
+from stoker.model.kernels.kernel_set import resolve_kernels
+from stoker.model.kernels.ops import Ops
 from stoker.model.memory import keep_freed_memory
 from stoker.model.paged_attend import KVCache
 from stoker.model.weights.source import open_weights

@@ -8,10 +8,8 @@ fallback. T tokens, D input size, E output size, N heads, K kv heads, H head_dim
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, Protocol, cast
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,139 +17,14 @@ from torch.distributed import ProcessGroup
 
 from stoker.model.kernels.adam import AdamStep
 from stoker.model.kernels.expert_rows import ExpertRows, Routes
-from stoker.model.kernels.fp8 import Fp8Weight, fp8_of
+from stoker.model.kernels.fp8 import fp8_of
+from stoker.model.kernels.kernel_set import CrossEntropy, MissingKernel, choose_kernels, obstacle
+from stoker.model.kernels.operand_checks import check_attention, check_norm_linear, check_runs
 from stoker.model.kernels.rotation import CacheLayer, Rotation
 from stoker.model.kernels.runs import AttentionRuns
 from stoker.model.kernels.sampling import Adjustments, SampledTokens, SampleRows, SamplingTable
 from stoker.model.kernels.sequences import DeviceSequences, PackedSequences, PagedSequences
 from stoker.pod.capabilities import ATTENTION, PAGED_ATTENTION, AttentionName, KernelsName
-
-
-class MissingKernel(ValueError):
-    """The configuration asks for a kernel that this build does not have."""
-
-
-class CrossEntropy(NamedTuple):
-    """Result of the last layer and the loss together."""
-
-    loss_sum: Tensor
-    """Scalar, float32, differentiable: sum over tokens of weight * -logprob."""
-    num_targets: Tensor
-    """Scalar, float32: sum of the weights."""
-    logprobs: Tensor
-    """float32, no gradient: log-probability of each target; 0 where the weight is 0."""
-
-
-class Kernels(Protocol):
-    """The interface of an implementation; the methods of `Ops` document each operation.
-
-    None as a result: there is no fused kernel for the whole, so `Ops` calls the single operations.
-    """
-
-    def linear(self, x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None) -> Tensor: ...
-    def fp8_linear(
-        self, x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None, fp8: Fp8Weight, keeps_casts: bool
-    ) -> Tensor: ...
-    def logits(self, hidden_TD: Tensor, weight_VD: Tensor) -> Tensor: ...
-    def pack(self, weight_ED: Tensor) -> Tensor: ...
-    def embedding(self, tokens_T: Tensor, weight_VD: Tensor) -> Tensor: ...
-    def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor: ...
-    def add_rms_norm(
-        self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]: ...
-    def swiglu(self, gate_up_TF: Tensor) -> Tensor: ...
-    def norm_linear(
-        self,
-        x_TD: Tensor,
-        update_TD: Tensor | None,
-        norm_D: Tensor,
-        eps: float,
-        weight_ED: Tensor,
-        bias_E: Tensor | None,
-    ) -> tuple[Tensor, Tensor] | None: ...
-    def norm_linear_swiglu(
-        self, x_TD: Tensor, update_TD: Tensor | None, norm_D: Tensor, eps: float, gate_up_FD: Tensor
-    ) -> tuple[Tensor, Tensor] | None: ...
-    def linear_swiglu(self, x_TD: Tensor, gate_up_FD: Tensor) -> Tensor | None: ...
-    def route(self, logits_TE: Tensor, num_choices: int, normalise: bool) -> Routes: ...
-    def dispatch(self, x_TD: Tensor, rows: ExpertRows) -> Tensor: ...
-    def grouped_linear(self, x_SD: Tensor, weight_RD: Tensor, ends_E: Tensor) -> Tensor: ...
-    def combine(self, y_SD: Tensor, weights_TK: Tensor, rows: ExpertRows) -> Tensor: ...
-    def rotate(self, q_TNH: Tensor, k_TKH: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]: ...
-    def rotate_and_write(
-        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, rotation: Rotation, into: CacheLayer
-    ) -> Tensor: ...
-    def packed_attention(
-        self,
-        q_TNH: Tensor,
-        k_TKH: Tensor,
-        v_TKH: Tensor,
-        sequences: PackedSequences,
-        scale: float,
-        window: int | None,
-        attention: AttentionName,
-    ) -> Tensor: ...
-    def attend_runs(
-        self,
-        q_TNH: Tensor,
-        k_LKH: Tensor,
-        v_LKH: Tensor,
-        runs: AttentionRuns,
-        scale: float,
-        window: int | None,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, Tensor]: ...
-    def attend_runs_backward(
-        self,
-        grad_TNH: Tensor,
-        q_TNH: Tensor,
-        k_LKH: Tensor,
-        v_LKH: Tensor,
-        out_TNH: Tensor,
-        lse_TN: Tensor,
-        runs: AttentionRuns,
-        scale: float,
-        window: int | None,
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
-    def paged_attention(
-        self,
-        q_TNH: Tensor,
-        cache: Tensor,
-        layer: int,
-        sequences: PagedSequences | DeviceSequences,
-        scale: float,
-        window: int | None,
-    ) -> Tensor: ...
-    def log_softmax(self, logits_TV: Tensor) -> Tensor: ...
-    def cross_entropy(
-        self,
-        hidden_TD: Tensor,
-        weight_VD: Tensor,
-        targets_T: Tensor,
-        weights_T: Tensor,
-        first_token: int,
-        group: ProcessGroup | None,
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
-    def sample(
-        self,
-        logits_BV: Tensor,
-        rows: SampleRows,
-        table: SamplingTable,
-        adjustments: Adjustments | None,
-        into_SL: Tensor | None,
-    ) -> SampledTokens: ...
-    def line_squares(self, flat: Tensor, line: int) -> Tensor: ...
-    def sum_of_squares(self, flat: Tensor) -> Tensor: ...
-    def adam_(
-        self,
-        master: Tensor,
-        grad: Tensor,
-        exp_avg: Tensor,
-        exp_avg_sq: Tensor,
-        parameters: Tensor | None,
-        rule: AdamStep,
-        scale: Tensor | None,
-    ) -> None: ...
 
 
 class Ops:
@@ -552,80 +425,3 @@ class Ops:
                 f"{None if parameters is None else tuple(parameters.shape)} do not fit"
             )
         self.impl.adam_(master, grad, exp_avg, exp_avg_sq, parameters, rule, scale)
-
-
-IMPLEMENTATIONS: dict[tuple[str, bool], str] = {
-    ("reference", False): "stoker.model.kernels.reference",
-    ("reference", True): "stoker.model.kernels.deterministic",
-    ("fused", False): "stoker.model.kernels.fused.kernels",
-    ("fused", True): "stoker.model.kernels.fused.deterministic",
-}
-"""Modules, imported when they are chosen: only the fused ones need Triton."""
-
-
-def choose_kernels(kernels: str, is_deterministic: bool) -> Kernels:
-    """Return the implementation. Raises MissingKernel where there is none."""
-    if (kernels, is_deterministic) not in IMPLEMENTATIONS:
-        raise MissingKernel(f"kernels: unknown {kernels!r}; allowed: auto, reference, fused")
-    try:
-        return cast("Kernels", importlib.import_module(IMPLEMENTATIONS[kernels, is_deterministic]))
-    except ModuleNotFoundError as error:
-        if error.name != "triton":
-            raise
-        raise MissingKernel(f"kernels: {kernels!r} needs Triton, which is not installed") from error
-
-
-def resolve_kernels(name: str, device: str = "cpu") -> KernelsName:
-    """Resolve the kernels' name: `auto` is `fused` on CUDA, else `reference`.
-
-    Raises MissingKernel where the device cannot run them.
-    """
-    is_cuda = torch.device(device).type == "cuda"
-    if name == "auto":
-        return "fused" if is_cuda else "reference"
-    if name == "fused" and not is_cuda:
-        raise MissingKernel(f"kernels: 'fused' needs a CUDA device, not {device!r}; allowed there: auto, reference")
-    return cast("KernelsName", name)
-
-
-def obstacle(attention: str, dtype: torch.dtype | None) -> str | None:
-    """Return why this attention is not available here, or None. Nothing is imported: that takes seconds."""
-    if attention not in ("flash", "cudnn"):
-        return None
-    if dtype not in (None, torch.bfloat16, torch.float16):
-        return f"does not take {dtype}"
-    if attention == "cudnn" and torch.are_deterministic_algorithms_enabled():
-        return "has no backward pass that repeats bitwise"
-    if attention == "flash" and not has_flash():
-        return "needs flash-attn-4, which is not installed: pip install 'stoker[trainer,flash]'"
-    return None
-
-
-def has_flash() -> bool:
-    """Whether flash-attn-4 and the compiler that it needs are installed."""
-    return all(importlib.util.find_spec(name) is not None for name in ("flash_attn", "flash_attn.cute", "cutlass"))
-
-
-def check_norm_linear(x_TD: Tensor, update_TD: Tensor | None, norm_D: Tensor, weight_ED: Tensor) -> None:
-    does_update_fit = update_TD is None or update_TD.shape == x_TD.shape
-    if not does_update_fit or not x_TD.shape[-1:] == norm_D.shape == weight_ED.shape[-1:]:
-        raise ValueError(
-            f"norm_linear: x {tuple(x_TD.shape)}, update {None if update_TD is None else tuple(update_TD.shape)}, norm "
-            f"{tuple(norm_D.shape)} and weight {tuple(weight_ED.shape)} do not fit"
-        )
-
-
-def check_attention(q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor) -> None:
-    if k_TKH.shape != v_TKH.shape or q_TNH.shape[::2] != k_TKH.shape[::2] or q_TNH.shape[1] % k_TKH.shape[1]:
-        raise ValueError(
-            f"attention: q {tuple(q_TNH.shape)}, k {tuple(k_TKH.shape)} and v {tuple(v_TKH.shape)} do not fit"
-        )
-
-
-def check_runs(q_TNH: Tensor, k_LKH: Tensor, v_LKH: Tensor, runs: AttentionRuns) -> None:
-    heads_fit = k_LKH.shape == v_LKH.shape and q_TNH.shape[2] == k_LKH.shape[2] and not q_TNH.shape[1] % k_LKH.shape[1]
-    if not heads_fit or (q_TNH.shape[0], k_LKH.shape[0]) != (runs.num_queries, runs.num_keys):
-        raise ValueError(
-            f"attend_runs: q {tuple(q_TNH.shape)}, k {tuple(k_LKH.shape)} and v {tuple(v_LKH.shape)} do not fit "
-            f"{runs.num_queries} queries and {runs.num_keys} keys"
-        )

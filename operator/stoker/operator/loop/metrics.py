@@ -127,9 +127,11 @@ class _AtWork(Collector):
         for kind, seconds in sorted(now.silence_s.items()):
             silence.add_metric([kind], seconds)
         yield silence
-        yield _job_seconds("seconds", "Seconds of a TrainingJob by what they were spent on", "state", now.jobs)
+        yield _job_seconds(
+            "trainingjob_seconds", "Seconds of a TrainingJob by what they were spent on", "state", now.jobs
+        )
         text = "Seconds from the opening of the newest attempt of a TrainingJob to its first step, by part"
-        yield _job_seconds("startup_seconds", text, "part", now.starts)
+        yield _job_seconds("trainingjob_startup_seconds", text, "part", now.starts)
         yield _stragglers(now.stragglers)
         yield from _pool_figures(now.pools)
 
@@ -140,7 +142,7 @@ class _AtWork(Collector):
 def _job_seconds(name: str, text: str, label: str, jobs: Mapping[Key, Mapping[str, int]]) -> Metric:
     """Seconds of each job by one label; they add up to a whole."""
     labels = ["namespace", "name", label]
-    found = GaugeMetricFamily(f"stoker_operator_trainingjob_{name}", f"{text}; they add up", labels=labels)
+    found = GaugeMetricFamily(f"stoker_operator_{name}", f"{text}; they add up", labels=labels)
     for key, seconds in sorted(jobs.items()):
         for part, value in seconds.items():
             found.add_metric([key.namespace, key.name, part], value)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from stoker.model.kernels.ops import Ops, resolve_kernels
+from stoker.model.kernels.kernel_set import resolve_kernels
+from stoker.model.kernels.ops import Ops
 from stoker.pod.capabilities import CONTEXT_ATTENTION, AttentionName
 from stoker.pod.config_file import ConfigError
 from stoker.trainer.protocol.config import TrainerConfig

@@ -14,7 +14,7 @@ UV_PIP = $(BIN)/uv pip install --quiet --python $(BIN)/python
 COMPILE = $(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --universal --python-version 3.11
 
 .PHONY: help setup model clients quickstart pretrain pretrain-parallel test test-gpu check format crds lock bench clean
-.PHONY: bench-gpu bench-kube bench-recovery charts kube-packages kube-check kube-binaries kube-controllers images cluster cluster-down kind test-kube test-kueue e2e
+.PHONY: bench-gpu bench-kube bench-gangs bench-recovery charts kube-packages kube-check kube-binaries kube-controllers images cluster cluster-down kind test-kube test-kueue e2e
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,10 +82,10 @@ charts: setup kube-binaries ## render deploy/ and the snapshots anew from the ch
 
 lock: setup ## resolve the dependencies of pyproject.toml anew into lock/
 	@$(COMPILE) lock/setup.in -o lock/setup.txt
-	@$(COMPILE) pyproject.toml --extra operator --extra engine --extra trainer --extra parquet --extra remote --extra bucket --extra tensorboard --extra plot --extra dev -o lock/dev.txt
+	@$(COMPILE) pyproject.toml --extra operator --extra engine --extra trainer --extra parquet --extra remote --extra bucket --extra hub --extra tensorboard --extra plot --extra dev -o lock/dev.txt
 	@$(COMPILE) lock/clients.in -o lock/clients.txt
 	@$(COMPILE) pyproject.toml --extra operator --extra bucket -c lock/dev.txt -o lock/control.txt
-	@$(COMPILE) pyproject.toml --extra engine --extra trainer --extra parquet --extra remote --extra bucket --extra tensorboard -c lock/dev.txt -o lock/runtime.txt
+	@$(COMPILE) pyproject.toml --extra engine --extra trainer --extra parquet --extra remote --extra bucket --extra hub --extra tensorboard -c lock/dev.txt -o lock/runtime.txt
 
 bench: setup model ## every measurement of bench/ that runs on a CPU (about 15 minutes); results in bench/out
 	@$(BIN)/python bench/run.py
@@ -136,6 +136,9 @@ bench-gpu: ## every measurement of bench/ that needs NVIDIA GPUs (one to four); 
 
 bench-kube: setup kube-binaries ## the operator on a real API server with a thousand fake pods and jobs (about 8 minutes)
 	@$(BIN)/python -m bench.kube_scale
+
+bench-gangs: setup kube-binaries kube-controllers ## a thousand gangs beside as many Jobs and JobSets, memory, passes under events (about 12 minutes)
+	@$(BIN)/python -m bench.kube_gangs
 
 bench-recovery: setup model kube-binaries images ## killed pods on real nodes (root)
 	@$(BIN)/python -m bench.kube_recovery

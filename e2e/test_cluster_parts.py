@@ -142,6 +142,35 @@ def test_what_go_keeps_besides_is_gone_after_the_build(tmp_path: Path, monkeypat
     assert not (cache / "go").exists()
 
 
+GO_WITH_MODULES = """#!/bin/sh
+if [ "$1" = list ]; then echo "$MODULE_FOLDER"; exit; fi
+""" + GO.removeprefix("#!/bin/sh\n")
+
+
+def test_a_controller_of_others_has_a_folder_of_its_own_with_the_files_of_its_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = with_go(tmp_path, monkeypatch)
+    (tmp_path / "bin" / "go").write_text(GO_WITH_MODULES)
+    components = tmp_path / "module" / "config" / "components"
+    (components / "crd" / "bases").mkdir(parents=True)
+    (components / "crd" / "bases" / "workloads.yaml").write_text("kind: CustomResourceDefinition\n")
+    (components / "webhook").mkdir()
+    (components / "webhook" / "manifests.yaml").write_text("kind: MutatingWebhookConfiguration\n")
+    monkeypatch.setenv("MODULE_FOLDER", str(tmp_path / "module"))
+    with pytest.raises(binaries.MissingBinaries, match=r"no kueue in .*; build it with: make kube-controllers"):
+        binaries.find_optional(tools.KUEUE)
+
+    binaries.build([tools.KUEUE])
+
+    folder = binaries.find_optional(tools.KUEUE)
+    assert folder.parent == cache / "tools"
+    assert (folder / "files" / "bases" / "workloads.yaml").exists()
+    assert (folder / "files" / "manifests.yaml").exists()
+    assert not (binaries.bin_folder() / "kueue").exists()
+    assert not (cache / "go").exists()
+
+
 def test_caches_of_go_that_the_environment_names_are_used_and_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ GROUPS = {
     "CustomResourceDefinition": "apis/apiextensions.k8s.io/v1",
     "Lease": "apis/coordination.k8s.io/v1",
     "Job": "apis/batch/v1",
+    "JobSet": "apis/jobset.x-k8s.io/v1alpha2",
     "PodDisruptionBudget": "apis/policy/v1",
     "NetworkPolicy": "apis/networking.k8s.io/v1",
 }

@@ -121,12 +121,17 @@ def running(plane: ControlPlane, controller: ForeignController) -> Iterator[Prog
     command = [str(built / controller.tool.name), f"--config={controller.folder / 'config.json'}", *controller.flags]
     environment = {"KUBECONFIG": str(plane.kubeconfig), "TMPDIR": str(controller.folder)}
     program.start(command, detached=False, environment=environment)
+    called = tuple(_called_webhooks(plane, controller, built / "files" / "manifests.yaml"))
     try:
         ready = f"http://127.0.0.1:{controller.health_port}/readyz"
         wait_for_program(program, lambda: _answers(ready), what=f"{controller.tool.name} is ready", timeout_s=120)
         wait_for_program(program, lambda: _listens(controller.webhook_port), what="its webhooks listen", timeout_s=60)
-        _apply(plane, *_called_webhooks(plane, controller, built / "files" / "manifests.yaml"))
-        yield program
+        _apply(plane, *called)
+        try:
+            yield program
+        finally:  # what is refused for want of its webhooks could never be made again
+            for body in called:
+                _kubectl(plane, "delete", "--ignore-not-found", body["kind"], body["metadata"]["name"])
     finally:
         program.stop(grace_s=2)
 

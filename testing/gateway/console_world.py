@@ -22,6 +22,12 @@ from stoker.pod.serve import Server, bind_tcp
 from testing.gateway.world import JOB_SPEC, World
 
 ENGINE_PORT = 8000
+API_KEY = "sk-locked"
+"""Key that a chat about 'locked' needs."""
+DECISIONS = [
+    {"time": "2026-01-01T11:40:00Z", "before": 1, "after": 2, "reason": "FirstTokenLate",
+     "message": "the first token takes 240 ms of 200", "inputs": {"ttftMs": "240"}},
+]  # fmt: skip
 METRICS = {
     "router": """# TYPE stoker_router_requests_total counter
 stoker_router_requests_total{{code="200"}} {n}
@@ -61,6 +67,8 @@ class Programs:
         async def chat(request: Request) -> Response:
             body = await request.json()
             self.asked.append(body)
+            if "locked" in str(body.get("messages")) and request.headers.get("x-api-key") != API_KEY:
+                return JSONResponse({"error": {"message": "The API key is missing or wrong"}}, 401)
             if body.get("model") == "unknown":
                 return JSONResponse({"error": {"message": "model: 'unknown' is not served"}}, 404)
             words = ["You ", "asked: ", body["messages"][-1]["content"]]
@@ -212,7 +220,7 @@ def deployment(found: World, start: datetime, name: str = "chat") -> Object:
             {"name": "r6", "share": 0, "createdAt": time_at(start, 35), "checkpoint": _served(800)},
         ],
         pools=[{"name": "main", "role": "colocated", "enginePool": f"{name}-main", "replicas": 2, "ready": 2,
-                "updated": 2}],
+                "updated": 2, "decisions": DECISIONS}],
         router={"replicas": 1, "ready": 1},
     )  # fmt: skip
 

@@ -18,6 +18,7 @@ from stoker.operator.domain.applied_hash import is_applied, with_applied_hash
 from stoker.operator.domain.autoscaling.record import PoolScaling
 from stoker.operator.domain.clock import timestamp
 from stoker.operator.domain.labels import JOB_UID, ROLE
+from stoker.operator.domain.lost_nodes import NodeLoss
 from stoker.operator.domain.placement.node_capacity import NodeCapacity, empty_node, pinned_node, pod_use, remaining
 from stoker.operator.domain.plan import Key, Object, Observed, Plan, Ref
 from stoker.operator.domain.pods import label
@@ -53,6 +54,8 @@ class SimulatedCluster:
         """Namespaces that refuse new objects."""
         self.scaling: dict[str, PoolScaling] = {}
         """The autoscaler's decisions about the pools of every deployment."""
+        self.losses: NodeLoss | None = None
+        """Lost and silent nodes, as the watch over nodes classifies them."""
         self.now = START
         self.version = 0
         self.uids = 0
@@ -116,7 +119,7 @@ class SimulatedCluster:
             store.remove(key_of(pod), pod["metadata"]["uid"], last=copy.deepcopy(pod))
         for namespace in self.ending:
             store.set_terminating(namespace, 0.0)
-        seen = observe(store, key, 1.0)
+        seen = observe(store, key, 1.0, losses=self.losses)
         if seen is None:
             return Plan()
         if self.settings.places_gangs:

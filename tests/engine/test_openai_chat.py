@@ -108,8 +108,14 @@ def test_the_official_client_works_unmodified(tmp_path: Path) -> None:
             async with openai.AsyncOpenAI(base_url=f"{s.url}/v1", api_key="wrong", max_retries=0) as client:
                 with pytest.raises(openai.AuthenticationError):
                     await client.models.list()
+            given = {key: (await s.http.get("/v1/models", headers={"X-Api-Key": key})).status_code for key in KEYS}
+            assert given == {"secret": 200, "wrong": 401, "": 401}
 
     run(scenario)
+
+
+KEYS = ("secret", "wrong", "")
+"""Keys in the header that passes through an API server's proxy."""
 
 
 def _sync_client(url: str) -> None:

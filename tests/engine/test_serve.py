@@ -53,8 +53,8 @@ def test_a_directory_of_models_stands_instead_of_a_path(model: Path, capsys: pyt
 
 def test_a_name_of_the_hub_is_no_path(capsys: pytest.CaptureFixture[str]) -> None:
     message = refused(capsys, "HuggingFaceTB/SmolLM2-135M-Instruct")
-    assert "names of the Hugging Face hub are not supported" in message
-    assert "hf download HuggingFaceTB/SmolLM2-135M-Instruct --local-dir DIR" in message
+    assert "is not on this machine" in message
+    assert "give hf://HuggingFaceTB/SmolLM2-135M-Instruct" in message
 
 
 @pytest.mark.parametrize(

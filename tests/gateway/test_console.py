@@ -13,7 +13,16 @@ import pytest
 from stoker.gateway.http.console import FILES
 from stoker.operator.domain.plan import Key, Object
 from testing.gateway.browser import Stage, missing_browser, stage
-from testing.gateway.console_world import Programs, deployment, many_jobs, other_jobs, programs, running_job, step_lines
+from testing.gateway.console_world import (
+    API_KEY,
+    Programs,
+    deployment,
+    many_jobs,
+    other_jobs,
+    programs,
+    running_job,
+    step_lines,
+)
 from testing.gateway.world import World
 
 if TYPE_CHECKING:
@@ -263,10 +272,29 @@ def test_a_deployment_shows_its_load_rolls_back_and_chats(console: Stage) -> Non
         await page.keyboard.press("Enter")
         await shows(page, ".said[data-who=assistant]", f"You asked: {HOSTILE}")
         assert await page.locator(".chat img").count() == 0
+        await shows(page, "tr", "FirstTokenLate: the first token takes 240 ms of 200")
 
     console.run(story)
     assert model_of(console)["checkpointRef"] == {"name": "teach-800"}
     assert SERVED[0].asked[-1]["model"] == "chat"
+
+
+def test_a_key_of_the_deployment_is_sent_and_kept_nowhere(console: Stage) -> None:
+    async def story(page: Page) -> None:
+        await visit(page, "#/deployments")
+        await page.get_by_role("link", name="chat").click()
+        await page.get_by_label("Message").fill("locked?")
+        await page.keyboard.press("Enter")
+        await shows(page, ".said[data-who=assistant]", "The API key is missing or wrong")
+        await page.get_by_label("API key of the deployment").fill(API_KEY)
+        await page.get_by_label("Message").fill("locked?")
+        await page.keyboard.press("Enter")
+        await shows(page, ".said[data-who=assistant]", "You asked: locked?")
+        kept = await page.evaluate("() => JSON.stringify([{...sessionStorage}, {...localStorage}, location.href])")
+        assert API_KEY not in kept
+        console.problems.clear()  # the browser noted the refusal
+
+    console.run(story)
 
 
 def test_the_cluster_shows_its_nodes(console: Stage) -> None:

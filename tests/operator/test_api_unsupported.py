@@ -15,7 +15,7 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("TrainingJob", {"memory": {"cpuOffload": True}}, ["spec.memory.cpuOffload true is not supported yet; allowed: false"]),
     ("TrainingJob", {"memory": {"nvmeOffload": {"path": "/x"}}}, ["spec.memory.nvmeOffload is not supported yet; leave it out"]),
     ("TrainingJob", {"model": {"architecture": "mixtral", "slidingWindow": 64, "numExperts": 8}}, []),
-    ("TrainingJob", {"modelFrom": {"hub": {"id": "a/b"}}}, ["spec.modelFrom.hub is not supported yet; use modelFrom.huggingFace with a downloaded folder"]),
+    ("TrainingJob", {"modelFrom": {"hub": {"id": "a/b"}}}, []),
     (
         "TrainingJob",
         {"parallelism": {"tensor": 2, "pipeline": 2, "sequenceParallel": True}},
@@ -44,7 +44,7 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("InferenceDeployment", {"engine": {"kernels": "fused", "attention": "stoker"}}, []),
     ("InferenceDeployment", {"engine": {"attention": "flash"}}, ["spec.engine.attention flash is not supported yet; allowed: auto, sdpa, stoker"]),
     ("Checkpoint", {"source": {"import": {"storage": {"s3": {"bucket": "b"}}}}}, []),
-    ("InferenceDeployment", {"model": {"uri": "hf://a/b"}}, ["spec.model.uri hf://a/b is not supported yet; allowed: file://, pvc://"]),
+    ("InferenceDeployment", {"model": {"uri": "hf://a/b"}}, []),
     ("InferenceDeployment", {"model": {"uri": "pvc://models/a"}}, []),
     ("InferenceDeployment", {"engine": {"api": {"fronts": 2}}}, ["spec.engine.api.fronts 2 is not supported yet; allowed: 1"]),
     ("InferenceDeployment", {"router": {"policy": "cacheAware"}}, []),

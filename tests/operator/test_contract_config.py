@@ -60,8 +60,8 @@ SECTIONS: list[tuple[type[BaseModel], type[BaseModel], set[str], set[str]]] = [
     (
         inferencedeployment.ServedModel,
         ServedModelConfig,
-        {"checkpointRef", "checkpointSelector", "uri"},
-        {"path", "digest"},
+        {"checkpointRef", "checkpointSelector", "uri", "uriSecretRef"},
+        {"path", "digest", "cache"},
     ),
     (
         engine_settings.EngineSettings,

@@ -21,6 +21,7 @@ from stoker.operator.domain.elastic import (
     resized,
     with_form,
 )
+from stoker.operator.domain.goodput import read_ledger, totals
 from stoker.operator.domain.job_plan import GPU_PRODUCT, too_large
 from stoker.operator.domain.placement.node_capacity import pinned_node
 from stoker.operator.domain.plan import Key, Object
@@ -288,3 +289,94 @@ def test_only_a_live_run_below_its_limit_may_grow(elastic: int | None, finished:
     run = {"elastic": {"minWorkers": 1, "maxWorkers": elastic}} if elastic else {}
     job: Object = {"spec": {"run": run}, "status": status}
     assert may_grow(job) is expected
+
+
+# What it is worth
+
+
+class Training:
+    """A run that makes one step for each worker and second, and saves every 3000 s and when it is asked to go."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.steps = 0
+        self._saved_at = 0.0
+        self._saves: tuple[dict[str, Any], ...] = ()
+
+    def advance(self, seconds: int, tick_s: int = 240) -> None:
+        """Let time pass: pods start, train, save and end when they are drained."""
+        for _ in range(seconds // tick_s):
+            self._settle()
+            if self._running:
+                self.steps += len(self.run.gang) * tick_s
+                self._report()
+            self.run.cluster.advance(tick_s)
+
+    def lose(self, node: str) -> None:
+        """Take a node away with its pods, after the grace period in which they save."""
+        self.run.cluster.objects.pop(Key("Node", "", node))
+        self._end([pod for pod in self.run.gang if pinned_node(pod) == node])
+        self._settle()
+
+    @property
+    def _running(self) -> bool:
+        return bool(self.run.gang) and all(pod["status"]["phase"] == "Running" for pod in self.run.gang)
+
+    def _report(self) -> None:
+        if (now := self.run.cluster.now.timestamp()) - self._saved_at >= 3000:
+            self._saved_at = now
+            self._saves = (self.run.save(self.steps),)
+        body = {"attempt": self.run.attempt, "phase": "Training", "step": self.steps, "total_steps": 10**9}
+        self.run.cluster.report(self.run.gang[0], {**body, "saves": list(self._saves)})
+
+    def _settle(self) -> None:
+        """What operator, kubelet, agents and task pods do until nothing is left to do."""
+        cluster = self.run.cluster
+        version = -1
+        while version != cluster.version:
+            version = cluster.version
+            cluster.settle_once()
+            self._leave()
+            cluster.collect()
+            for pod in (*self.run.gang, *cluster.pods("task")):
+                if pod["status"]["phase"] == "Pending" and (pinned_node(pod) or pod not in self.run.gang):
+                    cluster.run(pod)
+            for pod in cluster.pods("task"):
+                if pod["status"]["phase"] == "Running":
+                    cluster.end(pod, Cause.COMPLETED, result={"task": "list", "ok": True, "saves": []})
+
+    def _leave(self) -> None:
+        """Save and end, where that was asked for."""
+        if any(path == "/drain" for _, path, _ in self.run.cluster.calls):
+            self.run.cluster.calls.clear()
+            self._end(self.run.gang)
+
+    def _end(self, pods: list[Object]) -> None:
+        for pod in pods:
+            self.run.cluster.end(pod, Cause.INTERRUPTED, step=self.steps, saves=(self.run.word(self.steps),))
+
+
+def steps_over_a_lost_node(*, elastic: bool, lost_s: int, after_s: int) -> tuple[int, dict[str, int]]:
+    """Steps and ledger of a run of two nodes, of which one is away for a while."""
+    limits = {"minWorkers": 1, "maxWorkers": 2} if elastic else None
+    run = world("n0", "n1", elastic=limits)
+    training = Training(run)
+    training.advance(960)
+    training.lose("n1")
+    training.advance(lost_s)
+    run.cluster.add(raw_node("n1"))
+    training.advance(after_s)
+    found = run.status["goodput"]
+    age = int((run.cluster.now - START).total_seconds())
+    return training.steps, {**totals(read_ledger(found), run.cluster.now), "age": age}
+
+
+def test_an_elastic_run_trains_on_where_another_waits_for_the_node() -> None:
+    lost_s = 3600
+    elastic, spent = steps_over_a_lost_node(elastic=True, lost_s=lost_s, after_s=3600)
+    waiting, waited = steps_over_a_lost_node(elastic=False, lost_s=lost_s, after_s=3600)
+    for ledger in (spent, waited):
+        assert sum(seconds for state, seconds in ledger.items() if state != "age") == ledger["age"]
+    assert elastic > 1.3 * waiting
+    assert spent["productive"] > waited["productive"] + 0.8 * lost_s
+    assert waited["queued"] + waited["restarting"] > 0.8 * lost_s

@@ -189,6 +189,20 @@ def test_a_topology_without_a_view_of_nodes_is_told() -> None:
     assert "PlacementLimited" not in {found["type"] for found in run.status["conditions"]}
 
 
+def test_devices_by_claim_are_passed_on_and_told_to_be_uncounted() -> None:
+    claims = [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]
+    containers = [{"name": "main", "resources": {"claims": [{"name": "gpu"}]}}]
+    template = {"spec": {"resourceClaims": claims, "containers": containers}}
+    run = world(raw_node("n0", 4), raw_node("n1", 4), workers={"replicas": 2, "podTemplate": template})
+    run.cluster.settle()
+    for pod in run.gang:
+        assert pod["spec"]["resourceClaims"] == claims
+        assert pod["spec"]["containers"][0]["resources"]["claims"] == [{"name": "gpu"}]
+    found = {item["type"]: item for item in run.status["conditions"]}["PlacementLimited"]
+    assert (found["status"], found["reason"]) == ("True", "ResourceClaims")
+    assert "nodeSelector" in found["message"]
+
+
 def test_retention_goes_on_while_a_gang_waits() -> None:
     run = world(raw_node("n0", 4), raw_node("n1", 4), run={"backoffLimit": 20})
     run.start()

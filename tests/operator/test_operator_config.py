@@ -78,6 +78,7 @@ def test_every_other_setting_can_be_configured() -> None:
                 "node_outage_share": 0.25,
                 "node_outage_nodes": 7,
                 "zone_outage_s": 3,
+                "model_cache_path": "/models",
             },
             "workers": 3,
             "resync_interval_s": 3,

@@ -105,7 +105,7 @@ LIVES = {
         key=CHAT,
         edits=(
             {"router": {"policy": "cacheAware"}, "engine": {"api": {"fronts": 2}}},
-            {"model": {"uri": "hf://other/model"}},
+            {"engine": {"attention": "cudnn"}},
             {"router": {"image": "other:2", "replicas": 3}, "engine": {"seed": 7, "api": {"fronts": 2}}},
             {
                 "rollout": {"type": "canary", "canary": {"steps": [{"percent": 10}]}, "paused": True},

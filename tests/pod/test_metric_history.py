@@ -121,7 +121,8 @@ def test_a_long_run_keeps_its_spikes_and_its_ends() -> None:
     points = thinned(reversed(run), 1000)
     assert 300 < len(points) <= 1000
     assert {1, 77_778, 100_000} <= {point.step for point in points}
-    assert thinned(run[:900], 1000) == run[:900]
+    assert thinned(run[:1000], 1000) == run[:1000]
+    assert len(thinned(run[:1001], 1000)) < 1000
     with pytest.raises(ValueError, match="max_points: at least 12 are needed, got 11"):
         thinned(run, 11)
 

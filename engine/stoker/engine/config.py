@@ -27,7 +27,10 @@ class ServedModelConfig(Config):
     """The weights to serve, and their names."""
 
     path: str
-    """A Hugging Face folder, a Stoker checkpoint folder or a GGUF file; recognised by its content."""
+    """A Hugging Face folder, a Stoker checkpoint folder or a GGUF file; recognised by its content. Or the URI of one:
+    `hf://ORG/NAME[@REVISION]`, `s3://BUCKET/PREFIX`, `oci://REGISTRY/REPOSITORY[:TAG]`."""
+    cache: str | None = None
+    """Folder that keeps models fetched from a URI, shared by the processes of a machine; default: the user's cache."""
     digest: str | None = None
     """The manifest digest that a checkpoint must have."""
     names: tuple[str, ...] = Field(default=(), max_length=8)

@@ -23,6 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from stoker.engine.config import EngineConfig, ServedModelConfig
 from stoker.engine.core.build import build_engine
 from stoker.engine.core.engine import LLMEngine
+from stoker.engine.core.fetched_model import with_fetched_model
 from stoker.engine.core.messages import Delta, FinishReason, RequestFacts
 from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.http.text import OutputText
@@ -69,7 +70,7 @@ class LLM:
     """One model in this process. Not safe for several threads. Close it, or use it in a `with`."""
 
     def __init__(self, model: str | EngineConfig) -> None:
-        """`model`: a path or name to load with default settings, or a whole configuration.
+        """`model`: a path or URI to load with default settings, or a whole configuration.
 
         Raises:
             ConfigError: a setting cannot be used.
@@ -79,6 +80,7 @@ class LLM:
         if self.config.parallelism.data > 1:
             data = self.config.parallelism.data
             raise ConfigError(f"parallelism.data must be 1 for an engine in this process, got {data}")
+        self.config, _ = with_fetched_model(self.config)
         self.tokenizer = Tokenizer.open(self.config.model.path)
         self.engine, self.plan = build_engine(self.config)
         self._number = 0

@@ -58,6 +58,8 @@ class EnginePlan:
     num_seats: int
     tensor: int
     mixed_tokens: int | None = None
+    source_digest: str | None = None
+    """Digest under which the model was fetched from its URI."""
     """Prompt tokens of a step beside decodes, while few prompts wait; None: as many as fit."""
     overlap: bool = False
     """Prepare the next step while the device computes one."""

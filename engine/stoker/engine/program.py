@@ -24,6 +24,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
+from stoker.checkpoint.remote.model_uri import model_name
 from stoker.engine.config import EngineConfig, EngineIdentity
 from stoker.engine.core.core_client import PATIENCE, CoreClient
 from stoker.engine.core.core_group import CoreGroup, Cores
@@ -92,7 +93,7 @@ class Engine:
         """Set to end the program in good order."""
         self.hurry = False
         """Set by a second signal: running requests are not waited for."""
-        self.names = config.model.names or (Path(config.model.path).name,)
+        self.names = config.model.names or (model_name(config.model.path),)
         self.keys = load_api_keys(config.api.api_key_file)
         self.registry = registry = CollectorRegistry()
         numbers = range(config.parallelism.data)

@@ -16,9 +16,11 @@ import re
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from stoker.checkpoint.remote.model_uri import is_model_uri, model_name, parse_model_uri
 from stoker.checkpoint.store import being_read
 from stoker.engine.config import EngineConfig
 from stoker.engine.core.messages import CoreState
@@ -66,9 +68,13 @@ def _serve_model(arguments: argparse.Namespace) -> TerminationMessage:
     if arguments.max_models is not None:
         raise ConfigError("--max-models needs --models-dir")
     config = parse(EngineConfig, engine_config(arguments), "stoker serve")
-    check_model(Path(config.model.path))
+    local = not is_model_uri(config.model.path)
+    if local:
+        check_model(Path(config.model.path))
+    else:
+        parse_model_uri(config.model.path)
     progress = _Progress(config)
-    with being_read(Path(config.model.path)):  # so that it can also be started anew
+    with being_read(Path(config.model.path)) if local else nullcontext():  # so that it can also be started anew
         return run_engine(config, Environment(on_state=progress.state, on_listen=progress.listening))
 
 
@@ -103,8 +109,7 @@ def check_model(path: Path) -> None:
     """
     if not path.exists() and HUB_NAME.fullmatch(str(path)):
         raise ConfigError(
-            f"{path} is not on this machine, and names of the Hugging Face hub are not supported: "
-            f"download it (hf download {path} --local-dir DIR) and give the folder"
+            f"{path} is not on this machine; for that repository of the Hugging Face hub give hf://{path}"
         )
     if not path.exists():
         raise ConfigError(f"{path} does not exist; a folder or a GGUF file is needed")
@@ -124,7 +129,8 @@ def check_model(path: Path) -> None:
 
 def engine_config(arguments: argparse.Namespace, model: str | None = None) -> dict[str, Any]:
     """The flags as the configuration of a model's engine, as an operator would render it."""
-    path = str(Path(model if model is not None else arguments.path).expanduser())
+    path = model if model is not None else str(arguments.path)
+    path = path if is_model_uri(path) else str(Path(path).expanduser())
     return _given(
         {
             "listen": {"host": arguments.host, "port": arguments.port},
@@ -183,6 +189,8 @@ def _origins(text: str) -> list[str]:
 
 
 def _name(path: str) -> str:
+    if is_model_uri(path):
+        return model_name(path)
     return Path(os.path.abspath(path)).name.removesuffix(".gguf")  # noqa: PTH100 - a link keeps the name it is called by
 
 
@@ -220,7 +228,11 @@ def _parser() -> argparse.ArgumentParser:
         prog="stoker serve", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("path", nargs="?", help="a Hugging Face folder, a Stoker checkpoint folder or a GGUF file")
+    add(
+        "path",
+        nargs="?",
+        help="a Hugging Face folder, a Stoker checkpoint folder or a GGUF file; or hf://, s3://, oci://",
+    )
     add(
         "--models-dir",
         metavar="DIR",

@@ -23,7 +23,9 @@ from stoker.checkpoint.export import SHARD_BYTES, Dtype, export_adapter, export_
 from stoker.checkpoint.facts import facts_of
 from stoker.checkpoint.place import exists, storage_of
 from stoker.checkpoint.reader import CheckpointReader
+from stoker.checkpoint.remote.listing import RemoteFile
 from stoker.checkpoint.store import Broken, CheckpointRoot, Found, read_manifest
+from stoker.checkpoint.transfer_commands import pull, push, pushed_facts
 from stoker.checkpoint.verify import OnProgress, verify
 from stoker.pod.causes import EXIT_CODES, Cause
 from stoker.pod.termination_message import TerminationMessage
@@ -52,7 +54,7 @@ def main() -> None:
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 def program() -> None:
-    """Verify, show, compare, list and export Stoker checkpoints."""
+    """Verify, show, compare, list, export, push and pull Stoker checkpoints."""
 
 
 @program.command("verify", epilog="Example: stoker checkpoint verify runs/tiny/step-00001200.1a2b3c4d")
@@ -184,6 +186,53 @@ def export_command(
         )
     else:
         click.echo(f"{done.folder}: {done.tensors} tensors, {_size(done.bytes)}, files {', '.join(done.files)}")
+    return 0
+
+
+@program.command("push", epilog="Example: stoker checkpoint push runs/tiny/step-00001200.1a2b3c4d hf://team/tiny@main")
+@click.argument("folder", type=FOLDER)
+@click.argument("uri")
+@click.option(
+    "--dtype",
+    type=click.Choice(["stored", "float32", "bfloat16", "float16"]),
+    default="stored",
+    show_default=True,
+    help="Type of the written weights; stored converts nothing.",
+)
+@click.option("--replace", is_flag=True, help="Take the place of another model below the prefix of a bucket.")
+@click.option("--work", type=click.Path(path_type=Path, file_okay=False), help="Folder for the exported files.")
+@as_json
+def push_command(folder: Path, uri: str, dtype: Dtype, replace: bool, work: Path | None, json_output: bool) -> int:
+    """Push the checkpoint FOLDER, in Hugging Face's form with adapters merged, to URI, and check what arrived.
+
+    URI is hf://ORG/NAME[@BRANCH], s3://BUCKET/PREFIX or oci://REGISTRY/REPOSITORY[:TAG]. Access: HF_TOKEN, the
+    variables of AWS, REGISTRY_USERNAME and REGISTRY_PASSWORD.
+    """
+
+    def sent(file: RemoteFile) -> None:
+        click.echo(f"sending {file.name}, {_size(file.bytes)}", err=True)
+
+    with _errors():
+        done = push(folder, uri, dtype=dtype, replace=replace, work=work, sent=sent)
+    if json_output:
+        _print_json(pushed_facts(done))
+    else:
+        click.echo(f"{done.uri}: {done.files} files, {_size(done.bytes)}, digest {done.digest}")
+    return 0
+
+
+@program.command("pull", epilog="Example: stoker checkpoint pull hf://team/tiny tiny/")
+@click.argument("uri")
+@click.argument("out", type=FOLDER)
+@as_json
+def pull_command(uri: str, out: Path, json_output: bool) -> int:
+    """Fetch the model of URI into the new folder OUT; a pull that ended too early is continued."""
+    with _errors(), _progress("fetching") as progress:
+        done = pull(uri, out, progress or (lambda _done, _total: None))
+    if json_output:
+        _print_json(done)
+    else:
+        click.echo(f"{out}: {_size(int(str(done['bytes'])))}, digest {done['digest']}")
     return 0
 
 

@@ -25,8 +25,6 @@ class Row:
 
     values: tuple[object, ...] = ()
     """The allowed values; none: the field must be left out."""
-    schemes: tuple[str, ...] = ()
-    """Instead of values: what the text must start with."""
     instead: str = ""
     """For a field that must be left out: what to use in its place."""
 
@@ -34,13 +32,13 @@ class Row:
         """Whether this version can do what the value asks for. An absent value asks for nothing."""
         if value in (None, {}, [], ""):
             return True
-        return str(value).startswith(self.schemes) if self.schemes else value in self.values
+        return value in self.values
 
     @property
     def hint(self) -> str:
         """Advice to the user, for the end of a message."""
-        if allowed := self.values or self.schemes:
-            return f"allowed: {', '.join(map(shown, allowed))}"
+        if self.values:
+            return f"allowed: {', '.join(map(shown, self.values))}"
         return f"use {self.instead}" if self.instead else "leave it out"
 
 
@@ -120,11 +118,9 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
         "runtime.kernels": _TRAINER["kernels"],
         "runtime.attention": _TRAINER["attention"],
         **{_camel(path): row for path, row in _TRAINER.items() if "." in path},
-        "modelFrom.hub": absent(instead="modelFrom.huggingFace with a downloaded folder"),
     },
     "Checkpoint": {},
     "InferenceDeployment": {
-        "model.uri": Row(schemes=("file://", "pvc://")),
         "engine.kernels": _ENGINE["kernels"],
         "engine.attention": _ENGINE["attention"],
         "engine.api.fronts": _ENGINE["api.fronts"],

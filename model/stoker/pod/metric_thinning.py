@@ -49,7 +49,7 @@ class Thinner:
             self.kept -= len(bucket)
             self.buckets[place] = extremes(bucket)
             self.kept += len(self.buckets[place])
-        if self.kept > self.most - 2:
+        if self.kept > (self.most if self.width == 1 else self.most - 2):  # at width 1 the ends are among them
             self._regroup(self.width)
             while self.kept > max(self.most // 4 * 3, FEWEST - 2):  # so that the next time is far away
                 self._regroup(2 * self.width)

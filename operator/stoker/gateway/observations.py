@@ -78,6 +78,17 @@ class RankPod(BaseModel):
     message: str
 
 
+class ScalingDecision(BaseModel):
+    """One decision of the autoscaler, with what it was computed from."""
+
+    time: str | None
+    before: int
+    after: int
+    reason: str
+    message: str
+    inputs: dict[str, str]
+
+
 class PoolState(BaseModel):
     """One pool of a deployment."""
 
@@ -87,6 +98,7 @@ class PoolState(BaseModel):
     ready: int
     updated: int
     message: str
+    decisions: list[ScalingDecision] = Field(default=[], description="Of the autoscaler, newest first")
 
 
 class RevisionState(BaseModel):

@@ -17,6 +17,7 @@ from pathlib import Path
 from stoker.engine.config import EngineConfig
 from stoker.engine.core.blocks import BlockManager
 from stoker.engine.core.engine import LLMEngine, ModelLimits
+from stoker.engine.core.fetched_model import with_fetched_model
 from stoker.engine.core.grammars import GrammarCompiler
 from stoker.engine.core.host_index import HostIndex
 from stoker.engine.core.host_tier import HostTier
@@ -54,9 +55,11 @@ def build_engine(
         ConfigError: a field cannot be used, with what is allowed.
         ValueError: the weights cannot be loaded (WeightsError, CheckpointError).
         ExecutorLost: a further rank cannot start.
+        OSError: a model cannot be fetched.
     """
+    config, source_digest = with_fetched_model(config, progress)
     source = open_weights(config.model.path, config.model.digest)
-    plan = plan_engine(config, source)
+    plan = replace(plan_engine(config, source), source_digest=source_digest)
     limits = ModelLimits(source.config.vocab_size, plan.max_model_len, end_tokens(source))
     with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as beside_weights:
         reading = beside_weights.submit(grammar_compiler, source, limits)

@@ -273,7 +273,7 @@ class Core:
         return ModelFacts(
             path=plan.model_path,
             tokenizer_folder=str(tokenizer_folder(plan, self.work_dir)),
-            digest=plan.digest,
+            digest=plan.digest or plan.source_digest,
             dtype=str(plan.dtype).removeprefix("torch."),
             vocab_size=engine.limits.vocab_size,
             max_model_len=engine.limits.max_model_len,

@@ -58,6 +58,8 @@ PARENTS = (MODELS_PATH, REQUESTS_PATH)
 """Paths below which the next part is a name."""
 GET: Sequence[str] = ("GET", "HEAD")
 LOAD_PATH = "/load"
+API_KEY_HEADER = b"x-api-key"
+"""Carries the key through proxies that keep `Authorization` to themselves, as that of an API server does."""
 OPEN_PATHS = frozenset((LOAD_PATH, "/health", "/ping", "/version", OPENAPI_PATH, DOCS_PATH))
 """Answered without an API key."""
 
@@ -289,10 +291,10 @@ class OpenAiServer:
         if not self.api_keys or scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS":
             return
         scheme, _, given = header(scope, b"authorization").partition(b" ")
-        if scheme.lower() == b"bearer":
-            matches = [hmac.compare_digest(given, key) for key in self.api_keys]
-            if any(matches):
-                return
+        found = given if scheme.lower() == b"bearer" else header(scope, API_KEY_HEADER)
+        matches = [hmac.compare_digest(found, key) for key in self.api_keys]
+        if any(matches):
+            return
         raise ApiError(
             401, "The API key is missing or wrong; send it as `Authorization: Bearer KEY`.", code="invalid_api_key"
         )

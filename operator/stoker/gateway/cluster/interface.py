@@ -131,10 +131,12 @@ class Cluster(Protocol):
         A version that is too old is a 410, at the beginning or on the way.
         """
 
-    async def relay(self, target: Target, method: str, path: str, body: bytes | None = None) -> Relayed:
+    async def relay(
+        self, target: Target, method: str, path: str, body: bytes | None = None, api_key: str | None = None
+    ) -> Relayed:
         """Send an HTTP request to a program in the cluster, through the API server's proxy.
 
-        The caller needs the right `services/proxy` or `pods/proxy`. `body` is JSON.
+        The caller needs the right `services/proxy` or `pods/proxy`. `body` is JSON; `api_key` is the program's own.
         """
 
     def log(self, namespace: str, pod: str, *, follow: bool, tail: int | None) -> AsyncIterator[str]:

@@ -33,6 +33,7 @@ SILENCE = httpx.Timeout(15.0, connect=5.0, read=WATCH_S + 30.0)
 FOLLOW = httpx.Timeout(15.0, connect=5.0, read=None)
 RELAY = httpx.Timeout(15.0, connect=5.0, read=600.0)
 MANAGER = "stoker-gateway"
+API_KEY = "X-Api-Key"
 MAX_LINE = 8 << 20
 
 
@@ -90,11 +91,14 @@ class RestCluster:
         async for line in self._lines(path, query, FOLLOW if follow else TIMEOUT):
             yield line
 
-    async def relay(self, target: Target, method: str, path: str, body: bytes | None = None) -> Relayed:
+    async def relay(
+        self, target: Target, method: str, path: str, body: bytes | None = None, api_key: str | None = None
+    ) -> Relayed:
         """Relay through the proxy of the API server, which does not pass the gateway's token on."""
         place = f"/api/v1/namespaces/{quote(target.namespace, safe='')}/{target.plural}"
         url = f"{place}/{quote(target.name, safe='')}:{target.port}/proxy{path}"
         headers = [*self.headers, *([("Content-Type", "application/json")] if body is not None else [])]
+        headers += [(API_KEY, api_key)] if api_key else []
         request = self.client.build_request(method, url, headers=headers, content=body, timeout=RELAY)
         try:
             answer = await self.client.send(request, stream=True)

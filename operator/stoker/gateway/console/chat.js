@@ -34,6 +34,14 @@ export function chat(path, place, signal) {
     "aria-label": "Longest answer in tokens",
   });
   const warm = el("input", { type: "number", min: 0, max: 2, step: 0.1, value: 0.7, "aria-label": "Temperature" });
+  const key = el("input", {
+    type: "password",
+    autocomplete: "off",
+    maxlength: 512,
+    spellcheck: "false",
+    "aria-label": "API key of the deployment",
+    placeholder: "only if it asks for one",
+  }); // kept in this field alone: it is gone with the page
   const form = el(
     "form",
     {
@@ -51,6 +59,7 @@ export function chat(path, place, signal) {
       { class: "buttons" },
       el("label", { class: "field" }, "Tokens ", limit),
       el("label", { class: "field" }, "Temperature ", warm),
+      el("label", { class: "field" }, "API key ", key),
       clear,
       stop,
       send,
@@ -88,7 +97,9 @@ export function chat(path, place, signal) {
         temperature: Number(warm.value),
         stream: true,
       };
-      const found = await open(address(path, { namespace: place }), { method: "POST", body, signal: running.signal });
+      const headers = key.value.trim() ? { "X-Api-Key": key.value.trim() } : {};
+      const asked = { method: "POST", body, headers, signal: running.signal };
+      const found = await open(address(path, { namespace: place }), asked);
       for await (const { data } of eventsOf(found.body, running.signal)) {
         if (data === "[DONE]") break;
         const part = JSON.parse(data);

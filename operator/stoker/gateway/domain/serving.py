@@ -16,6 +16,7 @@ from stoker.gateway.observations import (
     PoolState,
     RevisionState,
     RolloutState,
+    ScalingDecision,
     Traffic,
 )
 from stoker.gateway.problem import Problem
@@ -34,9 +35,25 @@ def pool_states(status: Object) -> list[PoolState]:
             ready=pool.get("ready") or 0,
             updated=pool.get("updated") or 0,
             message=str(pool.get("message") or ""),
+            decisions=[_decision(one) for one in _newest_first(pool.get("decisions") or ())],
         )
         for pool in status.get("pools") or ()
     ]
+
+
+def _newest_first(decisions: Sequence[Object]) -> list[Object]:
+    return sorted(decisions, key=lambda one: str(one.get("time") or ""), reverse=True)
+
+
+def _decision(found: Object) -> ScalingDecision:
+    return ScalingDecision(
+        time=found.get("time"),
+        before=found.get("before") or 0,
+        after=found.get("after") or 0,
+        reason=str(found.get("reason") or ""),
+        message=str(found.get("message") or ""),
+        inputs={name: str(value) for name, value in (found.get("inputs") or {}).items()},
+    )
 
 
 def revision_states(status: Object) -> list[RevisionState]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body
+from fastapi import APIRouter, Body, Header
 from fastapi.responses import Response, StreamingResponse
 
 from stoker.gateway.cluster.interface import (
@@ -45,6 +45,7 @@ MAX_ENGINES = 32
 METRICS_S = 5.0
 MAX_METRICS_BYTES = 4 << 20
 MAX_REFUSAL_BYTES = 64 << 10
+KEY = r"^[\x21-\x7e]+$"
 COMPLETION: dict[str, Any] = {
     "description": "The deployment's answer, or with `stream` its events",
     "content": {"application/json": {}, MEDIA_TYPE: {}},
@@ -157,14 +158,19 @@ async def chat(
     call: Caller,
     wanted: Annotated[dict[str, Any], Body(description="OpenAI's body of /v1/chat/completions")],
     namespace: Namespace = None,
+    api_key: Annotated[
+        str | None, Header(alias="X-Api-Key", max_length=512, pattern=KEY, description="A key of the deployment")
+    ] = None,
 ) -> Response:
     """Chat with the model of a deployment. The caller needs the right `services/proxy`."""
     found = await find(call, DEPLOYMENT, one_namespace(call, namespace), deployment_id)
     name, port = service_of(found)
     target = Target("services", found["metadata"]["namespace"], name, port)
-    answer = await call.cluster.relay(target, "POST", "/v1/chat/completions", json.dumps(wanted).encode())
+    answer = await call.cluster.relay(target, "POST", "/v1/chat/completions", json.dumps(wanted).encode(), api_key)
     if answer.status >= 300:
         text = (await start_of(answer, MAX_REFUSAL_BYTES)).decode(errors="replace")
+        if answer.status == 401:
+            raise Problem(403, "api-key", f"deployment {found['metadata']['name']}: {_message(text)}")
         raise ApiError(answer.status, "", f"deployment {found['metadata']['name']}: {_message(text)}")
     media_type = answer.content_type.partition(";")[0] or "application/json"
     return ClosingStream(answer.chunks, answer.close, media_type=media_type, headers={"Cache-Control": "no-store"})

@@ -94,6 +94,8 @@ class EngineStatus(Value):
     ready: bool = False
     draining: bool = False
     message: Text | None = None
+    model_digest: Annotated[str, Field(max_length=128)] | None = None
+    """Digest of the model that it has loaded."""
     drain_requested_at: Time | None = None
 
 

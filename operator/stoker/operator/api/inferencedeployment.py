@@ -57,12 +57,26 @@ class CheckpointSelector(Value):
 class ServedModel(Value):
     """Weights and their names."""
 
-    model_config = ConfigDict(json_schema_extra=rules(exactly_one("checkpointRef", "checkpointSelector", "uri")))
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            exactly_one("checkpointRef", "checkpointSelector", "uri"),
+            rule(
+                "!has(self.uriSecretRef) || (has(self.uri) && self.uri.matches('^(hf|s3|oci)://'))",
+                "uriSecretRef belongs to a uri hf://, s3:// or oci://",
+                field=".uriSecretRef",
+            ),
+        )
+    )
 
     checkpoint_ref: LocalRef | None = None
     checkpoint_selector: CheckpointSelector | None = None
     uri: Annotated[str, Field(max_length=1024, pattern=r"^(file:///|pvc://|hf://|s3://|oci://)[^\s]+$")] | None = None
-    """`file:///PATH` in a mounted volume, or `pvc://CLAIM/PATH`, whose claim is mounted."""
+    """`file:///PATH` in a mounted volume; `pvc://CLAIM/PATH`, whose claim is mounted; or what engines fetch into a
+    cache: `hf://ORG/NAME[@REVISION]`, `s3://BUCKET/PREFIX`, `oci://REGISTRY/REPOSITORY[:TAG or @DIGEST]`."""
+    uri_secret_ref: LocalRef | None = None
+    """Secret with the access to `uri`; its keys are variables of the client: HF_TOKEN, HF_ENDPOINT,
+    AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL, AWS_REGION, REGISTRY_USERNAME, REGISTRY_PASSWORD,
+    .dockerconfigjson."""
     names: Annotated[
         tuple[ServedName, ...], Field(max_length=8, json_schema_extra={"x-kubernetes-list-type": "set"})
     ] = ()
@@ -248,6 +262,9 @@ class InferenceDeploymentStatus(EditableStatus):
     ] = ()
     current_checkpoint: CurrentCheckpoint | None = None
     """Checkpoint that serves most requests."""
+    model_digest: Annotated[str, Field(max_length=128)] | None = None
+    """Digest of the model that engines of the current revision have loaded: that of its manifest, or `commit:...`,
+    `sha256:...` or `blake3:...` of what was fetched from its URI."""
     current_revision: Annotated[str, Field(max_length=63)] | None = None
     revisions: Annotated[tuple[RevisionStatus, ...], Field(max_length=24, json_schema_extra=list_map("name"))] = ()
     rollout: RolloutStatus | None = None

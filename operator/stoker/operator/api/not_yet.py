@@ -55,8 +55,6 @@ def with_listing(text: str) -> str:
 
 def _missing_values(row: Row, schema: Schema) -> str | None:
     """None: everything is built."""
-    if row.schemes:
-        return f"other than {', '.join(f'`{scheme}`' for scheme in row.schemes)}"
     if not row.values:
         return ""
     offered = _offered(schema)

@@ -32,6 +32,7 @@ _SHAPES: dict[str, _Shape] = {
     "tokenSecretRef": _Shape("Secret", ("name",)),
     "apiKeySecretRef": _Shape("Secret", ("name",)),
     "credentialsSecretRef": _Shape("Secret", ("name",)),
+    "uriSecretRef": _Shape("Secret", ("name",)),
     "checkpoint": _Shape("Checkpoint", ("name",)),
     "checkpointRef": _Shape("Checkpoint", ("name",)),
     "currentCheckpoint": _Shape("Checkpoint", ("name",)),

@@ -78,6 +78,8 @@ class Settings:
     """Outage of one zone after which its nodes count as lost; 0: never."""
     installed: Installed = field(default_factory=Installed)
     """Schedulers of gangs that the cluster has."""
+    model_cache_path: str = ""
+    """Folder of each node that keeps models fetched from a URI or a bucket; without it each pod has its own."""
     network_policies: NetworkPolicies | None = None
     """Without them the operator makes no NetworkPolicy."""
     sees_secrets: bool = True

@@ -19,6 +19,7 @@ from stoker.operator.api.storage import StorageSpec
 from stoker.operator.domain.labels import DEPLOYMENT, DEPLOYMENT_UID, POOL, ROLE
 from stoker.operator.domain.plan import Object
 from stoker.operator.domain.settings import Settings
+from stoker.operator.render.model_fetch import MODEL_CACHE_FOLDER, fetch_variables, fetch_volumes
 from stoker.operator.render.names import pod_address
 from stoker.operator.render.pod import (
     CHECKPOINT_FOLDER,
@@ -38,6 +39,7 @@ from stoker.operator.render.pod import (
 )
 from stoker.operator.render.storage import BucketMounts, bucket_mounts, storage_root
 
+FETCHED_SCHEMES = ("hf://", "s3://", "oci://")
 PLACEHOLDER = "stoker-revision"
 """Name of the configuration's ConfigMap in a template; each revision has its own."""
 API_KEYS_FOLDER = "/etc/stoker-api-keys"
@@ -54,6 +56,13 @@ class ModelSource:
     digest: str | None = None
     buckets: BucketMounts = field(default_factory=BucketMounts)
     """Access to the bucket that they are in."""
+    secret: str | None = None
+    """Secret whose keys are variables of the client that fetches them."""
+
+    @property
+    def fetched(self) -> bool:
+        """Whether engines fetch them into a cache."""
+        return self.path.startswith(FETCHED_SCHEMES)
 
 
 def checkpoint_source(storage: StorageSpec, default_path: str, folder: str, digest: str) -> ModelSource:
@@ -61,19 +70,21 @@ def checkpoint_source(storage: StorageSpec, default_path: str, folder: str, dige
     return ModelSource(path, storage.claim_name, digest, bucket_mounts((storage, default_path)))
 
 
-def uri_source(uri: str) -> ModelSource:
-    """Resolve `file:///PATH` of a volume that the user mounts, or `pvc://CLAIM/PATH`.
+def uri_source(uri: str, secret: str | None = None) -> ModelSource:
+    """Resolve `file:///PATH` of a volume that the user mounts, `pvc://CLAIM/PATH`, or what engines fetch.
 
     Raises:
         ValueError: another scheme.
     """
+    if uri.startswith(FETCHED_SCHEMES):
+        return ModelSource(uri, secret=secret)
     scheme, _, rest = uri.partition("://")
     if scheme == "file":
         return ModelSource(rest)
     if scheme == "pvc":
         claim, _, path = rest.partition("/")
         return ModelSource(f"{CHECKPOINT_FOLDER}/{path}".rstrip("/"), claim)
-    raise ValueError(f"model.uri {scheme}:// is not supported yet; allowed: file://, pvc://")
+    raise ValueError(f"model.uri {scheme}:// is not supported; allowed: file, pvc, hf, s3, oci")
 
 
 def engine_template(
@@ -169,7 +180,7 @@ def _pod_template(
         pairs.append(scratch_volume("stoker-shm", "/dev/shm", "Memory"))
     if source.claim is not None:
         pairs.append(claim_volume(source.claim, read_only=True))
-    pairs += source.buckets.volumes
+    pairs += [*source.buckets.volumes, *fetch_volumes(source.fetched, source.secret, settings)]
     key = deployment.spec.engine.api.api_key_secret_ref
     if key is not None:
         items = [{"key": key.key, "path": "keys"}]
@@ -182,7 +193,7 @@ def _pod_template(
         volumes=[volume for volume, _ in pairs],
         mounts=[mount for _, mount in pairs],
         grace_period_s=pool.grace_period_seconds,
-        env=source.buckets.env,
+        env={**source.buckets.env, **fetch_variables(source.fetched, source.secret)},
     )
     pod = render_pod({"name": PLACEHOLDER}, program, pool, settings)
     return {"metadata": {name: value for name, value in pod["metadata"].items() if name != "name"}, "spec": pod["spec"]}
@@ -198,6 +209,8 @@ def _config(deployment: InferenceDeployment, pool: Pool, source: ModelSource, se
     model = {"path": source.path, "names": list(served.names or (deployment.metadata.name,)), "dtype": served.dtype}
     if source.digest is not None:
         model["digest"] = source.digest
+    if source.fetched:
+        model["cache"] = MODEL_CACHE_FOLDER
     return {
         **plain,
         "device": device_of(engine.device, pool),

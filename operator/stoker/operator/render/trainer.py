@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from stoker.operator.api.model_spec import FromHub
 from stoker.operator.api.storage import StorageSpec
 from stoker.operator.api.trainingjob import TrainingJob, TrainingJobSpec
 from stoker.operator.api.trainingjob_status import Pinned
@@ -22,6 +23,7 @@ from stoker.operator.domain.plan import Object
 from stoker.operator.domain.pods import PLACEMENT_GATE
 from stoker.operator.domain.schedulers import Scheduler
 from stoker.operator.domain.settings import Settings
+from stoker.operator.render.model_fetch import MODEL_CACHE_FOLDER, fetch_variables, fetch_volumes
 from stoker.operator.render.names import (
     attempt_config_name,
     digest_of,
@@ -230,7 +232,7 @@ def _base_pod(job: TrainingJob, start: StartCheckpoint | None, settings: Setting
         pairs.append(scratch_volume("stoker-shm", "/dev/shm", "Memory"))
     starts = [] if start is None else [(start.storage, start.default_path)]
     buckets = bucket_mounts((storage, job.metadata.name), *starts)
-    pairs += buckets.volumes
+    pairs += [*buckets.volumes, *fetch_volumes(_hub(job.spec) is not None, None, settings)]
     if start is not None and start.storage.claim_name not in (None, storage.claim_name):
         claim = {"claimName": str(start.storage.claim_name), "readOnly": True}
         pairs.append(
@@ -248,12 +250,13 @@ def _base_pod(job: TrainingJob, start: StartCheckpoint | None, settings: Setting
         grace_period_s=workers.grace_period_seconds,
         env={
             **buckets.env,
+            **fetch_variables(_hub(job.spec) is not None, None),
             **(dict.fromkeys(WANDB_FOLDERS, f"{WORK_FOLDER}/wandb") if job.spec.logging.wandb else {}),
         },
     )
     pod = render_pod({"name": PLACEHOLDER}, program, workers, settings)
     main = pod["spec"]["containers"][0]
-    main["env"] = [*_logging_secrets(job.spec), *main.get("env", [])]
+    main["env"] = [*_secret_variables(job.spec), *main.get("env", [])]
     return {"metadata": {key: value for key, value in pod["metadata"].items() if key != "name"}, "spec": pod["spec"]}
 
 
@@ -322,12 +325,13 @@ def _logging_section(spec: TrainingJobSpec) -> dict[str, Any]:
     return section
 
 
-def _logging_secrets(spec: TrainingJobSpec) -> list[dict[str, Any]]:
-    """Variables of the packages that write to a server."""
-    wandb, mlflow = spec.logging.wandb, spec.logging.mlflow
+def _secret_variables(spec: TrainingJobSpec) -> list[dict[str, Any]]:
+    """Variables of the packages that write to a server or read from one."""
+    wandb, mlflow, hub = spec.logging.wandb, spec.logging.mlflow, _hub(spec)
     found = [
         ("WANDB_API_KEY", wandb.api_key_secret_ref if wandb else None),
         ("MLFLOW_TRACKING_TOKEN", mlflow.token_secret_ref if mlflow else None),
+        ("HF_TOKEN", hub.token_secret_ref if hub else None),
     ]
     return [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": key.name, "key": key.key}}} for name, key in found if key
@@ -364,8 +368,15 @@ def _model_from(spec: TrainingJobSpec, start: StartCheckpoint | None) -> dict[st
         return {"kind": "huggingFace", "path": source.hugging_face.path}
     if source.gguf is not None:
         return {"kind": "gguf", "path": source.gguf.path}
+    if source.hub is not None:
+        uri = f"hf://{source.hub.id}@{source.hub.revision}"
+        return {"kind": "huggingFace", "path": uri, "cache": MODEL_CACHE_FOLDER}
     assert start is not None, "the caller resolves modelFrom.checkpoint before it renders"
     return {"kind": "checkpoint", "path": start_folder(spec, start), "digest": start.digest}
+
+
+def _hub(spec: TrainingJobSpec) -> FromHub | None:
+    return spec.model_from.hub if spec.model_from else None
 
 
 def start_folder(spec: TrainingJobSpec, start: StartCheckpoint) -> str:

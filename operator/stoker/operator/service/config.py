@@ -128,6 +128,9 @@ class PodsConfig(Config):
     """Smallest number of silent nodes that can be an outage."""
     zone_outage_s: float = Field(default=Settings.zone_outage_s, ge=0)
     """Outage of one zone after which the pods of its silent nodes count as lost. 0: never."""
+    model_cache_path: str = Field(default="", pattern=r"^(/[^\s]+)?$")
+    """Folder of each node that keeps models fetched from a URI or a bucket, so that the pods of a node fetch them once.
+    It must exist and belong to user 65532. Empty: each pod fetches into a folder of its own."""
 
 
 class WatchConfig(Config):
@@ -202,6 +205,7 @@ class OperatorConfig(Config):
             node_outage_nodes=self.pods.node_outage_nodes,
             zone_outage_s=self.pods.zone_outage_s,
             sees_secrets=self.watch.secrets,
+            model_cache_path=self.pods.model_cache_path,
         )
 
     def policies(self, namespace: str) -> NetworkPolicies | None:

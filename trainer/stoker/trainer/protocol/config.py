@@ -46,9 +46,12 @@ class ModelFromConfig(Config):
 
     kind: Literal["huggingFace", "gguf", "checkpoint"]
     path: str
-    """Folder (Hugging Face, checkpoint) or file (GGUF)."""
+    """Folder (Hugging Face, checkpoint) or file (GGUF). With `cache` also the URI of one, which is fetched:
+    `hf://ORG/NAME[@REVISION]`, `s3://BUCKET/PREFIX`, `oci://REGISTRY/REPOSITORY[:TAG]`."""
     digest: str | None = None
     """The digest that a checkpoint's manifest must have."""
+    cache: str | None = None
+    """Folder that keeps fetched models, shared by the ranks of a machine."""
 
 
 class ParallelismConfig(Config):

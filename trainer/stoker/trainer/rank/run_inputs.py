@@ -8,17 +8,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from stoker.checkpoint.remote.model_cache import fetch_model
+from stoker.checkpoint.remote.model_uri import is_model_uri
 from stoker.model.config import ModelConfig, RopeScaling
 from stoker.model.context_attend import check_shared_heads
 from stoker.model.lora import LoraSettings
 from stoker.model.weights.source import WeightsSource, open_weights
 from stoker.pod.config_file import ConfigError
 from stoker.trainer.errors import DataError, ModelUnusable
-from stoker.trainer.protocol.config import TrainerConfig, TrainingConfig
+from stoker.trainer.protocol.config import ModelFromConfig, TrainerConfig, TrainingConfig
 from stoker.trainer.rank.data.corpus import open_corpus
 from stoker.trainer.rank.data.loader import Loader
 from stoker.trainer.rank.data.tokens import open_encoder
@@ -45,6 +48,8 @@ class RunInputs:
     total_steps: int
     fingerprint: str
     """Fingerprint of the corpus."""
+    source_digest: str = ""
+    """Digest of the model that was fetched from a URI."""
     initial_weights: InitialWeights | None = None
     """Fills an empty model; None when it has its weights."""
 
@@ -59,7 +64,7 @@ def collect_run_inputs(
         ModelUnusable: `model_from` cannot be used.
         DataError: the corpus cannot be used.
     """
-    source = open_source(config)
+    source, source_digest = open_source(config, report)
     model = source.config if source is not None else parse_model(config.model or {})
     check_length(config, model)
     check_heads(config, model)
@@ -82,6 +87,7 @@ def collect_run_inputs(
         files=travelling_files(held, config.memory.precision, encoder.files),
         total_steps=plan_total_steps(config.training, loader),
         fingerprint=loader.fingerprint,
+        source_digest=source_digest,
         initial_weights=make_initial_weights(
             held, None if resumes else source, None if resumes else config.training.seed, report
         ),
@@ -101,6 +107,7 @@ def check_agreement(inputs: RunInputs, group: SaveGroup) -> None:
         DataError: on every rank, when a rank has another corpus or another number of steps than rank 0.
     """
     facts = [f"corpus {inputs.fingerprint}", f"{inputs.total_steps} steps"]
+    facts += [f"model {inputs.source_digest}"] if inputs.source_digest else []
     by_rank = group.gather(facts)
     odd = [rank for rank, found in enumerate(by_rank) if found != by_rank[0]]
     differences = group.broadcast(
@@ -110,18 +117,28 @@ def check_agreement(inputs: RunInputs, group: SaveGroup) -> None:
         raise DataError(f"the ranks do not train the same run, every pod needs the same data: {'; '.join(differences)}")
 
 
-def open_source(config: TrainerConfig) -> WeightsSource | None:
-    """Open the weights of `model_from` without loading them."""
+def open_source(config: TrainerConfig, report: Report) -> tuple[WeightsSource | None, str]:
+    """Open the weights of `model_from` without loading them; return them and the digest of what was fetched, if so."""
     if config.model_from is None:
-        return None
+        return None, ""
     wanted = config.model_from
     try:
-        source = open_weights(wanted.path, wanted.digest)
+        path, digest = local_model(wanted, report)
+        source = open_weights(path, wanted.digest)
     except (ValueError, OSError) as error:
         raise ModelUnusable(f"model_from.path {wanted.path}: {error}") from error
     if source.kind != wanted.kind:
         raise ModelUnusable(f"model_from.kind is {wanted.kind!r}, but {wanted.path} is of kind {source.kind!r}")
-    return source
+    return source, digest
+
+
+def local_model(wanted: ModelFromConfig, report: Report) -> tuple[Path, str]:
+    """Fetch a model that has a cache; of the ranks of a machine one fetches it, and the others wait for that one."""
+    if wanted.cache is None or not is_model_uri(wanted.path):
+        return Path(wanted.path), ""
+    report("FetchingModel")
+    found = fetch_model(wanted.path, Path(wanted.cache), progress=percents(report, "FetchingModel"))
+    return found.path, found.digest
 
 
 def make_initial_weights(

@@ -22,6 +22,7 @@ export function show(main, page, [place, name]) {
     traffic = el("div");
   const pools = poolTable(),
     engines = engineTable(),
+    scaling = scalingPanel(),
     revisions = revisionTable((revision) => rollBack(path, place, name, revision));
   const talk = chat(`${path}/chat/completions`, place, page.signal);
   fill(
@@ -30,6 +31,7 @@ export function show(main, page, [place, name]) {
     why,
     summary,
     el("div", { class: "columns" }, panel("Traffic", traffic), panel("Pools", pools.element)),
+    scaling.place,
     panel("Engines", engines.element),
     panel("Revisions", revisions.element),
     panel("Chat", talk.element),
@@ -86,6 +88,7 @@ export function show(main, page, [place, name]) {
         ]),
       );
       pools.update(found.pools.map((pool) => ({ ...pool, version: JSON.stringify(pool) })));
+      scaling.update(found.pools);
       revisions.update(
         found.revisions.map((one) => ({
           ...one,
@@ -147,6 +150,40 @@ function poolTable() {
       { title: "Why", cell: (one) => one.message },
     ],
   });
+}
+
+/** The autoscaler's decisions of all pools; nothing is shown where it has made none. */
+function scalingPanel() {
+  const place = el("div");
+  const decisions = table({
+    caption: "Decisions of the autoscaler",
+    empty: "No decision yet.",
+    key: (one) => one.key,
+    version: (one) => one.key,
+    columns: [
+      { title: "When", cell: (one) => moment(one.time) },
+      { title: "Pool", cell: (one) => one.pool },
+      { title: "Replicas", cell: (one) => `${count(one.before)} → ${count(one.after)}` },
+      { title: "Why", cell: (one) => [one.reason, one.message].filter(Boolean).join(": ") },
+      {
+        title: "From",
+        cell: (one) =>
+          Object.entries(one.inputs)
+            .map(([name, value]) => `${name} ${value}`)
+            .join(", "),
+      },
+    ],
+  });
+  return {
+    place,
+    update(pools) {
+      const all = pools.flatMap(({ name, decisions: found }) =>
+        found.map((one) => ({ ...one, pool: name, key: `${name} ${one.time} ${one.before} ${one.after}` })),
+      );
+      if (all.length && !place.firstChild) fill(place, panel("Autoscaler", decisions.element));
+      decisions.update(all.sort((a, b) => String(b.time).localeCompare(String(a.time))));
+    },
+  };
 }
 
 function engineTable() {

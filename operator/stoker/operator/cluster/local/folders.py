@@ -34,6 +34,11 @@ class StateFolders:
         return self.root / "claims"
 
     @property
+    def models(self) -> Path:
+        """Models that pods have fetched: this machine is the one node."""
+        return self.root / "models"
+
+    @property
     def socket(self) -> Path:
         return self.root / "supervisor.sock"
 
@@ -62,7 +67,8 @@ class StateFolders:
         return self.root / "logs" / namespace / f"{pod}.log"
 
     def make(self) -> None:
-        (self.root / "pods").mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in (self.root / "pods", self.models):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.root.chmod(0o700)
 
 

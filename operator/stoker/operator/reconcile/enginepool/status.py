@@ -92,13 +92,16 @@ def _engine_status(view: PoolView, pod: Object) -> EngineStatus:
         ready=is_ready(pod) and not ended(pod),
         draining=draining(pod),
         message=shortened(str(body.get("message") or "")) or None,
+        model_digest=str(body.get("model_digest") or "")[:128] or None,
         drain_requested_at=(requested_at or view.time) if draining(pod) else None,
     )
 
 
 def _remembered_report(known: EngineStatus | None) -> Mapping[str, Any]:
-    """Phase and message from the last status: an operator that has just started has no report yet."""
-    return {"phase": known.phase, "message": known.message} if known else {}
+    """Phase, message and digest from the last status: an operator that has just started has no report yet."""
+    if known is None:
+        return {}
+    return {"phase": known.phase, "message": known.message, "model_digest": known.model_digest}
 
 
 def _engine_phase(pod: Object, reported: str) -> str:

@@ -36,8 +36,11 @@ def choose_model(view: DeploymentView) -> ModelChoice | NoModel:
     """Resolve `spec.model`. Of Checkpoints only verified ones are served."""
     model = view.deployment.spec.model
     if model.uri is not None:
-        source = uri_source(model.uri)
-        if source.claim is not None and source.claim not in _claim_names(view):
+        reference = model.uri_secret_ref
+        source = uri_source(model.uri, reference.name if reference else None)
+        if reference and view.settings.sees_secrets and reference.name not in _names(view, "Secret"):
+            return NoModel("SecretMissing", f"Secret {reference.name} does not exist (spec.model.uriSecretRef)")
+        if source.claim is not None and source.claim not in _names(view, "PersistentVolumeClaim"):
             return NoModel("ClaimMissing", f"PersistentVolumeClaim {source.claim} does not exist (spec.model.uri)")
         return ModelChoice(source, None)
     if model.checkpoint_ref is not None:
@@ -111,5 +114,5 @@ def _loss_of(found: Checkpoint, selector: CheckpointSelector) -> float | None:
     return float(text) if text is not None else None
 
 
-def _claim_names(view: DeploymentView) -> set[str]:
-    return {found["metadata"]["name"] for found in view.seen.of_kind("PersistentVolumeClaim")}
+def _names(view: DeploymentView, kind: str) -> set[str]:
+    return {found["metadata"]["name"] for found in view.seen.of_kind(kind)}

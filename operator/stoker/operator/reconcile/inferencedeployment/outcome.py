@@ -37,6 +37,7 @@ class DeploymentFields(TypedDict):
     endpoint: str
     models: tuple[str, ...]
     current_checkpoint: CurrentCheckpoint | None
+    model_digest: str | None
     current_revision: str | None
     revisions: tuple[RevisionStatus, ...]
     rollout: RolloutStatus | None

@@ -44,6 +44,7 @@ def _fields(view: DeploymentView, outcome: DeploymentOutcome) -> DeploymentField
         endpoint=_endpoint(view),
         models=tuple(view.deployment.spec.model.names or (view.deployment.metadata.name,)),
         current_checkpoint=serving.checkpoint if serving else None,
+        model_digest=_model_digest(view, outcome.current_revision),
         current_revision=outcome.current_revision,
         revisions=outcome.revisions,
         rollout=outcome.rollout,
@@ -70,6 +71,13 @@ def _pool_summary(view: DeploymentView, pool: Pool) -> PoolSummary:
         message=status.message or refusal,
         decisions=pool_decisions(view, pool),
     )
+
+
+def _model_digest(view: DeploymentView, revision: str | None) -> str | None:
+    """What engines of a revision have loaded; of several digests the smallest, so that passes agree."""
+    pools = filter(None, map(view.engine_pool, view.deployment.spec.pools))
+    engines = [engine for pool in pools for engine in pool.status.engines if engine.revision == revision]
+    return min(filter(None, (engine.model_digest for engine in engines)), default=None)
 
 
 def _endpoint(view: DeploymentView) -> str:

@@ -41,6 +41,12 @@ _WITHOUT_NODES = Condition(
     LIMITED, True, "NoNodes", "the operator has no view of nodes: each pod is scheduled by itself"
 )
 _WITH_NODES = Condition(LIMITED, None, "NoNodes")
+_WITH_CLAIMS = Condition(
+    LIMITED,
+    True,
+    "ResourceClaims",
+    "the devices of podTemplate.spec.resourceClaims are not counted: name the nodes that have them by nodeSelector",
+)
 
 
 def bind(view: TrainingView) -> JobOutcome | None:
@@ -102,8 +108,9 @@ def _limited(view: TrainingView, attempt: Attempt) -> Condition:
     if not view.settings.places_gangs and view.job.spec.scheduling.topology:
         text = "the operator has no view of nodes: scheduling.topology has no effect"
         return Condition(LIMITED, True, "NoNodes", text)
-    alone = attempt.placed_at is not None and not any(map(pinned_node, view.gang))
-    return _WITHOUT_NODES if alone else _WITH_NODES
+    if attempt.placed_at is not None and not any(map(pinned_node, view.gang)):
+        return _WITHOUT_NODES
+    return _WITH_CLAIMS if _rendered(view)["pod"]["spec"].get("resourceClaims") else _WITH_NODES
 
 
 def _rendered(view: TrainingView) -> Mapping[str, Any]:

@@ -45,6 +45,9 @@ def resolve_start(view: TrainingView) -> StartCheckpoint | Blocked | None:
     if missing is not None:
         return missing
     source = view.job.spec.model_from
+    token = source.hub.token_secret_ref if source and source.hub else None
+    if token and view.settings.sees_secrets and token.name not in _names(view, "Secret"):
+        return Blocked("SecretMissing", f"Secret {token.name} does not exist (spec.modelFrom.hub.tokenSecretRef)")
     return _resolve_checkpoint(view, source.checkpoint.name) if source and source.checkpoint else None
 
 

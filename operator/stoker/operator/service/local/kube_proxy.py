@@ -1,6 +1,7 @@
 """The proxy of the embedded cluster's API: HTTP to a port of a Service or a Pod, as an API server relays it.
 
-Made by `kube_routes`. It passes no header of the caller on but the kinds of content, and decides nothing.
+Made by `kube_routes`. It passes no header of the caller on but the kinds of content and a key of the program, and
+decides nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from stoker.operator.cluster.local.pod_address import container_port, host_of
 from stoker.operator.domain.plan import Key
 
 LIMITS = httpx.Timeout(15.0, connect=5.0, read=600.0)
-PASSED = ("content-type", "accept")
+PASSED = ("content-type", "accept", "x-api-key")
 
 
 class KubeProxy:

@@ -138,6 +138,7 @@ class Supervisor:
             control_public_keys={"control.pem": public_key(key).decode()},
             poll_interval_s=POLL_INTERVAL_S,
             resync_interval_s=RESYNC_INTERVAL_S,
+            model_cache_path=str(self.folders.models),
         )
         objects = ObjectStore(
             now=self.clock.now,

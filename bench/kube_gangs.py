@@ -123,7 +123,7 @@ class Bench:
             with contextlib.ExitStack() as stack:
                 await asyncio.to_thread(stack.enter_context, running(plane, controller))
                 found["jobsets"] = await self._side("JobSet", "set", lambda name: (job_set(name, spec),))
-                await self._clear("JobSet", "set")
+                await self._clear_job_sets()
         return found
 
     async def _side(self, kind: str, prefix: str, bodies_of: Callable[[str], tuple[Object, ...]]) -> dict[str, Any]:
@@ -161,9 +161,13 @@ class Bench:
         pod = (await self.api.list("Pod", NAMESPACE, limit="1"))[0]
         return {key: value for key, value in pod["spec"].items() if key not in ("affinity", "schedulingGates")}
 
-    async def _clear(self, kind: str, prefix: str) -> None:
+    async def _clear_job_sets(self) -> None:
+        """Delete them and wait until their pods are gone, which would count when the cluster is filled."""
         for number in range(self.options.jobs):
-            await self.api.delete(kind, NAMESPACE, f"{prefix}-{number:04}", propagationPolicy="Background")
+            await self.api.delete("JobSet", NAMESPACE, f"set-{number:04}", propagationPolicy="Background")
+        async with asyncio.timeout(900):
+            while await self.api.list("Pod", NAMESPACE, labelSelector="jobset.sigs.k8s.io/jobset-name", limit="1"):
+                await asyncio.sleep(1)
 
     # Passes under events
 

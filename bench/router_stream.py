@@ -20,12 +20,13 @@ import sys
 import tempfile
 import time
 import timeit
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stoker.router.cache_aware import CacheAware
-from stoker.router.load import Load
+from stoker.router.load import Load, Peer
 from stoker.router.prefix_index import PrefixIndex
+from stoker.router.snapshot import Role
 from stoker.router.work import work_of
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\nx-stoker-resume: 1\r\n\r\n"
@@ -167,6 +168,11 @@ class Place:
     load: Load | None
     unstarted_tokens: int = 0
     silent: bool = False
+    role: Role = "colocated"
+    revision: str = ""
+
+
+PEER = Peer(endpoint="h:1", epoch="e", fingerprint="f", block_size=64, transports=("tcp",), host_id="h")
 
 
 def decision() -> None:
@@ -179,8 +185,13 @@ def decision() -> None:
     work = work_of(content, [])
     estimate = min(timeit.repeat(lambda: work_of(content, []), number=50, repeat=15, timer=time.process_time)) / 50
     choice = min(timeit.repeat(lambda: policy(places, 3, work), number=50, repeat=15, timer=time.process_time)) / 50
+    paired = load.model_copy(update={"peer": PEER})
+    pools = [replace(place, load=paired, role="decode" if number % 2 else "prefill") for number, place in
+             enumerate(places)]  # fmt: skip
+    pair = min(timeit.repeat(lambda: policy.pair(pools, pools, 3, work), number=50, repeat=15, timer=time.process_time))
     print(
-        f"{work.tokens} tokens, {len(places)} backends: estimate {estimate * 1e6:.0f} us, choice {choice * 1e6:.0f} us"
+        f"{work.tokens} tokens, {len(places)} backends: estimate {estimate * 1e6:.0f} us, choice {choice * 1e6:.0f} us,"
+        f" of a pair {pair / 50 * 1e6:.0f} us"
     )
     index, begun = PrefixIndex(), time.monotonic()
     before = index.num_bytes

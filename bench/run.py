@@ -167,9 +167,14 @@ def link_rows(figures: Figures) -> list[Row]:
     ]
 
 
+def console_rows(figures: Figures) -> list[Row]:
+    return [at_most(f"console, {page}: longest frame", line["longest_ms"], 50, "ms") for page, line in figures.items()]
+
+
 BENCHES = (
     Bench("checkpoint_save", checkpoint_rows),
     Bench("reconcilers", reconciler_rows),
+    Bench("console_frames", console_rows),
     Bench("trainer_vs_ddp", trainer_rows),
     Bench("engine_cpu", engine_rows),
     Bench("block_links", link_rows),

@@ -1,9 +1,10 @@
-"""Tokens per second per GPU of the trainer on 1 to 4 GPUs, random tokens: rows T1 to T4.
+"""Tokens per second per GPU of the trainer on 1 to 4 GPUs, random tokens: rows T1 to T4 and T9.
 
     T1   Llama-3.1-8B shape, 8,192 tokens, 1 sequence per GPU, one micro-batch
     T2   the same, 4 micro-batches
     T3   T1 with 2 sequences per GPU, in fp8 (`bf16` behind the colon: in bf16)
     T4   Llama-3.2-1B shape, 2,048 tokens, 8 sequences per GPU
+    T9   T2 with the optimizer's state in host memory, and the rate of a copy from there beside it
 
     python bench/trainer_gpu.py T1 --gpus 4
     python bench/trainer_gpu.py T1 T1:full T1:SameLayout T1:AnyDataParallel T2 T2:stage2 T4 --gpus 4
@@ -11,7 +12,7 @@
     python bench/trainer_gpu.py T1 --gpus 4 --profile T1    # kernels against floors, exposed communication, host gaps
 
 Behind the colon: full or selective (activation checkpointing), SameLayout, AnyDataParallel, stage0, stage2, stage3,
-bf16, fp8 (Tensorwise), Rowwise, reference (kernels), or an attention (cudnn, flash, stoker); reduce_ctas=N,
+bf16, fp8 (Tensorwise), Rowwise, offload, reference (kernels), or an attention (cudnn, flash, stoker); reduce_ctas=N,
 gather_ctas=N, cluster=N (NCCL's share of the GPU); silent (nothing is sent, so the numbers are wrong: the step without
 its communication). STOKER_BENCH_SITE names a folder with further packages (flash-attn-4). One process per GPU, each
 seeing only its own, as the agent starts them; inside it the product's own classes: Decoder, Zero, TrainStep and their
@@ -55,6 +56,7 @@ from stoker.trainer.rank.initial_weights import InitialWeights
 from stoker.trainer.rank.kernel_choice import make_ops
 from stoker.trainer.rank.mesh import data_parallel_mesh
 from stoker.trainer.rank.ordered_sum import sum_in_order
+from stoker.trainer.rank.pinned import pinned_memory
 from stoker.trainer.rank.process_group import choose_device, process_group, set_threads
 from stoker.trainer.rank.rank_info import find_rank_info
 from stoker.trainer.rank.train_step import ForwardPass, TrainStep
@@ -105,6 +107,7 @@ class Row:
     sequences: int
     micro_batches: int
     precision: str = "bf16"
+    offload: bool = False
 
 
 ROWS = {
@@ -112,6 +115,7 @@ ROWS = {
     "T2": Row(LLAMA_8B, 8192, 1, 4),
     "T3": Row(LLAMA_8B, 8192, 2, 1, "fp8"),
     "T4": Row(LLAMA_1B, 2048, 8, 1),
+    "T9": Row(LLAMA_8B, 8192, 1, 4, offload=True),
 }
 
 
@@ -129,7 +133,7 @@ def trainer_config(row: Row, variants: list[str], gpus: int) -> TrainerConfig:
             "sequence_length": row.sequence,
         },
         "optimization": {"learning_rate": 1e-4},
-        "memory": {"precision": row.precision},
+        "memory": {"precision": row.precision, "cpu_offload": row.offload},
         "data": {"sources": [{"name": "none", "path": "none"}]},
         "checkpoint": {"root": "unused"},
     }
@@ -138,6 +142,8 @@ def trainer_config(row: Row, variants: list[str], gpus: int) -> TrainerConfig:
             continue
         if variant in ("full", "selective"):
             fields["memory"]["activation_checkpointing"] = variant
+        elif variant == "offload":
+            fields["memory"]["cpu_offload"] = True
         elif variant in ("bf16", "fp8"):
             fields["memory"]["precision"] = variant
         elif variant in ("Tensorwise", "Rowwise"):
@@ -290,11 +296,25 @@ def measure(
         "reserved_gib": round(torch.cuda.max_memory_reserved(device) / 2**30, 2),
         "init_s": round(run.init_s, 2),
         "losses": run.losses,
+        **({"link_gb_per_s": link_rate(device)} if run.config.memory.cpu_offload else {}),
     }
     if name in options.profile:
         yield {"run": name, "gpus": communicator.size, "profile": profile(run, options)}
     run.zero.wait_parameters()  # torch keeps what a collective reads until a caller waits for it
     run.zero.close()
+
+
+def link_rate(device: torch.device) -> list[float]:
+    """Return GB/s of a copy from page-locked memory to the device, and back."""
+    host, there = pinned_memory(1 << 28), torch.empty(1 << 28, device=device)
+    rates = []
+    for target, source in ((there, host), (host, there)):
+        torch.cuda.synchronize(device)
+        begin = time.perf_counter()
+        target.copy_(source, non_blocking=True)
+        torch.cuda.synchronize(device)
+        rates.append(round(host.nbytes / 1e9 / (time.perf_counter() - begin), 1))
+    return rates
 
 
 def profile(run: Run, options: argparse.Namespace) -> dict[str, Any]:

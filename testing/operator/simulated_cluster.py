@@ -196,6 +196,7 @@ class SimulatedCluster:
                 actions.append(lambda: self._finalizers(key, [*held, *added]))
         if plan.status is not None:
             actions.append(lambda: self._status(key, plan.status or {}))
+        actions += [partial(self._create, {**body, "data": {"key": "drawn"}}) for body in plan.generate]
         actions += [partial(self._create, body) for body in plan.create]
         actions += [
             partial(self._apply, body) for body in plan.apply if not is_applied(body, self.objects.get(_key(body)))

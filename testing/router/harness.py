@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 
@@ -19,20 +19,26 @@ from stoker.router.snapshot import parse_snapshot
 from testing.router.fake_engine import FakeEngine
 
 
+class HasEntry(Protocol):
+    """An engine, as a snapshot lists it."""
+
+    def entry(self) -> dict[str, object]: ...
+
+
 def snapshot(version: int, *entries: dict[str, object]) -> dict[str, Any]:
     return {"version": version, "backends": list(entries)}
 
 
 @asynccontextmanager
 async def routed(
-    *engines: FakeEngine, clock: Callable[[], float] = time.monotonic, **settings: Any
+    *engines: HasEntry, clock: Callable[[], float] = time.monotonic, policy_object: Any = None, **settings: Any
 ) -> AsyncIterator[tuple[Router, httpx.AsyncClient]]:
     """A started router over `engines` and a client on it; all backends are probed already."""
     config = parse(
         RouterConfig,
         {"deployment": "d", "backends_file": "unused", "probe_interval_s": 0.1, "connect_timeout_s": 0.5, **settings},
     )
-    router = Router(config, pod_uid="router-0", clock=clock)
+    router = Router(config, pod_uid="router-0", policy=policy_object, clock=clock)
     server = Server(router.control_app, bind_tcp("127.0.0.1", 0))
     router.start(parse_snapshot(snapshot(1, *(engine.entry() for engine in engines))))
     await server.start()
@@ -45,7 +51,8 @@ async def routed(
             await server.stop(0)
             await router.stop()
             for engine in engines:
-                engine.kill()
+                if isinstance(engine, FakeEngine):
+                    engine.kill()
 
 
 async def until(question: Callable[[], bool], timeout_s: float = 60.0) -> None:

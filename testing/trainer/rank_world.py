@@ -35,7 +35,7 @@ START_S = 180.0
 """Limit for the start of the processes and `setup`: imports, rendezvous, and the communicators of NCCL."""
 GRACE_S = 5.0
 """Time for the other ranks to report their errors after one has failed."""
-LEAVE_S = 20.0
+LEAVE_S = 120.0
 DUMP_S = 3.0
 
 Setup = Callable[[int, int], Any]

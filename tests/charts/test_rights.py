@@ -28,8 +28,10 @@ def rules() -> Iterator[dict[str, Any]]:
 
 
 def test_no_secret_can_be_listed_and_only_the_control_key_can_be_read() -> None:
+    """The first rule is for the keys of prefill and decode pools, the others are for the control key."""
     of_secrets = [rule for rule in rules() if "secrets" in rule["resources"]]
     assert [(rule["verbs"], rule.get("resourceNames")) for rule in of_secrets] == [
+        (["create"], None),
         (["create"], None),
         (["get", "update", "patch"], ["stoker-control-key"]),
     ]

@@ -129,3 +129,17 @@ def test_gpus_that_this_machine_lacks_are_refused(tmp_path: Path, monkeypatch: p
     assert "spec.workers.gpusPerPod 1 x replicas 2: this machine has 1 GPUs" in refused
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     assert parse(TrainerConfig, json.loads(train(tmp_path, wanting, MORE))).device == "cuda"
+
+
+def test_a_model_of_the_hub_and_a_bucket_need_no_claim(tmp_path: Path) -> None:
+    found = job()
+    found["spec"] |= {"modelFrom": {"hub": {"id": "org/model", "revision": "v1"}}}
+    found["spec"].pop("model")
+    found["spec"]["checkpoint"]["storage"] = {"s3": {"bucket": "models", "prefix": "runs"}}
+    config = parse(TrainerConfig, json.loads(train(tmp_path, found, MORE)))
+    assert config.checkpoint.root == "s3://models/runs"
+    assert config.model_from is not None
+    assert (config.model_from.path, config.model_from.cache) == (
+        "hf://org/model@v1",
+        str(tmp_path / "storage" / ".models"),
+    )

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 
+from stoker.pod.causes import Cause
 from testing.operator.canary_world import CanaryServing, Quality
 from testing.operator.serving_world import CHAT, EVENTS, POOL, condition_of, disturb
 
@@ -216,3 +221,82 @@ def test_any_order_and_any_crash_end_in_a_replaced_revision(events: list[tuple[s
     assert len(serving.engines(serving.status["currentRevision"])) == 2
     assert serving.cluster.plan(CHAT).empty
     assert serving.cluster.plan(POOL).empty
+
+
+EVALS = [{"name": "known", "prompts": {"name": "questions", "key": "q.jsonl"}, "minScore": "0.9", "maxDrop": "0.05"}]
+
+
+def tasks(serving: CanaryServing) -> list[Any]:
+    return [pod for pod in serving.cluster.pods("task") if pod["status"]["phase"] == "Pending"]
+
+
+def evaluating() -> tuple[CanaryServing, str]:
+    serving = CanaryServing(canary={"evalGates": EVALS})
+    old = serving.started()
+    for _ in range(100):
+        serving.round()
+        if tasks(serving):
+            return serving, old
+    raise AssertionError(serving.status)
+
+
+@pytest.mark.parametrize(
+    ("result", "passed"),
+    [
+        pytest.param({"questions": 20, "score": 0.95, "base_score": 0.97, "differs": 3}, True, id="good"),
+        pytest.param({"questions": 20, "score": 0.85, "base_score": 0.8, "differs": 3}, False, id="low score"),
+        pytest.param({"questions": 20, "score": 0.91, "base_score": 1.0, "differs": 3}, False, id="drop"),
+        pytest.param({"questions": 20}, False, id="not readable"),
+    ],
+)
+def test_no_request_reaches_a_revision_before_its_eval_gate_has_passed(result: dict[str, Any], passed: bool) -> None:
+    serving, old = evaluating()
+    (task,) = tasks(serving)
+    new = target_of(serving)
+    rounds(serving, 20)
+    assert (serving.canary["reason"], serving.answered[new], len(tasks(serving))) == ("Evaluating", 0, 1)
+    command = " ".join(task["spec"]["containers"][0]["command"])
+    assert f"--new http://chat-main-{new}-0." in command
+    assert f"--old http://chat-main-{old}-" in command
+    serving.cluster.end(task, Cause.COMPLETED, result=result)
+    rounds(serving, 3)
+    gate = serving.canary["gates"][0]
+    assert (gate["metric"], gate["verdict"]) == ("eval:known", "Passed" if passed else "Failed")
+    assert serving.canary["percent"] == (10 if passed else 0)
+    rounds(serving, 90)
+    assert (serving.rollout["phase"] == "Completed") is passed
+    assert serving.cluster.pods("task") == [], "tasks that nothing needs are removed"
+    if passed:
+        assert serving.answered[new] > 0
+    else:
+        assert (serving.answered[new], serving.status["currentRevision"]) == (0, old)
+
+
+def test_an_eval_task_that_dies_is_tried_again_and_in_the_end_the_canary_fails() -> None:
+    serving, _ = evaluating()
+    for _ in range(3):
+        (task,) = tasks(serving)
+        serving.cluster.end(task, Cause.TASK_FAILED, detail="no such key")
+        rounds(serving, 3)
+    assert serving.canary["reason"] == "GateFailed"
+    assert "its task failed 3 times" in serving.status["message"]
+    assert serving.shares[target_of(serving)] == 0
+
+
+def test_the_example_runs_to_its_end() -> None:
+    text = (Path(__file__).parents[2] / "examples/serve-canary/serve.yaml").read_text(encoding="utf-8")
+    example = yaml.safe_load(text)["spec"]
+    serving = CanaryServing(replicas=example["pools"][0]["replicas"], rate=2000, canary=example["rollout"]["canary"])
+    old = serving.started()
+    seen: list[int] = []
+    for _ in range(150):
+        serving.round()
+        serving.cluster.advance(28)
+        for task in tasks(serving):
+            result = {"questions": 100, "score": 0.97, "base_score": 0.97, "differs": 0}
+            serving.cluster.end(task, Cause.COMPLETED, result=result)
+        seen.append(serving.canary.get("percent", 0))
+        if serving.rollout["phase"] == "Completed" and serving.status["currentRevision"] != old:
+            break
+    assert list(dict.fromkeys(seen)) == [0, 5, 25, 50, 100]
+    assert serving.status["currentCheckpoint"]["step"] == 20

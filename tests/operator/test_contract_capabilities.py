@@ -52,12 +52,15 @@ WHOLLY_BUILT: dict[str, dict[str, list[str]]] = {
         "model.dtype": ["auto", "float32", "bfloat16", "float16"],
         "engine.cache.preemption": ["auto", "swap", "recompute"],
         "engine.device": ["auto", "cpu", "cuda"],
+        "engine.transfer.require": ["any", "nvlink", "rdma"],
+        "pools[].role": ["colocated", "prefill", "decode"],
         "router.policy": ["leastPending", "roundRobin", "powerOfTwo", "random", "cacheAware", "locality"],
         "router.service.type": ["ClusterIP", "NodePort", "LoadBalancer"],
+        "pools[].autoscaling.mode": ["slo", "load", "fixed", "external"],
         "rollout.type": ["rolling", "canary"],
         "rollout.canary.onFailure": ["RollBack", "Pause"],
     },
-    "EnginePool": {},
+    "EnginePool": {"revisions[].template.role": ["colocated", "prefill", "decode"]},
 }
 """Choices without a row: a new one, or a new value of one, belongs here or into the table."""
 
@@ -204,7 +207,7 @@ def test_the_readme_lists_what_is_not_built(tmp_path: Path, capsys: pytest.Captu
     text = stale.read_text()
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
-    assert "`memory.cpuOffload` true;" in text
+    assert "`memory.nvmeOffload`;" in text
     assert "`engine.attention` flash, cudnn;" in text
     assert "runtime.kernels" not in text
     with pytest.raises(ValueError, match="are missing"):

@@ -16,6 +16,7 @@ from stoker.engine.config import (
     EngineParallelismConfig,
     SchedulerConfig,
     ServedModelConfig,
+    TransferConfig,
 )
 from stoker.model import config as model_config
 from stoker.operator.api import engine_settings, inferencedeployment, model_spec, pool, trainingjob
@@ -56,6 +57,7 @@ SECTIONS: list[tuple[type[BaseModel], type[BaseModel], set[str], set[str]]] = [
         {"apiKeySecretRef"},
         {"apiKeyFile", "allowedOrigins", "toolCallParser", "reasoningParser"},
     ),
+    (engine_settings.TransferSettings, TransferConfig, set(), {"listen", "keyFile", "transports"}),
     (pool.EngineParallelism, EngineParallelismConfig, set(), set()),
     (
         inferencedeployment.ServedModel,
@@ -69,7 +71,7 @@ SECTIONS: list[tuple[type[BaseModel], type[BaseModel], set[str], set[str]]] = [
         set(),
         {
             *("identity", "listen", "terminationLog", "workDir", "model", "parallelism", "gracePeriodSeconds"),
-            *("timeline", "captureSeconds"),
+            *("timeline", "captureSeconds", "role"),
         },
     ),
 ]
@@ -99,7 +101,7 @@ def test_a_section_has_the_defaults_and_choices_of_its_configuration(
     section: type[BaseModel], config: type[BaseModel], only_resource: set[str], only_config: set[str]
 ) -> None:
     ours, theirs = wire(section), wire(config)
-    for name in (set(ours) & set(theirs)) - {"tokenizer", "cache", "scheduler", "api"}:
+    for name in (set(ours) & set(theirs)) - {"tokenizer", "cache", "scheduler", "api", "transfer"}:
         here, there = section.model_fields[ours[name]], config.model_fields[theirs[name]]
         assert _plain(here.default) == _plain(there.default), name
         assert _choices(here) == _choices(there), name

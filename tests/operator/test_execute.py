@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -446,5 +447,25 @@ def test_a_namespace_that_refuses_everything_new_is_remembered(tmp_path: Path) -
         cluster.ending = False
         await PlanExecutor(cluster, store, clock).execute(held, plan)
         assert not store.is_terminating("default", clock.monotonic())
+
+    asyncio.run(story())
+
+
+def test_a_generated_secret_has_a_random_key_and_one_that_exists_is_kept_unread(tmp_path: Path) -> None:
+    async def story() -> None:
+        world = embedded(tmp_path)
+        made = await new_world(world)
+        recorder = Recorder(world.cluster)
+        keys = iter(("first", "second"))
+        executor = PlanExecutor(recorder, Store(), FakeClock(), new_key=lambda: next(keys))
+        secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "key", "namespace": "default"}}
+        for _ in range(2):
+            await executor.execute(made["resource"], Plan(generate=(owned(secret, made["resource"]),)))
+        assert recorder.names == ["create", "create"]
+        (kept,) = world.objects.of_kind("Secret")
+        assert base64.b64decode(kept["data"]["key"]) == b"first"
+        drawn = [PlanExecutor(recorder, Store(), FakeClock()).new_key() for _ in range(2)]
+        assert len({*drawn}) == 2
+        assert all(len(bytes.fromhex(key)) == 32 for key in drawn)
 
     asyncio.run(story())

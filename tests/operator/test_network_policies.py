@@ -76,7 +76,8 @@ def test_engines_are_reached_by_their_routers_and_routers_by_everyone() -> None:
     assert selector.items() <= labels.items()
     uid = labels["stoker.dev/deployment-uid"]
     routers = {"podSelector": {"matchLabels": {"stoker.dev/deployment-uid": uid, "stoker.dev/role": "router"}}}
-    assert found["engine"]["spec"]["ingress"] == [{"ports": on(8000), "from": [routers, OPERATOR, PROMETHEUS]}]
+    tasks = {"podSelector": {"matchLabels": {"stoker.dev/deployment-uid": uid, "stoker.dev/role": "task"}}}
+    assert found["engine"]["spec"]["ingress"] == [{"ports": on(8000), "from": [routers, tasks, OPERATOR, PROMETHEUS]}]
     assert found["router"]["spec"]["podSelector"] == routers["podSelector"]
     assert found["router"]["spec"]["ingress"] == [{"ports": on(8000)}]
     for router in serving.cluster.pods("router"):

@@ -34,6 +34,7 @@ LLAMA_8B = ModelSize(
     num_kv_heads=8,
     head_dim=128,
 )
+SLICE = replace(LLAMA_8B, num_layers=12)
 LLAMA_1B = ModelSize(
     vocab_size=128256,
     hidden_size=2048,
@@ -71,10 +72,12 @@ def job(model: ModelSize = LLAMA_8B, batch: int = 4, micro: int = 1, length: int
     )
 
 
-# bench/README.md: peak of torch's allocator in the first run of a process, tokens/s/GPU on four (one) H200s
+# bench/README.md: peak of torch's allocator in the first run of a process, tokens/s/GPU on H200s
 MEASURED = {
     "T1": (job(shard=4), 88.4, 10_847),
     "T2 with ZeRO-2": (job(batch=16, shard=4, zero_stage=2), 92.6, 11_168),
+    "T3, 12 layers, two GPUs": (job(SLICE, 4, 2, shard=2, precision="fp8"), 73.1, 35_033),
+    "T3 by rows, 12 layers": (job(SLICE, 4, 2, shard=2, precision="fp8", fp8_recipe="Rowwise"), 73.2, 31_543),
     "T4 on one GPU": (job(LLAMA_1B, 8, 8, 2048), 45.7, 71_234),
 }
 

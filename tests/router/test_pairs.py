@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.router.cache_aware import CacheAware
+from stoker.router.cache_aware import CacheAware, cost_s
 from stoker.router.load import Load
 from stoker.router.pairs import (
     AGAINST_ROLE_S,
@@ -200,3 +200,10 @@ def test_more_decoding_sequences_make_a_prompt_dearer() -> None:
     idle, busy = (Measured(0, 0, decoding, 1000.0, 0.02).prefill_s(1000) for decoding in (0, 20))
     assert (idle, busy) == (1.0, 2.0)
     assert Load(epoch="e", seq=0, requests=2, waiting=5, waiting_tokens=0).decoding == 0
+
+
+@given(FLEETS, st.integers(-100, 20_000), st.floats(100, 50_000))
+def test_the_fast_cost_of_an_engine_is_the_formulas(drawn: list[Engine], uncached: int, rate: float) -> None:
+    for one in named(drawn):
+        expected = whole_s(one, measured(one, one.load, rate), uncached)
+        assert cost_s(one, one.load, uncached, rate) == pytest.approx(expected, rel=1e-9)

@@ -22,6 +22,9 @@ def test_a_bucket_holds_the_checkpoints_of_a_job_and_its_model_is_served_from_th
         cluster.wait_for_phase("TrainingJob", "afar", "Completed")
 
         cluster.wait_until(lambda: len(folders(server)) == len(cluster.all("Checkpoint", job="afar")) == 2, "two saves")
+        cluster.wait_until(
+            lambda: all(one["status"].get("verifiedBy") for one in cluster.all("Checkpoint")), "verified"
+        )
         saves = [found["status"] for found in cluster.all("Checkpoint", job="afar")]
         assert {found["folder"] for found in saves} == folders(server)
         assert {found["storage"]["s3"]["prefix"] for found in saves} == {"afar"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,24 @@ STEPS = [{"percent": 50, "holdSeconds": 1, "minRequests": 20}, {"percent": 100, 
 def teller(checkpoint: str, limit_ms: str) -> Manifest:
     manifest = deployment("teller", {"checkpointRef": {"name": checkpoint}})
     gates = [{"metric": "errorRate", "max": "0"}, {"metric": "ttftP95Ms", "max": limit_ms}]
-    manifest["spec"]["rollout"] = {"type": "canary", "canary": {"steps": STEPS, "metricGates": gates}}
+    evals = [{"name": "tales", "prompts": {"name": "questions", "key": "questions.jsonl"}, "minScore": "0.9"}]
+    canary = {"steps": STEPS, "metricGates": gates, "evalGates": evals}
+    manifest["spec"]["rollout"] = {"type": "canary", "canary": canary}
     return manifest
 
 
 def test_a_revision_that_fails_its_gate_is_rolled_back_and_the_next_one_replaces_the_old(
     cluster: StoryCluster, taught: Path
 ) -> None:
+    question = json.dumps({"prompt": "Then the boiler", "expect": "", "max_tokens": 8})
+    cluster.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": "questions"},
+            "data": {"questions.jsonl": question},
+        }
+    )
     older, newer = sorted(path.name for path in taught.glob("step-*"))
     cluster.apply(claim("archive", taught.parent), adopted("older", "archive", "taught", older))
     cluster.apply(adopted("newer", "archive", "taught", newer), teller("older", "0.001"))
@@ -35,6 +47,8 @@ def test_a_revision_that_fails_its_gate_is_rolled_back_and_the_next_one_replaces
         status = cluster.status("InferenceDeployment", "teller")
         failed = status["rollout"]["toRevision"]
         gate = next(found for found in status["rollout"]["canary"]["gates"] if found["verdict"] == "Failed")
+        asked = status["rollout"]["canary"]["gates"][0]
+        assert (asked["metric"], asked["verdict"], asked["value"], asked["samples"]) == ("eval:tales", "Passed", "1", 1)
         assert (gate["metric"], gate["samples"] >= 20, float(gate["value"]) > 0.001) == ("ttftP95Ms", True, True)
         assert (status["currentRevision"], status["currentCheckpoint"]["name"]) == (first, "older")
         assert f"revision {failed} was rolled back: GateFailed: ttftP95Ms at 50 %" in status["message"]

@@ -25,6 +25,11 @@ def push(checkpoint: Path, hub: HubServer) -> str:
     return done.stdout.strip().rpartition("commit:")[2]
 
 
+def engine_digests(cluster: StoryCluster) -> list[str | None]:
+    (pool,) = cluster.all("EnginePool")
+    return [one.get("modelDigest") for one in pool["status"].get("engines", ())]
+
+
 def test_a_model_of_the_hub_is_pushed_served_and_trained_on(cluster: StoryCluster, taught: Path) -> None:
     with HubServer() as hub:
         commit = push(max(taught.glob("step-*")), hub)
@@ -40,9 +45,11 @@ def test_a_model_of_the_hub_is_pushed_served_and_trained_on(cluster: StoryCluste
 
         cluster.wait_for_phase("InferenceDeployment", "teller", "Serving")
         cluster.wait_until(lambda: cluster.status("InferenceDeployment", "teller")["ready"] == "2/2", "two engines")
-        assert cluster.status("InferenceDeployment", "teller")["modelDigest"] == f"commit:{commit}"
-        (pool,) = cluster.all("EnginePool")
-        assert {one["modelDigest"] for one in pool["status"]["engines"]} == {f"commit:{commit}"}
+        digests = {f"commit:{commit}"}
+        cluster.wait_until(lambda: engine_digests(cluster) == [*digests, *digests], "the digest of both engines")
+        cluster.wait_until(
+            lambda: {cluster.status("InferenceDeployment", "teller").get("modelDigest")} == digests, "the digest"
+        )
         with httpx.Client(base_url=cluster.url("teller"), timeout=30) as client:
             body = {"model": "teller", "prompt": "Then the fire met", "max_tokens": 8, "temperature": 0}
             assert client.post("/v1/completions", json=body).json()["usage"]["completion_tokens"] == 8

@@ -255,6 +255,26 @@ def test_in_eight_bits_other_axes_change_the_order_of_sums_alone(
     np.testing.assert_allclose(wide.losses, narrow.losses, rtol=2e-2)
 
 
+OFFLOADED = (
+    Layout(shard=2, zero_stage=0),
+    Layout(shard=4, zero_stage=1),
+    Layout(shard=2, zero_stage=2, changes={"memory__precision": "bf16"}),
+    Layout(shard=2, zero_stage=3, recompute=True),
+    Layout(replicate=2, shard=2, zero_stage=3, changes={"memory__precision": "bf16"}),
+    Layout(tensor=2, shard=2, changes=SEQUENCE, lora=True),
+    Layout(pipeline=2, changes=ZERO_BUBBLE, model=TIED),
+)
+
+
+@pytest.mark.parametrize("layout", OFFLOADED, ids=str)
+def test_state_in_host_memory_changes_no_bit(world: LayoutWorld, tmp_path: Path, layout: Layout) -> None:
+    short = {"training__total_steps": 3, "training__deterministic": "SameLayout", "guards__checksum_every_steps": 1}
+    offloaded = world.run(layout, tmp_path / "offloaded", **short, memory__cpu_offload=True)
+    plain = world.run(layout, tmp_path / "plain", **short)
+    assert offloaded.losses == plain.losses
+    assert relative_difference(offloaded.state, plain.state) == dict.fromkeys(plain.state, 0.0)
+
+
 def reference_of(layout: Layout) -> Result:
     return reference(layout.model, layout.micro_batch, layout.lora)
 

@@ -56,7 +56,6 @@ def test_sizes_that_do_not_multiply_out_are_refused_with_the_arithmetic() -> Non
 @pytest.mark.parametrize(
     ("change", "value", "message"),
     [
-        ("memory__cpu_offload", True, "memory.cpu_offload true is not supported yet"),
         ("memory__nvme_offload", {"path": "/x"}, "memory.nvme_offload is not supported yet"),
         (
             "training__global_batch_size",

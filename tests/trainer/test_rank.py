@@ -169,9 +169,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, tup
 def test_killed_at_a_random_step_and_resumed_the_losses_are_bitwise_those_of_a_run_in_peace(
     whole: tuple[Path, dict[int, tuple[float, float | None]]],
 ) -> None:
+    """The killed run keeps its optimizer's state in host memory, the other one does not."""
     folder = whole[0].parent / "killed"
     fatal_step, victim = random.randint(4, STEPS - 1), random.randint(0, 1)
-    with Ranks(write_config(folder, ranks=2), 2) as ranks:
+    config = write_config(folder, ranks=2, memory={"precision": "fp32", "cpu_offload": True})
+    with Ranks(config, 2) as ranks:
         for rank, event in ranks.listen():
             if rank == victim and isinstance(event, StepEvent) and event.step == fatal_step:
                 ranks.processes[victim].send_signal(signal.SIGKILL)
@@ -182,7 +184,7 @@ def test_killed_at_a_random_step_and_resumed_the_losses_are_bitwise_those_of_a_r
         -1
     ]
     before = ranks.losses(victim)
-    with Ranks(write_config(folder, ranks=2), 2) as ranks:
+    with Ranks(config, 2) as ranks:
         assert ranks.wait() == [0, 0]
     after = ranks.losses()
     assert min(after) in (1, 4, 7, 10)  # behind a save

@@ -116,6 +116,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [secrets]  # the key of prefill and decode pools, which it cannot read
+  verbs: [create]
 - apiGroups: [scheduling.volcano.sh, scheduling.k8s.io]  # gangs of jobs whose scheduling.backend needs them
   resources: [podgroups]
   verbs: [get, create, patch]

@@ -22,12 +22,12 @@ from stoker.pod.asgi import Receive, Scope, Send
 from stoker.pod.control_key import ControlVerifier
 from stoker.pod.http import ControlRoute, control_routes, probe_routes
 from stoker.router.api_document import DOCUMENT_PATH, router_document
-from stoker.router.backend import Timeouts
+from stoker.router.backend import Backend, Timeouts
 from stoker.router.backends import Backends
 from stoker.router.config import RouterConfig
 from stoker.router.metrics import RouterMetrics
 from stoker.router.node import NOWHERE, Node
-from stoker.router.policy import policy_named
+from stoker.router.policy import Policy, policy_named
 from stoker.router.proxy import Proxy, ProxyLimits
 from stoker.router.snapshot import BackendSnapshot, parse_snapshot
 
@@ -38,7 +38,10 @@ ADDRESSES = frozenset(("backends",))
 
 
 class Router:
-    """Build it inside a running event loop, `start` it with a snapshot, serve `app`."""
+    """Build it inside a running event loop, `start` it with a snapshot, serve `app`.
+
+    `policy`: another one than the configuration names.
+    """
 
     def __init__(
         self,
@@ -47,6 +50,7 @@ class Router:
         pod_uid: str,
         verifier: ControlVerifier | None = None,
         home: Node = NOWHERE,
+        policy: Policy[Backend] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -58,7 +62,10 @@ class Router:
             probe_s=max(config.connect_timeout_s, 2 * config.probe_interval_s),
         )
         self.backends = Backends(
-            policy=policy_named(config.policy, home), times=times, probe_interval_s=config.probe_interval_s, clock=clock
+            policy=policy or policy_named(config.policy, home),
+            times=times,
+            probe_interval_s=config.probe_interval_s,
+            clock=clock,
         )
         registry = CollectorRegistry()
         self.metrics = RouterMetrics(registry, self.backends)
@@ -66,7 +73,7 @@ class Router:
             config.max_attempts, config.hold_s, config.max_held_requests, config.max_body_bytes,
             config.listen.limits.max_body_bytes_in_flight, config.max_resume_bytes, config.resume_wait_s,
         )  # fmt: skip
-        self.proxy = Proxy(self.backends, limits, self.metrics, clock=clock)
+        self.proxy = Proxy(self.backends, limits, self.metrics, deployment=config.deployment, clock=clock)
         probes = partial(probe_routes, alive=lambda: True, ready=self._ready, status=self.status, registry=registry)
         health = Route("/health", self._health)
         control = ControlRoute("PUT", "/backends", self._put_backends)

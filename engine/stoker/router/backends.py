@@ -14,10 +14,10 @@ from functools import partial
 from typing import Any
 
 from stoker.router.backend import Backend, Timeouts
-from stoker.router.cache_aware import CacheAware
 from stoker.router.connection import BackendError
+from stoker.router.fallback import Fallback
 from stoker.router.load import NotReported
-from stoker.router.pairs import Pair, of_role, split_or_whole
+from stoker.router.pairs import Pair, PairPolicy, of_role, split_or_whole
 from stoker.router.policy import Policy
 from stoker.router.shares import Shares
 from stoker.router.snapshot import BackendSnapshot
@@ -61,13 +61,15 @@ class Backends:
         self._followers: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._snapshot: BackendSnapshot | None = None
         self.shares = Shares()
+        self.fallback: Fallback | None = None
+        """Another deployment, for requests that no backend can take."""
         self._turn = 0
         self._changed = asyncio.Event()
 
     @property
     def weighs_work(self) -> bool:
         """Whether the choice looks at what a request is."""
-        return isinstance(self.policy, CacheAware) or self.pairs_engines
+        return isinstance(self.policy, PairPolicy) or self.pairs_engines
 
     @property
     def pairs_engines(self) -> bool:
@@ -97,6 +99,8 @@ class Backends:
                 self._backends[key].entry = entry
             else:
                 self._add(Backend(entry, self.times, self.clock))
+        target = snapshot.fallback
+        self.fallback = Fallback(target, self.times, self.clock) if target is not None else None
         self.shares = Shares(tuple((share.revision, share.percent) for share in snapshot.shares))
         self.version, self._snapshot = snapshot.version, snapshot
         self._follow_loads()
@@ -164,7 +168,7 @@ class Backends:
             return None
         self._turn += 1
         helpers = candidates if self.pairs_engines and work.may_split else ()
-        if isinstance(self.policy, CacheAware):
+        if isinstance(self.policy, PairPolicy):
             return self.policy.pair(candidates, helpers, self._turn, work)
         chosen = self.policy(of_role(candidates), self._turn, work)
         begin = self._turn % len(candidates)

@@ -14,7 +14,18 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from stoker.router.load import Load
-from stoker.router.pairs import TOKENS_PER_S, Helpers, Pair, Place, cheapest_split, measured, whole_s
+from stoker.router.pairs import (
+    AGAINST_ROLE_S,
+    GAP_S,
+    STREAM_WEIGHT,
+    TOKENS_PER_S,
+    Helpers,
+    Pair,
+    PairPolicy,
+    Place,
+    cheapest_split,
+    measured,
+)
 from stoker.router.prefix_index import PIECE_BYTES, PrefixIndex, Slots
 from stoker.router.work import BYTES_PER_TOKEN, Work
 
@@ -27,7 +38,7 @@ PIECE_TOKENS = PIECE_BYTES // BYTES_PER_TOKEN
 C = TypeVar("C", bound=Place)
 
 
-class CacheAware:
+class CacheAware(PairPolicy):
     """Remembers which backend got which beginnings and sessions."""
 
     def __init__(self, index: PrefixIndex | None = None) -> None:
@@ -50,15 +61,15 @@ class CacheAware:
         cached = self.cached_tokens(work)
         loads = [one.load for one in able]
         rate = _mean([load.prefill_tokens_per_s for load in loads if load is not None], TOKENS_PER_S)
-        seen = [measured(one, load, rate) for one, load in zip(able, loads, strict=True)]
         uncached = [work.tokens - cached.get(self.slots.number(one.identity), 0) for one in able]
-        costs = [whole_s(*each) for each in zip(able, seen, uncached, strict=True)]
+        costs = [cost_s(*each, rate) for each in zip(able, loads, uncached, strict=True)]
         limit = min(costs) * ALIKE
         best = [number for number, cost in enumerate(costs) if cost <= limit]
         chosen = best[turn % len(best)]
         pair = Pair(able[chosen], None, uncached[chosen])
         if helpers:
             missing = {one.identity: work.tokens - cached.get(self.slots.number(one.identity), 0) for one in helpers}
+            seen = [measured(one, load, rate) for one, load in zip(able, loads, strict=True)]
             options = zip(able, seen, uncached, strict=True)
             pair = cheapest_split(options, Helpers(helpers, missing, rate), work.tokens, min(costs)) or pair
         self._note(work, pair)
@@ -88,9 +99,21 @@ class CacheAware:
 def cost_s(backend: Place, load: Load | None, uncached: int, default_rate: float = TOKENS_PER_S) -> float:
     """Predict what a request with `uncached` tokens to compute costs at an engine alone, in seconds.
 
+    The fast twin of `pairs.whole_s`: a choice among many engines runs it for each.
+
     `load`: its report, while it is young; `default_rate`: of a backend that has not measured its own.
     """
-    return whole_s(backend, measured(backend, load, default_rate), uncached)
+    tokens, pending, rate, gap = backend.unstarted_tokens, backend.pending, default_rate, GAP_S
+    share = 1.0
+    if load is not None:
+        requests, waiting = load.requests, load.waiting_tokens
+        tokens = waiting if waiting > tokens else tokens
+        pending = requests if requests > pending else pending
+        rate, gap = load.prefill_tokens_per_s or rate, load.gap_s or gap
+        if requests > load.waiting:
+            share += (requests - load.waiting) * STREAM_WEIGHT
+    price = AGAINST_ROLE_S if backend.role == "prefill" else 0.0
+    return (tokens + (uncached * share if uncached > 0 else 0.0)) / rate + pending * gap + price
 
 
 def _mean(rates: Sequence[float | None], default: float) -> float:

@@ -73,7 +73,7 @@ class Load(BaseModel):
     @property
     def decoding(self) -> int:
         """Requests that have their first token."""
-        return max(self.requests - self.waiting, 0)
+        return self.requests - self.waiting if self.requests > self.waiting else 0
 
 
 class NotReported(Exception):

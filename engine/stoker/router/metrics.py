@@ -41,6 +41,10 @@ class RouterMetrics:
             "stoker_router_streams_not_kept", "Streams that cannot go on elsewhere: max_resume_bytes is reached.",
             registry=registry,
         )  # fmt: skip
+        self.fallbacks = Counter(
+            "stoker_router_fallback_requests", "Requests that another deployment got: no engine could take them.",
+            ["deployment"], registry=registry,
+        )  # fmt: skip
         self.left = Counter("stoker_router_client_disconnects", "Clients that left before the end.", registry=registry)
         self.first_byte = Histogram(
             "stoker_router_first_byte_seconds", "From a request to the first byte of its answer.",

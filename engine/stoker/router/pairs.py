@@ -18,12 +18,14 @@ Pure; called by `Backends`. O(number of engines): the prefill part of a split do
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from stoker.router.load import Load, Peer
 from stoker.router.snapshot import Role
+from stoker.router.work import Work
 
 TOKENS_PER_S = 5000.0
 """Prefill rate of a backend while none has been measured."""
@@ -104,8 +106,19 @@ class Pair(Generic[P]):
         return self.answers if self.helper is None else self.helper
 
 
-@dataclass(frozen=True)
-class Measured:
+class PairPolicy(ABC):
+    """A policy that looks at the work of a request, and chooses who answers and who computes the prompt together."""
+
+    @abstractmethod
+    def pair(self, ready: Sequence[P], helpers: Sequence[P], turn: int, work: Work) -> Pair[P]:
+        """Choose who answers, out of `ready`, and who computes the prompt, out of `helpers` or itself."""
+
+    @abstractmethod
+    def __call__(self, ready: Sequence[P], turn: int, work: Work) -> P:
+        """Choose who serves a request alone."""
+
+
+class Measured(NamedTuple):
     """One engine's state and rates in one decision."""
 
     queue: int
@@ -118,7 +131,7 @@ class Measured:
 
     def prefill_s(self, uncached: int) -> float:
         """Predict the time to the first token of a prompt with `uncached` tokens to compute, disturbance included."""
-        own = max(uncached, 0) / self.rate
+        own = uncached / self.rate if uncached > 0 else 0.0
         return self.queue / self.rate + own * (1 + self.decoding * STREAM_WEIGHT)
 
     @property
@@ -138,7 +151,8 @@ def measured(place: Place, load: Load | None, default_rate: float = TOKENS_PER_S
 
 def whole_s(place: Place, seen: Measured, uncached: int) -> float:
     """Predict the cost of a request that one engine serves alone."""
-    return seen.prefill_s(uncached) + seen.decode_s + against(place, "prefill")
+    price = AGAINST_ROLE_S if place.role == "prefill" else 0.0
+    return seen.prefill_s(uncached) + seen.pending * seen.gap_s + price
 
 
 def against(place: Place, other: Role) -> float:
@@ -167,8 +181,7 @@ def exposed_s(answering: Peer, helping: Peer, sent_tokens: int, prefill_s: float
     return handover_s + max(transfer_s - prefill_s, 0.0)
 
 
-@dataclass(frozen=True)
-class _Helper(Generic[P]):
+class _Helper(NamedTuple, Generic[P]):
     """The best helper of a group whose members are alike for an answering engine."""
 
     place: P
@@ -193,25 +206,33 @@ class Helpers(Generic[P]):
     def _add(self, place: P, peer: Peer, seen: Measured, uncached: int) -> None:
         cost_s = seen.prefill_s(uncached) + against(place, "decode")
         found = _Helper(place, peer, uncached, max(uncached, 0) / seen.rate, cost_s)
-        for host in {None, peer.host_id}:
+        for host in (None, peer.host_id):
             key = place.revision, peer.fingerprint, host
-            both = sorted((*self._best.get(key, ()), found), key=lambda one: one.cost_s)
-            self._best[key] = tuple(both[:2])  # two: the answering engine may be the best helper itself
+            known = self._best.get(key, ())
+            if len(known) < 2 or cost_s < known[1].cost_s:  # two: the answering engine may be the best helper itself
+                both = (found, *known) if not known or cost_s < known[0].cost_s else (known[0], found)
+                self._best[key] = both[:2]
 
-    def pair_s(self, answers: P, seen: Measured, cached: int, tokens: int) -> tuple[float, _Helper[P]] | None:
-        """Predict the cost of the best split for an answering engine that has `cached` of the prompt's `tokens`."""
+    def pair_s(
+        self, answers: P, seen: Measured, cached: int, tokens: int, below: float
+    ) -> tuple[float, _Helper[P]] | None:
+        """Predict the cost of the best split for an answering engine that has `cached` of the prompt's `tokens`.
+
+        None where no split costs less than `below`.
+        """
         load = answers.load
-        if load is None or load.peer is None:
+        own_s = seen.decode_s + against(answers, "prefill")
+        if load is None or load.peer is None or own_s >= below:
             return None
         best: tuple[float, _Helper[P]] | None = None
-        for host in {None, load.peer.host_id}:
+        for host in (None, load.peer.host_id):
             for helper in self._best.get((answers.revision, load.peer.fingerprint, host), ()):
-                exposed = exposed_s(load.peer, helper.peer, tokens - cached, helper.prefill_s)
-                if helper.place is answers or exposed is None:
+                if helper.place is answers or helper.cost_s + own_s >= below:
                     continue
-                cost = helper.cost_s + exposed + seen.decode_s + against(answers, "prefill")
-                if best is None or cost < best[0]:
-                    best = cost, helper
+                exposed = exposed_s(load.peer, helper.peer, tokens - cached, helper.prefill_s)
+                if exposed is not None and helper.cost_s + exposed + own_s < below:
+                    below = helper.cost_s + exposed + own_s
+                    best = below, helper
         return best
 
 
@@ -225,8 +246,8 @@ def cheapest_split(
     """
     lowest, pair = whole / SPLIT_GAIN, None
     for answers, seen, uncached in options:
-        found = helpers.pair_s(answers, seen, tokens - uncached, tokens)
-        if found is not None and found[0] < lowest:
+        found = helpers.pair_s(answers, seen, tokens - uncached, tokens, lowest)
+        if found is not None:
             lowest, pair = found[0], Pair(answers, found[1].place, found[1].uncached)
     return pair
 

@@ -40,6 +40,7 @@ from stoker.router.connection import (
     Silent,
     Unreachable,
 )
+from stoker.router.fallback import FALLBACK_HEADER, for_fallback
 from stoker.router.kept_stream import RAW_BYTES, KeptStream
 from stoker.router.metrics import RouterMetrics
 from stoker.router.pairs import Pair
@@ -53,6 +54,8 @@ HOP_BY_HOP = frozenset(
      b"trailer", b"transfer-encoding", b"upgrade", b"expect")
 )  # fmt: skip
 RETRY_AFTER_S = 1
+NO_BACKEND = "no_backend"
+"""Code of the refusal after which another deployment may answer."""
 SPLIT_PATHS = frozenset((b"/v1/chat/completions", b"/v1/completions", b"/v1/responses"))
 """Requests with a prompt."""
 
@@ -89,12 +92,14 @@ class Proxy:
         limits: ProxyLimits,
         metrics: RouterMetrics,
         *,
+        deployment: str = "",
         new_id: Callable[[], str] = lambda: f"req-{uuid.uuid4().hex}",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.backends = backends
         self.limits = limits
         self.metrics = metrics
+        self.deployment = deployment
         self.new_id = new_id
         self.clock = clock
         self.bodies = BodyBudget(max(limits.max_body_bytes_in_flight, limits.max_body_bytes))
@@ -151,7 +156,7 @@ class Proxy:
             Refused: no backend is ready, and the request may not wait for one.
         """
         full = self.metrics.held >= self.limits.max_held_requests
-        if not self.backends.ready and (self.limits.hold_s <= 0 or full):
+        if not self.backends.ready and self.backends.fallback is None and (self.limits.hold_s <= 0 or full):
             raise no_backend("no engine is ready")
 
     async def _read_body(self, receive: Receive, share: BodyShare) -> bytes:
@@ -171,16 +176,17 @@ class Proxy:
     async def _forward(self, request: Outgoing, share: BodyShare, request_id: bytes, send: Send) -> None:
         arrived = self.clock()
         try:
-            answer = await self._begin(request)
+            answer = await self._begin_anywhere(request)
         except Refused as refused:
             await self._refuse(refused, request_id, send)
             return
         first_byte_s = self.clock() - arrived
         self.metrics.first_byte.observe(first_byte_s)
         self.metrics.requests.labels(answer.head.status).inc()
-        self.metrics.revisions.answered(
-            answer.backend.entry, answer.head.status, first_byte_s if answer.is_stream else None
-        )
+        if answer.backend is not self.backends.fallback:
+            self.metrics.revisions.answered(
+                answer.backend.entry, answer.head.status, first_byte_s if answer.is_stream else None
+            )
         with self.kept.share() as kept_share:
             kept = self._kept(request, answer, kept_share)
             del request  # it is not sent again as it is
@@ -222,6 +228,29 @@ class Proxy:
             answer.connection.close()
             raise
         answer.backend.give_back(answer.connection)
+
+    async def _begin_anywhere(self, request: Outgoing) -> BackendAnswer:
+        """Begin the request here, or at the fallback where no backend can take it.
+
+        Raises:
+            Refused: neither took it.
+        """
+        try:
+            return await self._begin(request)
+        except Refused as refused:
+            fallback = self.backends.fallback
+            if refused.code != NO_BACKEND or fallback is None:
+                raise
+            passed_on = for_fallback(request, fallback.target, self.deployment)
+            if passed_on is None:
+                raise
+            self.metrics.fallbacks.labels(fallback.target.deployment).inc()
+            try:
+                answer = await self._ask(fallback, passed_on)
+            except BackendError as error:
+                raise no_backend(f"{refused}; fallback {fallback.target.deployment}: {error}") from error
+            named = (FALLBACK_HEADER, fallback.target.deployment.encode())
+            return replace(answer, head=replace(answer.head, headers=[*answer.head.headers, named]))
 
     async def _begin(self, request: Outgoing) -> BackendAnswer:
         """Send the request to backends in turn until one answers; return that answer.
@@ -369,9 +398,7 @@ class Proxy:
 
 
 def no_backend(problem: str) -> Refused:
-    return Refused(
-        503, "no_backend", f"No engine can serve the request now: {problem}. Try again later.", RETRY_AFTER_S
-    )
+    return Refused(503, NO_BACKEND, f"No engine can serve the request now: {problem}. Try again later.", RETRY_AFTER_S)
 
 
 def outgoing(scope: Scope, body: bytes, request_id: bytes, *, marked: bool = False) -> Outgoing:

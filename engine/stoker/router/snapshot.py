@@ -58,6 +58,16 @@ class BackendEntry(Config):
         return self.url, self.pod_uid
 
 
+class FallbackEntry(Config):
+    """Endpoint of the deployment that answers while no backend can."""
+
+    url: str
+    """`http://HOST:PORT`, without a path."""
+    deployment: str = Field(min_length=1)
+    model: str = Field(min_length=1)
+    """The name that it serves its model by."""
+
+
 class RevisionShare(Config):
     """Percent of the new requests that a revision gets."""
 
@@ -72,6 +82,7 @@ class BackendSnapshot(Config):
     backends: tuple[BackendEntry, ...] = Field(max_length=4096)
     shares: tuple[RevisionShare, ...] = Field(default=(), max_length=4)
     """Empty: backends of every revision get requests. A revision that is not listed gets none."""
+    fallback: FallbackEntry | None = None
     window: str = Field(default="", max_length=128)
     """Name of the time over which revisions are compared; a new one begins their counts anew."""
 

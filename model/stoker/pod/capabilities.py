@@ -91,7 +91,7 @@ _TRAINER: Mapping[str, Row] = {
     "memory.zero_stage": only(0, 1, 2, 3),
     "memory.activation_checkpointing": only("none", "selective", "full"),
     "memory.activation_budget_gib": absent(),
-    "memory.cpu_offload": only(False),
+    "memory.cpu_offload": only(False, True),
     "memory.nvme_offload": absent(),
 }
 _ENGINE: Mapping[str, Row] = {
@@ -125,14 +125,10 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
         "engine.attention": _ENGINE["attention"],
         "engine.api.fronts": _ENGINE["api.fronts"],
         **{f"pools[].{path}": row for path, row in _ENGINE.items() if path.startswith("parallelism.")},
-        "pools[].role": only("colocated"),
         "pools[].podsPerReplica": only(1),
-        "pools[].autoscaling.mode": only("slo", "load", "external"),
         "rollout.canary.metricGates[].metric": only("errorRate", "ttftP95Ms", "itlP95Ms"),
-        "rollout.canary.evalGates": absent(),
     },
     "EnginePool": {
-        "revisions[].template.role": only("colocated"),
         "revisions[].template.podsPerReplica": only(1),
     },
 }
@@ -154,6 +150,23 @@ BESIDE_LORA: Mapping[str, Row] = {
 }
 """Rows of a run that trains adapters (`lora`), beside those above. The trainer refuses a model with experts."""
 
+BESIDE_OFFLOAD: Mapping[str, Row] = {"optimization.optimizer": only("adam", "adamw")}
+"""Rows of a run with `memory.cpu_offload`: LAMB needs the norms of whole tensors before it changes any of them."""
+
+BESIDE_ROLES: Mapping[str, Row] = {
+    "engine.cache.prefixCache": only(True),
+    "engine.device": only("auto", "cpu"),
+    "pools[].gpusPerPod": only(0),
+    "pools[].parallelism.tensor": only(1),
+    "pools[].parallelism.pipeline": only(1),
+    "pools[].parallelism.data": only(1),
+    "pools[].parallelism.expert": only(1),
+}
+"""Rows of an InferenceDeployment with prefill and decode pools, beside those above.
+
+Blocks travel between engines of one rank, on the CPU, and land in the prefix cache.
+"""
+
 BESIDE_FP8: Mapping[str, Row] = {"model.num_experts": absent()}
 """Rows of a run in fp8, beside those above: products of experts are not built in eight bits."""
 
@@ -171,8 +184,13 @@ def refusals(program: str, config: Any, root: str = "") -> list[str]:
         rows |= _rows_beside_axes(program, config)
         if _value_at(config, "lora", None) is not None:
             rows |= {_own_path(program, path): (row, " with lora") for path, row in BESIDE_LORA.items()}
+        if _value_at(config, _own_path(program, "memory.cpu_offload"), False):
+            condition = f" with {_own_path(program, 'memory.cpu_offload')} true"
+            rows |= {_own_path(program, path): (row, condition) for path, row in BESIDE_OFFLOAD.items()}
         if _value_at(config, "memory.precision", None) == "fp8":
             rows |= {_own_path(program, path): (row, " with memory.precision fp8") for path, row in BESIDE_FP8.items()}
+    if program == "InferenceDeployment" and any(role != "colocated" for _, role in values_at(config, "pools[].role")):
+        rows |= {path: (row, " with prefill and decode pools") for path, row in BESIDE_ROLES.items()}
     if program in _WITH_KERNELS:
         rows |= _attention_row(program, config)
     if program in _OF_TRAINER:

@@ -17,6 +17,8 @@ from stoker.checkpoint.remote.listing import Environment, Listing, RemoteFile, c
 from stoker.checkpoint.remote.model_uri import ModelUri
 
 SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".jinja")
+TIMEOUT_S = 60
+"""Longest wait for an answer about a repository or a file; the client's own 10 s are short for a busy server."""
 DEFAULT_ENDPOINT = "https://huggingface.co"
 
 
@@ -38,7 +40,7 @@ class HubModel:
     def listing(self) -> Listing:
         api = self._client.HfApi(endpoint=self._endpoint, token=self._token)
         with hub_errors(self.uri):
-            found = api.model_info(self.uri.place, revision=self.uri.revision, files_metadata=True)
+            found = api.model_info(self.uri.place, revision=self.uri.revision, files_metadata=True, timeout=TIMEOUT_S)
         self._commit = str(found.sha)
         files = tuple(self._file(one) for one in found.siblings or () if _is_wanted(one.rfilename))
         if not any(file.name.endswith(".safetensors") for file in files):
@@ -56,6 +58,7 @@ class HubModel:
                 local_dir=work,
                 endpoint=self._endpoint,
                 token=self._token,
+                etag_timeout=TIMEOUT_S,
             )
         Path(done).rename(target)
         shutil.rmtree(work, ignore_errors=True)

@@ -31,9 +31,10 @@ def amax(x_RC: Tensor, axis: Axis) -> Tensor:
 
 def cast(x_RC: Tensor, amax: Tensor, dtype: torch.dtype, axis: Axis, into: Fp8Tensor | None) -> Fp8Tensor:
     amax = amax.clamp(min=SMALLEST_AMAX)
-    factor = LARGEST[dtype] / amax
+    largest = torch.full_like(amax, LARGEST[dtype])  # with a number torch would multiply by an inverse
+    factor = largest / amax
     values = x_RC.detach().float() * (factor if axis == "tensor" else factor[:, None])
-    return put(Fp8Tensor(values.to(dtype), amax / LARGEST[dtype]), into)
+    return put(Fp8Tensor(values.to(dtype), amax / largest), into)
 
 
 def cast_transposed(x_RC: Tensor, amax: Tensor, dtype: torch.dtype, axis: Axis, into: Fp8Tensor | None) -> Fp8Tensor:

@@ -18,6 +18,8 @@ LOGITS_BYTES = 2200 * 2**20
 """Largest chunk of logits (`CHUNK_BYTES` of the model's fused cross entropy)."""
 WIRE_BUFFERS = 2
 """Send buffers of the layers' buckets (`WIRE_DEPTH`)."""
+OFFLOAD_PIECE, OFFLOAD_WINDOWS = 1 << 24, 3
+"""Elements of offloaded state that are copied and updated at once, and how many such windows the device has."""
 MOMENTS_BYTES, MASTER_BYTES, SUM_BYTES = 8, 4, 4
 
 
@@ -86,11 +88,16 @@ def sharded_state(job: Job, parameters: Parameters) -> float:
     return sharded(job, parameters)
 
 
+def state_bytes(job: Job) -> int:
+    """Return the bytes of optimizer state per element; fp32 weights are their own masters."""
+    return MOMENTS_BYTES + (MASTER_BYTES if job.precision != "fp32" else 0)
+
+
 def _rank_memory(job: Job, rank: PipelineRank) -> Memory:
     parameters = rank_parameters(job, rank)
     shard, stage = sharded_state(job, parameters), job.layout.zero_stage
     held = parameters.trained if stage == 0 else shard
-    state = held * (MOMENTS_BYTES + (MASTER_BYTES if job.precision != "fp32" else 0))
+    state = held * state_bytes(job)
     on_device = 0.0 if job.offload else state
     snapshot = shard * (MOMENTS_BYTES + MASTER_BYTES)
     adapters = 0.0
@@ -177,5 +184,6 @@ def _exchanged(job: Job, parameters: Parameters) -> float:
     stream = 2 * row * model.hidden_size if layout.tensor > 1 and layout.sequence_parallel else 0.0
     experts = 2 * row * model.experts_per_token * model.hidden_size if layout.expert > 1 else 0.0
     pipeline = 4 * row * model.hidden_size if layout.pipeline > 1 else 0.0
-    window = 2 * parameters.block / layout.state_shards * (MOMENTS_BYTES + MASTER_BYTES) if job.offload else 0.0
+    piece = min(OFFLOAD_PIECE, parameters.largest / (layout.state_shards if layout.zero_stage else 1))
+    window = OFFLOAD_WINDOWS * piece * state_bytes(job) if job.offload else 0.0
     return stream + context_buffers(job) + experts + pipeline + window

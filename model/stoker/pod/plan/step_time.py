@@ -16,6 +16,8 @@ OPTIMIZER_BYTES = 30
 """Read and written for one element: gradient, master, two moments, the rounded weight."""
 PCIE = 50e9
 """Bytes per second between device and host, one direction."""
+CAST_BYTES = {"Tensorwise": 8.0, "Rowwise": 20.0}
+"""Bytes, at the rate of copies, that casting one value in both orders costs; measured on an H200."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +95,17 @@ def _elementwise_bytes(job: Job, rank: PipelineRank) -> float:
     width = model.experts_per_token * model.expert_size or model.intermediate_size
     copies = 1 + model.experts_per_token / 4
     stream = 24 * model.hidden_size * copies / (layout.tensor if layout.sequence_parallel else 1)
-    return rank.layers * job.value_bytes * (stream + 12 * width / layout.tensor)
+    return rank.layers * (job.value_bytes * (stream + 12 * width / layout.tensor) + _cast_bytes(job))
+
+
+def _cast_bytes(job: Job) -> float:
+    """Bytes of casting a layer's inputs and gradients of products to eight bits, for one token."""
+    if job.precision != "fp8":
+        return 0.0
+    model = job.model
+    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    values = 4 * model.hidden_size + (heads + 3 * model.intermediate_size) / job.layout.tensor
+    return CAST_BYTES[job.fp8_recipe] * values
 
 
 def _optimizer(job: Job, gpu: Gpu, rank: PipelineRank) -> float:

@@ -55,6 +55,15 @@ class EngineApi(Value):
     """Processes for HTTP and tokenization."""
 
 
+class TransferSettings(Value):
+    """Exchange of cache blocks between the engines of prefill and decode pools."""
+
+    zone_blocks: Annotated[int, Field(ge=1, le=65536)] = 256
+    """Blocks of the landing zone, the only memory of an engine that other engines write to."""
+    require: Literal["any", "nvlink", "rdma"] = "any"
+    """What the way between engines must be: an engine without it is not ready."""
+
+
 class EngineSettings(Runtime):
     """Settings of every engine of the deployment."""
 
@@ -67,3 +76,5 @@ class EngineSettings(Runtime):
     cache: CacheSettings = CacheSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     api: EngineApi = EngineApi()
+    transfer: TransferSettings | None = None
+    """Of prefill and decode pools."""

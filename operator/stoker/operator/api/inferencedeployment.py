@@ -92,6 +92,12 @@ class ServiceSettings(Value):
     annotations: StringMap = Field(default_factory=dict)
 
 
+class FallbackSettings(Value):
+    """Deployment of a smaller model that answers while no engine of this one can take a request."""
+
+    deployment_ref: LocalRef
+
+
 class RouterSettings(SmallPod):
     """HTTP front of the deployment and its pods."""
 
@@ -107,6 +113,7 @@ class RouterSettings(SmallPod):
     """Time that a request waits for a ready engine before it gets 503."""
     max_held_requests: Int32 = 256
     max_body_bytes: Count = 16777216
+    fallback: FallbackSettings | None = None
     grace_period_seconds: Annotated[int, Field(ge=1, le=86400)] = 60
     service: ServiceSettings = ServiceSettings()
 
@@ -126,6 +133,12 @@ class InferenceDeploymentSpec(Value):
                 " {self.pools.filter(p, p.role == 'prefill').size()} prefill,"
                 " {self.pools.filter(p, p.role == 'decode').size()} decode",
                 field=".pools",
+            ),
+            rule(
+                "!has(self.engine.transfer) || self.pools.size() == 2",
+                "transfer has no effect in a colocated pool: it belongs to prefill and decode pools",
+                field=".engine.transfer",
+                reason="FieldValueForbidden",
             ),
             rule(
                 "self.router.holdSeconds > 0"
@@ -252,7 +265,8 @@ class RouterStatus(Value):
 
 
 class InferenceDeploymentStatus(EditableStatus):
-    """Conditions: Ready, Reconciling, Stalled, EditRefused, ModelResolved, RouterReady, AutoscalingLimited."""
+    """Conditions: Ready, Reconciling, Stalled, EditRefused, ModelResolved, RouterReady, AutoscalingLimited,
+    Disaggregated, PoolsIncompatible, FallbackMissing."""
 
     phase: DeploymentPhase = "Pending"
     endpoint: Annotated[str, Field(max_length=512)] | None = None

@@ -50,6 +50,12 @@ class Autoscaling(Value):
                 )
                 for field in ("ttftMs", "itlMs", "scaleDownAfterSeconds")
             ),
+            rule(
+                "self.mode != 'fixed' || !(has(self.ttftMs) || has(self.itlMs) || has(self.scaleDownAfterSeconds))",
+                "ttftMs, itlMs and scaleDownAfterSeconds have no effect with mode fixed",
+                field=".mode",
+                reason="FieldValueForbidden",
+            ),
         )
     )
 
@@ -62,7 +68,8 @@ class Autoscaling(Value):
     itl_ms: Count | None = None
     """Goal of the time between tokens, 95th percentile in milliseconds."""
     mode: Literal["slo", "load", "fixed", "external"] = "slo"
-    """`slo`: by goals; `load`: by the use of cache and seats; `fixed`: a constant ratio of prefill to decode;
+    """`slo`: by goals; `load`: by the use of cache and seats; `fixed`: a constant number, of prefill to decode pools a
+    constant ratio, where `/scale` of the decode pool gives the total;
     `external`: an HPA or KEDA writes `/scale` of the EnginePool."""
     scale_down_after_seconds: Seconds | None = None
     """Time in which fewer replicas sufficed before one is removed; default 300."""

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field
 
 from stoker.operator.api.enginepool import RevisionName
 from stoker.operator.api.metadata import KeyRef
-from stoker.operator.api.value import Decimal, ForeignName, Int32, Seconds, Value, list_map, rule, rules
+from stoker.operator.api.value import Decimal, Fraction, Int32, Seconds, Value, list_map, rule, rules
 
 ATOMIC = {"x-kubernetes-list-type": "atomic"}
 
@@ -35,15 +35,20 @@ class MetricGate(Value):
     """Limit of new over old: "1.1" allows ten percent more."""
 
 
+GateName = Annotated[str, Field(max_length=58, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+
+
 class EvalGate(Value):
     """Questions that the new revision must answer before it gets traffic."""
 
-    name: ForeignName
+    name: GateName
     prompts: KeyRef
-    """Key of a ConfigMap with JSONL lines `{messages, expect}`."""
+    """Key of a ConfigMap with JSONL lines `{messages, expect}` or `{prompt, expect}`."""
     min_score: Decimal
     max_drop: Decimal | None = None
     """Largest loss of score against the old revision."""
+    max_divergence: Fraction | None = None
+    """Largest share of greedy answers that differ from the old revision's; for revisions with equal weights."""
 
 
 class Canary(Value):

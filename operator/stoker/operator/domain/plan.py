@@ -84,6 +84,9 @@ class Plan:
 
     It is written before any child is touched, so that a cause survives a crash.
     """
+    generate: tuple[Object, ...] = ()
+    """Secrets that get a random key, under `data.key`: by POST. One of that name that exists counts as done, and is
+    never read."""
     create: tuple[Object, ...] = ()
     """Pods, Checkpoints, EnginePools: by POST. An existing object of that name with our owner uid counts as done."""
     apply: tuple[Object, ...] = ()

@@ -37,6 +37,7 @@ _SHAPES: dict[str, _Shape] = {
     "checkpointRef": _Shape("Checkpoint", ("name",)),
     "currentCheckpoint": _Shape("Checkpoint", ("name",)),
     "resumedFrom": _Shape("Checkpoint", ("name",)),
+    "deploymentRef": _Shape("InferenceDeployment", ("name",)),
     "jobRef": _Shape("TrainingJob", ("name",)),
 }
 

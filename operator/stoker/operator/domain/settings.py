@@ -43,6 +43,8 @@ class Settings:
     agent_port: int = 8080
     rendezvous_port: int = 29500
     engine_port: int = 8000
+    transfer_port: int = 8101
+    """Messages between the engines of prefill and decode pools; blocks over TCP use the port behind it."""
     router_port: int = 8000
 
     poll_interval_s: float = 2.0

@@ -10,9 +10,11 @@ Called by the loop's workers and by `public_keys`.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import hashlib
 import logging
+import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
 from typing import TypeVar
@@ -49,10 +51,15 @@ T = TypeVar("T")
 class PlanExecutor:
     """The only writer of the operator."""
 
-    def __init__(self, cluster: Cluster, store: Store, clock: Clock, *, max_requests: int = 32) -> None:
+    def __init__(
+        self, cluster: Cluster, store: Store, clock: Clock, *, max_requests: int = 32,
+        new_key: Callable[[], str] = lambda: secrets.token_hex(32),
+    ) -> None:  # fmt: skip
         self.cluster = cluster
         self.store = store
         self.clock = clock
+        self.new_key = new_key
+        """Draws the key of a Secret."""
         self._slots = asyncio.Semaphore(max_requests)
 
     async def execute(self, resource: Object, plan: Plan) -> None:
@@ -63,6 +70,8 @@ class PlanExecutor:
         """
         resource = await self._add_finalizers(resource, plan)
         resource = await self._status(resource, plan)
+        for body in plan.generate:
+            await self._generate(body)
         await self._in_batches(self._create, plan.create)
         for body in plan.apply:
             await self.apply(body)
@@ -139,6 +148,12 @@ class PlanExecutor:
         except AlreadyExists:
             created = await self._ours(body)
         self.store.put(created)
+
+    async def _generate(self, body: Object) -> None:
+        """Make a Secret with a random key. The operator may create Secrets, not read them."""
+        key = base64.b64encode(self.new_key().encode()).decode()
+        with contextlib.suppress(AlreadyExists):
+            await self._limited(self.cluster.create({**body, "data": {"key": key}}))
 
     async def apply(self, body: Object) -> None:
         """Apply an object, unless the wanted hash is there already.

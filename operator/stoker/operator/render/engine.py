@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from stoker.operator.api.engine_settings import TransferSettings
 from stoker.operator.api.enginepool import EnginePool, Revision
 from stoker.operator.api.inferencedeployment import InferenceDeployment
 from stoker.operator.api.pool import Pool
@@ -38,11 +39,13 @@ from stoker.operator.render.pod import (
     with_config_map,
 )
 from stoker.operator.render.storage import BucketMounts, bucket_mounts, storage_root
+from stoker.operator.render.transfer_key import transfer_secret_name
 
 FETCHED_SCHEMES = ("hf://", "s3://", "oci://")
 PLACEHOLDER = "stoker-revision"
 """Name of the configuration's ConfigMap in a template; each revision has its own."""
 API_KEYS_FOLDER = "/etc/stoker-api-keys"
+TRANSFER_FOLDER = "/etc/stoker-transfer"
 
 
 @dataclass(frozen=True)
@@ -180,6 +183,9 @@ def _pod_template(
         pairs.append(scratch_volume("stoker-shm", "/dev/shm", "Memory"))
     if source.claim is not None:
         pairs.append(claim_volume(source.claim, read_only=True))
+    if pool.role != "colocated":
+        key_secret = {"name": "stoker-transfer", "secret": {"secretName": transfer_secret_name(deployment)}}
+        pairs.append((key_secret, {"name": "stoker-transfer", "mountPath": TRANSFER_FOLDER, "readOnly": True}))
     pairs += [*source.buckets.volumes, *fetch_volumes(source.fetched, source.secret, settings)]
     key = deployment.spec.engine.api.api_key_secret_ref
     if key is not None:
@@ -203,6 +209,7 @@ def _config(deployment: InferenceDeployment, pool: Pool, source: ModelSource, se
     engine = deployment.spec.engine
     served = deployment.spec.model
     plain = engine.model_dump(mode="json", exclude_none=True)
+    plain.pop("transfer", None)
     api = plain.pop("api")
     if api.pop("api_key_secret_ref", None) is not None:
         api["api_key_file"] = f"{API_KEYS_FOLDER}/keys"
@@ -232,4 +239,14 @@ def _config(deployment: InferenceDeployment, pool: Pool, source: ModelSource, se
         "api": api,
         "parallelism": pool.parallelism.model_dump(mode="json"),
         "grace_period_s": pool.grace_period_seconds,
+        **_role_config(deployment, pool, settings),
     }
+
+
+def _role_config(deployment: InferenceDeployment, pool: Pool, settings: Settings) -> dict[str, Any]:
+    """Render the part of a pool with a role; a colocated pool's configuration is as it was before there were roles."""
+    if pool.role == "colocated":
+        return {}
+    transfer = deployment.spec.engine.transfer or TransferSettings()
+    own = {"listen": f"0.0.0.0:{settings.transfer_port}", "key_file": f"{TRANSFER_FOLDER}/key"}
+    return {"role": pool.role, "transfer": {**transfer.model_dump(mode="json"), **own}}

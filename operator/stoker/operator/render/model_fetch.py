@@ -29,9 +29,11 @@ def fetch_volumes(fetches: bool, secret: str | None, settings: Settings) -> list
 
 
 def fetch_variables(fetches: bool, secret: str | None) -> dict[str, str]:
-    """Return the variables that name the mounted Secret, and a folder that the hub's client may write to."""
+    """Return the variables that name the mounted Secret, and what the hub's client needs: a folder that it may
+    write to, and patience (seconds) with a silent server."""
     access = {ACCESS_VARIABLE: ACCESS_FOLDER} if secret is not None else {}
-    return {"HF_HOME": f"{WORK_FOLDER}/huggingface", **access} if fetches else access
+    hub = {"HF_HOME": f"{WORK_FOLDER}/huggingface", "HF_HUB_DOWNLOAD_TIMEOUT": "60"}
+    return {**hub, **access} if fetches else access
 
 
 def _cache_volume(settings: Settings) -> Mounted:

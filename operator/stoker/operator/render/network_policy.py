@@ -38,13 +38,21 @@ def trainer_policies(job: TrainingJob, resource: Object, settings: Settings) -> 
 
 
 def engine_policies(pool: EnginePool, resource: Object, settings: Settings) -> tuple[Object, ...]:
-    """Render the policy of a pool's engines: their port from routers of the deployment, operator and metrics."""
+    """Render the policy of a pool's engines: their port from routers, eval tasks, operator and metrics.
+
+    Engines of prefill and decode pools also reach each other's ports for blocks.
+    """
     wanted = settings.network_policies
     if wanted is None:
         return ()
-    routers = _pods({DEPLOYMENT_UID: pool.metadata.labels[DEPLOYMENT_UID], ROLE: "router"})
+    uid = pool.metadata.labels[DEPLOYMENT_UID]
+    peers = [_pods({DEPLOYMENT_UID: uid, ROLE: role}) for role in ("router", "task")]
     metadata = metadata_of(resource, stem(pool.metadata.name, pool.metadata.uid), "engine", pool_labels(pool))
-    return (_policy(metadata, selector_of(pool), [_on_port(settings.engine_port, [routers, *_outside(wanted)])]),)
+    ingress = [_on_port(settings.engine_port, [*peers, *_outside(wanted)])]
+    if any(revision.template.role != "colocated" for revision in pool.spec.revisions):
+        engines = _pods({DEPLOYMENT_UID: uid, ROLE: "engine"})
+        ingress += [_on_port(settings.transfer_port + offset, [engines]) for offset in (0, 1)]
+    return (_policy(metadata, selector_of(pool), ingress),)
 
 
 def router_policies(deployment: InferenceDeployment, resource: Object, settings: Settings) -> tuple[Object, ...]:

@@ -93,9 +93,11 @@ def router_base(deployment: InferenceDeployment, settings: Settings) -> dict[str
 
 
 def router_intent(deployment: InferenceDeployment) -> str:
-    """Return the hash of `spec.router` without the number of routers and the Service."""
+    """Return the hash of `spec.router` without their number, the Service and the fallback."""
     wire = deployment.spec.router.to_wire()
-    return digest_of({name: value for name, value in wire.items() if name not in {"replicas", "service"}}, 8)
+    return digest_of(
+        {name: value for name, value in wire.items() if name not in {"replicas", "service", "fallback"}}, 8
+    )
 
 
 def router_config_map(deployment: InferenceDeployment, resource: Object, base: Mapping[str, Any]) -> Object:

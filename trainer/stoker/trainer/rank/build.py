@@ -25,6 +25,7 @@ from stoker.model.kernels.weight_queue import WeightQueue, set_weight_queue
 from stoker.model.lora import adapter_parts
 from stoker.model.parameter import Part
 from stoker.pod.pipeline.actions import ScheduleName
+from stoker.pod.plan.memory import OFFLOAD_PIECE
 from stoker.trainer.protocol.channel import RankChannel
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.step_signals import SignalInbox
@@ -44,6 +45,7 @@ from stoker.trainer.rank.loss_scale import LossScale
 from stoker.trainer.rank.mesh import Mesh
 from stoker.trainer.rank.metric_targets.open_targets import open_targets
 from stoker.trainer.rank.metrics import MetricLog
+from stoker.trainer.rank.offload import OffloadedAdam
 from stoker.trainer.rank.optimizer import Adam, Optimizer
 from stoker.trainer.rank.pipeline.executor import Executor, Wire
 from stoker.trainer.rank.pipeline.passes import PipelinePasses
@@ -88,6 +90,7 @@ def make_zero(
         stage=config.memory.zero_stage,
         compute_dtype=DTYPES[config.memory.precision],
         any_data_parallel=config.training.deterministic == "AnyDataParallel",
+        offload=config.memory.cpu_offload,
     )
     parts = all_parts(model)
     decays = decay_by_name(parts, config.optimization.no_decay, whole_names(model))
@@ -99,7 +102,7 @@ def make_zero(
     zero = Zero(
         buckets,
         mesh,
-        make_optimizer(config, model.ops, parts, mesh),
+        make_optimizer(config, model.ops, parts, mesh, buckets),
         GradientNorm(model.ops, by_line=settings.any_data_parallel),
         settings,
         fill=fill,
@@ -143,9 +146,16 @@ def whole_names(model: Model) -> list[str]:
     return [*(part.hf_name for part in all_parts(whole)), *sorted(whole.names_elsewhere())]
 
 
-def make_optimizer(config: TrainerConfig, ops: Ops, parts: Sequence[Part], mesh: Mesh) -> Optimizer:
+def make_optimizer(
+    config: TrainerConfig, ops: Ops, parts: Sequence[Part], mesh: Mesh, buckets: Sequence[Bucket]
+) -> Optimizer:
     if config.optimization.optimizer != "lamb":
-        return Adam(config.optimization, ops)
+        adam = Adam(config.optimization, ops)
+        if not config.memory.cpu_offload:
+            return adam
+        plans = [bucket.plan for bucket in buckets]
+        largest = max(plan.numel if config.memory.zero_stage == 0 else plan.shard_numel for plan in plans)
+        return OffloadedAdam(adam, buckets[0].device, min(OFFLOAD_PIECE, largest))
     return Lamb(
         config.optimization,
         ops,

@@ -80,16 +80,17 @@ def checksum(flat: Tensor) -> Tensor:
 
 def _checksum_of_kind(zero: Zero, kind: Reduction) -> Tensor:
     """The buckets' checksums together, each with its own factor."""
-    total = torch.zeros((), dtype=torch.int64, device=zero.states[0].master.device)
+    total = torch.zeros((), dtype=torch.int64, device=zero.states[0].bucket.device)
     for number, state in enumerate(zero.held):
         if state.bucket.reduction == kind:
             for held in _held_alike(state, zero.settings.stage):
-                total = total * 31 + (number + 1) * checksum(held)
+                total = total * 31 + (number + 1) * checksum(held).to(total.device)
     return total
 
 
 def _held_alike(state: HeldBucket, stage: int) -> list[Tensor]:
     if stage == 0 and isinstance(state, BucketState):
+        state.wait_host()
         return [*state.held(), state.bucket.flat]
     return [state.weights if state.shards_weights else state.bucket.flat]
 

@@ -9,7 +9,7 @@ Owned by `zero`; the forward pass calls it at the boundaries of units.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -31,6 +31,8 @@ class ShardedBucket:
     shard: Tensor
     communicator: Communicator
     """The ranks that hold the other shards."""
+    wait: Callable[[], None] = lambda: None
+    """Waits for an update of the shard that runs beside the passes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,5 +172,6 @@ class GatheredWeights:
 
 def gather(item: ShardedBucket, flat: Tensor) -> Pending:
     """Start to fill `flat` with all ranks' shards of a bucket."""
+    item.wait()
     item.communicator.shard(flat).copy_(item.shard)
     return item.communicator.all_gather(flat)

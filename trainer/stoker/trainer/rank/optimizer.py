@@ -9,12 +9,25 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from stoker.model.kernels.adam import AdamStep
 from stoker.model.kernels.ops import Ops
 from stoker.trainer.protocol.config import OptimizationConfig
 from stoker.trainer.rank.bucket import Bucket
+
+
+class HostCopy:
+    """The last copy of a bucket's state to host memory."""
+
+    def __init__(self) -> None:
+        self.event: torch.cuda.Event | None = None
+
+    def wait(self) -> None:
+        """Block the host until the memory holds the values of the last update."""
+        if self.event is not None:
+            self.event.synchronize()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +44,8 @@ class HeldState:
     exp_avg_sq: Tensor
     parameters: Tensor | None
     """Memory into which the masters are rounded; None when it is the masters' own."""
+    copied: HostCopy | None = None
+    """Of state in host memory: its last copy there."""
 
     @property
     def decay_end(self) -> int:
@@ -66,10 +81,11 @@ class Adam:
 
     def update(self, states: Iterable[HeldState], numbers: UpdateNumbers, updated: Callable[[Bucket], None]) -> None:
         for state in states:
-            self._update(state, numbers)
+            self.update_state(state, numbers)
             updated(state.bucket)
 
-    def _update(self, state: HeldState, numbers: UpdateNumbers) -> None:
+    def update_state(self, state: HeldState, numbers: UpdateNumbers) -> None:
+        """Update any whole lines of a bucket's state."""
         rule = AdamStep(
             decoupled=self._config.optimizer == "adamw",
             learning_rate=numbers.learning_rate,

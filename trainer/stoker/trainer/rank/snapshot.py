@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from stoker.trainer.rank.mesh import Mesh
 from stoker.trainer.rank.piece_map import ALL_KINDS, HostPiece, ShardPiece, shard_pieces, state_tensors
 from stoker.trainer.rank.pinned import pinned_memory
 from stoker.trainer.rank.save_group import SaveGroup
-from stoker.trainer.rank.zero import STATE_KINDS, HeldBucket, Zero
+from stoker.trainer.rank.zero import STATE_KINDS, BucketState, HeldBucket, Zero
 
 READERS = 4
 """Threads that read and verify pieces when a checkpoint is loaded."""
@@ -46,17 +47,52 @@ def all_state_tensors(parts: Sequence[Part], mesh: Mesh, group: SaveGroup) -> li
     ]
 
 
+@dataclass(frozen=True)
+class Copied:
+    """The copy of one bucket's state, in flight."""
+
+    event: torch.cuda.Event
+    """Of what was on the device."""
+    offloaded: Future[None] | None
+    """Of what was in host memory."""
+
+    def synchronize(self) -> None:
+        """Block until both have ended."""
+        self.event.synchronize()
+        if self.offloaded is not None:
+            self.offloaded.result()
+
+    def before(self, stream: torch.cuda.Stream) -> None:
+        """Let nothing that a stream does from now on change what is copied."""
+        stream.wait_event(self.event)
+        if self.offloaded is not None:
+            self.offloaded.result()
+
+
+def memory_for(shard: Tensor) -> Tensor:
+    """Return host memory of a shard's size; page-locked where a GPU copies to it."""
+    return pinned_memory(shard.numel(), shard.dtype) if shard.is_cuda else torch.empty_like(shard)
+
+
+def _copy_offloaded(state: HeldBucket, shards: Mapping[str, Tensor], host: Mapping[str, Tensor]) -> None:
+    if isinstance(state, BucketState):
+        state.wait_host()
+    for kind, shard in shards.items():
+        host[kind].copy_(shard)
+
+
 class Snapshots:
     """Copies of this rank's shards in host memory, cut by tensor; one at a time.
 
     On a GPU the memory is page-locked and allocated once. The copy runs beside the next forward and backward, bucket by
-    bucket; only the next update waits for it, on the device. On the CPU the copy is made at once.
+    bucket; only the next update waits for it, on the device. State that is in host memory is copied by a thread, for
+    which the next update's host waits. On the CPU the copy is made at once.
     """
 
     def __init__(self, zero: Zero, parts: Sequence[Part]) -> None:
         self._zero = zero
         self._pieces = [_pieces_to_save(state, parts) for state in zero.held]
-        self._frozen: dict[int, torch.cuda.Event] = {}
+        self._frozen: dict[int, Copied] = {}
         """By number of the bucket, the copies of what never changes: made once."""
         device = zero.held[0].bucket.device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
@@ -88,38 +124,44 @@ class Snapshots:
         self.prepare()
         assert self._memory is not None
         memory = self._memory.result()
-        return self._cut(memory, [self._copied(number, memory[number]) for number in range(len(states))])
+        copier = ThreadPoolExecutor(max_workers=1, thread_name_prefix="snapshot")
+        copied = [self._copied(number, memory[number], copier) for number in range(len(states))]
+        copier.shutdown(wait=False)
+        return self._cut(memory, copied)
 
     def _allocate(self) -> list[dict[str, Tensor]]:
         states = self._zero.held
         with torch.cuda.device(states[0].bucket.device):
-            return [
-                {kind: pinned_memory(shard.numel(), shard.dtype) for kind, shard in state.shards().items()}
-                for state in states
-            ]
+            return [{kind: memory_for(shard) for kind, shard in state.shards().items()} for state in states]
 
-    def _copied(self, number: int, host: dict[str, Tensor]) -> torch.cuda.Event:
+    def _copied(self, number: int, host: dict[str, Tensor], copier: Executor) -> Copied:
         """Start the copy of one bucket, or return the one that was made before where nothing can have changed."""
         state = self._zero.held[number]
         if not isinstance(state, FrozenState):
-            return self._copy(state, host)
+            return self._copy(state, host, copier)
         if number not in self._frozen:
-            self._frozen[number] = self._copy(state, host)
+            self._frozen[number] = self._copy(state, host, copier)
         return self._frozen[number]
 
-    def _copy(self, state: HeldBucket, host: dict[str, Tensor]) -> torch.cuda.Event:
+    def _copy(self, state: HeldBucket, host: dict[str, Tensor], copier: Executor) -> Copied:
         stream, device = self._stream, state.bucket.device
         assert stream is not None
+        if isinstance(state, BucketState):
+            state.wait_update()
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
-            for kind, shard in state.shards().items():
-                host[kind].copy_(shard.detach(), non_blocking=True)
-            copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-            copied.record(stream)
-        state.hold(Pending(lambda: torch.cuda.current_stream(device).wait_event(copied)))
+            shards = state.shards()
+            for kind, shard in shards.items():
+                if shard.is_cuda:
+                    host[kind].copy_(shard.detach(), non_blocking=True)
+            event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            event.record(stream)
+        offloaded = {kind: shard for kind, shard in shards.items() if not shard.is_cuda}
+        copied = Copied(event, copier.submit(_copy_offloaded, state, offloaded, host) if offloaded else None)
+        state.hold(Pending(lambda: copied.before(torch.cuda.current_stream(device))))
         return copied
 
-    def _cut(self, host: Sequence[dict[str, Tensor]], copied: Sequence[torch.cuda.Event | None]) -> Iterator[HostPiece]:
+    def _cut(self, host: Sequence[dict[str, Tensor]], copied: Sequence[Copied | None]) -> Iterator[HostPiece]:
         for shards, event, items in zip(host, copied, self._pieces, strict=True):
             if event is not None:
                 event.synchronize()

@@ -32,7 +32,8 @@ from stoker.trainer.rank.gathered_weights import GatheredWeights, ShardedBucket
 from stoker.trainer.rank.gradient_sum import GradientSum
 from stoker.trainer.rank.gradient_wire import GradientWire, Loan, WireBuffers
 from stoker.trainer.rank.mesh import Mesh
-from stoker.trainer.rank.optimizer import HeldState, Optimizer, UpdateNumbers
+from stoker.trainer.rank.offload import host_memory, updated_here
+from stoker.trainer.rank.optimizer import HeldState, HostCopy, Optimizer, UpdateNumbers
 from stoker.trainer.rank.ordered_sum import sum_in_order
 from stoker.trainer.rank.pipeline.tied_table import TiedTable
 
@@ -54,6 +55,8 @@ class ZeroSettings:
     """0 to 3."""
     compute_dtype: torch.dtype
     """Dtype of the parameters that forward and backward use."""
+    offload: bool = False
+    """Optimizer state is in host memory."""
     any_data_parallel: bool
     """Add micro-batch gradients by recursive halving, so that the sum does not depend on the number of ranks."""
 
@@ -263,6 +266,9 @@ class Zero:
 
     def set_shards(self, fill: Callable[[HeldBucket, dict[str, Tensor]], None]) -> None:
         """Let `fill` write this rank's shards of every state kind, then update all ranks' parameters (collective)."""
+        for trained in self.states:
+            trained.wait_update()
+            trained.wait_host()
         for state in self.held:
             fill(state, state.shards())
             state.spread_shards()
@@ -298,18 +304,23 @@ class BucketState:
         self._copying: Pending = DONE
         self._loan: Loan | None = None
         self._num_sent = 0
+        self._updating: Pending = DONE
+        self.copied = HostCopy() if settings.offload else None
+        """Of state in host memory: its last copy there."""
         self.master = self._build_master(fill)
         self.weights = self.master.to(settings.compute_dtype) if self.shards_weights else self.master.new_empty(0)
         """Stage 3: this rank's shard of the parameters; the masters themselves when those are fp32 too."""
-        self.exp_avg = torch.zeros_like(self.master)
-        self.exp_avg_sq = torch.zeros_like(self.master)
-        self.squares = norm.new_squares(bucket.plan.shard_numel, self.master.device)
+        self._received = self.master.new_empty(0)
+        self.exp_avg = self._placed(torch.zeros_like(self.master))
+        self.exp_avg_sq = self._placed(torch.zeros_like(self.master))
+        if settings.compute_dtype != torch.float32:  # else the masters are the weights
+            self.master = self._placed(self.master)
+        self.squares = norm.new_squares(bucket.plan.shard_numel, bucket.device)
         """Squares of this rank's shard of the reduced gradient, in the form of `GradientNorm`."""
         self._total = partial(norm.total, self.squares)
         self.gradients: GradientSum | GradientWire = GradientSum(bucket, settings.any_data_parallel)
         self._sum = self.gradients
         self._wire = GradientWire(bucket, wires)
-        self._received = self.master.new_empty(0)
         self.gradient = self._received
         """The reduced gradient, as long as `master`, between `finish_reduce` and `begin_step`."""
 
@@ -327,6 +338,10 @@ class BucketState:
         held = master if self._whole else self._communicator.shard(master)
         return held if dtype == torch.float32 or held.numel() == master.numel() else held.clone()
 
+    def _placed(self, held: Tensor) -> Tensor:
+        """State where it stays: on the device, or with offload in host memory."""
+        return host_memory(held) if self._settings.offload else held
+
     @property
     def communicator(self) -> Communicator:
         """The ranks that sum this bucket's gradient and share its state."""
@@ -334,7 +349,7 @@ class BucketState:
 
     def sharded(self) -> ShardedBucket:
         """Stage 3: this rank's shard of the parameters."""
-        return ShardedBucket(self.bucket, self.weights, self._communicator)
+        return ShardedBucket(self.bucket, self.weights, self._communicator, self.wait_update)
 
     def owned(self, held: Tensor) -> Tensor:
         """This rank's shard of one of the state tensors."""
@@ -380,7 +395,7 @@ class BucketState:
         if not self._communicator.eager:
             self.finish_sending()
         if self._received.numel() == 0:
-            self._received = torch.zeros_like(self.master)
+            self._received = torch.zeros(self.master.numel(), dtype=torch.float32, device=self.bucket.device)
         self.gradient = self._received
         self._reducing = self._communicator.reduce_scatter(
             flat,
@@ -421,6 +436,7 @@ class BucketState:
             exp_avg=self.exp_avg,
             exp_avg_sq=self.exp_avg_sq,
             parameters=self._parameters(),
+            copied=self.copied,
         )
 
     def _parameters(self) -> Tensor | None:
@@ -434,17 +450,31 @@ class BucketState:
     def start_gather(self) -> None:
         """Start to send the updated parameters to every rank."""
         self.bucket.renew()
+        self._updating = updated_here(self.bucket.device) if self._settings.offload else DONE
         if not self._whole and not self.shards_weights:
             self._gathering = self._communicator.all_gather(self.bucket.flat)
 
+    def wait_update(self) -> None:
+        """Wait for an update that runs beside the passes."""
+        self._updating.wait()
+        self._updating = DONE
+
+    def wait_host(self) -> None:
+        """Block until state in host memory has the values of the last update."""
+        if self.copied is not None:
+            self.copied.wait()
+
     def wait_parameters(self) -> None:
+        self.wait_update()
         self._gathering.wait()
         self._gathering = DONE
 
     def spread_shards(self) -> None:
         if self._whole:
             for held in self.held():
-                self._communicator.all_gather(held).wait()
+                whole = held.to(self.bucket.device)
+                self._communicator.all_gather(whole).wait()
+                held.copy_(whole)
         parameters = self._parameters()
         if parameters is not None:
             parameters.copy_(self.master)

@@ -76,6 +76,8 @@ class Rewriter:
         return value
 
     def _listen(self, section: Any) -> Any:
+        if isinstance(section, str):
+            return self._listen_text(section)
         rewritten = self.json(section)
         if not isinstance(rewritten, dict) or rewritten.get("host") not in ANY_HOST:
             return rewritten
@@ -83,6 +85,13 @@ class Rewriter:
         if isinstance(rewritten.get("port"), int):
             rewritten["port"] = self.addresses.port(self.own, rewritten["port"])
         return rewritten
+
+    def _listen_text(self, text: str) -> str:
+        """Rewrite `0.0.0.0:PORT`. With `ports` the program takes a free port itself and tells others which."""
+        host, _, port = text.rpartition(":")
+        if host not in ("0.0.0.0", "[::]") or not port.isdigit():
+            return self.text(text)
+        return f"{self.addresses.ip(self.own)}:{0 if self.addresses.mode == 'ports' else port}"
 
     def _mounts(self, text: str) -> str:
         if not self.paths:

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from stoker.operator.domain.rollout.evidence import Evidence
-from stoker.operator.domain.rollout.gates import ENOUGH, Gate, GateResult, judge
+from stoker.operator.domain.rollout.gates import ENOUGH, EVAL, Gate, GateResult, judge
 
 Phase = Literal["Waiting", "Holding", "Promoted", "Failed"]
 
@@ -72,13 +72,21 @@ class Hand:
 
 
 def decide(
-    plan: CanaryPlan, state: CanaryState, seen: Evidence, *, ready: bool, hand: Hand, now: datetime
+    plan: CanaryPlan,
+    state: CanaryState,
+    seen: Evidence,
+    *,
+    ready: bool,
+    hand: Hand,
+    now: datetime,
+    checks: tuple[GateResult, ...] = (),
 ) -> CanaryState:
     """Decide the next state.
 
     Args:
         seen: what the routers counted since the present share began.
         ready: whether the replicas for the present step are ready.
+        checks: verdicts that must be there before the first share.
     """
     if hand.promote and state.phase != "Promoted":
         return replace(state, phase="Promoted", percent=100, reason="PromotedByHand", message="spec.rollout.promote")
@@ -90,6 +98,9 @@ def decide(
     state, bad = _judge(plan, state, seen)
     if bad is not None:
         return _failed(state, "GateFailed", f"{bad.metric} at {state.percent} %: {bad.message}")
+    first = state.phase == "Waiting" and state.percent == 0
+    if first and ready and checks:
+        return _check(plan, replace(state, results=checks), hand, now)
     return _wait(plan, state, ready, hand, now) if state.phase == "Waiting" else _hold(plan, state, seen, hand, now)
 
 
@@ -107,6 +118,17 @@ def left_s(plan: CanaryPlan, state: CanaryState, now: datetime) -> float | None:
     return left if left > 0 else None
 
 
+def _check(plan: CanaryPlan, state: CanaryState, hand: Hand, now: datetime) -> CanaryState:
+    """Begin the first share when every check has passed."""
+    bad = next((found for found in state.results if found.verdict == "Failed"), None)
+    if bad is not None:
+        return _failed(state, "GateFailed", f"{bad.metric}: {bad.message}")
+    waiting = next((found for found in state.results if found.verdict == "Waiting"), None)
+    if waiting is not None:
+        return replace(state, reason="Evaluating", message=f"{waiting.metric}: {waiting.message}")
+    return _wait(plan, state, True, hand, now)
+
+
 def _wait(plan: CanaryPlan, state: CanaryState, ready: bool, hand: Hand, now: datetime) -> CanaryState:
     """Begin the step's share when its replicas are ready."""
     step = plan.steps[state.step]
@@ -116,7 +138,13 @@ def _wait(plan: CanaryPlan, state: CanaryState, ready: bool, hand: Hand, now: da
     if ready:
         text = f"{_at(plan, state)} begins"
         return replace(
-            state, phase="Holding", percent=step.percent, since=now, reason="StepBegan", message=text, results=()
+            state,
+            phase="Holding",
+            percent=step.percent,
+            since=now,
+            reason="StepBegan",
+            message=text,
+            results=evaluated(state),
         )
     if now - state.since > timedelta(seconds=plan.deadline_s):
         return _failed(state, "NotReady", f"the replicas for {step.percent} % were not ready in {plan.deadline_s:g} s")
@@ -137,13 +165,20 @@ def _hold(plan: CanaryPlan, state: CanaryState, seen: Evidence, hand: Hand, now:
     )
 
 
+def evaluated(state: CanaryState) -> tuple[GateResult, ...]:
+    """The verdicts of eval gates."""
+    return tuple(found for found in state.results if found.metric.startswith(EVAL))
+
+
 def _judge(plan: CanaryPlan, state: CanaryState, seen: Evidence) -> tuple[CanaryState, GateResult | None]:
     """Judge the gates of the present share; also return the first that failed."""
     step = window_step(state)
     if step is None:
         return state, None
-    results = tuple(_judged(gate, seen, plan.needed(plan.steps[step]), state) for gate in plan.gates)
-    return replace(state, results=results), next((found for found in results if found.verdict == "Failed"), None)
+    judged = tuple(_judged(gate, seen, plan.needed(plan.steps[step]), state) for gate in plan.gates)
+    return replace(state, results=(*evaluated(state), *judged)), next(
+        (found for found in judged if found.verdict == "Failed"), None
+    )
 
 
 def _judged(gate: Gate, seen: Evidence, needed: int, state: CanaryState) -> GateResult:

@@ -6,14 +6,17 @@ fails only on enough answers; until then it waits.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from stoker.operator.domain.rollout.evidence import Evidence, RevisionCounts
 
 ENOUGH = 20
 """Samples that a 95th percentile or a comparison needs at least, and answers where a step names no number."""
 METRICS = ("errorRate", "ttftP95Ms", "itlP95Ms")
+EVAL = "eval:"
+"""Beginning of the metric of an eval gate's result."""
 Verdict = Literal["Passed", "Failed", "Waiting"]
 
 
@@ -39,6 +42,43 @@ class GateResult:
     samples: int
     base_samples: int
     message: str
+
+
+@dataclass(frozen=True)
+class EvalLimits:
+    """Limits of one eval gate, as shares of its questions."""
+
+    name: str
+    min_score: float
+    max_drop: float | None = None
+    """Of the score, against the old revision."""
+    max_divergence: float | None = None
+    """Greedy answers that differ from the old revision's; for equal weights."""
+
+
+def judge_eval(limits: EvalLimits, result: Mapping[str, Any]) -> GateResult:
+    """Judge the result of an eval task (`stoker.router.evaluate`)."""
+    try:
+        number, differs = int(result["questions"]), int(result["differs"])
+        score, base = float(result["score"]), float(result["base_score"])
+    except (KeyError, TypeError, ValueError):
+        return not_evaluated(limits.name, f"its task's result cannot be read: {result}", over=True)
+    problem = None
+    if score < limits.min_score:
+        problem = f"score {score:.3g} is below {limits.min_score:g}"
+    elif limits.max_drop is not None and base - score > limits.max_drop:
+        problem = f"score {score:.3g} against {base:.3g} of the old revision: a drop of more than {limits.max_drop:g}"
+    elif limits.max_divergence is not None and differs > limits.max_divergence * number:
+        problem = f"{differs} of {number} answers differ from the old revision's: more than {limits.max_divergence:.0%}"
+    text = (
+        problem or f"score {score:.3g} of {number} questions, {base:.3g} of the old revision; {differs} answers differ"
+    )
+    return GateResult(f"{EVAL}{limits.name}", "Failed" if problem else "Passed", score, base, number, number, text)
+
+
+def not_evaluated(name: str, message: str, *, over: bool = False) -> GateResult:
+    """The verdict without a result; `over`: none will come."""
+    return GateResult(f"{EVAL}{name}", "Failed" if over else "Waiting", None, None, 0, 0, message)
 
 
 def judge(gate: Gate, seen: Evidence, needed: int) -> GateResult:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from stoker.operator.api.enginepool import EnginePool
 from stoker.operator.api.inferencedeployment import PoolSummary, ScalingDecision
 from stoker.operator.api.pool import Autoscaling, Pool
+from stoker.operator.domain.autoscaling.fixed import FixedPool, fixed_replicas
 from stoker.operator.domain.autoscaling.record import BLOCKING, KEPT, DatedDecision
 from stoker.operator.domain.conditions import Condition
 from stoker.operator.domain.plan import Event
@@ -29,10 +30,24 @@ def wanted_replicas(view: DeploymentView, pool: Pool, live: EnginePool) -> int:
     """
     if pool.autoscaling is None:
         return pool.replicas
+    if pool.autoscaling.mode == "fixed":
+        return _fixed(view, pool, pool.autoscaling, live)
     scaling = view.seen.scaling.get(pool.name)
     if pool.autoscaling.mode == "external" or scaling is None or scaling.newest.before != live.spec.replicas:
         return live.spec.replicas
     return scaling.newest.after
+
+
+def _fixed(view: DeploymentView, pool: Pool, settings: Autoscaling, live: EnginePool) -> int:
+    """A constant number, or that which follows from the decode pool's."""
+    decode = next((found for found in view.deployment.spec.pools if found.role == "decode"), None)
+    beside = None
+    if pool.role == "prefill" and decode is not None and (other := view.engine_pool(decode)) is not None:
+        bounds = decode.autoscaling
+        follows = bounds is not None and bounds.mode == "fixed"
+        lowest, most = (bounds.min, bounds.max) if bounds is not None and follows else (0, other.spec.replicas)
+        beside = FixedPool("decode", decode.replicas, lowest, most, other.spec.replicas)
+    return fixed_replicas(FixedPool(pool.role, pool.replicas, settings.min, settings.max, live.spec.replicas), beside)
 
 
 def pool_decisions(view: DeploymentView, pool: Pool) -> tuple[ScalingDecision, ...]:

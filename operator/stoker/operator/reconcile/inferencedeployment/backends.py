@@ -13,8 +13,10 @@ from stoker.operator.api.inferencedeployment import RolloutStatus
 from stoker.operator.domain.labels import POOL, ZONE
 from stoker.operator.domain.plan import ControlCall, Object
 from stoker.operator.domain.pods import ended, is_ready, label, ref_of
-from stoker.operator.reconcile.enginepool.view import draining, is_owned, revision_of
+from stoker.operator.reconcile.enginepool.view import draining, revision_of
 from stoker.operator.reconcile.inferencedeployment.canary import traffic_shares
+from stoker.operator.reconcile.inferencedeployment.disaggregation import role_of_engine
+from stoker.operator.reconcile.inferencedeployment.fallback import fallback_target
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
 from stoker.operator.render.engine import engine_url
 from stoker.operator.render.names import digest_of
@@ -34,10 +36,12 @@ def wanted_snapshot(view: DeploymentView, rollout: RolloutStatus | None, current
     backends = [_backend(view, pod) for pod in view.engines if _is_listed(pod)]
     shares, window = traffic_shares(rollout, current)
     canary = {"shares": shares, "window": window} if shares else {}
-    content = digest_of([backends, canary] if canary else backends, 16)
+    target = fallback_target(view)
+    extra: dict[str, Any] = {**canary, **({"fallback": target} if target is not None else {})}
+    content = digest_of([backends, extra] if extra else backends, 16)
     status = view.router_status
     version = status.snapshot_version if content == status.snapshot_hash else status.snapshot_version + 1
-    return BackendSnapshot({"version": version, "backends": backends, **canary}, content, version)
+    return BackendSnapshot({"version": version, "backends": backends, **extra}, content, version)
 
 
 def router_calls(view: DeploymentView, wanted: BackendSnapshot) -> tuple[ControlCall, ...]:
@@ -53,11 +57,10 @@ def _is_listed(pod: Object) -> bool:
 
 
 def _backend(view: DeploymentView, pod: Object) -> dict[str, Any]:
-    roles = (pool.spec.revisions[0].template.role for pool in view.pools if is_owned(pod, pool.metadata.uid))
     return {
         "url": engine_url(pod, view.settings.engine_port),
         "pod_uid": pod["metadata"]["uid"],
-        "role": next(roles, "colocated"),
+        "role": role_of_engine(view, pod),
         "revision": revision_of(pod),
         "pool": label(pod, POOL),
         "draining": draining(pod),

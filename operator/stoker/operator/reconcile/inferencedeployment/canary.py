@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from stoker.operator.api.inferencedeployment import CanaryStatus, GateStatus, RolloutStatus
 from stoker.operator.api.rollout import Canary
 from stoker.operator.domain.clock import timestamp
-from stoker.operator.domain.plan import Event, Report
+from stoker.operator.domain.plan import Event, Object, Report
 from stoker.operator.domain.pods import is_ready
 from stoker.operator.domain.rollout.canary import (
     CanaryPlan,
@@ -25,6 +25,7 @@ from stoker.operator.domain.rollout.canary import (
 from stoker.operator.domain.rollout.evidence import read_evidence
 from stoker.operator.domain.rollout.gates import Gate, GateResult
 from stoker.operator.domain.text import shortened
+from stoker.operator.reconcile.inferencedeployment.evaluation import Evaluation, evaluate_gates
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
 
 FIGURES_S = 10.0
@@ -40,6 +41,10 @@ class CanaryTurn:
     """Percent of the replicas by revision, the new one first; no share of the old one: it is left."""
     requeue_after_s: float | None = None
     events: tuple[Event, ...] = ()
+    create: tuple[Object, ...] = ()
+    """Eval tasks."""
+    evaluating: bool = False
+    """Whether their results are needed."""
 
     @property
     def rolled_back(self) -> bool:
@@ -66,12 +71,18 @@ def plan_canary(view: DeploymentView, current: str | None, target: str) -> Canar
     old = _read(known) if known is not None else CanaryState(since=view.now)
     hand = Hand(settings.paused, settings.abort == target, settings.promote == target)
     seen = read_evidence(_reports(view), window_of(target, old), target, current)
-    state = decide(plan, old, seen, ready=_is_ready(view, plan, old, current, target), hand=hand, now=view.now)
+    ready, checks = _is_ready(view, plan, old, current, target), Evaluation()
+    before = old.phase == "Waiting" and old.percent == 0 and not hand.paused
+    if before and ready:
+        checks = evaluate_gates(view, settings.canary.eval_gates, current, target)
+    state = decide(plan, old, seen, ready=ready, hand=hand, now=view.now, checks=checks.results)
     return CanaryTurn(
         status=_written(view, known, old, state),
         shares=_replica_shares(plan, state, current, target, keep=settings.canary.on_failure == "Pause"),
         requeue_after_s=left_s(plan, state, view.now),
         events=_events(target, old, state),
+        create=() if state.over else checks.create,
+        evaluating=before and not state.over,
     )
 
 

@@ -43,7 +43,7 @@ def deployment_state(
     if rollout.status is not None and rollout.status.phase != "Completed":
         return _rollout_state(view, rollout.status, ready, why)
     empty = [pool.name for pool in pools if pool.replicas == 0]
-    if empty:
+    if len(empty) == len(pools):  # engines of either role serve alone
         return _scaled_to_zero(view, empty)
     if ready_routers == 0:
         phase: DeploymentPhase = "Degraded" if view.router_status.ready else "Starting"

@@ -11,6 +11,7 @@ from stoker.operator.domain.conditions import Condition, Health
 from stoker.operator.domain.plan import Observed, Plan
 from stoker.operator.domain.settings import Settings
 from stoker.operator.reconcile.inferencedeployment.backends import router_calls, wanted_snapshot
+from stoker.operator.reconcile.inferencedeployment.disaggregation import missing_secrets
 from stoker.operator.reconcile.inferencedeployment.model_choice import ModelChoice, NoModel, choose_model
 from stoker.operator.reconcile.inferencedeployment.outcome import DeploymentOutcome
 from stoker.operator.reconcile.inferencedeployment.phase import deployment_state
@@ -59,6 +60,7 @@ def _keep_serving(view: DeploymentView) -> DeploymentOutcome:
         rollout=rollout.status,
         router=routers.status,
         plan=Plan(
+            generate=missing_secrets(view, rollout),
             create=(*rollout.create, *routers.create),
             apply=(*rollout.apply, *routers.apply),
             scale=rollout.scale,

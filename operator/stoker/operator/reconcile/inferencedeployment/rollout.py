@@ -20,6 +20,7 @@ from stoker.operator.domain.labels import ROLE
 from stoker.operator.domain.plan import Event, Object, Ref, Scale
 from stoker.operator.reconcile.inferencedeployment.autoscaling import wanted_replicas
 from stoker.operator.reconcile.inferencedeployment.canary import CanaryTurn, plan_canary, with_canary
+from stoker.operator.reconcile.inferencedeployment.evaluation import stale_tasks
 from stoker.operator.reconcile.inferencedeployment.model_choice import ModelChoice, NoModel
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView, pool_object_name
 from stoker.operator.reconcile.intent import EDIT_REFUSED
@@ -79,6 +80,7 @@ def plan_rollout(view: DeploymentView, choice: ModelChoice | NoModel) -> Rollout
     current = target if done or status.current_revision is None else status.current_revision
     shares = canary.shares if canary is not None else ((target, 100),)
     pools = _pool_changes(view, choice, shares, current)
+    stale = stale_tasks(view, target if canary is not None and canary.evaluating else None)
     chosen = _chosen_event(wanted) if wanted is not None and target == wanted.name != last_target else ()
     progress = _rollout_status(view, status.rollout or RolloutStatus(), current, target, done=done)
     return RolloutStep(
@@ -86,10 +88,10 @@ def plan_rollout(view: DeploymentView, choice: ModelChoice | NoModel) -> Rollout
         current=current,
         target=target,
         status=with_canary(progress, canary, view.time),
-        create=pools.create,
+        create=(*pools.create, *(canary.create if canary is not None else ())),
         apply=pools.apply,
         scale=pools.scale,
-        delete=obsolete if updated else (),
+        delete=(*(obsolete if updated else ()), *stale),
         events=(*chosen, *(canary.events if canary is not None else ())),
         requeue_after_s=canary.requeue_after_s if canary is not None else None,
     )

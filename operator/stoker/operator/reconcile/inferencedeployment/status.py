@@ -10,6 +10,8 @@ from stoker.operator.reconcile.inferencedeployment.autoscaling import (
     pool_decisions,
     scaling_events,
 )
+from stoker.operator.reconcile.inferencedeployment.disaggregation import disaggregation_conditions
+from stoker.operator.reconcile.inferencedeployment.fallback import fallback_condition
 from stoker.operator.reconcile.inferencedeployment.outcome import DeploymentFields, DeploymentOutcome
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
 from stoker.operator.reconcile.intent import EDIT_REFUSED, edit_conditions, edit_events
@@ -25,7 +27,12 @@ def derive_status(view: DeploymentView, outcome: DeploymentOutcome) -> Plan:
         status=status,
         fields=_fields(view, outcome) if outcome.health is not None else {},
         now=view.now,
-        conditions=(*edit_conditions(view.intent), autoscaling_condition(view)),
+        conditions=(
+            *edit_conditions(view.intent),
+            autoscaling_condition(view),
+            fallback_condition(view),
+            *disaggregation_conditions(view),
+        ),
         events=(*edit_events(view.intent, status), *scaling_events(view)),
     )
 

@@ -40,6 +40,7 @@ class DeploymentView:
     pools: tuple[EnginePool, ...]
     engines: tuple[Object, ...]
     routers: tuple[Object, ...]
+    tasks: tuple[Object, ...]
     checkpoints: tuple[Checkpoint, ...]
 
     @property
@@ -74,6 +75,7 @@ def deployment_view(seen: Observed, settings: Settings, now: datetime) -> Deploy
         pools=tuple(pool for pool in pools if pool.metadata.labels.get(DEPLOYMENT_UID) == uid),
         engines=tuple(pod for pod in mine if role_of(pod) == "engine"),
         routers=tuple(pod for pod in mine if role_of(pod) == "router"),
+        tasks=tuple(pod for pod in mine if role_of(pod) == "task"),
         checkpoints=tuple(read(Checkpoint, found) for found in seen.of_kind("Checkpoint")),
     )
 

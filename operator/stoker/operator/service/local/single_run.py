@@ -90,7 +90,9 @@ class _Run:
 
     def prepared(self) -> PreparedRun:
         """Make the folders and files that the job mounts; return the trainer's configuration and variables."""
-        settings = Settings()
+        models = self.storage.absolute() / ".models"  # of all runs of this storage
+        models.mkdir(parents=True, exist_ok=True)
+        settings = Settings(model_cache_path=str(models))
         pinned = pin(self.job, None, settings)
         pod = attempt_pods(self.job, self.resource, pinned, self.number, settings)[0]
         pod["metadata"]["uid"] = self.pod_uid

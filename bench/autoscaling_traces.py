@@ -1,0 +1,105 @@
+"""The autoscaler's rule on public traces in virtual time: SLO attained and replica hours, against a static fleet.
+
+The engine's real scheduler and blocks run over a stated step curve; the router's policy, the autoscaler's windows and
+its rule are those of production. A replica starts in 120 s. The static fleet is the smallest that attains 95.8 %.
+
+    python -m bench.autoscaling_traces FOLDER azure_2023_code
+    python -m bench.autoscaling_traces FOLDER azure_2023_code_day mooncake_conversation
+
+FOLDER holds the traces (`azure_2023_code.csv`, `mooncake_conversation.jsonl`). The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from stoker.operator.domain.autoscaling.decision import Limits
+from stoker.operator.domain.autoscaling.prediction import Goals
+from stoker.operator.domain.autoscaling.step_curve import StepCurve
+from testing.clocked.fleet import FleetSettings, simulate, smallest_static
+from testing.clocked.replica import EngineSettings
+from testing.clocked.trace import TracedRequest, multiplied, read_trace, repeated
+
+SHARE = 0.958
+STARTUP_S = 120.0
+CURVE = StepCurve(base_s=0.015, prompt_token_s=8e-5, decode_token_s=1e-4)
+"""About an 8B model on a third of an H200: 12,500 prompt tokens/s, 15 ms a step."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A trace, the engine and the goals."""
+
+    requests: Callable[[Path], Sequence[TracedRequest]]
+    goals: Goals
+    engine: EngineSettings
+    policy: str = "leastPending"
+
+
+def day(at_s: float) -> float:
+    """The share of the trace's rate over six hours: a sine whose mean is half of its peak."""
+    return 0.5 - 0.5 * math.cos(2 * math.pi * at_s / 21600)
+
+
+PLAIN = EngineSettings(CURVE, prefix_cache=False)
+CASES = {
+    "azure_2023_code": Case(
+        lambda folder: multiplied(read_trace(folder / "azure_2023_code.csv"), 3, 2.0), Goals(2.0, 0.15), PLAIN
+    ),
+    "azure_2023_code_day": Case(
+        lambda folder: repeated(multiplied(read_trace(folder / "azure_2023_code.csv"), 3, 2.0), 21600, day),
+        Goals(2.0, 0.15),
+        PLAIN,
+    ),
+    "mooncake_conversation": Case(
+        lambda folder: read_trace(folder / "mooncake_conversation.jsonl"),
+        Goals(8.0, 0.2),
+        EngineSettings(CURVE, kv_tokens=400_000),
+        "cacheAware",
+    ),
+}
+
+
+def main() -> None:
+    """Run the named cases."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("cases", nargs="*", default=list(CASES))
+    parser.add_argument("--static", type=int, help="size of the smallest static fleet, where it is known")
+    arguments = parser.parse_args()
+    print(json.dumps({name: measure(CASES[name], arguments.folder, arguments.static) for name in arguments.cases}))
+
+
+def measure(case: Case, folder: Path, known: int | None) -> dict[str, Any]:
+    """Serve one trace with the static fleet and with the autoscaler."""
+    requests = case.requests(folder)
+    settings = FleetSettings(case.engine, startup_s=STARTUP_S, policy=case.policy)
+    began = time.monotonic()
+    static, whole = smallest_static(settings, requests, case.goals, SHARE, begin=known or 1)
+    print(f"static: {static} replicas, {whole.attained(case.goals):.2%}, {time.monotonic() - began:.0f} s", flush=True)
+    limits = Limits(1, 64, goals=case.goals)
+    scaled = simulate(replace(settings, replicas=static, limits=limits), requests)
+    result = {
+        "requests": len(requests),
+        "static_replicas": static,
+        "static_attained": round(whole.attained(case.goals), 4),
+        "attained": round(scaled.attained(case.goals), 4),
+        "hours_share": round(scaled.replica_s / whole.replica_s, 3),
+        "most_replicas": scaled.most,
+        "reversals_in_10_min": scaled.most_turns(),
+    }
+    for found in scaled.decisions:
+        print(f"{found.at_s:7.0f} s {found.before} -> {found.after} {found.reason}: {found.message}", flush=True)
+    print(result, flush=True)
+    return result
+
+
+if __name__ == "__main__":
+    main()

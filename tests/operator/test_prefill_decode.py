@@ -1,0 +1,239 @@
+"""Prefill and decode pools: their key, their engines' configuration, their revisions, and what the conditions tell."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stoker.engine.config import EngineConfig
+from stoker.operator.domain.plan import Key, Object
+from stoker.operator.domain.settings import NetworkPolicies, Settings
+from stoker.pod.config_file import parse
+from testing.operator.serving_world import CHAT, Serving, condition_of, label_of
+from testing.operator.simulated_cluster import Crash
+
+POOLS = [{"name": "pre", "role": "prefill"}, {"name": "dec", "role": "decode"}]
+PRE, DEC = (Key("EnginePool", "default", f"chat-{name}") for name in ("pre", "dec"))
+
+
+def serving(**spec: Any) -> Serving:
+    made = Serving(**{"pools": copy.deepcopy(POOLS), **spec})
+    made.checkpoint(10)
+    return made
+
+
+def secrets(world: Serving) -> list[Object]:
+    return world.cluster.of_kind("Secret")
+
+
+def engines_of(world: Serving, pool: str) -> list[Object]:
+    return [pod for pod in world.engines() if label_of(pod, "pool") == pool]
+
+
+def report(world: Serving, pod: Object, **transfer: Any) -> None:
+    world.cluster.report(pod, {"phase": "Serving", "transfer": {"fingerprint": "fp", "unmet": "", **transfer}})
+
+
+def told(world: Serving) -> tuple[str, str]:
+    found = condition_of(world.status, "Disaggregated")
+    return found.get("status", "absent"), found.get("reason", "")
+
+
+def test_engines_of_both_roles_share_a_key_and_reach_each_other() -> None:
+    world = serving(engine={"transfer": {"zoneBlocks": 64}})
+    world.cluster.settings = Settings(network_policies=NetworkPolicies(operator_namespace="stoker-system"))
+    world.rest(10)
+    assert (world.status["phase"], world.status["ready"]) == ("Serving", "2/2")
+    (secret,) = secrets(world)
+    assert secret["metadata"]["ownerReferences"][0]["uid"] == world.cluster.objects[CHAT]["metadata"]["uid"]
+    for pool, role in (("pre", "prefill"), ("dec", "decode")):
+        (pod,) = engines_of(world, pool)
+        volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+        assert volumes["stoker-transfer"]["secret"]["secretName"] == secret["metadata"]["name"]
+        name = volumes["stoker-config"]["configMap"]["name"]
+        stored = world.cluster.objects[Key("ConfigMap", "default", name)]
+        config = parse(EngineConfig, json.loads(stored["data"]["config.json"]), "config")
+        assert config.role == role
+        transfer = config.transfer
+        assert (transfer.listen, transfer.zone_blocks) == ("0.0.0.0:8101", 64)
+        mount = next(each for each in pod["spec"]["containers"][0]["volumeMounts"] if each["name"] == "stoker-transfer")
+        assert transfer.key_file == f"{mount['mountPath']}/key"
+    policies = [found for found in world.cluster.of_kind("NetworkPolicy") if label_of(found, "role") == "engine"]
+    for policy in policies:
+        opened = [(rule["ports"][0]["port"], rule["from"][0]["podSelector"]["matchLabels"]) for rule in
+                  policy["spec"]["ingress"]]  # fmt: skip
+        uid = world.cluster.objects[CHAT]["metadata"]["uid"]
+        others = {"stoker.dev/deployment-uid": uid, "stoker.dev/role": "engine"}
+        assert opened[1:] == [(8101, others), (8102, others)]
+    assert {entry["role"] for entry in world.snapshot()["backends"]} == {"prefill", "decode"}
+    world.cluster.delete(CHAT)
+    world.rest(3)
+    assert secrets(world) == []
+
+
+def test_a_colocated_pool_has_no_key_and_the_configuration_that_it_always_had() -> None:
+    world = Serving()
+    world.checkpoint(10)
+    world.rest(10)
+    assert secrets(world) == []
+    assert told(world) == ("absent", "")
+    (stored,) = (found for found in world.cluster.of_kind("ConfigMap") if "chat-main-r" in found["metadata"]["name"])
+    assert json.loads(stored["data"]["config.json"]).keys().isdisjoint({"role", "transfer"})
+
+
+def test_an_operator_that_cannot_see_secrets_asks_for_the_key_before_the_first_engine_and_then_no_more() -> None:
+    world = serving()
+    world.cluster.settings = Settings(sees_secrets=False)
+    for crash_after in range(12):
+        with contextlib.suppress(Crash):
+            world.cluster.reconcile(CHAT, crash_after=crash_after)
+        assert secrets(world) or PRE not in world.cluster.objects
+    assert PRE in world.cluster.objects
+    world.rest(10)
+    assert len(secrets(world)) == 1
+    assert world.cluster.plan(CHAT).empty
+
+
+def test_a_lost_key_is_made_again_where_the_operator_sees_it() -> None:
+    world = serving()
+    world.rest(10)
+    (secret,) = secrets(world)
+    world.cluster.delete(Key("Secret", "default", secret["metadata"]["name"]))
+    world.rest(2)
+    assert len(secrets(world)) == 1
+
+
+def test_the_conditions_tell_whether_requests_are_split_and_why_not() -> None:
+    world = serving()
+    world.rest(10)
+    (p,), (d,) = engines_of(world, "pre"), engines_of(world, "dec")
+    report(world, p)
+    report(world, d)
+    world.cluster.settle_once()
+    assert told(world) == ("True", "Paired")
+    assert condition_of(world.status, "PoolsIncompatible") == {}
+
+    report(world, d, fingerprint="another")
+    world.cluster.settle_once()
+    assert told(world) == ("False", "PoolsIncompatible")
+    message = condition_of(world.status, "PoolsIncompatible")["message"]
+    assert "transfer.fingerprint is fp and another" in message
+    assert condition_of(world.status, "Ready")["status"] == "True"  # served as if colocated
+
+    report(world, d, unmet="require nvlink: only tcp and shared-memory are there")
+    world.cluster.settle_once()
+    assert told(world) == ("False", "TransportUnmet")
+    assert "require nvlink" in condition_of(world.status, "Disaggregated")["message"]
+    assert condition_of(world.status, "PoolsIncompatible") == {}
+
+
+@pytest.mark.parametrize(
+    ("gone", "reason", "instead"),
+    [
+        ("pre", "NoPrefillEngine", "decode engines compute prompts themselves"),
+        ("dec", "NoDecodeEngine", "prefill engines answer requests themselves"),
+    ],
+)
+def test_a_lost_pool_means_service_as_if_colocated(gone: str, reason: str, instead: str) -> None:
+    world = serving()
+    world.rest(10)
+    (pod,) = engines_of(world, gone)
+    world.cluster.kill(pod)
+    world.cluster.settle_once()
+    assert told(world) == ("False", reason)
+    assert instead in condition_of(world.status, "Disaggregated")["message"]
+    assert len([entry for entry in world.snapshot()["backends"] if not entry["draining"]]) == 1
+    world.cluster.advance(120)
+    world.rest(10)
+    assert told(world) == ("True", "Paired")
+    assert world.status["phase"] == "Serving"
+
+
+def test_one_pool_of_no_replicas_is_service_as_asked_and_both_are_scaled_to_zero() -> None:
+    world = serving()
+    world.rest(10)
+    world.cluster.change_spec(CHAT, lambda spec: spec["pools"][0].update(replicas=0))
+    world.rest(10)
+    assert (world.status["phase"], told(world)) == ("Serving", ("False", "NoPrefillEngine"))
+    world.cluster.change_spec(CHAT, lambda spec: spec["pools"][1].update(replicas=0))
+    world.rest(10)
+    assert world.status["phase"] == "ScaledToZero"
+
+
+def test_both_pools_move_to_a_new_revision_and_a_ready_engine_of_each_role_stays() -> None:
+    world = serving()
+    world.rest(10)
+    old = world.status["currentRevision"]
+    world.checkpoint(20)
+    for _ in range(16):
+        world.cluster.settle_once()
+        usable = {entry["role"] for entry in world.snapshot()["backends"] if not entry["draining"]}
+        assert usable == {"prefill", "decode"}
+        current = world.status["currentRevision"]
+        if current != old:  # nothing counts as moved before both pools have
+            assert {label_of(pod, "revision") for pod in world.engines()} == {current}
+        world.live()
+        world.cluster.advance(2)
+    world.rest(5)
+    assert world.status["currentCheckpoint"]["step"] == 20
+    assert world.engines(old) == []
+    assert len(secrets(world)) == 1
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["deployment", "pre", "dec", "run", "snapshots", "drain", "collect", "kill", "vanish",
+                         "checkpoint", "scale", "secret", "wait"]),
+        st.integers(0, 6),
+    ),
+    max_size=25,
+)  # fmt: skip
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(EVENTS)
+def test_any_order_of_events_ends_with_both_pools_serving(events: list[tuple[str, int]]) -> None:
+    world = serving()
+    for event, number in events:
+        disturb(world, event, number)
+    for number in (0, 1):
+        world.cluster.change_spec(CHAT, lambda spec: spec["pools"][number].update(replicas=1))  # noqa: B023 - called here
+    world.cluster.advance(3600)
+    world.rest(25)
+    assert (world.status["phase"], world.status["ready"]) == ("Serving", "2/2")
+    assert told(world) == ("True", "Paired")
+    assert len(secrets(world)) == 1
+    assert world.cluster.plan(CHAT).empty
+
+
+def disturb(world: Serving, event: str, number: int) -> None:
+    cluster, engines = world.cluster, world.cluster.pods("engine")
+    key = {"deployment": CHAT, "pre": PRE, "dec": DEC}.get(event)
+    if key is not None and key in cluster.objects:
+        with contextlib.suppress(Crash):
+            cluster.reconcile(key, crash_after=number if number < 6 else None)
+    elif event == "run":
+        for pod in [*engines, *cluster.pods("router")][: number + 1]:
+            cluster.run(pod)
+    elif event == "snapshots":
+        world.take_snapshots()
+    elif event == "drain":
+        world.drain_engines()
+    elif event == "collect":
+        cluster.collect()
+    elif event in ("kill", "vanish") and engines:
+        getattr(cluster, event)(engines[number % len(engines)])
+    elif event == "checkpoint":
+        world.checkpoint(10 * (number + 1))
+    elif event == "scale":
+        cluster.change_spec(CHAT, lambda spec: spec["pools"][number % 2].update(replicas=number % 3))
+    elif event == "secret" and secrets(world):
+        cluster.delete(Key("Secret", "default", secrets(world)[0]["metadata"]["name"]))
+    elif event == "wait":
+        cluster.advance(60 * number)

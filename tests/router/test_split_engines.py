@@ -1,0 +1,155 @@
+"""A prefill engine and two decode engines, real processes: split requests give what whole ones give, and none is lost.
+
+The router's choice depends on measured rates; here a policy splits every request, so that no test depends on time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from stoker.router.app import Router
+from stoker.router.pairs import Pair, PairPolicy
+from stoker.router.work import Work
+from testing.router.engine_process import Client, Engine, answer_of, assert_same
+from testing.router.harness import routed, run, until
+from tests.engine.test_server_real import write_model
+
+Requests = list[tuple[str, dict[str, Any]]]
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+LONG = "the lazy brown fox jumps over the quick dog"
+
+
+def requests_of(story: str) -> Requests:
+    """Requests whose prompts no engine has had: each story has its own."""
+    return [
+        (TEXT, {"prompt": f"{story}1 {LONG}", "logprobs": 3, "temperature": 0}),
+        (TEXT, {"prompt": f"{story}2 {LONG}", "seed": 5, "temperature": 1.1}),
+        (CHAT, {"messages": [{"role": "user", "content": f"{story}3 {LONG}"}], "n": 2, "seed": 11, "temperature": 0.9}),
+        (TEXT, {"prompt": f"{story}4 {LONG}", "seed": 7, "temperature": 0.7, "stop": ["jumps over"], "echo": True}),
+    ]
+
+
+class AlwaysSplit(PairPolicy):
+    """Decode engines in turn, with the prefill engine, where there is one."""
+
+    def __call__(self, ready: Sequence[Any], turn: int, work: Work) -> Any:
+        return self.pair(ready, (), turn, work).answers
+
+    def pair(self, ready: Sequence[Any], helpers: Sequence[Any], turn: int, work: Work) -> Pair[Any]:
+        able = [one for one in ready if one.role == "decode"] or list(ready)
+        answers = able[turn % len(able)]
+        helper = next((one for one in helpers if one.role == "prefill" and one is not answers), None)
+        return Pair(answers, helper, work.tokens)
+
+
+def start(folder: Path, name: str, role: str) -> Engine:
+    transfer = {"listen": "127.0.0.1:0", "key_file": str(folder / "key"), "zone_blocks": 32}
+    return Engine(folder, name, role=role, transfer=transfer)
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engine]]:
+    folder = tmp_path_factory.mktemp("split")
+    write_model(folder / "tiny")
+    (folder / "key").write_text(secrets.token_hex(32))
+    made = {name: start(folder, name, role) for name, role in (("p", "prefill"), ("d", "decode"), ("e", "decode"))}
+    try:
+        for engine in made.values():
+            engine.wait_until_ready()
+        yield made
+    finally:
+        for engine in made.values():
+            engine.kill()
+
+
+async def outcomes(engine: Engine) -> dict[str, float]:
+    """Split requests of an engine, by outcome, and by the reason of those that it computed itself."""
+    async with httpx.AsyncClient() as http:
+        text = (await http.get(f"{engine.url}/metrics")).text
+    samples = (one for family in text_string_to_metric_families(text) for one in family.samples)
+    wanted = {"stoker_split_requests_total": "outcome", "stoker_split_fallbacks_total": "reason"}
+    return {one.labels[wanted[one.name]]: one.value for one in samples if one.name in wanted and one.value}
+
+
+async def whole_answers(engine: Engine, requests: Requests) -> list[dict[str, Any]]:
+    """What one engine answers alone."""
+    clients = [Client() for _ in requests]
+    async with httpx.AsyncClient(base_url=engine.url, timeout=120) as http:
+        for client, (path, body) in zip(clients, requests, strict=True):
+            await client.read(http, path, body)
+    return [without_tokens(answer_of(client.text)) for client in clients]
+
+
+def without_tokens(answer: dict[str, Any]) -> dict[str, Any]:
+    """The answer without marks, which an engine sends to routers alone."""
+    for choice in answer.values():
+        if isinstance(choice, dict):
+            choice.pop("tokens")
+    return answer
+
+
+async def paired(router: Router) -> None:
+    """Wait until every backend has told where other engines reach it."""
+    await until(lambda: all(one.peer_endpoint is not None for one in router.backends.all))
+
+
+def read_all(http: httpx.AsyncClient, requests: Requests) -> list[tuple[Client, asyncio.Task[None]]]:
+    clients = [Client() for _ in requests]
+    return [
+        (client, asyncio.create_task(client.read(http, path, body)))
+        for client, (path, body) in zip(clients, requests, strict=True)
+    ]
+
+
+async def split_answers(
+    engines: dict[str, Engine], names: Sequence[str], requests: Requests, victim: str | None = None
+) -> list[str]:
+    """What a router over the named engines answers; the victim is killed when a stream has begun."""
+    async with routed(*(engines[name] for name in names), policy_object=AlwaysSplit()) as (router, http):
+        await paired(router)
+        streams = read_all(http, requests)
+        if victim is not None:
+            await until(lambda: any('"choices"' in client.text for client, _ in streams))
+            engines[victim].kill()
+        await asyncio.gather(*(task for _, task in streams))
+        return [client.text for client, _ in streams]
+
+
+def assert_equal(texts: list[str], expected: list[dict[str, Any]]) -> None:
+    for text, answer in zip(texts, expected, strict=True):
+        assert "backend_lost" not in text
+        assert_same(without_tokens(answer_of(text)), json.loads(json.dumps(answer)))
+
+
+def test_split_requests_have_the_tokens_of_whole_ones(engines: dict[str, Engine]) -> None:
+    async def scenario() -> None:
+        requests = requests_of("a")
+        expected = await whole_answers(engines["e"], requests)
+        assert_equal(await split_answers(engines, ("p", "d"), requests), expected)
+        counted = await outcomes(engines["d"])
+        assert counted.get("split", 0) + counted.get("prefill_only", 0) >= 3, counted
+
+    run(scenario, limit_s=180)
+
+
+def test_no_request_is_lost_when_first_a_decode_engine_and_then_the_prefill_engine_is_killed(
+    engines: dict[str, Engine],
+) -> None:
+    async def scenario() -> None:
+        for victim, names in (("d", ("p", "d", "e")), ("p", ("p", "e"))):
+            requests = requests_of(victim)
+            texts = await split_answers(engines, names, requests, victim)
+            assert_equal(texts, await whole_answers(engines["e"], requests))
+        counted = await outcomes(engines["e"])
+        assert counted, "no request was split"
+
+    run(scenario, limit_s=240)

@@ -1,0 +1,145 @@
+"""Optimizer state in host memory: the bits of state on the device, in pieces of any size, and the plan's bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from stoker.model.kernels.ops import Ops
+from stoker.pod.plan.job import Job
+from stoker.pod.plan.memory import OFFLOAD_WINDOWS, fullest
+from stoker.pod.plan.model_size import ModelSize
+from stoker.trainer.protocol.channel import StepEvent
+from stoker.trainer.protocol.config import OptimizationConfig
+from stoker.trainer.rank.bucket import LINE, Bucket
+from stoker.trainer.rank.build import make_zero
+from stoker.trainer.rank.offload import OffloadedAdam, pieces_of
+from stoker.trainer.rank.optimizer import Adam, HeldState, HostCopy, UpdateNumbers
+from testing.trainer.layouts import MODEL, read_state, relative_difference
+from testing.trainer.tiny_run import RecordingChannel, SyntheticBatches, alone, empty_decoder, tiny_config, train
+
+CPU = torch.device("cpu")
+
+
+def held(seed: int, device: str = "cpu", on_host: bool = False, wide: bool = False) -> list[HeldState]:
+    """Return the state of two buckets, one of which decays in part."""
+    found = []
+    random = torch.Generator().manual_seed(seed)
+    for lines, decayed in ((7, 3), (2, 2)):
+        named = [("a", torch.nn.Parameter(torch.empty(decayed, LINE)))]
+        named += [(f"b{line}", torch.nn.Parameter(torch.empty(LINE))) for line in range(lines - decayed)]
+        values = [torch.randn(lines * LINE, generator=random) for _ in range(4)]
+        place = (lambda value: value.pin_memory()) if on_host and device == "cuda" else lambda value: value
+        master, first, second = (place(value) if on_host else value.to(device) for value in values[:3])
+        found.append(
+            HeldState(
+                bucket=Bucket("bucket", named, 1),
+                start=0,
+                master=master.to(device) if wide else master,
+                gradient=values[3].to(device),
+                exp_avg=first,
+                exp_avg_sq=second.square_(),
+                parameters=None if wide else torch.zeros(lines * LINE, dtype=torch.bfloat16, device=device),
+                copied=HostCopy() if on_host else None,
+            )
+        )
+    return found
+
+
+def values_of(state: HeldState) -> Iterator[Tensor]:
+    if state.copied is not None:
+        state.copied.wait()
+    for value in (state.master, state.exp_avg, state.exp_avg_sq, state.parameters):
+        if value is not None:
+            yield value.cpu()
+
+
+def check_pieces(device: str, kernels: Any, lines: int, wide: bool) -> None:
+    adam = Adam(OptimizationConfig(weight_decay=0.5), Ops(kernels))
+    streamed = OffloadedAdam(adam, torch.device(device), lines * LINE)
+    plain, host = held(1, device, wide=wide), held(1, device, on_host=True, wide=wide)
+    done: list[Bucket] = []
+    for step, scale in enumerate((1.0, float("nan"), 0.25), start=1):
+        numbers = UpdateNumbers(step=step, learning_rate=0.1, scale=torch.tensor(scale, device=device))
+        adam.update(plain, numbers, lambda _bucket: None)
+        streamed.update(host, numbers, done.append)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        for one, other in zip(plain, host, strict=True):
+            for expected, found in zip(values_of(one), values_of(other), strict=True):
+                assert torch.equal(found, expected)
+    assert done == [state.bucket for state in host] * 3
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("lines", [1, 2, 3, 7, 16])
+def test_an_update_in_pieces_has_the_bits_of_a_whole_one(lines: int, wide: bool) -> None:
+    check_pieces("cpu", "reference", lines, wide)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("wide", [False, True])
+def test_three_lanes_of_a_gpu_give_the_bits_of_one(wide: bool) -> None:
+    for lines in (1, 2, 7):
+        check_pieces("cuda", "fused", lines, wide)
+
+
+def test_pieces_cover_each_element_once_and_keep_where_decay_ends() -> None:
+    for state in held(2):
+        pieces = list(pieces_of(state, 2 * LINE))
+        assert torch.equal(torch.cat([piece.master for piece in pieces]), state.master)
+        assert sum(piece.decay_end for piece in pieces) == state.decay_end
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp8"])
+def test_a_run_with_offload_has_the_bits_of_one_without_and_goes_on_from_its_saves(
+    tmp_path: Path, precision: str
+) -> None:
+    def run(name: str, **changes: Any) -> list[float]:
+        config = tiny_config(tmp_path / name, memory__precision=precision, **changes)
+        context = alone()
+        train(config, context, MODEL, SyntheticBatches(config, MODEL.vocab_size))
+        assert isinstance(context.channel, RecordingChannel)
+        return [event.loss for event in context.channel.all(StepEvent)]
+
+    plain = run("plain", training__total_steps=4)
+    parts = run("parts", training__total_steps=2, memory__cpu_offload=True)
+    parts += run("parts", training__total_steps=3)
+    parts += run("parts", training__total_steps=4, memory__cpu_offload=True)
+    assert parts == plain
+    expected = read_state(tmp_path / "plain")
+    assert relative_difference(read_state(tmp_path / "parts"), expected) == dict.fromkeys(expected, 0.0)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_what_is_in_host_memory_and_in_windows_is_what_the_plan_says(precision: str) -> None:
+    wide = replace(MODEL, hidden_size=128, intermediate_size=512)
+    plans, bytes_there = {}, 0
+    for offload in (False, True):
+        config = tiny_config(memory__precision=precision, memory__cpu_offload=offload)
+        plans[offload] = fullest(Job.from_config(config.model_dump(), ModelSize.from_fields(asdict(wide))))
+    decoder, start = empty_decoder(config, CPU, wide)
+    zero = make_zero(config, decoder, alone().mesh, CPU, start.fill)
+    zero.begin_step(1)
+    zero.end_micro_batch()
+    zero.finish_reduce()
+    zero.update(1, 1e-3, torch.ones(()))
+    for state in zero.states:
+        kept = state.held()[0 if precision == "bf16" else 1 :]
+        bytes_there += sum(tensor.nbytes for tensor in kept)
+        assert state.copied is not None
+    adam = zero._optimizer
+    assert isinstance(adam, OffloadedAdam)
+    windows = sum(tensor.nbytes for window in adam._windows for tensor in window.tensors)
+    zero.close()
+    assert len(adam._windows) == OFFLOAD_WINDOWS
+    assert plans[True].optimizer == 0
+    assert plans[True].host - plans[False].host == pytest.approx(bytes_there, rel=0.05)
+    assert plans[True].buffers - plans[False].buffers == pytest.approx(windows, rel=0.05)
+    assert plans[False].total - plans[True].total == pytest.approx(bytes_there - windows, rel=0.1)

@@ -48,9 +48,10 @@ def test_two_gpus_equal_one(kernels: str, twins: dict[str, Any], tmp_path: Path)
             assert runner.graphs is not None
             captured = len(runner.graphs.graphs)
             assert captured > 0
-            for _ in range(6):
-                assert two.executor.capture_next_graph()
-            assert len(runner.graphs.graphs) == captured + 6
+            while two.executor.capture_next_graph():
+                pass
+            assert len(runner.graphs.graphs) > captured
+            assert {bool(shape.prompts) for shape in runner.graphs.graphs} == {True, False}
             assert tokens_of(answers(two, turn="-again")) == expected
         check_a_bad_request_alone_fails(two)
         assert tokens_of(answers(two, turn="-behind")) == expected

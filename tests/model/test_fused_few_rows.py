@@ -99,6 +99,8 @@ def check_operations(device: str, shape: Shape, dtype: torch.dtype) -> None:
         found, expected = whole(ops, leaves, added, is_gated), sequence(ops, leaves, added, is_gated)
         assert torch.equal(found[1], expected[1])
         close(found[0], expected[0])
+    x, _, _, weight = leaves
+    close(ops.linear_swiglu(x, weight), ops.swiglu(ops.linear(x, weight)))
 
 
 def check_sequences(device: str, kernels: str, deterministic: bool, has_grad: bool) -> None:

@@ -111,6 +111,8 @@ class ColumnParallelLinear(nn.Module):
         if self.group is None and not self.adapters:
             return self.ops.norm_linear_swiglu(x_tD, update_tD, norm.weight, norm.eps, self.weight)
         normed_tD, x_tD = norm.of_sum(x_tD, update_tD)
+        if norm.sums is not None and not self.adapters:
+            return self.ops.linear_swiglu(normed_tD, self.weight), x_tD
         return self.ops.swiglu(self(normed_tD)), x_tD
 
     def pack(self) -> None:

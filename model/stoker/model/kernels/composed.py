@@ -18,3 +18,7 @@ def norm_linear_swiglu(
     _x_TD: Tensor, _update_TD: Tensor | None, _norm_D: Tensor, _eps: float, _weight_FD: Tensor
 ) -> None:
     return None
+
+
+def linear_swiglu(_x_TD: Tensor, _weight_FD: Tensor) -> None:
+    return None

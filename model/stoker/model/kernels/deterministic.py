@@ -41,6 +41,7 @@ embedding = reference.embedding
 fp8_linear = reference.fp8_linear
 norm_linear = composed.norm_linear
 norm_linear_swiglu = composed.norm_linear_swiglu
+linear_swiglu = composed.linear_swiglu
 sample = reference.sample
 line_squares = reference.line_squares
 sum_of_squares = reference.sum_of_squares

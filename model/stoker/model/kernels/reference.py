@@ -26,6 +26,7 @@ linear = cpu_product.linear
 fp8_linear = fp8_twin.fp8_linear
 norm_linear = composed.norm_linear
 norm_linear_swiglu = composed.norm_linear_swiglu
+linear_swiglu = composed.linear_swiglu
 pack = cpu_product.pack
 sample = draw.sample
 dispatch = expert_rows.gather_rows

@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from stoker.model.kernels.composed import norm_linear, norm_linear_swiglu
+from stoker.model.kernels.composed import linear_swiglu, norm_linear, norm_linear_swiglu
 from stoker.model.kernels.fused.adam import adam_
 from stoker.model.kernels.fused.attention.packed import packed_attention
 from stoker.model.kernels.fused.attention.paged import paged_attention_deterministic as paged_attention
@@ -42,6 +42,7 @@ __all__ = [
     "grouped_linear",
     "line_squares",
     "linear",
+    "linear_swiglu",
     "log_softmax",
     "logits",
     "norm_linear",

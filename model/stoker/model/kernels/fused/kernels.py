@@ -18,7 +18,7 @@ from stoker.model.kernels.fused.linear import linear, pack, plain_product
 from stoker.model.kernels.fused.log_softmax import log_softmax
 from stoker.model.kernels.fused.logits import logits
 from stoker.model.kernels.fused.norm import add_rms_norm, rms_norm
-from stoker.model.kernels.fused.norm_linear import norm_linear, norm_linear_swiglu
+from stoker.model.kernels.fused.norm_linear import linear_swiglu, norm_linear, norm_linear_swiglu
 from stoker.model.kernels.fused.rotation import rotate, rotate_and_write
 from stoker.model.kernels.fused.sampler import sample
 from stoker.model.kernels.fused.squares import line_squares, sum_of_squares
@@ -37,6 +37,7 @@ __all__ = [
     "grouped_linear",
     "line_squares",
     "linear",
+    "linear_swiglu",
     "log_softmax",
     "logits",
     "norm_linear",

@@ -40,6 +40,13 @@ def norm_linear_swiglu(
     return few_rows(normed_TD, weight_FD, is_gated=True), total_TD
 
 
+def linear_swiglu(x_TD: Tensor, weight_FD: Tensor) -> Tensor | None:
+    """Compute product and SwiGLU in one kernel; None where that is not faster."""
+    if not suits_rows(x_TD, weight_FD) or wants_grad(x_TD, weight_FD):
+        return None
+    return few_rows(x_TD, weight_FD, is_gated=True)
+
+
 def suits(x_TD: Tensor, update_TD: Tensor | None, norm_D: Tensor, weight_ED: Tensor) -> bool:
     tensors = (x_TD, norm_D, weight_ED) if update_TD is None else (x_TD, update_TD, norm_D, weight_ED)
     return suits_rows(x_TD, weight_ED) and not wants_grad(*tensors)

@@ -30,9 +30,9 @@ from stoker.model.kernels.fused.launch import overlap, wait_for_last
 PROGRAMS = 128
 """At most as many as multiprocessors, so that all programs of a launch run at once."""
 WORD_BYTES = 4
-SPINS = tl.constexpr(2**28)
+SPINS = 2**28
 """Looks at an inbox after which a peer counts as lost and the kernel fails: minutes."""
-CHECKED = tl.constexpr(2**10)
+CHECKED = 2**10
 """Looks at an inbox between two at the word that ends all waiting."""
 FLOAT32, BFLOAT16, FLOAT16 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -125,9 +125,10 @@ def launch(
         HAS_NORM=norm_D is not None,
         SENDS=sends,
         RECEIVES=receives,
+        **asm_of(pack_of(block)),
         BLOCK=block,
         enable_fp_fusion=False,
-        num_warps=min(16, max(1, block // 128)),
+        num_warps=warps_of(block),
         **overlap(),
     )
     return total_TD, normed_TD
@@ -137,12 +138,52 @@ def as_words(x: Tensor) -> Tensor:
     return x if x.dtype is torch.int32 else x.view(torch.int32)
 
 
+def warps_of(block: int) -> int:
+    return min(16, max(1, block // 128))
+
+
+def pack_of(block: int) -> int:
+    """Return the number of words that a thread waits for at once; 0 in the interpreter, which knows no assembly."""
+    return 0 if triton.knobs.runtime.interpret else min(4, max(1, block // 32 // warps_of(block)))
+
+
+def asm_of(pack: int) -> dict[str, int | str]:
+    """Return the kernel's constants for the wait: `pack` loads are on their way at a time.
+
+    Operands: `pack` values, as many addresses, numbers of the call, and addresses of the word that ends all waiting.
+    """
+    looks = "".join(f"ld.volatile.global.v2.u32 {{${place}, f{place}}}, [${pack + place}]; " for place in range(pack))
+    checks = "".join(f"setp.ne.u32 m, f{place}, ${2 * pack}; @m bra AGAIN; " for place in range(pack))
+    flags = ", ".join(f"f{place}" for place in range(pack))
+    asm = f"""{{
+        .reg .pred m;
+        .reg .b32 {flags or "f0"}, spins, word;
+        mov.u32 spins, 0;
+        LOOK: {looks}
+        {checks}
+        bra DONE;
+        AGAIN: add.u32 spins, spins, 1;
+        and.b32 word, spins, {CHECKED - 1};
+        setp.ne.u32 m, word, 0;
+        @m bra LOOK;
+        ld.volatile.global.u32 word, [${3 * pack}];
+        setp.ne.u32 m, word, 0;
+        @m trap;
+        setp.ge.u32 m, spins, {SPINS};
+        @m trap;
+        bra LOOK;
+        DONE:
+    }}"""
+    kinds = ("=&r", "l", "r", "l")
+    return {"PACK": pack, "ASM": asm, "CONSTRAINTS": ",".join(kind for kind in kinds for _ in range(pack))}
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def peer_sum_kernel(
     x, residual, norm, total, normed, addresses, calls, num_rows, words, columns, max_words, eps,
     RANK: tl.constexpr, RANKS: tl.constexpr, MAX_ROWS: tl.constexpr, KIND: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr, SENDS: tl.constexpr, RECEIVES: tl.constexpr,
-    BLOCK: tl.constexpr, OVERLAPS: tl.constexpr,
+    PACK: tl.constexpr, ASM: tl.constexpr, CONSTRAINTS: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     place = tl.arange(0, BLOCK)
@@ -174,7 +215,9 @@ def peer_sum_kernel(
                     received = tl.load(x + begin + place, mask=inside, other=0)
                 else:
                     there = ((turn + source) * MAX_ROWS + row).to(tl.int64) * max_words
-                    received = receive(own_inbox + there + place, inside, call, stop)
+                    # words behind the row's end are looked for at its last one
+                    words_at = own_inbox + there + tl.minimum(place, words - 1)
+                    received = receive(words_at, inside, call, stop, PACK, ASM, CONSTRAINTS)
                 first, second = unpack(received, KIND)
                 low += first
                 high += second
@@ -195,20 +238,25 @@ def peer_sum_kernel(
 
 
 @triton.jit
-def receive(inbox, inside, call, stop):
-    """Wait for all words of a row that carry the number of this call. The kernel fails where the wait is ended."""
+def receive(inbox, inside, call, stop, PACK: tl.constexpr, ASM: tl.constexpr, CONSTRAINTS: tl.constexpr):
+    """Wait for all words of a row that carry the number of this call, and return their values.
+
+    Each thread waits for its own words; in the interpreter (PACK 0) all wait together. The kernel fails where the host
+    ends the wait.
+    """
+    if PACK > 0:
+        values = tl.inline_asm_elementwise(
+            ASM,
+            CONSTRAINTS,
+            [inbox.to(tl.int64), call, stop.to(tl.int64)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=PACK,
+        )
+        return tl.where(inside, values, 0)
     packed = tl.load(inbox, mask=inside, other=0, volatile=True)
-    missing = tl.sum((inside & ((packed >> 32).to(tl.int32) != call)).to(tl.int32), 0)
-    spins = 0
-    while missing > 0:
+    while tl.sum((inside & ((packed >> 32).to(tl.int32) != call)).to(tl.int32), 0) > 0:
         packed = tl.load(inbox, mask=inside, other=0, volatile=True)
-        missing = tl.sum((inside & ((packed >> 32).to(tl.int32) != call)).to(tl.int32), 0)
-        spins += 1
-        if spins % CHECKED == 0:  # noqa: SIM102 - `and` would evaluate both
-            if (tl.load(stop, volatile=True) != 0) | (spins == SPINS):
-                tl.inline_asm_elementwise(
-                    "trap; mov.u32 $0, 0;", "=r,r", [spins], dtype=tl.int32, is_pure=False, pack=1
-                )
     return packed.to(tl.int32)
 
 

@@ -25,6 +25,7 @@ from e2e.api.access import read_kubeconfig
 from e2e.api.api_client import ApiClient, Object
 from e2e.cluster import binaries
 from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.definitions import wait_until_established
 from e2e.cluster.processes import Program
 from e2e.cluster.tools import ETCD, KUBERNETES, KWOK
 
@@ -66,7 +67,7 @@ class FakeNodes:
         self.plane.start()
         self.kwok.start(self._kwok_command(), detached=False)
         self.kubectl("apply", "--server-side", "-f", str(CRDS))
-        self.kubectl("wait", "--for=condition=Established", "--timeout=20s", "-f", str(CRDS))
+        wait_until_established(self.kubectl, "-f", str(CRDS))
         self.api = await ApiClient(read_kubeconfig(self.plane.kubeconfig)).__aenter__()
         for number in range(self.count):
             await self.api.create(node(f"fake-{number:03}"))

@@ -15,6 +15,7 @@ import pytest
 from e2e.api.plane import Plane
 from e2e.api.world import NewWorld, Story, world
 from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.definitions import wait_until_established
 
 CRDS = Path(__file__).parents[2] / "crds"
 _numbers = itertools.count(1)
@@ -28,7 +29,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
     try:
         found = Plane(control_plane)
         found.kubectl("apply", "--server-side", "-f", str(CRDS))
-        found.kubectl("wait", "--for=condition=Established", "--timeout=20s", "-f", str(CRDS))
+        wait_until_established(found.kubectl, "-f", str(CRDS))
         yield found
     finally:
         control_plane.stop()

@@ -13,6 +13,7 @@ from e2e.api.plane import Plane
 from e2e.api.training_story import CLAIM
 from e2e.api.world import Story, World, eventually, job, world
 from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.definitions import wait_until_established
 from stoker.operator.cluster.kube.connection import ApiConnection
 from stoker.operator.cluster.kube.credentials import Access
 from stoker.operator.cluster.kube.rate_limit import RateLimit
@@ -111,7 +112,7 @@ async def with_own_groups(folder: Path) -> AsyncIterator[World]:
     try:
         plane = Plane(control_plane)
         await asyncio.to_thread(plane.kubectl, "apply", "--server-side", "-f", str(CRDS))
-        await asyncio.to_thread(plane.kubectl, "wait", "--for=condition=Established", "--timeout=20s", "-f", str(CRDS))
+        await asyncio.to_thread(wait_until_established, plane.kubectl, "-f", str(CRDS))
         async with world(plane, "own-groups", folder) as found:
             yield found
     finally:

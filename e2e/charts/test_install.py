@@ -12,6 +12,7 @@ import yaml
 
 from e2e.charts.helm import CRDS, NAMESPACE, REPOSITORY, STOKER, HelmFailed, rendered
 from e2e.charts.release import KubectlFailed, Releases
+from e2e.cluster.definitions import wait_until_established
 
 ACCOUNT = f"{NAMESPACE}:stoker"
 JOB = {
@@ -130,7 +131,7 @@ def test_an_upgrade_applies_changed_definitions_and_uninstalling_keeps_them(rele
     releases.list_all_kinds()
     releases.kubectl("delete", "crd", "--all", "--wait=true")
     releases.upgrade("stoker-crds", version_before(tmp_path), NAMESPACE)
-    releases.kubectl("wait", "--for=condition=Established", "--timeout=20s", "crd", "--all")
+    wait_until_established(releases.kubectl, "crd", "--all")
     releases.kubectl("apply", "-f", "-", stdin=json.dumps(JOB))
     assert "ttlSecondsAfterFinished" not in run_properties(releases)
 
@@ -146,7 +147,7 @@ def test_an_upgrade_applies_changed_definitions_and_uninstalling_keeps_them(rele
 def test_older_definitions_are_refused_with_a_line(releases: Releases, tmp_path: Path) -> None:
     """A downgrade would drop stored values; it is possible on purpose, and no object is lost by the refusal."""
     releases.upgrade("stoker-crds", CRDS, NAMESPACE)
-    releases.kubectl("wait", "--for=condition=Established", "--timeout=20s", "crd", "--all")
+    wait_until_established(releases.kubectl, "crd", "--all")
     releases.kubectl("apply", "-f", "-", stdin=json.dumps(JOB))
     before = version_before(tmp_path)
     with pytest.raises(HelmFailed, match=r"the older 0\.0\.9 would drop values that are stored"):

@@ -15,6 +15,7 @@ from e2e.charts.plain import FILE
 from e2e.charts.release import KubectlFailed, Releases
 from e2e.charts.test_install import JOB
 from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.definitions import wait_until_established
 
 DEPLOY = REPOSITORY / "deploy"
 DEFINITIONS = [
@@ -33,7 +34,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Releases]:
 def applied(cluster: Releases) -> Releases:
     """Apply everything as docs/install.md describes; a second run changes nothing."""
     cluster.kubectl("apply", "--server-side", "-k", str(DEPLOY))
-    cluster.kubectl("wait", "--for=condition=Established", "--timeout=20s", *(f"crd/{name}" for name in DEFINITIONS))
+    wait_until_established(cluster.kubectl, *(f"crd/{name}" for name in DEFINITIONS))
     return cluster
 
 

@@ -15,11 +15,11 @@ import json
 import shutil
 import socket
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ import yaml
 
 from e2e.cluster import binaries, tools
 from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.definitions import wait_until_established
 from e2e.cluster.processes import Program, wait_for_program
 from e2e.cluster.tools import Tool
 
@@ -117,7 +118,7 @@ def running(plane: ControlPlane, controller: ForeignController) -> Iterator[Prog
     _write_files(plane, controller)
     _apply(plane, *controller.objects)
     _kubectl(plane, "apply", "--server-side", "-f", str(built / "files" / "bases"))
-    _until_established(plane, built / "files" / "bases")
+    wait_until_established(partial(_kubectl, plane), "-f", str(built / "files" / "bases"))
     program = Program(controller.tool.name, plane.folder / "log")
     command = [str(built / controller.tool.name), f"--config={controller.folder / 'config.json'}", *controller.flags]
     environment = {"KUBECONFIG": str(plane.kubeconfig), "TMPDIR": str(controller.folder)}
@@ -180,19 +181,6 @@ def _kubectl(plane: ControlPlane, *given: str, stdin: str | None = None) -> None
     program = str(binaries.bin_folder() / "kubectl")
     command = [program, "--kubeconfig", str(plane.kubeconfig), *given]
     subprocess.run(command, input=stdin, check=True, stdout=subprocess.DEVNULL, text=True)
-
-
-def _until_established(plane: ControlPlane, definitions: Path, tries: int = 10) -> None:
-    """Wait until all definitions are served; kubectl gives up at once on one that has no status yet."""
-    for last in range(1 - tries, 1):
-        try:
-            _kubectl(plane, "wait", "--for=condition=Established", "--timeout=30s", "-f", str(definitions))
-        except subprocess.CalledProcessError:
-            if last == 0:
-                raise
-            time.sleep(1)
-        else:
-            return
 
 
 def _answers(url: str) -> bool:

@@ -51,7 +51,11 @@ def _jobs() -> list[Mistake]:
             waits,
             "ConfigMap missing does not exist (spec.workers.volumes[0])",
         ),
-        (job("unbuilt", {"memory.cpuOffload": True}), stalls, "spec.memory.cpuOffload true is not supported yet"),
+        (
+            job("unbuilt", {"memory.activationBudgetGiB": "4", "memory.activationCheckpointing": "selective"}),
+            stalls,
+            "memory.activationBudgetGiB 4 is not supported yet",
+        ),
         (job("no-data", {"data.sources": [{"name": "tales", "path": "/data/other.jsonl"}]}), fails, "other.jsonl"),
         (job("bad-model", hugging_face("broken")), fails, "config.json"),
         (

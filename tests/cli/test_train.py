@@ -86,7 +86,10 @@ def test_a_job_becomes_a_configuration_of_this_machine(tmp_path: Path) -> None:
         ([MORE], "exactly one TrainingJob is needed, found 0 (ConfigMap more)"),
         ([job(), job()], r"exactly one TrainingJob is needed, found 2 (TrainingJob tiny, TrainingJob tiny)"),
         ([job(training={"totalSteps": 0}), MORE], "spec.training"),
-        ([job(memory={"cpuOffload": True}), MORE], "spec.memory.cpuOffload true is not supported yet"),
+        (
+            [job(memory={"activationBudgetGiB": "4", "activationCheckpointing": "selective"}), MORE],
+            "spec.memory.activationBudgetGiB 4 is not supported yet",
+        ),
         ([job(run={"suspend": True}), MORE], "spec.run.suspend is true: there is nothing to run"),
         ([job()], 'configmap "more" not found'),
     ],

@@ -78,7 +78,7 @@ def test_a_gang_that_never_ran_is_made_anew_and_a_refused_edit_restarts_nothing(
     run.next_attempt()
     assert (run.attempt, len(run.gang), run.cluster.calls) == (1, 1, [])
     run.train(1)
-    run.cluster.change_spec(JOB, lambda spec: spec.update(memory={"cpuOffload": True}))
+    run.cluster.change_spec(JOB, lambda spec: spec.update(memory={"activationBudgetGiB": "4"}))
     run.cluster.settle()
     assert (run.attempt, run.cluster.calls) == (1, [])
     assert run.condition(run.job, "EditRefused") == "True"

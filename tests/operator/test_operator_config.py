@@ -54,6 +54,7 @@ FIXED = {
     "agent_port",
     "rendezvous_port",
     "engine_port",
+    "transfer_port",
     "router_port",
     "router_acknowledge_s",
 }

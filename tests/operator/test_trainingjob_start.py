@@ -88,10 +88,10 @@ def test_a_missing_claim_is_named_and_nothing_runs() -> None:
 
 
 def test_what_is_not_built_yet_is_refused_by_name() -> None:
-    run = Run(memory={"cpuOffload": True})
+    run = Run(memory={"activationBudgetGiB": "4"})
     run.cluster.settle()
     assert "not supported yet" in run.status["message"]
-    assert "memory.cpuOffload" in run.status["message"]
+    assert "memory.activationBudgetGiB" in run.status["message"]
     assert run.cluster.pods("trainer") == []
 
 

@@ -230,10 +230,10 @@ def _signals() -> Iterator[None]:
             {"parallelism": {"tensor": 2}}, Cause.CONFIG_INVALID, "does not divide", id="a mesh that does not fit"
         ),
         pytest.param(
-            {"memory": {"cpu_offload": True}},
+            {"memory": {"activation_budget_gib": 4}},
             Cause.CONFIG_INVALID,
-            "memory.cpu_offload true is not supported yet",
-            id="offload",
+            "memory.activation_budget_gib is not supported yet",
+            id="a field that is not built",
         ),
         pytest.param({"attention": "flash"}, Cause.CONFIG_INVALID, "flash", id="a missing kernel"),
         pytest.param(

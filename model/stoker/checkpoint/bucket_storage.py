@@ -115,7 +115,7 @@ class BucketStorage:
             return  # its files have their final names, and the manifest has made it visible
         if _DELETING.fullmatch(target.name):
             self._hide(source, target)
-        elif not _DELETING.fullmatch(source.name):  # files of nobody behind a delete stay where they are
+        elif not _DELETING.fullmatch(source.name):  # files behind a delete that belong to no folder stay where they are
             self._move(source, target)
 
     def sync_folder(self, folder: Path) -> None:

@@ -4,7 +4,7 @@ With deferred sums (`Decoder.defer_sums`) the row-parallel products leave partia
 the ranks' parts, the residual stream and normalises at once. `GroupSums` does it through the process group, and is the
 twin of `kernels.fused.peer_sum`.
 
-A sum is rounded to its dtype before anything is added to it, whoever computes it. T tokens, D hidden, V vocabulary, v
+A sum is rounded to its dtype before anything is added to it, on every rank. T tokens, D hidden, V vocabulary, v
 columns of one rank.
 """
 

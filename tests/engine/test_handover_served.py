@@ -195,10 +195,14 @@ def test_4_the_client_leaves_while_p_works(pair: tuple[Served, Served]) -> None:
 
 
 def test_5_p_is_killed_while_d_has_no_seat_and_p_streams(pair: tuple[Served, Served]) -> None:
-    """P decodes for D, whose seats are taken; then P is killed. The last test of the pair."""
+    """P decodes for D, whose seats are taken; then P is killed. The last test of the pair.
+
+    No draw of these tokens lies within 1e-4 of the border between two of them. Borders move by some 1e-8 with the rows
+    that a step computes together, and how many tokens D computes depends on the moment of the kill.
+    """
     d, p = pair
     long = BODY | {"n": 4, "max_tokens": 150, "ignore_eos": True, "prompt": [9, 8, 7]}
-    body: dict[str, Any] = {"prompt": [5 + 11 * place % 290 for place in range(60)], "n": 1, "max_tokens": 60}
+    body: dict[str, Any] = {"prompt": [5 + 19 * place % 290 for place in range(60)], "n": 1, "max_tokens": 60}
     whole = p.ask(**body)
     core, endpoint, local = p.core_pid(), p.endpoint, d.outcomes()["local"]
     with ThreadPoolExecutor(2) as pool:
@@ -207,9 +211,7 @@ def test_5_p_is_killed_while_d_has_no_seat_and_p_streams(pair: tuple[Served, Ser
         asked = pool.submit(d.ask, endpoint, **body)
         wait_for(lambda: d.status()["transfer"]["receiving"] == 1 or asked.done(), "the request at P")
         os.kill(core, signal.SIGKILL)
-        # No token is lost or doubled. Which ones they are is compared without processes, in `test_handover`.
-        ((_, reason, tokens),), ((_, expected_reason, expected),) = texts(asked.result()), texts(whole)
-        assert (reason, len(tokens), tokens[:4]) == (expected_reason, len(expected), expected[:4])
+        assert texts(asked.result()) == texts(whole)
         busy.result()
     wait_until_free(d)
     again: dict[str, Any] = {"prompt": [5 + 13 * place % 290 for place in range(60)]}

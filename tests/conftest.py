@@ -1,8 +1,25 @@
-"""Settings of all property tests: other processes share the machine, so no example has a deadline."""
+"""Settings and fixtures of all tests."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # others share the CPU
 settings.load_profile("shared")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def threads_as_before() -> Iterator[None]:
+    """Give torch its number of threads back after each file: an engine that loads here sets its own.
+
+    The order of torch's sums depends on that number, so a file that left it changed would change the bits of the next.
+    """
+    torch = sys.modules.get("torch")
+    threads = torch.get_num_threads() if torch else 0
+    yield
+    if torch:
+        torch.set_num_threads(threads)

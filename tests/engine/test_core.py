@@ -111,13 +111,11 @@ def start(make_engine: MakeEngine, tmp_path: Path) -> Iterator[Callable[..., tup
         started.append((front, running))
         return front, running
 
-    threads = torch.get_num_threads()
     yield make
     for front, running in started:
         front.say(m.Stop())
         running.join()
         front.close()
-    torch.set_num_threads(threads)
 
 
 def test_a_request_is_answered_and_counted(start: Callable[..., tuple[Front, Running]]) -> None:

@@ -42,10 +42,8 @@ def llm(model_folder: Path) -> Iterator[LLM]:
         cache=CacheConfig(num_blocks=60),
         scheduler=SchedulerConfig(max_batch_tokens=64, max_requests=4, max_queued_requests=2),
     )
-    threads = torch.get_num_threads()
     with LLM(config) as llm:
         yield llm
-    torch.set_num_threads(threads)
 
 
 def only(answers: list[Generated]) -> Generated:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from stoker.engine.core.build import build_engine
 from stoker.engine.core.engine import LLMEngine
@@ -28,7 +27,6 @@ StartTwo = Callable[..., tuple[LLMEngine, Workers]]
 @pytest.fixture
 def start_two(twins: dict[str, Any], tmp_path: Path) -> Iterator[StartTwo]:
     """Start an engine of two ranks."""
-    threads = torch.get_num_threads()
     started: list[LLMEngine] = []
 
     def start(command: WorkerCommand = worker_command) -> tuple[LLMEngine, Workers]:
@@ -43,7 +41,6 @@ def start_two(twins: dict[str, Any], tmp_path: Path) -> Iterator[StartTwo]:
     yield start
     for engine in started:
         engine.close()
-    torch.set_num_threads(threads)
 
 
 def gone(workers: Workers) -> list[int | None]:

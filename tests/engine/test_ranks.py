@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from stoker.engine.core.build import build_engine
 from stoker.engine.core.engine import LLMEngine
@@ -34,14 +33,12 @@ def one_rank(folder: Path) -> Answers:
 
 @pytest.fixture(scope="module")
 def two_ranks(folder: Path) -> Iterator[LLMEngine]:
-    threads = torch.get_num_threads()
     engine, plan = build_engine(config_of(folder, 2, deterministic=True))
     assert (plan.tensor, plan.num_blocks) == (2, 100)
     yield engine
     engine.close()
     assert isinstance(engine.executor, Ranks)
     assert [process.returncode for process in engine.executor.workers.processes.values()] == [0], "none was killed"
-    torch.set_num_threads(threads)
 
 
 def assert_equal(found: Answers, expected: Answers, tolerance: float) -> None:

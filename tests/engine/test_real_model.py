@@ -32,7 +32,6 @@ OUTPUT = 32
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    threads = torch.get_num_threads()
     config = EngineConfig(
         model=ServedModelConfig(path=str(FOLDER), dtype="float32"),
         cache=CacheConfig(num_blocks=120),
@@ -40,7 +39,6 @@ def llm() -> Iterator[LLM]:
     )
     with LLM(config) as llm:
         yield llm
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -141,6 +141,7 @@ STATES = [
     ({"shard": 4, "zero_stage": 1}, "fp32", 1, (4, 1, 2)),
     ({"shard": 4, "replicate": 2, "zero_stage": 1}, "bf16", 1, (2, 1, 3)),
 ]
+PIPED = [(1, (2, 4, 3)), (2, (2, 1, 3)), (3, (0.5, 1, 3))]
 
 
 @pytest.mark.parametrize(("layout", "precision", "micro_batches", "expected"), STATES)
@@ -151,6 +152,27 @@ def test_the_state_of_every_zero_stage(
     found = fullest(job(TINY, ranks * micro_batches, 1, 16, precision=precision, **layout))
     per_element = tuple(count / 3976 for count in (found.weights, found.gradients, found.optimizer))
     assert per_element == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("stage", "expected"), PIPED)
+def test_a_pipeline_rank_has_the_state_of_its_layers(stage: int, expected: tuple[float, float, float]) -> None:
+    """Three layers of 592 elements and a table of 800; one layer, a norm of 8 and the table of the output layer, whose
+    work is that of two."""
+    found = memory_by_rank(job(TINY, 8, 1, 16, pipeline=2, shard=4, zero_stage=stage))
+    for rank, elements in zip(found, (3 * 592 + 800, 592 + 808), strict=True):
+        per_element = tuple(count / elements for count in (rank.weights, rank.gradients, rank.optimizer))
+        assert per_element == pytest.approx(expected)
+
+
+def test_a_pipeline_sends_gradients_and_weights_of_its_layers_for_each_micro_batch() -> None:
+    layers, table = 3 * 592, 800
+    one, two, three = (
+        {flow.purpose: flow.bytes for flow in flows(job(TINY, 8, 1, 16, pipeline=2, shard=2, zero_stage=stage))}
+        for stage in (1, 2, 3)
+    )
+    assert one["gradients reduced"] == 4 * (layers + table) / 2
+    assert two["gradients reduced"] == three["gradients reduced"] == 4 * 2 * (layers + table) / 2
+    assert three["weights gathered"] == 4 * 2 * (2 * layers + table) / 2
 
 
 def test_offloaded_state_is_on_the_host() -> None:
@@ -231,7 +253,8 @@ def test_traffic_by_hand() -> None:
         "weights gathered": weights,
     }
     stage3 = {flow.purpose: flow.bytes for flow in flows(job(batch=8, shard=4, zero_stage=3))}
-    assert stage3 == {"gradients reduced": 2 * weights, "weights gathered": 4 * weights}
+    ends = 2 * (2 * 128256 * 4096 + 4096) * 3 / 4
+    assert stage3 == {"gradients reduced": 2 * weights, "weights gathered": 4 * weights - 2 * ends}
     tensor = {flow.purpose: flow for flow in flows(job(batch=1, tensor=4, sequence_parallel=True))}
     assert tensor["tensor parallel"].bytes == 8 * 32 * 8192 * 4096 * 2 * 3 / 4
     pipeline = {flow.purpose: flow for flow in flows(job(batch=16, pipeline=4))}

@@ -72,7 +72,7 @@ def recomputed(job: Job, rank: PipelineRank) -> Recomputed:
 def sends_each(job: Job) -> bool:
     """Whether each micro-batch's gradient is sent alone; else a rank first adds them up in fp32."""
     ranks = job.layout.state_shards * job.layout.replicate
-    later = job.layout.zero_stage >= 2 and not job.any_data_parallel and job.layout.pipeline == 1
+    later = job.layout.zero_stage >= 2 and not job.any_data_parallel
     return ranks > 1 and (job.micro_batches == 1 or later)
 
 

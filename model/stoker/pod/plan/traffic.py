@@ -58,7 +58,9 @@ def _zero(job: Job, parameters: Parameters) -> list[Flow]:
     reduced = times * (size if each else SUM_BYTES) * trained * others
     gathered = {0: SUM_BYTES, 1: size, 2: size, 3: 0}[stage] * trained * others
     if stage == 3:
-        gathered = size * (2 * job.micro_batches * parameters.total + (parameters.adapters or 0.0)) * others
+        # For forward and for backward, which needs no embedding and begins with the output layer that is still there.
+        passes = 2 * parameters.total - parameters.embedding - parameters.head
+        gathered = size * (job.micro_batches * passes + (parameters.adapters or 0.0)) * others
     copies = 2 * _others(replicas) * SUM_BYTES * trained / shards
     inner, outer = link_of(job, "shard", "context"), link_of(job, "replicate")
     return [

@@ -91,6 +91,77 @@ def test_memory_and_speed_are_within_a_tenth_of_what_was_measured(name: str) -> 
     assert plan.fits
 
 
+HALF = replace(LLAMA_8B, num_layers=16)
+SPARSE_30B = ModelSize(
+    vocab_size=128256,
+    hidden_size=2048,
+    intermediate_size=6144,
+    num_layers=10,
+    num_heads=32,
+    num_kv_heads=4,
+    head_dim=128,
+    qk_norm=True,
+    num_experts=128,
+    experts_per_token=8,
+    expert_size=768,
+)
+"""The shape of Qwen3-30B-A3B with 10 of its layers."""
+# bench/README.md, "Layouts of the trainer on two H200s": rows of bench/layouts_gpu.py, tokens/s/GPU
+LAYOUTS_MEASURED = {
+    "data, 32 layers": (job(LLAMA_8B, 4, shard=2), 10_866),
+    "zero3, 32 layers": (job(LLAMA_8B, 4, shard=2, zero_stage=3), 10_731),
+    "data": (job(HALF, 4, shard=2), 20_352),
+    "tensor": (job(HALF, 4, 2, tensor=2, sequence_parallel=True), 19_373),
+    "pipeline:OneFOneB": (job(HALF, 8, pipeline=2), 17_956),
+    "pipeline:ZeroBubble": (job(HALF, 8, pipeline=2, schedule="ZeroBubble"), 19_510),
+    "context:Ulysses": (job(HALF, 1, 1, 16384, context=2, context_method="Ulysses"), 17_311),
+    "context:AllGather": (job(HALF, 1, 1, 16384, context=2), 15_299),
+    "context:Ring": (job(HALF, 1, 1, 16384, context=2, context_method="Ring"), 14_633),
+    "experts": (job(SPARSE_30B, 4, 2, 4096, shard=2, expert=2), 44_870),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS_MEASURED)
+def test_the_speed_of_every_measured_layout_is_within_a_tenth(name: str) -> None:
+    found, speed = LAYOUTS_MEASURED[name]
+    assert make_plan(found, GPUS["H200"]).tokens_per_s_per_gpu == pytest.approx(speed, rel=0.1)
+
+
+def test_experts_of_other_ranks_cost_moves_and_waits_of_the_host() -> None:
+    """Profiled (row `experts`): 38 ms of element-wise kernels, 32 of communication alone, 11 of an idle device."""
+    time = make_plan(LAYOUTS_MEASURED["experts"][0], GPUS["H200"]).time
+    alone = make_plan(job(SPARSE_30B, 4, 2, 4096, shard=2), GPUS["H200"]).time
+    assert time is not None
+    assert alone is not None
+    assert 20e-3 < time.elementwise < 40e-3
+    assert 35e-3 < time.communication < 55e-3
+    assert alone.elementwise < time.elementwise / 2
+    assert alone.communication < time.communication / 2
+
+
+def test_experts_stay_in_two_bytes_beside_fp8() -> None:
+    dense, sparse = (
+        {
+            precision: make_plan(job(model, 4, 2, 4096, shard=2, precision=precision), GPUS["H200"])
+            for precision in ("bf16", "fp8")
+        }
+        for model in (replace(SPARSE_30B, num_experts=0, experts_per_token=0), SPARSE_30B)
+    )
+    copies = {
+        name: found["fp8"].fullest.buffers - found["bf16"].fullest.buffers
+        for name, found in {"dense": dense, "sparse": sparse}.items()
+    }
+    assert copies["sparse"] == pytest.approx(2 * 10 * (SPARSE_30B.attention + SPARSE_30B.small))
+    times = {
+        name: [found[precision].time for precision in ("bf16", "fp8")]
+        for name, found in {"dense": dense, "sparse": sparse}.items()
+    }
+    saved = {name: pair[0].products - pair[1].products for name, pair in times.items() if pair[0] and pair[1]}
+    attention = 6 * 16384 / 2 * 10 * SPARSE_30B.attention / (989e12 * 0.655)
+    assert saved["sparse"] == pytest.approx(attention * (1 - 989 / 1979), rel=1e-6)
+    assert saved["dense"] > saved["sparse"]
+
+
 def test_recompute_costs_what_was_measured() -> None:
     plan = make_plan(job(shard=4, recompute="full"), GPUS["H200"])
     assert plan.tokens_per_s_per_gpu == pytest.approx(8_348, rel=0.1)

@@ -173,8 +173,8 @@ def _gathered(job: Job, parameters: Parameters) -> float:
     gathered = 2 * job.value_bytes * parameters.largest if job.layout.zero_stage == 3 else 0.0
     if job.precision != "fp8":
         return gathered
-    blocks = parameters.total - parameters.embedding - parameters.head
-    return gathered + 2 * (2 * parameters.block if job.layout.zero_stage == 3 else blocks)
+    blocks = parameters.dense - parameters.embedding - parameters.head
+    return gathered + 2 * (2 * parameters.dense_block if job.layout.zero_stage == 3 else blocks)
 
 
 def _exchanged(job: Job, parameters: Parameters) -> float:

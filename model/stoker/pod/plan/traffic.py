@@ -11,6 +11,8 @@ from stoker.pod.plan.memory import SUM_BYTES, sends_each
 from stoker.pod.plan.stage import Parameters, PipelineRank, pipeline_ranks, rank_parameters
 
 Link = Literal["node", "network"]
+EXPERTS = "experts"
+"""Purpose of the all-to-all of rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +92,7 @@ def _expert(job: Job, rank: PipelineRank) -> Flow:
     rows = job.micro_batches * job.tokens * model.experts_per_token * model.hidden_size * job.value_bytes
     link = link_of(job, "tensor") if job.layout.expert <= job.layout.tensor else link_of(job, "shard")
     sent = 4 * rank.layers * rows * _others(job.layout.expert)
-    return Flow(purpose="experts", link=link, bytes=sent, hidden=False)
+    return Flow(purpose=EXPERTS, link=link, bytes=sent, hidden=False)
 
 
 def _pipeline(job: Job) -> Flow:

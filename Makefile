@@ -51,7 +51,7 @@ pretrain-parallel: setup ## the same with four ranks: two pipeline stages of two
 	@$(BIN)/python examples/pretrain/run.py --parallel
 
 test: setup model clients ## all tests that need no GPU, in PROCESSES=2 processes, a file to each
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" -n $(PROCESSES) --dist loadfile --durations=15 $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --durations=15 $(ARGS)
 
 test-gpu: ## the tests that need an NVIDIA GPU
 	@$(GPU_PYTHON) -m pytest -m gpu $$(grep -lE "mark\.gpu" -r tests --include="test_*.py") $(ARGS)

@@ -80,7 +80,7 @@ def test_a_request_whose_goal_would_be_missed_is_refused_with_the_predicted_time
             assert (refused.status_code, refused.headers["retry-after"]) == (429, "9")  # 10.0 s, of which 2 are allowed
             error = refused.json()["error"]
             assert (error["type"], error["code"], error["param"]) == ("rate_limit_error", "ttft_goal", None)
-            assert "predicted in 10.0 s, later than the goal of 2 s (ttftGoalMs of class interactive)" in error["message"]
+            assert "predicted in 10.0 s, later than the goal of 2 s (ttftMs of class interactive)" in error["message"]
             assert (await client.get("/v1/models")).status_code == 200  # has no prompt, so no class
             engine.load = load(0)
             await until(sees(router, 0))

@@ -87,11 +87,14 @@ def simulate(
     classes: tuple[RequestClass, ...], arrivals: list[tuple[float, int, float]], until_s: float
 ) -> tuple[Engine, Lanes, list[Waiting], list[Miss]]:
     """Run arrivals (time, class, seconds of its prompt); return also who was left, and goals missed behind others."""
-    engine, lanes, own, missed = Engine(), Lanes(classes), {}, []
+    engine, lanes = Engine(), Lanes(classes)
+    own: dict[Waiting, float] = {}
+    missed: list[Miss] = []
+    waiting: list[Waiting] = []
     queue = sorted(arrivals, key=lambda one: one[0])
     ends: dict[Waiting, float] = {}
-    now_s, waiting = 0.0, []
-    while now_s < until_s:
+    now_s = 0.0
+    while now_s < until_s and (queue or waiting):
         while queue and queue[0][0] <= now_s:
             since_s, place, own_s = queue.pop(0)
             one = lanes.join(place, since_s)
@@ -101,8 +104,8 @@ def simulate(
         for one in [done for done, end_s in ends.items() if end_s <= now_s]:
             del ends[one]
             lanes.answered(one)
-        while one := lanes.next_one(now_s, lambda w: Outlook(max(engine.free_s - now_s, 0.0), own[w])):
-            outlook = Outlook(max(engine.free_s - now_s, 0.0), own[one])
+        while (going := lanes.next_one(now_s, lambda w: Outlook(max(engine.free_s - now_s, 0.0), own[w]))) is not None:
+            one, outlook = going, Outlook(max(engine.free_s - now_s, 0.0), own[going])
             rushes = lanes.miss(one.place, outlook) is not None
             if rushes:
                 lanes.rush(one)
@@ -141,7 +144,7 @@ def test_no_request_that_goes_misses_its_goal_and_batch_leaves_room(arrivals: li
 
 def test_interactive_requests_without_end_do_not_starve_batch() -> None:
     endless = [(0.05 * number, 0, 0.06) for number in range(4000)]  # more than the engine can do
-    batch = [(1.0 + number, 1, 1.0) for number in range(5)]
+    batch = [(20.0 + number, 1, 1.0) for number in range(5)]  # the engine is behind by then
     engine, _, _, _ = simulate(BOTH, endless + batch, 200.0)
     went = [(sent_s - one.since_s, rushes) for one, _, sent_s, rushes in engine.sent if one.place == 1]
     assert len(went) == 5

@@ -177,7 +177,7 @@ class Admission:
     def _text(self, ticket: Ticket, miss: Miss) -> str:
         """Name the goal that would be missed."""
         own, other = self.classes[ticket.waiting.place], self.classes[miss.place]
-        goal = f"{other.ttft_goal_s:g} s (ttftGoalMs of class {other.name})"
+        goal = f"{other.ttft_goal_s:g} s (ttftMs of class {other.name})"
         if miss.place == ticket.waiting.place:
             return f"The first token is predicted in {miss.first_token_s:.1f} s, later than the goal of {goal}."
         return (

@@ -27,6 +27,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -246,8 +247,9 @@ def random_runner(
 
 
 def measure_sums(_: str, ranks: int, out: Path) -> dict[str, Any]:
-    address = f"file:///tmp/stoker-bench-sums-{os.getpid()}"
-    spawn(sum_rank, (ranks, address, str(out.with_suffix(".json"))), nprocs=ranks)
+    with TemporaryDirectory() as folder:
+        address = f"file://{folder}/rendezvous"
+        spawn(sum_rank, (ranks, address, str(out.with_suffix(".json"))), nprocs=ranks)
     found: dict[str, Any] = json.loads(out.with_suffix(".json").read_text())
     return found
 

@@ -125,7 +125,9 @@ def test_a_request_whose_time_in_the_queue_is_over_is_refused() -> None:
             refused = await waiting
             error = refused.json()["error"]
             assert (refused.status_code, error["code"], refused.headers["retry-after"]) == (429, "ttft_goal", "5")
-            assert "a request of class interactive behind this one would get its first token in 6.0 s" in error["message"]
+            assert (
+                "a request of class interactive behind this one would get its first token in 6.0 s" in error["message"]
+            )
             assert "It waited 0.5 s (maxQueueSeconds 0.5)" in error["message"]
 
     run(scenario)

@@ -79,8 +79,13 @@ class Engine:
 
     free_s: float = 0.0
     """When it has computed all prompts that it got."""
+    now_s: float = 0.0
+    own_s: dict[Waiting, float] = field(default_factory=dict)
     sent: list[tuple[Waiting, Outlook, float, bool]] = field(default_factory=list)
     """(request, prediction, when it was sent, whether because of its age)"""
+
+    def outlook(self, one: Waiting) -> Outlook:
+        return Outlook(max(self.free_s - self.now_s, 0.0), self.own_s[one])
 
 
 def simulate(
@@ -88,7 +93,6 @@ def simulate(
 ) -> tuple[Engine, Lanes, list[Waiting], list[Miss]]:
     """Run arrivals (time, class, seconds of its prompt); return also who was left, and goals missed behind others."""
     engine, lanes = Engine(), Lanes(classes)
-    own: dict[Waiting, float] = {}
     missed: list[Miss] = []
     waiting: list[Waiting] = []
     queue = sorted(arrivals, key=lambda one: one[0])
@@ -98,18 +102,19 @@ def simulate(
         while queue and queue[0][0] <= now_s:
             since_s, place, own_s = queue.pop(0)
             one = lanes.join(place, since_s)
-            own[one] = own_s
+            engine.own_s[one] = own_s
             lanes.learn(place, own_s)
             waiting.append(one)
         for one in [done for done, end_s in ends.items() if end_s <= now_s]:
             del ends[one]
             lanes.answered(one)
-        while (going := lanes.next_one(now_s, lambda w: Outlook(max(engine.free_s - now_s, 0.0), own[w]))) is not None:
-            one, outlook = going, Outlook(max(engine.free_s - now_s, 0.0), own[going])
+        engine.now_s = now_s
+        while (going := lanes.next_one(now_s, engine.outlook)) is not None:
+            one, outlook = going, engine.outlook(going)
             rushes = lanes.miss(one.place, outlook) is not None
             if rushes:
                 lanes.rush(one)
-            engine.free_s = max(engine.free_s, now_s) + own[one]
+            engine.free_s = max(engine.free_s, now_s) + engine.own_s[one]
             ends[one] = engine.free_s
             engine.sent.append((one, outlook, now_s, rushes))
             lanes.leave(one)

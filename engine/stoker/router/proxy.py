@@ -27,7 +27,7 @@ from stoker.pod.asgi import (
 from stoker.pod.body_budget import BodyBudget, BodyBudgetSpent, BodyShare
 from stoker.pod.marked_streams import RESUMABLE_PATHS, RESUME_HEADER
 from stoker.pod.split_requests import PREFILL_HEADER
-from stoker.router.admission import Admission, Ticket
+from stoker.router.admission import Admission
 from stoker.router.answer import BackendAnswer, body_message, lost, start_message, whole_events
 from stoker.router.backend import Backend
 from stoker.router.backends import Backends

@@ -17,6 +17,7 @@ from typing import Any
 from stoker.engine.core.core_client import CoreClient, RunningRequest
 from stoker.engine.core.messages import (
     AddRequest,
+    ColdTierStats,
     CoreState,
     HostTierStats,
     ModelFacts,
@@ -157,6 +158,11 @@ def merged_stats(stats: Sequence[Stats]) -> Stats:
 
 TIER_SUMS = ("total_blocks", "used_blocks", "saved", "loaded", "evicted", "damaged", "failed", "swapped", "late")
 """Counts of `HostTierStats`; its other fields are those of the first core."""
+COLD_SUMS = (
+    "total_bytes", "used_bytes", "blocks", "found", "saved", "loaded", "evicted", "damaged", "foreign", "failed",
+    "cleaned", "late",
+)  # fmt: skip
+"""Counts of `ColdTierStats`; the state is that of the first core with a trouble."""
 
 
 def _sum(values: list[Any]) -> Any:
@@ -168,6 +174,9 @@ def _sum(values: list[Any]) -> Any:
         return values[0]  # the plan refuses hand-over with several cores
     if isinstance(values[0], HostTierStats):
         return replace(values[0], **{name: sum(getattr(value, name) for value in values) for name in TIER_SUMS})
+    if isinstance(values[0], ColdTierStats):
+        worst = next((value for value in values if value.state != "ok"), values[0])
+        return replace(worst, **{name: sum(getattr(value, name) for value in values) for name in COLD_SUMS})
     if isinstance(values[0], Mapping):
         total: Counter[str] = Counter()
         for value in values:

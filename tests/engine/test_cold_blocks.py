@@ -20,7 +20,8 @@ from stoker.engine.core.disk.disk_tier import DiskTier
 from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.host_index import HostIndex
 from stoker.engine.core.host_tier import HostTier
-from stoker.engine.core.messages import ColdTierStats, pack, unpack
+from stoker.engine.core.messages import pack, unpack
+from stoker.engine.core.stats import ColdTierStats
 from stoker.engine.core.tier_costs import TierCosts
 from stoker.engine.execution.host_link import host_link
 from stoker.engine.execution.runner import Runner

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.engine.core.block_identity import BlockIdentity
+from stoker.engine.core.blocks import BlockContent
 from stoker.engine.core.disk.block_folder import SUFFIX, UNFINISHED, BlockFolder, Files
 from stoker.engine.core.disk.breaker import Breaker
 from stoker.engine.core.disk.disk_index import HIGH, LOW, DiskIndex
@@ -154,11 +155,18 @@ def test_blocks_of_another_identity_are_refused_even_under_the_right_name(other:
         ours.read(content_of(1), np.zeros(LAYOUT.block_bytes, dtype=np.uint8))
 
 
-@pytest.mark.parametrize("field", ["tokens", "parent"])
-def test_the_tokens_themselves_are_compared_and_not_only_their_digest(field: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("field", "other"),
+    [
+        ("tokens", content_of(1)._replace(tokens=content_of(2).tokens)),
+        ("parent", content_of(1)._replace(parent=b"p" * 32)),
+    ],
+)
+def test_the_tokens_themselves_are_compared_and_not_only_their_digest(
+    field: str, other: BlockContent, tmp_path: Path
+) -> None:
     folder = folder_at(tmp_path)
     store(folder, 1)
-    other = content_of(1)._replace(**{field: content_of(2).tokens if field == "tokens" else b"p" * 32})
     with pytest.raises(LayoutMismatch, match=field):
         folder.read(other, np.zeros(LAYOUT.block_bytes, dtype=np.uint8))
 

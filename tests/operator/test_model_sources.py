@@ -66,7 +66,9 @@ def test_without_a_folder_of_the_node_each_engine_has_a_cache_of_its_own() -> No
 @pytest.mark.parametrize("claim", [None, "blocks"])
 def test_the_disk_tier_is_a_volume_of_limited_size_or_a_claim(claim: str | None) -> None:
     disk = {"bytes": 10**9, **({"claimName": claim} if claim else {})}
-    serving = Serving(model={"uri": "hf://org/model"}, engine={"cache": {"hostMemoryBytes": 10**8, "disk": disk, "salt": "us"}})
+    serving = Serving(
+        model={"uri": "hf://org/model"}, engine={"cache": {"hostMemoryBytes": 10**8, "disk": disk, "salt": "us"}}
+    )
     serving.rest()
     (engine,) = serving.engines()
     limited = ("emptyDir", {"sizeLimit": str(10**9 + 5 * 10**7 + 64 * 2**20)})

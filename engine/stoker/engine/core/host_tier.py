@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from stoker.engine.core.blocks import BlockContent, BlockManager
 from stoker.engine.core.disk.cold_traffic import ColdTraffic
 from stoker.engine.core.host_index import HostEntry, HostIndex
-from stoker.engine.core.messages import ColdTierStats, HostTierStats
 from stoker.engine.core.request import Sequence
+from stoker.engine.core.stats import ColdTierStats, HostTierStats
 from stoker.engine.core.tier_costs import TierCosts
 from stoker.engine.execution.step import StepInput
 from stoker.engine.transfer.checksum import content_seed, seeded

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from stoker.engine.core.messages import ColdTierStats, Stats
+from stoker.engine.core.stats import ColdTierStats, Stats
 
 LABELS = ("model_name", "engine", "tier")
 EVENTS = ("found", "saved", "loaded", "evicted", "damaged", "foreign", "failed", "late")

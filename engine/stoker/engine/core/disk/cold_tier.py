@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from stoker.engine.core.blocks import BlockContent
 from stoker.engine.core.host_index import HostEntry
-from stoker.engine.core.messages import ColdTierStats
+from stoker.engine.core.stats import ColdTierStats
 
 
 class ReadEnd(NamedTuple):

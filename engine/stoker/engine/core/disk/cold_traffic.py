@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from stoker.engine.core.blocks import BlockContent
 from stoker.engine.core.disk.cold_tier import ColdTier
 from stoker.engine.core.host_index import HostEntry, HostIndex
-from stoker.engine.core.messages import ColdTierStats
 from stoker.engine.core.request import Sequence as TokenSequence
+from stoker.engine.core.stats import ColdTierStats
 from stoker.engine.core.tier_costs import TierCosts
 
 BLOCK_S = 0.05

@@ -29,7 +29,7 @@ from stoker.engine.core.disk.disk_index import DiskIndex
 from stoker.engine.core.disk.io_threads import IoThreads
 from stoker.engine.core.disk.lane import Lane, remove_unused, take_lane
 from stoker.engine.core.host_index import HostEntry
-from stoker.engine.core.messages import ColdTierStats
+from stoker.engine.core.stats import ColdTierStats
 from stoker.engine.core.tier_costs import Rate
 from stoker.engine.transfer.landing_zone import BlockRefused
 from stoker.engine.transfer.port import LayoutMismatch

@@ -35,7 +35,7 @@ async def routed(
     *engines: HasEntry,
     clock: Callable[[], float] = time.monotonic,
     policy_object: Any = None,
-    tracer: Tracer = NoTracer(),
+    tracer: Tracer = NoTracer(),  # noqa: B008 - it has no state
     **settings: Any,
 ) -> AsyncIterator[tuple[Router, httpx.AsyncClient]]:
     """A started router over `engines` and a client on it; all backends are probed already."""

@@ -125,7 +125,6 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
         "engine.api.fronts": _ENGINE["api.fronts"],
         **{f"pools[].{path}": row for path, row in _ENGINE.items() if path.startswith("parallelism.")},
         "pools[].podsPerReplica": only(1),
-        "rollout.canary.metricGates[].metric": only("errorRate", "ttftP95Ms", "itlP95Ms"),
     },
     "EnginePool": {
         "revisions[].template.podsPerReplica": only(1),
@@ -134,12 +133,11 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
 """Program or kind -> path -> what works. Programs have the names of their configuration, kinds those below `spec`."""
 
 BESIDE_AXES: Mapping[str, Mapping[str, Row]] = {
-    "parallelism.pipeline": {"memory.zero_stage": only(0, 1)},
     "parallelism.context": {"model.num_experts": absent()},
 }
 """Rows of a run with more than one rank on an axis, beside those above.
 
-ZeRO 2 and 3 would send a stage's gradients or weights for each micro-batch. A router's losses are means over all tokens
+A router's losses are means over all tokens
 of a micro-batch, of which a rank of `context` has a part.
 """
 
@@ -161,7 +159,7 @@ BESIDE_BUDGET: Mapping[str, Row] = {
 }
 """Rows of a run with `memory.activation_budget_gib`: the bytes that other layouts keep are not planned to the byte.
 
-A rank of a pipeline keeps several micro-batches, context parallelism keeps what it exchanges, an expert's rows depend on
+A rank of a pipeline keeps several micro-batches, context parallelism what it exchanges; an expert's rows depend on
 the data, and so on.
 """
 

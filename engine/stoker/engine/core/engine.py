@@ -14,9 +14,10 @@ from stoker.engine.core.blocks import BlockAudit
 from stoker.engine.core.build_step import build_step_input
 from stoker.engine.core.grammars import GrammarCompiler, no_compiler
 from stoker.engine.core.host_tier import HostTier
-from stoker.engine.core.messages import STEP_TOKENS, Delta, FinishReason, RequestProgress, Stats
+from stoker.engine.core.messages import Delta, FinishReason, RequestProgress
 from stoker.engine.core.request import Request, RequestKey, Sequence
 from stoker.engine.core.scheduler import Chunk, Schedule, Scheduler
+from stoker.engine.core.stats import STEP_TOKENS, Stats
 from stoker.engine.core.step_clock import StepClock
 from stoker.engine.core.step_retry import StepOutcome, SubmittedStep, retry_step
 from stoker.engine.core.timeline import NO_TIMELINE, Timeline
@@ -231,6 +232,12 @@ class LLMEngine:
             self.tier.wait(TIER_WAIT_S)
         return deltas
 
+    def rest(self) -> None:
+        """Go on with the tiers' transfers while no request is open."""
+        if self.tier is not None:
+            self.scheduler.take_up_transfers()
+            self.tier.spill()
+
     def progress(self, request_id: str, *, front: str = "") -> RequestProgress | None:
         """How far a request is; None for one that has ended."""
         request = self.requests.get((front, request_id))
@@ -273,6 +280,8 @@ class LLMEngine:
             busy_s=self.busy_s,
             ranks=self.executor.rank_states(),
             host=self.tier.stats() if self.tier is not None else None,
+            queue_s=dict(scheduler.queue_s.counts),
+            disk=self.tier.below("disk") if self.tier is not None else None,
         )
 
     def audit(self) -> BlockAudit:

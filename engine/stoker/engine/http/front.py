@@ -17,7 +17,8 @@ from typing import Any, NamedTuple, TypeVar
 from stoker.engine.config import Role
 from stoker.engine.core.core_client import CoreLost
 from stoker.engine.core.core_group import Cores
-from stoker.engine.core.messages import CoreState, ModelFacts, TransferStats
+from stoker.engine.core.messages import CoreState, ModelFacts
+from stoker.engine.core.stats import TransferStats
 from stoker.engine.http.errors import ApiError, bad_request, model_not_found, shortened
 from stoker.engine.http.generation import Generation, Job
 from stoker.engine.http.load import LoadLedger
@@ -84,7 +85,7 @@ class Front:
         self.managed = managed
         self.core = core
         self.names = tuple(names)
-        self.ledger = LoadLedger(role, lambda: self.transfer)
+        self.ledger = LoadLedger(role, lambda: self.transfer, lambda: self.queue_s)
         self.metrics = metrics
         self.parsers = parsers
         self.clock = clock
@@ -107,6 +108,12 @@ class Front:
     def ready(self) -> bool:
         """Whether new requests are accepted."""
         return self.core.serving and self._codec is not None and not self.draining and not self.unmet
+
+    @property
+    def queue_s(self) -> Mapping[int, int]:
+        """The core's newest histogram of the time from a request's arrival to its first step."""
+        stats = self.core.stats
+        return stats.queue_s if stats is not None else {}
 
     @property
     def transfer(self) -> TransferStats | None:

@@ -126,7 +126,6 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
         "engine.api.fronts": _ENGINE["api.fronts"],
         **{f"pools[].{path}": row for path, row in _ENGINE.items() if path.startswith("parallelism.")},
         "pools[].podsPerReplica": only(1),
-        "rollout.canary.metricGates[].metric": only("errorRate", "ttftP95Ms", "itlP95Ms"),
     },
     "EnginePool": {
         "revisions[].template.podsPerReplica": only(1),

@@ -33,6 +33,8 @@ class HttpCall:
     resumed: ResumeState | None = None
     prefill: str = ""
     """Where a router lets the prompt be computed."""
+    trace: str = ""
+    """W3C `traceparent` of the request."""
 
     def parse(self, cls: type[B]) -> B:
         """Parse the body as `cls`.

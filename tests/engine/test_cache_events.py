@@ -96,7 +96,7 @@ class FollowedHistory(AnyHistory):
 
 
 TestFollowedHistory = FollowedHistory.TestCase
-TestFollowedHistory.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestFollowedHistory.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
 
 
 def events_config(**changes: Any) -> CacheEventsConfig:
@@ -124,7 +124,7 @@ def test_what_is_sent_is_the_content_of_an_engines_cache_and_late_subscribers_ca
     engine = make_engine(num_blocks=14, block_size=4)
     blocks = engine.scheduler.blocks
     blocks.root = ROOT
-    engine.cache_events = publisher = publish_cache(events_config(), blocks, "cpu")
+    engine.cache_events = publisher = publish_cache(events_config(buffer_steps=1_000_000), blocks, "cpu")
     live: dict[int, bytes] = {}
     first, over = threading.Event(), threading.Event()
 
@@ -220,5 +220,5 @@ def test_events_without_a_prefix_cache_are_refused() -> None:
     config = EngineConfig.model_validate(
         {"model": {"path": "/m"}, "cache": {"prefix_cache": False}, "cache_events": {"endpoint": "tcp://*:5557"}}
     )
-    with pytest.raises(ConfigError, match="cache_events needs cache.prefix_cache true, got false"):
+    with pytest.raises(ConfigError, match=r"cache_events needs cache.prefix_cache true, got false"):
         refuse_cache_events(config)

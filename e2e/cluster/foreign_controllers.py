@@ -59,7 +59,7 @@ def kueue(plane: ControlPlane) -> ForeignController:
     It manages certificates itself, or takes those of its metrics from `/etc`, which only root could write. So it may
     manage those of webhooks that no API server calls; the ones that are called have certificates of ours.
     """
-    webhook, health = _free_port(), _free_port()
+    webhook, health = free_port(), free_port()
     folder = plane.folder / "kueue"
     config = {
         "apiVersion": "config.kueue.x-k8s.io/v1beta1",
@@ -100,7 +100,7 @@ def kueue(plane: ControlPlane) -> ForeignController:
 
 def jobset(plane: ControlPlane) -> ForeignController:
     """JobSet's controller."""
-    webhook, health = _free_port(), _free_port()
+    webhook, health = free_port(), free_port()
     config = {
         "apiVersion": "config.jobset.x-k8s.io/v1alpha1",
         "kind": "Configuration",
@@ -118,7 +118,7 @@ def jobset(plane: ControlPlane) -> ForeignController:
 
 def kustomize_controller(plane: ControlPlane) -> ForeignController:
     """Flux's controller for Kustomizations, which here take their manifests from ExternalArtifacts."""
-    health = _free_port()
+    health = free_port()
     flags = (
         f"--health-addr=127.0.0.1:{health}",
         "--metrics-addr=0",
@@ -131,6 +131,24 @@ def kustomize_controller(plane: ControlPlane) -> ForeignController:
     folder = plane.folder / "kustomize-controller"
     return ForeignController(
         tools.KUSTOMIZE_CONTROLLER, folder, f"http://127.0.0.1:{health}/readyz", flags=flags, definitions=""
+    )
+
+
+def traefik(plane: ControlPlane, port: int) -> ForeignController:
+    """Traefik as a gateway of Gateway API that listens on a port of loopback."""
+    health = free_port()
+    flags = (
+        "--providers.kubernetesgateway=true",
+        f"--entrypoints.web.address=127.0.0.1:{port}",
+        f"--entrypoints.traefik.address=127.0.0.1:{health}",
+        "--ping=true",
+        "--global.checknewversion=false",
+        "--global.sendanonymoususage=false",
+        "--log.level=INFO",
+    )
+    folder = plane.folder / "traefik"
+    return ForeignController(
+        tools.TRAEFIK, folder, f"http://127.0.0.1:{health}/ping", flags=flags, definitions="standard"
     )
 
 
@@ -241,7 +259,8 @@ def _listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of loopback that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -6,7 +6,6 @@ import itertools
 
 from e2e.cluster.partition import partition
 from e2e.stories.story import Object, Story
-from e2e.stories.test_operator_restart import address
 from testing.stories.load import Load
 from testing.stories.manifests import Manifest, claim, corpus, deployment, job
 from testing.stories.split_probe import is_split, paired
@@ -26,22 +25,22 @@ def test_no_answer_is_lost_while_engines_die_or_lose_each_other(story: Story) ->
     story.wait("InferenceDeployment", NAME, paired, "serving in pairs")
     comes_to_share(story)
 
-    with Load(address(story, NAME), NAME, lengths=(16, 24, 100)) as load:
-        more_answers(story, load)
+    with Load(story.url(NAME), NAME, lengths=(16, 24, 100)) as load:
+        story.more_answers(load, ENOUGH)
         story.kill(engine(story, "prefill"))
         story.wait_until(lambda: told(story) == "NoPrefillEngine", "without a prefill engine")
-        more_answers(story, load)
+        story.more_answers(load, ENOUGH)
         story.wait("InferenceDeployment", NAME, paired, "in pairs again")
 
         story.kill(engine(story, "decode"))
         story.wait_until(lambda: told(story) == "NoDecodeEngine", "without a decode engine")
-        more_answers(story, load)
+        story.more_answers(load, ENOUGH)
         story.wait("InferenceDeployment", NAME, paired, "in pairs once more")
 
         ends = [engine(story, pool)["status"]["podIP"] for pool in ("prefill", "decode")]
         with partition(story.cluster.nodes.values(), *ends):
-            more_answers(story, load)
-        more_answers(story, load)
+            story.more_answers(load, ENOUGH)
+        story.more_answers(load, ENOUGH)
     assert load.failures == []
     same = {(answer.tokens, answer.text) for answer in load.answers}
     assert len(same) == len(set(load.lengths)), "greedy answers depend on nothing but the model"
@@ -90,8 +89,3 @@ def engine(story: Story, pool: str) -> Object:
 
 def told(story: Story) -> str:
     return str(story.condition("InferenceDeployment", NAME, "Disaggregated")["reason"])
-
-
-def more_answers(story: Story, load: Load) -> None:
-    wanted = len(load.answers) + ENOUGH
-    story.wait_until(lambda: load.failures or len(load.answers) >= wanted, f"{ENOUGH} more answers")

@@ -12,7 +12,7 @@ OLDER = "0123456789abcdef"
 def next_image(run: Run) -> str:
     """End the attempt by a lost process and return the image of the next one."""
     for pod in run.gang:
-        run.cluster.end(pod, Cause.RANK_LOST)
+        run.cluster.end(pod, Cause.RANK_KILLED)
     run.next_attempt()
     return str(run.gang[0]["spec"]["containers"][0]["image"])
 

@@ -48,14 +48,14 @@ def test_engines_of_both_pools_pair_up_and_either_serves_alone(
     )
 
     with Load(cluster.url(NAME), NAME, lengths=(16, 24, 100)) as load:
-        more_answers(cluster, load)
+        cluster.more_answers(load, 6)
         os.killpg(main_pid(prefill), signal.SIGKILL)
         cluster.wait_until(lambda: told(cluster)["reason"] == "NoPrefillEngine", "told")
-        more_answers(cluster, load)
+        cluster.more_answers(load, 6)
         cluster.wait("InferenceDeployment", NAME, paired, "in pairs again")
         os.killpg(main_pid(decode), signal.SIGKILL)
         cluster.wait_until(lambda: told(cluster)["reason"] == "NoDecodeEngine", "told")
-        more_answers(cluster, load)
+        cluster.more_answers(load, 6)
     assert load.failures == []
     same = {(answer.tokens, answer.text) for answer in load.answers}
     assert len(same) == len(set(load.lengths)), "greedy answers depend on nothing but the model"
@@ -76,8 +76,3 @@ def told(cluster: StoryCluster) -> Object:
 def main_pid(pod: Object) -> int:
     """Return the pid of the program, which leads the pod's process group."""
     return int(pod["status"]["containerStatuses"][0]["containerID"].removeprefix("process://"))
-
-
-def more_answers(cluster: StoryCluster, load: Load) -> None:
-    wanted = len(load.answers) + 6
-    cluster.wait_until(lambda: load.failures or len(load.answers) >= wanted, "more answers")

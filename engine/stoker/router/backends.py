@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from stoker.pod.histogram import Histogram
 from stoker.router.backend import Backend, Timeouts
 from stoker.router.connection import BackendError
 from stoker.router.fallback import Fallback
@@ -20,7 +21,7 @@ from stoker.router.load import NotReported
 from stoker.router.pairs import Pair, PairPolicy, of_role, split_or_whole
 from stoker.router.policy import Policy
 from stoker.router.shares import Shares
-from stoker.router.snapshot import BackendSnapshot
+from stoker.router.snapshot import BackendEntry, BackendSnapshot
 from stoker.router.work import NO_WORK, Work
 
 log = logging.getLogger("stoker.router")
@@ -34,6 +35,10 @@ STREAM_SILENCE_S = 1.0
 
 def any_backend(_: Backend) -> bool:
     return True
+
+
+def _ignore(_: BackendEntry, __: Histogram) -> None:
+    pass
 
 
 def _is_of(revision: str, backend: Backend) -> bool:
@@ -50,8 +55,11 @@ class Backends:
         times: Timeouts,
         probe_interval_s: float,
         clock: Callable[[], float] = time.monotonic,
+        predicts: bool = False,
     ) -> None:
+        """`predicts`: follow the engines' loads, whatever the policy looks at."""
         self.policy = policy
+        self.predicts = predicts
         self.times = times
         self.probe_interval_s = probe_interval_s
         self.clock = clock
@@ -63,13 +71,20 @@ class Backends:
         self.shares = Shares()
         self.fallback: Fallback | None = None
         """Another deployment, for requests that no backend can take."""
+        self.queued: Callable[[BackendEntry, Histogram], None] = _ignore
+        """Called with times in an engine's queue."""
         self._turn = 0
         self._changed = asyncio.Event()
 
     @property
     def weighs_work(self) -> bool:
         """Whether the choice looks at what a request is."""
-        return isinstance(self.policy, PairPolicy) or self.pairs_engines
+        return self.predicts or isinstance(self.policy, PairPolicy) or self.pairs_engines
+
+    @property
+    def follows_loads(self) -> bool:
+        """Whether engines' reports are used: by the choice, or to compare revisions."""
+        return self.weighs_work or (self._snapshot is not None and bool(self._snapshot.window))
 
     @property
     def pairs_engines(self) -> bool:
@@ -114,9 +129,9 @@ class Backends:
         self._probes[key] = asyncio.create_task(self._keep_probing(backend), name=f"probe {backend.entry.url}")
 
     def _follow_loads(self) -> None:
-        """Follow the load of every backend, if the choice looks at it."""
+        """Follow the load of every backend, if it is used."""
         for key, backend in self._backends.items():
-            if self.weighs_work and key not in self._followers:
+            if self.follows_loads and key not in self._followers:
                 following = self._keep_following(backend)
                 self._followers[key] = asyncio.create_task(following, name=f"load of {backend.entry.url}")
 
@@ -125,7 +140,7 @@ class Backends:
         while not backend.retired:
             pause_s = RECONNECT_S
             try:
-                await backend.follow_load()
+                await backend.follow_load(self.queued)
             except NotReported:
                 pause_s = UNREPORTED_S
             except BackendError as error:
@@ -163,23 +178,45 @@ class Backends:
         self, exclude: set[tuple[str, str]], work: Work = NO_WORK, fits: Callable[[Backend], bool] = any_backend
     ) -> Pair[Backend] | None:
         """Choose a ready backend outside `exclude` that fits, and perhaps one that computes the prompt; or None."""
+        pair = self.find(exclude, work, fits)
+        if pair is not None:
+            self.take(pair, work)
+        return pair
+
+    def take(self, pair: Pair[Backend], work: Work) -> None:
+        """Note that the engines of a pair get a request."""
+        self._turn += 1
+        if isinstance(self.policy, PairPolicy):
+            self.policy.note(work, pair)
+
+    def find(
+        self, exclude: set[tuple[str, str]], work: Work = NO_WORK, fits: Callable[[Backend], bool] = any_backend
+    ) -> Pair[Backend] | None:
+        """Choose as `choose` does, without an effect."""
         candidates = [backend for backend in self.ready if backend.entry.key not in exclude and fits(backend)]
         if not candidates:
             return None
-        self._turn += 1
+        turn = self._turn + 1
         helpers = candidates if self.pairs_engines and work.may_split else ()
         if isinstance(self.policy, PairPolicy):
-            return self.policy.pair(candidates, helpers, self._turn, work)
-        chosen = self.policy(of_role(candidates), self._turn, work)
-        begin = self._turn % len(candidates)
+            return self.policy.pair(candidates, helpers, turn, work)
+        chosen = self.policy(of_role(candidates), turn, work)
+        begin = turn % len(candidates)
         return split_or_whole(chosen, [*helpers[begin:], *helpers[:begin]], work.tokens, {})
 
     def choose_shared(self, exclude: set[tuple[str, str]], work: Work, key: bytes) -> Pair[Backend] | None:
         """Choose among backends of the revision to which `key` belongs, else of another one with a share."""
+        pair = self.find_shared(exclude, work, key)
+        if pair is not None:
+            self.take(pair, work)
+        return pair
+
+    def find_shared(self, exclude: set[tuple[str, str]], work: Work, key: bytes) -> Pair[Backend] | None:
+        """Choose as `choose_shared` does, without an effect."""
         if not self.shares.percents:
-            return self.choose(exclude, work)
+            return self.find(exclude, work)
         for revision in self.shares.order(key):
-            if (found := self.choose(exclude, work, partial(_is_of, revision))) is not None:
+            if (found := self.find(exclude, work, partial(_is_of, revision))) is not None:
                 return found
         return None
 

@@ -1,7 +1,7 @@
 """`python -m stoker.engine.worker_main`: a further rank as a process of its own.
 
-Started by `ranks.workers` in the leader's pod, with a socket to rank 0; by `member` in another pod of the replica, where
-it connects to the leader.
+Started by `ranks.workers` in the leader's pod, with a socket to rank 0; by `member` in another pod of the replica,
+where it connects to the leader.
 """
 
 from __future__ import annotations

@@ -125,12 +125,9 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
         "engine.attention": _ENGINE["attention"],
         "engine.api.fronts": _ENGINE["api.fronts"],
         **{f"pools[].{path}": row for path, row in _ENGINE.items() if path.startswith("parallelism.")},
-        "pools[].podsPerReplica": only(1),
         "rollout.canary.metricGates[].metric": only("errorRate", "ttftP95Ms", "itlP95Ms"),
     },
-    "EnginePool": {
-        "revisions[].template.podsPerReplica": only(1),
-    },
+    "EnginePool": {},
 }
 """Program or kind -> path -> what works. Programs have the names of their configuration, kinds those below `spec`."""
 
@@ -167,6 +164,12 @@ BESIDE_ROLES: Mapping[str, Row] = {
 Blocks travel between engines of one rank, on the CPU, and land in the prefix cache.
 """
 
+BESIDE_PODS: Mapping[str, Row] = {"pools[].parallelism.data": only(1)}
+"""Rows of the pools of an InferenceDeployment with several pods in a replica, beside those above.
+
+Such a replica is one tensor group.
+"""
+
 BESIDE_FP8: Mapping[str, Row] = {"model.num_experts": absent()}
 """Rows of a run in fp8, beside those above: products of experts are not built in eight bits."""
 
@@ -195,6 +198,16 @@ def refusals(program: str, config: Any, root: str = "") -> list[str]:
         rows |= _attention_row(program, config)
     if program in _OF_TRAINER:
         rows |= _context_attention_row(program, config, rows)
+    found = _refused(config, rows, root)
+    if program == "InferenceDeployment":
+        wide = [pool for _, pool in values_at(config, "pools[]") if (_member(pool, "podsPerReplica") or 1) > 1]
+        beside = {path: (row, " with podsPerReplica above 1") for path, row in BESIDE_PODS.items()}
+        found += _refused({"pools": wide}, beside, root)
+    return found
+
+
+def _refused(config: Any, rows: Mapping[str, tuple[Row, str]], root: str) -> list[str]:
+    """The lines for the fields whose values the rows do not allow."""
     return [
         f"{where}{_value(value)} is not supported yet{condition}; {row.hint}"
         for path, (row, condition) in rows.items()

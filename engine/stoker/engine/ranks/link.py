@@ -6,6 +6,7 @@ between pods are sealed (`handshake`).
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import socket
 import struct
@@ -81,10 +82,8 @@ class Link:
 
     def cut(self) -> None:
         """End the connection; a thread that sends or waits gets LinkClosed."""
-        try:
+        with contextlib.suppress(OSError):  # the other side has ended it
             self.end.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # the other side has ended it
 
     def close(self) -> None:
         self.end.close()

@@ -5,6 +5,7 @@ A thread accepts; `workers` takes the links from `joined`. The door closes when 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import socket
@@ -43,10 +44,8 @@ class PodLinks:
 
     def close(self) -> None:
         """Take no more ranks. May be called twice."""
-        try:
+        with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
-        except OSError:
-            pass
         self._listener.close()
         if threading.current_thread() is not self._thread:
             self._thread.join(HANDSHAKE_S + 1)

@@ -1,8 +1,9 @@
 """The messages between rank 0 and a further rank, and their msgpack form. Numbers of a step travel as int32 arrays.
 
 Rank 0 sends `Setup` once, then each `Step` and `Capture` in the order in which it computes them itself. A further
-rank sends `Join` if it is of another pod, `Hello` when it is up, `Ready` when its part of the model is loaded, `Beat` about once a second, `StepFailed`
-where a step has an error, and `Failed` before it ends by one. The socket's end is the end of the other side.
+rank sends `Join` if it is of another pod, `Hello` when it is up, `Ready` when its part of the model is loaded, `Beat`
+about once a second, `StepFailed` where a step has an error, and `Failed` before it ends by one. The socket's end is the
+end of the other side.
 
 Sent and received by `workers` and `worker`.
 """

@@ -17,7 +17,7 @@ from stoker.operator.api.enginepool import EnginePool, Revision
 from stoker.operator.api.inferencedeployment import InferenceDeployment
 from stoker.operator.api.pool import Pool
 from stoker.operator.api.storage import StorageSpec
-from stoker.operator.domain.labels import DEPLOYMENT, DEPLOYMENT_UID, POOL, ROLE
+from stoker.operator.domain.labels import DEPLOYMENT, DEPLOYMENT_UID, NODE_RANK, POOL, REPLICA, REPLICA_PODS, ROLE
 from stoker.operator.domain.plan import Object
 from stoker.operator.domain.settings import Settings
 from stoker.operator.render.model_fetch import MODEL_CACHE_FOLDER, fetch_variables, fetch_volumes
@@ -38,6 +38,7 @@ from stoker.operator.render.pod import (
     scratch_volume,
     with_config_map,
 )
+from stoker.operator.render.replica_key import replica_secret_name
 from stoker.operator.render.storage import BucketMounts, bucket_mounts, storage_root
 from stoker.operator.render.transfer_key import transfer_secret_name
 
@@ -46,6 +47,9 @@ PLACEHOLDER = "stoker-revision"
 """Name of the configuration's ConfigMap in a template; each revision has its own."""
 API_KEYS_FOLDER = "/etc/stoker-api-keys"
 TRANSFER_FOLDER = "/etc/stoker-transfer"
+REPLICA_FOLDER = "/etc/stoker-replica"
+REPLICA_PLACEHOLDER = "stoker-replica"
+"""Name of the Secret with the key of replicas in a template; each EnginePool has its own."""
 
 
 @dataclass(frozen=True)
@@ -130,19 +134,59 @@ def engine_service(pool: EnginePool, resource: Object, settings: Settings) -> Ob
     }
 
 
-def disruption_budget(pool: EnginePool, resource: Object) -> Object:
-    """Render the budget by which at most one replica at a time may be evicted."""
+def disruption_budget(pool: EnginePool, resource: Object, wanted: Mapping[str, int]) -> Object:
+    """Render the budget by which at most one replica at a time may be evicted.
+
+    An eviction takes one pod, and the others of its replica with it. With several pods the budget is a number of pods
+    that must stay, because Kubernetes takes a number that may be missing as one of replicas (`/scale`).
+
+    Args:
+        wanted: replicas by revision.
+    """
+    sizes = {revision.name: revision.template.pods_per_replica for revision in pool.spec.revisions}
+    pods = sum(number * sizes[name] for name, number in wanted.items())
+    single = all(size == 1 for size in sizes.values())
+    limit = {"maxUnavailable": 1} if single else {"minAvailable": max(pods - 1, 0)}
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": metadata_of(resource, pool.metadata.name, "engine", pool_labels(pool)),
-        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": selector_of(pool)}},
+        "spec": {**limit, "selector": {"matchLabels": selector_of(pool)}},
     }
 
 
-def engine_pod(pool: EnginePool, resource: Object, revision: Revision, index: int) -> Object:
-    """Render one replica."""
-    name = f"{pool.metadata.name}-{revision.name}-{index}"
+def engine_pods(
+    pool: EnginePool, resource: Object, revision: Revision, index: int, settings: Settings
+) -> tuple[Object, ...]:
+    """Render the pods of one replica, the leader first."""
+    name, size = f"{pool.metadata.name}-{revision.name}-{index}", revision.template.pods_per_replica
+    if size == 1:
+        return (_engine_pod(pool, resource, revision, name),)
+    pods = (_engine_pod(pool, resource, revision, f"{name}-{rank}" if rank else name) for rank in range(size))
+    return tuple(_in_replica(pod, pool, name, rank, size, settings) for rank, pod in enumerate(pods))
+
+
+def _in_replica(pod: Object, pool: EnginePool, replica: str, rank: int, size: int, settings: Settings) -> Object:
+    """Return the pod with its place in a replica of several: labels, rendezvous, key."""
+    labels = {REPLICA: replica, REPLICA_PODS: str(size), NODE_RANK: str(rank)}
+    metadata = {**pod["metadata"], "labels": {**pod["metadata"]["labels"], **labels}}
+    address = pod_address(replica, pool.metadata.name, pool.metadata.namespace)
+    env = {"STOKER_NODE_RANK": str(rank), "MASTER_ADDR": address, "MASTER_PORT": str(settings.rendezvous_port)}
+    main, *others = pod["spec"]["containers"]
+    rendezvous = [{"name": key, "value": value} for key, value in env.items()]
+    containers = [{**main, "env": [*main.get("env", ()), *rendezvous]}, *others]
+    volumes = [_with_secret(volume, replica_secret_name(pool)) for volume in pod["spec"]["volumes"]]
+    return {**pod, "metadata": metadata, "spec": {**pod["spec"], "containers": containers, "volumes": volumes}}
+
+
+def _with_secret(volume: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Replace the placeholder of the replica's key by the pool's Secret."""
+    mine = volume.get("secret", {}).get("secretName") == REPLICA_PLACEHOLDER
+    return {**volume, "secret": {"secretName": name}} if mine else volume
+
+
+def _engine_pod(pool: EnginePool, resource: Object, revision: Revision, name: str) -> Object:
+    """Render one pod of a replica."""
     template: Mapping[str, Any] = revision.template.pod
     own = metadata_of(resource, name, "engine", {**pool_labels(pool), "revision": revision.name})
     user = template.get("metadata", {})
@@ -170,6 +214,12 @@ def selector_of(pool: EnginePool) -> dict[str, str]:
     return {DEPLOYMENT_UID: labels[DEPLOYMENT_UID], POOL: labels[POOL], ROLE: "engine"}
 
 
+def leader_selector(pool: EnginePool) -> dict[str, str]:
+    """Return labels that one pod of each replica has, so that whoever scales counts replicas."""
+    several = any(revision.template.pods_per_replica > 1 for revision in pool.spec.revisions)
+    return {**selector_of(pool), **({NODE_RANK: "0"} if several else {})}
+
+
 def _pod_template(
     deployment: InferenceDeployment, pool: Pool, source: ModelSource, settings: Settings
 ) -> dict[str, Any]:
@@ -186,6 +236,9 @@ def _pod_template(
     if pool.role != "colocated":
         key_secret = {"name": "stoker-transfer", "secret": {"secretName": transfer_secret_name(deployment)}}
         pairs.append((key_secret, {"name": "stoker-transfer", "mountPath": TRANSFER_FOLDER, "readOnly": True}))
+    if pool.pods_per_replica > 1:
+        key_secret = {"name": "stoker-replica", "secret": {"secretName": REPLICA_PLACEHOLDER}}
+        pairs.append((key_secret, {"name": "stoker-replica", "mountPath": REPLICA_FOLDER, "readOnly": True}))
     pairs += [*source.buckets.volumes, *fetch_volumes(source.fetched, source.secret, settings)]
     key = deployment.spec.engine.api.api_key_secret_ref
     if key is not None:
@@ -240,7 +293,15 @@ def _config(deployment: InferenceDeployment, pool: Pool, source: ModelSource, se
         "parallelism": pool.parallelism.model_dump(mode="json"),
         "grace_period_s": pool.grace_period_seconds,
         **_role_config(deployment, pool, settings),
+        **_replica_config(pool),
     }
+
+
+def _replica_config(pool: Pool) -> dict[str, Any]:
+    """Render the part of a replica of several pods; without it the configuration is as it was before there were any."""
+    if pool.pods_per_replica == 1:
+        return {}
+    return {"replica": {"pods": pool.pods_per_replica, "key_file": f"{REPLICA_FOLDER}/key"}}
 
 
 def _role_config(deployment: InferenceDeployment, pool: Pool, settings: Settings) -> dict[str, Any]:

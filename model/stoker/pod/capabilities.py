@@ -164,10 +164,13 @@ BESIDE_ROLES: Mapping[str, Row] = {
 Blocks travel between engines of one rank, on the CPU, and land in the prefix cache.
 """
 
-BESIDE_PODS: Mapping[str, Row] = {"pools[].parallelism.data": only(1)}
-"""Rows of the pools of an InferenceDeployment with several pods in a replica, beside those above.
+BESIDE_PODS: Mapping[str, Mapping[str, Row]] = {
+    "InferenceDeployment": {"pools[].parallelism.data": only(1)},
+    "EnginePool": {"revisions[].template.role": only("colocated")},
+}
+"""Kind -> rows of its pools or revisions with several pods in a replica, beside those above.
 
-Such a replica is one tensor group.
+Such a replica is one tensor group, and its blocks do not travel.
 """
 
 BESIDE_FP8: Mapping[str, Row] = {"model.num_experts": absent()}
@@ -199,11 +202,18 @@ def refusals(program: str, config: Any, root: str = "") -> list[str]:
     if program in _OF_TRAINER:
         rows |= _context_attention_row(program, config, rows)
     found = _refused(config, rows, root)
-    if program == "InferenceDeployment":
-        wide = [pool for _, pool in values_at(config, "pools[]") if (_member(pool, "podsPerReplica") or 1) > 1]
-        beside = {path: (row, " with podsPerReplica above 1") for path, row in BESIDE_PODS.items()}
-        found += _refused({"pools": wide}, beside, root)
+    if program in BESIDE_PODS:
+        beside = {path: (row, " with podsPerReplica above 1") for path, row in BESIDE_PODS[program].items()}
+        found += _refused(_of_several_pods(program, config), beside, root)
     return found
+
+
+def _of_several_pods(kind: str, config: Any) -> Mapping[str, Any]:
+    """The part of the configuration whose replicas have several pods."""
+    name, path = (
+        ("pools", "podsPerReplica") if kind == "InferenceDeployment" else ("revisions", "template.podsPerReplica")
+    )
+    return {name: [item for _, item in values_at(config, f"{name}[]") if _value_at(item, path, 1) > 1]}
 
 
 def _refused(config: Any, rows: Mapping[str, tuple[Row, str]], root: str) -> list[str]:

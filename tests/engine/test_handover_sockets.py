@@ -17,9 +17,9 @@ from stoker.engine.core.handover.office import Gone, Letter
 from stoker.engine.core.handover.open_desk import unmet
 from stoker.engine.core.handover.peer_post import PeerPost, curve_keys
 from stoker.engine.core.messages import AddRequest
+from stoker.engine.key_file import read_key
 from stoker.engine.sampling import SamplingParams
 from stoker.engine.transfer.in_process import Network
-from stoker.engine.transfer.key_file import read_key
 from stoker.engine.transfer.zone_memory import SharedZone
 from stoker.pod.config_file import ConfigError
 from testing.engine.audits import assert_sound

@@ -19,6 +19,7 @@ NAME = "giant"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "serve-multi-node" / "serve.yaml"
 SMALL: dict[str, Any] = {
     "threads": 1,
+    "deterministic": True,
     "cache": {"memoryBytes": 16 << 20},
     "scheduler": {"maxBatchTokens": 256, "maxRequests": 16, "maxModelLen": 256},
 }
@@ -28,6 +29,7 @@ ENOUGH = 6
 def example() -> Manifest:
     """The example with engines of this machine's size: a tensor rank in each of its two pods."""
     manifest: Manifest = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
+    manifest["spec"]["model"]["dtype"] = "float32"
     manifest["spec"]["engine"] = {**manifest["spec"].get("engine", {}), **SMALL}
     (pool,) = manifest["spec"]["pools"]
     for field in ("gpusPerPod", "resources", "tolerations"):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stoker.engine.config import EngineConfig
-from stoker.engine.transfer.key_file import read_key
+from stoker.engine.key_file import read_key
 from stoker.pod.config_file import ConfigError
 
 LEADER_PORT = 29500

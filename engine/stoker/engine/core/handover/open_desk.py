@@ -22,10 +22,10 @@ from stoker.engine.core.handover.office import Front, Office
 from stoker.engine.core.handover.peer_post import PeerPost, curve_keys
 from stoker.engine.execution.executor import InProcess
 from stoker.engine.execution.runner import Runner
+from stoker.engine.key_file import read_key
 from stoker.engine.plan import EnginePlan, parse_listen
 from stoker.engine.transfer.checksum import raw_sums
 from stoker.engine.transfer.fingerprint import Fingerprint, digest_of
-from stoker.engine.transfer.key_file import read_key
 from stoker.engine.transfer.layout import BlockLayout
 from stoker.engine.transfer.port import PROVIDES, Require
 from stoker.engine.transfer.zone_memory import SharedZone

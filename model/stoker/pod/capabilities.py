@@ -125,7 +125,6 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
         "engine.attention": _ENGINE["attention"],
         "engine.api.fronts": _ENGINE["api.fronts"],
         **{f"pools[].{path}": row for path, row in _ENGINE.items() if path.startswith("parallelism.")},
-        "rollout.canary.metricGates[].metric": only("errorRate", "ttftP95Ms", "itlP95Ms"),
     },
     "EnginePool": {},
 }

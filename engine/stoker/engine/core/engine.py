@@ -274,6 +274,7 @@ class LLMEngine:
             busy_s=self.busy_s,
             ranks=self.executor.rank_states(),
             host=self.tier.stats() if self.tier is not None else None,
+            queue_s=dict(scheduler.queue_s.counts),
         )
 
     def audit(self) -> BlockAudit:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stoker.engine.execution.executor import RankState
 
@@ -143,3 +143,6 @@ class Stats:
     """None without a host tier."""
     transfer: TransferStats | None = None
     """None where `transfer.listen` is not set."""
+    queue_s: Mapping[int, int] = field(default_factory=dict)
+    """Time from arrival to the first step in seconds: the buckets of `stoker.pod.histogram`. Of all requests that
+    began, also those whose prompt is computed here for another engine."""

@@ -85,7 +85,7 @@ class Front:
         self.managed = managed
         self.core = core
         self.names = tuple(names)
-        self.ledger = LoadLedger(role, lambda: self.transfer)
+        self.ledger = LoadLedger(role, lambda: self.transfer, lambda: self.queue_s)
         self.metrics = metrics
         self.parsers = parsers
         self.clock = clock
@@ -108,6 +108,12 @@ class Front:
     def ready(self) -> bool:
         """Whether new requests are accepted."""
         return self.core.serving and self._codec is not None and not self.draining and not self.unmet
+
+    @property
+    def queue_s(self) -> Mapping[int, int]:
+        """The core's newest histogram of the time from a request's arrival to its first step."""
+        stats = self.core.stats
+        return stats.queue_s if stats is not None else {}
 
     @property
     def transfer(self) -> TransferStats | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,9 +29,14 @@ FEWEST_TOKENS = 16
 class LoadLedger:
     """Open jobs of one front."""
 
-    def __init__(self, role: Role = "colocated", transfer: Callable[[], TransferStats | None] = lambda: None) -> None:
-        """`transfer`: the newest report of the core on other engines."""
-        self.role, self._transfer = role, transfer
+    def __init__(
+        self,
+        role: Role = "colocated",
+        transfer: Callable[[], TransferStats | None] = lambda: None,
+        queue_s: Callable[[], Mapping[int, int]] = dict,
+    ) -> None:
+        """`transfer`: the newest report of the core on other engines; `queue_s`: that on times in its queue."""
+        self.role, self._transfer, self._queue_s = role, transfer, queue_s
         self.epoch = uuid.uuid4().hex
         """This run of the engine."""
         self.waiting: dict[str, int] = {}
@@ -83,6 +88,7 @@ class LoadLedger:
             "gap_s": self.gap_s,
             "role": self.role,
             "peer": peer_of(helps),
+            "queue_s": dict(self._queue_s()),
         }
 
     async def reports(self, going_on: Callable[[], bool]) -> AsyncGenerator[bytes]:

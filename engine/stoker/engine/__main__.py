@@ -15,6 +15,7 @@ from stoker.pod.causes import EXIT_CODES, Cause
 from stoker.pod.command_line import CommandParser
 from stoker.pod.config_file import load
 from stoker.pod.termination_message import TerminationMessage
+from stoker.pod.tracing import NoTracer, Tracer, tracer_of
 
 log = logging.getLogger("stoker.engine")
 
@@ -26,13 +27,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     config: EngineConfig | None = None
+    tracer: Tracer = NoTracer()
     try:
+        tracer = tracer_of("stoker-engine", os.environ)
         config = load(EngineConfig, arguments.config)
-        message = run_pod(config, os.environ)
+        message = run_pod(config, os.environ, tracer)
     except ValueError as error:
         message = TerminationMessage(cause=Cause.CONFIG_INVALID, detail=str(error))
     except OSError as error:
         message = TerminationMessage(cause=Cause.INTERNAL, detail=str(error))
+    tracer.close()
     log.log(
         logging.INFO if message.cause is Cause.INTERRUPTED else logging.ERROR, "%s: %s", message.cause, message.detail
     )
@@ -41,12 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return EXIT_CODES[message.cause]
 
 
-def run_pod(config: EngineConfig, environment: Mapping[str, str]) -> TerminationMessage:
+def run_pod(config: EngineConfig, environment: Mapping[str, str], tracer: Tracer) -> TerminationMessage:
     """Run this pod's part of the replica: the engine, or further ranks of another pod's."""
     place, uid = find_place(config, environment), environment.get("STOKER_POD_UID", "")
     if place is not None and place.number > 0:
         return run_member(config, place, uid)
-    return run_engine(config, Environment(pod_uid=uid))
+    return run_engine(config, Environment(pod_uid=uid, tracer=tracer))
 
 
 if __name__ == "__main__":

@@ -28,14 +28,14 @@ from typing import Literal, NamedTuple
 import msgpack
 
 from stoker.engine.core.frames import FrameFormat, many, many_or_none, one
-from stoker.engine.core.stats import HostTierStats, Stats, TransferStats
+from stoker.engine.core.stats import ColdTierStats, HostTierStats, Stats, TransferStats
 from stoker.engine.errors import RefusalKind, RequestRefused
 from stoker.engine.execution.executor import RankState
 from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.output_grammar import OutputGrammar
 from stoker.engine.sampling import SamplingParams
 
-PROTOCOL = 7
+PROTOCOL = 8
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 RequestState = Literal["QUEUED", "PREFILLING", "DECODING", "PREEMPTED"]
@@ -69,6 +69,8 @@ class AddRequest:
     The next token of a choice is the one that the other engine would have sampled."""
     prefill: str = ""
     """`host:port` at which another engine takes prompts for this one; empty: the prompt is computed here."""
+    trace: str = ""
+    """W3C `traceparent` of the request's span at the front; empty without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +257,12 @@ _FORMAT = FrameFormat(
         CoreState: {"model": one(ModelFacts)},
         Outputs: {"deltas": many_or_none(Delta)},
         Inspected: {"requests": many_or_none(RequestProgress)},
-        Stats: {"host": one(HostTierStats), "transfer": one(TransferStats), "ranks": many(RankState)},
+        Stats: {
+            "host": one(HostTierStats),
+            "disk": one(ColdTierStats),
+            "transfer": one(TransferStats),
+            "ranks": many(RankState),
+        },
         Delta: {
             "logprobs": many_or_none(TokenLogprobs),
             "prompt_logprobs": many_or_none(TokenLogprobs),

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
 
 from stoker.operator.api.enginepool import EnginePool
 from stoker.operator.api.inferencedeployment import InferenceDeployment
@@ -28,9 +27,10 @@ from stoker.operator.domain.autoscaling.record import PoolScaling, first_record
 from stoker.operator.domain.autoscaling.rule import review
 from stoker.operator.domain.clock import Clock, timestamp
 from stoker.operator.domain.labels import DEPLOYMENT_UID, NODE_RANK, POOL, ROLE, PodRole
-from stoker.operator.domain.placement.gang import Gang
-from stoker.operator.domain.placement.node_capacity import NodeCapacity, pod_requests, required_terms
+from stoker.operator.domain.placement.gang import Level
+from stoker.operator.domain.placement.node_capacity import NodeCapacity
 from stoker.operator.domain.placement.place import count_placeable
+from stoker.operator.domain.placement.replica_gang import gang_of_replica
 from stoker.operator.domain.plan import Key, Object, Report
 from stoker.operator.domain.pods import ended, is_ready
 from stoker.operator.loop.store import Store, key_of
@@ -168,15 +168,8 @@ class LoadWatch:
         if nodes is None:
             return None
         template = live.spec.revisions[0].template
-        spec: Mapping[str, Any] = template.pod.get("spec", {})
-        one = Gang(
-            parts=template.pods_per_replica,
-            requests=pod_requests(spec),
-            node_selector=spec.get("nodeSelector") or {},
-            tolerations=spec.get("tolerations") or (),
-            affinity_terms=required_terms(spec.get("affinity")),
-        )
-        return existing + count_placeable(one, nodes)
+        levels = [Level(found.key, found.mode) for found in template.scheduling.topology] if template.scheduling else []
+        return existing + count_placeable(gang_of_replica(template.pod, template.pods_per_replica), nodes, levels)
 
     def _engine_pool(self, deployment: Object, name: str) -> EnginePool | None:
         found = self.store.labelled(DEPLOYMENT_UID, deployment["metadata"]["uid"], "EnginePool")

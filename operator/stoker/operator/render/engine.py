@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.operator.api.engine_settings import DiskSettings, TransferSettings
-from stoker.operator.api.enginepool import EnginePool, Revision
+from stoker.operator.api.enginepool import EnginePool, EngineTemplate, Revision
 from stoker.operator.api.inferencedeployment import InferenceDeployment
 from stoker.operator.api.pool import Pool
 from stoker.operator.api.storage import StorageSpec
@@ -37,6 +37,7 @@ from stoker.operator.render.pod import (
     render_pod,
     scratch_volume,
     with_config_map,
+    with_gate,
 )
 from stoker.operator.render.replica_key import replica_secret_name
 from stoker.operator.render.storage import BucketMounts, bucket_mounts, storage_root
@@ -105,6 +106,7 @@ def engine_template(
         "role": pool.role,
         "podsPerReplica": pool.pods_per_replica,
         "gracePeriodSeconds": pool.grace_period_seconds,
+        **({"scheduling": pool.scheduling.to_wire()} if pool.scheduling is not None else {}),
         "config": _config(deployment, pool, source, settings),
         "pod": _pod_template(deployment, pool, source, settings),
     }
@@ -163,10 +165,16 @@ def engine_pods(
 ) -> tuple[Object, ...]:
     """Render the pods of one replica, the leader first."""
     name, size = f"{pool.metadata.name}-{revision.name}-{index}", revision.template.pods_per_replica
-    if size == 1:
-        return (_engine_pod(pool, resource, revision, name),)
-    pods = (_engine_pod(pool, resource, revision, f"{name}-{rank}" if rank else name) for rank in range(size))
-    return tuple(_in_replica(pod, pool, name, rank, size, settings) for rank, pod in enumerate(pods))
+    pods = [_engine_pod(pool, resource, revision, f"{name}-{rank}" if rank else name) for rank in range(size)]
+    if size > 1:
+        pods = [_in_replica(pod, pool, name, rank, size, settings) for rank, pod in enumerate(pods)]
+    return tuple(map(with_gate, pods) if is_placed(revision.template, settings) else pods)
+
+
+def is_placed(template: EngineTemplate, settings: Settings) -> bool:
+    """Whether the operator chooses the nodes of a replica. A single pod without wishes is left to the scheduler."""
+    wishes = template.scheduling is not None and template.scheduling.topology
+    return settings.places_gangs and (template.pods_per_replica > 1 or bool(wishes))
 
 
 def _in_replica(pod: Object, pool: EnginePool, replica: str, rank: int, size: int, settings: Settings) -> Object:

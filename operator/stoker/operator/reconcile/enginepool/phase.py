@@ -24,8 +24,8 @@ class PoolState:
     message: str | None = None
 
 
-def pool_state(view: PoolView, failures: Failures) -> PoolState:
-    """The state of the pool as observed, after `failures`."""
+def pool_state(view: PoolView, failures: Failures, unplaced: str | None = None) -> PoolState:
+    """The state of the pool as observed, after `failures`. `unplaced`: why a replica has no nodes."""
     wanted = sum(view.wanted.values())
     ready = sum(found.ready for found in view.serving)
     updated = sum(found.ready and found.revision in view.shared for found in view.serving)
@@ -33,7 +33,7 @@ def pool_state(view: PoolView, failures: Failures) -> PoolState:
     split = all(sum(found.revision == name for found in view.serving) == number for name, number in view.wanted.items())
     if updated == wanted and not others and len(view.serving) == wanted and split:
         return _complete_state(view)
-    why = _reason_not_ready(view)
+    why = f": {unplaced}" if unplaced else _reason_not_ready(view)
     last = (failures.last or "") if failures.count else ""
     if others:
         text = f"{updated} of {wanted} replicas are updated{why}{f'; last failure: {last}' if last else ''}"

@@ -15,6 +15,7 @@ from itertools import count, islice
 from stoker.operator.api.enginepool import Revision
 from stoker.operator.domain.applied_hash import is_applied
 from stoker.operator.domain.plan import Object, Plan
+from stoker.operator.reconcile.enginepool.bind import Binding
 from stoker.operator.reconcile.enginepool.drain import (
     advance_drains,
     cordon,
@@ -46,22 +47,25 @@ class ServingReplicas:
         return Counts(len(self.new_ready), len(self.new_unready), len(self.old_ready), len(self.old_unready))
 
 
-def plan_replicas(view: PoolView) -> Plan:
-    """Missing children first, then one step towards the wanted pods."""
+def plan_replicas(view: PoolView, binding: Binding) -> Plan:
+    """Missing children first, then one step towards the wanted pods, and the nodes of those that wait."""
     children = _missing_children(view)
     failed = tuple(found for found in view.replicas if found.broken or found.leaving)
     step = _split_step(view) if view.is_split else _single_step(view)
     ready = [found for found in view.serving if found.ready]
     released = releasable(view, ready, step.surplus, step.needed)
-    drain = advance_drains(view, (*failed, *step.dropped))
+    gone = (*failed, *step.dropped, *(found for found in binding.given_back if found not in step.dropped))
+    drain = advance_drains(view, gone)
     delay_s = replacement_delay_s(view)
-    waits = [value for value in (drain.requeue_after_s, delay_s or None) if value is not None]
-    dropped = {found.name for found in step.dropped}
+    after_s = (drain.requeue_after_s, delay_s or None, binding.requeue_after_s)
+    waits = [value for value in after_s if value is not None]
+    dropped = {found.name for found in gone}
+    uids = {uid for found in gone for uid in found.uids}
     return Plan(
         generate=_missing_keys(view),
         apply=children,
         create=() if children or delay_s > 0 else (*_missing_pods(view, dropped), *_new_pods(view, step.create)),
-        patch=cordon(released),
+        patch=(*cordon(released), *(patch for patch in binding.patches if patch.ref.uid not in uids)),
         calls=drain.calls,
         delete=drain.delete,
         requeue_after_s=min(waits, default=None),

@@ -22,8 +22,8 @@ from stoker.model.kernels.expert_rows import Routes
 from stoker.model.kernels.ops import Ops
 from stoker.pod.config_file import ConfigError
 from stoker.trainer.agent.metrics import router_metrics
-from stoker.trainer.protocol.channel import StepEvent
 from stoker.trainer.protocol.config import TrainerConfig
+from stoker.trainer.protocol.messages import StepEvent
 from stoker.trainer.protocol.parallel_dims import ParallelDims
 from stoker.trainer.rank.pipeline.slices import check_experts
 from stoker.trainer.rank.schedule import learning_rate
@@ -161,7 +161,6 @@ def test_the_log_and_the_metrics_hold_losses_and_tokens_of_each_expert(tmp_path:
     ("dims", "model", "message"),
     [
         (ParallelDims(shard=2, expert=2), TINY, "expert 2 needs a model with experts, got architecture qwen3"),
-        (ParallelDims(context=2), SPARSE, "context 2 is not supported yet for a model with experts"),
     ],
 )
 def test_a_mesh_that_does_not_fit_the_experts_is_refused(dims: ParallelDims, model: ModelConfig, message: str) -> None:

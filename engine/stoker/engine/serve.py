@@ -20,8 +20,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from stoker.checkpoint.manifest_file import being_read
 from stoker.checkpoint.remote.model_uri import is_model_uri, model_name, parse_model_uri
-from stoker.checkpoint.store import being_read
 from stoker.engine.config import EngineConfig
 from stoker.engine.core.messages import CoreState
 from stoker.engine.program import Environment, run_engine

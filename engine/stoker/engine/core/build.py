@@ -19,12 +19,13 @@ from stoker.engine.config import EngineConfig
 from stoker.engine.core.block_identity import BlockIdentity, stored_identity
 from stoker.engine.core.blocks import BlockManager
 from stoker.engine.core.disk.open_disk import open_cold_traffic
-from stoker.engine.core.engine import LLMEngine, ModelLimits
+from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.fetched_model import with_fetched_model
 from stoker.engine.core.grammars import GrammarCompiler
 from stoker.engine.core.host_index import HostIndex
 from stoker.engine.core.host_tier import HostTier
 from stoker.engine.core.kernel_warmup import warm_up_beside_weights
+from stoker.engine.core.request_check import ModelLimits
 from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.core.step_budget import StepBudget
 from stoker.engine.core.tier_costs import TierCosts

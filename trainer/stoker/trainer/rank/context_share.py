@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from stoker.model.context_cut import ContextCut
-from stoker.trainer.protocol.channel import SourceProgress
+from stoker.trainer.protocol.messages import SourceProgress
 from stoker.trainer.rank.data.batch import Array, MicroBatch
 from stoker.trainer.rank.loop import Batches
 from stoker.trainer.rank.mesh import Mesh
@@ -52,7 +52,8 @@ class SharedBatches:
     def _cut(self, batch: MicroBatch) -> MicroBatch:
         own = own_tokens(ContextCut(len(batch.tokens_T), self._ranks), self._rank)
         names = ("tokens_T", "positions_T", "targets_T", "weights_T")
-        return replace(batch, **{name: getattr(batch, name)[own] for name in names})
+        shares = {name: getattr(batch, name)[own] for name in names}
+        return replace(batch, **shares, whole_targets=batch.num_targets)
 
 
 def share_batches(whole: Batches, mesh: Mesh) -> Batches:

@@ -76,7 +76,10 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("InferenceDeployment", {"pools": [{"name": "a", "autoscaling": {"max": 3, "mode": "fixed"}}]}, []),
     ("InferenceDeployment", {"pools": [{"name": "a", "autoscaling": {"max": 3, "mode": "slo", "ttftMs": 500}}]}, []),
     ("InferenceDeployment", {"pools": [{"name": "a", "autoscaling": {"max": 3, "mode": "load"}}]}, []),
-    ("EnginePool", {"revisions": [{"name": "r", "template": {"podsPerReplica": 2}}]}, ["spec.revisions[r].template.podsPerReplica 2 is not supported yet; allowed: 1"]),
+    ("InferenceDeployment", {"pools": [{"name": "a", "podsPerReplica": 2, "parallelism": {"tensor": 2}}, {"name": "b", "parallelism": {"data": 2}}]}, []),
+    ("InferenceDeployment", {"pools": [{"name": "a", "podsPerReplica": 2, "parallelism": {"data": 2}}]}, ["spec.pools[a].parallelism.data 2 is not supported yet with podsPerReplica above 1; allowed: 1"]),
+    ("EnginePool", {"revisions": [{"name": "r", "template": {"podsPerReplica": 2}}]}, []),
+    ("EnginePool", {"revisions": [{"name": "r", "template": {"podsPerReplica": 2, "role": "decode"}}]}, ["spec.revisions[r].template.role decode is not supported yet with podsPerReplica above 1; allowed: colocated"]),
     ("EnginePool", {"revisions": [{"name": "r", "share": 70}, {"name": "s", "share": 30}]}, []),
     ("EnginePool", {"revisions": [{"name": "r", "share": 100}, {"name": "s", "share": 0}]}, []),
 ]  # fmt: skip

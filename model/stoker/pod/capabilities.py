@@ -124,11 +124,8 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
         "engine.attention": _ENGINE["attention"],
         "engine.api.fronts": _ENGINE["api.fronts"],
         **{f"pools[].{path}": row for path, row in _ENGINE.items() if path.startswith("parallelism.")},
-        "pools[].podsPerReplica": only(1),
     },
-    "EnginePool": {
-        "revisions[].template.podsPerReplica": only(1),
-    },
+    "EnginePool": {},
 }
 """Program or kind -> path -> what works. Programs have the names of their configuration, kinds those below `spec`."""
 
@@ -168,6 +165,15 @@ BESIDE_ROLES: Mapping[str, Row] = {
 Blocks travel between engines of one rank, on the CPU, and land in the prefix cache.
 """
 
+BESIDE_PODS: Mapping[str, Mapping[str, Row]] = {
+    "InferenceDeployment": {"pools[].parallelism.data": only(1)},
+    "EnginePool": {"revisions[].template.role": only("colocated")},
+}
+"""Kind -> rows of its pools or revisions with several pods in a replica, beside those above.
+
+Such a replica is one tensor group, and its blocks do not travel.
+"""
+
 
 def refusals(program: str, config: Any, root: str = "") -> list[str]:
     """One line for each field that asks for what is not built, with its value and what is allowed.
@@ -193,6 +199,23 @@ def refusals(program: str, config: Any, root: str = "") -> list[str]:
         rows |= _attention_row(program, config)
     if program in _OF_TRAINER:
         rows |= _context_attention_row(program, config, rows)
+    found = _refused(config, rows, root)
+    if program in BESIDE_PODS:
+        beside = {path: (row, " with podsPerReplica above 1") for path, row in BESIDE_PODS[program].items()}
+        found += _refused(_of_several_pods(program, config), beside, root)
+    return found
+
+
+def _of_several_pods(kind: str, config: Any) -> Mapping[str, Any]:
+    """The part of the configuration whose replicas have several pods."""
+    name, path = (
+        ("pools", "podsPerReplica") if kind == "InferenceDeployment" else ("revisions", "template.podsPerReplica")
+    )
+    return {name: [item for _, item in values_at(config, f"{name}[]") if _value_at(item, path, 1) > 1]}
+
+
+def _refused(config: Any, rows: Mapping[str, tuple[Row, str]], root: str) -> list[str]:
+    """The lines for the fields whose values the rows do not allow."""
     return [
         f"{where}{_value(value)} is not supported yet{condition}; {row.hint}"
         for path, (row, condition) in rows.items()

@@ -91,7 +91,6 @@ _TRAINER: Mapping[str, Row] = {
     "memory.zero_stage": only(0, 1, 2, 3),
     "memory.activation_checkpointing": only("none", "selective", "full"),
     "memory.cpu_offload": only(False, True),
-    "memory.nvme_offload": absent(),
 }
 _ENGINE: Mapping[str, Row] = {
     "kernels": _KERNELS,
@@ -148,7 +147,9 @@ BESIDE_LORA: Mapping[str, Row] = {
 """Rows of a run that trains adapters (`lora`), beside those above. The trainer refuses a model with experts."""
 
 BESIDE_OFFLOAD: Mapping[str, Row] = {"optimization.optimizer": only("adam", "adamw")}
-"""Rows of a run with `memory.cpu_offload`: LAMB needs the norms of whole tensors before it changes any of them."""
+"""Rows of a run with `memory.cpu_offload` or `nvme_offload`: LAMB needs the norms of whole tensors before it changes
+any of them.
+"""
 
 BESIDE_BUDGET: Mapping[str, Row] = {
     "parallelism.pipeline": only(1),
@@ -197,6 +198,8 @@ def refusals(program: str, config: Any, root: str = "") -> list[str]:
         if _value_at(config, _own_path(program, "memory.cpu_offload"), False):
             condition = f" with {_own_path(program, 'memory.cpu_offload')} true"
             rows |= {_own_path(program, path): (row, condition) for path, row in BESIDE_OFFLOAD.items()}
+        if _value_at(config, _own_path(program, "memory.nvme_offload"), None) is not None:
+            rows |= _rows_beside_nvme(program)
         if (budget := _value_at(config, _own_path(program, "memory.activation_budget_gib"), None)) is not None:
             condition = f" with {_own_path(program, 'memory.activation_budget_gib')} {budget}"
             rows |= {_own_path(program, path): (row, condition) for path, row in BESIDE_BUDGET.items()}
@@ -224,6 +227,12 @@ def _rows_beside_axes(program: str, config: Any) -> dict[str, tuple[Row, str]]:
             for path, row in fields.items():
                 rows.setdefault(_own_path(program, path), (row, f" with {axis} {ranks}"))
     return rows
+
+
+def _rows_beside_nvme(program: str) -> dict[str, tuple[Row, str]]:
+    condition = f" with {_own_path(program, 'memory.nvme_offload')}"
+    rows = {**BESIDE_OFFLOAD, "memory.cpu_offload": only(False)}
+    return {_own_path(program, path): (row, condition) for path, row in rows.items()}
 
 
 def _own_path(program: str, path: str) -> str:

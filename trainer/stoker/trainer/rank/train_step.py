@@ -98,6 +98,7 @@ class ForwardPass:
         """
         self._decoder = decoder
         self._attend = AttendMaker(decoder.ops, attention, device, context)
+        self._shares = None if context is None else context.group
         self._device = device
         self._ready = ready
         self._savings = Savings(decoder.ops, gathered)
@@ -105,7 +106,7 @@ class ForwardPass:
 
     def new_meter(self) -> RouterMeter:
         """See `Passes`."""
-        return RouterMeter(self._decoder.config, self._decoder.layers, self._device)
+        return RouterMeter(self._decoder.config, self._decoder.layers, self._device, self._shares)
 
     def train(
         self, batches: Iterable[MicroBatch], zero: Zero, router: RouterMeter, factor: float = 1.0
@@ -119,7 +120,7 @@ class ForwardPass:
             return [float(self.loss_sum(batch)) for batch in batches]
 
     def _backward(self, batch: MicroBatch, zero: Zero, router: RouterMeter, factor: float) -> Tensor:
-        targets = float(batch.weights_T.sum())
+        targets = batch.num_targets
         aux = router.new_aux(targets * factor)
         loss_sum = self.loss_sum(batch, factor, aux)
         router.add(aux, targets)

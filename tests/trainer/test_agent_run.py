@@ -670,14 +670,6 @@ def test_what_is_not_built_is_refused(tmp_path: Path) -> None:
     assert "optimization.optimizer lamb is not supported yet with memory.cpu_offload true" in output
 
 
-def test_a_volume_for_optimizer_state_that_is_missing_is_a_storage_error(tmp_path: Path) -> None:
-    process = start(tmp_path, "train", memory={"nvme_offload": {"path": str(tmp_path / "none")}})
-    process.communicate(timeout=120)
-    assert (process.returncode, termination_message(tmp_path).cause) == (68, Cause.STORAGE_ERROR)
-    expected = f"memory.nvme_offload.path {tmp_path / 'none'}: cannot be used: No such file or directory"
-    assert expected in termination_message(tmp_path).detail
-
-
 def test_the_agent_and_the_data_do_not_import_torch() -> None:
     modules = "stoker.trainer.agent.program, stoker.trainer.rank.data.loader, stoker.trainer.rank.data.tokens"
     code = f"import sys, {modules}; print('torch' in sys.modules)"

@@ -99,7 +99,6 @@ _ENGINE: Mapping[str, Row] = {
     "attention": only("auto", *_PAGED),
     "parallelism.pipeline": only(1),
     "parallelism.expert": only(1),
-    "api.fronts": only(1),
 }
 _ROUTER: Mapping[str, Row] = {}
 
@@ -123,7 +122,6 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
     "InferenceDeployment": {
         "engine.kernels": _ENGINE["kernels"],
         "engine.attention": _ENGINE["attention"],
-        "engine.api.fronts": _ENGINE["api.fronts"],
         **{f"pools[].{path}": row for path, row in _ENGINE.items() if path.startswith("parallelism.")},
         "pools[].podsPerReplica": only(1),
         "rollout.canary.metricGates[].metric": only("errorRate", "ttftP95Ms", "itlP95Ms"),

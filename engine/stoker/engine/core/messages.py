@@ -8,7 +8,8 @@ core sends it:
 - `Stats` about once a second;
 - a `Heartbeat` about once a second, and before work that may silence the core for longer than the last one announced.
 
-A front sends `Ping` at least every 5 s; requests of a front that is silent for 30 s are aborted. Request ids belong to
+A front sends `Ping` at least every 5 s; requests of a front that is silent for 30 s are aborted, and those of a front
+whose process has ended as soon as its parent sends `Forget`. Request ids belong to
 the front that chose them, so two fronts may use the same. All times are `time.monotonic()` seconds, which the processes
 of one machine share.
 
@@ -33,7 +34,7 @@ from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.output_grammar import OutputGrammar
 from stoker.engine.sampling import SamplingParams
 
-PROTOCOL = 7
+PROTOCOL = 8
 
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Upper bounds of the histogram of a step's tokens."""
@@ -98,6 +99,14 @@ class Inspect:
 @dataclass(frozen=True, slots=True)
 class Ping:
     """Sign of life of a front."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """The process of another front has ended: abort its requests now. Sent by the program that had started it."""
+
+    front: str
+    """The hex of its socket's identity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,7 +383,7 @@ class Stats:
     """None where `transfer.listen` is not set."""
 
 
-FrontMessage = Hello | AddRequest | Abort | Finish | Inspect | Ping | Drain | Stop
+FrontMessage = Hello | AddRequest | Abort | Finish | Inspect | Ping | Forget | Drain | Stop
 CoreMessage = CoreState | Outputs | Refused | Inspected | Stats | Heartbeat
 Message = FrontMessage | CoreMessage
 
@@ -393,6 +402,7 @@ _CLASSES: tuple[type[Any], ...] = (
     Heartbeat,
     Inspect,
     Inspected,
+    Forget,
 )
 _TAGS = {cls: tag for tag, cls in enumerate(_CLASSES)}
 _NESTED: tuple[type[Any], ...] = (

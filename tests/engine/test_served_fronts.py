@@ -24,12 +24,12 @@ from stoker.engine.sampling import SamplingParams
 from testing.engine.rank_engines import config_of
 from tests.engine.test_server_real import write_model
 
-START_S, WAIT_S = 180, 90
+START_S, WAIT_S = 300, 300
 MAX_CONNECTIONS = 12
 PROMPTS = ["The quick brown fox", "jumps", "over the lazy dog", "and then", "coffee", "The"]
 LENGTH = 24
 BLOCKS = 2000
-ENDLESS, LONG = 12_000, 1500
+ENDLESS, LONG = 12_000, 200
 """Tokens of a stream that no test waits for, and of one that is still running a moment after its first token."""
 
 
@@ -88,7 +88,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "cache": {"num_blocks": BLOCKS, "block_size": 16},
         "api": {"fronts": 2},
         "termination_log": str(folder / "termination-log"),
-        "grace_period_s": 60,
+        "grace_period_s": 600,
     }  # fmt: skip
     program = (
         "import sys, os; from pathlib import Path; from stoker.engine.config import EngineConfig;"

@@ -14,7 +14,7 @@ UV_PIP = $(BIN)/uv pip install --quiet --python $(BIN)/python
 COMPILE = $(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --universal --python-version 3.11
 
 .PHONY: help setup model clients quickstart pretrain pretrain-parallel test test-gpu check format crds lock bench clean
-.PHONY: bench-gpu bench-kube bench-gangs bench-recovery charts kube-packages kube-check kube-binaries kube-controllers images cluster cluster-down kind test-kube test-kueue e2e
+.PHONY: bench-gpu bench-kube bench-gangs bench-recovery charts kube-packages kube-check kube-binaries kube-controllers images cluster cluster-down kind test-kube test-kueue test-flux e2e
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,7 +51,7 @@ pretrain-parallel: setup ## the same with four ranks: two pipeline stages of two
 	@$(BIN)/python examples/pretrain/run.py --parallel
 
 test: setup model clients ## all tests that need no GPU, in PROCESSES=2 processes, a file to each
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" -n $(PROCESSES) --dist loadfile --durations=15 $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --durations=15 $(ARGS)
 
 test-gpu: ## the tests that need an NVIDIA GPU
 	@$(GPU_PYTHON) -m pytest -m gpu $$(grep -lE "mark\.gpu" -r tests --include="test_*.py") $(ARGS)
@@ -121,6 +121,10 @@ test-kube: setup kube-binaries ## operator, CRDs and charts against a real API s
 test-kueue: setup kube-binaries ## jobs in the queue of Kueue's own controller, on a real API server (no root; builds Kueue the first time)
 	@$(BIN)/python -m e2e.cluster.binaries kueue
 	@$(BIN)/python -m pytest e2e/kueue $(ARGS)
+
+test-flux: setup kube-binaries ## jobs and deployments under Flux's own kustomize-controller, on a real API server (no root; builds it the first time)
+	@$(BIN)/python -m e2e.cluster.binaries kustomize-controller
+	@$(BIN)/python -m pytest e2e/flux $(ARGS)
 
 e2e: setup model kube-binaries images ## the stories on real nodes with the real images (root)
 	@$(BIN)/python -m pytest e2e/test_cluster.py e2e/images e2e/stories $(ARGS)

@@ -33,6 +33,7 @@ from typing import Any
 
 import torch
 
+from bench.model_shapes import LLAMA31_8B, QWEN3_06B
 from bench.row_limit import tried
 from stoker.engine.core.blocks import BlockManager
 from stoker.engine.core.engine import LLMEngine, ModelLimits
@@ -41,42 +42,12 @@ from stoker.engine.execution.executor import OnDevice
 from stoker.engine.execution.load import capture_first
 from stoker.engine.execution.runner import Runner
 from stoker.engine.sampling import SamplingParams
-from stoker.model.config import ModelConfig, RopeScaling
+from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.model.kernels.kernel_set import resolve_kernels
 from stoker.model.kernels.ops import Ops
 from stoker.model.paged_attend import KVCache
 
-QWEN3_06B = ModelConfig(
-    architecture="qwen3",
-    vocab_size=151936,
-    hidden_size=1024,
-    intermediate_size=3072,
-    num_layers=28,
-    num_heads=16,
-    num_kv_heads=8,
-    head_dim=128,
-    rope_theta=1e6,
-    norm_eps=1e-6,
-    tie_embeddings=True,
-    max_position_embeddings=40960,
-)
-LLAMA31_8B = ModelConfig(
-    architecture="llama",
-    vocab_size=128256,
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_layers=32,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    rope_theta=5e5,
-    rope_scaling=RopeScaling(
-        factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
-    ),
-    norm_eps=1e-5,
-    max_position_embeddings=131072,
-)
 HBM_BYTES_PER_S = 4.4e12
 """Rate of a copy on the machine for which the floors are given."""
 DENSE_FLOPS = 780e12

@@ -19,7 +19,6 @@ import json
 import os
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -29,13 +28,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from tokenizers import Tokenizer, models
 
-from bench.engine_gpu import LLAMA31_8B, QWEN3_06B
-from stoker.model.decoder import Decoder
-from stoker.model.kernels.ops import Ops
-from stoker.model.weights.hugging_face import INDEX_FILE, SHARD_BYTES, PlannedTensor, plan_shards
+from bench.model_shapes import LLAMA31_8B, QWEN3_06B
+from bench.random_model import shard_header, write_folder
+from stoker.model.weights.hugging_face import PlannedTensor
 
 SHAPES = {"8b": LLAMA31_8B, "0.6b": QWEN3_06B}
 
@@ -79,31 +76,15 @@ def make_folder(folder: Path, shape: str, layers: int | None) -> None:
     They take no time to write and the usual time to read.
     """
     config = replace(SHAPES[shape], num_layers=layers or SHAPES[shape].num_layers)
-    parts = list(Decoder(config, Ops(), dtype=torch.bfloat16, device="meta").named_parts())
-    planned = {part.hf_name: PlannedTensor(part.global_shape, torch.bfloat16) for part in parts}
-    shards = plan_shards(planned, SHARD_BYTES)
-    folder.mkdir(parents=True)
-    weight_map = {}
-    for number, names in enumerate(shards, 1):
-        file = folder / f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        write_holes(file, {name: planned[name] for name in names})
-        weight_map |= dict.fromkeys(names, file.name)
-    (folder / INDEX_FILE).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    (folder / "config.json").write_text(json.dumps(config.to_hugging_face("bfloat16")))
     tokenizer = Tokenizer(models.WordLevel({f"t{i}": i for i in range(1000)}, unk_token="t0"))
-    (folder / "tokenizer.json").write_text(tokenizer.to_str())
+    write_folder(folder, config, write_holes, tokenizer.to_str())
 
 
 def write_holes(file: Path, tensors: Mapping[str, PlannedTensor]) -> None:
-    header, end = {}, 0
-    for name, tensor in tensors.items():
-        begin, end = end, end + tensor.num_bytes
-        header[name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [begin, end]}
-    encoded = json.dumps(header).encode()
-    encoded += b" " * (-len(encoded) % 8)
+    header = shard_header(tensors)
     with file.open("wb") as opened:
-        opened.write(struct.pack("<Q", len(encoded)) + encoded)
-        opened.truncate(8 + len(encoded) + end)
+        opened.write(header.encoded)
+        opened.truncate(header.file_bytes)
 
 
 def start_once(folder: Path, device: str, cache: Path, log: Path, limit_s: float) -> dict[str, Any]:

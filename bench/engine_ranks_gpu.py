@@ -27,6 +27,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -35,7 +36,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.multiprocessing.spawn import spawn
 
-from bench.engine_gpu import CACHE_BYTES, LLAMA31_8B, Row, first_token, one_stream, profile, throughput, warm_up
+from bench.engine_gpu import CACHE_BYTES, Row, first_token, one_stream, profile, throughput, warm_up
+from bench.model_shapes import LLAMA31_8B, LLAMA31_70B, QWEN3_30B_A3B
 from bench.row_limit import tried
 from stoker.engine.core.blocks import BlockManager
 from stoker.engine.core.engine import LLMEngine, ModelLimits
@@ -56,24 +58,6 @@ from stoker.model.group_sums import GroupSums, ordered_sum
 from stoker.model.kernels.ops import Ops
 from stoker.model.paged_attend import KVCache
 
-LLAMA31_70B = replace(LLAMA31_8B, hidden_size=8192, intermediate_size=28672, num_layers=80, num_heads=64)
-QWEN3_30B_A3B = ModelConfig(
-    architecture="qwen3-moe",
-    vocab_size=151936,
-    hidden_size=2048,
-    intermediate_size=6144,
-    num_layers=48,
-    num_heads=32,
-    num_kv_heads=4,
-    head_dim=128,
-    rope_theta=1e6,
-    norm_eps=1e-6,
-    max_position_embeddings=40960,
-    num_experts=128,
-    num_experts_per_token=8,
-    moe_intermediate_size=768,
-    norm_topk_prob=True,
-)
 SHAPES = {"P17": LLAMA31_8B, "P18": LLAMA31_70B, "P19": QWEN3_30B_A3B}
 BLOCK, SEATS, BUDGET, MAX_LEN = 64, 256, 16384, 16384
 SUM_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -246,8 +230,9 @@ def random_runner(
 
 
 def measure_sums(_: str, ranks: int, out: Path) -> dict[str, Any]:
-    address = f"file:///tmp/stoker-bench-sums-{os.getpid()}"
-    spawn(sum_rank, (ranks, address, str(out.with_suffix(".json"))), nprocs=ranks)
+    with TemporaryDirectory() as folder:
+        address = f"file://{folder}/rendezvous"
+        spawn(sum_rank, (ranks, address, str(out.with_suffix(".json"))), nprocs=ranks)
     found: dict[str, Any] = json.loads(out.with_suffix(".json").read_text())
     return found
 

@@ -9,7 +9,7 @@
   memory    resident memory of an operator that starts on the full cluster (1,000 nodes, 10,000 pods), with the view of
             nodes and all pods, and without it
 
-Real and fake are the same as in `kube_scale.py`, whose parts this uses.
+Real and fake are the same as in `kube_scale.py`, with the parts of `kube_bench.py` and `kube_objects.py`.
 
     python -m bench.kube_gangs                       # about 12 minutes; needs `make kube-binaries kube-controllers`
     python -m bench.kube_gangs --jobs 20 --nodes 20 --pods 200 --events-s 5
@@ -22,19 +22,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import os
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.kube_fake_nodes import FakeNodes, OperatorProcess, enter_pod_network
-from bench.kube_scale import NAMESPACE, agents, claim, headless_service, in_tree_job, say, training_job
+from bench.kube_bench import KubeBench, run_bench, say
+from bench.kube_fake_nodes import OperatorProcess
+from bench.kube_objects import NAMESPACE, headless_service, in_tree_job, training_job
 from e2e.api.api_client import Object, path_of
 from e2e.cluster.foreign_controllers import jobset, running
 
@@ -63,32 +61,20 @@ def main() -> None:
     parser.add_argument("--without-jobset", action="store_true", help="leave JobSet's controller out")
     parser.add_argument("--keep", metavar="FOLDER", help="keep logs there")
     options = parser.parse_args()
-    enter_pod_network()
-    with tempfile.TemporaryDirectory(prefix="kube-gangs-") as folder:
-        figures = asyncio.run(Bench(options, Path(options.keep or folder)).run())
-    print(json.dumps(figures))
+    run_bench(Bench, options, options.nodes, options.keep)
 
 
-class Bench:
-    """The measurements, one after the other on one control plane."""
+class Bench(KubeBench):
+    """The measurements of the docstring."""
 
-    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
-        self.options = options
-        self.folder = folder
-
-    async def run(self) -> dict[str, Any]:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        async with agents(), FakeNodes(self.folder, self.options.nodes) as self.nodes:
-            self.api = self.nodes.api
-            for body in claim("checkpoints"):
-                await self.api.create(body)
-            with self._operator({}) as operator:
-                await self._until_leading(operator)
-                gangs = await self._side("TrainingJob", "gang", lambda name: (training_job(name, PODS),))
-                events = await self._under_events()
-            peers = await self._peers()
-            await self._fill()
-            memory = {name: await self._memory(watch) for name, watch in (("with", {}), ("without", WITHOUT_VIEW))}
+    async def measure(self) -> dict[str, Any]:
+        with self.operator_process(METRICS_PORT) as operator:
+            await self._until_leading(operator)
+            gangs = await self._side("TrainingJob", "gang", lambda name: (training_job(name, PODS),))
+            events = await self._under_events()
+        peers = await self._peers()
+        await self._fill()
+        memory = {name: await self._memory(watch) for name, watch in (("with", {}), ("without", WITHOUT_VIEW))}
         return self._figures(gangs, peers, events, memory)
 
     def _figures(
@@ -232,7 +218,7 @@ class Bench:
 
     async def _memory(self, watch: Mapping[str, bool]) -> dict[str, float]:
         """Memory of a fresh operator that has seen everything and is at rest."""
-        with self._operator(watch) as operator:
+        with self.operator_process(METRICS_PORT, watch=dict(watch)) as operator:
             await self._until_leading(operator)
             await asyncio.sleep(REST_S)
             found = {"resident_mib": operator.memory_mib("VmRSS"), "peak_mib": operator.memory_mib("VmHWM")}
@@ -240,23 +226,6 @@ class Bench:
         return found
 
     # Surroundings
-
-    @contextlib.contextmanager
-    def _operator(self, watch: Mapping[str, bool]) -> Iterator[OperatorProcess]:
-        config = {
-            "namespace": NAMESPACE,
-            "api": {"kubeconfig": str(self.nodes.plane.kubeconfig)},
-            "listen": {"host": "127.0.0.1", "port": METRICS_PORT},
-            "watch": dict(watch),
-            "log_level": "warning",
-        }
-        file = self.folder / "operator.json"
-        file.write_text(json.dumps(config))
-        operator = OperatorProcess(file, self.folder)
-        try:
-            yield operator
-        finally:
-            operator.stop()
 
     async def _until_leading(self, operator: OperatorProcess) -> None:
         async with asyncio.timeout(180):

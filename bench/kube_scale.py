@@ -22,34 +22,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
-import socket
-import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.kube_fake_nodes import FakeNodes, OperatorProcess, enter_pod_network
+from bench.kube_bench import KubeBench, run_bench, say
+from bench.kube_fake_nodes import OperatorProcess
+from bench.kube_objects import NAMESPACE, headless_service, in_tree_job, training_job
 from e2e.api.api_client import Object, path_of
 
-NAMESPACE = "default"
 NODES = 40
-AGENT_PORT = 8080
 GOAL_RATIO, GOAL_JOBS_S, GOAL_MIB = 1.5, 30, 150
-REPORT = {
-    "program": "trainer",
-    "attempt": 0,
-    "phase": "Training",
-    "message": "",
-    "step": 10,
-    "total_steps": 1000,
-    "loss": 2.5,
-    "saves": [],
-    "requests": {},
-}
 
 
 def main() -> None:
@@ -63,32 +47,15 @@ def main() -> None:
     parser.add_argument("--profile", metavar="FILE", help="cProfile of the operator goes there; it is slower then")
     parser.add_argument("--keep", metavar="FOLDER", help="keep logs there")
     options = parser.parse_args()
-    enter_pod_network()
-    with tempfile.TemporaryDirectory(prefix="kube-scale-") as folder:
-        figures = asyncio.run(Bench(options, Path(options.keep or folder)).run())
-    print(json.dumps(figures))
+    run_bench(Bench, options, NODES, options.keep)
 
 
-class Bench:
-    """The three measurements, one after the other on one control plane."""
+class Bench(KubeBench):
+    """The three measurements."""
 
-    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
-        self.options = options
-        self.folder = folder
-
-    async def run(self) -> dict[str, Any]:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        async with agents(), FakeNodes(self.folder, NODES) as self.nodes:
-            self.api = self.nodes.api
-            for body in claim("checkpoints"):
-                await self.api.create(body)
-            operator = OperatorProcess(self._config(), self.folder, self.options.profile)
-            self.operator = operator
-            try:
-                figures = await self._measure(operator)
-            finally:
-                operator.stop()
-        return figures
+    async def measure(self) -> dict[str, Any]:
+        with self.operator_process(0, profile=self.options.profile) as self.operator:
+            return await self._measure(self.operator)
 
     async def _measure(self, operator: OperatorProcess) -> dict[str, Any]:
         await self._until_leading(operator)
@@ -245,17 +212,6 @@ class Bench:
 
     # Surroundings
 
-    def _config(self) -> Path:
-        config = {
-            "namespace": NAMESPACE,
-            "api": {"kubeconfig": str(self.nodes.plane.kubeconfig)},
-            "listen": {"host": "127.0.0.1", "port": 0},
-            "log_level": "warning",
-        }
-        file = self.folder / "operator.json"
-        file.write_text(json.dumps(config))
-        return file
-
     async def _until_leading(self, operator: OperatorProcess) -> None:
         path = f"apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
         async with asyncio.timeout(60):
@@ -263,74 +219,6 @@ class Bench:
                 operator.memory_mib("VmRSS")
                 await asyncio.sleep(0.2)
         await asyncio.sleep(2)
-
-
-@asynccontextmanager
-async def agents() -> AsyncIterator[None]:
-    """Run the agent of every pod: it answers every request with a report of training."""
-    body = json.dumps(REPORT).encode()
-    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while await reader.readuntil(b"\r\n\r\n"):
-                writer.write(head + body)
-                await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):  # the last at the bench's end
-            writer.close()
-
-    listening = socket.socket()
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listening.bind(("0.0.0.0", AGENT_PORT))  # in a network of its own
-    async with await asyncio.start_server(answer, sock=listening, backlog=4096):
-        yield
-
-
-def training_job(name: str, pods: int) -> Object:
-    model = {
-        "architecture": "llama",
-        "vocabSize": 512,
-        "hiddenSize": 64,
-        "intermediateSize": 128,
-        "numLayers": 2,
-        "numHeads": 4,
-    }
-    spec = {
-        "model": model,
-        "workers": {"replicas": pods, "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}}},
-        "training": {"totalSteps": 1000, "globalBatchSize": pods, "microBatchSize": 1, "sequenceLength": 64},
-        "data": {"sources": [{"name": "text", "path": "/data/text"}]},
-        "checkpoint": {"storage": {"claimName": "checkpoints"}},
-    }
-    return {
-        "apiVersion": "stoker.dev/v1alpha1",
-        "kind": "TrainingJob",
-        "metadata": {"name": name, "namespace": NAMESPACE},
-        "spec": spec,
-    }
-
-
-def in_tree_job(name: str, pods: int, pod: Mapping[str, Any], subdomain: str = "") -> Object:
-    """Return a Job with the same pods, without the parts that differ from pod to pod.
-
-    With a `subdomain` its pods have names behind the Service of that name.
-    """
-    own = ("nodeName", "hostname", "subdomain", "schedulerName", "priority", "preemptionPolicy", "serviceAccount")
-    spec = {key: value for key, value in pod.items() if key not in own}
-    template = {"metadata": {"labels": {"job": name}}, "spec": {**spec, "subdomain": subdomain} if subdomain else spec}
-    job = {"parallelism": pods, "completions": pods, "completionMode": "Indexed", "template": template}
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name, "namespace": NAMESPACE}, "spec": job}
-
-
-def headless_service(name: str) -> Object:
-    """Return a headless Service like the operator's, for the pods of the Job of that name."""
-    spec = {
-        "clusterIP": "None",
-        "publishNotReadyAddresses": True,
-        "selector": {"job": name},
-        "ports": [{"name": "http", "port": AGENT_PORT}],
-    }
-    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "namespace": NAMESPACE}, "spec": spec}
 
 
 SIDES = ("trainingjob", "job", "job-and-service")
@@ -357,36 +245,6 @@ def rotated(sides: Sequence[str], number: int) -> tuple[str, ...]:
     """Return the sides in an order in which each is the first of a round once, and follows another."""
     first = number % len(sides)
     return (*sides[first:], *sides[:first])
-
-
-def claim(name: str) -> tuple[Object, Object]:
-    """Return a volume and the claim that is bound to it."""
-    size = {"storage": "1Gi"}
-    volume = {
-        "capacity": size,
-        "accessModes": ["ReadWriteMany"],
-        "hostPath": {"path": "/nowhere"},
-        "storageClassName": "",
-    }
-    asked = {
-        "accessModes": ["ReadWriteMany"],
-        "resources": {"requests": size},
-        "volumeName": name,
-        "storageClassName": "",
-    }
-    return (
-        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": volume},
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "metadata": {"name": name, "namespace": NAMESPACE},
-            "spec": asked,
-        },
-    )
-
-
-def say(text: str) -> None:
-    print(text, flush=True)
 
 
 if __name__ == "__main__":

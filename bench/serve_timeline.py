@@ -24,8 +24,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.engine_gpu import LLAMA31_8B, QWEN3_06B
 from bench.engine_gpu_start import first_token, free_port, get, wait_until_ready
+from bench.model_shapes import LLAMA31_8B, QWEN3_06B
 from bench.random_model import make_random_folder
 from bench.serve_load import WORKLOADS, spread
 

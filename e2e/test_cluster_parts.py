@@ -143,7 +143,7 @@ def test_what_go_keeps_besides_is_gone_after_the_build(tmp_path: Path, monkeypat
 
 
 GO_WITH_MODULES = """#!/bin/sh
-if [ "$1" = list ]; then echo "$MODULE_FOLDER"; exit; fi
+if [ "$1" = mod ]; then printf '{"Dir": "%s"}' "$MODULE_FOLDER"; exit; fi
 """ + GO.removeprefix("#!/bin/sh\n")
 
 
@@ -158,7 +158,7 @@ def test_a_controller_of_others_has_a_folder_of_its_own_with_the_files_of_its_mo
     (components / "webhook").mkdir()
     (components / "webhook" / "manifests.yaml").write_text("kind: MutatingWebhookConfiguration\n")
     monkeypatch.setenv("MODULE_FOLDER", str(tmp_path / "module"))
-    with pytest.raises(binaries.MissingBinaries, match=r"no kueue in .*; build it with: make kube-controllers"):
+    with pytest.raises(binaries.MissingBinaries, match=r"no kueue in .*; build it with: .* kueue"):
         binaries.find_optional(tools.KUEUE)
 
     binaries.build([tools.KUEUE])

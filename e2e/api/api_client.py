@@ -5,6 +5,7 @@ It shares no code with the operator's, so neither hides a mistake of the other.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
@@ -28,8 +29,13 @@ GROUPS = {
     "JobSet": "apis/jobset.x-k8s.io/v1alpha2",
     "PodDisruptionBudget": "apis/policy/v1",
     "NetworkPolicy": "apis/networking.k8s.io/v1",
+    "ExternalArtifact": "apis/source.toolkit.fluxcd.io/v1",
+    "Kustomization": "apis/kustomize.toolkit.fluxcd.io/v1",
 }
 """API paths of the kinds outside the core group."""
+STARTS_STORAGE = "storage is (re)initializing"
+"""Message while the API server takes over a definition; it asks clients to come again after a second."""
+STORAGE_TRIES = 30
 CLUSTER_WIDE = frozenset({"Namespace", "Node", "PersistentVolume", "CustomResourceDefinition"})
 
 
@@ -124,10 +130,14 @@ class ApiClient:
         headers = {"Content-Type": f"application/{kind}"}
         data = None if body is None else json.dumps(body)
         url = f"{self.access.url}/{path}"
-        async with self._session.request(method, url, data=data, params=query, headers=headers) as answer:
-            found: Object = json.loads(await answer.read())
-        if answer.status >= 400:
-            raise ApiRefused(found)
+        for left in reversed(range(STORAGE_TRIES)):
+            async with self._session.request(method, url, data=data, params=query, headers=headers) as answer:
+                found: Object = json.loads(await answer.read())
+            if answer.status < 400:
+                break
+            if not left or found.get("message") != STARTS_STORAGE:
+                raise ApiRefused(found)
+            await asyncio.sleep(1)
         return found
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from e2e.api.api_client import ApiRefused, Object
 from e2e.api.fake_agents import SAVED_STEP
+from e2e.api.garbage import collect_garbage
 from e2e.api.training_story import assert_at_rest, begin, has_saved, to_the_end, trains
 from e2e.api.world import Story, World, eventually
 
@@ -24,16 +25,6 @@ async def is_guarded(world: World) -> bool:
 
 async def has_no(world: World, kind: str) -> bool:
     return not await world.list(kind)
-
-
-async def collect_garbage(world: World) -> None:
-    """Delete children whose owners are gone, as the controller-manager does, which does not run here."""
-    living = {found["metadata"]["uid"] for kind in ("TrainingJob", "Checkpoint") for found in await world.list(kind)}
-    for kind in ("Pod", "Service", "ConfigMap"):
-        for child in await world.list(kind):
-            owners = {owner["uid"] for owner in child["metadata"].get("ownerReferences", ())}
-            if owners and not owners & living:
-                await world.api.delete(kind, world.namespace, child["metadata"]["name"])
 
 
 def test_a_deleted_job_takes_its_children_and_leaves_its_checkpoints(run: Callable[[Story], None]) -> None:

@@ -14,6 +14,7 @@ folders.
 
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -62,7 +63,9 @@ def find_optional(tool: Tool) -> Path:
     """
     folder = folder_of(tool)
     if missing := missing_programs(tool, folder):
-        raise MissingBinaries(f"no {', '.join(missing)} in {folder}; build it with: make kube-controllers")
+        raise MissingBinaries(
+            f"no {', '.join(missing)} in {folder}; build it with: python -m e2e.cluster.binaries {tool.name}"
+        )
     return folder
 
 
@@ -170,8 +173,8 @@ def _compile(tool: Tool, target: Path, caches: dict[str, str]) -> None:
 def _keep(tool: Tool, path: str, target: Path, caches: dict[str, str]) -> None:
     """Copy files of a dependency, given as `MODULE/PATH`, below `target`."""
     module = next(package for package in _modules(tool) if path.startswith(f"{package}/"))
-    folder = Path(_go(tool, [str(shutil.which("go")), "list", "-m", "-f", "{{.Dir}}", module], caches).strip())
-    source = folder / path.removeprefix(f"{module}/")
+    downloaded = json.loads(_go(tool, [str(shutil.which("go")), "mod", "download", "-json", module], caches))
+    source = Path(downloaded["Dir"]) / path.removeprefix(f"{module}/")
     target.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
         shutil.copytree(source, target / source.name)

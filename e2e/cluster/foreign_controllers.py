@@ -1,7 +1,7 @@
-"""Controllers of others beside a ControlPlane, as processes of this machine: Kueue, JobSet.
+"""Controllers of others beside a ControlPlane, as processes of this machine: Kueue, JobSet, Flux, Traefik.
 
-Their definitions and webhooks come from their own modules (`Tool.files`). The API server calls their webhooks at a
-loopback address; their certificates are signed by the cluster's authority.
+Their definitions and webhooks come from their own modules (`Tool.files`). The API server calls the webhooks of Kueue
+and JobSet at a loopback address; their certificates are signed by the cluster's authority.
 
     with ControlPlane(folder, controllers=True) as plane, running(plane, kueue(plane)):
         ...
@@ -40,11 +40,17 @@ class ForeignController:
 
     tool: Tool
     folder: Path
-    webhook_port: int
-    health_port: int
-    config: Object
+    ready: str
+    """URL that answers with 200 once it works."""
+    webhook_port: int | None = None
+    """Port of its webhooks; None: it has none."""
+    config: Object | None = None
+    """File of its flag `--config`; None: it has flags alone."""
     flags: tuple[str, ...] = ()
     objects: tuple[Object, ...] = ()
+    """What must be in the cluster before."""
+    definitions: str = "bases"
+    """Folder of its definitions below `files/`."""
 
 
 def kueue(plane: ControlPlane) -> ForeignController:
@@ -87,7 +93,9 @@ def kueue(plane: ControlPlane) -> ForeignController:
         "kind": "Secret",
         "metadata": {"name": "kueue-webhook-server-cert", "namespace": "kueue-system"},
     }
-    return ForeignController(tools.KUEUE, folder, webhook, health, config, objects=(namespace, secret, *idle))
+    return ForeignController(
+        tools.KUEUE, folder, f"http://127.0.0.1:{health}/readyz", webhook, config, objects=(namespace, secret, *idle)
+    )
 
 
 def jobset(plane: ControlPlane) -> ForeignController:
@@ -103,7 +111,27 @@ def jobset(plane: ControlPlane) -> ForeignController:
         "internalCertManagement": {"enable": False},
         "clientConnection": {"qps": 500, "burst": 500},
     }
-    return ForeignController(tools.JOBSET, plane.folder / "jobset", webhook, health, config)
+    return ForeignController(
+        tools.JOBSET, plane.folder / "jobset", f"http://127.0.0.1:{health}/readyz", webhook, config
+    )
+
+
+def kustomize_controller(plane: ControlPlane) -> ForeignController:
+    """Flux's controller for Kustomizations, which here take their manifests from ExternalArtifacts."""
+    health = _free_port()
+    flags = (
+        f"--health-addr=127.0.0.1:{health}",
+        "--metrics-addr=0",
+        "--requeue-dependency=1s",
+        "--interval-jitter-percentage=0",
+        "--feature-gates=ExternalArtifact=true,CancelHealthCheckOnNewRevision=true",
+        "--kube-api-qps=200",
+        "--kube-api-burst=400",
+    )
+    folder = plane.folder / "kustomize-controller"
+    return ForeignController(
+        tools.KUSTOMIZE_CONTROLLER, folder, f"http://127.0.0.1:{health}/readyz", flags=flags, definitions=""
+    )
 
 
 @contextlib.contextmanager
@@ -115,38 +143,55 @@ def running(plane: ControlPlane, controller: ForeignController) -> Iterator[Prog
         ClusterError: it ends, or is not ready in time; with the end of its log.
     """
     built = binaries.find_optional(controller.tool)
+    definitions = str(built / "files" / controller.definitions)
     _write_files(plane, controller)
     _apply(plane, *controller.objects)
-    _kubectl(plane, "apply", "--server-side", "-f", str(built / "files" / "bases"))
-    wait_until_established(partial(_kubectl, plane), "-f", str(built / "files" / "bases"))
+    _kubectl(plane, "apply", "--server-side", "-f", definitions)
+    wait_until_established(partial(_kubectl, plane), "-f", definitions)
     program = Program(controller.tool.name, plane.folder / "log")
-    command = [str(built / controller.tool.name), f"--config={controller.folder / 'config.json'}", *controller.flags]
+    config = () if controller.config is None else (f"--config={controller.folder / 'config.json'}",)
+    command = [str(built / controller.tool.name), *config, *controller.flags]
     environment = {"KUBECONFIG": str(plane.kubeconfig), "TMPDIR": str(controller.folder)}
     program.start(command, detached=False, environment=environment)
-    called = tuple(_called_webhooks(plane, controller, built / "files" / "manifests.yaml"))
     try:
-        ready = f"http://127.0.0.1:{controller.health_port}/readyz"
-        wait_for_program(program, lambda: _answers(ready), what=f"{controller.tool.name} is ready", timeout_s=120)
-        wait_for_program(program, lambda: _listens(controller.webhook_port), what="its webhooks listen", timeout_s=60)
-        _apply(plane, *called)
-        try:
+        wait_for_program(
+            program, lambda: _answers(controller.ready), what=f"{controller.tool.name} is ready", timeout_s=120
+        )
+        with _webhooks(plane, controller, program, built / "files" / "manifests.yaml"):
             yield program
-        finally:  # what is refused for want of its webhooks could never be made again
-            for body in called:
-                _kubectl(plane, "delete", "--ignore-not-found", body["kind"], body["metadata"]["name"])
     finally:
         program.stop(grace_s=2)
 
 
+@contextlib.contextmanager
+def _webhooks(plane: ControlPlane, controller: ForeignController, program: Program, manifests: Path) -> Iterator[None]:
+    """Have the API server call the controller's webhooks, if it has any."""
+    if (port := controller.webhook_port) is None:
+        yield
+        return
+    wait_for_program(program, lambda: _listens(port), what="its webhooks listen", timeout_s=60)
+    called = tuple(_called_webhooks(plane, controller, manifests))
+    _apply(plane, *called)
+    try:
+        yield
+    finally:  # what is refused for want of its webhooks could never be made again
+        for body in called:
+            _kubectl(plane, "delete", "--ignore-not-found", body["kind"], body["metadata"]["name"])
+
+
 def _write_files(plane: ControlPlane, controller: ForeignController) -> None:
     """Configuration and certificate; without `certDir` a controller looks below TMPDIR."""
+    controller.folder.mkdir(parents=True, exist_ok=True)
+    if controller.config is not None:
+        (controller.folder / "config.json").write_text(json.dumps(controller.config))
+    if controller.webhook_port is None:
+        return
     pair = plane.authority.server(controller.tool.name, ["localhost", "127.0.0.1"])
     default = controller.folder / "k8s-webhook-server" / "serving-certs"
     for folder in (controller.folder, default):
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copy(pair.certificate, folder / "tls.crt")
         shutil.copy(pair.key, folder / "tls.key")
-    (controller.folder / "config.json").write_text(json.dumps(controller.config))
 
 
 def _called_webhooks(plane: ControlPlane, controller: ForeignController, manifests: Path) -> Iterator[Object]:

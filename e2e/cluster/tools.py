@@ -93,8 +93,28 @@ JOBSET = Tool(
     {_JOBSET: "jobset"},
     files=(f"{_JOBSET}/config/components/crd/bases", f"{_JOBSET}/config/components/webhook/manifests.yaml"),
 )
+_FLUX = "github.com/fluxcd"
+KUSTOMIZE_CONTROLLER = Tool(
+    "kustomize-controller",
+    {f"{_FLUX}/kustomize-controller": "kustomize-controller"},
+    files=(
+        f"{_FLUX}/kustomize-controller/config/crd/bases/kustomize.toolkit.fluxcd.io_kustomizations.yaml",
+        *(
+            f"{_FLUX}/source-controller/config/crd/bases/source.toolkit.fluxcd.io_{kind}.yaml"
+            for kind in ("buckets", "externalartifacts", "gitrepositories", "ocirepositories")
+        ),
+    ),
+)
+"""Flux's controller that applies manifests. source-controller, which fetches them, cannot be built: no version of its
+dependency github.com/fluxcd/pkg/artifact is in the module proxy."""
+TRAEFIK = Tool(
+    "traefik",
+    {"github.com/traefik/traefik/v3/cmd/traefik": "traefik"},
+    files=("sigs.k8s.io/gateway-api/config/crd/standard",),
+)
+"""A gateway that speaks Gateway API, with the definitions of that API."""
 
 ALL = (ETCD, KUBERNETES, HELM, CONTAINERD, COREDNS, KWOK)
 """Tools in the order of their build; those that most tests need come first."""
-OPTIONAL = (KUEUE, JOBSET)
-"""Controllers of others, which only `make test-kueue` and `make bench-kube` need; each keeps its own folder."""
+OPTIONAL = (KUEUE, JOBSET, KUSTOMIZE_CONTROLLER, TRAEFIK)
+"""Programs of others, which only the targets of their own tests need; each keeps its own folder."""

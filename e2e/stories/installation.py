@@ -24,12 +24,13 @@ NODES = (
 )
 """The operator runs on a node of its own, so that a story may kill any of the others."""
 
+ELASTIC = {"patienceSeconds": 5, "restSeconds": 15}
 VALUES: dict[str, Any] = {
     "images": IMAGES,
     "replicas": 2,
     "nodeSelector": {_ROLE: ""},
     "tolerations": [{"key": _ROLE, "operator": "Exists"}],
-    "workloads": {"nodeLostSeconds": 2},
+    "workloads": {"nodeLostSeconds": 2, "elastic": ELASTIC},
     "config": {"poll": {"interval_s": 0.5}},
 }
 

@@ -14,7 +14,7 @@ from e2e.cluster.api import Api
 from e2e.cluster.cluster import Cluster
 from e2e.cluster.errors import ClusterError
 from testing.stories.object_views import Object as Object
-from testing.stories.waits import Waits
+from testing.stories.stage import Stage
 
 PATHS = {
     "TrainingJob": "apis/stoker.dev/v1alpha1/{}trainingjobs",
@@ -39,7 +39,7 @@ CHILDREN = ("Pod", "Service", "ConfigMap", "Secret", "PodDisruptionBudget", "Net
 """Kinds of the objects that the operator makes for them."""
 
 
-class Story(Waits):
+class Story(Stage):
     """A namespace that begins and ends with the story."""
 
     PAUSE_S = 0.2
@@ -108,6 +108,11 @@ class Story(Waits):
     def kubectl(self, *arguments: str, stdin: str | None = None, timeout_s: float = 120) -> str:
         """Run kubectl in the story's namespace."""
         return self.cluster.kubectl("--namespace", self.namespace, *arguments, stdin=stdin, timeout_s=timeout_s)
+
+    def url(self, service: str) -> str:
+        """Return a Service's own address, which this machine reaches as a pod does."""
+        spec = self.get("Service", service)["spec"]
+        return f"http://{spec['clusterIP']}:{spec['ports'][0]['port']}"
 
     # Objects, logs and folders
 

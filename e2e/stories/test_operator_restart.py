@@ -42,7 +42,7 @@ def test_pods_and_requests_know_nothing_of_the_operators_restarts(
     before = runs(story)
     assert len(before) == 3
 
-    with Load(address(story, "teller"), "teller", lengths=(16, 64)) as load:
+    with Load(story.url("teller"), "teller", lengths=(16, 64)) as load:
         operator.restart()
         goes_on(story, load)
 
@@ -83,9 +83,3 @@ def runs(story: Story) -> dict[str, tuple[str, int, str]]:
             began = container["state"].get("running", {}).get("startedAt", "")
             found[pod["metadata"]["name"]] = (pod["metadata"]["uid"], container["restartCount"], began)
     return found
-
-
-def address(story: Story, service: str) -> str:
-    """Return a Service's own address, which this machine reaches as a pod does."""
-    spec = story.get("Service", service)["spec"]
-    return f"http://{spec['clusterIP']}:{spec['ports'][0]['port']}"

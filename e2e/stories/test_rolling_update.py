@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from e2e.stories.story import Object, Story
-from e2e.stories.test_operator_restart import address
 from testing.stories.load import Load
 from testing.stories.manifests import Manifest, claim, corpus, deployment, job
 
@@ -20,15 +19,15 @@ def test_streams_go_on_through_a_rolling_update_to_a_newer_checkpoint(story: Sto
     story.wait("InferenceDeployment", "teller", lambda found: serves(found, older), "serving the older checkpoint", 90)
     prints = [f"fp_{story.status('Checkpoint', name)['digest'][:10]}" for name in (older, newer)]
 
-    with Load(address(story, "teller"), "teller") as load:
-        more_answers(story, load)
+    with Load(story.url("teller"), "teller") as load:
+        story.more_answers(load, ENOUGH)
         assert load.fingerprints == prints[:1]
         story.apply(teller(newer))
         story.wait(
             "InferenceDeployment", "teller", lambda found: serves(found, newer), "moved to the newer checkpoint", 120
         )
         story.wait_until(lambda: len(story.pods(role="engine")) == 1, "the old engine gone")
-        more_answers(story, load)
+        story.more_answers(load, ENOUGH)
 
     assert load.failures == []
     assert load.fingerprints == prints
@@ -49,8 +48,3 @@ def serves(found: Object, checkpoint: str) -> bool:
     status = found.get("status") or {}
     current = (status.get("currentCheckpoint") or {}).get("name")
     return (status.get("phase"), current, status.get("ready")) == ("Serving", checkpoint, "1/1")
-
-
-def more_answers(story: Story, load: Load) -> None:
-    wanted = len(load.answers) + ENOUGH
-    story.wait_until(lambda: load.failures or len(load.answers) >= wanted, f"{ENOUGH} more answers", 90)

@@ -8,12 +8,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import threading
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from testing.checkpoint.memory_server import MemoryHandler, MemoryServer
 
 TOKEN = "hf_OnlyForTests"
 Files = dict[str, bytes]
@@ -36,63 +35,41 @@ class Repository:
         return commit
 
 
-class HubServer:
+class HubServer(MemoryServer):
     """The server, from `with` to its end."""
 
     def __init__(self) -> None:
+        super().__init__(_Handler)
         self.repositories: dict[str, Repository] = {}
         self.blobs: dict[str, bytes] = {}
         self.fetched: list[str] = []
         """`FILE from OFFSET` of each request for a file's bytes."""
         self.cut_after: int | None = None
         """Bytes after which answers with files end too early."""
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-        self._http.daemon_threads = True
-        self._http.hub = self  # type: ignore[attr-defined]
-
-    @property
-    def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self._http.server_address[1]}"
 
     def add(self, name: str, files: Files, *, private: bool = False) -> str:
         """Add a repository, or a commit to it; return the commit."""
         found = self.repositories.setdefault(name, Repository(private))
         return found.commit(files)
 
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._http.shutdown()
-        self._http.server_close()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Print nothing."""
+class _Handler(MemoryHandler):
+    owner: HubServer
 
     def _serve(self) -> None:
-        self.hub: HubServer = self.server.hub  # type: ignore[attr-defined]
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = self._body()
         path = [unquote(part) for part in urlsplit(self.path).path.strip("/").split("/")]
         if path[:2] == ["api", "repos"]:
             self._create(json.loads(body))
         elif path[0] == "api":
             self._api("/".join(path[2:4]), path[4:], body)
         elif path[0] == "upload":
-            self.hub.blobs[hashlib.sha256(body).hexdigest()] = body
+            self.owner.blobs[hashlib.sha256(body).hexdigest()] = body
             self._json({})
         elif path[1].endswith(".git"):
             self._batch(json.loads(body))
         else:
             self._file("/".join(path[:2]), path[3], "/".join(path[4:]))
-
-    do_GET = do_HEAD = do_POST = do_PUT = _serve  # noqa: N815
 
     def _create(self, wanted: dict[str, Any]) -> None:
         if not self._has_token():
@@ -100,10 +77,10 @@ class _Handler(BaseHTTPRequestHandler):
             return
         name = f"{wanted.get('organization')}/{wanted['name']}"
         private = bool(wanted.get("private")) or wanted.get("visibility") == "private"
-        repository = self.hub.repositories.setdefault(name, Repository(private))
+        repository = self.owner.repositories.setdefault(name, Repository(private))
         if not repository.branches:
             repository.commit({})
-        self._json({"url": f"{self.hub.endpoint}/{name}"})
+        self._json({"url": f"{self.owner.endpoint}/{name}"})
 
     def _api(self, name: str, rest: list[str], body: bytes) -> None:
         repository = self._repository(name)
@@ -118,7 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._json({"files": modes})
         elif rest[0] == "commit":
             commit = repository.commit(self._committed(body), rest[1])
-            self._json({"commitUrl": f"{self.hub.endpoint}/{name}/commit/{commit}", "commitOid": commit})
+            self._json({"commitUrl": f"{self.owner.endpoint}/{name}/commit/{commit}", "commitOid": commit})
         else:
             self._info(name, repository, rest[1] if len(rest) > 1 else "main")
 
@@ -129,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
             if line["key"] == "file":
                 files[value["path"]] = base64.b64decode(value["content"])
             elif line["key"] == "lfsFile":
-                files[value["path"]] = self.hub.blobs[value["oid"]]
+                files[value["path"]] = self.owner.blobs[value["oid"]]
         return files
 
     def _info(self, name: str, repository: Repository, revision: str) -> None:
@@ -142,7 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _batch(self, wanted: dict[str, Any]) -> None:
         objects = [
-            {**one, "actions": {"upload": {"href": f"{self.hub.endpoint}/upload/{one['oid']}"}}}
+            {**one, "actions": {"upload": {"href": f"{self.owner.endpoint}/upload/{one['oid']}"}}}
             for one in wanted["objects"]
         ]
         self._json({"transfer": "basic", "objects": objects})
@@ -155,30 +132,20 @@ class _Handler(BaseHTTPRequestHandler):
         if data is None:
             self._fail(404, "EntryNotFound", f"no file {file}")
             return
-        start = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").partition("-")[0])
-        self.send_response(206 if start else 200)
-        self.send_header("X-Repo-Commit", commit)
-        self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest() if _large(file) else _git_hash(data)}"')
-        self.send_header("Content-Length", str(len(data) - start))
-        self.send_header("Accept-Ranges", "bytes")
+        start = self._first_byte()
+        headers = {
+            "X-Repo-Commit": commit,
+            "ETag": f'"{hashlib.sha256(data).hexdigest() if _large(file) else _git_hash(data)}"',
+            "Accept-Ranges": "bytes",
+        }
         if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
-        self.end_headers()
+            headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
         if self.command != "HEAD":
-            self.hub.fetched.append(f"{file} from {start}")
-            self._send_file(data[start:])
-
-    def _send_file(self, data: bytes) -> None:
-        cut = self.hub.cut_after
-        if cut is None or cut >= len(data):
-            self.wfile.write(data)
-            return
-        self.wfile.write(data[:cut])
-        self.wfile.flush()
-        self.close_connection = True
+            self.owner.fetched.append(f"{file} from {start}")
+        self._answer(206 if start else 200, data[start:], headers, self.owner.cut_after)
 
     def _repository(self, name: str) -> Repository | None:
-        found = self.hub.repositories.get(name)
+        found = self.owner.repositories.get(name)
         if found is not None and (not found.private or self._has_token()):
             return found
         self._fail(401, "RepoNotFound", f"no repository {name}")
@@ -188,19 +155,10 @@ class _Handler(BaseHTTPRequestHandler):
         return self.headers.get("Authorization") == f"Bearer {TOKEN}"
 
     def _json(self, value: Any) -> None:
-        body = json.dumps(value).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        self._answer(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
     def _fail(self, status: int, code: str, message: str) -> None:
-        self.send_response(status)
-        self.send_header("X-Error-Code", code)
-        self.send_header("X-Error-Message", message)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
+        self._answer(status, b"", {"X-Error-Code": code, "X-Error-Message": message})
 
 
 def _large(name: str) -> bool:

@@ -8,20 +8,19 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
-from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
+
+from testing.checkpoint.memory_server import MemoryHandler, MemoryServer
 
 USER, PASSWORD = "tester", "PasswordOnlyForTests"
 _TOKENS = {"pull": "token-to-pull", "pull,push": "token-to-push"}
 
 
-class RegistryServer:
+class RegistryServer(MemoryServer):
     """The server, from `with` to its end."""
 
     def __init__(self) -> None:
+        super().__init__(_Handler)
         self.blobs: dict[str, bytes] = {}
         self.manifests: dict[str, bytes] = {}
         """By `REPOSITORY:TAG` and `REPOSITORY@DIGEST`."""
@@ -29,39 +28,18 @@ class RegistryServer:
         """(digest, offset) of each request for a blob."""
         self.cut_after: int | None = None
         """Bytes after which answers with blobs end too early."""
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-        self._http.daemon_threads = True
-        self._http.registry = self  # type: ignore[attr-defined]
-
-    @property
-    def place(self) -> str:
-        return f"127.0.0.1:{self._http.server_address[1]}"
 
     @property
     def login(self) -> dict[str, str]:
         """The variables of a client."""
         return {"REGISTRY_USERNAME": USER, "REGISTRY_PASSWORD": PASSWORD}
 
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._http.shutdown()
-        self._http.server_close()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Print nothing."""
+class _Handler(MemoryHandler):
+    owner: RegistryServer
 
     def _serve(self) -> None:
-        self.registry: RegistryServer = self.server.registry  # type: ignore[attr-defined]
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = self._body()
         url = urlsplit(self.path)
         query = {name: values[0] for name, values in parse_qs(url.query).items()}
         if url.path == "/token":
@@ -72,12 +50,10 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("Authorization", "").removeprefix("Bearer ") not in allowed:
             repository = url.path.removeprefix("/v2/").rpartition("/blobs")[0] or url.path.removeprefix("/v2/")
             scope = f"repository:{repository.partition('/manifests')[0]}:{'pull,push' if writes else 'pull'}"
-            realm = f'Bearer realm="http://{self.registry.place}/token",service="tests",scope="{scope}"'
+            realm = f'Bearer realm="http://{self.owner.place}/token",service="tests",scope="{scope}"'
             self._answer(401, b"{}", {"WWW-Authenticate": realm})
             return
         getattr(self, f"_{self.command.lower()}")(url.path.removeprefix("/v2/"), query, body)
-
-    do_GET = do_HEAD = do_POST = do_PUT = _serve  # noqa: N815
 
     def _token(self, query: dict[str, str]) -> None:
         expected = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
@@ -90,17 +66,17 @@ class _Handler(BaseHTTPRequestHandler):
         if "/manifests/" in path:
             repository, _, reference = path.partition("/manifests/")
             mark = "@" if reference.startswith("sha256:") else ":"
-            found = self.registry.manifests.get(f"{repository}{mark}{reference}")
+            found = self.owner.manifests.get(f"{repository}{mark}{reference}")
             self._answer(200 if found else 404, found or b"{}", {})
             return
         digest = path.rpartition("/")[2]
-        data = self.registry.blobs.get(digest)
+        data = self.owner.blobs.get(digest)
         if data is None:
             self._answer(404, b"{}", {})
             return
-        start = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").partition("-")[0])
-        self.registry.fetched.append((digest, start))
-        self._answer(206 if start else 200, data[start:], {}, self.registry.cut_after)
+        start = self._first_byte()
+        self.owner.fetched.append((digest, start))
+        self._answer(206 if start else 200, data[start:], {}, self.owner.cut_after)
 
     _head = _get
 
@@ -111,26 +87,14 @@ class _Handler(BaseHTTPRequestHandler):
         digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
         if "/manifests/" in path:
             repository, _, tag = path.partition("/manifests/")
-            missing = [one["digest"] for one in json.loads(body)["layers"] if one["digest"] not in self.registry.blobs]
+            missing = [one["digest"] for one in json.loads(body)["layers"] if one["digest"] not in self.owner.blobs]
             if missing:
                 self._answer(400, b"blob unknown", {})
                 return
-            self.registry.manifests[f"{repository}:{tag}"] = self.registry.manifests[f"{repository}@{digest}"] = body
+            self.owner.manifests[f"{repository}:{tag}"] = self.owner.manifests[f"{repository}@{digest}"] = body
         elif query.get("digest") != digest or query.get("state") != "x":
             self._answer(400, b"digest invalid", {})
             return
         else:
-            self.registry.blobs[digest] = body
+            self.owner.blobs[digest] = body
         self._answer(201, b"", {})
-
-    def _answer(self, status: int, body: bytes, headers: dict[str, Any], cut_after: int | None = None) -> None:
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "HEAD":
-            return
-        self.wfile.write(body if cut_after is None else body[:cut_after])
-        if cut_after is not None and cut_after < len(body):
-            self.wfile.flush()
-            self.close_connection = True

@@ -10,12 +10,12 @@ import hashlib
 import threading
 from collections.abc import Callable
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
+
+from testing.checkpoint.memory_server import MemoryHandler, MemoryServer
 
 KEY, SECRET = "AKIDTEST", "wJalrOnlyForTests"
 PAGE = 20
@@ -25,10 +25,11 @@ Fault = Callable[[int, str], str]
 """(number of the request, method) -> "" to answer, "cut" to close before the work, "lost" to close after it, "503"."""
 
 
-class S3Server:
+class S3Server(MemoryServer):
     """The server, from `with` to its end."""
 
     def __init__(self) -> None:
+        super().__init__(_Handler)
         self.objects: dict[str, bytes] = {}
         """By `bucket/key`."""
         self.uploads: dict[str, tuple[str, dict[int, bytes]]] = {}
@@ -36,40 +37,19 @@ class S3Server:
         self.requests = 0
         self.fault: Fault = lambda _number, _method: ""
         self.lock = threading.Lock()
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-        self._http.daemon_threads = True
-        self._http.s3 = self  # type: ignore[attr-defined]
-
-    @property
-    def endpoint(self) -> str:
-        """Its URL."""
-        return f"http://127.0.0.1:{self._http.server_address[1]}"
 
     @property
     def environment(self) -> dict[str, str]:
         """The variables of a client."""
         return {"AWS_ENDPOINT_URL": self.endpoint, "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
 
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._http.shutdown()
-        self._http.server_close()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Print nothing."""
+class _Handler(MemoryHandler):
+    owner: S3Server
 
     def _serve(self) -> None:
-        s3: S3Server = self.server.s3  # type: ignore[attr-defined]
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        s3 = self.owner
+        body = self._body()
         with s3.lock:
             s3.requests += 1
             fault = s3.fault(s3.requests, self.command)
@@ -88,17 +68,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         self._answer(status, answer, headers)
-
-    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _serve  # noqa: N815
-
-    def _answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        length = headers.pop("Content-Length", str(len(body)))
-        for name, value in {**headers, "Content-Length": length}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
 
     def _handle(self, s3: S3Server, body: bytes) -> tuple[int, bytes, dict[str, str]]:
         url = urlsplit(self.path)

@@ -32,11 +32,11 @@ from stoker.engine.core.messages import (
     RequestFacts,
     RequestProgress,
     RequestState,
-    Stats,
     Stop,
     pack,
     unpack,
 )
+from stoker.engine.core.stats import Stats
 from stoker.engine.execution.step import TokenLogprobs
 
 BOS, EOS, VOCABULARY = 256, 257, 258

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.engine.core.messages import Stats, TransferStats
+from stoker.engine.core.stats import Stats, TransferStats
 
 STATS = Stats(
     time_s=1.0,

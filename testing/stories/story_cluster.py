@@ -18,12 +18,12 @@ from typing import Any
 from stoker.cli.supervisor_client import SupervisorClient, SupervisorError
 from stoker.operator.cluster.local.volumes import claim_folder
 from testing.stories.object_views import Object as Object
-from testing.stories.waits import Waits
+from testing.stories.stage import Stage
 
 NAMESPACE = "default"
 
 
-class StoryCluster(Waits):
+class StoryCluster(Stage):
     """One state folder with its supervisor, a child of the test that ends with it."""
 
     def __init__(self, state: Path, addresses: str = "loopback") -> None:

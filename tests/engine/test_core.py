@@ -19,6 +19,7 @@ from stoker.engine.config import CacheConfig, EngineConfig, ServedModelConfig
 from stoker.engine.core import messages as m
 from stoker.engine.core.core import Core, run_core
 from stoker.engine.core.engine import LLMEngine
+from stoker.engine.core.stats import Stats
 from stoker.engine.core.step_pace import QuietLimits
 from stoker.engine.errors import ExecutorLost
 from stoker.engine.execution.executor import InProcess
@@ -129,7 +130,7 @@ def test_a_request_is_answered_and_counted(start: Callable[..., tuple[Front, Run
     deltas = front.answer("a")
     assert sum(len(delta.tokens) for delta in deltas) == 4
     assert deltas[-1].finish_reason == "length"
-    stats = front.hear(m.Stats, lambda stats: stats.generation_tokens == 4)
+    stats = front.hear(Stats, lambda stats: stats.generation_tokens == 4)
     assert (stats.prompt_tokens, stats.finished["length"], stats.owned_blocks) == (3, 1, 0)
 
 
@@ -241,7 +242,7 @@ def test_abort_and_finish_end_a_request_without_a_word(start: Callable[..., tupl
     front.hear(m.Outputs)
     front.say(m.Abort(("gone",)))
     front.say(m.Finish("found", 0))
-    stats = front.hear(m.Stats, lambda stats: stats.finished["abort"] == 1)
+    stats = front.hear(Stats, lambda stats: stats.finished["abort"] == 1)
     assert (stats.running, stats.owned_blocks, stats.finished["stop"]) == (0, 0, 1)
     assert all(
         delta.finish_reason is None for heard in front.heard if isinstance(heard, m.Outputs) for delta in heard.deltas
@@ -281,7 +282,7 @@ def test_requests_of_a_front_that_has_ended_are_aborted_at_once(start: Callable[
         front.hear(m.Outputs)
     parent.say(m.Forget(b"front7.7".hex()))  # one that has never come
     parent.say(m.Forget(b"front1.2".hex()))
-    stats = parent.hear(m.Stats, lambda stats: stats.finished["abort"] == 1)
+    stats = parent.hear(Stats, lambda stats: stats.finished["abort"] == 1)
     assert stats.running == 1
     assert other.answer("a")[-1].finish_reason == "length"
     for front in (dying, other):
@@ -297,12 +298,12 @@ def test_requests_of_a_silent_front_are_aborted(start: Callable[..., tuple[Front
     other.phase("Serving")
     silent.ask("a", (3, 4), LONG)
     silent.hear(m.Outputs)
-    aborted: list[m.Stats] = []
+    aborted: list[Stats] = []
     while not aborted:  # in steps, because a loop that was away for long blames no front
         late_s[0] += 4.0
         other.say(m.Ping())
         other.hear(m.Heartbeat)
-        aborted = [heard for heard in other.heard if isinstance(heard, m.Stats) and heard.finished["abort"]]
+        aborted = [heard for heard in other.heard if isinstance(heard, Stats) and heard.finished["abort"]]
     assert aborted[0].owned_blocks == 0
     assert silent.answer("a")[-1].finish_reason == "abort"  # it had only slept, and its client still waits
     other.close()
@@ -370,7 +371,7 @@ def test_an_engine_is_idle_in_its_metrics_when_the_last_answer_has_come(
     front.phase("Serving")
     front.ask("a", (3, 4, 5), SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
     front.answer("a")
-    stats = [heard for heard in front.heard if isinstance(heard, m.Stats)]
+    stats = [heard for heard in front.heard if isinstance(heard, Stats)]
     assert (stats[-1].running, stats[-1].owned_blocks, stats[-1].finished["length"]) == (0, 0, 1)
     assert (sum(stats[-1].step_tokens), stats[-1].step_tokens_sum) == (3, 5)  # a prompt of three, then two decodes
 
@@ -385,7 +386,7 @@ def test_lost_blocks_are_given_back_and_counted(
     lost = [engine.scheduler.blocks._free.pop() for _ in range(3)]
     front, _ = start(lambda config, progress: (engine, EnginePlan(**{**vars(PLAN), "model_path": str(tmp_path)})))
     front.phase("Serving")
-    stats = front.hear(m.Stats, lambda stats: stats.leaked_blocks > 0)
+    stats = front.hear(Stats, lambda stats: stats.leaked_blocks > 0)
     assert (stats.leaked_blocks, stats.free_blocks, stats.total_blocks) == (3, 1200, 1200)
     assert f"3 blocks were lost and are given back: {tuple(sorted(lost))}" in caplog.text
     front.ask("a", (3, 4, 5), SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
@@ -447,7 +448,7 @@ def test_idle_time_makes_things_ready_and_requests_come_first(
     assert list(front.phase("Serving").startup)[-2:] == ["Planning", "Warming"]
     front.ask("a", (3, 4, 5), SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
     assert front.answer("a")[-1].finish_reason == "length"
-    front.hear(m.Stats, lambda stats: stats.generation_tokens == 4)
+    front.hear(Stats, lambda stats: stats.generation_tokens == 4)
     assert engine.executor.warmed == 4  # type: ignore[attr-defined]
 
 

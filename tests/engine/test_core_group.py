@@ -17,7 +17,7 @@ import pytest
 from stoker.engine.config import EngineConfig
 from stoker.engine.core.core_group import TIER_SUMS, merged_facts, merged_stats
 from stoker.engine.core.core_processes import visible_gpus
-from stoker.engine.core.messages import HostTierStats, Stats
+from stoker.engine.core.stats import HostTierStats, Stats
 from stoker.engine.execution.executor import RankState
 from stoker.engine.llm import LLM
 from stoker.pod.causes import Cause

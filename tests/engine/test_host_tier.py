@@ -13,7 +13,8 @@ from stoker.engine.core.blocks import BlockContent, BlockManager
 from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.host_index import HostIndex
 from stoker.engine.core.host_tier import HostTier
-from stoker.engine.core.messages import Delta, HostTierStats, Stats, pack, unpack
+from stoker.engine.core.messages import Delta, pack, unpack
+from stoker.engine.core.stats import HostTierStats, Stats
 from stoker.engine.core.tier_costs import TierCosts
 from stoker.engine.execution.host_link import HostMemoryLink, host_link
 from stoker.engine.execution.runner import Runner

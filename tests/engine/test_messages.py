@@ -6,6 +6,7 @@ import msgpack
 import pytest
 
 from stoker.engine.core import messages as m
+from stoker.engine.core.stats import Stats
 from stoker.engine.errors import ProtocolError, RequestRefused
 from stoker.engine.execution.executor import RankState
 from stoker.engine.execution.step import TokenLogprobs
@@ -35,7 +36,7 @@ MESSAGES = [
     m.CoreState("Serving", "", MODEL),
     m.Outputs((DELTA, m.Delta("b", 0, (1,)))),
     m.Refused("a", "queue_full", "1024 requests wait", None),
-    m.Stats(
+    Stats(
         1.0,
         2,
         0.5,

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +16,7 @@ import pytest
 from stoker.engine.llm import LLM
 from stoker.engine.sampling import SamplingParams
 from testing.engine.rank_engines import config_of
+from testing.engine.served_engine import ServedEngine, served_engine
 from tests.engine.test_server_real import write_model
 
 START_S, END_S = 180, 90
@@ -27,28 +25,11 @@ LENGTH = 24
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, subprocess.Popen[str], Path]]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedEngine]:
     folder = tmp_path_factory.mktemp("copies")
     write_model(folder / "tiny")
-    flags = ["--port", "0", "--device", "cpu", "--dtype", "float32", "--threads", "1", "--num-blocks", "60"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stoker.engine.serve", str(folder / "tiny"), *flags, "--data-parallel-size", "2"],
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    try:
-        assert process.stderr is not None
-        lines: list[str] = []
-        while "Talk to it" not in (line := process.stderr.readline()):
-            assert line, "".join(lines)
-            lines.append(line)
-        found = re.search(r"http://[\d.:]+", line)
-        assert found is not None
-        yield found.group(), process, folder / "tiny"
-    finally:
-        process.kill()
-        process.communicate()
+    with served_engine(folder / "tiny", "--data-parallel-size", "2") as found:
+        yield found
 
 
 def cores_of(parent: int) -> list[int]:
@@ -65,8 +46,8 @@ def cores_of(parent: int) -> list[int]:
     return found
 
 
-def test_two_copies_answer_as_one_and_end_together(served: tuple[str, subprocess.Popen[str], Path]) -> None:
-    url, process, model = served
+def test_two_copies_answer_as_one_and_end_together(served: ServedEngine) -> None:
+    url, process, model = served.url, served.process, served.model
     bodies = [
         {"model": "tiny", "prompt": prompt, "max_tokens": LENGTH, "temperature": 0.8, "seed": 5, "ignore_eos": True}
         for prompt in PROMPTS

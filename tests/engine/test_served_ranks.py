@@ -5,11 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,6 +16,7 @@ from stoker.engine.llm import LLM
 from stoker.engine.sampling import SamplingParams
 from stoker.pod.causes import EXIT_CODES, Cause
 from testing.engine.rank_engines import config_of
+from testing.engine.served_engine import ServedEngine, served_engine
 from tests.engine.test_server_real import write_model
 
 PROMPT = "The quick brown fox"
@@ -26,34 +24,17 @@ START_S, END_S = 180, 90
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, subprocess.Popen[str], Path]]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedEngine]:
     folder = tmp_path_factory.mktemp("served")
     write_model(folder / "tiny")
-    flags = ["--port", "0", "--device", "cpu", "--dtype", "float32", "--threads", "1", "--num-blocks", "60"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stoker.engine.serve", str(folder / "tiny"), *flags, "--tensor-parallel-size", "2"],
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    try:
-        assert process.stderr is not None
-        lines: list[str] = []
-        while "Talk to it" not in (line := process.stderr.readline()):
-            assert line, "".join(lines)
-            lines.append(line)
-        found = re.search(r"http://[\d.:]+", line)
-        assert found is not None
-        yield found.group(), process, folder / "tiny"
-    finally:
-        process.kill()
-        process.wait()
+    with served_engine(folder / "tiny", "--tensor-parallel-size", "2") as found:
+        yield found
 
 
 def test_it_serves_shows_its_ranks_and_ends_with_the_name_of_a_killed_one(
-    served: tuple[str, subprocess.Popen[str], Path],
+    served: ServedEngine,
 ) -> None:
-    url, process, model = served
+    url, process, model = served.url, served.process, served.model
     asked = {"model": "tiny", "prompt": PROMPT, "max_tokens": 12, "temperature": 0.8, "seed": 5, "ignore_eos": True}
     answer = httpx.post(f"{url}/v1/completions", json=asked, timeout=60).json()["choices"][0]["text"]
     with LLM(config_of(model, 1)) as llm:

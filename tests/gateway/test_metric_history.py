@@ -202,7 +202,7 @@ def test_the_task_has_the_claims_of_the_job_and_nothing_else_of_it() -> None:
 
 
 def test_a_log_that_is_on_no_claim_has_no_task() -> None:
-    assert task_of(rendered(logging={"jsonl": "/tmp/log.jsonl"}), Span()) is None
+    assert task_of(rendered(logging={"jsonl": "/not-mounted/log.jsonl"}), Span()) is None
     assert task_of({"metadata": {"name": "old"}, "status": {}}, Span()) is None
 
 

@@ -24,11 +24,13 @@ from stoker.operator.api.metadata import read
 from stoker.operator.api.pod_fields import Runtime
 from stoker.operator.api.value import wire_name
 from stoker.operator.domain.settings import Settings
+from stoker.operator.render.names import digest_of
+from stoker.operator.render.router import router_config, router_intent
 from stoker.operator.render.trainer import attempt_config, pin
 from stoker.pod.config_file import parse
 from stoker.router.config import RouterConfig
 from stoker.trainer.protocol import config as trainer
-from testing.operator.bad_manifests import JOB, changed
+from testing.operator.bad_manifests import DEPLOYMENT, JOB, changed
 
 ROUTERS_OWN = {"maxResumeBytes", "resumeWaitSeconds"}
 """Limits of a router that no deployment chooses."""
@@ -133,6 +135,25 @@ def test_the_models_dimensions_have_the_models_names() -> None:
     assert theirs - ours == {"bos_token_id", "eos_token_ids", "pad_token_id"}
     assert ours <= theirs
     assert set(model_spec.RopeScaling.model_fields) == set(model_config.RopeScaling.__dataclass_fields__)
+
+
+def test_a_rendered_router_is_a_configuration_that_the_router_takes() -> None:
+    """A router with and without classes; one without them keeps the intent that it had before there were any."""
+    plain = read(inferencedeployment.InferenceDeployment, changed(DEPLOYMENT, {"metadata.uid": "3b1f"}))
+    classes = [
+        {"name": "interactive", "ttftMs": 1500, "maxQueueSeconds": 5},
+        {"name": "batch", "serviceTiers": ["flex"], "maxQueued": 9, "maxQueueSeconds": 600, "agingSeconds": 60},
+    ]
+    manifest = changed(DEPLOYMENT, {"metadata.uid": "3b1f", "spec.router": {"classes": classes}})
+    classed = read(inferencedeployment.InferenceDeployment, manifest)
+    assert parse(RouterConfig, router_config(plain, Settings())).classes == ()
+    interactive, batch = parse(RouterConfig, router_config(classed, Settings())).classes
+    assert (interactive.ttft_goal_s, interactive.max_queue_s, interactive.ages_after_s) == (1.5, 5, 2.5)
+    assert (interactive.max_queued, batch.max_queued) == (256, 9)
+    assert (batch.service_tiers, batch.ttft_goal_s, batch.max_queue_s, batch.ages_after_s) == (("flex",), None, 600, 60)
+    assert router_intent(plain) != router_intent(classed)
+    before = {key: value for key, value in plain.spec.router.to_wire().items() if key not in {"replicas", "service"}}
+    assert router_intent(plain) == digest_of({key: before[key] for key in before.keys() - {"classes"}}, 8)
 
 
 EXPERTS = {"spec.model.numExperts": 4, "spec.model.numExpertsPerToken": 2}

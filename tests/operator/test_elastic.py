@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.operator.domain.elastic import (
-    PATIENCE_S,
-    REST_S,
     Limits,
     Moment,
+    Pace,
     divides,
     due_in_s,
     may_grow,
@@ -31,6 +30,7 @@ from testing.operator.simulated_cluster import START
 from testing.operator.training_world import JOB, Run
 
 GPU = "nvidia.com/gpu"
+PACE = Pace()
 
 
 def at(**changes: Any) -> Moment:
@@ -51,20 +51,23 @@ def spec_of(**sections: Any) -> dict[str, Any]:
     changed=st.one_of(st.none(), st.integers(0, 2000)),
     room=st.integers(0, 8),
     workers=st.integers(1, 8),
+    patience=st.sampled_from([0, 60, 300]),
+    rest=st.sampled_from([0, 30, 600]),
 )
 def test_a_size_changes_only_when_it_is_due_and_only_to_one_with_room(
-    runs: bool, since: int, changed: int | None, room: int, workers: int
+    runs: bool, since: int, changed: int | None, room: int, workers: int, patience: int, rest: int
 ) -> None:
     before = None if changed is None else START - timedelta(seconds=changed)
     moment = at(runs=runs, workers=workers, since=START - timedelta(seconds=since), changed=before)
-    form = resized(spec_of(), Limits(smallest=1, largest=8), moment, lambda spec: spec["workers"]["replicas"] <= room)
-    if changed is not None and changed < REST_S:
+    limits = Limits(smallest=1, largest=8, pace=Pace(patience_s=patience, rest_s=rest))
+    form = resized(spec_of(), limits, moment, lambda spec: spec["workers"]["replicas"] <= room)
+    if changed is not None and changed < rest:
         assert form is None, "never more than one change in this time"
-    if not runs and since < PATIENCE_S:
+    if not runs and since < patience:
         assert form is None, "a gang that waits only just may still find room"
     sizes = [size for size in (1, 2, 3, 4, 6, 8) if size <= room]
     allowed = [size for size in sizes if size > workers or not runs]
-    if due_in_s(moment) > 0 or not allowed or max(allowed) == workers:
+    if due_in_s(moment, limits.pace) > 0 or not allowed or max(allowed) == workers:
         assert form is None
     else:
         assert form == {"workers": {"replicas": max(allowed)}}
@@ -174,7 +177,7 @@ def test_a_lost_node_makes_the_run_smaller_and_its_return_larger_without_a_failu
     run.cluster.objects.pop(Key("Node", "", "n1"))
     lost = next(pod for pod in run.gang if pinned_node(pod) == "n1")
     run.cluster.end(lost, Cause.INTERRUPTED, saves=(run.word(30),))
-    go_on(run, PATIENCE_S - 20)
+    go_on(run, PACE.patience_s - 20)
     assert sizes(run) == (2, [None, None]), "it waits a while for the node"
     go_on(run, 120)
     assert sizes(run) == (1, ["n0"])
@@ -185,9 +188,9 @@ def test_a_lost_node_makes_the_run_smaller_and_its_return_larger_without_a_failu
     run.cluster.run(run.gang[0])
     run.train(40)
     run.cluster.add(raw_node("n1"))
-    go_on(run, REST_S / 2)
+    go_on(run, PACE.rest_s / 2)
     assert (run.cluster.calls, len(run.gang)) == ([], 1), "not twice in ten minutes"
-    run.cluster.advance(REST_S)
+    run.cluster.advance(PACE.rest_s)
     run.cluster.reconcile(JOB)
     run.cluster.reconcile(JOB)
     assert [body["mode"] for _, path, body in run.cluster.calls if path == "/drain"] == ["suspend"]
@@ -205,7 +208,7 @@ def test_it_grows_beyond_its_replicas_where_there_is_room_and_keeps_the_batch() 
     run.start()
     assert sizes(run)[0] == 2
     assert may_grow(run.job)
-    run.cluster.advance(REST_S + 1)
+    run.cluster.advance(PACE.rest_s + 1)
     run.cluster.reconcile(JOB)
     run.cluster.reconcile(JOB)
     for pod in run.gang:
@@ -221,7 +224,7 @@ def test_it_grows_beyond_its_replicas_where_there_is_room_and_keeps_the_batch() 
 def test_an_edit_of_the_size_ends_the_elastic_one() -> None:
     run = world("n0", applyChanges="Restart")
     run.cluster.settle()
-    go_on(run, 2 * PATIENCE_S)
+    go_on(run, 2 * PACE.patience_s)
     assert sizes(run) == (1, ["n0"])
     for name in ("n1", "n2", "n3"):
         run.cluster.add(raw_node(name))
@@ -276,7 +279,7 @@ def test_any_order_of_nodes_and_ends_keeps_the_limits_and_the_time_between_chang
             changes.append(size["changedAt"])
         assert 1 <= len(run.gang) <= 4 or not run.gang
     moments = [datetime.fromisoformat(text).timestamp() for text in changes]
-    assert all(late - early >= REST_S for early, late in pairwise(moments))
+    assert all(late - early >= PACE.rest_s for early, late in pairwise(moments))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from stoker.operator.__main__ import main
+from stoker.operator.domain.elastic import Pace
 from stoker.operator.domain.lost_nodes import NodeLimits
 from stoker.operator.domain.settings import NetworkPolicies, Settings
 from stoker.operator.service.config import OperatorConfig
@@ -30,7 +31,7 @@ def test_what_is_configured_reaches_the_reconcilers() -> None:
             "poll": {"interval_s": 0.5},
             "tasks": {"resources": {"limits": {"memory": "1Gi"}}, "deadline_s": 60},
             "watch": {"secrets": False},
-            "pods": {"node_lost_s": 3, "node_outage_share": 0.25, "node_outage_nodes": 7},
+            "pods": {"node_lost_s": 3, "node_outage_share": 0.25, "node_outage_nodes": 7, "elastic_rest_s": 9},
         },
     )
     settings = config.settings()
@@ -41,6 +42,7 @@ def test_what_is_configured_reaches_the_reconcilers() -> None:
     assert settings.task_deadline_s == 60
     assert not settings.sees_secrets
     assert settings.node_limits == NodeLimits(lost_s=3, outage_share=0.25, outage_nodes=7, zone_outage_s=900)
+    assert settings.elastic_pace == Pace(patience_s=60, rest_s=9)
 
 
 FIXED = {
@@ -79,6 +81,8 @@ def test_every_other_setting_can_be_configured() -> None:
                 "node_outage_share": 0.25,
                 "node_outage_nodes": 7,
                 "zone_outage_s": 3,
+                "elastic_patience_s": 3,
+                "elastic_rest_s": 3,
                 "model_cache_path": "/models",
             },
             "workers": 3,

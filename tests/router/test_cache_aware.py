@@ -128,7 +128,7 @@ def test_a_session_returns_to_its_backend_while_that_saves_time() -> None:
     first.pending = round(4000 / 5000 / GAP_S) + 10
     assert policy([a, b], 9, Work(4400, session=b"s")) is not first
     for number in range(MAX_SESSIONS + 10):
-        policy._note(Work(1, session=b"%d" % number), Pair(b))
+        policy.note(Work(1, session=b"%d" % number), Pair(b))
     assert len(policy._sessions) == MAX_SESSIONS
 
 

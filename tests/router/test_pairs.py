@@ -169,6 +169,7 @@ def test_a_split_costs_the_helper_what_it_has_not_cached() -> None:
     p, d = pools(None, {"requests": 40})
     policy, work = CacheAware(), Work(8000, chain=tuple(range(1, 32)))
     first = policy.pair([p, d], [p, d], 0, work)
+    policy.note(work, first)
     assert (first.helper, first.uncached) == (p, 8000)
     assert policy.cached_tokens(work).keys() == {policy.slots.number(one.identity) for one in (p, d)}
     again = policy.pair([p, d], [p, d], 1, work)  # now D has the prompt itself

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,15 +13,30 @@ from testing.stories.manifests import corpus, job
 from testing.stories.story_cluster import StoryCluster
 
 NewCluster = Callable[..., StoryCluster]
+File = list[pytest.Item]
 STORY_S = 1200
 """Limit of one story, above the limits of its waits."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give stories more time than other tests."""
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.timeout(STORY_S))
+    """Give stories more time than other tests, and spread their files over the run."""
+    files = [list(group) for _, group in itertools.groupby(items, key=lambda item: item.path)]
+    stories = [file for file in files if file[0].path.is_relative_to(Path(__file__).parent)]
+    for item in itertools.chain(*stories):
+        item.add_marker(pytest.mark.timeout(STORY_S))
+    others = [file for file in files if file not in stories]
+    items[:] = itertools.chain(*spread(stories, others))
+
+
+def spread(few: Sequence[File], many: Sequence[File]) -> list[File]:
+    """Return all of both in their order, the few at equal distances and none at the end.
+
+    A story waits more than it computes: beside another file it costs little time, beside another story both wait.
+    """
+    distance = len(many) // (len(few) + 1)
+    ends = [index * distance for index in range(1, len(few))]
+    parts = [many[start:end] for start, end in zip([0, *ends], [*ends, len(many)], strict=True)]
+    return [item for one, part in zip(few, parts, strict=True) for item in (one, *part)] if few else list(many)
 
 
 @pytest.fixture

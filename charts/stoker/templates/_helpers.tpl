@@ -70,7 +70,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
   "tasks" (dict "resources" .Values.workloads.tasks.resources "deadline_s" .Values.workloads.tasks.deadlineSeconds)
   "pods" (dict "drain_timeout_s" .Values.workloads.drainTimeoutSeconds "node_lost_s" .Values.workloads.nodeLostSeconds
     "node_outage_share" .Values.workloads.nodeOutageShare "node_outage_nodes" .Values.workloads.nodeOutageNodes
-    "zone_outage_s" .Values.workloads.zoneOutageSeconds)
+    "zone_outage_s" .Values.workloads.zoneOutageSeconds
+    "elastic_patience_s" .Values.workloads.elastic.patienceSeconds "elastic_rest_s" .Values.workloads.elastic.restSeconds)
   "watch" (dict "secrets" .Values.watch.secrets "nodes" .Values.watch.nodes "pods" .Values.watch.pods)
   "network_policies" (dict "enabled" .Values.networkPolicy.workloads "metrics_from" .Values.networkPolicy.metricsFrom)
   "log_level" .Values.log.level

@@ -22,6 +22,7 @@ STATUS: Schema = {
         "ready_backends": COUNT,
         "running": COUNT,
         "held": COUNT,
+        "queued": {"type": "object", "additionalProperties": COUNT},
         "backends": {"type": "array", "items": OBJECT},
     },
 }

@@ -21,9 +21,11 @@ from stoker.pod.api_document import document_route
 from stoker.pod.asgi import Receive, Scope, Send
 from stoker.pod.control_key import ControlVerifier
 from stoker.pod.http import ControlRoute, control_routes, probe_routes
+from stoker.router.admission import Admission
 from stoker.router.api_document import DOCUMENT_PATH, router_document
 from stoker.router.backend import Backend, Timeouts
 from stoker.router.backends import Backends
+from stoker.router.class_metrics import ClassMetrics
 from stoker.router.config import RouterConfig
 from stoker.router.metrics import RouterMetrics
 from stoker.router.node import NOWHERE, Node
@@ -66,6 +68,7 @@ class Router:
             times=times,
             probe_interval_s=config.probe_interval_s,
             clock=clock,
+            predicts=bool(config.classes),
         )
         registry = CollectorRegistry()
         self.metrics = RouterMetrics(registry, self.backends)
@@ -73,7 +76,10 @@ class Router:
             config.max_attempts, config.hold_s, config.max_held_requests, config.max_body_bytes,
             config.listen.limits.max_body_bytes_in_flight, config.max_resume_bytes, config.resume_wait_s,
         )  # fmt: skip
-        self.proxy = Proxy(self.backends, limits, self.metrics, deployment=config.deployment, clock=clock)
+        self.admission = self._admission(config, registry, clock)
+        self.proxy = Proxy(
+            self.backends, limits, self.metrics, deployment=config.deployment, admission=self.admission, clock=clock
+        )
         probes = partial(probe_routes, alive=lambda: True, ready=self._ready, status=self.status, registry=registry)
         health = Route("/health", self._health)
         control = ControlRoute("PUT", "/backends", self._put_backends)
@@ -82,6 +88,17 @@ class Router:
         self.app = _App([*probes(private=ADDRESSES, verifier=verifier), *shared, *guarded], self.proxy)
         self.control_app = _App([*probes(), *shared, *control_routes([control], None)], self.proxy)
         """The application of the Unix socket, which its file mode guards."""
+
+    def _admission(
+        self, config: RouterConfig, registry: CollectorRegistry, clock: Callable[[], float]
+    ) -> Admission | None:
+        """Build the admission by class; None without classes."""
+        if not config.classes:
+            return None
+        metrics = ClassMetrics(registry)
+        admission = Admission(config.classes, self.backends, metrics, clock)
+        metrics.queued = admission.queued
+        return admission
 
     def start(self, snapshot: BackendSnapshot) -> None:
         """Begin to probe the backends of the mounted snapshot."""
@@ -110,6 +127,7 @@ class Router:
             "ready_backends": len(self.backends.ready),
             "running": self.proxy.running,
             "held": self.metrics.held,
+            "queued": self.admission.queued() if self.admission is not None else {},
             "window": self.metrics.revisions.status(),
             "backends": self.backends.status(),
         }

@@ -78,6 +78,11 @@ class Backend:
         return reported or self.entry.role
 
     @property
+    def prefill_rate(self) -> float | None:
+        """Prompt tokens per second by its newest report, however old; None before it has measured them."""
+        return self._report.prefill_tokens_per_s if self._report is not None else None
+
+    @property
     def node(self) -> Node:
         """Where it runs."""
         return Node(self.entry.host, self.entry.zone)

@@ -50,8 +50,11 @@ class Backends:
         times: Timeouts,
         probe_interval_s: float,
         clock: Callable[[], float] = time.monotonic,
+        predicts: bool = False,
     ) -> None:
+        """`predicts`: follow the engines' loads, whatever the policy looks at."""
         self.policy = policy
+        self.predicts = predicts
         self.times = times
         self.probe_interval_s = probe_interval_s
         self.clock = clock
@@ -69,7 +72,7 @@ class Backends:
     @property
     def weighs_work(self) -> bool:
         """Whether the choice looks at what a request is."""
-        return isinstance(self.policy, PairPolicy) or self.pairs_engines
+        return self.predicts or isinstance(self.policy, PairPolicy) or self.pairs_engines
 
     @property
     def pairs_engines(self) -> bool:
@@ -163,23 +166,45 @@ class Backends:
         self, exclude: set[tuple[str, str]], work: Work = NO_WORK, fits: Callable[[Backend], bool] = any_backend
     ) -> Pair[Backend] | None:
         """Choose a ready backend outside `exclude` that fits, and perhaps one that computes the prompt; or None."""
+        pair = self.find(exclude, work, fits)
+        if pair is not None:
+            self.take(pair, work)
+        return pair
+
+    def take(self, pair: Pair[Backend], work: Work) -> None:
+        """Note that the engines of a pair get a request."""
+        self._turn += 1
+        if isinstance(self.policy, PairPolicy):
+            self.policy.note(work, pair)
+
+    def find(
+        self, exclude: set[tuple[str, str]], work: Work = NO_WORK, fits: Callable[[Backend], bool] = any_backend
+    ) -> Pair[Backend] | None:
+        """Choose as `choose` does, without an effect."""
         candidates = [backend for backend in self.ready if backend.entry.key not in exclude and fits(backend)]
         if not candidates:
             return None
-        self._turn += 1
+        turn = self._turn + 1
         helpers = candidates if self.pairs_engines and work.may_split else ()
         if isinstance(self.policy, PairPolicy):
-            return self.policy.pair(candidates, helpers, self._turn, work)
-        chosen = self.policy(of_role(candidates), self._turn, work)
-        begin = self._turn % len(candidates)
+            return self.policy.pair(candidates, helpers, turn, work)
+        chosen = self.policy(of_role(candidates), turn, work)
+        begin = turn % len(candidates)
         return split_or_whole(chosen, [*helpers[begin:], *helpers[:begin]], work.tokens, {})
 
     def choose_shared(self, exclude: set[tuple[str, str]], work: Work, key: bytes) -> Pair[Backend] | None:
         """Choose among backends of the revision to which `key` belongs, else of another one with a share."""
+        pair = self.find_shared(exclude, work, key)
+        if pair is not None:
+            self.take(pair, work)
+        return pair
+
+    def find_shared(self, exclude: set[tuple[str, str]], work: Work, key: bytes) -> Pair[Backend] | None:
+        """Choose as `choose_shared` does, without an effect."""
         if not self.shares.percents:
-            return self.choose(exclude, work)
+            return self.find(exclude, work)
         for revision in self.shares.order(key):
-            if (found := self.choose(exclude, work, partial(_is_of, revision))) is not None:
+            if (found := self.find(exclude, work, partial(_is_of, revision))) is not None:
                 return found
         return None
 

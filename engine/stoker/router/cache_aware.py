@@ -49,10 +49,12 @@ class CacheAware(PairPolicy):
 
     def __call__(self, ready: Sequence[C], turn: int, work: Work) -> C:
         """Choose the engine that serves a request alone, and note that it gets the request."""
-        return self._choose(ready, (), turn, work).answers
+        pair = self._choose(ready, (), turn, work)
+        self.note(work, pair)
+        return pair.answers
 
     def pair(self, ready: Sequence[C], helpers: Sequence[C], turn: int, work: Work) -> Pair[C]:
-        """Choose who answers, out of `ready`, and who computes the prompt; note that they get the request."""
+        """Choose who answers, out of `ready`, and who computes the prompt."""
         begin = turn % len(helpers) if helpers else 0
         return self._choose(ready, [*helpers[begin:], *helpers[:begin]], turn, work)
 
@@ -72,7 +74,6 @@ class CacheAware(PairPolicy):
             seen = [measured(one, load, rate) for one, load in zip(able, loads, strict=True)]
             options = zip(able, seen, uncached, strict=True)
             pair = cheapest_split(options, Helpers(helpers, missing, rate), work.tokens, min(costs)) or pair
-        self._note(work, pair)
         return pair
 
     def cached_tokens(self, work: Work) -> dict[int, int]:
@@ -84,7 +85,8 @@ class CacheAware(PairPolicy):
             cached[slot] = max(cached.get(slot, 0), min(tokens, work.tokens))
         return cached
 
-    def _note(self, work: Work, pair: Pair[C]) -> None:
+    def note(self, work: Work, pair: Pair[C]) -> None:
+        """Remember that the engines of a pair get the request."""
         for one in (pair.answers, pair.helper):
             if one is not None:
                 self.slots.used(one.identity)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from stoker.pod.config_file import Config
 from stoker.pod.listen import ListenConfig
+from stoker.router.request_class import RequestClass
 
 
 class RouterConfig(Config):
@@ -37,4 +38,14 @@ class RouterConfig(Config):
     """Bytes of running streams that are kept, so that other engines can go on with them; 0: none is."""
     resume_wait_s: float = Field(default=10.0, ge=0)
     """How long a stream whose engine is gone waits for another one."""
+    classes: tuple[RequestClass, ...] = Field(default=(), max_length=8)
+    """In their order; the first is that of requests that name none. Empty: every request goes at once."""
     grace_period_s: float = Field(default=30, gt=0)
+
+    @field_validator("classes")
+    @classmethod
+    def _unlike_names(cls, classes: tuple[RequestClass, ...]) -> tuple[RequestClass, ...]:
+        names = [name for one in classes for name in (one.name, *one.service_tiers)]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"listed twice: {', '.join(twice)}")
+        return classes

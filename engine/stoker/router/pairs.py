@@ -111,7 +111,10 @@ class PairPolicy(ABC):
 
     @abstractmethod
     def pair(self, ready: Sequence[P], helpers: Sequence[P], turn: int, work: Work) -> Pair[P]:
-        """Choose who answers, out of `ready`, and who computes the prompt, out of `helpers` or itself."""
+        """Choose who answers, out of `ready`, and who computes the prompt, out of `helpers` or itself. No effect."""
+
+    def note(self, work: Work, pair: Pair[P]) -> None:  # noqa: B027  (a policy without memory notes nothing)
+        """Remember that the engines of a pair get the request."""
 
     @abstractmethod
     def __call__(self, ready: Sequence[P], turn: int, work: Work) -> P:

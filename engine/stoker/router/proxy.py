@@ -9,7 +9,6 @@ Made by `Router`, called for each client request. Owns the requests that are hel
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 import uuid
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from stoker.pod.asgi import (
 from stoker.pod.body_budget import BodyBudget, BodyBudgetSpent, BodyShare
 from stoker.pod.marked_streams import RESUMABLE_PATHS, RESUME_HEADER
 from stoker.pod.split_requests import PREFILL_HEADER
+from stoker.router.admission import Admission
 from stoker.router.answer import BackendAnswer, body_message, lost, start_message, whole_events
 from stoker.router.backend import Backend
 from stoker.router.backends import Backends
@@ -44,6 +44,8 @@ from stoker.router.fallback import FALLBACK_HEADER, for_fallback
 from stoker.router.kept_stream import RAW_BYTES, KeptStream
 from stoker.router.metrics import RouterMetrics
 from stoker.router.pairs import Pair
+from stoker.router.refusal import RETRY_AFTER_S, Refused
+from stoker.router.request_class import CLASS_HEADER
 from stoker.router.shares import key_of
 from stoker.router.work import NO_WORK, Work, work_of
 
@@ -53,7 +55,6 @@ HOP_BY_HOP = frozenset(
     (b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te",
      b"trailer", b"transfer-encoding", b"upgrade", b"expect")
 )  # fmt: skip
-RETRY_AFTER_S = 1
 NO_BACKEND = "no_backend"
 """Code of the refusal after which another deployment may answer."""
 SPLIT_PATHS = frozenset((b"/v1/chat/completions", b"/v1/completions", b"/v1/responses"))
@@ -73,16 +74,6 @@ class ProxyLimits:
     resume_wait_s: float
 
 
-class Refused(Exception):
-    """A request that the router answers itself, in OpenAI's shape."""
-
-    def __init__(self, status: int, code: str, message: str, retry_after_s: int | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.retry_after_s = retry_after_s
-
-
 class Proxy:
     """An ASGI application that forwards every HTTP request to a backend."""
 
@@ -93,6 +84,7 @@ class Proxy:
         metrics: RouterMetrics,
         *,
         deployment: str = "",
+        admission: Admission | None = None,
         new_id: Callable[[], str] = lambda: f"req-{uuid.uuid4().hex}",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -100,6 +92,8 @@ class Proxy:
         self.limits = limits
         self.metrics = metrics
         self.deployment = deployment
+        self.admission = admission
+        """None: there are no classes."""
         self.new_id = new_id
         self.clock = clock
         self.bodies = BodyBudget(max(limits.max_body_bytes_in_flight, limits.max_body_bytes))
@@ -253,22 +247,40 @@ class Proxy:
             return replace(answer, head=replace(answer.head, headers=[*answer.head.headers, named]))
 
     async def _begin(self, request: Outgoing) -> BackendAnswer:
+        """Admit the request, and send it to backends until one answers.
+
+        Raises:
+            Refused: it was not admitted, or no backend took it.
+        """
+        work = self._work(request)
+        key = key_of(request.body, request.headers) if self.backends.shares.percents else b""
+        if self.admission is None or not work.may_split:
+            return await self._begin_in_turn(request, work, key, None)
+        ticket = await self.admission.admit(request, work, key)
+        with self.admission.unanswered(ticket):
+            answer = await self._begin_in_turn(request, work, key, ticket.pair)
+        self.admission.began(ticket, is_stream=answer.is_stream)
+        named = (CLASS_HEADER, ticket.name.encode())
+        return replace(answer, head=replace(answer.head, headers=[*answer.head.headers, named]))
+
+    async def _begin_in_turn(
+        self, request: Outgoing, work: Work, key: bytes, first: Pair[Backend] | None
+    ) -> BackendAnswer:
         """Send the request to backends in turn until one answers; return that answer.
 
-        The work is estimated once, for a policy that looks at it.
+        Args:
+            first: the engines of the first attempt, where they are chosen already.
 
         Raises:
             Refused: no backend took the request.
         """
         busy: set[tuple[str, str]] = set()
-        work = self._work(request)
         held_until = self.clock() + self.limits.hold_s
         problem = "no engine is ready"
-        key = key_of(request.body, request.headers) if self.backends.shares.percents else b""
         for attempt in range(self.limits.max_attempts):
             if attempt:
                 self.metrics.retries.inc()
-            pair = self.backends.choose_shared(busy, work, key)
+            pair, first = first or self.backends.choose_shared(busy, work, key), None
             pair = pair or await self._hold(busy, work, held_until - self.clock())
             if pair is None:
                 break
@@ -385,16 +397,9 @@ class Proxy:
         await send(body_message(b"", more=False))
 
     async def _refuse(self, refused: Refused, request_id: bytes, send: Send) -> None:
-        kind = "invalid_request_error" if refused.status < 500 else "server_error"
-        error = {"message": str(refused), "type": kind, "param": None, "code": refused.code}
-        body = json.dumps({"error": error}).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        headers.append((b"x-request-id", request_id))
-        if refused.retry_after_s is not None:
-            headers.append((b"retry-after", str(refused.retry_after_s).encode()))
         self.metrics.requests.labels(refused.status).inc()
-        await send(start_message(refused.status, headers))
-        await send(body_message(body, more=False))
+        await send(start_message(refused.status, refused.headers(request_id)))
+        await send(body_message(refused.body(), more=False))
 
 
 def no_backend(problem: str) -> Refused:

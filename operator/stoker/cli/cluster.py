@@ -14,7 +14,8 @@ import click
 
 from stoker.cli.context import cluster_options, opened
 from stoker.cli.exit_status import FAILED, INTERRUPTED, WRONG_INPUT
-from stoker.cli.targets import belongs_to, fail, kind_of, named_once, prefixed
+from stoker.cli.manifest_options import files_option
+from stoker.cli.targets import belongs_to, fail, kind_of, named_once, named_or_filed, prefixed
 
 if TYPE_CHECKING:
     from stoker.cli.cluster_client import ClusterClient
@@ -23,14 +24,9 @@ OVERVIEW = ("trainingjobs", "checkpoints", "inferencedeployments")
 """Kinds that `get` lists when none is named."""
 LOOK_S = 1.0
 
-files_option = click.option(
-    "-f", "--file", "files", multiple=True, type=click.Path(path_type=Path),
-    help="Manifest (YAML or JSON), folder of manifests, or - for standard input. May be repeated.",
-)  # fmt: skip
-
 
 @click.command(epilog="\b\nExamples:\n  stoker submit -f train.yaml\n  stoker submit -f train.yaml --wait -n research")
-@files_option
+@files_option(required=False)
 @click.option("--wait", is_flag=True, help="Follow until everything has completed or serves; exit code 1 if not.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), help="Longest time to wait, in seconds.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
@@ -141,7 +137,7 @@ def logs(
 @click.command(epilog="\b\nExamples:\n  stoker delete tj teach\n  stoker delete -f train.yaml")
 @click.argument("kind", required=False)
 @click.argument("names", nargs=-1)
-@files_option
+@files_option(required=False)
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until the objects are gone.")
 @cluster_options
 def delete(
@@ -157,11 +153,7 @@ def delete(
 
     KIND NAME..., KIND/NAME or -f FILE. The data of a checkpoint stays unless its deletionPolicy is Delete.
     """
-    if kind and "/" in kind and not names:
-        kind, _, name = kind.partition("/")
-        names = (name,)
-    if bool(files) == bool(kind and names):
-        raise click.UsageError("give KIND NAME..., or -f FILE")
+    kind, names = named_or_filed(kind, names, files)
     with opened(namespace, context, kubeconfig) as client:
         if kind:
             targets = [(kind_of(kind).name, client.own_namespace, name) for name in names]

@@ -22,8 +22,9 @@ from stoker.cli.local_gateway import gateway
 from stoker.cli.local_objects import named_in
 from stoker.cli.local_options import ask, namespace_option, open_client, state_option
 from stoker.cli.local_plot import plot_local
+from stoker.cli.manifest_options import files_option
 from stoker.cli.supervisor_client import NOT_FOUND, NotRunning, SupervisorClient, SupervisorError
-from stoker.cli.targets import belongs_to, fail, kind_of, named_once, prefixed
+from stoker.cli.targets import belongs_to, fail, kind_of, named_once, named_or_filed, prefixed
 from stoker.operator.cluster.kinds import Kind
 from stoker.operator.cluster.local.folders import StateFolders
 from stoker.operator.cluster.local.state_lock import StateFolderTaken, lock_state
@@ -143,14 +144,7 @@ def logs(target: str, follow: bool, namespace: str, state: Path | None) -> None:
 @local.command(epilog="\b\nExamples:\n  stoker local delete tj teach\n  stoker local delete -f examples/quickstart/")
 @click.argument("kind", required=False)
 @click.argument("names", nargs=-1)
-@click.option(
-    "-f",
-    "--file",
-    "files",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="Delete the objects of these manifests. May be repeated.",
-)
+@files_option("Delete the objects of these manifests. May be repeated.", required=False)
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until the objects are gone.")
 @namespace_option
 @state_option
@@ -161,11 +155,7 @@ def delete(
 
     KIND NAME..., KIND/NAME or -f FILE. The data of a checkpoint stays unless its deletionPolicy is Delete.
     """
-    if kind and "/" in kind and not names:
-        kind, _, name = kind.partition("/")
-        names = (name,)
-    if bool(files) == bool(kind and names):
-        raise click.UsageError("give KIND NAME..., or -f FILE")
+    kind, names = named_or_filed(kind, names, files)
     client = open_client(state)
     targets = [(kind_of(kind).name, namespace, name) for name in names] if kind else named_in(files, namespace)
     missing = 0

@@ -15,6 +15,7 @@ from stoker.cli.local_console import console_beside
 from stoker.cli.local_endpoints import print_endpoints
 from stoker.cli.local_objects import read_objects
 from stoker.cli.local_options import ask, namespace_option, open_client, state_option
+from stoker.cli.manifest_options import claims_option, files_option
 from stoker.cli.supervisor_client import NotRunning, SupervisorClient, SupervisorError
 from stoker.operator.cluster.local.folders import default_state_folder
 
@@ -22,22 +23,8 @@ from stoker.operator.cluster.local.folders import default_state_folder
 @click.command(
     "apply", epilog="\b\nExample:\n  stoker local apply -f examples/quickstart/ --claim models=~/.cache/stoker/models"
 )
-@click.option(
-    "-f",
-    "--file",
-    "files",
-    multiple=True,
-    required=True,
-    type=click.Path(path_type=Path),
-    help="Manifest (YAML or JSON), folder of manifests, or - for standard input. May be repeated.",
-)
-@click.option(
-    "--claim",
-    "claims",
-    multiple=True,
-    metavar="NAME=DIR",
-    help="Use DIR as the PersistentVolumeClaim NAME. May be repeated.",
-)
+@files_option()
+@claims_option("Use DIR as the PersistentVolumeClaim NAME. May be repeated.")
 @click.option(
     "--addresses",
     type=click.Choice(["auto", "loopback", "ports"]),

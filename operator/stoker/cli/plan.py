@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import click
 
 from stoker.cli.exit_status import FAILED, WRONG_INPUT
+from stoker.cli.manifest_options import files_option
 from stoker.pod.plan.estimate import Plan, make_plan
 from stoker.pod.plan.gpu import GPUS, gpu_named
 from stoker.pod.plan.layouts import layouts
@@ -21,15 +22,7 @@ from stoker.pod.plan.model_size import ModelSize
 
 
 @click.command(epilog="\b\nExample:\n  stoker plan -f examples/pretrain-64-gpus/train.yaml --gpu H200")
-@click.option(
-    "-f",
-    "--file",
-    "files",
-    multiple=True,
-    required=True,
-    type=click.Path(path_type=Path),
-    help="Manifest, folder of manifests, or -: one TrainingJob.",
-)
+@files_option("Manifest, folder of manifests, or -: one TrainingJob.")
 @click.option(
     "--gpu", "gpu_name", metavar="NAME", help=f"{', '.join(GPUS)}; default: the one that the node selector names."
 )

@@ -6,7 +6,8 @@ Called by the verbs of `stoker local` and of a cluster.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -30,6 +31,18 @@ def named_once(kind: str, name: str | None) -> tuple[str, str | None]:
     if slash and name:
         raise click.UsageError(f"the name is given twice: {own} and {name}")
     return word, own or name
+
+
+def named_or_filed(
+    kind: str | None, names: tuple[str, ...], files: Sequence[Path]
+) -> tuple[str | None, tuple[str, ...]]:
+    """Split KIND/NAME where it is alone; ends the command unless it names objects or files, and not both."""
+    if kind and "/" in kind and not names:
+        kind, _, name = kind.partition("/")
+        names = (name,)
+    if bool(files) == bool(kind and names):
+        raise click.UsageError("give KIND NAME..., or -f FILE")
+    return kind, names
 
 
 def belongs_to(uid: str, pod: Mapping[str, Any]) -> bool:

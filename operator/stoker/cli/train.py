@@ -15,21 +15,14 @@ from typing import NoReturn
 import click
 
 from stoker.cli.exit_status import WRONG_INPUT
+from stoker.cli.manifest_options import claims_option, files_option
 from stoker.cli.programs import become
 
 
 @click.command(
     epilog="\b\nExample:\n  stoker train -f examples/pretrain/20-train.yaml --claim corpus=my-code/ --storage runs/"
 )
-@click.option(
-    "-f",
-    "--file",
-    "files",
-    multiple=True,
-    required=True,
-    type=click.Path(path_type=Path),
-    help="Manifest, folder of manifests, or -: one TrainingJob, and the ConfigMaps and Secrets that it mounts.",
-)
+@files_option("Manifest, folder of manifests, or -: one TrainingJob, and the ConfigMaps and Secrets that it mounts.")
 @click.option(
     "--storage",
     type=click.Path(path_type=Path),
@@ -37,9 +30,7 @@ from stoker.cli.programs import become
     show_default=True,
     help="Folder for the data of claims; each claim gets a folder in it.",
 )
-@click.option(
-    "--claim", "claims", multiple=True, metavar="NAME=DIR", help="Use DIR as the claim NAME. May be repeated."
-)
+@claims_option("Use DIR as the claim NAME. May be repeated.")
 @click.option("--render", is_flag=True, help="Print the trainer's configuration and stop.")
 def train(files: tuple[Path, ...], storage: Path, claims: tuple[str, ...], render: bool) -> None:
     """Run one training job on this machine, with all its ranks and without an operator.

@@ -51,13 +51,13 @@ from stoker.engine.core.messages import (
     Ping,
     Refused,
     RequestProgress,
-    Stats,
     Stop,
     pack,
     request_id_in,
     unpack,
 )
 from stoker.engine.core.startup import Startup, process_age_s
+from stoker.engine.core.stats import Stats
 from stoker.engine.core.step_pace import QuietLimits, StepPace
 from stoker.engine.errors import BlockAuditFailed, ExecutorLost, ProtocolError, RequestRefused
 from stoker.engine.plan import EnginePlan

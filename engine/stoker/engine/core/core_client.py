@@ -32,11 +32,11 @@ from stoker.engine.core.messages import (
     Ping,
     Refused,
     RequestProgress,
-    Stats,
     Stop,
     pack,
     unpack,
 )
+from stoker.engine.core.stats import Stats
 from stoker.engine.errors import ProtocolError, RequestRefused
 
 log = logging.getLogger("stoker.engine")

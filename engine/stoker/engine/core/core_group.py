@@ -15,16 +15,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 from stoker.engine.core.core_client import CoreClient, RunningRequest
-from stoker.engine.core.messages import (
-    AddRequest,
-    CoreState,
-    HostTierStats,
-    ModelFacts,
-    Phase,
-    RequestProgress,
-    Stats,
-    TransferStats,
-)
+from stoker.engine.core.messages import AddRequest, CoreState, ModelFacts, Phase, RequestProgress
+from stoker.engine.core.stats import HostTierStats, Stats, TransferStats
 
 PHASES: Sequence[Phase] = ("Failed", "Loading", "Warming", "Draining", "Serving", "Drained")
 """The group is in the first of these in which a core is."""

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stoker.engine.core.messages import Heartbeat, Message, Stats
+from stoker.engine.core.messages import Heartbeat, Message
+from stoker.engine.core.stats import Stats
 
 LISTEN_S = 0.25
 """How often the front adds to the silence."""

@@ -14,9 +14,10 @@ from stoker.engine.core.blocks import BlockAudit
 from stoker.engine.core.build_step import build_step_input
 from stoker.engine.core.grammars import GrammarCompiler, no_compiler
 from stoker.engine.core.host_tier import HostTier
-from stoker.engine.core.messages import STEP_TOKENS, Delta, FinishReason, RequestProgress, Stats
+from stoker.engine.core.messages import Delta, FinishReason, RequestProgress
 from stoker.engine.core.request import Request, RequestKey, Sequence
 from stoker.engine.core.scheduler import Chunk, Schedule, Scheduler
+from stoker.engine.core.stats import STEP_TOKENS, Stats
 from stoker.engine.core.step_clock import StepClock
 from stoker.engine.core.step_retry import StepOutcome, SubmittedStep, retry_step
 from stoker.engine.core.timeline import NO_TIMELINE, Timeline

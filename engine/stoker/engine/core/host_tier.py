@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 
 from stoker.engine.core.blocks import BlockContent, BlockManager
 from stoker.engine.core.host_index import HostEntry, HostIndex
-from stoker.engine.core.messages import HostTierStats
 from stoker.engine.core.request import Sequence
+from stoker.engine.core.stats import HostTierStats
 from stoker.engine.core.tier_costs import TierCosts
 from stoker.engine.execution.step import StepInput
 from stoker.engine.transfer.checksum import content_seed, seeded

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple, TypeVar
 from stoker.engine.config import Role
 from stoker.engine.core.core_client import CoreLost
 from stoker.engine.core.core_group import Cores
-from stoker.engine.core.messages import CoreState, ModelFacts, TransferStats
+from stoker.engine.core.messages import CoreState, ModelFacts
+from stoker.engine.core.stats import TransferStats
 from stoker.engine.http.errors import ApiError, bad_request, model_not_found, shortened
 from stoker.engine.http.generation import Generation, Job
 from stoker.engine.http.load import LoadLedger

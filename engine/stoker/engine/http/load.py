@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from stoker.engine.config import Role
-from stoker.engine.core.messages import RequestFacts, TransferStats
+from stoker.engine.core.messages import RequestFacts
+from stoker.engine.core.stats import TransferStats
 from stoker.engine.http.openai.sse import event
 
 REPORT_S = 0.1

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stoker.engine.core.messages import ModelFacts, RequestFacts, Stats
+from stoker.engine.core.messages import ModelFacts, RequestFacts
+from stoker.engine.core.stats import Stats
 from stoker.pod.histogram import Histogram, merged
 
 COUNTS = ("arrived", "first_tokens")

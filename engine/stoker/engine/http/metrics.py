@@ -15,7 +15,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, Summary
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from stoker.engine.core.messages import STEP_TOKENS, HostTierStats, ModelFacts, RequestFacts, Stats
+from stoker.engine.core.messages import ModelFacts, RequestFacts
+from stoker.engine.core.stats import STEP_TOKENS, HostTierStats, Stats
 from stoker.engine.http.load_counters import LoadCounters
 from stoker.engine.http.transfer_metrics import transfer_metrics
 from stoker.engine.sampling import SamplingParams

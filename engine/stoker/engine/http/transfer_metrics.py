@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from stoker.engine.core.messages import TransferStats
+from stoker.engine.core.stats import TransferStats
 
 LABELS = ("model_name", "engine")
 

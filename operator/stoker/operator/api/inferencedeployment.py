@@ -18,6 +18,7 @@ from stoker.operator.api.value import (
     Folder,
     Int32,
     Int64,
+    Label,
     Opaque,
     Port,
     Seconds,
@@ -98,8 +99,44 @@ class FallbackSettings(Value):
     deployment_ref: LocalRef
 
 
+class RequestClassSettings(Value):
+    """Requests with one goal. A request names its class by the header `X-Stoker-Class`, or by `service_tier`."""
+
+    name: Label
+    service_tiers: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=32)], ...],
+        Field(max_length=5, json_schema_extra={"x-kubernetes-list-type": "set"}),
+    ] = ()
+    """Values of `service_tier` that stand for this class, beside its name: `flex`, `priority`."""
+    ttft_ms: Count | None = None
+    """A request goes to an engine while its first token is predicted within this time."""
+    max_queued: Int32 = 256
+    """Requests that wait in one router; more get 429."""
+    max_queue_seconds: Annotated[int, Field(ge=0, le=86400)] = 0
+    """How long a request waits for its turn before it gets 429; 0: it gets it at once."""
+    aging_seconds: Seconds | None = None
+    """A request that waited so long goes before all others, one at a time; default: half of maxQueueSeconds."""
+
+
 class RouterSettings(SmallPod):
     """HTTP front of the deployment and its pods."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "!has(self.classes) || self.classes.all(c, !has(c.agingSeconds)"
+                " || c.agingSeconds <= c.maxQueueSeconds)",
+                "agingSeconds of a class must be at most its maxQueueSeconds",
+                field=".classes",
+            ),
+            rule(
+                "!has(self.classes) || self.classes.all(c, !has(c.serviceTiers) || c.serviceTiers.all(t,"
+                " self.classes.filter(d, d.name == t || (has(d.serviceTiers) && t in d.serviceTiers)).size() == 1))",
+                "a value of serviceTiers belongs to one class, and is no name of one",
+                field=".classes",
+            ),
+        )
+    )
 
     replicas: Annotated[int, Field(ge=1, le=64)] = 1
     policy: Literal["leastPending", "roundRobin", "powerOfTwo", "random", "cacheAware", "locality"] = "leastPending"
@@ -112,6 +149,9 @@ class RouterSettings(SmallPod):
     hold_seconds: Annotated[int, Field(ge=0, le=86400)] = 0
     """Time that a request waits for a ready engine before it gets 503."""
     max_held_requests: Int32 = 256
+    classes: Annotated[tuple[RequestClassSettings, ...], Field(max_length=8, json_schema_extra=list_map("name"))] = ()
+    """Classes of requests: one that waits goes before those of later classes, and later ones delay none beyond its
+    goal. The first is that of requests that name none. Default: every request goes to an engine at once."""
     max_body_bytes: Count = 16777216
     fallback: FallbackSettings | None = None
     grace_period_seconds: Annotated[int, Field(ge=1, le=86400)] = 60

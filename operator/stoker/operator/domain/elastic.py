@@ -16,10 +16,6 @@ from stoker.operator.domain.job_plan import gpu_of_spec, job_of_spec, too_large
 from stoker.pod.plan.job import Layout
 from stoker.pod.plan.layouts import layouts
 
-PATIENCE_S = 60.0
-"""Time that a gang waits for room before it is made smaller."""
-REST_S = 600.0
-"""Shortest time from one change of the size to the next."""
 OTHER_LAYOUTS = 4
 """Sizes for which another layout is looked for, the largest first: each costs an enumeration."""
 
@@ -28,11 +24,22 @@ Form = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How fast sizes may change."""
+
+    patience_s: float = 60.0
+    """Time that a gang waits for room before it is made smaller."""
+    rest_s: float = 600.0
+    """Shortest time from one change of the size to the next."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Limits:
-    """`run.elastic`, in workers."""
+    """`run.elastic`, in workers, and the pace of the installation."""
 
     smallest: int
     largest: int
+    pace: Pace = Pace()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +57,13 @@ class Moment:
     """The last change of the size."""
 
 
-def due_in_s(moment: Moment) -> float:
+def due_in_s(moment: Moment, pace: Pace) -> float:
     """Seconds until the size may change; 0: now."""
-    waits = [PATIENCE_S - (moment.now - moment.since).total_seconds() if not moment.runs else 0.0]
+    waits = [pace.patience_s - (moment.now - moment.since).total_seconds() if not moment.runs else 0.0]
     if moment.changed is not None:
-        waits.append(REST_S - (moment.now - moment.changed).total_seconds())
+        waits.append(pace.rest_s - (moment.now - moment.changed).total_seconds())
     elif moment.runs:
-        waits.append(REST_S - (moment.now - moment.since).total_seconds())
+        waits.append(pace.rest_s - (moment.now - moment.since).total_seconds())
     return max(0.0, *waits)
 
 
@@ -71,7 +78,7 @@ def resized(
         spec: in wire form, as the user wrote it.
         has_room: whether a gang of this spec could be placed now, the room of the run itself counted as free.
     """
-    if due_in_s(moment) > 0:
+    if due_in_s(moment, limits.pace) > 0:
         return None
     smallest = moment.workers + 1 if moment.runs else limits.smallest
     for form in _forms(spec, range(limits.largest, smallest - 1, -1)):

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from stoker.operator.domain.elastic import Pace
 from stoker.operator.domain.lost_nodes import NodeLimits
 from stoker.operator.domain.schedulers import Installed
 
@@ -78,6 +79,8 @@ class Settings:
     """Whether the operator sees all nodes and pods, so that it can choose the nodes of a gang."""
     zone_outage_s: float = 900.0
     """Outage of one zone after which its nodes count as lost; 0: never."""
+    elastic_pace: Pace = field(default_factory=Pace)
+    """How fast the sizes of elastic runs may change."""
     installed: Installed = field(default_factory=Installed)
     """Schedulers of gangs that the cluster has."""
     model_cache_path: str = ""

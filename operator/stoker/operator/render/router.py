@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from stoker.operator.api.inferencedeployment import InferenceDeployment
+from stoker.operator.api.inferencedeployment import InferenceDeployment, RequestClassSettings
 from stoker.operator.domain.labels import DEPLOYMENT_UID, ROLE, ZONE
 from stoker.operator.domain.plan import Object
 from stoker.operator.domain.settings import Settings
@@ -84,7 +84,23 @@ def router_config(deployment: InferenceDeployment, settings: Settings) -> dict[s
         "max_held_requests": wanted.max_held_requests,
         "max_body_bytes": wanted.max_body_bytes,
         "grace_period_s": wanted.grace_period_seconds,
+        **({"classes": [_request_class(one) for one in wanted.classes]} if wanted.classes else {}),
     }
+
+
+def _request_class(wanted: RequestClassSettings) -> dict[str, Any]:
+    """Render one class of requests."""
+    found: dict[str, Any] = {
+        "name": wanted.name,
+        "service_tiers": list(wanted.service_tiers),
+        "max_queued": wanted.max_queued,
+        "max_queue_s": wanted.max_queue_seconds,
+    }
+    if wanted.ttft_ms is not None:
+        found["ttft_goal_s"] = wanted.ttft_ms / 1000
+    if wanted.aging_seconds is not None:
+        found["aging_s"] = wanted.aging_seconds
+    return found
 
 
 def router_base(deployment: InferenceDeployment, settings: Settings) -> dict[str, Any]:
@@ -95,9 +111,8 @@ def router_base(deployment: InferenceDeployment, settings: Settings) -> dict[str
 def router_intent(deployment: InferenceDeployment) -> str:
     """Return the hash of `spec.router` without their number, the Service and the fallback."""
     wire = deployment.spec.router.to_wire()
-    return digest_of(
-        {name: value for name, value in wire.items() if name not in {"replicas", "service", "fallback"}}, 8
-    )
+    without = {"replicas", "service", "fallback"} | ({"classes"} if not deployment.spec.router.classes else set())
+    return digest_of({name: value for name, value in wire.items() if name not in without}, 8)
 
 
 def router_config_map(deployment: InferenceDeployment, resource: Object, base: Mapping[str, Any]) -> Object:

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
+from stoker.operator.domain.elastic import Pace
 from stoker.operator.domain.settings import NetworkPolicies, Settings
 from stoker.pod.config_file import Config
 
@@ -128,6 +129,10 @@ class PodsConfig(Config):
     """Smallest number of silent nodes that can be an outage."""
     zone_outage_s: float = Field(default=Settings.zone_outage_s, ge=0)
     """Outage of one zone after which the pods of its silent nodes count as lost. 0: never."""
+    elastic_patience_s: float = Field(default=Pace.patience_s, ge=0)
+    """Time that a gang of an elastic run waits for room before it is made smaller."""
+    elastic_rest_s: float = Field(default=Pace.rest_s, ge=0)
+    """Shortest time from one change of an elastic run's size to the next."""
     model_cache_path: str = Field(default="", pattern=r"^(/[^\s]+)?$")
     """Folder of each node that keeps models fetched from a URI or a bucket, so that the pods of a node fetch them once.
     It must exist and belong to user 65532. Empty: each pod fetches into a folder of its own."""
@@ -204,6 +209,7 @@ class OperatorConfig(Config):
             node_outage_share=self.pods.node_outage_share,
             node_outage_nodes=self.pods.node_outage_nodes,
             zone_outage_s=self.pods.zone_outage_s,
+            elastic_pace=Pace(patience_s=self.pods.elastic_patience_s, rest_s=self.pods.elastic_rest_s),
             sees_secrets=self.watch.secrets,
             model_cache_path=self.pods.model_cache_path,
         )

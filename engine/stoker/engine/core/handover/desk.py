@@ -12,7 +12,8 @@ from stoker.engine.core.engine import Addressed
 from stoker.engine.core.handover.decode_desk import DecodeDesk
 from stoker.engine.core.handover.office import Office
 from stoker.engine.core.handover.prefill_desk import FRONT, PrefillDesk
-from stoker.engine.core.messages import AddRequest, CoreMessage, Outputs, Refused, RequestProgress, TransferStats
+from stoker.engine.core.messages import AddRequest, CoreMessage, Outputs, Refused, RequestProgress
+from stoker.engine.core.stats import TransferStats
 
 CALLER = "@"
 """Begins the name of an engine that has called this one; others are named by the endpoint that was called."""

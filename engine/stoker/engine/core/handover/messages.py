@@ -9,12 +9,10 @@ is ignored. `Commit`, `Cancelled` and `Failed` are the end of a dispatch at P: i
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
-import msgpack
-
+from stoker.engine.core.frames import FrameFormat, many, numbered, one
 from stoker.engine.errors import ProtocolError, RequestRefused
 from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.output_grammar import OutputGrammar
@@ -160,69 +158,33 @@ PeerMessage = (
     | Beat
 )  # fmt: skip
 
-_CLASSES: tuple[type[Any], ...] = (
-    PeerHello, PeerRefused, Prefill, Credit, BlocksReady, Tokens, TakeOver, Commit, Cancel, Cancelled, Failed, Beat,
+_FORMAT = FrameFormat(
+    f"protocol {HANDOVER_PROTOCOL}",
+    messages=(
+        PeerHello, PeerRefused, Prefill, Credit, BlocksReady, Tokens, TakeOver, Commit, Cancel, Cancelled, Failed, Beat,
+    ),
+    nested={
+        PeerHello: {"port": one(PortInfo), "facts": one(Fingerprint)},
+        PortInfo: {"layout": one(BlockLayout)},
+        Prefill: {"params": one(SamplingParams), "slots": many(Grant)},
+        SamplingParams: {"grammar": one(OutputGrammar)},
+        Credit: {"slots": many(Grant), "again": numbered(Grant)},
+        BlocksReady: {"blocks": many(ReadyBlock)},
+        Tokens: {"parts": many(Part)},
+        Part: {"logprobs": many(TokenLogprobs)},
+    },
 )  # fmt: skip
-_TAGS = {cls: tag for tag, cls in enumerate(_CLASSES)}
-_NESTED: tuple[type[Any], ...] = (PortInfo, Fingerprint, BlockLayout, SamplingParams, OutputGrammar, TokenLogprobs)
-_FIELDS = {cls: tuple(item.name for item in fields(cls)) for cls in (*_CLASSES, *_NESTED)} | {
-    cls: cls._fields for cls in (Grant, ReadyBlock, Part)
-}
 
 
 def pack_peer(message: PeerMessage) -> bytes:
     """Encode a message as one frame."""
-    frame: bytes = msgpack.packb([_TAGS[type(message)], message], default=_values)
-    return frame
+    return _FORMAT.pack(message)
 
 
 def unpack_peer(frame: bytes) -> PeerMessage:
-    """Decode the message in a frame. Raises ProtocolError."""
+    """Decode the message in a frame. Raises ProtocolError, also for sampling parameters that are not allowed."""
     try:
-        tag, values = msgpack.unpackb(frame, use_list=False, strict_map_key=False)
-        message: PeerMessage = _build(_CLASSES[tag], values)
-    except (ValueError, TypeError, IndexError, KeyError, RequestRefused, msgpack.UnpackException) as error:
+        message: PeerMessage = _FORMAT.unpack(frame)
+    except RequestRefused as error:
         raise ProtocolError(f"not a message of protocol {HANDOVER_PROTOCOL}: {error}") from error
     return message
-
-
-def _values(value: object) -> Any:
-    names = _FIELDS.get(type(value))
-    if names is None:
-        raise TypeError(f"{type(value).__name__} cannot be sent")
-    return [getattr(value, name) for name in names]
-
-
-def _build(cls: type[Any], values: Any) -> Any:
-    names = _FIELDS[cls]
-    if not isinstance(values, tuple) or len(values) != len(names):
-        raise ValueError(f"{cls.__name__} needs {len(names)} fields")
-    content = dict(zip(names, values, strict=True))
-    for name, convert in _CONVERT.get(cls, {}).items():
-        if content[name] is not None:
-            content[name] = convert(content[name])
-    return cls(**content)
-
-
-def _one(cls: type[Any]) -> Callable[[Any], Any]:
-    return lambda values: _build(cls, values)
-
-
-def _many(cls: type[Any]) -> Callable[[Any], Any]:
-    return lambda items: tuple(_build(cls, values) for values in items)
-
-
-def _asked_again(items: Any) -> tuple[tuple[int, Grant], ...]:
-    return tuple((index, _build(Grant, values)) for index, values in items)
-
-
-_CONVERT: dict[type[Any], dict[str, Callable[[Any], Any]]] = {
-    PeerHello: {"port": _one(PortInfo), "facts": _one(Fingerprint)},
-    PortInfo: {"layout": _one(BlockLayout)},
-    Prefill: {"params": _one(SamplingParams), "slots": _many(Grant)},
-    SamplingParams: {"grammar": _one(OutputGrammar)},
-    Credit: {"slots": _many(Grant), "again": _asked_again},
-    BlocksReady: {"blocks": _many(ReadyBlock)},
-    Tokens: {"parts": _many(Part)},
-    Part: {"logprobs": _many(TokenLogprobs)},
-}

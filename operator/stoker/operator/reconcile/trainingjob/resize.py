@@ -36,7 +36,7 @@ def resize(view: TrainingView) -> JobOutcome | None:
     now = _moment(view, attempt)
     if now is None or view.seen.nodes is None:
         return None
-    limits = Limits(smallest=elastic.min_workers, largest=elastic.max_workers)
+    limits = Limits(smallest=elastic.min_workers, largest=elastic.max_workers, pace=view.settings.elastic_pace)
     form = resized(view.written, limits, now, lambda spec: _has_room(view, spec))
     if form is None:
         return None
@@ -53,7 +53,7 @@ def next_look_s(view: TrainingView) -> float | None:
     if view.job.spec.run.elastic is None or attempt is None or attempt.ended_at is not None:
         return None
     now = _moment(view, attempt)
-    return (due_in_s(now) or None) if now is not None else None
+    return (due_in_s(now, view.settings.elastic_pace) or None) if now is not None else None
 
 
 def elastic_condition(view: TrainingView) -> Condition:

@@ -1,0 +1,91 @@
+"""Prefill and decode pools on two nodes: either engine is killed, then both lose each other; no answer is lost."""
+
+from __future__ import annotations
+
+import itertools
+
+from e2e.cluster.partition import partition
+from e2e.stories.story import Object, Story
+from testing.stories.load import Load
+from testing.stories.manifests import Manifest, claim, corpus, deployment, job
+from testing.stories.split_probe import is_split, paired
+
+NAME = "pairs"
+PROMPT = "Then the boiler met the captain. Then the captain met coal. Then steam met a whistle."
+ENOUGH = 6
+"""Answers to wait for in each state."""
+
+
+def test_no_answer_is_lost_while_engines_die_or_lose_each_other(story: Story) -> None:
+    steps = {"training.totalSteps": 40, "checkpoint.intervalSteps": 20}
+    story.apply(corpus(), claim("checkpoints"), claim("logs"), job("taught", steps))
+    story.wait_for_phase("TrainingJob", "taught", "Completed")
+    *_, newest = (found["metadata"]["name"] for found in story.all("Checkpoint", job="taught"))
+    story.apply(pairs(newest))
+    story.wait("InferenceDeployment", NAME, paired, "serving in pairs")
+    comes_to_share(story)
+
+    with Load(story.url(NAME), NAME, lengths=(16, 24, 100)) as load:
+        story.more_answers(load, ENOUGH)
+        story.kill(engine(story, "prefill"))
+        story.wait_until(lambda: told(story) == "NoPrefillEngine", "without a prefill engine")
+        story.more_answers(load, ENOUGH)
+        story.wait("InferenceDeployment", NAME, paired, "in pairs again")
+
+        story.kill(engine(story, "decode"))
+        story.wait_until(lambda: told(story) == "NoDecodeEngine", "without a decode engine")
+        story.more_answers(load, ENOUGH)
+        story.wait("InferenceDeployment", NAME, paired, "in pairs once more")
+
+        ends = [engine(story, pool)["status"]["podIP"] for pool in ("prefill", "decode")]
+        with partition(story.cluster.nodes.values(), *ends):
+            story.more_answers(load, ENOUGH)
+        story.more_answers(load, ENOUGH)
+    assert load.failures == []
+    same = {(answer.tokens, answer.text) for answer in load.answers}
+    assert len(same) == len(set(load.lengths)), "greedy answers depend on nothing but the model"
+    comes_to_share(story)
+
+
+def pairs(checkpoint: str) -> Manifest:
+    """A deployment with a prefill engine on one node and a decode engine on the other."""
+    pools = [
+        {
+            "name": role,
+            "role": role,
+            "replicas": 1,
+            "gracePeriodSeconds": 20,
+            "nodeSelector": {"kubernetes.io/hostname": node},
+        }
+        for role, node in (("prefill", "node-a"), ("decode", "node-b"))
+    ]
+    changes = {
+        "pools": pools,
+        "engine.transfer": {"require": "any"},
+        "router.policy": "cacheAware",
+        "router.holdSeconds": 60,
+    }
+    return deployment(NAME, {"checkpointRef": {"name": checkpoint}}, changes)
+
+
+def comes_to_share(story: Story) -> None:
+    """Wait for a request that both engines compute: a new prompt each time, for a cached one is not sent."""
+    tries = itertools.count()
+    prefill, decode = engine(story, "prefill"), engine(story, "decode")
+    story.wait_until(
+        lambda: is_split(prefill, decode, NAME, f"{PROMPT} {next(tries)}"), "a request that both engines compute"
+    )
+
+
+def engine(story: Story, pool: str) -> Object:
+    """Return the running engine of a pool."""
+    (pod,) = [
+        pod
+        for pod in story.pods(role="engine", pool=pool)
+        if pod["status"]["phase"] == "Running" and not pod["metadata"].get("deletionTimestamp")
+    ]
+    return pod
+
+
+def told(story: Story) -> str:
+    return str(story.condition("InferenceDeployment", NAME, "Disaggregated")["reason"])

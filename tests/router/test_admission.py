@@ -1,0 +1,242 @@
+"""Requests of classes as their clients see them: refused, held or sent by the predicted first token."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from stoker.pod.config_file import ConfigError, parse
+from stoker.router.app import Router
+from stoker.router.config import RouterConfig
+from stoker.router.request_class import RequestClass, UnknownClass, class_of
+from testing.router.fake_engine import Exchange, FakeEngine, stream
+from testing.router.harness import routed, run, until
+
+CLASSES = [
+    {"name": "interactive", "ttft_goal_s": 2.0, "service_tiers": ["priority"]},
+    {"name": "batch", "service_tiers": ["flex"], "max_queue_s": 50, "max_queued": 1},
+]
+SHORT = {"prompt": "p"}
+LONG = {"prompt": "p" * 4000}
+"""A thousand tokens."""
+
+
+class Clock:
+    """Stands still, so that reports stay young on a busy machine, until a test moves it."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def load(waiting_tokens: int, rate: float | None = 1000.0) -> dict[str, object]:
+    rates = {"prefill_tokens_per_s": rate} if rate else {}
+    return {"epoch": "e", "requests": 1, "waiting": 1, "waiting_tokens": waiting_tokens, **rates}
+
+
+async def engine_with(waiting_tokens: int, **behaviour: Any) -> FakeEngine:
+    engine = await FakeEngine("a", **behaviour).start()
+    engine.load = load(waiting_tokens)
+    return engine
+
+
+def sees(router: Router, waiting_tokens: int) -> Callable[[], bool]:
+    """Whether the router has a report with so many tokens."""
+
+    def question() -> bool:
+        reports = [backend.load for backend in router.backends.all]
+        return any(one is not None and one.waiting_tokens == waiting_tokens for one in reports)
+
+    return question
+
+
+async def post(client: httpx.AsyncClient, body: dict[str, Any], name: str | None = None) -> httpx.Response:
+    headers = {} if name is None else {"X-Stoker-Class": name}
+    return await client.post("/v1/completions", json=body, headers=headers)
+
+
+def count(router: Router, name: str, **labels: str) -> float:
+    assert router.admission is not None
+    found = [
+        sample.value for metric in router.admission.metrics.requests.collect() for sample in metric.samples
+        if sample.name == "stoker_router_class_requests_total" and sample.labels == {"request_class": name, **labels}
+    ]  # fmt: skip
+    return sum(found)
+
+
+def test_a_request_whose_goal_would_be_missed_is_refused_with_the_predicted_time() -> None:
+    async def scenario() -> None:
+        engine = await engine_with(10_000)
+        async with routed(engine, clock=Clock(), classes=CLASSES) as (router, client):
+            await until(sees(router, 10_000))
+            refused = await post(client, SHORT)
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "9")  # 10.0 s, of which 2 are allowed
+            error = refused.json()["error"]
+            assert (error["type"], error["code"], error["param"]) == ("rate_limit_error", "ttft_goal", None)
+            assert "predicted in 10.0 s, later than the goal of 2 s (ttftMs of class interactive)" in error["message"]
+            assert (await client.get("/v1/models")).status_code == 200  # has no prompt, so no class
+            engine.load = load(0)
+            await until(sees(router, 0))
+            answer = await post(client, SHORT)
+            assert (answer.status_code, answer.headers["x-stoker-class"]) == (200, "interactive")
+            assert (await post(client, {"prompt": "p" * 40_000})).status_code == 200  # nothing waits before it
+            assert count(router, "interactive", outcome="ttft_goal") == 1
+            assert count(router, "interactive", outcome="admitted") == 2
+            assert engine.served == 3
+
+    run(scenario)
+
+
+def test_batch_waits_where_interactive_requests_go_and_goes_when_there_is_room() -> None:
+    async def scenario() -> None:
+        engine = await engine_with(1500)
+        async with routed(engine, clock=Clock(), classes=CLASSES) as (router, client):
+            await until(sees(router, 1500))
+            batch = asyncio.create_task(post(client, LONG, "batch"))
+            await until(lambda: router.status()["queued"] == {"interactive": 0, "batch": 1})
+            assert (await post(client, SHORT, "interactive")).status_code == 200
+            full = await post(client, {**LONG, "service_tier": "flex"})
+            assert (full.status_code, full.json()["error"]["code"]) == (429, "queue_full")
+            assert "1 requests of class batch wait already (maxQueued)" in full.json()["error"]["message"]
+            assert not batch.done()
+            engine.load = load(100)
+            assert (await batch).headers["x-stoker-class"] == "batch"
+            assert router.status()["queued"] == {"interactive": 0, "batch": 0}
+
+    run(scenario)
+
+
+def test_a_request_whose_time_in_the_queue_is_over_is_refused() -> None:
+    async def scenario() -> None:
+        engine = await engine_with(5000)
+        classes, clock = [CLASSES[0], {**CLASSES[1], "max_queue_s": 0.5, "aging_s": 60}], Clock()
+        async with routed(engine, clock=clock, classes=classes) as (router, client):
+            await until(sees(router, 5000))
+            waiting = asyncio.create_task(post(client, LONG, "batch"))
+            await until(lambda: router.status()["queued"]["batch"] == 1)
+            clock.now_s += 0.5
+            refused = await waiting
+            error = refused.json()["error"]
+            assert (refused.status_code, error["code"], refused.headers["retry-after"]) == (429, "ttft_goal", "5")
+            assert (
+                "a request of class interactive behind this one would get its first token in 6.0 s" in error["message"]
+            )
+            assert "It waited 0.5 s (maxQueueSeconds 0.5)" in error["message"]
+
+    run(scenario)
+
+
+def test_an_old_request_goes_whatever_is_predicted_one_at_a_time() -> None:
+    async def scenario() -> None:
+        release = asyncio.Event()
+
+        async def waits(exchange: Exchange) -> None:
+            await release.wait()
+            await exchange.json({})
+
+        engine = await engine_with(50_000, behaviour=waits)
+        classes, clock = [CLASSES[0], {**CLASSES[1], "max_queued": 5, "aging_s": 0.5}], Clock()
+        async with routed(engine, clock=clock, classes=classes) as (router, client):
+            await until(sees(router, 50_000))
+            batch = [asyncio.create_task(post(client, LONG, "batch")) for _ in range(3)]
+            await until(lambda: router.status()["queued"]["batch"] == 3)
+            clock.now_s += 0.5
+            await until(lambda: engine.running == 1 and router.status()["queued"]["batch"] == 2)
+            release.set()  # now each goes when the one before it has its answer
+            assert [answer.status_code for answer in await asyncio.gather(*batch)] == [200] * 3
+            assert engine.served == 3
+
+    run(scenario)
+
+
+def test_a_client_that_leaves_gives_its_place_back() -> None:
+    async def scenario() -> None:
+        engine = await engine_with(50_000)
+        async with routed(engine, clock=Clock(), classes=CLASSES) as (router, client):
+            await until(sees(router, 50_000))
+            batch = asyncio.create_task(post(client, LONG, "batch"))
+            await until(lambda: router.status()["queued"]["batch"] == 1)
+            batch.cancel()
+            await until(lambda: router.status()["queued"]["batch"] == 0)
+
+    run(scenario)
+
+
+def test_nothing_is_refused_while_no_rate_is_known() -> None:
+    async def scenario() -> None:
+        engine = await engine_with(10_000, behaviour=stream(2))
+        engine.load = load(10_000, rate=None)
+        async with routed(engine, clock=Clock(), classes=CLASSES) as (router, client):
+            await until(sees(router, 10_000))
+            answer = await post(client, {**SHORT, "stream": True})
+            assert (answer.status_code, answer.headers["x-stoker-class"]) == (200, "interactive")
+            metrics = (await client.get("/metrics")).text
+            assert 'stoker_router_class_first_byte_seconds_count{request_class="interactive"} 1.0' in metrics
+            assert 'stoker_router_class_queued_requests{request_class="batch"} 0.0' in metrics
+
+    run(scenario)
+
+
+def test_without_an_engine_the_router_answers_as_without_classes() -> None:
+    async def scenario() -> None:
+        async with routed(classes=CLASSES) as (_, client):
+            answer = await post(client, SHORT)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_backend")
+
+    run(scenario)
+
+
+def test_an_unknown_class_is_refused_by_name() -> None:
+    async def scenario() -> None:
+        engine = await engine_with(0)
+        async with routed(engine, clock=Clock(), classes=CLASSES) as (_, client):
+            answer = await post(client, SHORT, "bulk")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_value")
+            assert "header x-stoker-class: 'bulk' is no class" in answer.json()["error"]["message"]
+            assert engine.served == 0
+
+    run(scenario)
+
+
+KNOWN = tuple(RequestClass.model_validate(one) for one in CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("body", "header", "place"),
+    [
+        ({}, None, 0),
+        ({"service_tier": "auto"}, None, 0),
+        ({"service_tier": None}, None, 0),
+        ({"service_tier": "flex"}, None, 1),
+        ({"service_tier": "batch"}, None, 1),
+        ({"prompt": "x" * 9000, "service_tier": "flex"}, None, 1),
+        ({"service_tier": "priority"}, b"batch", 1),
+        ({"prompt": '"service_tier":"nonsense"'}, None, 0),  # quoted: text of a prompt names no class
+    ],
+)
+def test_the_class_of_a_request(body: dict[str, Any], header: bytes | None, place: int) -> None:
+    headers = [(b"x-stoker-class", header)] if header is not None else []
+    assert class_of(json.dumps(body).encode(), headers, KNOWN) == place
+
+
+def test_a_tier_without_a_class_is_refused() -> None:
+    allowed = "allowed: auto, default, interactive, priority, batch, flex"
+    with pytest.raises(UnknownClass, match=rf"service_tier: 'scale' is no class of this deployment; {allowed}"):
+        class_of(b'{"service_tier": "scale"}', [], KNOWN)
+
+
+def test_wrong_classes_are_refused() -> None:
+    for classes, message in (
+        ([{"name": "a"}, {"name": "a"}], "classes: listed twice: a"),
+        ([{"name": "a", "service_tiers": ["b"]}, {"name": "b"}], "classes: listed twice: b"),
+        ([{"name": "a", "ttft_goal_s": 0}], "ttft_goal_s"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            parse(RouterConfig, {"deployment": "d", "backends_file": "f", "classes": classes})

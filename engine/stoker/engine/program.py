@@ -100,6 +100,7 @@ class Engine:
         self.hurry = False
         """Set by a second signal: running requests are not waited for."""
         self.names = served_names(config)
+        load_api_keys(config.api.api_key_file)  # a wrong file is found before anything starts
         self.registry = registry = CollectorRegistry()
         self.core: Cores = joined(core_addresses(folder, config), environment.watch)
         self.links = links_of(self.core)
@@ -242,13 +243,7 @@ class Engine:
         ]
 
     def _pool(self) -> FrontPool:
-        """Several fronts behind the port.
-
-        Raises:
-            OSError: the port is taken.
-            ValueError: the file of API keys holds none.
-        """
-        load_api_keys(self.config.api.api_key_file)  # each front reads it; a wrong one is found before they start
+        """Several fronts behind the port. Raises OSError where it is taken."""
         config_file = self.folder / "fronts.json"
         config_file.write_text(self.config.model_dump_json())
         pages = Pages(self.status, lambda: generate_latest(self.registry), self._drain)

@@ -15,7 +15,11 @@ STEPS = [
     {"percent": 50, "holdSeconds": 20, "minRequests": 20},
     {"percent": 100, "holdSeconds": 20},
 ]
-GATES = [{"metric": "errorRate", "max": "0.02"}, {"metric": "ttftP95Ms", "maxRatio": "1.2"}]
+GATES = [
+    {"metric": "errorRate", "max": "0.02"},
+    {"metric": "ttftP95Ms", "maxRatio": "1.2"},
+    {"metric": "queueP95Ms", "max": "50"},
+]
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,7 @@ class Quality:
 
     error_percent: int = 0
     first_token_s: float = 0.1
+    queue_s: float = 0.01
 
 
 class CanaryServing(Serving):
@@ -76,15 +81,18 @@ class CanaryServing(Serving):
     def _add(self, counts: dict[str, dict[str, Any]], revision: str, number: int) -> None:
         quality = self.quality[revision]
         self.answered[revision] += number
-        old = counts.get(revision, {"requests": 0, "errors": 0, "first_token_s": {}, "token_gap_s": {}})
-        first = Histogram.from_wire(old["first_token_s"])
+        empty: dict[str, Any] = {"requests": 0, "errors": 0, "first_token_s": {}, "token_gap_s": {}, "queue_s": {}}
+        old = counts.get(revision, empty)
+        first, queue = Histogram.from_wire(old["first_token_s"]), Histogram.from_wire(old["queue_s"])
         if number:
             first.add(quality.first_token_s, number)
+            queue.add(quality.queue_s, number)
         counts[revision] = {
             "requests": old["requests"] + number,
             "errors": old["errors"] + number * quality.error_percent // 100,
             "first_token_s": first.to_wire(),
             "token_gap_s": first.to_wire(),
+            "queue_s": queue.to_wire(),
         }
 
     def started(self) -> str:

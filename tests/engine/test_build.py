@@ -57,6 +57,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"cache": {"host_memory_bytes": 1 << 20}, "parallelism": {"tensor": 2}},
         "cache.host_memory_bytes is not supported yet with parallelism.tensor 2; allowed: 1",
     ),
+    ({"cache": {"disk": {"path": "/x", "bytes": 10**9}}}, "cache.disk needs cache.host_memory_bytes"),
+    (
+        {"cache": {"num_blocks": 30, "host_memory_bytes": 1 << 20, "disk": {"path": "/x", "bytes": 9000}}},
+        "cache.disk.bytes must hold a file of 16384 bytes, got 9000",
+    ),
     ({"cache": {"host_memory_bytes": 100}}, r"must hold a block of 8192 bytes \(16 tokens\), got 100"),
     ({"cache": {"host_memory_bytes": 10**16}}, "cache.host_memory_bytes 10000000000000000 needs 10000000000000000 by"),
     ({"cache": {"preemption": "never"}}, "preemption"),

@@ -278,7 +278,7 @@ def test_requests_of_a_front_that_has_ended_are_aborted_at_once(start: Callable[
     dying, other = Front(running.core.address, b"front1.2"), Front(running.core.address, b"front0.1")
     for front in (dying, other):
         front.say(m.Hello())
-        front.ask("a", (3, 4), LONG if front is dying else SamplingParams(max_tokens=30, ignore_eos=True))
+        front.ask("a", (3, 4), LONG if front is dying else SamplingParams(max_tokens=4, ignore_eos=True))
         front.hear(m.Outputs)
     parent.say(m.Forget(b"front7.7".hex()))  # one that has never come
     parent.say(m.Forget(b"front1.2".hex()))

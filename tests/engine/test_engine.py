@@ -16,6 +16,7 @@ from stoker.engine.errors import ExecutorLost, RequestRefused
 from stoker.engine.execution.runner import Runner
 from stoker.engine.execution.step import StepInput, StepOutput
 from stoker.engine.sampling import SamplingParams
+from stoker.pod.histogram import Histogram
 from testing.engine.audits import assert_sound
 from tests.engine.conftest import MAX_LEN, VOCAB, MakeEngine
 
@@ -237,6 +238,9 @@ def test_first_and_last_deltas_carry_the_facts(make_engine: MakeEngine) -> None:
     assert facts.arrival_s <= facts.scheduled_s <= facts.first_token_s <= facts.last_token_s <= facts.finished_s
     stats = engine.stats()
     assert (stats.prompt_tokens, stats.generation_tokens, stats.finished["length"]) == (9, 3, 1)
+    waited = Histogram()
+    waited.add(facts.scheduled_s - facts.arrival_s)
+    assert stats.queue_s == waited.counts
 
 
 class Faulty:

@@ -56,11 +56,11 @@ def test_a_prefill_engine_reports_what_it_computes_for_others(tmp_path: Path) ->
     async def scenario() -> None:
         async with serving(tmp_path) as s:
             assert s.front.ledger.report()["peer"] is None
-            await s.core.send(replace(STATS, step_tokens=(0,) * 14, transfer=TRANSFER))
+            await s.core.send(replace(STATS, step_tokens=(0,) * 14, transfer=TRANSFER, queue_s={-9: 2}))
             await until(lambda: s.front.transfer is not None)
             report = s.front.ledger.report()
             counts = {"requests": 2, "waiting": 1, "waiting_tokens": 300, "prefill_tokens_per_s": 5000.0}
-            assert {**counts, "role": "colocated"}.items() <= report.items()
+            assert {**counts, "role": "colocated", "queue_s": {-9: 2}}.items() <= report.items()
             peer = {
                 "endpoint": "0.0.0.0:8101",
                 "fingerprint": "ab" * 32,

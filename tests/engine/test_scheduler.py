@@ -197,6 +197,7 @@ def test_a_shared_prefix_is_computed_once() -> None:
     assert [(c.start, c.length) for c in world.step().chunks] == [(4, 1)]
     assert second.cached_tokens == 4
     assert (world.scheduler.prefix_queries, world.scheduler.prefix_hits) == (10, 4)
+    assert world.scheduler.queue_s.total == 2  # once for each request
 
 
 def test_choices_fork_when_the_prompt_is_complete_and_copy_only_the_partial_block() -> None:

@@ -57,6 +57,8 @@ def test_what_was_written_is_read() -> None:
         ("salt", "other"),
         ("layout", replace(LAYOUT, end_head=3)),
         ("content", b"d" * 32),
+        ("parent", b"p" * 32),
+        ("tokens", (1, 2)),
     ],
 )
 def test_blocks_of_something_else_are_refused_by_field(field: str, value: object) -> None:
@@ -68,7 +70,7 @@ def test_blocks_of_something_else_are_refused_by_field(field: str, value: object
 def test_the_number_of_blocks_the_codec_and_the_version_must_fit() -> None:
     with pytest.raises(LayoutMismatch, match="count"):
         read(written(), seeds=(1,))
-    for header in (replace(HEADER, codec="lz4"), replace(HEADER, version=2)):
+    for header in (replace(HEADER, codec="lz4"), replace(HEADER, version=1), replace(HEADER, version=3)):
         with pytest.raises(LayoutMismatch, match="version and codec"):
             read(written(header))
 

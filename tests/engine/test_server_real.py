@@ -79,6 +79,11 @@ class Served:
     def status(self) -> dict[str, object]:
         return dict(httpx.get(f"{self.url}/status").json())
 
+    def tier(self, name: str) -> dict[str, Any]:
+        tier = self.status()[name]
+        assert isinstance(tier, dict)
+        return tier
+
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
@@ -90,7 +95,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         "model": {"path": str(folder / "tiny"), "dtype": "float32"},
         "listen": {"port": port},
         "threads": 1,
-        "cache": {"num_blocks": 60, "block_size": 4, "host_memory_bytes": 1 << 20, "preemption": "swap"},
+        "cache": {
+            "num_blocks": 60,
+            "block_size": 4,
+            "host_memory_bytes": 1 << 20,
+            "preemption": "swap",
+            "disk": {"path": str(folder / "blocks"), "bytes": 1 << 22},
+        },
         "scheduler": {"max_batch_tokens": 64, "max_queued_requests": 40},
         "termination_log": str(folder / "termination-log"),
     }
@@ -218,6 +229,24 @@ def test_cold_blocks_move_to_the_host_tier_and_come_back_with_the_same_answers(s
     assert float(figures[f"stoker:host_blocks_total{{{labels.format('saved')}}}"]) >= tier["saved"]
     assert float(figures[f"stoker:host_blocks_total{{{labels.format('damaged')}}}"]) == 0
     assert 'direction="read"' in metrics
+
+
+def test_an_idle_engine_writes_its_blocks_to_the_disk(served: Served) -> None:
+    body = {"model": "tiny", "prompt": [9, 8, 7] * 20, "max_tokens": 2, "temperature": 0}
+    assert httpx.post(f"{served.url}/v1/completions", json=body, timeout=60).status_code == 200
+    deadline = time.monotonic() + 300
+    while (tier := served.tier("disk_tier"))["saved"] < 14:
+        assert time.monotonic() < deadline, tier
+        time.sleep(0.1)
+    assert (tier["state"], tier["damaged"], tier["foreign"], tier["failed"]) == ("ok", 0, 0, 0)
+    assert 0 < tier["used_bytes"] <= tier["total_bytes"] <= 1 << 22
+    (lane,) = (served.folder / "blocks").iterdir()
+    assert len(list(lane.rglob("*.block"))) >= 14
+    metrics = httpx.get(f"{served.url}/metrics").text
+    figures = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if line.startswith("stoker:cold"))
+    saved = 'stoker:cold_tier_blocks_total{engine="0",event="saved",model_name="tiny",tier="disk"}'
+    assert float(figures[saved]) >= 14
+    assert float(figures['stoker:cold_tier_up{engine="0",model_name="tiny",tier="disk"}']) == 1
 
 
 def test_structured_answers_follow_their_schema_and_a_bad_schema_is_a_400(served: Served) -> None:

@@ -23,7 +23,7 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
         [],
     ),
     ("TrainingJob", {"parallelism": {"pipeline": 2, "pipelineSchedule": "ZeroBubble", "stagesPerRank": 2}, "memory": {"zeroStage": 1}}, []),
-    ("TrainingJob", {"parallelism": {"pipeline": 2}, "memory": {"zeroStage": 3}}, ["spec.memory.zeroStage 3 is not supported yet with parallelism.pipeline 2; allowed: 0, 1"]),
+    ("TrainingJob", {"parallelism": {"pipeline": 2}, "memory": {"zeroStage": 3, "activationCheckpointing": "selective"}}, []),
     ("TrainingJob", {"parallelism": {"pipeline": 2, "tensor": 2}, "model": {"numExperts": 8}}, []),
     ("TrainingJob", {"parallelism": {"context": 2}, "model": {"numExperts": 8}}, ["spec.model.numExperts 8 is not supported yet with parallelism.context 2; leave it out"]),
     ("TrainingJob", {"parallelism": {"context": 2, "contextMethod": "Ring"}, "runtime": {"attention": "flash"}}, ["spec.runtime.attention flash is not supported yet with parallelism.context 2 and contextMethod Ring; allowed: auto, sdpa, stoker"]),

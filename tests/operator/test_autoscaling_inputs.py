@@ -133,6 +133,13 @@ def test_a_rise_beyond_chance_is_extrapolated_and_chance_is_not() -> None:
     assert forecast_rate(steady, 5.0, 120.0) == pytest.approx(2.0, rel=0.35)
 
 
+def test_a_burst_is_not_extrapolated_like_a_ramp() -> None:
+    bursts = ([0] * 20 + [100, 300, 500, 400, 200, 100]) * 2
+    current = sum(bursts[-6:]) / 30
+    assert burstiness(bursts) == 10.0
+    assert current < forecast_rate(bursts, 5.0, 120.0) <= 1.1 * current
+
+
 def test_a_peak_of_the_last_minutes_counts() -> None:
     peak = [5] * 20 + [50] * 18 + [5] * 22
     assert forecast_rate(peak, 5.0, 0.0) == 10.0

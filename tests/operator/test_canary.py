@@ -77,6 +77,7 @@ def test_the_replicas_follow_the_share_and_the_old_revision_keeps_one_until_the_
     [
         pytest.param(Quality(error_percent=10), "errorRate at 10 %: 10.00% is above 2.00%", id="errors"),
         pytest.param(Quality(first_token_s=0.3), "ttftP95Ms at 10 %", id="slow first tokens"),
+        pytest.param(Quality(queue_s=0.2), "queueP95Ms at 10 %", id="long queues"),
     ],
 )
 def test_a_failed_gate_takes_the_traffic_away_in_seconds_and_for_good(quality: Quality, reason: str) -> None:

@@ -55,6 +55,7 @@ WHOLLY_BUILT: dict[str, dict[str, list[str]]] = {
         "engine.transfer.require": ["any", "nvlink", "rdma"],
         "pools[].role": ["colocated", "prefill", "decode"],
         "router.policy": ["leastPending", "roundRobin", "powerOfTwo", "random", "cacheAware", "locality"],
+        "rollout.canary.metricGates[].metric": ["errorRate", "ttftP95Ms", "itlP95Ms", "queueP95Ms"],
         "router.service.type": ["ClusterIP", "NodePort", "LoadBalancer"],
         "pools[].autoscaling.mode": ["slo", "load", "fixed", "external"],
         "rollout.type": ["rolling", "canary"],

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from stoker.engine.config import (
     CacheConfig,
+    DiskConfig,
     EngineApiConfig,
     EngineConfig,
     EngineParallelismConfig,
@@ -52,6 +53,7 @@ SECTIONS: list[tuple[type[BaseModel], type[BaseModel], set[str], set[str]]] = [
     (trainingjob.Logging, trainer.LoggingConfig, set(), set()),
     (trainingjob.Deadlines, trainer.DeadlineConfig, set(), set()),
     (engine_settings.CacheSettings, CacheConfig, set(), set()),
+    (engine_settings.DiskSettings, DiskConfig, {"claimName"}, {"path"}),
     (engine_settings.SchedulerSettings, SchedulerConfig, set(), {"mixedTokens"}),
     (
         engine_settings.EngineApi,

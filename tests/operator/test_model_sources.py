@@ -63,6 +63,28 @@ def test_without_a_folder_of_the_node_each_engine_has_a_cache_of_its_own() -> No
     assert "STOKER_MODEL_ACCESS" not in variables_of(engine)
 
 
+@pytest.mark.parametrize("claim", [None, "blocks"])
+def test_the_disk_tier_is_a_volume_of_limited_size_or_a_claim(claim: str | None) -> None:
+    disk = {"bytes": 10**9, **({"claimName": claim} if claim else {})}
+    serving = Serving(
+        model={"uri": "hf://org/model"}, engine={"cache": {"hostMemoryBytes": 10**8, "disk": disk, "salt": "us"}}
+    )
+    serving.rest()
+    (engine,) = serving.engines()
+    limited = ("emptyDir", {"sizeLimit": str(10**9 + 5 * 10**7 + 64 * 2**20)})
+    expected = limited if claim is None else ("persistentVolumeClaim", {"claimName": claim})
+    assert volumes_of(engine)["/var/stoker/blocks"] == expected
+    cache = config_of(serving.cluster.of_kind("ConfigMap"))["cache"]
+    assert (cache["disk"], cache["salt"]) == ({"path": "/var/stoker/blocks", "bytes": 10**9}, "us")
+
+
+def test_without_a_disk_tier_an_engine_is_what_it_was_before_there_was_one() -> None:
+    serving = Serving(model={"uri": "hf://org/model"})
+    serving.rest()
+    assert "/var/stoker/blocks" not in volumes_of(serving.engines()[0])
+    assert {"disk", "salt"}.isdisjoint(config_of(serving.cluster.of_kind("ConfigMap"))["cache"])
+
+
 def test_progress_and_digest_of_a_fetch_are_in_status() -> None:
     serving = Serving(model={"uri": "hf://org/model"})
     serving.rest()

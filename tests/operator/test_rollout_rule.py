@@ -27,7 +27,7 @@ def counts(requests: int, errors: int = 0, first_token_s: float = 0.1) -> Revisi
     found = Histogram()
     if requests:
         found.add(first_token_s, requests)
-    return RevisionCounts(requests, errors, found, found)
+    return RevisionCounts(requests, errors, found, found, found)
 
 
 GOOD = Evidence(counts(100), counts(900))
@@ -46,6 +46,10 @@ GOOD = Evidence(counts(100), counts(900))
         (Gate("ttftP95Ms", max=50), Evidence(counts(100), counts(0)), "Failed", "is above 50.0 ms"),
         (Gate("itlP95Ms", max=200), Evidence(counts(100), counts(0)), "Passed", "is at most 200.0 ms"),
         (Gate("itlP95Ms", max=200, max_ratio=1), Evidence(counts(100), counts(50)), "Passed", "at most 1 times"),
+        (Gate("queueP95Ms", max=50), Evidence(counts(100), counts(0)), "Failed", "is above 50.0 ms"),
+        (Gate("queueP95Ms", max_ratio=1.2), Evidence(counts(100), counts(100)), "Passed", "at most 1.2 times"),
+        (Gate("queueP95Ms", max=50), Evidence(replace(counts(100), queue_s=Histogram()), counts(0)), "Waiting",
+         "queued requests 0 of 20"),
         (Gate("ttftP95Ms", max=50), Evidence(replace(counts(100), first_token_s=Histogram()), counts(0)), "Waiting",
          "streams 0 of 20"),
     ],
@@ -57,8 +61,8 @@ def test_a_gate_judges_the_new_revision_on_enough_answers(gate: Gate, seen: Evid
 
 
 def test_a_metric_that_is_not_measured_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"metric queueP95Ms is not measured; allowed: errorRate"):
-        judge(Gate("queueP95Ms", max=1), GOOD, 1)
+    with pytest.raises(ValueError, match=r"metric latencyP95Ms is not measured; allowed: errorRate"):
+        judge(Gate("latencyP95Ms", max=1), GOOD, 1)
 
 
 def test_the_reports_of_all_routers_add_up_and_missing_ones_are_named() -> None:
@@ -67,6 +71,11 @@ def test_the_reports_of_all_routers_add_up_and_missing_ones_are_named() -> None:
     seen = read_evidence({"a": good, "b": good}, "w", "new", "old")
     assert (seen.new.requests, seen.new.errors, seen.new.first_token_s.total) == (20, 2, 20)
     assert (seen.old.requests, seen.missing) == (0, ())
+    assert seen.new.queue_s.total == 0  # routers of an older version
+    pools = [{"revision": "new", "pool": pool, **entry, "queue_s": {"-9": 4}} for pool in ("prefill", "decode")]
+    both, late = ({"window": {"id": "w", "revisions": listed}} for listed in (pools, pools[:1]))
+    seen = read_evidence({"a": both, "b": late}, "w", "new", "old")
+    assert seen.new.queue_s.counts == {-9: 8}  # each router has the times of all: they do not add up
     bad: dict[str, Any] = {
         "no": None, "old": {}, "late": {"window": {"id": "v", "revisions": []}},
         "odd": {"window": {"id": "w", "revisions": [{"revision": "new"}]}},

@@ -12,7 +12,7 @@ from stoker.router.revision_counts import RevisionCounts
 from stoker.router.shares import Shares, key_of
 from stoker.router.snapshot import BackendEntry, parse_snapshot
 from testing.router.fake_engine import Exchange, FakeEngine, stream
-from testing.router.harness import routed, run, snapshot
+from testing.router.harness import routed, run, snapshot, until
 
 OLD, NEW = "r-old", "r-new"
 
@@ -157,3 +157,39 @@ def test_a_failing_revision_is_counted_although_the_other_one_answers() -> None:
             assert counted[NEW][0] == counted[NEW][1] >= 1
 
     run(scenario)
+
+
+def test_times_in_engines_queues_are_counted_by_revision_once() -> None:
+    async def scenario() -> None:
+        old, new = await FakeEngine("a").start(), await FakeEngine("b").start()
+        old.load, new.load = queued({-9: 5}), queued({})
+        async with routed(old, new) as (router, client):
+            entries = [old.entry(revision=OLD, pool="main"), new.entry(revision=NEW, pool="main")]
+
+            async def begin(version: int, window: str) -> None:
+                body = {**snapshot(version, *entries), "shares": shares(50), "window": window}
+                assert (await client.put("/backends", json=body)).is_success
+
+            def counted(window: str) -> dict[str, dict[str, int]]:
+                found = router.metrics.revisions.status()
+                assert found["id"] == window
+                return {one["revision"]: one["queue_s"] for one in found["revisions"] if one["queue_s"]}
+
+            assert all(backend.load is None for backend in router.backends.all)  # nothing compares revisions
+            await begin(2, "w1")
+            await until(lambda: all(backend.load is not None for backend in router.backends.all))
+            old.load, new.load = queued({-9: 6, 3: 1}), queued({4: 2})
+            await until(lambda: counted("w1") == {OLD: {"-9": 1, "3": 1}, NEW: {"4": 2}})
+            await begin(3, "w2")
+            assert counted("w2") == {}
+            new.load = queued({4: 1}, epoch="after a restart")
+            await until(lambda: counted("w2") == {NEW: {"4": 1}})
+            metrics = (await client.get("/metrics")).text
+            assert 'stoker_router_revision_queue_p95_seconds{pool="main",revision="r-new"} 1.46' in metrics
+
+    run(scenario)
+
+
+def queued(times: dict[int, int], epoch: str = "e") -> dict[str, object]:
+    """A report of an engine with these times in its queue so far."""
+    return {"epoch": epoch, "requests": 0, "waiting": 0, "waiting_tokens": 0, "queue_s": times}

@@ -10,8 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from stoker.trainer.rank.build import make_passes, make_zero
+from stoker.pod.pipeline.actions import ScheduleName
+from stoker.trainer.rank.attend_maker import AttendMaker
+from stoker.trainer.rank.build import make_passes, make_stage, make_zero
+from stoker.trainer.rank.cheap_results import RecomputingOps
 from stoker.trainer.rank.data.batch import MicroBatch
+from stoker.trainer.rank.pipeline.stage import StageInputs
 from stoker.trainer.rank.train_step import ForwardPass
 from testing.trainer.live_bytes import LiveBytes
 from testing.trainer.tiny_run import TINY, SyntheticBatches, alone, empty_decoder, tiny_config
@@ -85,6 +89,58 @@ def test_selective_drops_what_norms_rotations_and_swiglu_make() -> None:
     assert kept["none"] - kept["selective"] >= 0.9 * dropped
 
 
+def stage_gradients(mode: str, schedule: ScheduleName) -> tuple[list[Tensor], int]:
+    """Return the gradient of three micro-batches in flight in one stage of a pipeline, and the bytes they kept."""
+    config = tiny_config(memory__activation_checkpointing=mode, training__sequence_length=256)
+    context = alone()
+    decoder, start = empty_decoder(config, context.device, replace(WIDE, tie_embeddings=False))
+    zero = make_zero(config, decoder, context.mesh, context.device, start.fill)
+    for state in zero.states:
+        state.bucket.is_late = schedule == "ZeroBubble" and state.bucket.unit != "head"
+    stage = make_stage(0, decoder, zero, schedule, recompute=mode == "full")
+    attend = AttendMaker(decoder.ops, "stoker", context.device)
+    batches = [SyntheticBatches(config).micro_batch(index) for index in range(3)]
+    zero.begin_step(len(batches))
+    with LiveBytes() as live:
+        before = live.now
+        for index, batch in enumerate(batches):
+            stage.forward(index, stage_inputs(batch, attend), None)
+        kept = live.now - before
+    for index in range(len(batches)):
+        if schedule == "ZeroBubble":
+            stage.backward_input(index, None)
+        else:
+            stage.backward(index, None)
+    for index in range(len(batches) if schedule == "ZeroBubble" else 0):
+        stage.backward_weight(index)
+    zero.check_complete(0)
+    zero.finish_reduce()
+    zero.close()
+    return [state.gradient.clone() for state in zero.states], kept
+
+
+def stage_inputs(batch: MicroBatch, attend: AttendMaker) -> StageInputs:
+    return StageInputs(
+        tokens_T=torch.from_numpy(batch.tokens_T),
+        positions_T=torch.from_numpy(batch.positions_T),
+        targets_T=torch.from_numpy(batch.targets_T),
+        weights_T=torch.from_numpy(batch.weights_T),
+        attend=attend.of(batch),
+        rows=len(batch.tokens_T),
+    )
+
+
+@pytest.mark.parametrize("schedule", ["OneFOneB", "ZeroBubble"])
+def test_micro_batches_in_flight_have_the_same_bits_and_less_memory_in_a_stage(schedule: ScheduleName) -> None:
+    found = {mode: stage_gradients(mode, schedule) for mode in MODES}
+    expected, most = found["none"]
+    for mode in MODES[1:]:
+        for left, right in zip(found[mode][0], expected, strict=True):
+            np.testing.assert_array_equal(left, right, err_msg=mode)
+    assert any(gradient.any() for gradient in expected)
+    assert found["full"][1] < found["selective"][1] < 0.85 * most
+
+
 def test_nothing_of_the_last_backward_is_held() -> None:
     config = tiny_config(memory__activation_checkpointing="selective")
     context = alone()
@@ -104,8 +160,8 @@ def test_nothing_of_the_last_backward_is_held() -> None:
             del loss_sum
             left.append(live.now)
     assert left[1] == left[2]
-    assert forward._cheap is not None
-    assert not forward._cheap._noted
+    assert isinstance(decoder.ops, RecomputingOps)
+    assert not decoder.ops.cheap._noted
     zero.close()
 
 
@@ -119,6 +175,6 @@ def test_evaluation_keeps_nothing() -> None:
     with torch.no_grad():
         loss = forward.loss_sum(SyntheticBatches(config).micro_batch(0))
     assert loss.isfinite()
-    assert forward._cheap is not None
-    assert not forward._cheap._noted
+    assert isinstance(decoder.ops, RecomputingOps)
+    assert not decoder.ops.cheap._noted
     zero.close()

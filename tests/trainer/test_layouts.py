@@ -15,6 +15,7 @@ import pytest
 
 from testing.trainer.layouts import (
     ADAPTER_TOLERANCE,
+    DEEP,
     DEEP_SPARSE,
     MIXED,
     MOMENT_TOLERANCE,
@@ -36,6 +37,8 @@ SEQUENCE: dict[str, Any] = {"parallelism__sequence_parallel": True}
 
 ZERO_BUBBLE: dict[str, Any] = {"parallelism__pipeline_schedule": "ZeroBubble"}
 INTERLEAVED: dict[str, Any] = {"parallelism__pipeline_schedule": "Interleaved"}
+GPIPE: dict[str, Any] = {"parallelism__pipeline_schedule": "GPipe"}
+SELECTIVE: dict[str, Any] = {"memory__activation_checkpointing": "selective"}
 
 DATA = (
     Layout(shard=2),
@@ -58,6 +61,7 @@ TENSOR = (
     Layout(tensor=2, shard=4, changes=SEQUENCE, recompute=True, micro_batch=2),
     Layout(tensor=4, shard=2, changes=SEQUENCE),
     Layout(tensor=2, shard=2, zero_stage=0, model=TIED),
+    Layout(tensor=2, shard=2, zero_stage=3, model=TIED),
 )
 REPLICATE = (
     Layout(replicate=2),
@@ -89,6 +93,7 @@ EXPERT = (
     Layout(pipeline=2, tensor=2, expert=2, changes=SEQUENCE, model=MIXED, micro_batch=2),
     Layout(pipeline=2, tensor=2, changes=ZERO_BUBBLE, model=SPARSE),
     Layout(pipeline=2, stages=2, shard=2, expert=2, changes=INTERLEAVED, model=DEEP_SPARSE),
+    Layout(pipeline=2, shard=2, expert=2, changes=ZERO_BUBBLE, model=SPARSE, zero_stage=3),
 )
 RING: dict[str, Any] = {"parallelism__context_method": "Ring"}
 ULYSSES: dict[str, Any] = {"parallelism__context_method": "Ulysses"}
@@ -101,7 +106,7 @@ CONTEXT = (
     Layout(context=2, tensor=2, changes=SEQUENCE),
     Layout(context=2, replicate=2, model=TIED, zero_stage=2),
     Layout(context=2, pipeline=2, recompute=True),
-    Layout(context=2, changes={"memory__activation_checkpointing": "selective"}),
+    Layout(context=2, changes=SELECTIVE),
     Layout(context=2, changes=RING, zero_stage=2),
     Layout(context=4, changes=RING, model=WINDOWED, micro_batch=2),
     Layout(context=4, shard=2, changes=RING, zero_stage=3, recompute=True),
@@ -114,6 +119,15 @@ CONTEXT = (
 PIPELINE = (
     Layout(pipeline=2, tensor=2),
     Layout(pipeline=2, tensor=2, changes=SEQUENCE),
+    Layout(pipeline=2, shard=2, zero_stage=2),
+    Layout(pipeline=2, shard=2, zero_stage=3, changes=GPIPE, recompute=True),
+    Layout(pipeline=2, shard=2, zero_stage=3, changes={**ZERO_BUBBLE, **SELECTIVE}, model=TIED),
+    Layout(pipeline=2, shard=4, zero_stage=2, changes={**ZERO_BUBBLE, **SELECTIVE}),
+    Layout(pipeline=2, replicate=2, shard=2, zero_stage=3, changes=SELECTIVE),
+    Layout(pipeline=2, stages=2, shard=2, zero_stage=3, changes=INTERLEAVED, model=DEEP),
+    Layout(pipeline=2, stages=2, shard=2, zero_stage=2, changes=INTERLEAVED, recompute=True, model=DEEP),
+    Layout(pipeline=2, stages=2, shard=2, zero_stage=3, changes=ZERO_BUBBLE, model=DEEP),
+    Layout(pipeline=2, tensor=2, shard=2, zero_stage=3, changes=SEQUENCE, model=TIED),
 )
 LORA = (
     Layout(shard=2, zero_stage=0, lora=True),

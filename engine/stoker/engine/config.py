@@ -42,6 +42,15 @@ class ServedModelConfig(Config):
 Preemption = Literal["auto", "swap", "recompute"]
 
 
+class DiskConfig(Config):
+    """The disk tier: a folder for blocks that the host tier has no room for."""
+
+    path: str
+    """Folder; each engine takes one of its own in it. Blocks in it are found again after a restart."""
+    bytes: int = Field(ge=1)
+    """Most bytes of this engine's files."""
+
+
 class CacheConfig(Config):
     """The paged KV cache."""
 
@@ -58,6 +67,10 @@ class CacheConfig(Config):
     preemption: Preemption = "auto"
     """How a preempted sequence comes back, where there is a host tier: from its saved blocks (`swap`), computed again
     (`recompute`), or what is measured to be faster."""
+    disk: DiskConfig | None = None
+    """Folder for blocks below the host tier, which it needs; default: none."""
+    salt: str | None = Field(default=None, max_length=256)
+    """The tenant's part of the keys of blocks in files: engines with other salts never read each other's."""
 
 
 class SchedulerConfig(Config):

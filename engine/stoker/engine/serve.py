@@ -149,6 +149,7 @@ def engine_config(arguments: argparse.Namespace, model: str | None = None) -> di
                     "memory_bytes": arguments.cache_bytes,
                     "prefix_cache": not arguments.no_prefix_cache,
                     "host_memory_bytes": arguments.host_memory_bytes,
+                    "disk": _given({"path": arguments.disk_path, "bytes": arguments.disk_bytes}) or None,
                 }
             ),
             "scheduler": _given(
@@ -297,6 +298,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="BYTES",
         help="main memory for cold and preempted blocks (default: none)",
     )
+    add("--disk-path", metavar="DIR", help="folder for blocks that the host memory has no room for (default: none)")
+    add("--disk-bytes", type=int, metavar="BYTES", help="most bytes in it")
     add("--no-prefix-cache", action="store_true", help="compute every prompt from its first token")
     add("--role", choices=["colocated", "prefill", "decode"], help="what routers should prefer this engine for")
     add(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from stoker.pod.histogram import Histogram
 from stoker.router.connection import BackendError, Connection, Outgoing, Silent
 from stoker.router.kept_stream import KeptStream
 from stoker.router.load import SILENT_S, YOUNG_S, Load, reports
@@ -111,14 +112,22 @@ class Backend:
         """Whether an engine that reported its load has not done so for long."""
         return self._report is not None and self.clock() - self._reported_s > SILENT_S
 
-    def reported(self, load: Load) -> None:
-        """Take a report; one that is older than the newest has no effect."""
-        newest = self._report
-        if newest is None or newest.epoch != load.epoch or newest.seq < load.seq:
-            self._report, self._reported_s = load, self.clock()
+    def reported(self, load: Load) -> Histogram:
+        """Take a report; one that is older than the newest has no effect.
 
-    async def follow_load(self) -> None:
-        """Take the engine's reports until the stream ends.
+        Returns the times in the engine's queue that it adds to the newest before it. The first report adds none.
+        """
+        newest = self._report
+        if newest is not None and newest.epoch == load.epoch and newest.seq >= load.seq:
+            return Histogram()
+        self._report, self._reported_s = load, self.clock()
+        if newest is None:
+            return Histogram()
+        before = newest.queue_s if newest.epoch == load.epoch else {}
+        return Histogram(load.queue_s).since(Histogram(before))
+
+    async def follow_load(self, queued: Callable[[BackendEntry, Histogram], None]) -> None:
+        """Take the engine's reports until the stream ends; pass on the times in its queue that each adds.
 
         Raises:
             NotReported: the engine has no such stream.
@@ -127,7 +136,9 @@ class Backend:
         connection = await self.connect(fresh=True)
         try:
             async for load in reports(connection, max(SILENT_S, self.times.probe_s)):
-                self.reported(load)
+                times = self.reported(load)
+                if times.counts:
+                    queued(self.entry, times)
         finally:
             connection.close()
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from stoker.pod.histogram import Histogram
 from stoker.router.backend import Backend, Timeouts
 from stoker.router.connection import BackendError
 from stoker.router.fallback import Fallback
@@ -20,7 +21,7 @@ from stoker.router.load import NotReported
 from stoker.router.pairs import Pair, PairPolicy, of_role, split_or_whole
 from stoker.router.policy import Policy
 from stoker.router.shares import Shares
-from stoker.router.snapshot import BackendSnapshot
+from stoker.router.snapshot import BackendEntry, BackendSnapshot
 from stoker.router.work import NO_WORK, Work
 
 log = logging.getLogger("stoker.router")
@@ -34,6 +35,10 @@ STREAM_SILENCE_S = 1.0
 
 def any_backend(_: Backend) -> bool:
     return True
+
+
+def _ignore(_: BackendEntry, __: Histogram) -> None:
+    pass
 
 
 def _is_of(revision: str, backend: Backend) -> bool:
@@ -66,6 +71,8 @@ class Backends:
         self.shares = Shares()
         self.fallback: Fallback | None = None
         """Another deployment, for requests that no backend can take."""
+        self.queued: Callable[[BackendEntry, Histogram], None] = _ignore
+        """Called with times in an engine's queue."""
         self._turn = 0
         self._changed = asyncio.Event()
 
@@ -73,6 +80,11 @@ class Backends:
     def weighs_work(self) -> bool:
         """Whether the choice looks at what a request is."""
         return self.predicts or isinstance(self.policy, PairPolicy) or self.pairs_engines
+
+    @property
+    def follows_loads(self) -> bool:
+        """Whether engines' reports are used: by the choice, or to compare revisions."""
+        return self.weighs_work or (self._snapshot is not None and bool(self._snapshot.window))
 
     @property
     def pairs_engines(self) -> bool:
@@ -117,9 +129,9 @@ class Backends:
         self._probes[key] = asyncio.create_task(self._keep_probing(backend), name=f"probe {backend.entry.url}")
 
     def _follow_loads(self) -> None:
-        """Follow the load of every backend, if the choice looks at it."""
+        """Follow the load of every backend, if it is used."""
         for key, backend in self._backends.items():
-            if self.weighs_work and key not in self._followers:
+            if self.follows_loads and key not in self._followers:
                 following = self._keep_following(backend)
                 self._followers[key] = asyncio.create_task(following, name=f"load of {backend.entry.url}")
 
@@ -128,7 +140,7 @@ class Backends:
         while not backend.retired:
             pause_s = RECONNECT_S
             try:
-                await backend.follow_load()
+                await backend.follow_load(self.queued)
             except NotReported:
                 pause_s = UNREPORTED_S
             except BackendError as error:

@@ -69,6 +69,8 @@ class Load(BaseModel):
     """The role that the engine prefers now; None: the one of its pool."""
     peer: Peer | None = None
     """None: it exchanges no blocks with other engines."""
+    queue_s: dict[int, int] = {}
+    """Time in seconds from arrival to the first step of all its requests so far: buckets of a `Histogram`."""
 
     @property
     def decoding(self) -> int:

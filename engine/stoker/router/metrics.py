@@ -55,6 +55,7 @@ class RouterMetrics:
         ProcessCollector(registry=registry)
         self.revisions = RevisionCounts(backends.clock)
         """What canaries are judged by."""
+        backends.queued = self.revisions.queued
         registry.register(self.revisions)
         self.held = 0
         """Requests that wait for a backend."""

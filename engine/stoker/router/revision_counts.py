@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from stoker.pod.histogram import RATIO, Histogram
+from stoker.pod.histogram import RATIO, Histogram, merged
 from stoker.router.snapshot import BackendEntry
 
 EDGES = range(-72, 73, 8)
@@ -37,6 +37,8 @@ class Counts:
     """Of streams: from the request to the first byte of the body."""
     token_gap_s: Histogram = field(default_factory=Histogram)
     """Between two parts of a stream."""
+    queue_s: Histogram = field(default_factory=Histogram)
+    """In engines' queues, by their reports, of the requests of all routers."""
     first_token_sum_s: float = 0.0
     token_gap_sum_s: float = 0.0
 
@@ -46,6 +48,7 @@ class Counts:
             "errors": self.errors,
             "first_token_s": self.first_token_s.to_wire(),
             "token_gap_s": self.token_gap_s.to_wire(),
+            "queue_s": self.queue_s.to_wire(),
         }
 
 
@@ -91,6 +94,11 @@ class RevisionCounts(Collector):
             counts.token_gap_s.add(seconds)
             counts.token_gap_sum_s += seconds
 
+    def queued(self, entry: BackendEntry, times: Histogram) -> None:
+        """Count times in an engine's queue."""
+        for counts in self._both(entry):
+            counts.queue_s = merged((counts.queue_s, times))
+
     def status(self) -> Mapping[str, Any]:
         """Return the field `window` of `/status`."""
         found = [
@@ -106,12 +114,15 @@ class RevisionCounts(Collector):
         errors = CounterMetricFamily(f"{name}_errors", "Failed ones: 5xx, none, or broken off.", labels=labels)
         first = HistogramMetricFamily(f"{name}_first_token_seconds", "First token of streams.", labels=labels)
         gaps = HistogramMetricFamily(f"{name}_token_gap_seconds", "Between parts of streams.", labels=labels)
+        queue = GaugeMetricFamily(f"{name}_queue_p95_seconds", "In engines' queues, since the start.", labels=labels)
         for place, counts in sorted(self._totals.items()):
             requests.add_metric(place, counts.requests)
             errors.add_metric(place, counts.errors)
             first.add_metric(place, _buckets(counts.first_token_s), counts.first_token_sum_s)
             gaps.add_metric(place, _buckets(counts.token_gap_s), counts.token_gap_sum_s)
-        yield from (requests, errors, first, gaps)
+            if (p95_s := counts.queue_s.quantile(0.95)) is not None:
+                queue.add_metric(place, p95_s)
+        yield from (requests, errors, first, gaps, queue)
 
     def _both(self, entry: BackendEntry) -> tuple[Counts, Counts]:
         place = entry.revision, entry.pool

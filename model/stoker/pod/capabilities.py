@@ -124,7 +124,6 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
         "engine.attention": _ENGINE["attention"],
         **{f"pools[].{path}": row for path, row in _ENGINE.items() if path.startswith("parallelism.")},
         "pools[].podsPerReplica": only(1),
-        "rollout.canary.metricGates[].metric": only("errorRate", "ttftP95Ms", "itlP95Ms"),
     },
     "EnginePool": {
         "revisions[].template.podsPerReplica": only(1),
@@ -133,12 +132,11 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
 """Program or kind -> path -> what works. Programs have the names of their configuration, kinds those below `spec`."""
 
 BESIDE_AXES: Mapping[str, Mapping[str, Row]] = {
-    "parallelism.pipeline": {"memory.zero_stage": only(0, 1)},
     "parallelism.context": {"model.num_experts": absent()},
 }
 """Rows of a run with more than one rank on an axis, beside those above.
 
-ZeRO 2 and 3 would send a stage's gradients or weights for each micro-batch. A router's losses are means over all tokens
+A router's losses are means over all tokens
 of a micro-batch, of which a rank of `context` has a part.
 """
 

@@ -15,7 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from stoker.engine.config import EngineConfig
+from stoker.engine.core.block_identity import BlockIdentity, stored_identity
 from stoker.engine.core.blocks import BlockManager
+from stoker.engine.core.disk.open_disk import open_cold_traffic
 from stoker.engine.core.engine import LLMEngine, ModelLimits
 from stoker.engine.core.fetched_model import with_fetched_model
 from stoker.engine.core.grammars import GrammarCompiler
@@ -65,7 +67,8 @@ def build_engine(
         reading = beside_weights.submit(grammar_compiler, source, limits)
         executor, plan = make_executor(config, source, plan, progress, start)
         limits = replace(limits, max_model_len=plan.max_model_len)
-    root = root_digest(b"host tier") if plan.num_host_blocks else None
+    identity = kept_identity(config, plan, executor)
+    root = (identity.root if identity is not None else root_digest(b"host tier")) if plan.num_host_blocks else None
     blocks = BlockManager(plan.num_blocks, plan.block_size, config.cache.prefix_cache, root)
     scheduler = Scheduler(
         blocks,
@@ -74,7 +77,7 @@ def build_engine(
         max_queued_requests=config.scheduler.max_queued_requests,
         chunk_tokens=config.scheduler.chunk_tokens,
         budget=StepBudget(plan.max_batch_tokens, plan.mixed_tokens, TOKENS),
-        tier=make_tier(plan, blocks, executor),
+        tier=make_tier(config, plan, blocks, executor, identity),
     )
     engine = LLMEngine(
         executor,
@@ -129,17 +132,31 @@ def start_ranks(
         raise
 
 
-def make_tier(plan: EnginePlan, blocks: BlockManager, executor: Executor) -> HostTier | None:
-    """The host tier of an engine with one rank, if it has one."""
+def kept_identity(config: EngineConfig, plan: EnginePlan, executor: Executor) -> BlockIdentity | None:
+    """What blocks in files are; None where there are none."""
+    return None if config.cache.disk is None else stored_identity(config, plan, runner_of(executor))
+
+
+def make_tier(
+    config: EngineConfig, plan: EnginePlan, blocks: BlockManager, executor: Executor, identity: BlockIdentity | None
+) -> HostTier | None:
+    """The host tier of an engine with one rank, if it has one, over the tiers below it."""
     if not plan.num_host_blocks:
         return None
+    cache = runner_of(executor).cache
+    link = host_link(cache, plan.num_host_blocks, fused=plan.kernels == "fused")
+    costs, index, clock = TierCosts(plan.preemption), HostIndex(plan.num_host_blocks), time.monotonic
+    cold = None
+    if identity is not None:
+        cold = open_cold_traffic(config, identity, index, link.memory, costs, clock)
+    return HostTier(blocks, index, link, costs, cache.data[0].nbytes, clock, cold)
+
+
+def runner_of(executor: Executor) -> Runner:
+    """The runner of an engine with one rank."""
     assert isinstance(executor, InProcess | OnDevice), "the plan refuses more ranks"
-    runner = executor.runner
-    assert isinstance(runner, Runner), "the engine's own"
-    link = host_link(runner.cache, plan.num_host_blocks, fused=plan.kernels == "fused")
-    block_bytes = runner.cache.data[0].nbytes
-    costs = TierCosts(plan.preemption)
-    return HostTier(blocks, HostIndex(plan.num_host_blocks), link, costs, block_bytes, time.monotonic)
+    assert isinstance(executor.runner, Runner), "the engine's own"
+    return executor.runner
 
 
 def warm_up(executor: Executor) -> None:

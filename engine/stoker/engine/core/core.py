@@ -199,8 +199,8 @@ class Core:
         elif self.engine.has_unfinished:
             self._step(self.engine)
             self._capture_when_due(self.engine)
-        elif self._captures:
-            self._captures = self._capture(self.engine)
+        else:
+            self._rest(self.engine)
         self._check_ranks()
         self._follow_drain()
         self._audit_when_due()
@@ -335,6 +335,15 @@ class Core:
             self._fail(Cause.RANK_FAILED, error)
         except Exception as error:  # noqa: BLE001 - a defect of the engine itself, not of one request
             self._fail(Cause.INTERNAL, error)
+
+    def _rest(self, engine: LLMEngine) -> None:
+        """Use idle time: go on with the tiers' transfers, capture graphs."""
+        try:
+            engine.rest()
+        except Exception as error:  # noqa: BLE001 - a defect of the engine itself
+            self._fail(Cause.INTERNAL, error)
+        if self._captures:
+            self._captures = self._capture(engine)
 
     def _check_ranks(self) -> None:
         """Notice a lost rank while no step is computed."""

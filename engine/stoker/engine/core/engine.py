@@ -232,6 +232,12 @@ class LLMEngine:
             self.tier.wait(TIER_WAIT_S)
         return deltas
 
+    def rest(self) -> None:
+        """Go on with the tiers' transfers while no request is open."""
+        if self.tier is not None:
+            self.scheduler.take_up_transfers()
+            self.tier.spill()
+
     def progress(self, request_id: str, *, front: str = "") -> RequestProgress | None:
         """How far a request is; None for one that has ended."""
         request = self.requests.get((front, request_id))
@@ -274,6 +280,8 @@ class LLMEngine:
             busy_s=self.busy_s,
             ranks=self.executor.rank_states(),
             host=self.tier.stats() if self.tier is not None else None,
+            queue_s=dict(scheduler.queue_s.counts),
+            disk=self.tier.below("disk") if self.tier is not None else None,
         )
 
     def audit(self) -> BlockAudit:

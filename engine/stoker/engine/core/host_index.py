@@ -2,8 +2,9 @@
 
     FREE -> SAVING -> STORED -> FREE
 
-An entry can be found only when its copy is complete (`publish`). One that is being loaded is pinned and stays. When
-more than `HIGH` of the slots are taken, the oldest are given up until `LOW` are left, so that saves find room.
+An entry can be found only when its copy is complete (`publish`). One that is being loaded, or written to a tier below,
+is pinned and stays. When more than `HIGH` of the slots are taken, the oldest are given up until `LOW` are left, so that
+saves find room.
 
 Changed by `host_tier` alone.
 """
@@ -29,7 +30,9 @@ class HostEntry:
     sum: int | None = None
     """Seeded checksum; None while it is being saved."""
     pins: int = 0
-    """Loads under way."""
+    """Loads and writes to a tier below that are under way."""
+    fetching: bool = False
+    """It is being filled from a tier below, not from the cache."""
     dropped: bool = False
     """Given up while it was pinned: its slot comes free with the last pin."""
 
@@ -87,10 +90,10 @@ class HostIndex:
     def pin(self, entry: HostEntry) -> None:
         entry.pins += 1
 
-    def unpin(self, entry: HostEntry) -> None:
-        """End a load. The entry counts as used now."""
+    def unpin(self, entry: HostEntry, *, used: bool = True) -> None:
+        """End a load, after which the entry counts as used now, or a write."""
         entry.pins -= 1
-        if not entry.dropped:
+        if used and not entry.dropped:
             self._entries.move_to_end(entry.content.digest)
         self._free_if_unused(entry)
 

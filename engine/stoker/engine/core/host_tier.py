@@ -7,7 +7,8 @@ can be found when its copy is complete.
 A waiting sequence whose next blocks are here gets them before it is admitted: they are loaded into blocks of the cache,
 compared with their checksums, and made findable in the prefix cache. Then the sequence is admitted as one whose prefix
 was cached, so its tokens are those of a cached prefix. A load that would take longer than computing the tokens is not
-begun, and one that is late is not waited for. A damaged block ends the loaded prefix and is given up.
+begun, and one that is late is not waited for. A damaged block ends the loaded prefix and is given up. Below this tier
+there may be others (`cold_traffic`), whose blocks come into this one first.
 
 Steps and copies run beside each other: `fence` orders a step behind the saves of the blocks that it writes.
 
@@ -20,9 +21,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from stoker.engine.core.blocks import BlockContent, BlockManager
+from stoker.engine.core.disk.cold_traffic import ColdTraffic
 from stoker.engine.core.host_index import HostEntry, HostIndex
 from stoker.engine.core.request import Sequence
-from stoker.engine.core.stats import HostTierStats
+from stoker.engine.core.stats import ColdTierStats, HostTierStats
 from stoker.engine.core.tier_costs import TierCosts
 from stoker.engine.execution.step import StepInput
 from stoker.engine.transfer.checksum import content_seed, seeded
@@ -74,11 +76,12 @@ class HostTier:
 
     def __init__(
         self, blocks: BlockManager, index: HostIndex, link: ReadableLink, costs: TierCosts, block_bytes: int,
-        clock: Callable[[], float],
+        clock: Callable[[], float], cold: ColdTraffic | None = None,
     ) -> None:  # fmt: skip
+        """`cold`: the way to tiers below."""
         assert blocks.root is not None, "the tier knows contents by their digests"
         self.blocks, self.index, self.link, self.costs, self.clock = blocks, index, link, costs, clock
-        self.block_bytes, self.root = block_bytes, blocks.root
+        self.block_bytes, self.root, self.cold = block_bytes, blocks.root, cold
         self._saves: list[_Save] = []
         self._loads: list[_Load] = []
         """Under way."""
@@ -95,6 +98,8 @@ class HostTier:
         """Whether the first in the queue should wait for blocks that are on their way, or are sent for now."""
         load = self._held.get(sequence)
         if load is None:
+            if self.cold is not None and self._fetches(sequence) and self.cold.holds_back(sequence):
+                return True
             return self._begin_load(sequence, keep_free) or self._waits_for_save(sequence)
         if load not in self._loads:
             return False
@@ -108,12 +113,15 @@ class HostTier:
     def look_ahead(self, waiting: Iterable[Sequence], keep_free: int) -> None:
         """Send for the blocks of sequences behind the first."""
         for sequence in waiting:
-            if sequence not in self._held and sequence not in self._known and not sequence.num_pending:
+            is_new = sequence not in self._held and sequence not in self._known and not sequence.num_pending
+            if is_new and not self._fetches(sequence):
                 self._begin_load(sequence, keep_free)
 
     def leave(self, sequence: Sequence) -> list[int]:
         """The sequence needs the tier no more: it was admitted or has ended. Returns blocks that are free now."""
         self._known.pop(sequence, None)
+        if self.cold is not None:
+            self.cold.leave(sequence)
         load = self._held.pop(sequence, None)
         if load is None:
             return []
@@ -152,12 +160,17 @@ class HostTier:
         for load in [load for load in self._loads if load.ticket is not None and load.ticket.done()]:
             self._loads.remove(load)
             dirty += self._end_load(load)
+        if self.cold is not None:
+            self.cold.poll()
         return dirty
 
     def spill(self) -> None:
-        """Begin to save cold blocks while few could be evicted without loss."""
+        """Begin to save cold blocks while few could be evicted without loss; for tiers below as early as possible."""
         clean, total = self.blocks.num_clean, self.blocks.num_blocks
         self._spilling = clean < (CLEAN_HIGH if self._spilling else CLEAN_LOW) * total
+        if self.cold is not None:
+            self.cold.write()
+            self._spilling = self._spilling or not self.cold.behind
         if self._spilling and len(self._saves) < MOST_WRITES:
             self._save(self.blocks.oldest_unsaved(MOST_SAVES))
 
@@ -183,11 +196,21 @@ class HostTier:
         tickets += [save.ticket for save in self._saves]
         if tickets:
             tickets[0].wait(timeout_s)
+        elif self.cold is not None:
+            self.cold.wait(timeout_s)
+
+    @property
+    def busy(self) -> bool:
+        """Whether saves or loads are under way."""
+        return bool(self._saves or self._loads)
 
     def faults(self) -> Iterator[str]:
         """Findings of an audit, between two steps."""
         yield from self.index.faults()
         pins = sum(len(load.entries) for load in self._loads)
+        if self.cold is not None:
+            yield from self.cold.faults()
+            pins += self.cold.num_pins
         if pins != self.index.num_pins:
             yield "loads and pins of the host tier differ"
         if any(load.sequence is not sequence for sequence, load in self._held.items()):
@@ -210,8 +233,14 @@ class HostTier:
             transport=self.link.transport,
         )
 
+    def below(self, name: str) -> ColdTierStats | None:
+        """Figures of a tier below; None where it is not configured."""
+        return self.cold.stats(name) if self.cold is not None else None
+
     def close(self) -> None:
         self.link.close()
+        if self.cold is not None:
+            self.cold.close()
 
     # Saves.
 
@@ -232,6 +261,8 @@ class HostTier:
         self.num_saved += len(save.entries)
         for entry, raw in zip(save.entries, save.ticket.sums, strict=True):
             self.index.publish(entry, self._seeded(raw, entry))
+            if self.cold is not None:
+                self.cold.saved(entry)
 
     # Loads.
 
@@ -256,6 +287,14 @@ class HostTier:
         self._held[sequence] = load
         return True
 
+    def _fetches(self, sequence: Sequence) -> bool:
+        """Send for blocks that are only in tiers below. Whether some are on their way."""
+        if self.cold is None or sequence.request.params.prompt_logprobs is not None:
+            return False
+        if not self.cold.knows(sequence):
+            self.cold.fetch(sequence, self._contents(sequence)[self.blocks.num_findable(sequence.tokens) :])
+        return self.cold.fetching(sequence)
+
     def _stored_run(self, sequence: Sequence) -> tuple[int, list[HostEntry]]:
         """Index of the first block that the cache lacks, and the entries from there on without a gap."""
         contents = self._contents(sequence)
@@ -275,7 +314,7 @@ class HostTier:
         if first >= len(contents):
             return False
         entry = self.index.find(contents[first])
-        return entry is not None and entry.sum is None
+        return entry is not None and entry.sum is None and not entry.fetching
 
     def _contents(self, sequence: Sequence) -> list[BlockContent]:
         known = self._known.get(sequence)

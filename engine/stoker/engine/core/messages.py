@@ -29,7 +29,7 @@ from typing import Literal, NamedTuple
 import msgpack
 
 from stoker.engine.core.frames import FrameFormat, many, many_or_none, one
-from stoker.engine.core.stats import HostTierStats, Stats, TransferStats
+from stoker.engine.core.stats import ColdTierStats, HostTierStats, Stats, TransferStats
 from stoker.engine.errors import RefusalKind, RequestRefused
 from stoker.engine.execution.executor import RankState
 from stoker.engine.execution.step import TokenLogprobs
@@ -264,7 +264,12 @@ _FORMAT = FrameFormat(
         CoreState: {"model": one(ModelFacts)},
         Outputs: {"deltas": many_or_none(Delta)},
         Inspected: {"requests": many_or_none(RequestProgress)},
-        Stats: {"host": one(HostTierStats), "transfer": one(TransferStats), "ranks": many(RankState)},
+        Stats: {
+            "host": one(HostTierStats),
+            "disk": one(ColdTierStats),
+            "transfer": one(TransferStats),
+            "ranks": many(RankState),
+        },
         Delta: {
             "logprobs": many_or_none(TokenLogprobs),
             "prompt_logprobs": many_or_none(TokenLogprobs),

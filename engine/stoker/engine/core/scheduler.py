@@ -32,6 +32,7 @@ from stoker.engine.core.messages import FinishReason
 from stoker.engine.core.request import Request, Sequence, State
 from stoker.engine.core.step_budget import StepBudget
 from stoker.engine.errors import RequestRefused
+from stoker.pod.histogram import Histogram
 
 
 class TableChange(NamedTuple):
@@ -98,6 +99,8 @@ class Scheduler:
         self.num_preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
+        self.queue_s = Histogram()
+        """Time from arrival to the first step, in seconds."""
         self._free_seats = list(range(self.num_seats - 1, -1, -1))
         self._reserved_seats = 0
         self._dirty: list[int] = []
@@ -375,6 +378,7 @@ class Scheduler:
         request = sequence.request
         if request.scheduled_s is None:
             request.scheduled_s = now_s
+            self.queue_s.add(max(now_s - request.arrival_s, 0.0))
             request.cached_tokens = min(cached, sequence.num_prompt)  # a resumed one has output, too
             self.prefix_queries += sequence.num_prompt
             self.prefix_hits += request.cached_tokens

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stoker.engine.execution.executor import RankState
 
@@ -35,6 +35,38 @@ class HostTierStats:
     """Measured; 0 before the first."""
     read_bytes_per_s: float
     transport: str
+
+
+@dataclass(frozen=True, slots=True)
+class ColdTierStats:
+    """A tier below the host tier now, and its counters since the start, in blocks."""
+
+    state: str
+    """`ok`, `opening`, or what is the matter: the tier is not used until it works again."""
+    total_bytes: int
+    used_bytes: int
+    blocks: int
+    """That can be found."""
+    found: int
+    """That were there at the start."""
+    saved: int
+    loaded: int
+    """Read and found sound."""
+    evicted: int
+    """Given up for newer ones."""
+    damaged: int
+    """Cut off, changed, or with a wrong checksum. They were removed."""
+    foreign: int
+    """Of another model, tenant, layout or content than their name tells. They were removed."""
+    failed: int
+    """Reads, writes and removals that failed."""
+    cleaned: int
+    """Folders of engines that are gone that were removed."""
+    late: int
+    """Fetches that were not waited for."""
+    write_bytes_per_s: float
+    """Of one block, as last measured; 0 before the first."""
+    read_bytes_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,5 +173,10 @@ class Stats:
     """Of a replica with several ranks."""
     host: HostTierStats | None = None
     """None without a host tier."""
+    disk: ColdTierStats | None = None
+    """None without a disk tier."""
     transfer: TransferStats | None = None
     """None where `transfer.listen` is not set."""
+    queue_s: Mapping[int, int] = field(default_factory=dict)
+    """Time from arrival to the first step in seconds: the buckets of `stoker.pod.histogram`. Of all requests that
+    began, also those whose prompt is computed here for another engine."""

@@ -32,6 +32,8 @@ class TierCosts:
         self.preemption = preemption
         self.writes, self.reads = Rate(), Rate()
         """Bytes per second to and from the tier."""
+        self.fetched = Rate()
+        """Bytes per second from the tiers below to the tier."""
         self.prefill = Rate()
         """Prompt tokens per second."""
 
@@ -47,3 +49,10 @@ class TierCosts:
         """Whether to load so many tokens, rather than to compute them. Also asked for what is left of a late load."""
         computing, moving = self.prefill.seconds(num_tokens), self.reads.seconds(num_bytes)
         return self.preemption == "swap" or computing is None or moving is None or moving < computing
+
+    def fetches(self, num_tokens: int, num_bytes: int) -> bool:
+        """Whether to bring so many tokens from a tier below into the tier and load them, rather than compute them."""
+        computing, fetching = self.prefill.seconds(num_tokens), self.fetched.seconds(num_bytes)
+        if self.preemption == "swap" or computing is None or fetching is None:
+            return True
+        return fetching + (self.reads.seconds(num_bytes) or 0.0) < computing

@@ -19,12 +19,12 @@ from torch import Tensor
 
 from stoker.engine.transfer.checksum import raw_sums
 from stoker.engine.transfer.checksum_kernel import sums, torch_sums
-from stoker.engine.transfer.port import Move, ReadableLink
+from stoker.engine.transfer.port import Move
 from stoker.engine.transfer.ticket import LinkMeter, SummedTicket, ThreadTicket, Ticket, TransferError
 from stoker.model.paged_attend import KVCache, zero_pages
 
 
-def host_link(cache: KVCache, num_slots: int, *, fused: bool) -> ReadableLink:
+def host_link(cache: KVCache, num_slots: int, *, fused: bool) -> HostMemoryLink | PinnedMemoryLink:
     """The link for a cache. `fused`: sum blocks of a GPU by the kernel."""
     blocks_BN = cache.data.view(cache.num_blocks, -1).view(torch.uint8)
     if blocks_BN.device.type == "cpu":
@@ -44,6 +44,11 @@ class HostMemoryLink:
         self._queue: queue.SimpleQueue[tuple[bool, Sequence[Move], ThreadTicket] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="host tier", daemon=True)
         self._thread.start()
+
+    @property
+    def memory(self) -> np.ndarray:
+        """The slots, [slots, block_bytes] uint8."""
+        return self.slots
 
     @property
     def lost(self) -> str | None:
@@ -104,6 +109,11 @@ class PinnedMemoryLink:
         self._stream = torch.cuda.Stream(blocks_BN.device)  # type: ignore[no-untyped-call]
         self._closed = False
         self._sum_of([0])  # compiles the kernel
+
+    @property
+    def memory(self) -> np.ndarray:
+        """The slots, [slots, block_bytes] uint8: the same pinned memory."""
+        return self.slots.numpy()
 
     @property
     def lost(self) -> str | None:

@@ -87,7 +87,7 @@ class Front:
         self.managed = managed
         self.core = core
         self.names = tuple(names)
-        self.ledger = LoadLedger(role, lambda: self.transfer)
+        self.ledger = LoadLedger(role, lambda: self.transfer, lambda: self.queue_s)
         self.metrics = metrics
         self.parsers = parsers
         self.clock = clock
@@ -118,6 +118,12 @@ class Front:
     def counters(self) -> LoadCounters:
         """What it has counted, for `/status`."""
         return self.metrics.load
+
+    @property
+    def queue_s(self) -> Mapping[int, int]:
+        """The core's newest histogram of the time from a request's arrival to its first step."""
+        stats = self.core.stats
+        return stats.queue_s if stats is not None else {}
 
     @property
     def transfer(self) -> TransferStats | None:

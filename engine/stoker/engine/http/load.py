@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -45,10 +45,12 @@ class LoadLedger:
         self,
         role: Role = "colocated",
         transfer: Callable[[], TransferStats | None] = lambda: None,
+        queue_s: Callable[[], Mapping[int, int]] = dict,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`transfer`: the newest report of the core on other engines; `clock`: one that processes share."""
-        self.role, self._transfer, self._clock = role, transfer, clock
+        """`transfer`: the newest report of the core on other engines; `queue_s`: that on times in its queue; `clock`:
+        one that processes share."""
+        self.role, self._transfer, self._queue_s, self._clock = role, transfer, queue_s, clock
         self.epoch = uuid.uuid4().hex
         """This run of the engine."""
         self.waiting: dict[str, int] = {}
@@ -109,6 +111,7 @@ class LoadLedger:
             "gap_s": load.gap_s,
             "role": self.role,
             "peer": peer_of(helps),
+            "queue_s": dict(self._queue_s()),
         }
 
     async def reports(self, going_on: Callable[[], bool]) -> AsyncGenerator[bytes]:

@@ -25,7 +25,7 @@ from stoker.engine.transfer.port import LayoutMismatch
 from stoker.engine.transfer.ticket import TransferError
 
 MAGIC = b"stokerKV"
-VERSION = 1
+VERSION = 2
 MOST_HEADER_BYTES = 65536
 MOST_BLOCKS = 65536
 _LENGTH = struct.Struct("<I")
@@ -41,7 +41,7 @@ class BlockHeader:
     salt: str
     """Of the tenant."""
     first_token: int
-    """Index of the first block's first token."""
+    """Index of the first block's first token; 0 where `content` alone tells the place."""
     count: int
     """Number of blocks."""
     layout: BlockLayout
@@ -53,6 +53,10 @@ class BlockHeader:
     """0: no end."""
     codec: str = "none"
     version: int = VERSION
+    parent: bytes = b""
+    """Digest of all tokens before the first block; empty where it was not given."""
+    tokens: tuple[int, ...] = ()
+    """The blocks' own tokens; empty where they were not given."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,7 @@ def write_blocks(
 
 def read_blocks(
     stream: BinaryIO, *, fingerprint: bytes, salt: str, layout: BlockLayout, content: bytes, seeds: Sequence[int],
-    now_s: float,
+    now_s: float, parent: bytes = b"", tokens: tuple[int, ...] = (),
 ) -> SerialBlocks:  # fmt: skip
     """Read blocks and check everything.
 
@@ -116,7 +120,8 @@ def read_blocks(
     """
     source = _Hashed(stream)
     header = _read_header(source)
-    expected = {"fingerprint": fingerprint, "salt": salt, "layout": layout, "content": content, "count": len(seeds)}
+    expected = {"fingerprint": fingerprint, "salt": salt, "layout": layout, "content": content}
+    expected |= {"count": len(seeds), "parent": parent, "tokens": tokens}
     for field, ours in expected.items():
         if getattr(header, field) != ours:
             raise LayoutMismatch(field, ours, getattr(header, field))

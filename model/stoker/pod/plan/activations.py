@@ -42,9 +42,10 @@ def layer_tensors(job: Job) -> list[Kept]:
     kv_heads = model.num_kv_heads * model.head_dim * size / layout.tensor
     products = 2.0 / layout.tensor
     normed, attended = (model.hidden_size, heads / size) if keeps_casts(job) else (stream, 0.0)
+    second = stream if model.num_experts else normed  # experts take two bytes
     found = [
         Kept("residual sums", 2 * stream, 0.0),
-        Kept("norms", 2 * normed, 4 * stream * COPY_WORK),
+        Kept("norms", normed + second, 4 * stream * COPY_WORK),
         Kept("q, k and v", heads + 2 * kv_heads, products * model.hidden_size * (heads + 2 * kv_heads) / size),
         Kept("rotated q and k", heads + kv_heads, 2 * (heads + kv_heads) * COPY_WORK),
         Kept(

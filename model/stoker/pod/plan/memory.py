@@ -72,7 +72,7 @@ def recomputed(job: Job, rank: PipelineRank) -> Recomputed:
 def sends_each(job: Job) -> bool:
     """Whether each micro-batch's gradient is sent alone; else a rank first adds them up in fp32."""
     ranks = job.layout.state_shards * job.layout.replicate
-    later = job.layout.zero_stage >= 2 and not job.any_data_parallel and job.layout.pipeline == 1
+    later = job.layout.zero_stage >= 2 and not job.any_data_parallel
     return ranks > 1 and (job.micro_batches == 1 or later)
 
 
@@ -173,8 +173,8 @@ def _gathered(job: Job, parameters: Parameters) -> float:
     gathered = 2 * job.value_bytes * parameters.largest if job.layout.zero_stage == 3 else 0.0
     if job.precision != "fp8":
         return gathered
-    blocks = parameters.total - parameters.embedding - parameters.head
-    return gathered + 2 * (2 * parameters.block if job.layout.zero_stage == 3 else blocks)
+    blocks = parameters.dense - parameters.embedding - parameters.head
+    return gathered + 2 * (2 * parameters.dense_block if job.layout.zero_stage == 3 else blocks)
 
 
 def _exchanged(job: Job, parameters: Parameters) -> float:

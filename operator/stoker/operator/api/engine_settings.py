@@ -4,15 +4,34 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from stoker.operator.api.metadata import KeyRef
 from stoker.operator.api.pod_fields import Runtime
-from stoker.operator.api.value import Count, Fraction, Value
+from stoker.operator.api.value import Count, Fraction, Name, Value, rule, rules
+
+
+class DiskSettings(Value):
+    """Disk tier: files of blocks, below the host tier."""
+
+    bytes: Annotated[int, Field(ge=1, le=2**62)]
+    """Most bytes of an engine's files; without a claim also the limit of the pod's emptyDir, with some room on top."""
+    claim_name: Name | None = None
+    """Claim for the files, which engines share without sharing files; default: an emptyDir, which ends with the pod."""
 
 
 class CacheSettings(Value):
     """Paged KV cache."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "!has(self.disk) || has(self.hostMemoryBytes)",
+                "disk needs hostMemoryBytes: blocks come and go through that memory",
+                field=".disk",
+            ),
+        )
+    )
 
     block_size: Annotated[int, Field(ge=1, le=256)] | None = None
     """Tokens of one block, the granularity of prefix sharing; default: 64 on a GPU, 16 on a CPU."""
@@ -26,6 +45,10 @@ class CacheSettings(Value):
     """Main memory for cold blocks and those of preempted requests, beside the cache (host tier); default: none."""
     preemption: Literal["auto", "swap", "recompute"] = "auto"
     """With a host tier, how a preempted request comes back: from saved blocks, computed again, or as is faster."""
+    disk: DiskSettings | None = None
+    """Needs `hostMemoryBytes`; default: none."""
+    salt: Annotated[str, Field(max_length=256)] | None = None
+    """Tenant's part of the keys of blocks in files: engines with other salts never read each other's."""
 
 
 class SchedulerSettings(Value):

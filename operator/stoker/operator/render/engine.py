@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.operator.api.engine_settings import TransferSettings
+from stoker.operator.api.engine_settings import DiskSettings, TransferSettings
 from stoker.operator.api.enginepool import EnginePool, Revision
 from stoker.operator.api.inferencedeployment import InferenceDeployment
 from stoker.operator.api.pool import Pool
@@ -46,6 +46,9 @@ PLACEHOLDER = "stoker-revision"
 """Name of the configuration's ConfigMap in a template; each revision has its own."""
 API_KEYS_FOLDER = "/etc/stoker-api-keys"
 TRANSFER_FOLDER = "/etc/stoker-transfer"
+DISK_FOLDER = "/var/stoker/blocks"
+DISK_SLACK_BYTES = 64 * 2**20
+"""Room of an emptyDir beyond its files, for folders and locks: a pod over its limit would be evicted."""
 
 
 @dataclass(frozen=True)
@@ -186,6 +189,9 @@ def _pod_template(
     if pool.role != "colocated":
         key_secret = {"name": "stoker-transfer", "secret": {"secretName": transfer_secret_name(deployment)}}
         pairs.append((key_secret, {"name": "stoker-transfer", "mountPath": TRANSFER_FOLDER, "readOnly": True}))
+    disk = deployment.spec.engine.cache.disk
+    if disk is not None:
+        pairs.append(_disk_volume(disk))
     pairs += [*source.buckets.volumes, *fetch_volumes(source.fetched, source.secret, settings)]
     key = deployment.spec.engine.api.api_key_secret_ref
     if key is not None:
@@ -205,11 +211,21 @@ def _pod_template(
     return {"metadata": {name: value for name, value in pod["metadata"].items() if name != "name"}, "spec": pod["spec"]}
 
 
+def _disk_volume(disk: DiskSettings) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Render the volume of the disk tier: the user's claim, or an emptyDir of limited size."""
+    source: dict[str, Any] = {"emptyDir": {"sizeLimit": str(disk.bytes + disk.bytes // 20 + DISK_SLACK_BYTES)}}
+    if disk.claim_name is not None:
+        source = {"persistentVolumeClaim": {"claimName": disk.claim_name}}
+    return {"name": "stoker-blocks", **source}, {"name": "stoker-blocks", "mountPath": DISK_FOLDER}
+
+
 def _config(deployment: InferenceDeployment, pool: Pool, source: ModelSource, settings: Settings) -> dict[str, Any]:
     engine = deployment.spec.engine
     served = deployment.spec.model
     plain = engine.model_dump(mode="json", exclude_none=True)
     plain.pop("transfer", None)
+    if engine.cache.disk is not None:
+        plain["cache"]["disk"] = {"path": DISK_FOLDER, "bytes": engine.cache.disk.bytes}
     api = plain.pop("api")
     if api.pop("api_key_secret_ref", None) is not None:
         api["api_key_file"] = f"{API_KEYS_FOLDER}/keys"

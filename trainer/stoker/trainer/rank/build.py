@@ -57,6 +57,7 @@ from stoker.trainer.rank.resume import ResumePoint
 from stoker.trainer.rank.run_inputs import RunInputs, lora_settings
 from stoker.trainer.rank.save_group import SaveGroup
 from stoker.trainer.rank.saver import Saver
+from stoker.trainer.rank.savings import Savings
 from stoker.trainer.rank.skipped_batches import read_skipped, write_skipped
 from stoker.trainer.rank.snapshot import all_state_tensors, check_same_adapters, load_state
 from stoker.trainer.rank.train_step import ForwardPass, Passes
@@ -247,7 +248,8 @@ def make_passes(config: TrainerConfig, context: RankContext, model: Model, zero:
     name, mesh = config.parallelism.pipeline_schedule, context.mesh
     stages = [make_stage(stage, decoder, zero, name, recompute) for stage, decoder in model.decoders.items()]
     wire = Wire(hidden_size=model.config.hidden_size, dtype=DTYPES[config.memory.precision], device=context.device)
-    executor = Executor(stages, mesh.links, wire, zero.check_complete, mesh.first_links)
+    follow = None if zero.gathered is None else zero.gathered.follow
+    executor = Executor(stages, mesh.links, wire, zero.check_complete, mesh.first_links, follow)
     cuts_tokens = config.parallelism.sequence_parallel
     return PipelinePasses(
         *(name, mesh.dims, mesh.stage, executor, model.config, model.ops, attention, context.device),
@@ -262,7 +264,8 @@ def make_stage(number: int, decoder: Decoder, zero: Zero, name: ScheduleName, re
     if queue is not None:
         for parameter in decoder.blocks.parameters():
             set_weight_queue(parameter, queue)
-    return Stage(number, decoder, zero.ready, zero, recompute=recompute, queue=queue)
+    savings = Savings(decoder.ops, zero.gathered)
+    return Stage(number, decoder, zero.ready, zero, recompute=recompute, queue=queue, savings=savings)
 
 
 def make_plan_watch(config: TrainerConfig, context: RankContext, model: Model) -> PlanWatch:

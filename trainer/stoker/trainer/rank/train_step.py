@@ -24,7 +24,6 @@ from stoker.trainer.errors import NonFinite
 from stoker.trainer.protocol.step_signals import StepSignals
 from stoker.trainer.rank.attend_maker import AttendMaker, ContextGroup
 from stoker.trainer.rank.busy_clock import BusyClock
-from stoker.trainer.rank.cheap_results import RecomputingOps
 from stoker.trainer.rank.clip import clip_factor
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.gathered_weights import GatheredWeights
@@ -32,7 +31,7 @@ from stoker.trainer.rank.host_link import Readback, upload
 from stoker.trainer.rank.loss_scale import LossScale
 from stoker.trainer.rank.mesh import Mesh
 from stoker.trainer.rank.router_meter import RouterMeter, RouterReport
-from stoker.trainer.rank.saved_tensors import Keeper, saved_tensors
+from stoker.trainer.rank.savings import Savings
 from stoker.trainer.rank.zero import Zero
 
 
@@ -98,13 +97,7 @@ class ForwardPass:
         self._attend = AttendMaker(decoder.ops, attention, device, context)
         self._device = device
         self._ready = ready
-        self._gathered = gathered
-        self._keepers: list[Keeper] = [] if gathered is None else [gathered]
-        self._cheap = decoder.ops.cheap if isinstance(decoder.ops, RecomputingOps) else None
-        """Selective checkpointing: the results that backward computes again."""
-        if self._cheap is not None:
-            self._cheap.weights = gathered
-            self._keepers.append(self._cheap)
+        self._savings = Savings(decoder.ops, gathered)
         self._recompute = recompute
         """Keep only each block's input and compute the block again in backward."""
 
@@ -142,19 +135,18 @@ class ForwardPass:
         # Weights stay on the host: the number of targets is read there, without a wait for the device.
         weights_T = torch.as_tensor(batch.weights_T) * factor
         attend = self._attend.of(batch)
-        with saved_tensors(self._keepers):
+        with self._savings.in_forward():
             hidden_TD = self._hidden(
                 upload(batch.tokens_T, self._device), upload(batch.positions_T, self._device), attend, aux
             )
-            if self._gathered is not None and self._decoder.config.tie_embeddings:
-                self._gathered.use_too("embedding")
+            if self._decoder.config.tie_embeddings:
+                self._savings.use_too("embedding")
             targets_T = upload(batch.targets_T, self._device)
             return self._decoder.cross_entropy(hidden_TD, targets_T, weights_T).loss_sum
 
     def end_backward(self) -> None:
         """Free what backward has computed again."""
-        if self._cheap is not None:
-            self._cheap.forget()
+        self._savings.end_backward()
 
     def _hidden(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend, aux: Aux | None) -> Tensor:
         self._ready("embedding")
@@ -170,10 +162,10 @@ class ForwardPass:
                 )
             else:
                 x_TD, update_TD = self._block(index, x_TD, update_TD, positions_T, attend, aux)
-            self._gather_for_backward(f"blocks.{index}", x_TD, update_TD)
+            self._savings.gather_for_backward(f"blocks.{index}", x_TD, update_TD)
         self._ready("head")
         hidden_TD = self._decoder.norm(x_TD, update_TD)
-        self._gather_for_backward("head", hidden_TD)
+        self._savings.gather_for_backward("head", hidden_TD)
         return hidden_TD
 
     def _block(
@@ -188,15 +180,6 @@ class ForwardPass:
         self._ready(f"blocks.{index}")  # also when backward computes it again
         out: tuple[Tensor, Tensor] = self._decoder.blocks[index](x_TD, update_TD, positions_T, attend, aux)
         return out
-
-    def _gather_for_backward(self, bucket: str, *outputs: Tensor | None) -> None:
-        """Let backward gather a bucket when the gradient of its outputs has arrived."""
-        gathered = self._gathered
-        if gathered is None:
-            return
-        for output in outputs:
-            if output is not None and output.requires_grad:
-                output.register_hook(lambda _grad: gathered.before_backward(bucket))  # type: ignore[no-untyped-call]
 
 
 class TrainStep:

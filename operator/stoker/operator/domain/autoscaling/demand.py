@@ -13,8 +13,8 @@ CURRENT_S = 30.0
 TREND_S = 60.0
 SURE = 3.0
 """Standard errors by which a rise must stand out of chance before it counts as a trend."""
-MAX_GROWTH = 2.0
-"""A trend forecasts at most so many times the present rate."""
+MAX_GROWTH = 1.0
+"""A trend of independent clients adds at most so many times the present rate; of bursts less, by their burstiness."""
 MAX_BURSTINESS = 10.0
 
 
@@ -41,7 +41,7 @@ def forecast_rate(arrivals: Sequence[int], slot_s: float, horizon_s: float) -> f
         arrivals: requests in each slot of `slot_s` seconds, oldest first, without gaps.
 
     The trend of the last minute is what is left of the rise between its halves after `SURE` standard errors, so that
-    chance alone forecasts nothing.
+    chance alone forecasts nothing. A burst rises too, and is over before a replica that it asks for is ready.
     """
     width = max(round(CURRENT_S / slot_s), 1)
     current = _rate(arrivals[-width:], slot_s)
@@ -66,7 +66,7 @@ def _trend(arrivals: Sequence[int], slot_s: float, current: float, horizon_s: fl
     before, after = sum(arrivals[-2 * half : -half]), sum(arrivals[-half:])
     rise = after - before - SURE * math.sqrt(before + after)
     slope = max(rise, 0.0) / (half * slot_s) ** 2  # requests per second, per second
-    return min(current + slope * horizon_s, MAX_GROWTH * current)
+    return current + min(slope * horizon_s, MAX_GROWTH * current / burstiness(arrivals))
 
 
 def _rate(arrivals: Sequence[int], slot_s: float) -> float:

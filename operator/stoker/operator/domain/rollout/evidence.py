@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,8 @@ class RevisionCounts:
     errors: int = 0
     first_token_s: Histogram = field(default_factory=Histogram)
     token_gap_s: Histogram = field(default_factory=Histogram)
+    queue_s: Histogram = field(default_factory=Histogram)
+    """In engines' queues. Every router counts the requests of all routers here."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ def _read(revisions: Any) -> list[tuple[str, RevisionCounts]] | None:
                     int(entry["errors"]),
                     Histogram.from_wire(entry["first_token_s"]),
                     Histogram.from_wire(entry["token_gap_s"]),
+                    Histogram.from_wire(entry.get("queue_s", {})),
                 ),
             )
             for entry in revisions
@@ -72,11 +75,13 @@ def _read(revisions: Any) -> list[tuple[str, RevisionCounts]] | None:
         return None
 
 
-def _sum(reports: Iterable[list[tuple[str, RevisionCounts]]], name: str) -> RevisionCounts:
+def _sum(reports: Sequence[list[tuple[str, RevisionCounts]]], name: str) -> RevisionCounts:
+    queues = [merged(counts.queue_s for revision, counts in report if revision == name) for report in reports]
     mine = [counts for report in reports for revision, counts in report if revision == name]
     return RevisionCounts(
         sum(counts.requests for counts in mine),
         sum(counts.errors for counts in mine),
         merged(counts.first_token_s for counts in mine),
         merged(counts.token_gap_s for counts in mine),
+        max(queues, key=lambda queue: queue.total, default=Histogram()),
     )

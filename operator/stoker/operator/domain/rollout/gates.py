@@ -14,7 +14,7 @@ from stoker.operator.domain.rollout.evidence import Evidence, RevisionCounts
 
 ENOUGH = 20
 """Samples that a 95th percentile or a comparison needs at least, and answers where a step names no number."""
-METRICS = ("errorRate", "ttftP95Ms", "itlP95Ms")
+METRICS = ("errorRate", "ttftP95Ms", "itlP95Ms", "queueP95Ms")
 EVAL = "eval:"
 """Beginning of the metric of an eval gate's result."""
 Verdict = Literal["Passed", "Failed", "Waiting"]
@@ -115,13 +115,16 @@ def _measure(metric: str, counts: RevisionCounts) -> tuple[float | None, int]:
         return (counts.errors / counts.requests if counts.requests else None), counts.requests
     if metric not in METRICS:
         raise ValueError(f"metric {metric} is not measured; allowed: {', '.join(METRICS)}")
-    found = counts.first_token_s if metric == "ttftP95Ms" else counts.token_gap_s
+    times = {"ttftP95Ms": counts.first_token_s, "itlP95Ms": counts.token_gap_s, "queueP95Ms": counts.queue_s}
+    found = times[metric]
     seconds = found.quantile(0.95)
     return (seconds * 1000 if seconds is not None else None), found.total
 
 
 def _samples(gate: Gate) -> str:
-    return {"errorRate": "answers", "ttftP95Ms": "streams", "itlP95Ms": "gaps"}[gate.metric]
+    return {"errorRate": "answers", "ttftP95Ms": "streams", "itlP95Ms": "gaps", "queueP95Ms": "queued requests"}[
+        gate.metric
+    ]
 
 
 def _figure(gate: Gate, value: float) -> str:

@@ -280,22 +280,8 @@ def test_full_recompute_keeps_the_inputs_and_one_layer() -> None:
 
 
 def test_selective_drops_what_kernels_of_elements_give() -> None:
-    chosen = choose_kept(job(recompute="selective"), None)
+    chosen = choose_kept(job(recompute="selective"))
     assert set(chosen.again) == {"norms", "rotated q and k", "activated"}
-
-
-def test_a_budget_is_kept_and_costs_least_work_first() -> None:
-    everything = choose_kept(job(), None).kept_bytes
-    work = []
-    for part in (1.0, 0.9, 0.6, 0.3):
-        chosen = choose_kept(job(recompute="selective"), part * everything)
-        assert chosen.kept_bytes <= part * everything
-        work.append(chosen.work)
-    assert work == sorted(work)
-    assert work[0] == 0
-    whole = job(shard=4, recompute="selective", activation_budget_bytes=20 * GIB)
-    kept = choose_kept(whole, 20 * GIB / (32 * 8192)).kept_bytes * 32 * 8192
-    assert kept <= 20 * GIB
 
 
 def test_a_pipeline_keeps_the_activations_of_its_schedule() -> None:
@@ -479,7 +465,7 @@ def test_only_built_layouts_are_listed_and_a_small_gpu_has_none() -> None:
     assert plans
     assert {plan.job.layout.context for plan in plans} == {1, 2, 4}
     sparse = [plan.job.layout for plan in layouts(job(MOE, 8, 1, 16), 4, GPUS["H100"])]
-    assert {layout.context for layout in sparse} == {1}
+    assert {layout.context for layout in sparse} == {1, 2, 4}
     assert {(layout.tensor, layout.pipeline) for layout in sparse} >= {(1, 1), (2, 1), (1, 2)}
     assert {layout.expert for layout in sparse} == {1, 2, 4}
     small = replace(GPUS["H100"], memory_bytes=8 * GIB)

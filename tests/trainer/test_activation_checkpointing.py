@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from stoker.pod.pipeline.actions import ScheduleName
+from stoker.pod.plan.layer_choice import LayerChoice, beside_layers, layer_choices, layer_cost
 from stoker.trainer.rank.attend_maker import AttendMaker
 from stoker.trainer.rank.build import make_passes, make_stage, make_zero
 from stoker.trainer.rank.cheap_results import RecomputingOps
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.pipeline.stage import StageInputs
+from stoker.trainer.rank.plan_check import planned_job
 from stoker.trainer.rank.train_step import ForwardPass
 from testing.trainer.live_bytes import LiveBytes
 from testing.trainer.tiny_run import TINY, SyntheticBatches, alone, empty_decoder, tiny_config
@@ -48,7 +50,11 @@ def gradients(mode: str, batch: MicroBatch | None = None, **changes: Any) -> tup
 
 
 def backward(forward: ForwardPass, batch: MicroBatch) -> tuple[float, int]:
+    decoder = forward._decoder
     with LiveBytes() as live:
+        decoder.rope.on(torch.device("cpu"))
+        for parameter in decoder.parameters():
+            parameter.detach()  # so that the weights count before the pass
         before = live.now
         loss_sum = forward.loss_sum(batch)
         kept = live.now - before
@@ -87,6 +93,44 @@ def test_selective_drops_what_norms_rotations_and_swiglu_make() -> None:
     heads = (WIDE.num_heads + WIDE.num_kv_heads) * WIDE.head_dim
     dropped = 4 * 256 * WIDE.num_layers * (2 * WIDE.hidden_size + heads + WIDE.intermediate_size)
     assert kept["none"] - kept["selective"] >= 0.9 * dropped
+
+
+def within_budget(gib: float) -> tuple[tuple[LayerChoice, ...], tuple[float, dict[str, Tensor]], int, float]:
+    """Return the choices, loss and gradients, the bytes that forward kept for backward, and what the plan says."""
+    changes: dict[str, Any] = {"training__deterministic": "Off", "memory__activation_budget_gib": gib}
+    config = tiny_config(memory__activation_checkpointing="selective", training__sequence_length=256, **changes)
+    planned = planned_job(config, WIDE)
+    costs = [layer_cost(planned, choice) for choice in layer_choices(planned)]
+    kept = 256 * (sum(cost.kept for cost in costs) + beside_layers(planned))
+    loss, found, measured = gradients("selective", one_document(), **changes)
+    return layer_choices(planned), (loss, found), measured, kept
+
+
+LOSS_BYTES = 4 * WIDE.vocab_size * WIDE.hidden_size + 16 * 256
+"""What the loss keeps beside a token's gradient: the gradient of the output layer, which the plan counts as a buffer,
+and four numbers of a token.
+"""
+BUDGETS = [
+    (4.4, {()}),
+    (4.0, {(), ("feed-forward norm",)}),
+    (3.0, {(), ("all of feed-forward",), ("attention norm", "feed-forward norm")}),
+    (2.4, {(), ("all of feed-forward", "rotated q and k"), ("all of feed-forward", "attention norm")}),
+    (1.6, {(), ("the whole layer",)}),
+]
+"""MiB, from all that is kept to the least that works, and the choices of the layers."""
+
+
+def test_a_budget_is_kept_with_the_bits_of_a_run_without_one() -> None:
+    """What forward keeps is what the plan says, and within the budget."""
+    loss, expected, _ = gradients("none", one_document(), training__deterministic="Off")
+    for mib, names in BUDGETS:
+        choices, found, kept, planned = within_budget(mib / 1024)
+        assert {tuple(choice.names()) for choice in choices} == names
+        assert kept - LOSS_BYTES <= mib * 2**20
+        assert kept - LOSS_BYTES == pytest.approx(planned, rel=0.1)
+        assert found[0] == loss
+        for name, gradient in expected.items():
+            np.testing.assert_array_equal(found[1][name], gradient, err_msg=f"{mib} MiB {name}")
 
 
 def stage_gradients(mode: str, schedule: ScheduleName) -> tuple[list[Tensor], int]:

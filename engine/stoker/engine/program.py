@@ -49,6 +49,7 @@ from stoker.pod.http import ControlRoute, control_routes, probe_routes
 from stoker.pod.listen import ListenConfig
 from stoker.pod.serve import Server, bind_tcp, bind_unix
 from stoker.pod.termination_message import TerminationMessage
+from stoker.pod.tracing import NoTracer, Tracer
 
 log = logging.getLogger("stoker.engine")
 
@@ -85,6 +86,7 @@ class Environment:
     """Called with the port, once connections are accepted."""
     watch: WatchLimits = PATIENCE
     """How long a silent core is waited for."""
+    tracer: Tracer = NoTracer()  # noqa: RUF009 - it has no state
 
 
 class Engine:
@@ -112,7 +114,7 @@ class Engine:
         """What answers: the front inside this process, or the processes of several."""
         if config.api.fronts == 1:
             metrics = FrontMetrics(registry, self.names[0])
-            self.served = front_of(config, self.core, metrics, environment.open_codec)
+            self.served = front_of(config, self.core, metrics, environment.open_codec, environment.tracer)
         else:
             self.served = self._pool()
             registry.register(FrontsCollector(self.served))

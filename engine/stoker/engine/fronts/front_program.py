@@ -34,6 +34,7 @@ from stoker.pod.config_file import load
 from stoker.pod.control_key import ControlVerifier
 from stoker.pod.http import ControlRoute, control_routes, probe_routes
 from stoker.pod.serve import Server
+from stoker.pod.tracing import tracer_of
 
 log = logging.getLogger("stoker.engine")
 POLL_S = 0.05
@@ -49,7 +50,8 @@ class FrontProgram:
         self.registry = CollectorRegistry()
         self.core = joined(core_addresses(folder, config), PATIENCE, arguments.identity.encode())
         self.metrics = FrontMetrics(self.registry, served_names(config)[0])
-        self.front = front_of(config, self.core, self.metrics, Tokenizer.open)
+        self.tracer = tracer_of("stoker-engine", os.environ)
+        self.front = front_of(config, self.core, self.metrics, Tokenizer.open, self.tracer)
         self.front.elsewhere = self._elsewhere
         self.front.on_broken = lambda reason: self.link.tell("broken", reason)
         self.front.ledger.epoch = arguments.epoch
@@ -88,6 +90,7 @@ class FrontProgram:
         for task in (telling, ending, reading):
             task.cancel()
         await self.core.close()
+        self.tracer.close()
 
     def _servers(self, config: EngineConfig, pod_uid: str) -> list[Server]:
         """A server for each listening socket of the parent: the port, then the control socket."""

@@ -18,6 +18,7 @@ from stoker.engine.http.metrics import FrontMetrics
 from stoker.engine.http.openai.parser_choice import ParserChoice
 from stoker.engine.http.server import OpenAiServer, load_api_keys
 from stoker.engine.http.text import TextCodec
+from stoker.pod.tracing import Tracer
 
 
 def core_addresses(folder: Path, config: EngineConfig) -> tuple[str, ...]:
@@ -42,10 +43,14 @@ def served_names(config: EngineConfig) -> tuple[str, ...]:
 
 
 def front_of(
-    config: EngineConfig, core: Cores, metrics: FrontMetrics, open_codec: Callable[[Path], TextCodec]
+    config: EngineConfig,
+    core: Cores,
+    metrics: FrontMetrics,
+    open_codec: Callable[[Path], TextCodec],
+    tracer: Tracer,
 ) -> Front:
     """A front of the configured model."""
-    return Front(
+    front = Front(
         core,
         served_names(config),
         metrics,
@@ -54,6 +59,8 @@ def front_of(
         managed=managed_by(config.identity),
         role=config.role,
     )
+    front.tracer = tracer
+    return front
 
 
 def app_of(config: EngineConfig, front: Front, own: list[BaseRoute], pod_uid: str) -> OpenAiServer:

@@ -65,7 +65,7 @@ def _rank_time(job: Job, gpu: Gpu, rank: PipelineRank) -> StepTime:
     layer_products = work * tokens * layers * (narrow / peak + wide / slow) / PRODUCTS
     head_products = work * tokens * head / (slow * PRODUCTS)
     attention = 3.5 * tokens * layers * job.model.attention_work(job.sequence_length) / (slow * _attention(job))
-    again = tokens * rank.layers * recomputed(job, rank).work / (slow * PRODUCTS)
+    again = tokens * rank.layers * recomputed(job).work / (slow * PRODUCTS)
     elementwise = tokens * _elementwise_bytes(job, rank) / (gpu.bandwidth * COPIES)
     passes = layer_products + head_products + attention + again + elementwise
     exposed = sum(flow.bytes / _rate(gpu, flow) for flow in flows(job, rank) if not flow.hidden)

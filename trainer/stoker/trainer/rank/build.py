@@ -52,7 +52,7 @@ from stoker.trainer.rank.pipeline.passes import PipelinePasses
 from stoker.trainer.rank.pipeline.slices import Model, all_parts, slices_of
 from stoker.trainer.rank.pipeline.stage import Stage
 from stoker.trainer.rank.pipeline.tied_table import TiedTable
-from stoker.trainer.rank.plan_check import PlanWatch, plan_run
+from stoker.trainer.rank.plan_check import PlanWatch, choose_layers, plan_run
 from stoker.trainer.rank.resume import ResumePoint
 from stoker.trainer.rank.run_inputs import RunInputs, lora_settings
 from stoker.trainer.rank.save_group import SaveGroup
@@ -241,7 +241,7 @@ def make_passes(config: TrainerConfig, context: RankContext, model: Model, zero:
     if isinstance(model, Decoder):
         return ForwardPass(
             *(model, attention, context.device, zero.ready),
-            recompute=recompute,
+            choices=choose_layers(config, model.config),
             gathered=zero.gathered,
             context=shared,
         )

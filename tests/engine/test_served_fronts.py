@@ -290,6 +290,8 @@ def test_a_front_that_dies_takes_its_own_requests_alone(
     assert served.fronts()[1] == fronts[1]
     eventually(lambda: status_of(served)["running"] == 0)
     assert served.metrics()[counter] >= before[counter], "a counter never falls"
+    for client in pair:  # whose idle connections would be counted
+        client.close()
     eventually(lambda: _is_ready(served))
     with served.client() as one, served.client() as two:
         texts = {

@@ -123,7 +123,6 @@ CONTEXT = (
 PIPELINE = (
     Layout(pipeline=2, tensor=2),
     Layout(pipeline=2, tensor=2, changes=SEQUENCE),
-    Layout(pipeline=2, shard=2, zero_stage=2),
     Layout(pipeline=2, shard=2, zero_stage=3, changes=GPIPE, recompute=True),
     Layout(pipeline=2, shard=2, zero_stage=3, changes={**ZERO_BUBBLE, **SELECTIVE}, model=TIED),
     Layout(pipeline=2, shard=4, zero_stage=2, changes={**ZERO_BUBBLE, **SELECTIVE}),

@@ -37,10 +37,10 @@ from stoker.engine.fronts.front_command import front_command
 from stoker.engine.fronts.front_metrics import FrontsCollector
 from stoker.engine.fronts.parts import app_of, core_addresses, front_of, joined, links_of, served_names
 from stoker.engine.fronts.pool import FrontPool, Pages
+from stoker.engine.http.api_keys import load_api_keys
 from stoker.engine.http.front import Front
 from stoker.engine.http.load import peer_of, transfer_status
 from stoker.engine.http.metrics import FrontMetrics, register_core
-from stoker.engine.http.server import load_api_keys
 from stoker.engine.http.text import TextCodec
 from stoker.model.tokenizer import Tokenizer
 from stoker.pod.causes import Cause, cause_of_exit_code
@@ -268,6 +268,8 @@ class Engine:
         if parallelism.data > 1:
             timeline = f"{config.timeline}.{number}" if config.timeline is not None else None
             config = config.model_copy(update={"timeline": timeline})
+            if config.cache_events is not None:
+                config = config.model_copy(update={"cache_events": config.cache_events.of_rank(number)})
             if config.device == "cuda":
                 environment = visible_gpus(environment, number, parallelism.tensor)
         config_file = self.folder / f"config{number}.json"

@@ -13,10 +13,11 @@ from stoker.engine.config import EngineConfig, EngineIdentity
 from stoker.engine.core.core_client import CoreClient
 from stoker.engine.core.core_group import CoreGroup, Cores
 from stoker.engine.core.core_watch import WatchLimits
+from stoker.engine.http.api_keys import load_api_keys
 from stoker.engine.http.front import Front
 from stoker.engine.http.metrics import FrontMetrics
 from stoker.engine.http.openai.parser_choice import ParserChoice
-from stoker.engine.http.server import OpenAiServer, load_api_keys
+from stoker.engine.http.server import OpenAiServer
 from stoker.engine.http.text import TextCodec
 from stoker.pod.tracing import Tracer
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from stoker.engine.core.core_client import CoreClient
 from stoker.engine.http.front import Front
-from stoker.engine.http.metrics import FrontMetrics
+from stoker.engine.http.metrics import FrontMetrics, register_core
 from stoker.engine.http.server import OpenAiServer
 from stoker.pod.http import probe_routes
 from stoker.pod.serve import Server, bind_tcp
@@ -43,7 +43,9 @@ async def serving(tmp_path: Path, codec: Any = ByteCodec, **options: Any) -> Asy
     address = f"ipc://{tmp_path}/core"
     core, client = FakeCore(address), CoreClient(address)
     registry = CollectorRegistry()
-    metrics = FrontMetrics(registry, "tiny", lambda: client.stats, lambda: client.state.model)
+    ProcessCollector(registry=registry)
+    register_core(registry, "tiny", lambda: client.stats, lambda: client.state.model)
+    metrics = FrontMetrics(registry, "tiny")
     front = Front(client, ("tiny", "other-name"), metrics, codec)
     own = probe_routes(alive=lambda: True, ready=lambda: front.ready, status=dict, registry=registry)
     settings = {"api_keys": (), "max_body_bytes": 1 << 20, "pod_uid": "pod-1", "version": "0.1", **options}

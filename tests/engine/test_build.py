@@ -38,7 +38,6 @@ def config_of(folder: Path, **more: Any) -> EngineConfig:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"parallelism": {"pipeline": 2}}, "parallelism.pipeline 2 is not supported yet"),
     ({"parallelism": {"expert": 2}}, "parallelism.expert 2 is not supported yet"),
-    ({"api": {"fronts": 2}}, "api.fronts 2 is not supported yet"),
     ({"kernels": "fused"}, "'fused' needs a CUDA device, not 'cpu'"),
     ({"attention": "flash"}, "attention flash is not supported yet; allowed: auto, sdpa, stoker"),
     ({"deterministic": True, "threads": 2}, "threads must be 1 where deterministic is true, got 2"),

@@ -38,9 +38,11 @@ LONG = SamplingParams(max_tokens=120, ignore_eos=True)
 class Front:
     """A front's socket."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, identity: bytes = b"") -> None:
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.DEALER)
+        if identity:
+            self.socket.setsockopt(zmq.IDENTITY, identity)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.connect(address)
         self.heard: list[m.Message] = []
@@ -267,6 +269,23 @@ def test_what_runs_at_the_end_of_a_drain_is_aborted(start: Callable[..., tuple[F
     front.say(m.Drain(0))
     assert front.answer("a")[-1].finish_reason == "abort"
     front.phase("Drained")
+
+
+def test_requests_of_a_front_that_has_ended_are_aborted_at_once(start: Callable[..., tuple[Front, Running]]) -> None:
+    """The program that started the front tells the core; the other fronts' requests go on."""
+    parent, running = start(wrap=Slow)
+    parent.phase("Serving")
+    dying, other = Front(running.core.address, b"front1.2"), Front(running.core.address, b"front0.1")
+    for front in (dying, other):
+        front.say(m.Hello())
+        front.ask("a", (3, 4), LONG if front is dying else SamplingParams(max_tokens=4, ignore_eos=True))
+        front.hear(m.Outputs)
+    parent.say(m.Forget(b"front7.7".hex()))  # one that has never come
+    parent.say(m.Forget(b"front1.2".hex()))
+    parent.hear(Stats, lambda stats: stats.finished["abort"] == 1)
+    assert other.answer("a")[-1].finish_reason == "length"
+    for front in (dying, other):
+        front.close()
 
 
 def test_requests_of_a_silent_front_are_aborted(start: Callable[..., tuple[Front, Running]]) -> None:

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.engine.config import EngineConfig, EngineIdentity
-from stoker.engine.program import Environment, managed_by
+from stoker.engine.fronts.parts import managed_by
+from stoker.engine.program import Environment
 from stoker.engine.shelf.folders import ModelFolder, model_folders
 from stoker.engine.shelf.program import ShelfProgram, available_bytes
 from stoker.engine.shelf.room import LoadedModel, NoRoom, models_to_unload

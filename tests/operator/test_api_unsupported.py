@@ -53,7 +53,7 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("Checkpoint", {"source": {"import": {"storage": {"s3": {"bucket": "b"}}}}}, []),
     ("InferenceDeployment", {"model": {"uri": "hf://a/b"}}, []),
     ("InferenceDeployment", {"model": {"uri": "pvc://models/a"}}, []),
-    ("InferenceDeployment", {"engine": {"api": {"fronts": 2}}}, ["spec.engine.api.fronts 2 is not supported yet; allowed: 1"]),
+    ("InferenceDeployment", {"engine": {"api": {"fronts": 2}}}, []),
     ("InferenceDeployment", {"router": {"policy": "cacheAware"}}, []),
     (
         "InferenceDeployment",

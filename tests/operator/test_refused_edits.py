@@ -101,12 +101,12 @@ LIVES = {
         begin=serving,
         key=CHAT,
         edits=(
-            {"router": {"policy": "cacheAware"}, "engine": {"api": {"fronts": 2}}},
+            {"router": {"policy": "cacheAware"}, "engine": {"attention": "flash"}},
             {"engine": {"attention": "cudnn"}},
-            {"router": {"image": "other:2", "replicas": 3}, "engine": {"seed": 7, "api": {"fronts": 2}}},
+            {"router": {"image": "other:2", "replicas": 3}, "engine": {"seed": 7, "attention": "flash"}},
             {
                 "rollout": {"type": "canary", "canary": {"steps": [{"percent": 10}]}, "paused": True},
-                "engine": {"api": {"fronts": 4}},
+                "engine": {"attention": "cudnn"},
                 "model": {"checkpointSelector": {"jobRef": {"name": "another-run"}}},
             },
             {"pools": [{"name": "main", "replicas": 0, "podsPerReplica": 2, "parallelism": {"data": 2}}]},

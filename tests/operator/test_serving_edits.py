@@ -11,14 +11,14 @@ from stoker.operator.reconcile.inferencedeployment.reconcile import reconcile_in
 from stoker.pod.causes import Cause
 from testing.operator.serving_world import CHAT, POOL, Serving, condition_of, running_engines, running_routers
 
-REFUSED = "spec.engine.api.fronts 2"
+REFUSED = "spec.engine.attention cudnn"
 
 
 def refuse_edit(serving: Serving, **changes: Any) -> None:
-    """Edit the deployment to a number of fronts that is not built, together with `changes` of its first pool."""
+    """Edit the deployment to an attention that engines do not have, together with `changes` of its first pool."""
 
     def edit(spec: dict[str, Any]) -> None:
-        spec["engine"] = {**spec.get("engine", {}), "api": {"fronts": 2}}
+        spec["engine"] = {**spec.get("engine", {}), "attention": "cudnn"}
         spec["pools"][0].update(changes)
 
     serving.cluster.change_spec(CHAT, edit)
@@ -95,19 +95,19 @@ def test_an_edit_that_takes_the_refused_value_back_takes_effect_and_clears_the_c
     serving.rest()
     refuse_edit(serving, replicas=3)
     serving.rest()
-    serving.cluster.change_spec(CHAT, lambda spec: spec["engine"]["api"].update(fronts=1))
+    serving.cluster.change_spec(CHAT, lambda spec: spec["engine"].update(attention="auto"))
     serving.rest()
     assert (serving.condition("EditRefused"), serving.status["ready"]) == ("absent", "3/3")
 
 
 def test_a_deployment_that_was_never_accepted_is_stalled_and_makes_nothing() -> None:
-    serving = Serving(engine={"api": {"fronts": 2}})
+    serving = Serving(engine={"attention": "cudnn"})
     serving.checkpoint(10)
     serving.rest(5)
     assert REFUSED in serving.status["message"]
     assert (serving.condition("Stalled"), serving.condition("Ready")) == ("True", "False")
     assert serving.cluster.of_kind("Pod") == []
-    serving.cluster.change_spec(CHAT, lambda spec: spec["engine"]["api"].update(fronts=1))
+    serving.cluster.change_spec(CHAT, lambda spec: spec["engine"].update(attention="auto"))
     serving.rest()
     assert (serving.status["phase"], serving.condition("Stalled")) == ("Serving", "absent")
 

@@ -67,11 +67,11 @@ def test_a_deployment_with_a_refused_edit_replaces_what_is_killed_and_answers_on
     cluster.apply(claim("archive", taught.parent), adopted("newer", "archive", "taught", newest), teller("newer"))
     cluster.wait("InferenceDeployment", "teller", lambda found: serves(found, "newer"), "serving")
     refused = teller("newer", replicas=2)
-    refused["spec"]["engine"]["api"] = {"fronts": 2}
+    refused["spec"]["engine"]["attention"] = "cudnn"
     cluster.apply(refused)
     cluster.wait_until(lambda: cluster.condition("InferenceDeployment", "teller", "EditRefused"), "refused")
     text = cluster.condition("InferenceDeployment", "teller", "EditRefused")["message"]
-    assert "spec.engine.api.fronts 2" in text
+    assert "spec.engine.attention cudnn" in text
 
     (engine,), (router,) = engines(cluster), cluster.pods(role="router")
     for pod in (engine, router):

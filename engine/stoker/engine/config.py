@@ -97,8 +97,8 @@ class EngineApiConfig(Config):
     api_key_file: str | None = None
     """File with one key per line; without a file, requests need no key."""
     max_body_bytes: int = Field(default=16 * 2**20, ge=1)
-    fronts: int = Field(default=1, ge=1)
-    """Processes that serve HTTP and tokenise."""
+    fronts: int = Field(default=1, ge=1, le=64)
+    """Processes that serve HTTP and tokenise. A single one is the engine's first process, several have their own."""
     allowed_origins: tuple[str, ...] = ()
     """Origins whose web pages may call the API (CORS); `*` is any. Default: none."""
     tool_call_parser: Literal["auto", "none", "hermes", "llama3_json", "mistral"] = "auto"

@@ -1,7 +1,8 @@
 """The engine as a program: it starts a core process, serves HTTP with a front, and ends both: drained, failed or
 killed.
 
-The front runs in this process, the core's parent. It never imports torch, so `/status` answers while the core loads.
+A single front runs in this process, the core's parent; several are processes of their own (`fronts`), and this one
+hands them their connections. It never imports torch, so `/status` answers while the core loads.
 
 Run by `__main__` and by `serve`.
 """
@@ -13,35 +14,39 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
-from stoker.checkpoint.remote.model_uri import model_name
-from stoker.engine.config import EngineConfig, EngineIdentity
-from stoker.engine.core.core_client import PATIENCE, CoreClient
-from stoker.engine.core.core_group import CoreGroup, Cores
+from stoker.engine.config import EngineConfig
+from stoker.engine.core.core_client import PATIENCE
+from stoker.engine.core.core_group import Cores
 from stoker.engine.core.core_processes import CoreProcesses, CoreStart, visible_gpus
 from stoker.engine.core.core_watch import WatchLimits
 from stoker.engine.core.messages import CoreState
+from stoker.engine.fronts.front_command import front_command
+from stoker.engine.fronts.front_metrics import FrontsCollector
+from stoker.engine.fronts.parts import app_of, core_addresses, front_of, joined, links_of, served_names
+from stoker.engine.fronts.pool import FrontPool, Pages
 from stoker.engine.http.api_keys import load_api_keys
 from stoker.engine.http.front import Front
 from stoker.engine.http.load import peer_of, transfer_status
-from stoker.engine.http.metrics import FrontMetrics
-from stoker.engine.http.openai.parser_choice import ParserChoice
-from stoker.engine.http.server import OpenAiServer
+from stoker.engine.http.metrics import FrontMetrics, register_core
 from stoker.engine.http.text import TextCodec
 from stoker.model.tokenizer import Tokenizer
 from stoker.pod.causes import Cause, cause_of_exit_code
 from stoker.pod.control_key import ControlVerifier
 from stoker.pod.http import ControlRoute, control_routes, probe_routes
+from stoker.pod.listen import ListenConfig
 from stoker.pod.serve import Server, bind_tcp, bind_unix
 from stoker.pod.termination_message import TerminationMessage
 from stoker.pod.tracing import NoTracer, Tracer
@@ -96,36 +101,32 @@ class Engine:
         """Set to end the program in good order."""
         self.hurry = False
         """Set by a second signal: running requests are not waited for."""
-        self.names = config.model.names or (model_name(config.model.path),)
-        self.keys = load_api_keys(config.api.api_key_file)
+        self.names = served_names(config)
+        load_api_keys(config.api.api_key_file)  # a wrong file is found before anything starts
         self.registry = registry = CollectorRegistry()
-        numbers = range(config.parallelism.data)
-        self.links = [CoreClient(f"ipc://{folder}/core{number}", environment.watch) for number in numbers]
-        self.core: Cores = self.links[0] if len(self.links) == 1 else CoreGroup(self.links)
+        self.core: Cores = joined(core_addresses(folder, config), environment.watch)
+        self.links = links_of(self.core)
         self._core_pid: int | None = None
         ProcessCollector(registry=registry)  # this process: process_resident_memory_bytes and others
         ProcessCollector(namespace="stoker_core", pid=self._pid_of_core, registry=registry)
-        metrics = FrontMetrics(registry, self.names[0], lambda: self.core.stats, lambda: self.core.state.model)
-        parsers = ParserChoice(config.api.tool_call_parser, config.api.reasoning_parser)
-        self.front = Front(
-            self.core,
-            self.names,
-            metrics,
-            environment.open_codec,
-            parsers=parsers,
-            managed=managed_by(config.identity),
-            role=config.role,
-        )
-        self.front.tracer = environment.tracer
-        self.front.on_broken = lambda _: self.stop.set()
+        register_core(registry, self.names[0], lambda: self.core.stats, lambda: self.core.state.model)
+        self.served: Front | FrontPool
+        """What answers: the front inside this process, or the processes of several."""
+        if config.api.fronts == 1:
+            metrics = FrontMetrics(registry, self.names[0])
+            self.served = front_of(config, self.core, metrics, environment.open_codec, environment.tracer)
+        else:
+            self.served = self._pool()
+            registry.register(FrontsCollector(self.served))
+        self.served.on_broken = lambda _: self.stop.set()
         self.core.on_state = self._follow
-        self.probes = probe_routes(
-            alive=lambda: not self.core.dead,
-            ready=lambda: self.front.ready,
-            status=self.status,
-            registry=registry,
-        )
         self.drain_route = ControlRoute("POST", "/drain", self._drain)
+
+    @property
+    def front(self) -> Front:
+        """The front inside this process."""
+        assert isinstance(self.served, Front), "an engine with several fronts has them in processes of their own"
+        return self.served
 
     async def run(self) -> TerminationMessage:
         """Serve until a signal, or until the core ends. The termination message names the cause.
@@ -136,13 +137,13 @@ class Engine:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
         try:
-            servers = self._servers()
+            servers = [self.served] if isinstance(self.served, FrontPool) else self._servers()
         except OSError:
             await self.core.close()
             raise
         return await self.serve(servers)
 
-    async def serve(self, servers: Sequence[Server] = ()) -> TerminationMessage:
+    async def serve(self, servers: Sequence[Server | FrontPool] = ()) -> TerminationMessage:
         """Run the core behind these servers until `stop` is set or it ends."""
         processes = await self._start_cores()
         ended = asyncio.create_task(processes.first_end())
@@ -159,9 +160,11 @@ class Engine:
             await self._end_cores(processes)
             await ended
             stopped.cancel()
+            if isinstance(self.served, FrontPool):
+                await self.served.close()
             await self.core.close()
 
-    async def _close(self, servers: Sequence[Server], ended: asyncio.Task[int]) -> TerminationMessage:
+    async def _close(self, servers: Sequence[Server | FrontPool], ended: asyncio.Task[int]) -> TerminationMessage:
         """Let running answers end, or end them with the cause, and close the servers."""
         deadline = time.monotonic() + self.config.grace_period_s - MARGIN_S
         if not ended.done():
@@ -171,6 +174,8 @@ class Engine:
         message = self._termination(ended.result() if ended.done() else None)
         if ended.done():
             self.core.lose(message.detail)
+            if isinstance(self.served, FrontPool):
+                self.served.lose(message.detail)
         for server in servers:
             await server.stop(1 if ended.done() or self.hurry else max(deadline - time.monotonic(), 1))
         return message
@@ -183,8 +188,8 @@ class Engine:
             "program": "engine",
             "pod_uid": self.environment.pod_uid,
             "revision": self.config.identity.revision,
-            "phase": "Draining" if self.front.draining and state.phase == "Serving" else state.phase,
-            "message": self.front.problem,
+            "phase": "Draining" if self.served.draining and state.phase == "Serving" else state.phase,
+            "message": self.served.problem,
             "models": list(self.names),
             "model_digest": model.digest if model is not None else None,
             "running": stats.running if stats is not None else 0,
@@ -204,7 +209,7 @@ class Engine:
 
     def _load(self) -> Mapping[str, Any] | None:
         limits = self.config.scheduler
-        return self.front.metrics.load.report(
+        return self.served.counters.report(
             self.core.stats,
             self.core.state.model,
             max_requests=min(limits.max_requests, limits.max_batch_tokens),
@@ -212,7 +217,7 @@ class Engine:
         )
 
     def _follow(self, state: CoreState) -> None:
-        self.front.follow(state)
+        self.served.follow(state)
         log.info("core: %s %s", state.phase, state.message)
         self.environment.on_state(state)
 
@@ -223,29 +228,30 @@ class Engine:
     # Servers.
 
     def _servers(self) -> list[Server]:
-        listen = self.config.listen
-        keys = listen.control_keys
-        verifier = ControlVerifier(keys, self.environment.pod_uid, time.time) if keys is not None else None
-        guarded = control_routes([self.drain_route], verifier) if verifier is not None else []
-        servers = [Server(self._app(guarded), bind_tcp(listen.host, listen.port), listen.limits)]
-        if listen.control_socket is not None:
-            Path(listen.control_socket).parent.mkdir(parents=True, exist_ok=True)
-            app = self._app(control_routes([self.drain_route], None))
-            servers.append(Server(app, bind_unix(listen.control_socket), listen.limits))
-        return servers
-
-    def _app(self, control: list[Any]) -> OpenAiServer:
-        return OpenAiServer(
-            self.front,
-            [*self.probes, *control],
-            api_keys=self.keys,
-            max_body_bytes=self.config.api.max_body_bytes,
-            max_body_bytes_in_flight=self.config.listen.limits.max_body_bytes_in_flight,
-            allowed_origins=self.config.api.allowed_origins,
-            pod_uid=self.environment.pod_uid,
-            version=version("stoker"),
-            load_reports=self.front.load_reports,
+        """The servers of the front inside this process."""
+        front, listen, pod_uid = self.front, self.config.listen, self.environment.pod_uid
+        probes = probe_routes(
+            alive=lambda: not self.core.dead,
+            ready=lambda: front.ready,
+            status=self.status,
+            registry=self.registry,
         )
+        keys = listen.control_keys
+        verifier = ControlVerifier(keys, pod_uid, time.time) if keys is not None else None
+        guarded = control_routes([self.drain_route], verifier) if verifier is not None else []
+        routes = [[*probes, *guarded], [*probes, *control_routes([self.drain_route], None)]]
+        return [
+            Server(app_of(self.config, front, own, pod_uid), bound, listen.limits)
+            for own, bound in zip(routes, bound_sockets(listen), strict=False)
+        ]
+
+    def _pool(self) -> FrontPool:
+        """Several fronts behind the port. Raises OSError where it is taken."""
+        config_file = self.folder / "fronts.json"
+        config_file.write_text(self.config.model_dump_json())
+        pages = Pages(self.status, lambda: generate_latest(self.registry), self._drain)
+        command = partial(front_command, config_file, uuid.uuid4().hex)
+        return FrontPool(self.config.api.fronts, self.core, bound_sockets(self.config.listen), command, pages)
 
     # The core process.
 
@@ -298,13 +304,13 @@ class Engine:
         return {"id": body.get("id"), "phase": "Draining"}
 
     def _begin_drain(self, deadline_s: float) -> None:
-        self.front.draining = True
+        self.served.draining = True
         self.core.drain(deadline_s)
 
     async def _drain_all(self, ended: asyncio.Task[int], deadline: float) -> None:
         """Let running requests end until the deadline. A core that does not serve yet has none."""
         if self.core.state.phase not in ("Serving", "Draining"):
-            self.front.draining = True
+            self.served.draining = True
             return
         log.info("draining %d requests", self.core.running)
         self._begin_drain(max(deadline - time.monotonic(), 0))
@@ -319,14 +325,14 @@ class Engine:
 
     def _termination(self, code: int | None) -> TerminationMessage:
         """The cause of the program's end. `code` is the core's exit code, None while it runs."""
-        if self.front.broken is not None:
-            return TerminationMessage(cause=Cause.MODEL_ERROR, detail=self.front.broken)
+        if self.served.broken is not None:
+            return TerminationMessage(cause=self.served.broken_cause, detail=self.served.broken)
         if code is None:
             return TerminationMessage(cause=Cause.INTERRUPTED, detail="stopped after its requests")
         if code < 0:
             return TerminationMessage(cause=Cause.RANK_KILLED, detail=f"the core process was killed by signal {-code}")
         cause = cause_of_exit_code(code) or Cause.INTERNAL
-        if cause is Cause.COMPLETED and self.front.draining:
+        if cause is Cause.COMPLETED and self.served.draining:
             return TerminationMessage(cause=Cause.INTERRUPTED, detail="drained before it served")
         if cause is Cause.COMPLETED:
             return TerminationMessage(cause=Cause.INTERNAL, detail="the core process ended without being asked to")
@@ -335,11 +341,17 @@ class Engine:
         return TerminationMessage(cause=cause, detail=detail or f"the core process ended with code {code}")
 
 
-def managed_by(identity: EngineIdentity) -> str:
-    """Why clients may not load or unload models here."""
-    if identity.deployment:
-        return f"the InferenceDeployment {identity.namespace}/{identity.deployment} chooses the model of this engine"
-    return "this engine serves one model; start it with --models-dir to load others"
+def bound_sockets(listen: ListenConfig) -> list[socket.socket]:
+    """The port, then the control socket where there is one.
+
+    Raises:
+        OSError: an address is taken.
+    """
+    bound = [bind_tcp(listen.host, listen.port)]
+    if listen.control_socket is not None:
+        Path(listen.control_socket).parent.mkdir(parents=True, exist_ok=True)
+        bound.append(bind_unix(listen.control_socket))
+    return bound
 
 
 def run_engine(config: EngineConfig, environment: Environment) -> TerminationMessage:

@@ -91,6 +91,10 @@ def _serve_directory(arguments: argparse.Namespace) -> TerminationMessage:
         raise ConfigError("--models-dir takes neither a model's path nor --served-name: its folders have their names")
     if not directory.is_dir():
         raise ConfigError(f"--models-dir {directory} is not a folder")
+    if arguments.fronts is not None and arguments.fronts != 1:
+        raise ConfigError(
+            f"--models-dir serves with one front, got --fronts {arguments.fronts}; use --fronts with a path"
+        )
     if arguments.max_models is not None and arguments.max_models < 1:
         raise ConfigError(f"--max-models must be at least 1, got {arguments.max_models}")
 
@@ -167,6 +171,7 @@ def engine_config(arguments: argparse.Namespace, model: str | None = None) -> di
                     "allowed_origins": arguments.allowed_origins,
                     "tool_call_parser": arguments.tool_call_parser,
                     "reasoning_parser": arguments.reasoning_parser,
+                    "fronts": arguments.fronts,
                 }
             ),
             "cache_events": _given(
@@ -317,6 +322,12 @@ def _parser() -> argparse.ArgumentParser:
         help="compute prompts for other engines, and let them compute prompts for this one (default: off)",
     )
     add("--transfer-key-file", metavar="FILE", help="secret of these engines, 32 bytes; needed beyond this host")
+    add(
+        "--fronts",
+        type=int,
+        metavar="N",
+        help="processes that serve HTTP and tokenise, behind one port (default 1)",
+    )
     add(
         "--data",
         "--data-parallel-size",

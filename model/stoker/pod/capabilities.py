@@ -97,7 +97,6 @@ _ENGINE: Mapping[str, Row] = {
     "attention": only("auto", *_PAGED),
     "parallelism.pipeline": only(1),
     "parallelism.expert": only(1),
-    "api.fronts": only(1),
 }
 _ROUTER: Mapping[str, Row] = {}
 
@@ -121,7 +120,6 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
     "InferenceDeployment": {
         "engine.kernels": _ENGINE["kernels"],
         "engine.attention": _ENGINE["attention"],
-        "engine.api.fronts": _ENGINE["api.fronts"],
         **{f"pools[].{path}": row for path, row in _ENGINE.items() if path.startswith("parallelism.")},
     },
     "EnginePool": {},

@@ -20,7 +20,7 @@ from stoker.pod.asgi import BodyTooLarge, ClientLeft, read_body
 from stoker.pod.body_budget import BodyBudget, BodyBudgetSpent
 from stoker.pod.control_key import ControlDenied, ControlVerifier
 
-Status = Callable[[], Mapping[str, Any]]
+Status = Callable[[], Mapping[str, Any] | Awaitable[Mapping[str, Any]]]
 Question = Callable[[], bool]
 ControlHandler = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 
@@ -43,10 +43,12 @@ class ControlRoute:
 
 
 def probe_routes(
-    *, alive: Question, ready: Question, status: Status, registry: CollectorRegistry,
+    *, alive: Question, ready: Question, status: Status, registry: CollectorRegistry | Callable[[], Awaitable[bytes]],
     private: frozenset[str] = frozenset(), verifier: ControlVerifier | None = None,
 ) -> list[BaseRoute]:  # fmt: skip
     """Build the routes `/livez`, `/readyz` (200 or 503), `/status` (JSON) and `/metrics` (Prometheus text).
+
+    A process that shares its port with others gives functions that ask for the pages of all.
 
     Fields of the status named in `private` are shown only to a caller with a control token that `verifier` accepts.
     """
@@ -62,7 +64,8 @@ def probe_routes(
         return answer(ready)
 
     async def status_page(request: Request) -> Response:
-        page = dict(status())
+        answered = status()
+        page = dict(answered if isinstance(answered, Mapping) else await answered)
         try:
             trusted = not private or _may_read_all(request, verifier)
         except ControlDenied as denied:
@@ -70,7 +73,8 @@ def probe_routes(
         return JSONResponse(page if trusted else {key: page[key] for key in page if key not in private})
 
     async def metrics(_: Request) -> Response:
-        return Response(generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        page = generate_latest(registry) if isinstance(registry, CollectorRegistry) else await registry()
+        return Response(page, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     return [Route("/livez", livez), Route("/readyz", readyz), Route("/status", status_page), Route("/metrics", metrics)]
 

@@ -68,9 +68,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def __init__(
         self, config: uvicorn.Config, server_state: ServerState, app_state: dict[str, Any], _loop: Any = None, *,
-        limits: HttpLimits, warn: Warn,
+        limits: HttpLimits, warn: Warn, number: int = 0, on_lost: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
+        """`number`: connections of all processes that share the limit, with this one; `on_lost`: called at its end."""
         super().__init__(config, server_state, app_state, _loop)
+        self._number, self._on_lost = number, on_lost
         self.limits = limits
         self._warn = warn
         self._phase = _Phase.HEAD
@@ -88,12 +90,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        number = len(self.connections)
+        number = max(len(self.connections), self._number)
         self._spare = number > self.limits.max_connections
         if number > self.limits.max_connections + SPARE_CONNECTIONS:
             self._warn("connections are refused: the limit is reached")
             self._refuse(too_many_connections(self.limits))
             transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._on_lost is not None:
+            self._on_lost()
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()

@@ -1,6 +1,7 @@
 """An HTTP server that a program starts and stops inside its own event loop: uvicorn on sockets that are already bound.
 
-The program keeps its signal handlers. A `Server` serves one TCP port or one Unix socket; a program has one or two.
+The program keeps its signal handlers. A `Server` serves one TCP port or one Unix socket; a program has one or two. A
+server without a socket serves connections that another process has accepted.
 
 Called by engine, router, operator and the trainer's agent at their start; each owns its `Server`.
 """
@@ -15,7 +16,7 @@ import os
 import resource
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,17 +80,18 @@ class _Uvicorn(uvicorn.Server):
 
 
 class Server:
-    """One ASGI application on one bound socket."""
+    """One ASGI application on one bound socket, or on the connections that it is given."""
 
-    def __init__(self, app: Any, bound: socket.socket, limits: HttpLimits = HttpLimits()) -> None:  # noqa: B008
+    def __init__(self, app: Any, bound: socket.socket | None, limits: HttpLimits = HttpLimits()) -> None:  # noqa: B008
         self.bound = bound
         limits = _within_open_files(limits)
         warn = RateLimitedWarning(log, time.monotonic)
         protocol: Any = functools.partial(BoundedHttpProtocol, limits=limits, warn=warn)
+        self._protocol = protocol
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
-                app, http=protocol, log_config=None, access_log=False, lifespan="off", ws="none", server_header=False,
-                timeout_keep_alive=limits.keep_alive_s, backlog=2048,
+                app, http=protocol, log_config=None, access_log=False, lifespan="off", ws="none",
+                server_header=False, timeout_keep_alive=limits.keep_alive_s, backlog=2048,
             )
         )  # fmt: skip
         self._task: asyncio.Task[None] | None = None
@@ -97,21 +99,39 @@ class Server:
     @property
     def port(self) -> int:
         """The TCP port, known before the start."""
+        assert self.bound is not None, "a server of connections that it is given has no port"
         return int(self.bound.getsockname()[1])
 
     async def start(self) -> None:
         """Start to serve, and return when connections are accepted."""
-        self._task = asyncio.create_task(self._uvicorn.serve(sockets=[self.bound]), name="http server")
+        sockets = [self.bound] if self.bound is not None else []
+        self._task = asyncio.create_task(self._uvicorn.serve(sockets=sockets), name="http server")
         while not self._uvicorn.started:
             if self._task.done():
                 self._task.result()
                 raise RuntimeError("the HTTP server ended while it started")
             await asyncio.sleep(0.005)
 
+    async def adopt(self, connection: socket.socket, number: int, on_lost: Callable[[], None]) -> None:
+        """Serve a connection that another process has accepted; the server must be started.
+
+        Args:
+            connection: an accepted socket, owned by this server from now on.
+            number: open connections of all processes that share the limit, with this one.
+            on_lost: called once at the connection's end.
+        """
+        server = self._uvicorn
+        protocol = functools.partial(
+            self._protocol, config=server.config, server_state=server.server_state, app_state=server.lifespan.state,
+            number=number, on_lost=on_lost,
+        )  # fmt: skip
+        await asyncio.get_running_loop().connect_accepted_socket(protocol, connection)
+
     async def stop(self, timeout_s: float) -> None:
         """Accept no connection, wait `timeout_s` (whole seconds, at least 1) for running answers, then cut them."""
         if self._task is None:
-            self.bound.close()
+            if self.bound is not None:
+                self.bound.close()
             return
         self._uvicorn.config.timeout_graceful_shutdown = max(int(timeout_s), 1)
         self._uvicorn.should_exit = True

@@ -41,6 +41,7 @@ from stoker.engine.core.messages import (
     Delta,
     Drain,
     Finish,
+    Forget,
     Heartbeat,
     Hello,
     Inspect,
@@ -414,13 +415,13 @@ class Core:
             self._broadcast(self._stats(self.engine))
         silent = [front for front, seen_s in self._seen_s.items() if self._listened_s - seen_s > FRONT_SILENT_S]
         for front in silent:
-            self._forget(front)
+            self._forget(front, "is silent")
         if not self.parent_alive():
             log.error("the parent process is gone")
             self.cause = Cause.INTERNAL
 
-    def _forget(self, front: str) -> None:
-        log.warning("front %s is silent: its requests are aborted", front)
+    def _forget(self, front: str, reason: str) -> None:
+        log.warning("front %s %s: its requests are aborted", bytes.fromhex(front), reason)
         del self._seen_s[front]
         self._compiling.drop(front)
         self._send_deltas(self.desk.drop(front) if self.desk is not None else ())
@@ -510,6 +511,9 @@ class Core:
                     self.engine.finish_choice(request_id, choice, front=front)
             case Inspect(query=query, request_ids=request_ids):
                 self._send(front, Inspected(query, tuple(self._progress_of(front, request_ids))))
+            case Forget(front=other):
+                if other in self._seen_s:
+                    self._forget(other, "has ended")
             case Drain(deadline_s=deadline_s):
                 self._drain(deadline_s)
             case Stop():

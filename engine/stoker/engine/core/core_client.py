@@ -23,6 +23,7 @@ from stoker.engine.core.messages import (
     Delta,
     Drain,
     Finish,
+    Forget,
     Hello,
     Inspect,
     Inspected,
@@ -60,8 +61,10 @@ class CoreClient:
         address: str,
         watch_limits: WatchLimits = PATIENCE,
         clock: Callable[[], float] = time.monotonic,
+        identity: bytes = b"",
     ) -> None:
-        self.address = address
+        """`identity`: the socket's, by which another process can name this front; empty: the core draws one."""
+        self.address, self.identity = address, identity
         self.watch = CoreWatch(watch_limits)
         """The core's silence and progress."""
         self._clock = clock
@@ -78,6 +81,8 @@ class CoreClient:
     async def start(self) -> None:
         """Connect. The core may start later."""
         self._socket = self._context.socket(zmq.DEALER)
+        if self.identity:
+            self._socket.setsockopt(zmq.IDENTITY, self.identity)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
@@ -173,6 +178,10 @@ class CoreClient:
     def drain(self, deadline_s: float) -> None:
         """Let running requests end within `deadline_s` seconds and take no new ones."""
         self.send(Drain(deadline_s))
+
+    def forget(self, identity: bytes) -> None:
+        """Abort the requests of another front, whose process has ended."""
+        self.send(Forget(identity.hex()))
 
     def stop(self) -> None:
         """End the core process."""

@@ -118,6 +118,11 @@ class CoreGroup:
         for core in self.cores:
             core.drain(deadline_s)
 
+    def forget(self, identity: bytes) -> None:
+        """Abort the requests of another front, whose process has ended."""
+        for core in self.cores:
+            core.forget(identity)
+
     def stop(self) -> None:
         for core in self.cores:
             core.stop()

@@ -8,7 +8,8 @@ core sends it:
 - `Stats` about once a second;
 - a `Heartbeat` about once a second, and before work that may silence the core for longer than the last one announced.
 
-A front sends `Ping` at least every 5 s; requests of a front that is silent for 30 s are aborted. Request ids belong to
+A front sends `Ping` at least every 5 s; requests of a front that is silent for 30 s are aborted, and those of a front
+whose process has ended as soon as its parent sends `Forget`. Request ids belong to
 the front that chose them, so two fronts may use the same. All times are `time.monotonic()` seconds, which the processes
 of one machine share.
 
@@ -35,7 +36,7 @@ from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.output_grammar import OutputGrammar
 from stoker.engine.sampling import SamplingParams
 
-PROTOCOL = 8
+PROTOCOL = 9
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 RequestState = Literal["QUEUED", "PREFILLING", "DECODING", "PREEMPTED"]
@@ -99,6 +100,14 @@ class Inspect:
 @dataclass(frozen=True, slots=True)
 class Ping:
     """Sign of life of a front."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """The process of another front has ended: abort its requests now. Sent by the program that had started it."""
+
+    front: str
+    """The hex of its socket's identity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +250,7 @@ class Heartbeat:
     """Median of recent steps; None before the first."""
 
 
-FrontMessage = Hello | AddRequest | Abort | Finish | Inspect | Ping | Drain | Stop
+FrontMessage = Hello | AddRequest | Abort | Finish | Inspect | Ping | Forget | Drain | Stop
 CoreMessage = CoreState | Outputs | Refused | Inspected | Stats | Heartbeat
 Message = FrontMessage | CoreMessage
 
@@ -249,7 +258,7 @@ _FORMAT = FrameFormat(
     f"protocol {PROTOCOL}",
     messages=(
         Hello, AddRequest, Abort, Finish, Ping, Drain, Stop, CoreState, Outputs, Refused, Stats, Heartbeat, Inspect,
-        Inspected,
+        Inspected, Forget,
     ),
     nested={
         AddRequest: {"params": one(SamplingParams)},

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -22,6 +22,7 @@ from stoker.engine.core.stats import TransferStats
 from stoker.engine.http.errors import ApiError, bad_request, model_not_found, shortened
 from stoker.engine.http.generation import Generation, Job
 from stoker.engine.http.load import LoadLedger
+from stoker.engine.http.load_counters import LoadCounters
 from stoker.engine.http.metrics import FrontMetrics
 from stoker.engine.http.openai.answer import Envelope, UsageChunks
 from stoker.engine.http.openai.chat import ChatAnswer
@@ -50,6 +51,7 @@ from stoker.engine.http.openai.tool_parser import ReasoningParser
 from stoker.engine.http.request_log import LoggedRequest, RequestLog
 from stoker.engine.http.text import Detokenizer, TextCodec
 from stoker.engine.sampling import MAX_BAD_SEQUENCES, SamplingParams
+from stoker.pod.causes import Cause
 from stoker.pod.tracing import NoTracer, Tracer
 
 T = TypeVar("T")
@@ -93,11 +95,14 @@ class Front:
         self.unix_time = unix_time
         self.log = RequestLog()
         self.draining = False
+        self.broken_cause = Cause.MODEL_ERROR
         self.broken: str | None = None
         """Problem of this front that keeps it from serving although the core could."""
         self.tracer: Tracer = NoTracer()
         """For spans of requests."""
         self.on_broken: Callable[[str], None] = lambda _: None
+        self.elsewhere: Callable[[str], Awaitable[dict[str, Any] | None]] = _nowhere
+        """Looks for a request at the engine's other fronts."""
         self.created = int(unix_time())
         self._open_codec = open_codec
         self._codec: TextCodec | None = None
@@ -111,6 +116,11 @@ class Front:
     def ready(self) -> bool:
         """Whether new requests are accepted."""
         return self.core.serving and self._codec is not None and not self.draining and not self.unmet
+
+    @property
+    def counters(self) -> LoadCounters:
+        """What it has counted, for `/status`."""
+        return self.metrics.load
 
     @property
     def queue_s(self) -> Mapping[int, int]:
@@ -336,10 +346,17 @@ class Front:
         Raises:
             ApiError: 404, no recent request of this engine has the id; 503, the core does not answer.
         """
-        logged = self.log.find(name)
-        if logged is None:
+        body = await self.own_request(name) or await self.elsewhere(name)
+        if body is None:
             message = f"No recent request of this engine has the id {shortened(name)}."
             raise ApiError(404, message, param="id", code="request_not_found")
+        return body
+
+    async def own_request(self, name: str) -> dict[str, Any] | None:
+        """A request of this front by its id; None where it has none of that id. Raises ApiError 503."""
+        logged = self.log.find(name)
+        if logged is None:
+            return None
         if logged.end is not None:
             return logged.body(())
         try:
@@ -397,6 +414,10 @@ class Front:
             return await asyncio.to_thread(work, *arguments)
         except ValueError as error:
             raise bad_request(str(error), code="invalid_value") from error
+
+
+async def _nowhere(_: str) -> None:
+    """The answer of an engine with one front."""
 
 
 def _fingerprint(facts: ModelFacts) -> str | None:

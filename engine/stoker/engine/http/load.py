@@ -1,15 +1,17 @@
 """The load of an engine as its front sees it, and the reports that routers follow at `GET /load`.
 
-Counts change with each job of the front; rates are means of the last ones. Owned by `Front`, changed by `Generation`.
+Counts change with each job of the front; rates are means of the last ones. Several fronts of an engine tell each other
+their shares, so that each reports the load of all. Owned by `Front`, changed by `Generation`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from stoker.engine.config import Role
 from stoker.engine.core.messages import RequestFacts
@@ -26,6 +28,16 @@ FEWEST_TOKENS = 16
 """Prompt tokens from which the time of a prefill says something."""
 
 
+class LoadShare(NamedTuple):
+    """One front's part of the load."""
+
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    prefill_tokens_per_s: float | None = None
+    gap_s: float | None = None
+
+
 class LoadLedger:
     """Open jobs of one front."""
 
@@ -34,9 +46,11 @@ class LoadLedger:
         role: Role = "colocated",
         transfer: Callable[[], TransferStats | None] = lambda: None,
         queue_s: Callable[[], Mapping[int, int]] = dict,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`transfer`: the newest report of the core on other engines; `queue_s`: that on times in its queue."""
-        self.role, self._transfer, self._queue_s = role, transfer, queue_s
+        """`transfer`: the newest report of the core on other engines; `queue_s`: that on times in its queue; `clock`:
+        one that processes share."""
+        self.role, self._transfer, self._queue_s, self._clock = role, transfer, queue_s, clock
         self.epoch = uuid.uuid4().hex
         """This run of the engine."""
         self.waiting: dict[str, int] = {}
@@ -44,6 +58,8 @@ class LoadLedger:
         self.running: set[str] = set()
         self.prefill_tokens_per_s: float | None = None
         self.gap_s: float | None = None
+        self.others: Sequence[LoadShare] = ()
+        """The newest shares of the engine's other fronts."""
 
     @contextmanager
     def job(self, name: str, prompt_tokens: int) -> Iterator[None]:
@@ -71,8 +87,15 @@ class LoadLedger:
         if seconds > 0:
             self.gap_s = _mean(self.gap_s, seconds)
 
+    @property
+    def share(self) -> LoadShare:
+        """The present load of this front."""
+        waiting_tokens = sum(self.waiting.values())
+        return LoadShare(len(self.running), len(self.waiting), waiting_tokens, self.prefill_tokens_per_s, self.gap_s)
+
     def report(self) -> dict[str, Any]:
-        """The present load, with what is computed for other engines; `GET /load` adds a number."""
+        """The present load of all fronts, with what is computed for other engines; `GET /load` adds a number."""
+        load = summed((self.share, *self.others))
         helps = self._transfer()
         helping, waiting, tokens, rate = (
             (helps.helping, helps.helping_waiting, helps.helping_tokens, helps.prefill_tokens_per_s)
@@ -81,28 +104,49 @@ class LoadLedger:
         )
         return {
             "epoch": self.epoch,
-            "requests": len(self.waiting) + len(self.running) + helping,
-            "waiting": len(self.waiting) + waiting,
-            "waiting_tokens": sum(self.waiting.values()) + tokens,
-            "prefill_tokens_per_s": self.prefill_tokens_per_s if rate is None else rate,
-            "gap_s": self.gap_s,
+            "requests": load.waiting + load.running + helping,
+            "waiting": load.waiting + waiting,
+            "waiting_tokens": load.waiting_tokens + tokens,
+            "prefill_tokens_per_s": load.prefill_tokens_per_s if rate is None else rate,
+            "gap_s": load.gap_s,
             "role": self.role,
             "peer": peer_of(helps),
             "queue_s": dict(self._queue_s()),
         }
 
     async def reports(self, going_on: Callable[[], bool]) -> AsyncGenerator[bytes]:
-        """Yield reports as events until the engine takes no requests: on change, at most ten in a second."""
+        """Yield reports as events until the engine takes no requests: on change, at most ten in a second.
+
+        `seq` is a time in milliseconds. It grows from one stream to the next as well, also where another front sends
+        it: a reader that comes back takes the first report for newer than its last.
+        """
         seq, last, quiet_s = 0, None, 0.0
         while True:
             counts = self.report()
             if counts != last or quiet_s >= QUIET_S:
+                seq = max(seq + 1, int(1000 * self._clock()))
                 yield event({"seq": seq, **counts})
-                seq, last, quiet_s = seq + 1, counts, 0.0
+                last, quiet_s = counts, 0.0
             if not going_on():
                 return
             await asyncio.sleep(REPORT_S)
             quiet_s += REPORT_S
+
+
+def summed(shares: Sequence[LoadShare]) -> LoadShare:
+    """The load of several fronts; rates are means over those that have measured one."""
+    return LoadShare(
+        sum(one.running for one in shares),
+        sum(one.waiting for one in shares),
+        sum(one.waiting_tokens for one in shares),
+        _average([one.prefill_tokens_per_s for one in shares]),
+        _average([one.gap_s for one in shares]),
+    )
+
+
+def _average(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def peer_of(transfer: TransferStats | None) -> dict[str, Any] | None:

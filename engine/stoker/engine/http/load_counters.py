@@ -11,7 +11,10 @@ from typing import Any
 
 from stoker.engine.core.messages import ModelFacts, RequestFacts
 from stoker.engine.core.stats import Stats
-from stoker.pod.histogram import Histogram
+from stoker.pod.histogram import Histogram, merged
+
+COUNTS = ("arrived", "first_tokens")
+HISTOGRAMS = ("uncached", "prompt", "output", "first_token_s", "token_gap_s")
 
 
 class LoadCounters:
@@ -41,6 +44,28 @@ class LoadCounters:
         self.prompt.add(facts.prompt_tokens)
         self.uncached.add(max(facts.prompt_tokens - facts.cached_tokens, 1))
         self.output.add(facts.output_tokens)
+
+    def add(self, other: LoadCounters) -> None:
+        """Add the counts of another front."""
+        for name in COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in HISTOGRAMS:
+            setattr(self, name, merged((getattr(self, name), getattr(other, name))))
+
+    def to_wire(self) -> dict[str, Any]:
+        """Plain values: every count by its name."""
+        counts: dict[str, Any] = {name: getattr(self, name) for name in COUNTS}
+        return counts | {name: getattr(self, name).to_wire() for name in HISTOGRAMS}
+
+    @classmethod
+    def from_wire(cls, wire: Mapping[str, Any]) -> LoadCounters:
+        """Read `to_wire`."""
+        counters = cls()
+        for name in COUNTS:
+            setattr(counters, name, int(wire[name]))
+        for name in HISTOGRAMS:
+            setattr(counters, name, Histogram.from_wire(wire[name]))
+        return counters
 
     def report(
         self, stats: Stats | None, facts: ModelFacts | None, *, max_requests: int, max_batch_tokens: int

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, Summary
+from prometheus_client import CollectorRegistry, Counter, Histogram, Summary
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -79,10 +79,7 @@ class HttpMetrics:
 class FrontMetrics(HttpMetrics):
     """Histograms and counters of one front's requests."""
 
-    def __init__(
-        self, registry: CollectorRegistry, model_name: str, stats: Callable[[], Stats | None],
-        facts: Callable[[], ModelFacts | None],
-    ) -> None:  # fmt: skip
+    def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
         super().__init__(registry)
         self._labels = (model_name, "0")
         self.load = LoadCounters()
@@ -113,8 +110,6 @@ class FrontMetrics(HttpMetrics):
         )
         self._n = histogram("request_params_n", "Choices asked for.", NUMBERS)
         self._max_tokens = histogram("request_params_max_tokens", "max_tokens asked for.", TOKENS)
-        ProcessCollector(registry=registry)
-        registry.register(_CoreCollector(self._labels, stats, facts))
 
     def started(self, params: SamplingParams, max_tokens: int) -> None:
         """Observe a request that goes to the core."""
@@ -156,6 +151,16 @@ class FrontMetrics(HttpMetrics):
     def finished_request(self, output_tokens: int) -> None:
         """Every choice of a request has ended; the longest has `output_tokens`."""
         self._max_generation_tokens.observe(output_tokens)
+
+
+def register_core(
+    registry: CollectorRegistry,
+    model_name: str,
+    stats: Callable[[], Stats | None],
+    facts: Callable[[], ModelFacts | None],
+) -> None:
+    """Add the core's metrics, which are those of the whole engine, however many fronts it has."""
+    registry.register(_CoreCollector((model_name, "0"), stats, facts))
 
 
 class _CoreCollector(Collector):

@@ -258,6 +258,7 @@ _FORMAT = FrameFormat(
         Stats: {
             "host": one(HostTierStats),
             "disk": one(ColdTierStats),
+            "store": one(ColdTierStats),
             "transfer": one(TransferStats),
             "ranks": many(RankState),
         },

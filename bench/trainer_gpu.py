@@ -57,6 +57,7 @@ from stoker.trainer.rank.kernel_choice import make_ops
 from stoker.trainer.rank.mesh import data_parallel_mesh
 from stoker.trainer.rank.ordered_sum import sum_in_order
 from stoker.trainer.rank.pinned import pinned_memory
+from stoker.trainer.rank.plan_check import choose_layers
 from stoker.trainer.rank.process_group import choose_device, process_group, set_threads
 from stoker.trainer.rank.rank_info import find_rank_info
 from stoker.trainer.rank.train_step import ForwardPass, TrainStep
@@ -240,9 +241,9 @@ class Run:
         self.decoder = decoder = Decoder(self.model, ops, device="meta")
         start = InitialWeights(decoder, 0, lambda _done, _total: None)
         self.zero = make_zero(self.config, decoder, data_parallel_mesh(communicator), device, start.fill)
-        recompute = self.config.memory.activation_checkpointing == "full"
+        choices = choose_layers(self.config, self.model)
         forward = ForwardPass(
-            decoder, self.attention, device, self.zero.ready, recompute=recompute, gathered=self.zero.gathered
+            decoder, self.attention, device, self.zero.ready, choices=choices, gathered=self.zero.gathered
         )
         self.train_step = TrainStep(forward, self.zero, self.config.optimization.gradient_clipping)
         torch.cuda.synchronize(device)

@@ -150,9 +150,7 @@ class StokerLoop:
         assert communicator is not None
         config = trainer_config("bf16" if bf16 else "fp32")
         zero = make_zero(config, decoder, data_parallel_mesh(communicator), torch.device("cpu"))
-        self.train_step = TrainStep(
-            ForwardPass(decoder, "sdpa", torch.device("cpu"), zero.ready, recompute=False), zero, 1.0
-        )
+        self.train_step = TrainStep(ForwardPass(decoder, "sdpa", torch.device("cpu"), zero.ready), zero, 1.0)
         self.steps = 0
 
     def step(self, batches: list[MicroBatch], targets: int) -> float:

@@ -13,6 +13,7 @@ import httpx
 
 from stoker.pod.config_file import parse
 from stoker.pod.serve import Server, bind_tcp
+from stoker.pod.tracing import NoTracer, Tracer
 from stoker.router.app import Router
 from stoker.router.config import RouterConfig
 from stoker.router.snapshot import parse_snapshot
@@ -31,14 +32,18 @@ def snapshot(version: int, *entries: dict[str, object]) -> dict[str, Any]:
 
 @asynccontextmanager
 async def routed(
-    *engines: HasEntry, clock: Callable[[], float] = time.monotonic, policy_object: Any = None, **settings: Any
+    *engines: HasEntry,
+    clock: Callable[[], float] = time.monotonic,
+    policy_object: Any = None,
+    tracer: Tracer = NoTracer(),  # noqa: B008 - it has no state
+    **settings: Any,
 ) -> AsyncIterator[tuple[Router, httpx.AsyncClient]]:
     """A started router over `engines` and a client on it; all backends are probed already."""
     config = parse(
         RouterConfig,
         {"deployment": "d", "backends_file": "unused", "probe_interval_s": 0.1, "connect_timeout_s": 0.5, **settings},
     )
-    router = Router(config, pod_uid="router-0", policy=policy_object, clock=clock)
+    router = Router(config, pod_uid="router-0", policy=policy_object, clock=clock, tracer=tracer)
     server = Server(router.control_app, bind_tcp("127.0.0.1", 0))
     router.start(parse_snapshot(snapshot(1, *(engine.entry() for engine in engines))))
     await server.start()

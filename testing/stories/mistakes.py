@@ -52,9 +52,9 @@ def _jobs() -> list[Mistake]:
             "ConfigMap missing does not exist (spec.workers.volumes[0])",
         ),
         (
-            job("unbuilt", {"memory.activationBudgetGiB": "4", "memory.activationCheckpointing": "selective"}),
+            job("unbuilt", {"memory.cpuOffload": True, "optimization.optimizer": "lamb"}),
             stalls,
-            "memory.activationBudgetGiB 4 is not supported yet",
+            "spec.optimization.optimizer lamb is not supported yet with memory.cpuOffload true",
         ),
         (job("no-data", {"data.sources": [{"name": "tales", "path": "/data/other.jsonl"}]}), fails, "other.jsonl"),
         (job("bad-model", hugging_face("broken")), fails, "config.json"),

@@ -149,3 +149,30 @@ def test_names_of_the_wire_become_those_of_programs() -> None:
     found = job_of_spec(changed(JOB, {"spec.memory": memory, "spec.parallelism": parallelism})["spec"])
     assert found.activation_budget_bytes == 1.5 * 2**30
     assert (found.layout.zero_stage, found.layout.sequence_parallel, found.layout.context_method) == (3, True, "Ring")
+
+
+def test_a_budget_of_activations_is_solved_by_layer(tmp_path: Path) -> None:
+    selective = {"activationCheckpointing": "selective", "activationBudgetGiB": "20"}
+    found = run(tmp_path, changed(JOB, {**BIG, "spec.memory": selective}), "--gpu", "H200")
+    assert found.exit_code == 0, found.output
+    assert "computed again in backward, for at most 20.0 GiB of activations\nlayers 0 to " in found.output
+    values = json.loads(run(tmp_path, changed(JOB, {**BIG, "spec.memory": selective}), "--json").output)
+    assert values["memory_bytes"]["activations"] <= 20 * 2**30
+    assert len(values["recomputed_by_layer"]) == 32
+    assert len(set(values["recomputed_by_layer"])) > 1
+
+
+def test_a_budget_that_cannot_be_met_is_refused_by_plan_and_admission_with_the_smallest_that_works(
+    tmp_path: Path,
+) -> None:
+    selective = {"activationCheckpointing": "selective", "activationBudgetGiB": "3"}
+    manifest = changed(JOB, {**BIG, "spec.memory": selective})
+    found = run(tmp_path, manifest, "--gpu", "H200")
+    line = "spec.memory.activationBudgetGiB 3: activations of 8,192 tokens need at least 5.105 GiB on a rank: 32 layers"
+    assert found.exit_code == WRONG_INPUT
+    assert found.output.startswith(f"error: {line}")
+    (refusal,) = unsupported("TrainingJob", manifest["spec"])
+    assert refusal.startswith(line)
+    assert refusal.endswith("the smallest that works is 5.105")
+    smallest = changed(manifest, {"spec.memory.activationBudgetGiB": "5.105"})
+    assert unsupported("TrainingJob", smallest["spec"]) == []

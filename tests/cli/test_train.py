@@ -13,6 +13,7 @@ import yaml
 
 from stoker.pod.config_file import parse
 from stoker.trainer.protocol.config import TrainerConfig
+from testing.operator.unbuilt import UNBUILT, UNBUILT_FIELD
 
 
 def job(**spec: Any) -> dict[str, Any]:
@@ -87,8 +88,8 @@ def test_a_job_becomes_a_configuration_of_this_machine(tmp_path: Path) -> None:
         ([job(), job()], r"exactly one TrainingJob is needed, found 2 (TrainingJob tiny, TrainingJob tiny)"),
         ([job(training={"totalSteps": 0}), MORE], "spec.training"),
         (
-            [job(memory={"activationBudgetGiB": "4", "activationCheckpointing": "selective"}), MORE],
-            "spec.memory.activationBudgetGiB 4 is not supported yet",
+            [job(**UNBUILT), MORE],
+            f"{UNBUILT_FIELD} is not supported yet",
         ),
         ([job(run={"suspend": True}), MORE], "spec.run.suspend is true: there is nothing to run"),
         ([job()], 'configmap "more" not found'),

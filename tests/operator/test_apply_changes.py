@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from stoker.pod.causes import Cause
 from testing.operator.training_world import EVENTS, JOB, Run, disturb
+from testing.operator.unbuilt import UNBUILT
 
 RESTART: dict[str, Any] = {"run": {"applyChanges": "Restart"}}
 
@@ -78,7 +79,7 @@ def test_a_gang_that_never_ran_is_made_anew_and_a_refused_edit_restarts_nothing(
     run.next_attempt()
     assert (run.attempt, len(run.gang), run.cluster.calls) == (1, 1, [])
     run.train(1)
-    run.cluster.change_spec(JOB, lambda spec: spec.update(memory={"activationBudgetGiB": "4"}))
+    run.cluster.change_spec(JOB, lambda spec: spec.update(UNBUILT))
     run.cluster.settle()
     assert (run.attempt, run.cluster.calls) == (1, [])
     assert run.condition(run.job, "EditRefused") == "True"

@@ -23,6 +23,7 @@ from testing.operator import serving_world
 from testing.operator.serving_world import CHAT, POOL, Serving
 from testing.operator.simulated_cluster import SimulatedCluster
 from testing.operator.training_world import EVENTS, JOB, Run, disturb
+from testing.operator.unbuilt import BUILT, UNBUILT, UNBUILT_FIELD
 
 REFUSED = "EditRefused"
 PENDING = "EditPending"
@@ -90,14 +91,10 @@ LIVES = {
         begin=training,
         key=JOB,
         edits=(
-            {"memory": {"activationBudgetGiB": "4"}},
-            {"memory": {"nvmeOffload": {"path": "/x"}}, "workers": {"replicas": 4}},
-            {"memory": {"activationBudgetGiB": "4"}, "checkpoint": {"maxToKeep": 1, "deletionPolicy": "Delete"}},
-            {
-                "run": {"backoffLimit": 0},
-                "memory": {"activationBudgetGiB": "4"},
-                "workers": {"image": "other:2"},
-            },
+            UNBUILT,
+            {**UNBUILT, "workers": {"replicas": 4}},
+            {**UNBUILT, "checkpoint": {"maxToKeep": 1, "deletionPolicy": "Delete"}},
+            {**UNBUILT, "run": {"backoffLimit": 0}, "workers": {"image": "other:2"}},
         ),
     ),
     "InferenceDeployment": Life(
@@ -236,14 +233,14 @@ def edit(run: Run, patch: dict[str, Any]) -> None:
     run.cluster.change_spec(JOB, lambda spec: merge(spec, patch))
 
 
-def budget(run: Run) -> None:
-    edit(run, {"memory": {"activationBudgetGiB": "4"}})
+def edit_refused(run: Run) -> None:
+    edit(run, UNBUILT)
 
 
 def test_a_running_job_completes_and_keeps_its_last_save_though_an_edit_of_it_is_refused() -> None:
     run = Run()
     run.start()
-    budget(run)
+    edit_refused(run)
     run.train(100, (run.save(100),))
     for pod in run.gang:
         run.cluster.end(pod, Cause.COMPLETED, step=100, saves=(run.word(100),))
@@ -256,7 +253,7 @@ def test_a_gang_that_dies_after_a_refused_edit_has_its_cause_named_and_starts_ag
     run = Run()
     run.start()
     run.train(20, (run.save(20),))
-    budget(run)
+    edit_refused(run)
     for pod in run.gang:
         run.cluster.end(pod, Cause.RANK_FAILED, detail="ValueError: boom", saves=(run.word(20),))
     run.cluster.settle()
@@ -264,7 +261,7 @@ def test_a_gang_that_dies_after_a_refused_edit_has_its_cause_named_and_starts_ag
     run.next_attempt()
     assert (run.attempt, run.status["attempt"]["resumedFrom"]["step"]) == (1, 20)
     config = next(c for c in run.cluster.of_kind("ConfigMap") if c["metadata"]["name"].endswith("-a1"))
-    assert '"activation_budget_gib": 4' not in config["data"]["config.json"]
+    assert '"cpu_offload": true' not in config["data"]["config.json"]
     assert run.condition(run.job, "EditRefused") == "True"
 
 
@@ -276,7 +273,7 @@ def test_a_gang_that_dies_after_a_refused_edit_has_its_cause_named_and_starts_ag
 def test_a_job_with_a_refused_edit_can_be_stopped(verb: str, cause: Cause, phase: str) -> None:
     run = Run()
     run.start()
-    budget(run)
+    edit_refused(run)
     edit(run, {"run": {verb: True}})
     run.cluster.reconcile(JOB)
     assert [body["mode"] for _, _, body in run.cluster.calls] == [verb]
@@ -289,10 +286,7 @@ def test_a_job_with_a_refused_edit_can_be_stopped(verb: str, cause: Cause, phase
 def test_the_deadline_and_the_time_to_live_of_a_refused_edit_count() -> None:
     run = Run()
     run.start()
-    edit(
-        run,
-        {"memory": {"activationBudgetGiB": "4"}, "run": {"activeDeadlineSeconds": 100, "ttlSecondsAfterFinished": 60}},
-    )
+    edit(run, {**UNBUILT, "run": {"activeDeadlineSeconds": 100, "ttlSecondsAfterFinished": 60}})
     run.cluster.vanish(run.gang[1])
     run.cluster.kill(run.gang[0])
     run.cluster.advance(101)
@@ -307,31 +301,31 @@ def test_the_deadline_and_the_time_to_live_of_a_refused_edit_count() -> None:
 def test_a_refused_edit_names_the_field_and_the_value_until_it_is_taken_back() -> None:
     run = Run()
     run.start()
-    budget(run)
+    edit_refused(run)
     run.cluster.settle()
     (condition,) = conditions(run.cluster, JOB, REFUSED)
     assert (condition["status"], condition["reason"]) == ("True", "NotSupported")
-    assert "spec.memory.activationBudgetGiB 4" in condition["message"]
+    assert UNBUILT_FIELD in condition["message"]
     assert run.cluster.events.count(REFUSED) == 1
     assert run.status["observedGeneration"] == run.job["metadata"]["generation"]
     assert run.condition(run.job, "Stalled") == "absent"
-    edit(run, {"memory": {"activationBudgetGiB": None}})
+    edit(run, BUILT)
     run.cluster.settle()
     assert conditions(run.cluster, JOB, REFUSED) == []
 
 
 def test_a_job_that_was_never_accepted_stalls_and_starts_once_it_is_right() -> None:
-    run = Run(memory={"activationBudgetGiB": "4"})
+    run = Run(**UNBUILT)
     run.cluster.settle()
     assert (run.condition(run.job, "Stalled"), run.gang) == ("True", [])
     assert "acceptedSpec" not in run.status
-    edit(run, {"memory": {"activationBudgetGiB": None}})
+    edit(run, BUILT)
     run.cluster.settle()
     assert len(run.gang) == 2
 
 
 def test_a_job_that_was_never_accepted_can_be_cancelled() -> None:
-    run = Run(memory={"activationBudgetGiB": "4"}, run={"cancel": True})
+    run = Run(**UNBUILT, run={"cancel": True})
     run.cluster.settle()
     assert run.status["phase"] == "Cancelled"
 
@@ -370,7 +364,7 @@ def test_an_edit_that_waits_is_still_said_while_a_later_one_is_refused() -> None
     run.start()
     edit(run, {"workers": {"replicas": 4}})
     run.cluster.settle()
-    budget(run)
+    edit_refused(run)
     run.cluster.settle()
     assert conditions(run.cluster, JOB, PENDING)
     assert conditions(run.cluster, JOB, REFUSED)

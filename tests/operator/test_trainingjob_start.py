@@ -11,6 +11,7 @@ from stoker.operator.render.pod import WORK_FOLDER
 from stoker.pod.causes import Cause
 from testing.operator.simulated_cluster import Crash
 from testing.operator.training_world import JOB, Run
+from testing.operator.unbuilt import UNBUILT, UNBUILT_FIELD
 
 
 def test_a_new_job_gets_service_configuration_and_one_pod_per_node() -> None:
@@ -88,10 +89,10 @@ def test_a_missing_claim_is_named_and_nothing_runs() -> None:
 
 
 def test_what_is_not_built_yet_is_refused_by_name() -> None:
-    run = Run(memory={"activationBudgetGiB": "4"})
+    run = Run(**UNBUILT)
     run.cluster.settle()
     assert "not supported yet" in run.status["message"]
-    assert "memory.activationBudgetGiB" in run.status["message"]
+    assert UNBUILT_FIELD in run.status["message"]
     assert run.cluster.pods("trainer") == []
 
 

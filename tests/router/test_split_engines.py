@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,9 +17,11 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from stoker.pod.tracing import tracer_of
 from stoker.router.app import Router
 from stoker.router.pairs import Pair, PairPolicy
 from stoker.router.work import Work
+from testing.router.collector import Collector
 from testing.router.engine_process import Client, Engine, answer_of, assert_same
 from testing.router.harness import routed, run, until
 from tests.engine.test_server_real import write_model
@@ -51,13 +54,22 @@ class AlwaysSplit(PairPolicy):
         return Pair(answers, helper, work.tokens)
 
 
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    with pytest.MonkeyPatch.context() as patch, Collector() as found:
+        patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", found.url)
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+        yield found
+
+
 def start(folder: Path, name: str, role: str) -> Engine:
     transfer = {"listen": "127.0.0.1:0", "key_file": str(folder / "key"), "zone_blocks": 32}
     return Engine(folder, name, role=role, transfer=transfer)
 
 
 @pytest.fixture(scope="module")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engine]]:
+def engines(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[dict[str, Engine]]:
+    assert collector.url
     folder = tmp_path_factory.mktemp("split")
     write_model(folder / "tiny")
     (folder / "key").write_text(secrets.token_hex(32))
@@ -69,6 +81,41 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engi
     finally:
         for engine in made.values():
             engine.kill()
+
+
+def test_a_split_request_is_one_trace(engines: dict[str, Engine], collector: Collector) -> None:
+    async def scenario() -> None:
+        tracer = tracer_of("stoker-router", os.environ)
+        async with routed(
+            engines["p"], engines["d"], policy_object=AlwaysSplit(), tracer=tracer, max_resume_bytes=0
+        ) as (router, http):
+            await paired(router)
+            traces = [f"{number:032x}" for number in range(1, 5)]
+            for trace in traces:
+                body = {"prompt": f"trace {trace} {LONG}", "max_tokens": 8, "ignore_eos": True, "temperature": 0}
+                headers = {"traceparent": f"00-{trace}-00000000000000aa-01"}
+                assert (await http.post(TEXT, json=body, headers=headers)).status_code == 200
+            wanted = {"router", "engine", "queue", "prefill", "decode"}
+            await until(lambda: all(collector.names(trace) == wanted for trace in traces))
+        tracer.close()
+        for trace in traces:
+            spans = collector.trace(trace)
+            assert spans["router"].parent == "00000000000000aa"
+            assert spans["engine"].parent == spans["router"].id
+            assert {spans[name].parent for name in ("queue", "prefill", "decode")} == {spans["engine"].id}
+            assert spans["queue"].service == spans["prefill"].service == "stoker-engine"
+            assert (spans["router"].service, spans["engine"].instance, spans["decode"].instance) == (
+                "stoker-router", "d", "d",
+            )  # fmt: skip
+            assert spans["queue"].instance == spans["prefill"].instance
+            assert spans["router"].attributes["http.response.status_code"] == 200
+            assert spans["decode"].attributes["stoker.output_tokens"] == 8
+            for span in spans.values():
+                assert span.begin_ns <= span.end_ns
+            assert spans["queue"].end_ns == spans["prefill"].begin_ns
+        assert "p" in {collector.trace(trace)["prefill"].instance for trace in traces}
+
+    run(scenario, limit_s=120)
 
 
 async def outcomes(engine: Engine) -> dict[str, float]:

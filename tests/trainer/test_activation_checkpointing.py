@@ -10,8 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from stoker.trainer.rank.build import make_passes, make_zero
+from stoker.pod.pipeline.actions import ScheduleName
+from stoker.pod.plan.layer_choice import LayerChoice, beside_layers, layer_choices, layer_cost
+from stoker.trainer.rank.attend_maker import AttendMaker
+from stoker.trainer.rank.build import make_passes, make_stage, make_zero
+from stoker.trainer.rank.cheap_results import RecomputingOps
 from stoker.trainer.rank.data.batch import MicroBatch
+from stoker.trainer.rank.pipeline.stage import StageInputs
+from stoker.trainer.rank.plan_check import planned_job
 from stoker.trainer.rank.train_step import ForwardPass
 from testing.trainer.live_bytes import LiveBytes
 from testing.trainer.tiny_run import TINY, SyntheticBatches, alone, empty_decoder, tiny_config
@@ -44,7 +50,11 @@ def gradients(mode: str, batch: MicroBatch | None = None, **changes: Any) -> tup
 
 
 def backward(forward: ForwardPass, batch: MicroBatch) -> tuple[float, int]:
+    decoder = forward._decoder
     with LiveBytes() as live:
+        decoder.rope.on(torch.device("cpu"))
+        for parameter in decoder.parameters():
+            parameter.detach()  # so that the weights count before the pass
         before = live.now
         loss_sum = forward.loss_sum(batch)
         kept = live.now - before
@@ -85,6 +95,96 @@ def test_selective_drops_what_norms_rotations_and_swiglu_make() -> None:
     assert kept["none"] - kept["selective"] >= 0.9 * dropped
 
 
+def within_budget(gib: float) -> tuple[tuple[LayerChoice, ...], tuple[float, dict[str, Tensor]], int, float]:
+    """Return the choices, loss and gradients, the bytes that forward kept for backward, and what the plan says."""
+    changes: dict[str, Any] = {"training__deterministic": "Off", "memory__activation_budget_gib": gib}
+    config = tiny_config(memory__activation_checkpointing="selective", training__sequence_length=256, **changes)
+    planned = planned_job(config, WIDE)
+    costs = [layer_cost(planned, choice) for choice in layer_choices(planned)]
+    kept = 256 * (sum(cost.kept for cost in costs) + beside_layers(planned))
+    loss, found, measured = gradients("selective", one_document(), **changes)
+    return layer_choices(planned), (loss, found), measured, kept
+
+
+LOSS_BYTES = 4 * WIDE.vocab_size * WIDE.hidden_size + 16 * 256
+"""What the loss keeps beside a token's gradient: the gradient of the output layer, which the plan counts as a buffer,
+and four numbers of a token.
+"""
+BUDGETS = [
+    (4.4, {()}),
+    (4.0, {(), ("feed-forward norm",)}),
+    (3.0, {(), ("all of feed-forward",), ("attention norm", "feed-forward norm")}),
+    (2.4, {(), ("all of feed-forward", "rotated q and k"), ("all of feed-forward", "attention norm")}),
+    (1.6, {(), ("the whole layer",)}),
+]
+"""MiB, from all that is kept to the least that works, and the choices of the layers."""
+
+
+def test_a_budget_is_kept_with_the_bits_of_a_run_without_one() -> None:
+    """What forward keeps is what the plan says, and within the budget."""
+    loss, expected, _ = gradients("none", one_document(), training__deterministic="Off")
+    for mib, names in BUDGETS:
+        choices, found, kept, planned = within_budget(mib / 1024)
+        assert {tuple(choice.names()) for choice in choices} == names
+        assert kept - LOSS_BYTES <= mib * 2**20
+        assert kept - LOSS_BYTES == pytest.approx(planned, rel=0.1)
+        assert found[0] == loss
+        for name, gradient in expected.items():
+            np.testing.assert_array_equal(found[1][name], gradient, err_msg=f"{mib} MiB {name}")
+
+
+def stage_gradients(mode: str, schedule: ScheduleName) -> tuple[list[Tensor], int]:
+    """Return the gradient of three micro-batches in flight in one stage of a pipeline, and the bytes they kept."""
+    config = tiny_config(memory__activation_checkpointing=mode, training__sequence_length=256)
+    context = alone()
+    decoder, start = empty_decoder(config, context.device, replace(WIDE, tie_embeddings=False))
+    zero = make_zero(config, decoder, context.mesh, context.device, start.fill)
+    for state in zero.states:
+        state.bucket.is_late = schedule == "ZeroBubble" and state.bucket.unit != "head"
+    stage = make_stage(0, decoder, zero, schedule, recompute=mode == "full")
+    attend = AttendMaker(decoder.ops, "stoker", context.device)
+    batches = [SyntheticBatches(config).micro_batch(index) for index in range(3)]
+    zero.begin_step(len(batches))
+    with LiveBytes() as live:
+        before = live.now
+        for index, batch in enumerate(batches):
+            stage.forward(index, stage_inputs(batch, attend), None)
+        kept = live.now - before
+    for index in range(len(batches)):
+        if schedule == "ZeroBubble":
+            stage.backward_input(index, None)
+        else:
+            stage.backward(index, None)
+    for index in range(len(batches) if schedule == "ZeroBubble" else 0):
+        stage.backward_weight(index)
+    zero.check_complete(0)
+    zero.finish_reduce()
+    zero.close()
+    return [state.gradient.clone() for state in zero.states], kept
+
+
+def stage_inputs(batch: MicroBatch, attend: AttendMaker) -> StageInputs:
+    return StageInputs(
+        tokens_T=torch.from_numpy(batch.tokens_T),
+        positions_T=torch.from_numpy(batch.positions_T),
+        targets_T=torch.from_numpy(batch.targets_T),
+        weights_T=torch.from_numpy(batch.weights_T),
+        attend=attend.of(batch),
+        rows=len(batch.tokens_T),
+    )
+
+
+@pytest.mark.parametrize("schedule", ["OneFOneB", "ZeroBubble"])
+def test_micro_batches_in_flight_have_the_same_bits_and_less_memory_in_a_stage(schedule: ScheduleName) -> None:
+    found = {mode: stage_gradients(mode, schedule) for mode in MODES}
+    expected, most = found["none"]
+    for mode in MODES[1:]:
+        for left, right in zip(found[mode][0], expected, strict=True):
+            np.testing.assert_array_equal(left, right, err_msg=mode)
+    assert any(gradient.any() for gradient in expected)
+    assert found["full"][1] < found["selective"][1] < 0.85 * most
+
+
 def test_nothing_of_the_last_backward_is_held() -> None:
     config = tiny_config(memory__activation_checkpointing="selective")
     context = alone()
@@ -104,8 +204,8 @@ def test_nothing_of_the_last_backward_is_held() -> None:
             del loss_sum
             left.append(live.now)
     assert left[1] == left[2]
-    assert forward._cheap is not None
-    assert not forward._cheap._noted
+    assert isinstance(decoder.ops, RecomputingOps)
+    assert not decoder.ops.cheap._noted
     zero.close()
 
 
@@ -119,6 +219,6 @@ def test_evaluation_keeps_nothing() -> None:
     with torch.no_grad():
         loss = forward.loss_sum(SyntheticBatches(config).micro_batch(0))
     assert loss.isfinite()
-    assert forward._cheap is not None
-    assert not forward._cheap._noted
+    assert isinstance(decoder.ops, RecomputingOps)
+    assert not decoder.ops.cheap._noted
     zero.close()

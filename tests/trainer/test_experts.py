@@ -161,7 +161,6 @@ def test_the_log_and_the_metrics_hold_losses_and_tokens_of_each_expert(tmp_path:
     ("dims", "model", "message"),
     [
         (ParallelDims(shard=2, expert=2), TINY, "expert 2 needs a model with experts, got architecture qwen3"),
-        (ParallelDims(context=2), SPARSE, "context 2 is not supported yet for a model with experts"),
     ],
 )
 def test_a_mesh_that_does_not_fit_the_experts_is_refused(dims: ParallelDims, model: ModelConfig, message: str) -> None:

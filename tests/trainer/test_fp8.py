@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 import torch
 
+from stoker.model.decoder import Decoder
 from stoker.model.kernels.fp8 import fp8_of
+from stoker.model.kernels.ops import Ops
 from stoker.pod.config_file import ConfigError
 from stoker.pod.plan.job import Job
 from stoker.pod.plan.memory import fullest
 from stoker.pod.plan.model_size import ModelSize
 from stoker.trainer.protocol.channel import StepEvent
 from stoker.trainer.rank.build import make_passes, make_zero
-from stoker.trainer.rank.fp8_weights import check_fp8
+from stoker.trainer.rank.fp8_weights import check_fp8, use_fp8
 from stoker.trainer.rank.train_step import ForwardPass
 from testing.trainer.layouts import MODEL, read_state, relative_difference
 from testing.trainer.live_bytes import LiveBytes
@@ -172,5 +174,9 @@ def test_sizes_that_tensor_cores_do_not_take_are_refused_with_the_arithmetic() -
 
 def test_experts_are_refused_by_name() -> None:
     sparse = replace(MODEL, architecture="qwen3-moe", num_experts=4, num_experts_per_token=2, moe_intermediate_size=32)
-    with pytest.raises(ConfigError, match="precision fp8 is not supported yet for a model with experts"):
-        check_fp8(tiny_config(memory__precision="fp8"), sparse, CPU)
+    check_fp8(tiny_config(memory__precision="fp8"), replace(sparse, intermediate_size=72), CPU)
+    decoder = Decoder(replace(sparse, mlp_only_layers=(0,)), Ops(), device="meta")
+    use_fp8(tiny_config(memory__precision="fp8"), decoder)
+    narrow = {name for name, parameter in decoder.named_parameters() if fp8_of(parameter) is not None}
+    attention = {f"blocks.{layer}.{kind}.weight" for layer in range(2) for kind in ("qkv_proj", "o_proj")}
+    assert narrow == attention | {f"blocks.0.feed_forward.{kind}.weight" for kind in ("gate_up_proj", "down_proj")}

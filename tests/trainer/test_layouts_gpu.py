@@ -41,6 +41,15 @@ ROWS = (
         Layout(pipeline=2, model=MODEL, changes={"parallelism__pipeline_schedule": schedule})
         for schedule in ("GPipe", "OneFOneB", "ZeroBubble")
     ),
+    Layout(pipeline=2, model=MODEL, changes={"memory__activation_checkpointing": "selective"}),
+    Layout(context=2, model=EXPERTS),
+)
+ZERO_BUBBLE: dict[str, Any] = {"parallelism__pipeline_schedule": "ZeroBubble"}
+FOUR = (
+    Layout(pipeline=2, shard=2, model=MODEL, zero_stage=2),
+    Layout(pipeline=2, shard=2, model=MODEL, zero_stage=3, recompute=True),
+    Layout(pipeline=2, shard=2, model=replace(MODEL, tie_embeddings=False), zero_stage=3, changes=ZERO_BUBBLE),
+    Layout(context=2, shard=2, expert=2, model=EXPERTS),
 )
 
 
@@ -67,8 +76,23 @@ def world() -> Iterator[RankWorld]:
 
 @pytest.mark.parametrize("layout", ROWS, ids=str)
 def test_a_layout_over_nccl_is_close_to_one_gpu(world: RankWorld, tmp_path: Path, layout: Layout) -> None:
-    got = world.call(run_row, layout, str(tmp_path), timeout_s=120.0)
-    assert got[0] == got[1]
+    assert_close_to_one(world.call(run_row, layout, str(tmp_path), timeout_s=120.0), layout)
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[RankWorld]:
+    with RankWorld(4, open_groups, backend="nccl") as world:
+        yield world
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 4, reason="needs 4 GPUs")
+@pytest.mark.parametrize("layout", FOUR, ids=str)
+def test_a_layout_of_four_over_nccl_is_close_to_one_gpu(four: RankWorld, tmp_path: Path, layout: Layout) -> None:
+    assert_close_to_one(four.call(run_row, layout, str(tmp_path), timeout_s=120.0), layout)
+
+
+def assert_close_to_one(got: list[Any], layout: Layout) -> None:
+    assert got == [got[0]] * len(got)
     with tempfile.TemporaryDirectory() as folder:
         expected = train_on(alone("cuda"), Layout(model=layout.model), folder)
     np.testing.assert_allclose(got[0], expected, rtol=5e-3)

@@ -73,10 +73,6 @@ def test_what_is_not_built_is_refused_by_name_and_value(change: str, value: obje
     ("changes", "message"),
     [
         (
-            {"memory__zero_stage": 2},
-            "memory.zero_stage 2 is not supported yet with parallelism.pipeline 2; allowed: 0, 1",
-        ),
-        (
             {"parallelism__stages_per_rank": 2},
             "stages_per_rank 2 does not fit pipeline_schedule OneFOneB.*Interleaved, ZeroBubble",
         ),
@@ -109,8 +105,7 @@ def test_ranks_that_share_sequences_refuse_what_does_not_fit_them() -> None:
     assert check_supported(config(**shared, training__sequence_length=64)).data_parallel == 1
     with pytest.raises(ConfigError, match=r"sequence_length 66 is not a multiple of parallelism.context 4"):
         check_supported(config(**shared, training__sequence_length=66))
-    with pytest.raises(ConfigError, match=r"model.num_experts 8 is not supported yet with parallelism.context 4"):
-        check_supported(config(**shared, model={"num_experts": 8}))
+    assert check_supported(config(**shared, training__sequence_length=64, model={"num_experts": 8})).context == 4
 
 
 @pytest.mark.parametrize("method", ["AllGather", "Ring"])
@@ -257,7 +252,8 @@ def test_each_rank_gets_an_equal_share_of_the_micro_batches() -> None:
     assert check_supported(fields).micro_batches_per_rank(fields.training) == 3
 
 
-def test_selective_checkpointing_is_refused_in_a_pipeline() -> None:
-    asked = config(parallelism__pipeline=2, memory__activation_checkpointing="selective")
-    with pytest.raises(ConfigError, match=r"selective is not supported yet with parallelism.pipeline 2; allowed: none"):
-        check_supported(asked)
+@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+def test_a_pipeline_takes_every_zero_stage_and_kind_of_checkpointing(stage: int, mode: str) -> None:
+    changes = {"memory__zero_stage": stage, "memory__activation_checkpointing": mode}
+    assert check_supported(config(parallelism__pipeline=2, **changes)).pipeline == 2

@@ -41,8 +41,8 @@ class PlainSink:
         self.closed: list[tuple[int, bool | None]] = []
 
     @contextmanager
-    def hold(self) -> Iterator[list[Callable[[], None]]]:
-        yield []
+    def hold(self, keep: Callable[[Callable[[], None]], None]) -> Iterator[None]:
+        yield
 
     def add_gradient(self, parameter: Tensor, gradient: Tensor) -> None:
         parameter.backward(gradient)

@@ -230,10 +230,16 @@ def _signals() -> Iterator[None]:
             {"parallelism": {"tensor": 2}}, Cause.CONFIG_INVALID, "does not divide", id="a mesh that does not fit"
         ),
         pytest.param(
-            {"memory": {"activation_budget_gib": 4}},
+            {"memory": {"cpu_offload": True}, "optimization": {"optimizer": "lamb"}},
             Cause.CONFIG_INVALID,
-            "memory.activation_budget_gib is not supported yet",
-            id="a field that is not built",
+            "optimization.optimizer lamb is not supported yet with memory.cpu_offload true",
+            id="what is not built",
+        ),
+        pytest.param(
+            {"memory": {"activation_checkpointing": "selective", "activation_budget_gib": 1e-6}},
+            Cause.CONFIG_INVALID,
+            "memory.activation_budget_gib 1e-06: activations of",
+            id="a budget that cannot be met",
         ),
         pytest.param({"attention": "flash"}, Cause.CONFIG_INVALID, "flash", id="a missing kernel"),
         pytest.param(

@@ -1,7 +1,8 @@
-"""Memory of one rank, stage by stage, as the theory says; and the gathers of stage 3."""
+"""Memory of one rank, stage by stage, as the theory says, alone and in a pipeline; and the gathers of stage 3."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -9,21 +10,25 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from stoker.trainer.protocol.parallel_dims import ParallelDims
 from stoker.trainer.protocol.step_signals import StepSignals
 from stoker.trainer.rank.bucket import Bucket
 from stoker.trainer.rank.build import RankContext, make_passes, make_zero
 from stoker.trainer.rank.communicator import DONE, Pending
 from stoker.trainer.rank.gathered_weights import BUFFERS, GatheredWeights, ShardedBucket
+from stoker.trainer.rank.mesh import AxisGroups
 from stoker.trainer.rank.ordered_sum import sum_in_order
 from stoker.trainer.rank.train_step import TrainStep
 from stoker.trainer.rank.zero import WIRE_DEPTH
 from testing.trainer.live_bytes import LiveBytes
 from testing.trainer.rank_world import RankWorld
-from testing.trainer.tiny_run import TINY, SyntheticBatches, context_of, data_parallel, empty_decoder, tiny_config
+from testing.trainer.tiny_run import TINY, SyntheticBatches, context_of, data_parallel, empty_slices, tiny_config
 
 RANKS, STEPS, MICRO_BATCHES = 4, 2, 2
 DEEP = replace(TINY, hidden_size=128, intermediate_size=256, num_layers=6, head_dim=32)
 """Much larger than the activations of one micro-batch, and than one of its buckets."""
+DEEPER = replace(DEEP, num_layers=10)
+"""For two stages: half of a stage's weights are more than the two units that are gathered at once."""
 
 
 class Measured(NamedTuple):
@@ -34,21 +39,28 @@ class Measured(NamedTuple):
     """Padded sizes of the buckets: embedding, blocks, head."""
 
 
-def context(rank: int, _size: int) -> RankContext:
-    made = context_of(data_parallel(RANKS))
-    assert made is not None, rank
-    return made
+PIPELINE = ParallelDims(pipeline=2, shard=2)
+"""The grid of the same ranks as a pipeline of two stages."""
 
 
-def measure(held: RankContext, stage: int) -> Measured:
+def contexts(_rank: int, _size: int) -> dict[ParallelDims, RankContext | None]:
+    groups = AxisGroups(torch.device("cpu"))
+    return {dims: context_of(dims, groups=groups) for dims in (data_parallel(RANKS), PIPELINE)}
+
+
+def measure(contexts: dict[ParallelDims, RankContext | None], dims: ParallelDims, stage: int) -> Measured:
+    held = contexts[dims]
+    assert held is not None
     config = tiny_config(
         memory__zero_stage=stage,
         memory__precision="bf16",
         training__deterministic="SameLayout",
-        training__global_batch_size=RANKS * MICRO_BATCHES,
+        training__global_batch_size=dims.data_parallel * MICRO_BATCHES,
+        parallelism__pipeline=dims.pipeline,
+        parallelism__pipeline_schedule="ZeroBubble",
     )
     with LiveBytes() as live:
-        decoder, start = empty_decoder(config, held.device, DEEP)
+        decoder, start = empty_slices(config, held, DEEP if dims.pipeline == 1 else DEEPER)
         zero = make_zero(config, decoder, held.mesh, held.device, start.fill)
         del start
         step = TrainStep(make_passes(config, held, decoder, zero), zero, 1.0)
@@ -56,7 +68,7 @@ def measure(held: RankContext, stage: int) -> Measured:
         found = []
         for number in range(STEPS):
             live.restart_peak()
-            own = batches.micro_batches(number, held.mesh.data_index, RANKS)
+            own = batches.micro_batches(number, held.mesh.data_index, dims.data_parallel)
             step(number + 1, own, MICRO_BATCHES, batches.target_tokens(number), 1e-3, StepSignals)
             zero.wait_parameters()
             found.append(live.now)
@@ -65,19 +77,29 @@ def measure(held: RankContext, stage: int) -> Measured:
 
 
 @pytest.fixture(scope="module")
-def measured() -> dict[int, Measured]:
-    with RankWorld(RANKS, context) as world:
-        return {stage: world.call(measure, stage, timeout_s=120.0)[0] for stage in range(4)}
+def world() -> Iterator[RankWorld]:
+    with RankWorld(RANKS, contexts) as made:
+        yield made
 
 
-def theory(stage: int, numels: list[int]) -> int:
+@pytest.fixture(scope="module")
+def measured(world: RankWorld) -> dict[int, Measured]:
+    return {stage: world.call(measure, data_parallel(RANKS), stage, timeout_s=120.0)[0] for stage in range(4)}
+
+
+@pytest.fixture(scope="module")
+def piped(world: RankWorld) -> dict[int, list[Measured]]:
+    return {stage: world.call(measure, PIPELINE, stage, timeout_s=120.0) for stage in (1, 2, 3)}
+
+
+def theory(stage: int, numels: list[int], ranks: int = RANKS) -> int:
     """Bytes of one rank: fp32 master and moments, bf16 weights, the fp32 gradient, and what is in flight."""
-    total, shard = sum(numels), sum(numels) // RANKS
+    total, shard = sum(numels), sum(numels) // ranks
     state = 12 * (shard if stage else total)
     weights = 2 * (shard + BUFFERS * max(numels)) if stage == 3 else 2 * total
     gradient = 4 * (shard if stage >= 2 else total)
     # A send and a receive buffer for each bucket in flight (embedding and head have their own size); Gloo's, before.
-    sent = (WIRE_DEPTH + 1) * numels[1] + numels[0] + numels[-1]
+    sent = (WIRE_DEPTH + 1) * max(numels, key=numels.count) + sum(set(numels)) - max(numels, key=numels.count)
     in_flight = 2 * 2 * sent if stage >= 2 else 4 * total
     return state + weights + gradient + in_flight
 
@@ -88,6 +110,19 @@ def test_a_rank_holds_what_the_theory_says(measured: dict[int, Measured], stage:
     expected = theory(stage, found.numels)
     rest = 100_000  # rotary table, squares, losses
     assert abs(found.bytes[-1] - expected) <= 0.05 * expected + rest
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_rank_of_a_pipeline_holds_what_the_theory_says_of_its_stage(
+    piped: dict[int, list[Measured]], stage: int, rank: int
+) -> None:
+    found = piped[stage][rank]
+    expected = theory(stage, found.numels, PIPELINE.shard)
+    rest = 100_000 + 2 * MICRO_BATCHES * 24 * 128 * 4  # and the messages between stages, which keep their buffers
+    assert abs(found.bytes[-1] - expected) <= 0.05 * expected + rest
+    assert found.bytes[-1] == found.bytes[-2]
+    assert stage == 1 or found.bytes[-1] < piped[stage - 1][rank].bytes[-1]
 
 
 @pytest.mark.parametrize("stage", range(4))
@@ -158,6 +193,22 @@ def test_a_unit_is_gathered_while_the_one_before_it_is_in_use() -> None:
     forward = "gather 0, wait 0, gather 1, use 0, wait 1, gather 2, use 1, wait 2, gather 3, use 2, wait 3, use 3"
     backward = "back 3, gather 1, back 2, wait 1, back 1"  # 3 and 2 are still there; nothing reads 0 again
     assert ", ".join(recorder.events) == f"{forward}, {backward}"
+
+
+def test_a_list_of_uses_decides_what_is_gathered_ahead() -> None:
+    """Two passes of a pipeline over two stages of a rank: no unit is gathered that is not used."""
+    gathered, recorder, layers = gathered_units(4)
+    order = ["0", "1", "2", "3", "3", "2", "1", "0", "0", "1"]
+    gathered.follow(["table without shards", *order])
+    for name in order:
+        gathered.use(name)
+        assert layers[int(name)].weight.eq(int(name)).all()
+        gathered.use(name)  # backward computes the unit again
+    gathered.use("table without shards")
+    gathers = [event.split()[1] for event in recorder.events if event.startswith("gather")]
+    assert gathers == ["0", "1", "2", "3", "1", "0"], "two buffers hold the units where the order turns"
+    gathered.discard()
+    assert all(layer.weight.isnan().all() for layer in layers)
 
 
 def test_a_released_weight_has_its_shape_and_no_value() -> None:

@@ -13,6 +13,7 @@ from stoker.pod.causes import EXIT_CODES, Cause
 from stoker.pod.command_line import CommandParser
 from stoker.pod.config_file import load
 from stoker.pod.termination_message import TerminationMessage
+from stoker.pod.tracing import NoTracer, Tracer, tracer_of
 
 log = logging.getLogger("stoker.engine")
 
@@ -24,13 +25,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     config: EngineConfig | None = None
+    tracer: Tracer = NoTracer()
     try:
+        tracer = tracer_of("stoker-engine", os.environ)
         config = load(EngineConfig, arguments.config)
-        message = run_engine(config, Environment(pod_uid=os.environ.get("STOKER_POD_UID", "")))
+        message = run_engine(config, Environment(pod_uid=os.environ.get("STOKER_POD_UID", ""), tracer=tracer))
     except ValueError as error:
         message = TerminationMessage(cause=Cause.CONFIG_INVALID, detail=str(error))
     except OSError as error:
         message = TerminationMessage(cause=Cause.INTERNAL, detail=str(error))
+    tracer.close()
     log.log(
         logging.INFO if message.cause is Cause.INTERRUPTED else logging.ERROR, "%s: %s", message.cause, message.detail
     )

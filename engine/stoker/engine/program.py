@@ -43,6 +43,7 @@ from stoker.pod.control_key import ControlVerifier
 from stoker.pod.http import ControlRoute, control_routes, probe_routes
 from stoker.pod.serve import Server, bind_tcp, bind_unix
 from stoker.pod.termination_message import TerminationMessage
+from stoker.pod.tracing import NoTracer, Tracer
 
 log = logging.getLogger("stoker.engine")
 
@@ -79,6 +80,7 @@ class Environment:
     """Called with the port, once connections are accepted."""
     watch: WatchLimits = PATIENCE
     """How long a silent core is waited for."""
+    tracer: Tracer = NoTracer()  # noqa: RUF009 - it has no state
 
 
 class Engine:
@@ -113,6 +115,7 @@ class Engine:
             managed=managed_by(config.identity),
             role=config.role,
         )
+        self.front.tracer = environment.tracer
         self.front.on_broken = lambda _: self.stop.set()
         self.core.on_state = self._follow
         self.probes = probe_routes(

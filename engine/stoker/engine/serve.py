@@ -31,6 +31,7 @@ from stoker.pod.causes import EXIT_CODES, Cause
 from stoker.pod.command_line import CommandParser
 from stoker.pod.config_file import ConfigError, parse
 from stoker.pod.termination_message import TerminationMessage
+from stoker.pod.tracing import tracer_of
 
 WRONG_PLACE = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES, errno.ENOENT, errno.EISDIR, socket.EAI_NONAME)
 """Errors of addresses and files that the command line named."""
@@ -75,7 +76,12 @@ def _serve_model(arguments: argparse.Namespace) -> TerminationMessage:
         parse_model_uri(config.model.path)
     progress = _Progress(config)
     with being_read(Path(config.model.path)) if local else nullcontext():  # so that it can also be started anew
-        return run_engine(config, Environment(on_state=progress.state, on_listen=progress.listening))
+        return run_engine(
+            config,
+            Environment(
+                on_state=progress.state, on_listen=progress.listening, tracer=tracer_of("stoker-engine", os.environ)
+            ),
+        )
 
 
 def _serve_directory(arguments: argparse.Namespace) -> TerminationMessage:

@@ -21,6 +21,7 @@ from stoker.pod.config_file import load
 from stoker.pod.control_key import ControlVerifier
 from stoker.pod.serve import Server, bind_tcp, bind_unix
 from stoker.pod.termination_message import TerminationMessage
+from stoker.pod.tracing import NoTracer, Tracer, tracer_of
 from stoker.router.app import Router
 from stoker.router.config import RouterConfig
 from stoker.router.node import NOWHERE, Node
@@ -40,16 +41,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     config: RouterConfig | None = None
+    tracer: Tracer = NoTracer()
     try:
+        tracer = tracer_of("stoker-router", os.environ)
         config = load(RouterConfig, arguments.config)
         home = Node(os.environ.get("STOKER_NODE_NAME", ""), os.environ.get("STOKER_ZONE", ""))
         pod_uid = os.environ.get("STOKER_POD_UID", "")
-        asyncio.run(run(config, load_snapshot(config.backends_file), pod_uid=pod_uid, home=home))
+        asyncio.run(run(config, load_snapshot(config.backends_file), pod_uid=pod_uid, home=home, tracer=tracer))
         word = TerminationMessage(cause=Cause.INTERRUPTED, detail="stopped on SIGTERM after its requests")
     except ValueError as error:  # ConfigError is one
         word = TerminationMessage(cause=Cause.CONFIG_INVALID, detail=str(error))
     except OSError as error:
         word = TerminationMessage(cause=Cause.INTERNAL, detail=str(error))
+    tracer.close()
     if word.cause is not Cause.INTERRUPTED:
         log.error("%s: %s", word.cause, word.detail)
     if config is not None and config.termination_log is not None:
@@ -57,14 +61,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     return EXIT_CODES[word.cause]
 
 
-async def run(config: RouterConfig, snapshot: BackendSnapshot, *, pod_uid: str, home: Node = NOWHERE) -> None:
+async def run(
+    config: RouterConfig,
+    snapshot: BackendSnapshot,
+    *,
+    pod_uid: str,
+    home: Node = NOWHERE,
+    tracer: Tracer = NoTracer(),  # noqa: B008 - it has no state
+) -> None:
     """Serve until SIGTERM or SIGINT, then drain within the grace period."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     keys = config.listen.control_keys
     verifier = ControlVerifier(keys, pod_uid, time.time) if keys else None
-    router = Router(config, pod_uid=pod_uid, verifier=verifier, home=home)
+    router = Router(config, pod_uid=pod_uid, verifier=verifier, home=home, tracer=tracer)
     servers = _servers(config, router)
     router.start(snapshot)
     for server in servers:

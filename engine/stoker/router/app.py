@@ -21,6 +21,7 @@ from stoker.pod.api_document import document_route
 from stoker.pod.asgi import Receive, Scope, Send
 from stoker.pod.control_key import ControlVerifier
 from stoker.pod.http import ControlRoute, control_routes, probe_routes
+from stoker.pod.tracing import NoTracer, Tracer
 from stoker.router.admission import Admission
 from stoker.router.api_document import DOCUMENT_PATH, router_document
 from stoker.router.backend import Backend, Timeouts
@@ -54,6 +55,7 @@ class Router:
         home: Node = NOWHERE,
         policy: Policy[Backend] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        tracer: Tracer = NoTracer(),  # noqa: B008 - it has no state
     ) -> None:
         self.config = config
         self.pod_uid = pod_uid
@@ -78,8 +80,9 @@ class Router:
         )  # fmt: skip
         self.admission = self._admission(config, registry, clock)
         self.proxy = Proxy(
-            self.backends, limits, self.metrics, deployment=config.deployment, admission=self.admission, clock=clock
-        )
+            self.backends, limits, self.metrics, deployment=config.deployment, admission=self.admission, clock=clock,
+            tracer=tracer,
+        )  # fmt: skip
         probes = partial(probe_routes, alive=lambda: True, ready=self._ready, status=self.status, registry=registry)
         health = Route("/health", self._health)
         control = ControlRoute("PUT", "/backends", self._put_backends)

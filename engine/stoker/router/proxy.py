@@ -27,6 +27,7 @@ from stoker.pod.asgi import (
 from stoker.pod.body_budget import BodyBudget, BodyBudgetSpent, BodyShare
 from stoker.pod.marked_streams import RESUMABLE_PATHS, RESUME_HEADER
 from stoker.pod.split_requests import PREFILL_HEADER
+from stoker.pod.tracing import NoTracer, Tracer
 from stoker.router.admission import Admission
 from stoker.router.answer import BackendAnswer, body_message, lost, start_message, whole_events
 from stoker.router.backend import Backend
@@ -46,6 +47,7 @@ from stoker.router.metrics import RouterMetrics
 from stoker.router.pairs import Pair
 from stoker.router.refusal import RETRY_AFTER_S, Refused
 from stoker.router.request_class import CLASS_HEADER
+from stoker.router.request_span import RequestSpan, traced
 from stoker.router.shares import key_of
 from stoker.router.work import NO_WORK, Work, work_of
 
@@ -87,7 +89,9 @@ class Proxy:
         admission: Admission | None = None,
         new_id: Callable[[], str] = lambda: f"req-{uuid.uuid4().hex}",
         clock: Callable[[], float] = time.monotonic,
+        tracer: Tracer = NoTracer(),  # noqa: B008 - it has no state
     ) -> None:
+        self.tracer = tracer
         self.backends = backends
         self.limits = limits
         self.metrics = metrics
@@ -168,12 +172,26 @@ class Proxy:
             raise Refused(503, "too_many_body_bytes", f"Try again later: {error}.", RETRY_AFTER_S) from error
 
     async def _forward(self, request: Outgoing, share: BodyShare, request_id: bytes, send: Send) -> None:
+        if not self.tracer.on:
+            await self._answer(request, share, request_id, send)
+            return
+        with traced(self.tracer, request, self.clock) as (span, own_request):
+            del request  # its body is freed when the answer begins
+            await self._answer(own_request.pop(), share, request_id, send, span)
+
+    async def _answer(
+        self, request: Outgoing, share: BodyShare, request_id: bytes, send: Send, span: RequestSpan | None = None
+    ) -> None:
         arrived = self.clock()
         try:
             answer = await self._begin_anywhere(request)
         except Refused as refused:
+            if span is not None:
+                span.refused(refused.status)
             await self._refuse(refused, request_id, send)
             return
+        if span is not None:
+            span.answered(answer)
         first_byte_s = self.clock() - arrived
         self.metrics.first_byte.observe(first_byte_s)
         self.metrics.requests.labels(answer.head.status).inc()

@@ -11,16 +11,37 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from stoker.model.tensor_group import group_size
 
 
 class Aux:
     """Named tensors per layer. Keeps the first value of a name, so that a recomputed block changes nothing."""
 
-    def __init__(self, loss_weights: Mapping[str, float] | None = None) -> None:
-        """`loss_weights`: by name, the weight of a loss in what backward runs on; the others have no gradient."""
+    def __init__(self, loss_weights: Mapping[str, float] | None = None, group: ProcessGroup | None = None) -> None:
+        """`loss_weights`: by name, the weight of a loss in what backward runs on; the others have no gradient.
+
+        `group`: the ranks that have the other tokens of the micro-batch, each as many (context parallelism).
+        """
         self.values: dict[tuple[int, str], Tensor] = {}
         self.loss_weights = dict(loss_weights or {})
+        self._group = group
+
+    @property
+    def num_shares(self) -> int:
+        """Ranks that have a share of the micro-batch's tokens."""
+        return group_size(self._group)
+
+    def sum_of_shares(self, counts: Tensor) -> Tensor:
+        """Return the sum of integers over those ranks; it has no gradient."""
+        if self._group is None:
+            return counts
+        total = counts.clone()
+        dist.all_reduce(total, group=self._group)
+        return total
 
     def put(self, layer: int, name: str, tensor: Tensor) -> None:
         self.values.setdefault((layer, name), tensor)

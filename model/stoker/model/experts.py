@@ -188,11 +188,16 @@ def note_routing(aux: Aux, layer: int, logits_TE: Tensor, routes: Routes) -> Rou
     The balance loss is the one of Switch Transformer (arXiv 2101.03961, equations 4 to 6): E times the sum over experts
     of the share of tokens times the mean probability; K where both are even. The z loss is the one of ST-MoE
     (arXiv 2202.08906, equation 5): the mean square of the logarithm of the softmax's normaliser.
+
+    Both are means over all tokens of the micro-batch. A rank that has a share of them gives its part of the losses: the
+    share of tokens of an expert is that of all ranks, the other means are sums over the rank's own.
     """
     num_tokens, num_experts = logits_TE.shape
+    shares = aux.num_shares
     tokens_E = count_rows(routes.experts.flatten(), num_experts)
-    probabilities_E = logits_TE.softmax(-1).mean(0)
+    all_tokens_E = aux.sum_of_shares(tokens_E)
+    probabilities_E = logits_TE.softmax(-1).mean(0) / shares
     aux.put(layer, TOKENS, tokens_E)
-    balance = (tokens_E * probabilities_E).sum() * (num_experts / num_tokens)
-    losses = {BALANCE: balance, Z: logits_TE.logsumexp(-1).square().mean()}
+    balance = (all_tokens_E * probabilities_E).sum() * (num_experts / (num_tokens * shares))
+    losses = {BALANCE: balance, Z: logits_TE.logsumexp(-1).square().mean() / shares}
     return routes._replace(weights=aux.carry(routes.weights, layer, losses))

@@ -90,7 +90,6 @@ _TRAINER: Mapping[str, Row] = {
     "memory.fp8_recipe": only("Tensorwise", "Rowwise"),
     "memory.zero_stage": only(0, 1, 2, 3),
     "memory.activation_checkpointing": only("none", "selective", "full"),
-    "memory.activation_budget_gib": absent(),
     "memory.cpu_offload": only(False, True),
     "memory.nvme_offload": absent(),
 }
@@ -133,16 +132,6 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
 }
 """Program or kind -> path -> what works. Programs have the names of their configuration, kinds those below `spec`."""
 
-BESIDE_AXES: Mapping[str, Mapping[str, Row]] = {
-    "parallelism.pipeline": {"memory.zero_stage": only(0, 1)},
-    "parallelism.context": {"model.num_experts": absent()},
-}
-"""Rows of a run with more than one rank on an axis, beside those above.
-
-ZeRO 2 and 3 would send a stage's gradients or weights for each micro-batch. A router's losses are means over all tokens
-of a micro-batch, of which a rank of `context` has a part.
-"""
-
 BESIDE_LORA: Mapping[str, Row] = {
     "parallelism.pipeline": only(1),
     "parallelism.expert": only(1),
@@ -151,6 +140,19 @@ BESIDE_LORA: Mapping[str, Row] = {
 
 BESIDE_OFFLOAD: Mapping[str, Row] = {"optimization.optimizer": only("adam", "adamw")}
 """Rows of a run with `memory.cpu_offload`: LAMB needs the norms of whole tensors before it changes any of them."""
+
+BESIDE_BUDGET: Mapping[str, Row] = {
+    "parallelism.pipeline": only(1),
+    "parallelism.context": only(1),
+    "parallelism.sequence_parallel": only(False),
+    "model.num_experts": absent(),
+    "lora": absent(),
+}
+"""Rows of a run with `memory.activation_budget_gib`: the bytes that other layouts keep are not planned to the byte.
+
+A rank of a pipeline keeps several micro-batches, context parallelism what it exchanges; an expert's rows depend on
+the data, and so on.
+"""
 
 BESIDE_ROLES: Mapping[str, Row] = {
     "engine.cache.prefixCache": only(True),
@@ -166,9 +168,6 @@ BESIDE_ROLES: Mapping[str, Row] = {
 Blocks travel between engines of one rank, on the CPU, and land in the prefix cache.
 """
 
-BESIDE_FP8: Mapping[str, Row] = {"model.num_experts": absent()}
-"""Rows of a run in fp8, beside those above: products of experts are not built in eight bits."""
-
 
 def refusals(program: str, config: Any, root: str = "") -> list[str]:
     """One line for each field that asks for what is not built, with its value and what is allowed.
@@ -180,14 +179,14 @@ def refusals(program: str, config: Any, root: str = "") -> list[str]:
     """
     rows = {path: (row, "") for path, row in CAPABILITIES[program].items()}
     if program in ("trainer", "TrainingJob"):
-        rows |= _rows_beside_axes(program, config)
         if _value_at(config, "lora", None) is not None:
             rows |= {_own_path(program, path): (row, " with lora") for path, row in BESIDE_LORA.items()}
         if _value_at(config, _own_path(program, "memory.cpu_offload"), False):
             condition = f" with {_own_path(program, 'memory.cpu_offload')} true"
             rows |= {_own_path(program, path): (row, condition) for path, row in BESIDE_OFFLOAD.items()}
-        if _value_at(config, "memory.precision", None) == "fp8":
-            rows |= {_own_path(program, path): (row, " with memory.precision fp8") for path, row in BESIDE_FP8.items()}
+        if (budget := _value_at(config, _own_path(program, "memory.activation_budget_gib"), None)) is not None:
+            condition = f" with {_own_path(program, 'memory.activation_budget_gib')} {budget}"
+            rows |= {_own_path(program, path): (row, condition) for path, row in BESIDE_BUDGET.items()}
     if program == "InferenceDeployment" and any(role != "colocated" for _, role in values_at(config, "pools[].role")):
         rows |= {path: (row, " with prefill and decode pools") for path, row in BESIDE_ROLES.items()}
     if program in _WITH_KERNELS:
@@ -200,16 +199,6 @@ def refusals(program: str, config: Any, root: str = "") -> list[str]:
         for where, value in values_at(config, path, root)
         if not row.allows(value)
     ]
-
-
-def _rows_beside_axes(program: str, config: Any) -> dict[str, tuple[Row, str]]:
-    """The rows of the first axis that is cut and has one for the field."""
-    rows: dict[str, tuple[Row, str]] = {}
-    for axis, fields in BESIDE_AXES.items():
-        if (ranks := _value_at(config, axis, 1)) > 1:
-            for path, row in fields.items():
-                rows.setdefault(_own_path(program, path), (row, f" with {axis} {ranks}"))
-    return rows
 
 
 def _own_path(program: str, path: str) -> str:

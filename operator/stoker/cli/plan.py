@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,6 +18,7 @@ from stoker.cli.exit_status import FAILED, WRONG_INPUT
 from stoker.cli.manifest_options import files_option
 from stoker.pod.plan.estimate import Plan, make_plan
 from stoker.pod.plan.gpu import GPUS, gpu_named
+from stoker.pod.plan.layer_choice import BudgetTooSmall
 from stoker.pod.plan.layouts import layouts
 from stoker.pod.plan.model_size import ModelSize
 
@@ -48,6 +50,8 @@ def plan(
         spec = manifest["spec"]
         gpu = gpu_named(gpu_name) if gpu_name else gpu_of_spec(spec)
         found = make_plan(job_of_spec(spec, _model(spec, model_path), manifest["metadata"]["name"]), gpu)
+    except BudgetTooSmall as error:
+        _refuse(f"spec.memory.activationBudgetGiB {spec['memory']['activationBudgetGiB']}: {error}")
     except (ValueError, OSError) as error:
         _refuse(str(error))
     if gpus is not None:
@@ -68,6 +72,7 @@ def described(plan: Plan) -> str:
         f"for each data-parallel rank, precision {job.precision}",
         "",
         *_memory_lines(plan),
+        *_choice_lines(plan),
         "",
         *_traffic_lines(plan),
         *_time_lines(plan),
@@ -97,6 +102,21 @@ def _memory_lines(plan: Plan) -> list[str]:
         verdict = "fits" if plan.fits else "does not fit"
         total += f"   of {_gib(plan.gpu.memory_bytes).strip()} of an {plan.gpu.name}, with 4 for libraries: {verdict}"
     return [_row("memory of a rank", "GiB"), *rows, total, _row("host, page-locked", _gib(memory.host))]
+
+
+def _choice_lines(plan: Plan) -> list[str]:
+    """What a budget of activations makes backward compute again, by run of layers."""
+    budget = plan.job.activation_budget_bytes
+    if budget is None:
+        return []
+    lines = ["", f"computed again in backward, for at most {_gib(budget)} GiB of activations"]
+    first = 0
+    for choice, run in groupby(plan.choices):
+        last = first + len(list(run)) - 1
+        name = f"layer {first}" if first == last else f"layers {first} to {last}"
+        lines.append(f"{name:26}{choice.shown()}")
+        first = last + 1
+    return lines
 
 
 def _traffic_lines(plan: Plan) -> list[str]:

@@ -35,7 +35,7 @@ from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.output_grammar import OutputGrammar
 from stoker.engine.sampling import SamplingParams
 
-PROTOCOL = 7
+PROTOCOL = 8
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 RequestState = Literal["QUEUED", "PREFILLING", "DECODING", "PREEMPTED"]
@@ -69,6 +69,8 @@ class AddRequest:
     The next token of a choice is the one that the other engine would have sampled."""
     prefill: str = ""
     """`host:port` at which another engine takes prompts for this one; empty: the prompt is computed here."""
+    trace: str = ""
+    """W3C `traceparent` of the request's span at the front; empty without one."""
 
 
 @dataclass(frozen=True, slots=True)

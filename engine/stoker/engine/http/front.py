@@ -50,6 +50,7 @@ from stoker.engine.http.openai.tool_parser import ReasoningParser
 from stoker.engine.http.request_log import LoggedRequest, RequestLog
 from stoker.engine.http.text import Detokenizer, TextCodec
 from stoker.engine.sampling import MAX_BAD_SEQUENCES, SamplingParams
+from stoker.pod.tracing import NoTracer, Tracer
 
 T = TypeVar("T")
 OWN_SETTINGS = frozenset({"self", "messages", "add_generation_prompt", "tools"})
@@ -94,6 +95,8 @@ class Front:
         self.draining = False
         self.broken: str | None = None
         """Problem of this front that keeps it from serving although the core could."""
+        self.tracer: Tracer = NoTracer()
+        """For spans of requests."""
         self.on_broken: Callable[[str], None] = lambda _: None
         self.created = int(unix_time())
         self._open_codec = open_codec
@@ -310,7 +313,9 @@ class Front:
             prompt = job.prompt_tokens if job.continues else ()
             return codec.detokenizer(skip_special_tokens=job.params.skip_special_tokens, prompt=prompt)
 
-        return Generation(self.core, jobs, detokenizer, self.metrics, self.clock, self.ledger)
+        generation = Generation(self.core, jobs, detokenizer, self.metrics, self.clock, self.ledger)
+        generation.tracer = self.tracer
+        return generation
 
     def _envelope(self, prefix: str, name: str, facts: ModelFacts, resumed: ResumeState | None = None) -> Envelope:
         fingerprint = _fingerprint(facts)

@@ -6,8 +6,8 @@ One object per HTTP request, made by `front` and changed by the core's messages.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AbstractContextManager, aclosing, nullcontext
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -17,10 +17,12 @@ from stoker.engine.core.messages import AddRequest, Delta, RequestFacts
 from stoker.engine.errors import RequestRefused
 from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.http.errors import ApiError, from_refusal
+from stoker.engine.http.generation_spans import traced
 from stoker.engine.http.load import LoadLedger
 from stoker.engine.http.metrics import FrontMetrics
 from stoker.engine.http.text import Detokenizer, OutputText, Piece
 from stoker.engine.sampling import SamplingParams
+from stoker.pod.tracing import NoTracer, Tracer
 
 Finish = Literal["stop", "length"]
 JOBS_AT_ONCE = 512
@@ -110,6 +112,9 @@ class Generation:
         """Entered for the time of the run."""
         self.prefill = ""
         """`AddRequest.prefill` of all jobs."""
+        self.trace = ""
+        """`traceparent` of the request."""
+        self.tracer: Tracer = NoTracer()
         self.jobs = tuple(jobs)
         self.usage = [Usage(len(job.prompt_tokens)) for job in jobs]
         self.shown: dict[tuple[int, int], str] = {}
@@ -142,15 +147,26 @@ class Generation:
             ApiError: a job was refused, failed or was aborted; the others are aborted with it.
         """
         if len(self.jobs) == 1:
-            with self.follow():
+            with self._followed():
                 async with aclosing(self._run(0)) as only:
                     async for update in only:
                         yield update
             return
-        with self.follow():
+        with self._followed():
             async with aclosing(self._run_all()) as updates:
                 async for update in updates:
                     yield update
+
+    @contextmanager
+    def _followed(self) -> Iterator[None]:
+        """Follow the run in the log of requests and in a span."""
+        arrival_s = self.jobs[0].arrival_s
+        with (
+            self.follow(),
+            traced(self.tracer, self.trace, arrival_s, self._clock, lambda: [u.facts for u in self.usage]) as span,
+        ):
+            self.trace = span
+            yield
 
     async def _run_all(self) -> AsyncGenerator[Update]:
         news: asyncio.Queue[Update | BaseException | None] = asyncio.Queue()
@@ -188,7 +204,7 @@ class Generation:
         if resumed and all(tokens is None for tokens in resumed):
             return
         request = AddRequest(
-            job.id, job.prompt_tokens, job.params, job.arrival_s, job.priority, resumed, self.prefill
+            job.id, job.prompt_tokens, job.params, job.arrival_s, job.priority, resumed, self.prefill, self.trace
         )  # fmt: skip
         own_tokens = 0 if self.prefill else len(job.prompt_tokens)
         texts = self._resumed_texts.get(number) or [self._text(job) for _ in range(job.params.n)]

@@ -46,6 +46,7 @@ from stoker.pod.asgi import (
 from stoker.pod.body_budget import BodyBudget, BodyBudgetSpent, BodyShare
 from stoker.pod.marked_streams import RESUME_HEADER, RESUME_PATH
 from stoker.pod.split_requests import PREFILL_HEADER
+from stoker.pod.tracing import TRACE_HEADER, trace_of
 
 log = logging.getLogger("stoker.engine")
 
@@ -79,6 +80,8 @@ class HttpCall:
     resumed: ResumeState | None = None
     prefill: str = ""
     """Where a router lets the prompt be computed."""
+    trace: str = ""
+    """W3C `traceparent` of the request."""
 
     def parse(self, cls: type[B]) -> B:
         """Parse the body as `cls`.
@@ -254,6 +257,7 @@ class OpenAiServer:
         call = HttpCall(
             scope["path"], body, uuid.uuid4().hex, reply.request_id, arrival_s, marks,
             prefill=header(scope, PREFILL_HEADER).decode("latin-1"),
+            trace=trace_of(header(scope, TRACE_HEADER)),
         )  # fmt: skip
         work = asyncio.create_task(_answer(handler, call, reply))
         gone = asyncio.create_task(client_gone(receive))
@@ -328,7 +332,7 @@ class OpenAiServer:
     async def _responses(self, call: HttpCall) -> Result:
         body = call.parse(ResponsesBody)
         answer = await self.front.responses(body, call.id, call.arrival_s, call.request_id)
-        answer.generation.prefill = call.prefill
+        answer.generation.prefill, answer.generation.trace = call.prefill, call.trace
         return Stream(_typed_events(answer)) if body.stream else await answer.whole()
 
     async def _models(self, call: HttpCall) -> Mapping[str, Any]:
@@ -400,7 +404,7 @@ async def _unknown_path(call: HttpCall) -> Result:
 
 
 async def _whole_or_stream(call: HttpCall, body: GenerationBody, answer: CompletionAnswer | ChatAnswer) -> Result:
-    answer.generation.prefill = call.prefill
+    answer.generation.prefill, answer.generation.trace = call.prefill, call.trace
     if not body.stream:
         return await answer.whole()
     if not (call.marks_tokens and resumable(answer.jobs)):

@@ -33,23 +33,30 @@ class WeightQueue:
     """Collects products in the order of the backward pass. One for all weights of a stage."""
 
     def __init__(self) -> None:
-        self._collected: list[LateGradient] | None = None
+        self._take: Callable[[LateGradient], None] | None = None
 
     @contextmanager
     def collect(self) -> Iterator[list[LateGradient]]:
         """Collect the products of the backward passes that run inside, in the list."""
-        assert self._collected is None, "a queue collects for one backward pass at a time"
-        self._collected = []
+        collected: list[LateGradient] = []
+        with self.hand_over(collected.append):
+            yield collected
+
+    @contextmanager
+    def hand_over(self, take: Callable[[LateGradient], None]) -> Iterator[None]:
+        """Give the products of the backward passes that run inside to `take`."""
+        assert self._take is None, "a queue collects for one backward pass at a time"
+        self._take = take
         try:
-            yield self._collected
+            yield
         finally:
-            self._collected = None
+            self._take = None
 
     def offer(self, weight: Tensor, product: Product) -> bool:
         """Take the product of a weight's gradient; False while the queue does not collect."""
-        if self._collected is None:
+        if self._take is None:
             return False
-        self._collected.append(LateGradient(weight, product))
+        self._take(LateGradient(weight, product))
         return True
 
 

@@ -29,6 +29,10 @@ products miss of it.
 """
 
 
+CHEAP_NAMES = ("norms", "rotated q and k", "activated")
+"""Tensors that element-wise kernels make, which `selective` computes again."""
+
+
 def keeps_casts(job: Job) -> bool:
     """Whether backward gets the inputs of products in eight bits."""
     return job.precision == "fp8" and job.layout.recompute != "selective"
@@ -42,9 +46,10 @@ def layer_tensors(job: Job) -> list[Kept]:
     kv_heads = model.num_kv_heads * model.head_dim * size / layout.tensor
     products = 2.0 / layout.tensor
     normed, attended = (model.hidden_size, heads / size) if keeps_casts(job) else (stream, 0.0)
+    second = stream if model.num_experts else normed  # experts take two bytes
     found = [
         Kept("residual sums", 2 * stream, 0.0),
-        Kept("norms", 2 * normed, 4 * stream * COPY_WORK),
+        Kept("norms", normed + second, 4 * stream * COPY_WORK),
         Kept("q, k and v", heads + 2 * kv_heads, products * model.hidden_size * (heads + 2 * kv_heads) / size),
         Kept("rotated q and k", heads + kv_heads, 2 * (heads + kv_heads) * COPY_WORK),
         Kept(
@@ -82,7 +87,7 @@ def _expert_tensors(job: Job) -> list[Kept]:
 
 @dataclass(frozen=True)
 class Recomputed:
-    """What a layer keeps and computes again."""
+    """What a layer keeps and computes again; the mean over the layers where they differ."""
 
     kept_bytes: float
     """Per token of one layer."""
@@ -92,11 +97,11 @@ class Recomputed:
     """Operations of that, per token of one layer."""
 
 
-def choose_kept(job: Job, budget_per_token: float | None) -> Recomputed:
-    """Choose the tensors of a layer that are kept.
+def choose_kept(job: Job) -> Recomputed:
+    """Choose the tensors of a layer that are kept, without a budget (with one: `layer_choice`).
 
     `none` keeps all, `full` only the layer's input. `selective` keeps products and drops what element-wise kernels
-    give; with a budget it drops the tensor with the most bytes per operation first, until the rest fits.
+    give.
     """
     tensors = layer_tensors(job)
     everything = sum(item.bytes_per_token for item in tensors)
@@ -106,19 +111,6 @@ def choose_kept(job: Job, budget_per_token: float | None) -> Recomputed:
     if job.layout.recompute == "full":
         work = sum(item.work_per_token for item in tensors)
         return Recomputed(inputs, tuple(item.name for item in tensors), work)
-    dropped: list[Kept] = []
-    for item in sorted(tensors, key=_cost_per_byte):
-        left = everything - sum(one.bytes_per_token for one in dropped)
-        is_enough = _is_product(item) if budget_per_token is None else left <= budget_per_token
-        if item.work_per_token and not is_enough:
-            dropped.append(item)
+    dropped = [item for item in tensors if item.name in CHEAP_NAMES]
     kept = everything - sum(item.bytes_per_token for item in dropped)
     return Recomputed(kept, tuple(item.name for item in dropped), sum(item.work_per_token for item in dropped))
-
-
-def _cost_per_byte(item: Kept) -> float:
-    return item.work_per_token / item.bytes_per_token
-
-
-def _is_product(item: Kept) -> bool:
-    return _cost_per_byte(item) > 4 * COPY_WORK

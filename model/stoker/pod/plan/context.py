@@ -33,6 +33,17 @@ def context_sent(job: Job) -> float:
     return (2 + again) * (2 * heads + keys * _copies(job)) * others / layout.context * size
 
 
+def merged_bytes(job: Job) -> float:
+    """Return the bytes that the ring reads and writes for one token of one layer to add what each block gives.
+
+    Results, gradients of queries, and those of keys and values are fp32 sums: read, added to and written.
+    """
+    layout = job.layout
+    if layout.context == 1 or layout.context_method != "Ring":
+        return 0.0
+    return 3 * FLOAT_BYTES * (layout.context - 1) * (2 * _heads(job) + _keys(job)) / job.tokens
+
+
 def _keys(job: Job) -> float:
     """Elements of the keys and values of one rank's tokens."""
     return 2 * job.tokens * job.model.num_kv_heads * job.model.head_dim / job.layout.tensor

@@ -8,6 +8,7 @@ from typing import Any
 from stoker.pod.plan.activations import Recomputed
 from stoker.pod.plan.gpu import RESERVE_BYTES, Gpu
 from stoker.pod.plan.job import Job
+from stoker.pod.plan.layer_choice import LayerChoice, layer_choices
 from stoker.pod.plan.memory import Memory, memory_by_rank, recomputed
 from stoker.pod.plan.stage import pipeline_ranks
 from stoker.pod.plan.step_time import StepTime, step_time
@@ -25,6 +26,8 @@ class Plan:
     flows: tuple[Flow, ...]
     """Of the first pipeline rank."""
     recomputed: Recomputed
+    choices: tuple[LayerChoice, ...]
+    """Of the layers, first to last: what backward computes again."""
     time: StepTime | None
     """None without a GPU."""
 
@@ -58,6 +61,7 @@ class Plan:
             "memory_bytes": {**self.fullest.parts(), "total": self.fullest.total, "host": self.fullest.host},
             "memory_bytes_by_pipeline_rank": [memory.total for memory in self.memory],
             "recomputed": list(self.recomputed.again),
+            "recomputed_by_layer": [choice.shown() for choice in self.choices],
             "fits": self.fits,
             "traffic": [asdict(flow) for flow in self.flows],
             "step_s": None if time is None else {**time.parts(), "total": time.total},
@@ -67,13 +71,18 @@ class Plan:
 
 
 def make_plan(job: Job, gpu: Gpu | None) -> Plan:
-    """Compute the plan of a job."""
+    """Compute the plan of a job.
+
+    Raises:
+        BudgetTooSmall: the budget of activations cannot be met.
+    """
     rank = pipeline_ranks(job)[0]
     return Plan(
         job=job,
         gpu=gpu,
         memory=tuple(memory_by_rank(job)),
         flows=tuple(flows(job, rank)),
-        recomputed=recomputed(job, rank),
+        recomputed=recomputed(job),
+        choices=layer_choices(job),
         time=None if gpu is None else step_time(job, gpu),
     )

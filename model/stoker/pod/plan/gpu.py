@@ -50,6 +50,10 @@ GPUS = {
 }
 PRODUCTS, ATTENTION, COPIES = 0.655, 0.48, 0.85
 """Part of the peak that matrix products, attention and element-wise kernels reach."""
+OWN_ATTENTION = 0.64
+"""Speed of our own attention beside flash-attn-4's: 394 of 617 TFLOP/s, both passes of one document of 8,192 tokens."""
+ALL_TO_ALL = 0.72
+"""Part of a link's rate that an all-to-all of rows reaches: each rank sends runs of other lengths."""
 HIDDEN_COST = 0.5
 """Seconds that one second of communication beside computation costs: it takes multiprocessors and bandwidth."""
 RESERVE_BYTES = 4 * GIB

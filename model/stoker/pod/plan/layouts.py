@@ -21,8 +21,16 @@ def layouts(job: Job, gpus: int, gpu: Gpu, *, built_only: bool = True) -> list[P
     Model, global batch, sequence length, micro-batch and precision stay. `built_only`: leave out what
     `stoker.pod.capabilities` refuses.
     """
-    plans = [make_plan(candidate, gpu) for candidate in _candidates(job, gpus, gpu, built_only)]
-    return sorted((plan for plan in plans if plan.fits), key=_rank_of)
+    plans = (_plan(candidate, gpu) for candidate in _candidates(job, gpus, gpu, built_only))
+    return sorted((plan for plan in plans if plan is not None and plan.fits), key=_rank_of)
+
+
+def _plan(candidate: Job, gpu: Gpu) -> Plan | None:
+    """The plan, or None where a budget of activations cannot be met or planned."""
+    try:
+        return make_plan(candidate, gpu)
+    except ValueError:
+        return None
 
 
 def _rank_of(plan: Plan) -> tuple[float, float, int]:
@@ -39,7 +47,8 @@ def _candidates(job: Job, gpus: int, gpu: Gpu, built_only: bool) -> Iterator[Job
             continue  # a stage's gradient has all micro-batches before it is reduced
         if built_only and refusals("trainer", _fields(job, layout)):
             continue
-        candidate = replace(job, layout=layout, ranks_per_node=nodes)
+        budget = job.activation_budget_bytes if recompute == "selective" else None
+        candidate = replace(job, layout=layout, ranks_per_node=nodes, activation_budget_bytes=budget)
         if _divides(candidate):
             yield candidate
 
@@ -92,5 +101,9 @@ def _fields(job: Job, layout: Layout) -> Mapping[str, Any]:
             "sequence_parallel": layout.sequence_parallel,
             "replicate": layout.replicate,
         },
-        "memory": {"zero_stage": layout.zero_stage, "activation_checkpointing": layout.recompute},
+        "memory": {
+            "zero_stage": layout.zero_stage,
+            "activation_checkpointing": layout.recompute,
+            "activation_budget_gib": job.activation_budget_bytes if layout.recompute == "selective" else None,
+        },
     }

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from stoker.pod.plan.activations import Recomputed, choose_kept, layer_tensors
 from stoker.pod.plan.context import context_buffers
 from stoker.pod.plan.job import Job
+from stoker.pod.plan.layer_choice import mean_recomputed, planned_activations
 from stoker.pod.plan.stage import Parameters, PipelineRank, pipeline_ranks, rank_parameters
 
 LOGITS_BYTES = 2200 * 2**20
@@ -62,17 +63,15 @@ def fullest(job: Job) -> Memory:
     return max(memory_by_rank(job), key=lambda memory: memory.total)
 
 
-def recomputed(job: Job, rank: PipelineRank) -> Recomputed:
-    """Return what a layer of the rank keeps; the budget is shared by all its live layers."""
-    live = rank.live_stages * rank.largest_stage * job.tokens
-    budget = job.activation_budget_bytes
-    return choose_kept(job, None if budget is None else budget / live)
+def recomputed(job: Job) -> Recomputed:
+    """Return what a layer keeps; the mean over all layers with a budget, which has no pipeline."""
+    return choose_kept(job) if job.activation_budget_bytes is None else mean_recomputed(job)
 
 
 def sends_each(job: Job) -> bool:
     """Whether each micro-batch's gradient is sent alone; else a rank first adds them up in fp32."""
     ranks = job.layout.state_shards * job.layout.replicate
-    later = job.layout.zero_stage >= 2 and not job.any_data_parallel and job.layout.pipeline == 1
+    later = job.layout.zero_stage >= 2 and not job.any_data_parallel
     return ranks > 1 and (job.micro_batches == 1 or later)
 
 
@@ -124,7 +123,9 @@ def _gradients(job: Job, parameters: Parameters, shard: float) -> float:
 
 
 def _activations(job: Job, rank: PipelineRank) -> float:
-    kept = recomputed(job, rank).kept_bytes
+    if job.activation_budget_bytes is not None:
+        return planned_activations(job)
+    kept = recomputed(job).kept_bytes
     whole = sum(item.bytes_per_token for item in layer_tensors(job))
     layers = rank.live_stages * rank.largest_stage
     again = whole - kept if kept < whole else 0.0  # of the one layer that backward computes again
@@ -173,8 +174,8 @@ def _gathered(job: Job, parameters: Parameters) -> float:
     gathered = 2 * job.value_bytes * parameters.largest if job.layout.zero_stage == 3 else 0.0
     if job.precision != "fp8":
         return gathered
-    blocks = parameters.total - parameters.embedding - parameters.head
-    return gathered + 2 * (2 * parameters.block if job.layout.zero_stage == 3 else blocks)
+    blocks = parameters.dense - parameters.embedding - parameters.head
+    return gathered + 2 * (2 * parameters.dense_block if job.layout.zero_stage == 3 else blocks)
 
 
 def _exchanged(job: Job, parameters: Parameters) -> float:

@@ -123,8 +123,13 @@ class ModelSize:
     @property
     def active_layer(self) -> float:
         """Elements of a layer that are multiplied for one token."""
+        return self.attention + self.feed_forward + self.active_experts
+
+    @property
+    def active_experts(self) -> float:
+        """Those of them that belong to experts and routers."""
         active = self.experts_per_token * 3 * self.hidden_size * self.expert_size + self.hidden_size * self.num_experts
-        return self.attention + self.feed_forward + self.expert_share * active
+        return self.expert_share * active
 
     def attention_work(self, sequence_length: int) -> float:
         """Floating-point operations of causal attention for one token of one layer, on average, forward."""

@@ -70,6 +70,8 @@ class Parameters:
     experts: float
     block: float
     """Of one layer: the bucket that is sent and gathered."""
+    dense_block: float
+    """The part of it that is not experts."""
     embedding: float
     head: float
     adapters: float | None = None
@@ -104,6 +106,7 @@ def rank_parameters(job: Job, rank: PipelineRank) -> Parameters:
         dense=rank.layers * dense_layer + embedding + head,
         experts=rank.layers * expert_layer,
         block=dense_layer + expert_layer,
+        dense_block=dense_layer,
         embedding=embedding,
         head=head,
         adapters=None if job.adapters is None else rank.layers * job.adapters.layer_elements(model, tensor),

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 from stoker.pod.pipeline.formulas import bubble
 from stoker.pod.pipeline.simulation import Costs
-from stoker.pod.plan.gpu import ATTENTION, COPIES, HIDDEN_COST, PRODUCTS, Gpu
+from stoker.pod.plan.context import merged_bytes
+from stoker.pod.plan.expert_time import host_waits, moved_bytes
+from stoker.pod.plan.gpu import ALL_TO_ALL, ATTENTION, COPIES, HIDDEN_COST, OWN_ATTENTION, PRODUCTS, Gpu
 from stoker.pod.plan.job import Job
 from stoker.pod.plan.memory import recomputed, sharded_state
 from stoker.pod.plan.stage import PipelineRank, pipeline_ranks, pipeline_shape, rank_parameters
-from stoker.pod.plan.traffic import Flow, flows
+from stoker.pod.plan.traffic import EXPERTS, Flow, flows
 
 OPTIMIZER_BYTES = 30
 """Read and written for one element: gradient, master, two moments, the rounded weight."""
@@ -58,13 +60,16 @@ def _rank_time(job: Job, gpu: Gpu, rank: PipelineRank) -> StepTime:
     head = job.model.table / job.layout.tensor if rank.is_last else 0.0
     slow = gpu.flops["bf16"] if job.precision == "fp8" else peak  # the head, attention and backward of its softmax
     work = 4.0 if job.adapters else 6.0  # a frozen weight has no gradient
-    layer_products = work * tokens * layers * job.model.active_layer / (peak * PRODUCTS)
+    wide = job.model.active_experts  # fp8 leaves them in bf16
+    narrow = job.model.active_layer - wide
+    layer_products = work * tokens * layers * (narrow / peak + wide / slow) / PRODUCTS
     head_products = work * tokens * head / (slow * PRODUCTS)
-    attention = 3.5 * tokens * layers * job.model.attention_work(job.sequence_length) / (slow * ATTENTION)
-    again = tokens * rank.layers * recomputed(job, rank).work / (slow * PRODUCTS)
+    attention = 3.5 * tokens * layers * job.model.attention_work(job.sequence_length) / (slow * _attention(job))
+    again = tokens * rank.layers * recomputed(job).work / (slow * PRODUCTS)
     elementwise = tokens * _elementwise_bytes(job, rank) / (gpu.bandwidth * COPIES)
     passes = layer_products + head_products + attention + again + elementwise
     exposed = sum(flow.bytes / _rate(gpu, flow) for flow in flows(job, rank) if not flow.hidden)
+    exposed += host_waits(job, rank.layers)
     hidden = sum(flow.bytes / _rate(gpu, flow) for flow in flows(job, rank) if flow.hidden)
     share = pipeline_bubble(job)
     busy = passes + exposed
@@ -93,9 +98,15 @@ def _elementwise_bytes(job: Job, rank: PipelineRank) -> float:
     """Bytes that norms, rotation and activation functions read and write for one token, forward and backward."""
     model, layout = job.model, job.layout
     width = model.experts_per_token * model.expert_size or model.intermediate_size
-    copies = 1 + model.experts_per_token / 4
-    stream = 24 * model.hidden_size * copies / (layout.tensor if layout.sequence_parallel else 1)
-    return rank.layers * (job.value_bytes * (stream + 12 * width / layout.tensor) + _cast_bytes(job))
+    stream = 24 * model.hidden_size / (layout.tensor if layout.sequence_parallel else 1)
+    values = job.value_bytes * (stream + 12 * width / layout.tensor)
+    return rank.layers * (values + moved_bytes(job) + merged_bytes(job) + _cast_bytes(job))
+
+
+def _attention(job: Job) -> float:
+    """Part of the peak that attention reaches: with keys of other ranks it is our own."""
+    own = job.layout.context > 1 and job.layout.context_method != "Ulysses"
+    return ATTENTION * (OWN_ATTENTION if own else 1.0)
 
 
 def _cast_bytes(job: Job) -> float:
@@ -104,7 +115,8 @@ def _cast_bytes(job: Job) -> float:
         return 0.0
     model = job.model
     heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    values = 4 * model.hidden_size + (heads + 3 * model.intermediate_size) / job.layout.tensor
+    dense = 1 - model.expert_share
+    values = (2 + 2 * dense) * model.hidden_size + (heads + 3 * dense * model.intermediate_size) / job.layout.tensor
     return CAST_BYTES[job.fp8_recipe] * values
 
 
@@ -116,4 +128,5 @@ def _optimizer(job: Job, gpu: Gpu, rank: PipelineRank) -> float:
 
 
 def _rate(gpu: Gpu, flow: Flow) -> float:
-    return gpu.link if flow.link == "node" else gpu.network
+    rate = gpu.link if flow.link == "node" else gpu.network
+    return rate * (ALL_TO_ALL if flow.purpose == EXPERTS else 1.0)

@@ -11,6 +11,8 @@ from stoker.pod.plan.memory import SUM_BYTES, sends_each
 from stoker.pod.plan.stage import Parameters, PipelineRank, pipeline_ranks, rank_parameters
 
 Link = Literal["node", "network"]
+EXPERTS = "experts"
+"""Purpose of the all-to-all of rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +60,9 @@ def _zero(job: Job, parameters: Parameters) -> list[Flow]:
     reduced = times * (size if each else SUM_BYTES) * trained * others
     gathered = {0: SUM_BYTES, 1: size, 2: size, 3: 0}[stage] * trained * others
     if stage == 3:
-        gathered = size * (2 * job.micro_batches * parameters.total + (parameters.adapters or 0.0)) * others
+        # For forward and for backward, which needs no embedding and begins with the output layer that is still there.
+        passes = 2 * parameters.total - parameters.embedding - parameters.head
+        gathered = size * (job.micro_batches * passes + (parameters.adapters or 0.0)) * others
     copies = 2 * _others(replicas) * SUM_BYTES * trained / shards
     inner, outer = link_of(job, "shard", "context"), link_of(job, "replicate")
     return [
@@ -88,7 +92,7 @@ def _expert(job: Job, rank: PipelineRank) -> Flow:
     rows = job.micro_batches * job.tokens * model.experts_per_token * model.hidden_size * job.value_bytes
     link = link_of(job, "tensor") if job.layout.expert <= job.layout.tensor else link_of(job, "shard")
     sent = 4 * rank.layers * rows * _others(job.layout.expert)
-    return Flow(purpose="experts", link=link, bytes=sent, hidden=False)
+    return Flow(purpose=EXPERTS, link=link, bytes=sent, hidden=False)
 
 
 def _pipeline(job: Job) -> Flow:

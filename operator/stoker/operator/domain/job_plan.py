@@ -11,6 +11,7 @@ from typing import Any
 
 from stoker.pod.plan.gpu import Gpu, known_gpu
 from stoker.pod.plan.job import Job
+from stoker.pod.plan.layer_choice import BudgetTooSmall, layer_choices
 from stoker.pod.plan.memory import Memory, fullest
 from stoker.pod.plan.model_size import ModelSize
 
@@ -50,7 +51,7 @@ def too_large(spec: Mapping[str, Any]) -> list[str]:
     try:
         needed = fullest(job_of_spec(spec))
     except ValueError:
-        return []  # admission names what does not multiply out
+        return []  # admission names what does not multiply out, `over_budget` what the budget cannot hold
     if needed.total * (1 - TOLERANCE) <= gpu.memory_bytes:
         return []
     place = f"spec.workers.nodeSelector {GPU_PRODUCT} {spec['workers']['nodeSelector'][GPU_PRODUCT]}"
@@ -58,6 +59,20 @@ def too_large(spec: Mapping[str, Any]) -> list[str]:
         f"{place}: a rank needs about {_gib(needed.total)} ({_shown(needed)}), an {gpu.name} has "
         f"{_gib(gpu.memory_bytes)}; `stoker plan` lists layouts that fit"
     ]
+
+
+def over_budget(spec: Mapping[str, Any]) -> list[str]:
+    """Return one line if a rank's activations cannot be kept within the budget; none where the model is not known."""
+    budget = (spec.get("memory") or {}).get("activationBudgetGiB")
+    if budget is None or not spec.get("model"):
+        return []
+    try:
+        layer_choices(job_of_spec(spec))
+    except BudgetTooSmall as error:
+        return [f"spec.memory.activationBudgetGiB {budget}: {error}"]
+    except ValueError:
+        return []  # admission names what does not multiply out
+    return []
 
 
 def _shown(memory: Memory) -> str:

@@ -10,17 +10,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stoker.operator.domain.job_plan import too_large
+from stoker.operator.domain.job_plan import over_budget, too_large
 from stoker.pod.capabilities import refusals
 
 
 def unsupported(kind: str, spec: Mapping[str, Any]) -> list[str]:
     """One line `spec.FIELD VALUE is not supported yet; allowed: ...` per field; empty where everything is built.
 
-    A TrainingJob whose node selector names a GPU that cannot hold a rank gets a line with the arithmetic.
+    A TrainingJob whose node selector names a GPU that cannot hold a rank gets a line with the arithmetic, and so does
+    one whose budget of activations cannot be met.
 
     Args:
         spec: as stored, camelCase, with or without defaults: an absent field asks for nothing.
     """
     refused = refusals(kind, spec, "spec")
-    return refused + too_large(spec) if kind == "TrainingJob" else refused
+    if kind != "TrainingJob":
+        return refused
+    return refused + too_large(spec) + ([] if refused else over_budget(spec))

@@ -268,9 +268,4 @@ def _pipeline_problems(config: TrainerConfig) -> list[str]:
         return ["parallelism.stages_per_rank above 1 needs parallelism.pipeline above 1"] if several else []
     if parallelism.pipeline_schedule == "Interleaved" and parallelism.stages_per_rank == 1:
         return ["parallelism.pipeline_schedule Interleaved needs parallelism.stages_per_rank above 1, got 1"]
-    if config.memory.activation_checkpointing == "selective":
-        return [
-            "memory.activation_checkpointing selective is not supported yet with parallelism.pipeline "
-            f"{parallelism.pipeline}; allowed: none, full"
-        ]
     return []

@@ -52,11 +52,12 @@ from stoker.trainer.rank.pipeline.passes import PipelinePasses
 from stoker.trainer.rank.pipeline.slices import Model, all_parts, slices_of
 from stoker.trainer.rank.pipeline.stage import Stage
 from stoker.trainer.rank.pipeline.tied_table import TiedTable
-from stoker.trainer.rank.plan_check import PlanWatch, plan_run
+from stoker.trainer.rank.plan_check import PlanWatch, choose_layers, plan_run
 from stoker.trainer.rank.resume import ResumePoint
 from stoker.trainer.rank.run_inputs import RunInputs, lora_settings
 from stoker.trainer.rank.save_group import SaveGroup
 from stoker.trainer.rank.saver import Saver
+from stoker.trainer.rank.savings import Savings
 from stoker.trainer.rank.skipped_batches import read_skipped, write_skipped
 from stoker.trainer.rank.snapshot import all_state_tensors, check_same_adapters, load_state
 from stoker.trainer.rank.train_step import ForwardPass, Passes
@@ -240,14 +241,15 @@ def make_passes(config: TrainerConfig, context: RankContext, model: Model, zero:
     if isinstance(model, Decoder):
         return ForwardPass(
             *(model, attention, context.device, zero.ready),
-            recompute=recompute,
+            choices=choose_layers(config, model.config),
             gathered=zero.gathered,
             context=shared,
         )
     name, mesh = config.parallelism.pipeline_schedule, context.mesh
     stages = [make_stage(stage, decoder, zero, name, recompute) for stage, decoder in model.decoders.items()]
     wire = Wire(hidden_size=model.config.hidden_size, dtype=DTYPES[config.memory.precision], device=context.device)
-    executor = Executor(stages, mesh.links, wire, zero.check_complete, mesh.first_links)
+    follow = None if zero.gathered is None else zero.gathered.follow
+    executor = Executor(stages, mesh.links, wire, zero.check_complete, mesh.first_links, follow)
     cuts_tokens = config.parallelism.sequence_parallel
     return PipelinePasses(
         *(name, mesh.dims, mesh.stage, executor, model.config, model.ops, attention, context.device),
@@ -262,7 +264,8 @@ def make_stage(number: int, decoder: Decoder, zero: Zero, name: ScheduleName, re
     if queue is not None:
         for parameter in decoder.blocks.parameters():
             set_weight_queue(parameter, queue)
-    return Stage(number, decoder, zero.ready, zero, recompute=recompute, queue=queue)
+    savings = Savings(decoder.ops, zero.gathered)
+    return Stage(number, decoder, zero.ready, zero, recompute=recompute, queue=queue, savings=savings)
 
 
 def make_plan_watch(config: TrainerConfig, context: RankContext, model: Model) -> PlanWatch:

@@ -4,7 +4,8 @@ Products and attention keep their results, and so does the residual stream. Norm
 are inputs of products and attention, are computed again when backward asks for them: the same kernels on the same
 inputs, so the gradients have the same bits.
 
-`RecomputingOps` notes how each result was made; `CheapResults` gives it back. Both belong to one rank's forward pass.
+`RecomputingOps` notes how each result was made; `CheapResults` gives it back. Both belong to one rank's forward pass,
+which sets before each part of a block what of it is noted (`RecomputingOps.again`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -94,6 +95,10 @@ class CheapResults:
         return self._last[1][index].as_strided(size, stride, offset)
 
 
+CheapKind = Literal["norm", "rotated", "activated"]
+EVERY_KIND: frozenset[CheapKind] = frozenset(get_args(CheapKind))
+
+
 class RecomputingOps(Ops):
     """The operations, with a note of each cheap result."""
 
@@ -102,35 +107,51 @@ class RecomputingOps(Ops):
     def __init__(self, kernels: KernelsName, deterministic: bool) -> None:
         super().__init__(kernels, deterministic)
         self.cheap = CheapResults()
+        self.again = EVERY_KIND
+        """What is noted now; the other results are kept."""
 
     def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-        normed_TD = super().rms_norm(x_TD, weight_D, eps)
-        self.cheap.note([normed_TD], partial(self.impl.rms_norm, eps=eps), x_TD, weight_D)
+        normed_TD: Tensor = self._from_inputs(partial(super().rms_norm, eps=eps), x_TD, weight_D)
+        if "norm" in self.again:
+            self.cheap.note([normed_TD], partial(self.impl.rms_norm, eps=eps), x_TD, weight_D)
         return normed_TD
 
     def add_rms_norm(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """The sum is kept: the norm of the rounded sum has the bits of both in one."""
-        normed_TD, total_TD = super().add_rms_norm(x_TD, residual_TD, weight_D, eps)
-        self.cheap.note([normed_TD], partial(self.impl.rms_norm, eps=eps), total_TD, weight_D)
+        if self.kernels == "fused":
+            normed_TD, total_TD = super().add_rms_norm(x_TD, residual_TD, weight_D, eps)
+        else:  # its twin adds first, and the norm of that sum keeps it alone
+            total_TD = x_TD + residual_TD
+            normed_TD = self._from_inputs(partial(super().rms_norm, eps=eps), total_TD, weight_D)
+        if "norm" in self.again:
+            self.cheap.note([normed_TD], partial(self.impl.rms_norm, eps=eps), total_TD, weight_D)
         return normed_TD, total_TD
 
     def swiglu(self, gate_up_TF: Tensor) -> Tensor:
-        activated_TF = self._swiglu(gate_up_TF)
-        self.cheap.note([activated_TF], self.impl.swiglu, gate_up_TF)
+        activated_TF: Tensor = self._from_inputs(super().swiglu, gate_up_TF)
+        if "activated" in self.again:
+            self.cheap.note([activated_TF], self.impl.swiglu, gate_up_TF)
         return activated_TF
 
     def rotate(self, q_TNH: Tensor, k_TKH: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
-        rotated = super().rotate(q_TNH, k_TKH, rotation)
+        cos, sin, q_norm, k_norm, eps = rotation
+        twin = super().rotate
+        rotated: tuple[Tensor, Tensor] = self._from_inputs(
+            lambda q, k, a, b: twin(q, k, Rotation(cos, sin, a, b, eps)), q_TNH, k_TKH, q_norm, k_norm
+        )
+        if "rotated" in self.again:
+            self._note_rotated(rotated, q_TNH, k_TKH, rotation)
+        return rotated
 
+    def _note_rotated(self, rotated: tuple[Tensor, Tensor], q_TNH: Tensor, k_TKH: Tensor, rotation: Rotation) -> None:
         def again(q: Tensor, k: Tensor, q_norm: Tensor | None, k_norm: Tensor | None) -> tuple[Tensor, Tensor]:
             return self.impl.rotate(q, k, Rotation(rotation.cos, rotation.sin, q_norm, k_norm, rotation.eps))
 
         self.cheap.note(rotated, again, q_TNH, k_TKH, rotation.q_norm, rotation.k_norm)
-        return rotated
 
-    def _swiglu(self, gate_up_TF: Tensor) -> Tensor:
-        """The fused kernel keeps its input alone; others keep what is between."""
-        if self.kernels == "fused" or not (torch.is_grad_enabled() and gate_up_TF.requires_grad):
-            return super().swiglu(gate_up_TF)
-        activated_TF: Tensor = checkpoint(super().swiglu, gate_up_TF, use_reentrant=False, preserve_rng_state=False)
-        return activated_TF
+    def _from_inputs(self, function: Callable[..., Any], *inputs: Tensor | None) -> Any:
+        """Keep the inputs alone, as the fused kernels do; others keep what is between."""
+        differs = torch.is_grad_enabled() and any(item is not None and item.requires_grad for item in inputs)
+        if self.kernels == "fused" or not differs:
+            return function(*inputs)
+        return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)

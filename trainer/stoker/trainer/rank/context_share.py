@@ -52,7 +52,8 @@ class SharedBatches:
     def _cut(self, batch: MicroBatch) -> MicroBatch:
         own = own_tokens(ContextCut(len(batch.tokens_T), self._ranks), self._rank)
         names = ("tokens_T", "positions_T", "targets_T", "weights_T")
-        return replace(batch, **{name: getattr(batch, name)[own] for name in names})
+        shares = {name: getattr(batch, name)[own] for name in names}
+        return replace(batch, **shares, whole_targets=batch.num_targets)
 
 
 def share_batches(whole: Batches, mesh: Mesh) -> Batches:

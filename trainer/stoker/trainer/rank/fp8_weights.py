@@ -1,7 +1,8 @@
 """The weights of a run in fp8: which ones are multiplied in eight bits, and when their copies are out of date.
 
-The projections of attention and of dense feed-forward layers are; embedding, head, norms and adapters stay in bf16, and
-masters and optimizer state in fp32. Called by `build` at the start, and by `zero` and `bucket` when weights change.
+The projections of attention and of dense feed-forward layers are; embedding, head, norms, adapters, routers and experts
+stay in bf16, and masters and optimizer state in fp32. Called by `build` at the start, and by `zero` and `bucket` when
+weights change.
 """
 
 from __future__ import annotations
@@ -30,8 +31,7 @@ def check_fp8(config: TrainerConfig, model: ModelConfig, device: torch.device) -
     """
     if config.memory.precision != "fp8":
         return
-    problems = [] if not model.num_experts else ["is not supported yet for a model with experts"]
-    problems += _size_problems(model, config.parallelism.tensor)
+    problems = _size_problems(model, config.parallelism.tensor)
     if device.type == "cuda" and (found := torch.cuda.get_device_capability(device)) < FIRST_CAPABILITY:
         shown = ".".join(map(str, found))
         problems.append(f"needs a GPU of compute capability 8.9 or more, this one has {shown}")
@@ -44,8 +44,9 @@ def _size_problems(model: ModelConfig, tensor: int) -> list[str]:
         "hidden_size": (model.hidden_size, 1),
         "num_heads x head_dim": (model.num_heads * model.head_dim, tensor),
         "num_kv_heads x head_dim": (model.num_kv_heads * model.head_dim, tensor),
-        "intermediate_size": (model.intermediate_size, tensor),
     }
+    if len(model.expert_layers) < model.num_layers:
+        sizes["intermediate_size"] = (model.intermediate_size, tensor)
     return [
         f"needs {name} {size}{f' / parallelism.tensor {cut}' if cut > 1 else ''} to be a multiple of {MULTIPLE}"
         for name, (size, cut) in sizes.items()

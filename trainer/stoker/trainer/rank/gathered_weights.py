@@ -2,16 +2,19 @@
 
 Each rank keeps its shard of every unit's weights. A unit is gathered before its use; while it computes, its neighbour
 in the direction of the pass is gathered into the other buffer. Backward gathers again: what autograd keeps of a weight
-is its place in the unit. No memory is allocated after the first step.
+is its place in the unit. No memory is allocated after the first step. A pipeline, whose passes come in the order of its
+schedule, tells that order beforehand.
 
 Owned by `zero`; the forward pass calls it at the boundaries of units.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -78,18 +81,39 @@ class GatheredWeights:
         self._buffers: list[Buffer] = []
         self._current: Buffer | None = None
         self._is_forward = True
+        self._coming: deque[int] | None = None
+        """The units of the coming passes, where their order was told."""
+
+    def follow(self, names: Iterable[str]) -> None:
+        """Gather ahead in this order of uses, instead of a forward and a backward pass over all units in turn.
+
+        A unit that is used several times in a row may be named as often.
+        """
+        known = (self._index[name] for name in names if name in self._index)
+        self._coming = deque(index for index, _ in groupby(known))
 
     def use(self, name: str) -> None:
-        """Make the parameters of a unit ready for use, and start to gather its neighbour.
+        """Make the parameters of a unit ready for use, and start to gather the next one.
 
-        They stay until two further units are used.
+        They stay until two further units are used. A unit whose parameters are all whole everywhere needs nothing.
         """
-        index = self._index[name]
+        index = self._index.get(name)
+        if index is None:
+            return
         self._current = self._hold(self._units[index])
+        following = self._following(index)
+        if following is not None:
+            self._start(self._units[following])
+
+    def _following(self, index: int) -> int | None:
+        """The unit that is used after this one."""
+        if self._coming is not None:
+            if self._coming and self._coming[0] == index:
+                self._coming.popleft()
+            return self._coming[0] if self._coming else None
         neighbour = index + 1 if self._is_forward else index - 1
         # Backward has no use for the first unit: an embedding's gradient does not depend on the weight.
-        if (0 if self._is_forward else 1) <= neighbour < len(self._units):
-            self._start(self._units[neighbour])
+        return neighbour if (0 if self._is_forward else 1) <= neighbour < len(self._units) else None
 
     def use_too(self, name: str) -> None:
         """Make a second unit ready beside the one in use (the embedding as the output layer); no neighbour follows."""
@@ -106,7 +130,7 @@ class GatheredWeights:
 
     def discard(self) -> None:
         """The shards have changed: what is gathered is out of date."""
-        self._is_forward, self._current = True, None
+        self._is_forward, self._current, self._coming = True, None, None
         for buffer in self._buffers:
             self._clear(buffer)
 

@@ -10,9 +10,11 @@ from dataclasses import asdict
 import torch
 
 from stoker.model.config import ModelConfig
+from stoker.pod.config_file import ConfigError
 from stoker.pod.plan.estimate import Plan, make_plan
 from stoker.pod.plan.gpu import known_gpu
 from stoker.pod.plan.job import Job
+from stoker.pod.plan.layer_choice import BudgetTooSmall, LayerChoice, layer_choices
 from stoker.pod.plan.measured import STEPS, check_plan
 from stoker.pod.plan.model_size import ModelSize
 from stoker.trainer.protocol.channel import PlanEvent, RankChannel
@@ -49,11 +51,27 @@ class PlanWatch:
         )
 
 
+def planned_job(config: TrainerConfig, model: ModelConfig) -> Job:
+    """Return the run as the plan's arithmetic sees it."""
+    return Job.from_config(config.model_dump(), ModelSize.from_fields(asdict(model)))
+
+
 def plan_run(config: TrainerConfig, model: ModelConfig, device: torch.device) -> Plan:
     """Make the plan of a run for the GPU that it has; without a known GPU it has no time."""
-    job = Job.from_config(config.model_dump(), ModelSize.from_fields(asdict(model)))
     gpu = known_gpu(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-    return make_plan(job, gpu)
+    return make_plan(planned_job(config, model), gpu)
+
+
+def choose_layers(config: TrainerConfig, model: ModelConfig) -> tuple[LayerChoice, ...]:
+    """Return what backward computes again in each layer, as the plan has solved it.
+
+    Raises:
+        ConfigError: the budget of activations cannot be met; the message shows the arithmetic.
+    """
+    try:
+        return layer_choices(planned_job(config, model))
+    except BudgetTooSmall as error:
+        raise ConfigError(f"memory.activation_budget_gib {config.memory.activation_budget_gib}: {error}") from error
 
 
 def peak_bytes(device: torch.device) -> int | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from stoker.model.aux import Aux
 from stoker.model.config import ModelConfig
@@ -35,8 +36,11 @@ class RouterReport:
 class RouterMeter:
     """Collects what the blocks of one rank put into `Aux`, micro-batch by micro-batch."""
 
-    def __init__(self, config: ModelConfig, layers: Container[int], device: torch.device) -> None:
-        """`layers`: those that this rank computes."""
+    def __init__(
+        self, config: ModelConfig, layers: Container[int], device: torch.device, group: ProcessGroup | None = None
+    ) -> None:
+        """`layers`: those that this rank computes. `group`: the ranks that have other tokens of its micro-batches."""
+        self._group = group
         self._config = config
         self._num_layers, self._num_experts = len(config.expert_layers), config.num_experts or 0
         self._own = [index for index, layer in enumerate(config.expert_layers) if layer in layers]
@@ -53,7 +57,7 @@ class RouterMeter:
         if not self._own:
             return None
         weights = {BALANCE: self._config.router_aux_loss_coef, Z: self._config.router_z_loss_coef}
-        return Aux({name: weight * num_targets / self._num_layers for name, weight in weights.items()})
+        return Aux({name: weight * num_targets / self._num_layers for name, weight in weights.items()}, self._group)
 
     def add(self, aux: Aux | None, num_targets: float) -> None:
         """Note one micro-batch after its forward pass."""

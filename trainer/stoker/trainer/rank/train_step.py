@@ -8,31 +8,31 @@ Called by the loop. Parameters and optimizer state change through `zero`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from stoker.model.attend import Attend
 from stoker.model.aux import Aux
 from stoker.model.decoder import Decoder
 from stoker.pod.capabilities import AttentionName
+from stoker.pod.plan.layer_choice import KEEP_ALL, LayerChoice
 from stoker.trainer.errors import NonFinite
 from stoker.trainer.protocol.step_signals import StepSignals
 from stoker.trainer.rank.attend_maker import AttendMaker, ContextGroup
 from stoker.trainer.rank.busy_clock import BusyClock
-from stoker.trainer.rank.cheap_results import RecomputingOps
 from stoker.trainer.rank.clip import clip_factor
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.gathered_weights import GatheredWeights
 from stoker.trainer.rank.host_link import Readback, upload
+from stoker.trainer.rank.layers_again import LayersAgain
 from stoker.trainer.rank.loss_scale import LossScale
 from stoker.trainer.rank.mesh import Mesh
 from stoker.trainer.rank.router_meter import RouterMeter, RouterReport
-from stoker.trainer.rank.saved_tensors import Keeper, saved_tensors
+from stoker.trainer.rank.savings import Savings
 from stoker.trainer.rank.zero import Zero
 
 
@@ -85,32 +85,28 @@ class ForwardPass:
         device: torch.device,
         ready: Callable[[str], None],
         *,
-        recompute: bool,
+        choices: Sequence[LayerChoice] = (),
         gathered: GatheredWeights | None = None,
         context: ContextGroup | None = None,
     ) -> None:
         """`ready` is called before the parameters of `embedding`, `blocks.0`, ..., `head` are used (`Zero.ready`).
+
+        `choices`: what backward computes again in each layer; none: nothing.
 
         `gathered`: for ZeRO stage 3, whose parameters are gathered for backward too (`Zero.gathered`). `context`: the
         ranks that have other tokens of the same micro-batches.
         """
         self._decoder = decoder
         self._attend = AttendMaker(decoder.ops, attention, device, context)
+        self._shares = None if context is None else context.group
         self._device = device
         self._ready = ready
-        self._gathered = gathered
-        self._keepers: list[Keeper] = [] if gathered is None else [gathered]
-        self._cheap = decoder.ops.cheap if isinstance(decoder.ops, RecomputingOps) else None
-        """Selective checkpointing: the results that backward computes again."""
-        if self._cheap is not None:
-            self._cheap.weights = gathered
-            self._keepers.append(self._cheap)
-        self._recompute = recompute
-        """Keep only each block's input and compute the block again in backward."""
+        self._savings = Savings(decoder.ops, gathered)
+        self._again = LayersAgain(decoder, ready, choices or [KEEP_ALL] * len(decoder.blocks))
 
     def new_meter(self) -> RouterMeter:
         """See `Passes`."""
-        return RouterMeter(self._decoder.config, self._decoder.layers, self._device)
+        return RouterMeter(self._decoder.config, self._decoder.layers, self._device, self._shares)
 
     def train(
         self, batches: Iterable[MicroBatch], zero: Zero, router: RouterMeter, factor: float = 1.0
@@ -124,7 +120,7 @@ class ForwardPass:
             return [float(self.loss_sum(batch)) for batch in batches]
 
     def _backward(self, batch: MicroBatch, zero: Zero, router: RouterMeter, factor: float) -> Tensor:
-        targets = float(batch.weights_T.sum())
+        targets = batch.num_targets
         aux = router.new_aux(targets * factor)
         loss_sum = self.loss_sum(batch, factor, aux)
         router.add(aux, targets)
@@ -142,61 +138,30 @@ class ForwardPass:
         # Weights stay on the host: the number of targets is read there, without a wait for the device.
         weights_T = torch.as_tensor(batch.weights_T) * factor
         attend = self._attend.of(batch)
-        with saved_tensors(self._keepers):
+        with self._savings.in_forward():
             hidden_TD = self._hidden(
                 upload(batch.tokens_T, self._device), upload(batch.positions_T, self._device), attend, aux
             )
-            if self._gathered is not None and self._decoder.config.tie_embeddings:
-                self._gathered.use_too("embedding")
+            if self._decoder.config.tie_embeddings:
+                self._savings.use_too("embedding")
             targets_T = upload(batch.targets_T, self._device)
             return self._decoder.cross_entropy(hidden_TD, targets_T, weights_T).loss_sum
 
     def end_backward(self) -> None:
         """Free what backward has computed again."""
-        if self._cheap is not None:
-            self._cheap.forget()
+        self._savings.end_backward()
 
     def _hidden(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend, aux: Aux | None) -> Tensor:
         self._ready("embedding")
         x_TD, update_TD = self._decoder.embed(tokens_T), None
         for index in range(len(self._decoder.blocks)):
-            if self._recompute:
-                # Nothing in a block is random, so no generator state has to be kept for the second pass.
-                x_TD, update_TD = checkpoint(
-                    self._block,
-                    *(index, x_TD, update_TD, positions_T, attend, aux),
-                    use_reentrant=False,
-                    preserve_rng_state=False,
-                )
-            else:
-                x_TD, update_TD = self._block(index, x_TD, update_TD, positions_T, attend, aux)
-            self._gather_for_backward(f"blocks.{index}", x_TD, update_TD)
+            x_TD, update_TD = self._again.block(index, x_TD, update_TD, positions_T, attend, aux)
+            self._savings.gather_for_backward(f"blocks.{index}", x_TD, update_TD)
         self._ready("head")
+        self._again.leave_blocks()
         hidden_TD = self._decoder.norm(x_TD, update_TD)
-        self._gather_for_backward("head", hidden_TD)
+        self._savings.gather_for_backward("head", hidden_TD)
         return hidden_TD
-
-    def _block(
-        self,
-        index: int,
-        x_TD: Tensor,
-        update_TD: Tensor | None,
-        positions_T: Tensor,
-        attend: Attend,
-        aux: Aux | None,
-    ) -> tuple[Tensor, Tensor]:
-        self._ready(f"blocks.{index}")  # also when backward computes it again
-        out: tuple[Tensor, Tensor] = self._decoder.blocks[index](x_TD, update_TD, positions_T, attend, aux)
-        return out
-
-    def _gather_for_backward(self, bucket: str, *outputs: Tensor | None) -> None:
-        """Let backward gather a bucket when the gradient of its outputs has arrived."""
-        gathered = self._gathered
-        if gathered is None:
-            return
-        for output in outputs:
-            if output is not None and output.requires_grad:
-                output.register_hook(lambda _grad: gathered.before_backward(bucket))  # type: ignore[no-untyped-call]
 
 
 class TrainStep:

@@ -98,7 +98,7 @@ class Zero:
         self._norm = norm
         self.ties: list[TiedTable] = []
         """Tables of which another rank of the pipeline holds a copy."""
-        self._kept_back: list[Callable[[], None]] | None = None
+        self._keep: Callable[[Callable[[], None]], None] | None = None
         self._hooks: list[RemovableHandle] = []
         self._places: dict[int, tuple[BucketState, int]] = {}
         wires = WireBuffers(WIRE_DEPTH if mesh.gradient.eager else None)
@@ -115,14 +115,15 @@ class Zero:
         }
         self._by_bucket = {state.bucket.name: state for state in self.states}
         self._sent: deque[BucketState] = deque()
-        self.gathered = self._gathered_weights(units)
+        self.gathered = self._gathered_weights()
         """Stage 3 on several ranks: the weights in use."""
 
-    def _gathered_weights(self, units: Sequence[str]) -> GatheredWeights | None:
-        sharded = [state for state in self.held if state.shards_weights]
-        by_unit = {unit: [state.sharded() for state in sharded if state.bucket.unit == unit] for unit in units}
-        found = {unit: buckets for unit, buckets in by_unit.items() if buckets}
-        return GatheredWeights(found) if found else None
+    def _gathered_weights(self) -> GatheredWeights | None:
+        by_unit: dict[str, list[ShardedBucket]] = {}
+        for state in self.held:
+            if state.shards_weights:
+                by_unit.setdefault(used_with(state.bucket), []).append(state.sharded())
+        return GatheredWeights(by_unit) if by_unit else None
 
     def _hook_gradients(self, state: BucketState, used_once: bool) -> None:
         def hook(index: int) -> Callable[[Tensor], None]:
@@ -130,8 +131,8 @@ class Zero:
                 gradient, parameter.grad = parameter.grad, None
                 if gradient is None:
                     return  # it was put off, and comes through `add_gradient`
-                if self._kept_back is not None and state.bucket.is_late:
-                    self._kept_back.append(partial(self._add, state, index, gradient))
+                if self._keep is not None and state.bucket.is_late:
+                    self._keep(partial(self._add, state, index, gradient))
                 else:
                     self._add(state, index, gradient)
 
@@ -146,7 +147,7 @@ class Zero:
                 set_grad_destination(parameter, partial(self._destination, state, index))
 
     def _destination(self, state: BucketState, index: int) -> Tensor | None:
-        holds = self._kept_back is not None and state.bucket.is_late
+        holds = self._keep is not None and state.bucket.is_late
         return None if holds else state.grad_destination(index)
 
     def _add(self, state: BucketState, index: int, gradient: Tensor) -> None:
@@ -158,14 +159,14 @@ class Zero:
         self._add(*self._places[id(parameter)], gradient)
 
     @contextmanager
-    def hold(self) -> Iterator[list[Callable[[], None]]]:
-        """Keep the gradients that arrive inside for late buckets. Each callback adds one of them."""
-        assert self._kept_back is None, "one backward pass at a time"
-        self._kept_back = []
+    def hold(self, keep: Callable[[Callable[[], None]], None]) -> Iterator[None]:
+        """Give the gradients that arrive inside for late buckets to `keep`: callbacks, each of which adds one."""
+        assert self._keep is None, "one backward pass at a time"
+        self._keep = keep
         try:
-            yield self._kept_back
+            yield
         finally:
-            self._kept_back = None
+            self._keep = None
 
     def close(self) -> None:
         """Remove the hooks from the parameters.
@@ -479,6 +480,11 @@ class BucketState:
         if parameters is not None:
             parameters.copy_(self.master)
         self.start_gather()
+
+
+def used_with(bucket: Bucket) -> str:
+    """The unit with which a bucket's weights are gathered: a table's copy is used with the final norm."""
+    return "head" if bucket.unit == "table copy" else bucket.unit
 
 
 HeldBucket = BucketState | FrozenState

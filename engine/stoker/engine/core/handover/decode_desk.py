@@ -169,7 +169,7 @@ class DecodeDesk:
         request = split.request
         slots = self._grant(split, now_s)
         message = Prefill(
-            split.id, request.prompt_tokens, request.params, request.priority, split.first_block, slots
+            split.id, request.prompt_tokens, request.params, request.priority, split.first_block, slots, request.trace
         )  # fmt: skip
         self.office.post.call(split.peer, message)
 

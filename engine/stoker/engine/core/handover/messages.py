@@ -22,7 +22,7 @@ from stoker.engine.transfer.landing_zone import Grant
 from stoker.engine.transfer.layout import BlockLayout
 from stoker.engine.transfer.port import PortInfo
 
-HANDOVER_PROTOCOL = 1
+HANDOVER_PROTOCOL = 2
 
 FailureCode = Literal["refused", "transport", "aborted", "unknown"]
 
@@ -59,6 +59,8 @@ class Prefill:
     first_block: int
     """Blocks before it are in D's cache already."""
     slots: tuple[Grant, ...]
+    trace: str = ""
+    """`traceparent` of the request's span at D."""
 
 
 @dataclass(frozen=True, slots=True)

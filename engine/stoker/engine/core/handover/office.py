@@ -15,6 +15,7 @@ from stoker.engine.transfer.fingerprint import root_digest
 from stoker.engine.transfer.intake import CopyAndSum
 from stoker.engine.transfer.port import Link, PortInfo
 from stoker.engine.transfer.zone_memory import SharedZone
+from stoker.pod.tracing import NoTracer, Tracer
 
 GRANT_S = 5.0
 """Length of a slot's grant, renewed by each sign of life. A writer posts nothing after as long a silence."""
@@ -164,6 +165,8 @@ class Office:
     front: Front
     clock: Callable[[], float]
     tally: Tally = field(default_factory=Tally)
+    tracer: Tracer = field(default_factory=NoTracer)
+    """For spans of prompts that are computed for others."""
 
     @property
     def root(self) -> bytes:

@@ -25,6 +25,7 @@ from stoker.engine.plan import EnginePlan, parse_listen
 from stoker.engine.transfer.port import PROVIDES, Require
 from stoker.engine.transfer.zone_memory import SharedZone
 from stoker.pod.config_file import ConfigError
+from stoker.pod.tracing import tracer_of
 
 LOOPBACK_KEY = blake3(b"stoker hand-over within one host").digest()
 """Without a key file only this host's processes can connect."""
@@ -61,7 +62,10 @@ def open_desk(
     except OSError as error:
         raise ConfigError(f"transfer.listen {transfer.listen!r} cannot be used: {error}") from error
     hello = PeerHello(ports.describe(), facts, host_id())
-    office = Office(engine, hello, zone, HostStore(zone.memory_SN, cache_BN), ports, post, front, clock)
+    office = Office(
+        engine, hello, zone, HostStore(zone.memory_SN, cache_BN), ports, post, front, clock,
+        tracer=tracer_of("stoker-engine", os.environ, clock=clock),
+    )  # fmt: skip
     shown = f"[{host}]" if ":" in host else host
     return Desk(office, endpoint=f"{shown}:{post.port}", unmet=unmet(transfer.require, transfer.transports))
 

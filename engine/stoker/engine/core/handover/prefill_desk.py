@@ -33,6 +33,7 @@ from stoker.engine.core.handover.messages import (
 from stoker.engine.core.handover.office import SILENT_S, Gone, Office
 from stoker.engine.core.handover.prefill_side import Help, HelpStage, Writing
 from stoker.engine.core.messages import AddRequest, Delta
+from stoker.engine.core.request_spans import prompt_spans
 from stoker.engine.transfer.checksum import seeded
 from stoker.engine.transfer.port import LayoutMismatch, Link, Move
 from stoker.engine.transfer.ticket import TransferError
@@ -171,6 +172,7 @@ class PrefillDesk:
             return
         if one.stage is not HelpStage.STREAMING and deltas[0].facts is not None:
             self.tally.prefilled(deltas[0].facts)
+            prompt_spans(self.office.tracer, one.prefill.trace, deltas[0].facts)
             self.tally.changes += 1
         self._push(caller, one)  # blocks first, so that the owner can go on at once
         self.office.post.answer(caller.name, Tokens(one.id, one.parts_of(deltas)))

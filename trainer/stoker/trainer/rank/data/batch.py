@@ -40,3 +40,10 @@ class MicroBatch:
     """
     max_seqlen: int
     """Tokens of the longest document."""
+    whole_targets: float | None = None
+    """Sum of the weights of the whole micro-batch, where this is the share of one rank."""
+
+    @property
+    def num_targets(self) -> float:
+        """Sum of the weights of the whole micro-batch."""
+        return float(self.weights_T.sum()) if self.whole_targets is None else self.whole_targets

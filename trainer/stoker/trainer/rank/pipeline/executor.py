@@ -6,14 +6,14 @@ schedule.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from stoker.pod.pipeline.actions import Action, Kind
+from stoker.pod.pipeline.actions import COMPUTE, Action, Kind
 from stoker.trainer.rank.pipeline.link import Channel, Links, Transfer
 from stoker.trainer.rank.pipeline.stage import Stage, StageInputs
 
@@ -74,10 +74,12 @@ class Executor:
         wire: Wire,
         reduce: Callable[[int], None] = lambda _stage: None,
         first_links: Links | None = None,
+        follow: Callable[[Iterator[str]], None] | None = None,
     ) -> None:
         """`reduce(stage)` is called when a stage's gradient has all micro-batches.
 
         `first_links`: what the first step and the first validation use, while kernels are loaded (see `link`).
+        `follow` is told the units of weights that the coming passes use (ZeRO stage 3).
         """
         self.stages: Mapping[int, Stage] = {stage.number: stage for stage in stages}
         self.buffers = Buffers(wire.dtype, wire.device)
@@ -88,6 +90,7 @@ class Executor:
         """Whether training and validation have run once."""
         self._wire = wire
         self._reduce_stage = reduce
+        self._follow = follow
         self._trains = True
         self._inputs: Sequence[StageInputs] = ()
         self._losses: dict[int, Tensor] = {}
@@ -126,6 +129,9 @@ class Executor:
         self._trains, self._inputs, self._losses = trains, inputs, {}
         self._links = self._later_links if trains in self._warm else self._first_links
         self._warm.add(trains)
+        if self._follow is not None:
+            passes = (action for action in order if action.kind in COMPUTE)
+            self._follow(unit for action in passes for unit in self._units(action))
         for action in order:
             self._actions[action.kind](action)
         for sending in self._sending:
@@ -135,6 +141,9 @@ class Executor:
         assert not left, f"the schedule left messages or activations behind: {left[0]}"
         self._inputs = ()
         return self._losses
+
+    def _units(self, action: Action) -> Iterator[str]:
+        return self.stages[action.stage].units(action.kind, trains=self._trains)
 
     def _forward(self, action: Action) -> None:
         stage, inputs = self.stages[action.stage], self._inputs[action.micro_batch]

@@ -58,11 +58,12 @@ class PipelinePasses:
         self._executor = executor
         self._config = config
         self._attend = AttendMaker(ops, attention, device, context)
+        self._shares = None if context is None else context.group
         self._device = device
 
     def new_meter(self) -> RouterMeter:
         """See `Passes`."""
-        return RouterMeter(self._config, self._executor.layers, self._device)
+        return RouterMeter(self._config, self._executor.layers, self._device, self._shares)
 
     def train(
         self,
@@ -73,7 +74,7 @@ class PipelinePasses:
     ) -> list[Tensor]:
         """See `Passes`."""
         every = list(batches)
-        targets = [float(batch.weights_T.sum()) for batch in every]
+        targets = [batch.num_targets for batch in every]
         inputs = [
             self._inputs(batch, factor, router.new_aux(count * factor))
             for batch, count in zip(every, targets, strict=True)

@@ -123,18 +123,11 @@ def check_experts(config: ModelConfig, dims: ParallelDims) -> None:
     """Check that the model and its experts, if it has any, fit the grid.
 
     Raises:
-        ConfigError: expert parallelism without experts, or experts beside context parallelism.
+        ConfigError: expert parallelism without experts.
     """
-    if not config.num_experts:
-        if dims.expert > 1:
-            raise ConfigError(
-                f"parallelism.expert {dims.expert} needs a model with experts, got architecture {config.architecture}"
-            )
-        return
-    if dims.context > 1:
+    if dims.expert > 1 and not config.num_experts:
         raise ConfigError(
-            f"parallelism.context {dims.context} is not supported yet for a model with experts "
-            f"(num_experts {config.num_experts}); allowed: 1"
+            f"parallelism.expert {dims.expert} needs a model with experts, got architecture {config.architecture}"
         )
 
 

@@ -11,19 +11,23 @@ in the backward pass: its logits and its gradient, the size of the table, never 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from stoker.model.attend import Attend
 from stoker.model.aux import Aux
 from stoker.model.decoder import Decoder
 from stoker.model.kernels.weight_queue import LateGradient, WeightQueue
+from stoker.pod.pipeline.actions import INPUT_GRADIENT, Kind
+from stoker.trainer.rank.savings import Savings
 
 
 @dataclass(frozen=True)
@@ -44,8 +48,8 @@ class StageInputs:
 class GradientSink(Protocol):
     """Takes gradients of parameters as backward makes them (`Zero`)."""
 
-    def hold(self) -> AbstractContextManager[list[Callable[[], None]]]:
-        """Keep the gradients of units with late ones that arrive inside. A callback adds one of them."""
+    def hold(self, keep: Callable[[Callable[[], None]], None]) -> AbstractContextManager[None]:
+        """Give the gradients that arrive inside, of units with late ones, to `keep`. A callback adds one of them."""
         ...
 
     def add_gradient(self, parameter: Tensor, gradient: Tensor) -> None:
@@ -68,8 +72,9 @@ class InFlight:
     """The embedding with its graph, on the first stage when backward is split."""
     x_TD: Tensor
     update_TD: Tensor | None
-    late: list[LateGradient] = field(default_factory=list)
-    held: list[Callable[[], None]] = field(default_factory=list)
+    late: deque[LateGradient | Callable[[], None]] = field(default_factory=deque)
+    """Gradients of weights in the order of backward: to be computed, or to be added. One unit after the other, so that
+    few units have gradients in use at once."""
 
 
 class Stage:
@@ -84,10 +89,11 @@ class Stage:
         *,
         recompute: bool,
         queue: WeightQueue | None = None,
+        savings: Savings | None = None,
     ) -> None:
         """`ready` is called with a unit's name (`embedding`, `blocks.5`, `head`) before its parameters are used.
 
-        `queue`: takes the weights' gradients when backward is split.
+        `queue`: takes the weights' gradients when backward is split. `savings`: what forward passes need not keep.
         """
         self.number = number
         self.decoder = decoder
@@ -95,12 +101,24 @@ class Stage:
         self._sink = sink
         self._recompute = recompute
         self._queue = queue
+        self._savings = savings or Savings()
         self._in_flight: dict[int, InFlight] = {}
 
     @property
     def num_in_flight(self) -> int:
         """Micro-batches whose activations are kept."""
         return len(self._in_flight)
+
+    def units(self, kind: Kind, *, trains: bool) -> Iterator[str]:
+        """Yield the units whose weights a pass reads, in the order of their use."""
+        blocks = [f"blocks.{layer}" for layer in self.decoder.layers]
+        if kind is Kind.FORWARD:
+            yield from (["embedding"] if self.decoder.is_first else [])
+            yield from blocks
+        if self.decoder.is_last and (kind in INPUT_GRADIENT if trains else kind is Kind.FORWARD):
+            yield "head"
+        if kind in INPUT_GRADIENT:
+            yield from reversed(blocks)
 
     def forward(self, micro_batch: int, inputs: StageInputs, x_TD: Tensor | None) -> Tensor | None:
         """Run the blocks. Return the output x_TD for the next stage; None on the last stage.
@@ -138,7 +156,7 @@ class Stage:
         """Run the part of backward that other stages wait for: like `backward`, weights' products put off."""
         kept = self._in_flight[micro_batch]
         assert self._queue is not None, "the stage has no queue for late gradients"
-        with self._queue.collect() as kept.late, self._sink.hold() as kept.held:
+        with self._queue.hand_over(kept.late.append), self._sink.hold(kept.late.append):
             loss_sum = self._backward(kept, grad_TD)
         kept.x_TD, kept.update_TD = kept.input_TD, None  # frees the graph
         self._sink.end_micro_batch(self.number, late=False)
@@ -148,12 +166,16 @@ class Stage:
         """Run the products that `backward_input` has put off."""
         kept = self._in_flight.pop(micro_batch)
         with torch.no_grad():
-            for deliver in kept.held:
-                deliver()
-            for weight, product in kept.late:
-                self._sink.add_gradient(weight, product())
+            while kept.late:
+                self._add_late(kept.late.popleft())
         self._backward_embedding(kept)
         self._sink.end_micro_batch(self.number, late=True)
+
+    def _add_late(self, gradient: LateGradient | Callable[[], None]) -> None:
+        if isinstance(gradient, LateGradient):
+            self._sink.add_gradient(gradient.weight, gradient.product())
+        else:
+            gradient()
 
     def _blocks(self, inputs: StageInputs, x_TD: Tensor | None) -> InFlight:
         embedded_TD = None
@@ -163,27 +185,41 @@ class Stage:
             x_TD = embedded_TD
         input_TD = x_TD.detach().requires_grad_(torch.is_grad_enabled())
         x_TD, update_TD = input_TD, None
-        for layer, block in zip(self.decoder.layers, self.decoder.blocks, strict=True):
-            self._ready(f"blocks.{layer}")
-            if self._recompute and torch.is_grad_enabled():
-                # Nothing in a block is random, so no generator state has to be kept for the second pass.
-                x_TD, update_TD = checkpoint(
-                    block, x_TD, update_TD, inputs.positions_T, inputs.attend, inputs.aux, use_reentrant=False,
-                    preserve_rng_state=False,
-                )  # fmt: skip
-            else:
-                x_TD, update_TD = block(x_TD, update_TD, inputs.positions_T, inputs.attend, inputs.aux)
+        with self._savings.in_forward():
+            for layer, block in zip(self.decoder.layers, self.decoder.blocks, strict=True):
+                run = partial(self._block, layer, block)
+                if self._recompute and torch.is_grad_enabled():
+                    # Nothing in a block is random, so no generator state has to be kept for the second pass.
+                    x_TD, update_TD = checkpoint(
+                        run, x_TD, update_TD, inputs, use_reentrant=False, preserve_rng_state=False
+                    )
+                else:
+                    x_TD, update_TD = run(x_TD, update_TD, inputs)
+                self._savings.gather_for_backward(f"blocks.{layer}", x_TD, update_TD)
         assert x_TD is not None
         return InFlight(inputs, input_TD, embedded_TD, x_TD, update_TD)
+
+    def _block(
+        self, layer: int, block: nn.Module, x_TD: Tensor, update_TD: Tensor | None, inputs: StageInputs
+    ) -> tuple[Tensor, Tensor]:
+        self._ready(f"blocks.{layer}")  # also when backward computes it again
+        out: tuple[Tensor, Tensor] = block(x_TD, update_TD, inputs.positions_T, inputs.attend, inputs.aux)
+        return out
 
     def _loss_sum(self, kept: InFlight) -> Tensor:
         self._ready("head")
         if self.decoder.has_table_copy:
             self._ready("table copy")
-        hidden_TD = self.decoder.norm(kept.x_TD, kept.update_TD)
-        return self.decoder.cross_entropy(hidden_TD, kept.inputs.targets_T, kept.inputs.weights_T).loss_sum
+        with self._savings.in_forward():
+            hidden_TD = self.decoder.norm(kept.x_TD, kept.update_TD)
+            return self.decoder.cross_entropy(hidden_TD, kept.inputs.targets_T, kept.inputs.weights_T).loss_sum
 
     def _backward(self, kept: InFlight, grad_TD: Tensor | None) -> Tensor | None:
+        loss_sum = self._run_backward(kept, grad_TD)
+        self._savings.end_backward()
+        return loss_sum
+
+    def _run_backward(self, kept: InFlight, grad_TD: Tensor | None) -> Tensor | None:
         if not self.decoder.is_last:
             kept.x_TD.backward(grad_TD)  # type: ignore[no-untyped-call]
             return None

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from stoker.engine.core.block_identity import BlockIdentity
 from stoker.engine.core.disk.block_folder import SUFFIX, UNFINISHED, Found
+from stoker.engine.core.disk.cold_tier import ReadEnd
 from stoker.engine.core.disk.disk_tier import DiskTier
 from stoker.engine.core.disk.shared_home import LEASE_S, UNFINISHED_S, USED, SharedHome, due
 from stoker.engine.core.disk.shared_index import SharedIndex
@@ -82,7 +83,8 @@ class StoreBench:
             return False
         self.slots[number] = 0
         self.tier.read(entry)
-        until_s, ends = time.monotonic() + WAIT_S, []
+        until_s = time.monotonic() + WAIT_S
+        ends: list[ReadEnd] = []
         while not ends:
             ends = [end for end in self.tier.poll()[1] if end.entry is entry]
             assert time.monotonic() < until_s

@@ -30,7 +30,8 @@ from trainer_gpu import ROWS, Run, add_site, spawn, tell, trainer_config
 
 from stoker.checkpoint.storage import PosixSink
 from stoker.checkpoint.store import CheckpointRoot
-from stoker.trainer.protocol.channel import Event, RankChannel, SaveEvent
+from stoker.trainer.protocol.channel import RankChannel
+from stoker.trainer.protocol.messages import Event, SaveEvent
 from stoker.trainer.protocol.step_signals import StepSignals
 from stoker.trainer.rank.communicator import make_communicator
 from stoker.trainer.rank.piece_map import state_tensors

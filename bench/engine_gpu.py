@@ -36,7 +36,8 @@ import torch
 from bench.model_shapes import LLAMA31_8B, QWEN3_06B
 from bench.row_limit import tried
 from stoker.engine.core.blocks import BlockManager
-from stoker.engine.core.engine import LLMEngine, ModelLimits
+from stoker.engine.core.engine import LLMEngine
+from stoker.engine.core.request_check import ModelLimits
 from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.execution.executor import OnDevice
 from stoker.engine.execution.load import capture_first

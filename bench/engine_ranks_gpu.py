@@ -40,7 +40,8 @@ from bench.engine_gpu import CACHE_BYTES, Row, first_token, one_stream, profile,
 from bench.model_shapes import LLAMA31_8B, LLAMA31_70B, QWEN3_30B_A3B
 from bench.row_limit import tried
 from stoker.engine.core.blocks import BlockManager
-from stoker.engine.core.engine import LLMEngine, ModelLimits
+from stoker.engine.core.engine import LLMEngine
+from stoker.engine.core.request_check import ModelLimits
 from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.execution.executor import Executor, OnDevice
 from stoker.engine.execution.load import make_runner

@@ -40,7 +40,8 @@ import torch
 
 from bench.random_model import tokenizer
 from bench.trainer_gpu import LLAMA_8B, add_site, last_step, spawn, summarise
-from stoker.trainer.protocol.channel import Event, PlanEvent, RankChannel, StepEvent, StopCommand
+from stoker.trainer.protocol.channel import RankChannel
+from stoker.trainer.protocol.messages import Event, PlanEvent, StepEvent, StopCommand
 from stoker.trainer.rank.main import leave, open_rank
 
 VOCABULARY = 128256

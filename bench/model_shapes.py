@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stoker.model.config import ModelConfig, RopeScaling
+from stoker.model.config import ModelConfig
+from stoker.model.rope_scaling import RopeScaling
 
 QWEN3_06B = ModelConfig(
     architecture="qwen3",

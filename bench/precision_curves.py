@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.trainer.protocol.channel import StepEvent
+from stoker.trainer.protocol.messages import StepEvent
 from testing.trainer.layouts import MODEL
 from testing.trainer.tiny_run import ChainBatches, RecordingChannel, alone, tiny_config, train
 

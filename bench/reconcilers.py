@@ -38,7 +38,8 @@ from typing import Any
 from stoker.operator.admission.admission import Admission
 from stoker.operator.api.crd import KIND_INFOS, definition
 from stoker.operator.cluster.interface import ClusterError
-from stoker.operator.cluster.local.objects import ObjectStore, Record
+from stoker.operator.cluster.local.objects import ObjectStore
+from stoker.operator.cluster.local.watch_history import Record
 from stoker.operator.domain.clock import SystemClock
 from stoker.operator.domain.plan import Key, Object, Ref
 from stoker.operator.render.names import writer_of

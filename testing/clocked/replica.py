@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.engine.core.blocks import BlockManager
-from stoker.engine.core.engine import LLMEngine, ModelLimits
+from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.messages import Delta, ModelFacts
+from stoker.engine.core.request_check import ModelLimits
 from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.core.step_budget import StepBudget
 from stoker.engine.execution.executor import RankState

@@ -18,8 +18,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from stoker.engine.core.blocks import BlockManager
-from stoker.engine.core.engine import LLMEngine, ModelLimits
+from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.messages import AddRequest
+from stoker.engine.core.request_check import ModelLimits
 from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.execution.executor import InProcess
 from stoker.engine.sampling import SamplingParams

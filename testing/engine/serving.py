@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,9 @@ from stoker.engine.http.server import OpenAiServer
 from stoker.pod.http import probe_routes
 from stoker.pod.serve import Server, bind_tcp
 from testing.engine.fake_core import ByteCodec, FakeCore
+from testing.scenario import events as events
+from testing.scenario import run as run
+from testing.scenario import until as until
 
 
 class Serving:
@@ -59,25 +60,3 @@ async def serving(tmp_path: Path, codec: Any = ByteCodec, **options: Any) -> Asy
             await server.stop(1)
             await client.close()
             await core.close()
-
-
-async def until(question: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    """Wait for a state; a test that needs longer has failed."""
-    async with asyncio.timeout(timeout_s):
-        while not question():
-            await asyncio.sleep(0.005)
-
-
-def run(scenario: Callable[[], Awaitable[None]], limit_s: float = 40) -> None:
-    """Run a scenario in a fresh event loop, with a limit."""
-
-    async def limited() -> None:
-        async with asyncio.timeout(limit_s):
-            await scenario()
-
-    asyncio.run(limited())
-
-
-def events(text: str) -> list[Any]:
-    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
-    return [line if line == "[DONE]" else json.loads(line) for line in lines]

@@ -18,7 +18,8 @@ from stoker.operator.cluster.local.folders import StateFolders
 from stoker.operator.cluster.local.gpus import Gpus
 from stoker.operator.cluster.local.local_cluster import LocalCluster
 from stoker.operator.cluster.local.node import Node
-from stoker.operator.cluster.local.objects import Admit, ObjectStorage, ObjectStore
+from stoker.operator.cluster.local.object_storage import ObjectStorage
+from stoker.operator.cluster.local.objects import Admit, ObjectStore
 from stoker.operator.cluster.local.process import Command, Process, ProcessExit
 from stoker.operator.cluster.pod_http import PodHttp
 from stoker.operator.domain.plan import ControlCall, Object, Observed, Plan, Ref

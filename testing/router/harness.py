@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
@@ -18,6 +16,9 @@ from stoker.router.app import Router
 from stoker.router.config import RouterConfig
 from stoker.router.snapshot import parse_snapshot
 from testing.router.fake_engine import FakeEngine
+from testing.scenario import events as events
+from testing.scenario import run as run
+from testing.scenario import until as until
 
 
 class HasEntry(Protocol):
@@ -58,26 +59,3 @@ async def routed(
             for engine in engines:
                 if isinstance(engine, FakeEngine):
                     engine.kill()
-
-
-async def until(question: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    """Wait for a state; a test that needs longer has failed."""
-    async with asyncio.timeout(timeout_s):
-        while not question():
-            await asyncio.sleep(0.005)
-
-
-def run(scenario: Callable[[], Awaitable[None]], limit_s: float = 60) -> None:
-    """Run a scenario in a fresh event loop, with a limit."""
-
-    async def limited() -> None:
-        async with asyncio.timeout(limit_s):
-            await scenario()
-
-    asyncio.run(limited())
-
-
-def events(text: str) -> list[Any]:
-    """Return the content of a stream's `data:` lines; `[DONE]` stays a string."""
-    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
-    return [line if line == "[DONE]" else json.loads(line) for line in lines]

@@ -24,8 +24,8 @@ from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.store import CheckpointRoot
 from stoker.checkpoint.verify import verify
 from stoker.model.config import ModelConfig
-from stoker.trainer.protocol.channel import StepEvent
 from stoker.trainer.protocol.config import TrainerConfig
+from stoker.trainer.protocol.messages import StepEvent
 from stoker.trainer.protocol.parallel_dims import ParallelDims
 from stoker.trainer.rank.build import RankContext
 from stoker.trainer.rank.data.batch import MicroBatch

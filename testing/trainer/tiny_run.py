@@ -18,8 +18,9 @@ from stoker.model.kernels.ops import Ops
 from stoker.pod.causes import Cause
 from stoker.pod.config_file import parse
 from stoker.trainer.errors import DataError
-from stoker.trainer.protocol.channel import Event, RankChannel, SourceProgress
+from stoker.trainer.protocol.channel import RankChannel
 from stoker.trainer.protocol.config import TrainerConfig
+from stoker.trainer.protocol.messages import Event, SourceProgress
 from stoker.trainer.protocol.parallel_dims import ParallelDims
 from stoker.trainer.rank.build import RankContext, open_loop
 from stoker.trainer.rank.data.batch import MicroBatch

@@ -12,9 +12,10 @@ import pytest
 
 from stoker.checkpoint.errors import CheckpointError, CheckpointInUse, CheckpointMissing
 from stoker.checkpoint.manifest import MANIFEST_FILE
+from stoker.checkpoint.manifest_file import being_read
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.storage import PosixStorage
-from stoker.checkpoint.store import CheckpointRoot, Retained, being_read
+from stoker.checkpoint.store import CheckpointRoot, Retained
 from stoker.checkpoint.verify import verify
 from testing.checkpoint.synthetic import SMALL, WRITER, make_state, save
 

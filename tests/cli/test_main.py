@@ -8,7 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
+
+from stoker.checkpoint import command as checkpoint_command
+from stoker.cli import programs
+from stoker.model import __main__ as model_program
 
 VERBS = ["local", "train", "serve", "chat", "model", "checkpoint", "plan", "plot", "bench"]
 VERBS += ["submit", "get", "describe", "logs", "delete", "save", "suspend", "resume", "top", "completion"]
@@ -102,6 +107,15 @@ def test_the_list_of_no_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert "file is not a folder" in stoker("checkpoint", "list", str(tmp_path / "file"), code=67)
     assert stoker("checkpoint", "list", str(tmp_path)) == ""
+
+
+@pytest.mark.parametrize(
+    ("verbs", "program"),
+    [(programs.checkpoint, checkpoint_command.program), (programs.model, model_program.main)],
+    ids=["checkpoint", "model"],
+)
+def test_every_command_of_a_program_is_a_verb(verbs: click.Group, program: click.Group) -> None:
+    assert {*verbs.commands} == {*program.commands} - {"task"}, "task is for pods"
 
 
 def test_a_conversation_needs_no_torch() -> None:

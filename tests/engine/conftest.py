@@ -10,8 +10,9 @@ import torch
 import transformers
 
 from stoker.engine.core.blocks import BlockManager
-from stoker.engine.core.engine import LLMEngine, ModelLimits
+from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.host_tier import HostTier
+from stoker.engine.core.request_check import ModelLimits
 from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.execution.executor import Executor, InProcess
 from stoker.engine.execution.runner import Runner

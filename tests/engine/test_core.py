@@ -48,7 +48,7 @@ class Front:
     def say(self, message: m.Message) -> None:
         self.socket.send(m.pack(message))
 
-    def hear(self, kind: type[Kind], wanted: Callable[[Kind], bool] = lambda _: True, timeout_s: float = 60) -> Kind:
+    def hear(self, kind: type[Kind], wanted: Callable[[Kind], bool] = lambda _: True, timeout_s: float = 240) -> Kind:
         """Return the next message of this kind; others are kept in `heard`."""
         until = time.monotonic() + timeout_s
         while time.monotonic() < until:

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.engine.core.blocks import BlockManager
-from stoker.engine.core.engine import LLMEngine, ModelLimits
+from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.messages import Delta
+from stoker.engine.core.request_check import ModelLimits
 from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.execution.executor import InProcess
 from stoker.engine.execution.step import StepInput, StepOutput

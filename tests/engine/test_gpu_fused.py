@@ -13,8 +13,9 @@ import transformers
 from torch import Tensor
 
 from stoker.engine.core.blocks import BlockManager
-from stoker.engine.core.engine import LLMEngine, ModelLimits
+from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.messages import Delta
+from stoker.engine.core.request_check import ModelLimits
 from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.execution.executor import OnDevice, PendingOutput
 from stoker.engine.execution.runner import Runner

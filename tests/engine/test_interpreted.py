@@ -114,8 +114,9 @@ def check_engine(architecture: str) -> None:
     The tokens are those of the reference kernels, step by step.
     """
     from stoker.engine.core.blocks import BlockManager
-    from stoker.engine.core.engine import LLMEngine, ModelLimits
+    from stoker.engine.core.engine import LLMEngine
     from stoker.engine.core.grammars import GrammarCompiler
+    from stoker.engine.core.request_check import ModelLimits
     from stoker.engine.core.scheduler import Scheduler
     from stoker.engine.execution.executor import InProcess, OnDevice
     from stoker.engine.output_grammar import OutputGrammar

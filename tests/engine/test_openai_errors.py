@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stoker.engine.core.messages import CoreState
+from stoker.engine.http.api_keys import load_api_keys
 from stoker.engine.http.openai.params import GenerationDefaults
 from stoker.engine.http.openai.protocol import ChatBody, CompletionBody
-from stoker.engine.http.server import load_api_keys
 from testing.engine.fake_core import FACTS
 from testing.engine.serving import events, run, serving
 

@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from stoker.engine.core.blocks import BlockManager
 from stoker.engine.core.request import Request, Sequence, State
-from stoker.engine.core.scheduler import Schedule, Scheduler
+from stoker.engine.core.schedule import Schedule
+from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.errors import RequestRefused
 from stoker.engine.sampling import SamplingParams
 from testing.engine.audits import assert_sound

@@ -103,7 +103,8 @@ def engine_of(
     twin: Any, *, kernels: KernelsName, graphs: Any, num_blocks: int, chunk: int | None, deterministic: bool
 ) -> Any:
     from stoker.engine.core.blocks import BlockManager
-    from stoker.engine.core.engine import LLMEngine, ModelLimits
+    from stoker.engine.core.engine import LLMEngine
+    from stoker.engine.core.request_check import ModelLimits
     from stoker.engine.core.scheduler import Scheduler
     from stoker.engine.execution.executor import OnDevice
     from stoker.model.kernels.ops import Ops

@@ -12,7 +12,7 @@ import httpx
 from stoker.gateway.domain.log_lines import LogLine, log_line, merged, metric_samples
 from stoker.gateway.http.stream import with_heartbeat
 from stoker.trainer.agent.console import step_line
-from stoker.trainer.protocol.channel import StepEvent
+from stoker.trainer.protocol.messages import StepEvent
 from testing.gateway.world import World
 
 Tell = Callable[..., None]

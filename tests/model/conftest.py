@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from stoker.model.config import ModelConfig, RopeScaling
+from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.model.kernels.ops import Ops
 from stoker.model.paged_attend import KVCache, PagedAttend, PagedBatch, PagedSize
+from stoker.model.rope_scaling import RopeScaling
 
 LLAMA3 = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
 BASE: dict[str, Any] = {

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from stoker.model.config import ModelConfig, RopeScaling
+from stoker.model.config import ModelConfig
+from stoker.model.rope_scaling import RopeScaling
 
 RAW: dict[str, Any] = {
     "model_type": "llama",

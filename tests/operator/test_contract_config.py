@@ -77,7 +77,7 @@ SECTIONS: list[tuple[type[BaseModel], type[BaseModel], set[str], set[str]]] = [
         set(),
         {
             *("identity", "listen", "terminationLog", "workDir", "model", "parallelism", "gracePeriodSeconds"),
-            *("timeline", "captureSeconds", "role"),
+            *("timeline", "captureSeconds", "role", "cacheEvents"),
         },
     ),
 ]

@@ -18,7 +18,8 @@ import pytest
 
 from stoker.operator.cluster.interface import NotFound, ServerError
 from stoker.operator.cluster.local.object_files import ObjectFiles
-from stoker.operator.cluster.local.objects import ObjectStore, StateFolderError
+from stoker.operator.cluster.local.object_storage import StateFolderError
+from stoker.operator.cluster.local.objects import ObjectStore
 from stoker.operator.cluster.local.whole_file import write_whole
 from stoker.operator.domain.plan import Key, Object
 from stoker.operator.loop.operator import Operator

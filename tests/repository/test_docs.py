@@ -45,3 +45,8 @@ def test_readme_names_only_make_targets_that_exist() -> None:
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md"):
         named = set(re.findall(r"\bmake ([a-z-]+)`", page.read_text()))
         assert named <= targets, f"{page.name} names make targets that do not exist: {named - targets}"
+
+
+def test_the_index_names_every_page() -> None:
+    linked = {target.partition("#")[0] for target in LINK.findall((ROOT / "docs/README.md").read_text())}
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"} <= linked

@@ -13,8 +13,8 @@ from stoker.trainer.agent.control import Control
 from stoker.trainer.agent.pod_rank import find_pod_rank
 from stoker.trainer.agent.routes import agent_routes
 from stoker.trainer.agent.run_state import RunState
-from stoker.trainer.protocol.channel import PhaseEvent
 from stoker.trainer.protocol.config import TrainerConfig
+from stoker.trainer.protocol.messages import PhaseEvent
 from testing.openapi.fuzz import fuzz, labels
 from testing.openapi.send import Sender, sender
 

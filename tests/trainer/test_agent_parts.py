@@ -18,7 +18,9 @@ from stoker.trainer.agent.outcome import NOT_OF_RANKS, RankEnd, RunOutcome, diag
 from stoker.trainer.agent.pod_rank import find_pod_rank, open_rendezvous, rank_environment
 from stoker.trainer.agent.run_state import MAX_REQUESTS, RunState
 from stoker.trainer.agent.stacks import innermost
-from stoker.trainer.protocol.channel import (
+from stoker.trainer.protocol.config import DeadlineConfig, TrainerConfig
+from stoker.trainer.protocol.hang import Hang, Heartbeat, find_hang
+from stoker.trainer.protocol.messages import (
     EndEvent,
     Event,
     MomentEvent,
@@ -30,8 +32,6 @@ from stoker.trainer.protocol.channel import (
     StepEvent,
     StragglersEvent,
 )
-from stoker.trainer.protocol.config import DeadlineConfig, TrainerConfig
-from stoker.trainer.protocol.hang import Hang, Heartbeat, find_hang
 
 
 def config_for(**fields: Any) -> TrainerConfig:

@@ -28,8 +28,8 @@ from stoker.pod.termination_message import SaveReport, TerminationMessage, parse
 from stoker.trainer.agent.agent import Agent
 from stoker.trainer.agent.console import Console
 from stoker.trainer.agent.pod_rank import find_pod_rank
-from stoker.trainer.protocol.channel import PhaseEvent
 from stoker.trainer.protocol.config import TrainerConfig
+from stoker.trainer.protocol.messages import PhaseEvent
 
 RANK = """
 import argparse, faulthandler, os, signal, socket, sys, time

@@ -10,13 +10,12 @@ import time
 import pytest
 
 from stoker.trainer.errors import ChannelError
-from stoker.trainer.protocol.channel import (
-    AgentChannel,
+from stoker.trainer.protocol.channel import AgentChannel, RankChannel, channel_pair
+from stoker.trainer.protocol.messages import (
     EndEvent,
     Event,
     MomentEvent,
     PhaseEvent,
-    RankChannel,
     RequestEvent,
     RetentionEvent,
     SaveCommand,
@@ -25,7 +24,6 @@ from stoker.trainer.protocol.channel import (
     StopCommand,
     StragglersEvent,
     ValidationEvent,
-    channel_pair,
 )
 
 EVENTS: list[Event] = [

@@ -22,8 +22,8 @@ from stoker.model.kernels.expert_rows import Routes
 from stoker.model.kernels.ops import Ops
 from stoker.pod.config_file import ConfigError
 from stoker.trainer.agent.metrics import router_metrics
-from stoker.trainer.protocol.channel import StepEvent
 from stoker.trainer.protocol.config import TrainerConfig
+from stoker.trainer.protocol.messages import StepEvent
 from stoker.trainer.protocol.parallel_dims import ParallelDims
 from stoker.trainer.rank.pipeline.slices import check_experts
 from stoker.trainer.rank.schedule import learning_rate

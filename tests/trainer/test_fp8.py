@@ -17,7 +17,7 @@ from stoker.pod.config_file import ConfigError
 from stoker.pod.plan.job import Job
 from stoker.pod.plan.memory import fullest
 from stoker.pod.plan.model_size import ModelSize
-from stoker.trainer.protocol.channel import StepEvent
+from stoker.trainer.protocol.messages import StepEvent
 from stoker.trainer.rank.build import make_passes, make_zero
 from stoker.trainer.rank.fp8_weights import check_fp8, use_fp8
 from stoker.trainer.rank.train_step import ForwardPass

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from stoker.checkpoint.store import CheckpointRoot
-from stoker.trainer.protocol.channel import SaveEvent, StepEvent, StopCommand
+from stoker.trainer.protocol.messages import SaveEvent, StepEvent, StopCommand
 from stoker.trainer.rank.build import RankContext
 from testing.trainer.tiny_run import SMALL, RecordingChannel, alone, tiny_config, train
 

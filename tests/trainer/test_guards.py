@@ -18,8 +18,8 @@ from stoker.checkpoint.errors import CheckpointError
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.store import CheckpointRoot
 from stoker.trainer.errors import LossSpiked, StateDiverged
-from stoker.trainer.protocol.channel import StepEvent
 from stoker.trainer.protocol.config import TrainerConfig
+from stoker.trainer.protocol.messages import StepEvent
 from stoker.trainer.protocol.parallel_dims import ParallelDims
 from stoker.trainer.rank.build import RankContext, make_zero
 from stoker.trainer.rank.checksum import check_replicas, checksum, find_mismatches, holders

@@ -13,14 +13,16 @@ import pytest
 import torch
 
 from stoker.checkpoint.errors import CheckpointCorrupt
+from stoker.checkpoint.manifest_file import being_read
 from stoker.checkpoint.reader import CheckpointReader
-from stoker.checkpoint.store import CheckpointRoot, being_read
+from stoker.checkpoint.store import CheckpointRoot
 from stoker.checkpoint.verify import verify
 from stoker.model.attend import PackedAttend
 from stoker.model.decoder import Decoder
 from stoker.pod.causes import Cause
 from stoker.trainer.errors import DataError, NonFinite, OtherModel, StorageFailed
-from stoker.trainer.protocol.channel import (
+from stoker.trainer.protocol.config import TrainerConfig
+from stoker.trainer.protocol.messages import (
     PhaseEvent,
     RequestEvent,
     RetentionEvent,
@@ -30,7 +32,6 @@ from stoker.trainer.protocol.channel import (
     StopCommand,
     ValidationEvent,
 )
-from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.step_signals import StepSignals
 from stoker.trainer.rank.build import RankContext
 from stoker.trainer.rank.data.batch import MicroBatch

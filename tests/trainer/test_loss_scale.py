@@ -16,7 +16,7 @@ from stoker.checkpoint.store import CheckpointRoot
 from stoker.pod.causes import Cause
 from stoker.trainer.agent.console import step_line
 from stoker.trainer.errors import NonFinite
-from stoker.trainer.protocol.channel import StepEvent, StopCommand
+from stoker.trainer.protocol.messages import StepEvent, StopCommand
 from stoker.trainer.rank.loss_scale import LARGEST, SMALLEST, LossScale
 from testing.trainer.tiny_run import alone, tiny_config, train
 

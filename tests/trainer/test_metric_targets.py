@@ -21,8 +21,8 @@ from tensorboardX.proto.event_pb2 import Event
 
 from stoker.pod.causes import Cause
 from stoker.pod.config_file import ConfigError
-from stoker.trainer.protocol.channel import StepEvent, ValidationEvent
 from stoker.trainer.protocol.config import LoggingConfig
+from stoker.trainer.protocol.messages import StepEvent, ValidationEvent
 from stoker.trainer.rank.metric_targets.open_targets import check_targets, open_targets, run_id
 from stoker.trainer.rank.metric_targets.target import STEP_NAMES, MetricTarget, step_numbers
 from stoker.trainer.rank.metrics import MetricLog

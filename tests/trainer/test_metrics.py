@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.trainer.protocol.channel import StepEvent, ValidationEvent
+from stoker.trainer.protocol.messages import StepEvent, ValidationEvent
 from stoker.trainer.rank.metrics import MetricLog, StepClock
 
 

@@ -15,8 +15,8 @@ from stoker.model.kernels.ops import Ops
 from stoker.pod.plan.job import Job
 from stoker.pod.plan.memory import OFFLOAD_WINDOWS, fullest
 from stoker.pod.plan.model_size import ModelSize
-from stoker.trainer.protocol.channel import StepEvent
 from stoker.trainer.protocol.config import OptimizationConfig
+from stoker.trainer.protocol.messages import StepEvent
 from stoker.trainer.rank.bucket import LINE, Bucket
 from stoker.trainer.rank.build import make_zero
 from stoker.trainer.rank.offload import OffloadedAdam, pieces_of

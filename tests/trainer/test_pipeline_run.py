@@ -19,7 +19,7 @@ from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.store import CheckpointRoot
 from stoker.checkpoint.verify import verify
 from stoker.pod.causes import Cause
-from stoker.trainer.protocol.channel import Event, StepEvent, StopCommand, ValidationEvent
+from stoker.trainer.protocol.messages import Event, StepEvent, StopCommand, ValidationEvent
 from stoker.trainer.protocol.parallel_dims import ParallelDims
 from stoker.trainer.rank.build import RankContext
 from stoker.trainer.rank.mesh import AxisGroups

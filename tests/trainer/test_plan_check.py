@@ -15,7 +15,7 @@ from stoker.pod.plan.job import Job, Layout
 from stoker.pod.plan.measured import STEPS
 from stoker.pod.plan.memory import fullest
 from stoker.pod.plan.model_size import ModelSize
-from stoker.trainer.protocol.channel import PlanEvent, StepEvent
+from stoker.trainer.protocol.messages import PlanEvent, StepEvent
 from stoker.trainer.rank.bucket import LINE
 from stoker.trainer.rank.build import make_zero
 from stoker.trainer.rank.communicator import Alone

@@ -23,15 +23,8 @@ from stoker.checkpoint.store import CheckpointRoot
 from stoker.pod.causes import EXIT_CODES, Cause
 from stoker.pod.config_file import ConfigError
 from stoker.trainer.errors import DataError, NonFinite, OtherModel, StorageFailed
-from stoker.trainer.protocol.channel import (
-    AgentChannel,
-    EndEvent,
-    Event,
-    SaveEvent,
-    StepEvent,
-    StopCommand,
-    channel_pair,
-)
+from stoker.trainer.protocol.channel import AgentChannel, channel_pair
+from stoker.trainer.protocol.messages import EndEvent, Event, SaveEvent, StepEvent, StopCommand
 from stoker.trainer.rank.main import cause_of, main
 
 MODEL = {

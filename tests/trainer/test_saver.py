@@ -14,7 +14,7 @@ from stoker.checkpoint.manifest import Box, TensorInfo
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.store import CheckpointRoot
 from stoker.pod.causes import Cause
-from stoker.trainer.protocol.channel import RequestEvent, SaveEvent
+from stoker.trainer.protocol.messages import RequestEvent, SaveEvent
 from stoker.trainer.rank.main import cause_of
 from stoker.trainer.rank.piece_map import HostPiece
 from stoker.trainer.rank.save_group import SaveGroup

@@ -27,7 +27,7 @@ from stoker.model.kernels.kernel_set import resolve_kernels
 from stoker.model.kernels.ops import Ops
 from stoker.model.weights.source import open_weights
 from stoker.pod.causes import Cause
-from stoker.trainer.protocol.channel import Event, StepEvent, StopCommand, StragglersEvent
+from stoker.trainer.protocol.messages import Event, StepEvent, StopCommand, StragglersEvent
 from stoker.trainer.rank.build import RankContext
 from stoker.trainer.rank.data.batch import MicroBatch
 from testing.trainer.rank_world import RankWorld

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from stoker.trainer.protocol.channel import RankChannel, SaveCommand, StopCommand
+from stoker.trainer.protocol.channel import RankChannel
+from stoker.trainer.protocol.messages import SaveCommand, StopCommand
 from stoker.trainer.protocol.step_signals import SignalInbox, StepSignals
 
 

@@ -31,11 +31,12 @@ from stoker.engine.core.core_group import CoreGroup, Cores
 from stoker.engine.core.core_processes import CoreProcesses, CoreStart, visible_gpus
 from stoker.engine.core.core_watch import WatchLimits
 from stoker.engine.core.messages import CoreState
+from stoker.engine.http.api_keys import load_api_keys
 from stoker.engine.http.front import Front
 from stoker.engine.http.load import peer_of, transfer_status
 from stoker.engine.http.metrics import FrontMetrics
 from stoker.engine.http.openai.parser_choice import ParserChoice
-from stoker.engine.http.server import OpenAiServer, load_api_keys
+from stoker.engine.http.server import OpenAiServer
 from stoker.engine.http.text import TextCodec
 from stoker.model.tokenizer import Tokenizer
 from stoker.pod.causes import Cause, cause_of_exit_code
@@ -262,6 +263,8 @@ class Engine:
         if parallelism.data > 1:
             timeline = f"{config.timeline}.{number}" if config.timeline is not None else None
             config = config.model_copy(update={"timeline": timeline})
+            if config.cache_events is not None:
+                config = config.model_copy(update={"cache_events": config.cache_events.of_rank(number)})
             if config.device == "cuda":
                 environment = visible_gpus(environment, number, parallelism.tensor)
         config_file = self.folder / f"config{number}.json"

@@ -9,6 +9,6 @@ Reading order:
 * `box.py`, `entries.py`, `manifest.py` (with `strict_json.py` and `dtype.py`): what a checkpoint holds.
 * `cover.py`: the proof that its pieces cover every tensor exactly.
 * `storage.py`, `file_lock.py`: the only code that opens files.
-* `store.py` (publish, find, delete), `writer.py`, `reader.py`, `verify.py`.
+* `manifest_file.py`, `store.py` (publish, find, delete), `writer.py`, `reader.py`, `verify.py`.
 * `facts.py`, `diff.py`, `export.py`; `command.py` for people, `task.py` for task pods.
 """

@@ -21,10 +21,11 @@ from stoker.checkpoint.diff import diff
 from stoker.checkpoint.errors import CheckpointError, CheckpointExists
 from stoker.checkpoint.export import SHARD_BYTES, Dtype, export_adapter, export_hugging_face
 from stoker.checkpoint.facts import facts_of
+from stoker.checkpoint.manifest_file import read_manifest
 from stoker.checkpoint.place import exists, storage_of
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.remote.listing import RemoteFile
-from stoker.checkpoint.store import Broken, CheckpointRoot, Found, read_manifest
+from stoker.checkpoint.store import Broken, CheckpointRoot, Found
 from stoker.checkpoint.transfer_commands import pull, push, pushed_facts
 from stoker.checkpoint.verify import OnProgress, verify
 from stoker.pod.causes import EXIT_CODES, Cause

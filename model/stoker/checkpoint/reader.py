@@ -23,9 +23,9 @@ from stoker.checkpoint.dtype import Array, carrier
 from stoker.checkpoint.errors import CheckpointCorrupt, CheckpointError, CheckpointMissing
 from stoker.checkpoint.hashing import hash_bytes
 from stoker.checkpoint.manifest import MANIFEST_FILE, FileEntry, Manifest, Piece, TensorInfo
+from stoker.checkpoint.manifest_file import read_manifest, read_whole
 from stoker.checkpoint.place import storage_of
 from stoker.checkpoint.storage import Storage
-from stoker.checkpoint.store import read_manifest, read_whole
 
 
 class CheckpointReader:

@@ -12,7 +12,7 @@ import errno
 import re
 import secrets
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,11 +26,11 @@ from stoker.checkpoint.errors import (
 )
 from stoker.checkpoint.manifest import (
     MANIFEST_FILE,
-    MAX_MANIFEST_BYTES,
     Manifest,
     folder_name,
     parse_folder_name,
 )
+from stoker.checkpoint.manifest_file import read_manifest, read_whole
 from stoker.checkpoint.place import storage_of
 from stoker.checkpoint.storage import Storage
 
@@ -235,11 +235,6 @@ class CheckpointRoot:
         It can be repeated after a crash: the folder first gets a hidden name, so a checkpoint that is half deleted
         cannot be found. It is unconditional: locks of readers are not checked.
 
-        Safe to repeat after a crash.
-
-        The folder first gets a hidden name, so a checkpoint that is half gone can never be found. It is an order: who
-        reads it is not asked.
-
         Raises:
             CheckpointCorrupt: the folder's manifest is not the one with that digest; nothing was removed.
         """
@@ -379,40 +374,3 @@ def check_folder_name(name: str) -> None:
     """Refuse anything but `step-00001200.1a2b3c4d`."""
     if parse_folder_name(name) is None:
         raise CheckpointMissing(f"{name!r} is not the name of a checkpoint (step-00001200.1a2b3c4d)")
-
-
-@contextmanager
-def being_read(folder: Path, storage: Storage | None = None) -> Iterator[None]:
-    """Lock a checkpoint for reading, so that retention leaves it alone. Any other folder or file is let through."""
-    lock = (storage or storage_of(folder)).lock_shared(folder / MANIFEST_FILE)
-    with lock or nullcontext():
-        yield
-
-
-def read_manifest(folder: Path, storage: Storage, digest: str | None = None) -> Manifest:
-    """Return the checked manifest of a folder.
-
-    Raises:
-        CheckpointMissing: no folder or no manifest.
-        CheckpointCorrupt: not valid, or its digest is not `digest`.
-    """
-    try:
-        text = read_whole(storage, folder / MANIFEST_FILE, MAX_MANIFEST_BYTES)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise CheckpointMissing(f"{folder}: no {MANIFEST_FILE}, so not a committed checkpoint") from error
-    try:
-        manifest = Manifest.from_json(text)
-    except CheckpointCorrupt as error:
-        raise CheckpointCorrupt(f"{folder}: {error}") from error
-    if digest is not None and manifest.digest != digest:
-        raise CheckpointCorrupt(f"{folder}: the manifest's digest is {manifest.digest}, {digest} is wanted")
-    return manifest
-
-
-def read_whole(storage: Storage, path: Path, max_bytes: int) -> bytes:
-    """Return all bytes of a small file."""
-    size = storage.size(path)
-    if size > max_bytes:
-        raise CheckpointCorrupt(f"{path} has {size} bytes, {max_bytes} are allowed")
-    data = bytearray(size)
-    return bytes(data[: storage.read(path, 0, memoryview(data))])

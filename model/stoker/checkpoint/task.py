@@ -27,8 +27,9 @@ from stoker.checkpoint.bucket_storage import is_bucket_path
 from stoker.checkpoint.errors import CheckpointError
 from stoker.checkpoint.facts import facts_of
 from stoker.checkpoint.manifest import Manifest
+from stoker.checkpoint.manifest_file import read_manifest
 from stoker.checkpoint.place import storage_of
-from stoker.checkpoint.store import Broken, CheckpointRoot, Found, read_manifest
+from stoker.checkpoint.store import Broken, CheckpointRoot, Found
 from stoker.checkpoint.verify import VerifyReport, verify
 from stoker.pod.causes import Cause
 from stoker.pod.termination_message import MAX_BYTES, TerminationMessage

@@ -17,10 +17,10 @@ from stoker.checkpoint.cover import cover_problems
 from stoker.checkpoint.errors import CheckpointError
 from stoker.checkpoint.hashing import new_hasher
 from stoker.checkpoint.manifest import MANIFEST_FILE, FileEntry, Manifest, Piece
+from stoker.checkpoint.manifest_file import being_read, read_manifest
 from stoker.checkpoint.place import storage_of
 from stoker.checkpoint.reader import check_size
 from stoker.checkpoint.storage import Storage
-from stoker.checkpoint.store import being_read, read_manifest
 
 CHUNK_BYTES = 16 * 2**20
 READERS = 3

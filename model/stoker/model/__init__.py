@@ -6,7 +6,8 @@ It owns the one definition of a forward pass and everything that turns files int
 
 Reading order:
 
-* `config.py`, `block.py`, `decoder.py`: the architecture. `attend.py` is its only view of attention.
+* `config.py` (read by `config_json.py`), `block.py`, `decoder.py`: the architecture. `attend.py` is its only view of
+  attention.
 * `parallel.py`, `parameter.py`: layers that are cut over tensor-parallel ranks, and the table of which rows hold
   what.
 * `kernels/`: the operations. `paged_attend.py` with `paged_batch.py`, `paged_plan.py` and `paged_buffers.py`: the

@@ -12,7 +12,8 @@ import math
 import torch
 from torch import Tensor
 
-from stoker.model.config import ModelConfig, RopeScaling
+from stoker.model.config import ModelConfig
+from stoker.model.rope_scaling import RopeScaling
 
 
 class RotaryTable:

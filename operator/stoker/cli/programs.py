@@ -77,7 +77,7 @@ def model() -> None:
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def checkpoint() -> None:
-    """List, verify, show, compare and export checkpoints.
+    """List, verify, show, compare, export, push and pull checkpoints.
 
     \b
     Examples:
@@ -103,6 +103,8 @@ for _verb, _line in (
     ("show", "Describe a checkpoint."),
     ("diff", "Compare the values of two checkpoints."),
     ("export", "Write the weights as a Hugging Face folder."),
+    ("push", "Send the weights to a hub, a bucket or a registry."),
+    ("pull", "Fetch a model into a new folder."),
 ):
     _passing(checkpoint, "stoker.checkpoint", _verb, _line)
 

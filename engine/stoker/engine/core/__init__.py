@@ -5,7 +5,8 @@ It owns the queue, the block tables and the state of every request. It imports `
 the last three.
 
 Reading order:
-- `request`, `blocks`, `scheduler`: the state, the cache's blocks, the decision of a step;
+- `request`, `blocks`, `scheduler`: the state, the cache's blocks, the decision of a step (`schedule`);
+- `request_check`: what is refused; `deltas`: what is answered;
 - `build_step`: a schedule becomes plain numbers; `engine`: schedule, submit, collect; `step_retry`: a step that failed;
 - `messages`: the wire, made of `frames`; `stats`: what the core reports about itself once a second;
 - `core`: the loop of the process (`main`); `core_client`: the front's end of the wire;

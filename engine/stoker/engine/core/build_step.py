@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from stoker.engine.core.blocks import BlockManager
 from stoker.engine.core.request import Sequence
-from stoker.engine.core.scheduler import Schedule
+from stoker.engine.core.schedule import Schedule
 from stoker.engine.execution.step import Opening, SeatMask, StepInput, TableEntry
 
 

@@ -26,7 +26,8 @@ from stoker.engine.config import EngineConfig
 from stoker.engine.core.build import build_engine, tokenizer_folder, warm_up
 from stoker.engine.core.capture_pace import CapturePace
 from stoker.engine.core.compiling import CompilingRequests
-from stoker.engine.core.engine import Addressed, LLMEngine
+from stoker.engine.core.deltas import Addressed
+from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.handover.desk import Desk
 from stoker.engine.core.handover.office import Front
 from stoker.engine.core.handover.open_desk import open_desk

@@ -8,20 +8,22 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
 from stoker.engine.core.blocks import BlockAudit
 from stoker.engine.core.build_step import build_step_input
-from stoker.engine.core.grammars import GrammarCompiler, no_compiler
+from stoker.engine.core.cache_event_publisher import CacheEventPublisher
+from stoker.engine.core.deltas import Addressed, final_delta, first_or_final_delta
+from stoker.engine.core.grammars import GrammarCompiler
 from stoker.engine.core.host_tier import HostTier
 from stoker.engine.core.messages import Delta, FinishReason, RequestProgress
-from stoker.engine.core.request import Request, RequestKey, Sequence
-from stoker.engine.core.scheduler import Chunk, Schedule, Scheduler
+from stoker.engine.core.request import Begun, Request, RequestKey, Sequence
+from stoker.engine.core.request_check import ModelLimits, check_prompt, check_resumed, constraint_of
+from stoker.engine.core.schedule import Chunk, Schedule
+from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.core.stats import STEP_TOKENS, Stats
 from stoker.engine.core.step_clock import StepClock
 from stoker.engine.core.step_retry import StepOutcome, SubmittedStep, retry_step
 from stoker.engine.core.timeline import NO_TIMELINE, Timeline
-from stoker.engine.core.token_constraint import TokenConstraint
 from stoker.engine.core.token_rate import TokenCounts, TokenRate
 from stoker.engine.errors import ExecutorLost, RequestRefused
 from stoker.engine.execution.executor import Executor
@@ -30,29 +32,6 @@ from stoker.engine.sampling import SamplingParams
 
 TIER_WAIT_S = 0.02
 """Longest wait for the host tier while nothing else is to be done."""
-
-Addressed = tuple[str, Delta]
-"""(front, delta)."""
-
-
-@dataclass(frozen=True)
-class Begun:
-    """What is known of a request that another engine began and this one accepted."""
-
-    scheduled_s: float | None
-    cached_tokens: int
-    first_token_s: tuple[float | None, ...] = ()
-    """Of each choice."""
-
-
-@dataclass(frozen=True)
-class ModelLimits:
-    """Limits of requests that follow from the model."""
-
-    vocab_size: int
-    max_model_len: int
-    """Longest prompt plus output, in tokens."""
-    eos_token_ids: tuple[int, ...]
 
 
 class LLMEngine:
@@ -102,6 +81,8 @@ class LLMEngine:
         self._device_free_s = 0.0
         """When the device had computed the last step that was collected, and so began the next."""
         self.timeline: Timeline = NO_TIMELINE
+        self.cache_events: CacheEventPublisher | None = None
+        """Tells subscribers what the prefix cache holds."""
         self._arrivals = 0
         self._submitted: deque[SubmittedStep] = deque()
 
@@ -126,8 +107,8 @@ class LLMEngine:
         """
         try:
             max_tokens = self._check((front, request_id), prompt_tokens, params, queues=begun is None)
-            self._check_resumed(params, resumed, max_tokens)
-            constraint = self._constraint(params)
+            check_resumed(self.limits, params, resumed, max_tokens)
+            constraint = constraint_of(params, self.limits, self.grammars)
         except RequestRefused as refused:
             self.num_refused[refused.kind] += 1
             raise
@@ -137,7 +118,7 @@ class LLMEngine:
             prompt=tuple(prompt_tokens),
             params=params if params.seed is not None else params.with_seed(secrets.randbits(63)),
             max_tokens=max_tokens,
-            stop_tokens=self._stop_tokens(params),
+            stop_tokens=self.limits.stop_tokens(params),
             arrival=self._arrivals,
             arrival_s=now_s if arrival_s is None else arrival_s,
             priority=priority,
@@ -159,7 +140,7 @@ class LLMEngine:
         """Refuse what `add_request` would refuse now. Raises RequestRefused, counted."""
         try:
             self._check((front, request_id), prompt_tokens, params)
-            self._constraint(params)
+            constraint_of(params, self.limits, self.grammars)
         except RequestRefused as refused:
             self.num_refused[refused.kind] += 1
             raise
@@ -195,6 +176,8 @@ class LLMEngine:
         if self.tier is not None:
             self.tier.close()
         self.executor.close()
+        if self.cache_events is not None:
+            self.cache_events.close()
         self.timeline.close()
         if self.grammars is not None:
             self.grammars.close()
@@ -228,12 +211,16 @@ class LLMEngine:
         deltas: list[Addressed] = []
         while len(self._submitted) > (self.overlap and bool(schedule.chunks)):
             self._collect(self._submitted.popleft(), deltas)
+        if self.cache_events is not None:
+            self.cache_events.publish()
         if self.tier is not None and not schedule.chunks and self.has_unfinished and not deltas:
             self.tier.wait(TIER_WAIT_S)
         return deltas
 
     def rest(self) -> None:
         """Go on with the tiers' transfers while no request is open."""
+        if self.cache_events is not None:
+            self.cache_events.publish()
         if self.tier is not None:
             self.scheduler.take_up_transfers()
             self.tier.spill()
@@ -294,77 +281,12 @@ class LLMEngine:
             self.scheduler.repair(audit)
         return audit
 
-    # Checking a request.
-
     def _check(self, key: RequestKey, prompt: Seq[int], params: SamplingParams, *, queues: bool = True) -> int:
-        """Check a request and return its largest number of output tokens.
-
-        A front has checked tokens and lengths already, to answer with its own field names and before the request
-        crosses the wire. `LLM` and other users of this class have no front, so these checks are the ones that always
-        hold.
-        """
+        """Check a request and return its largest number of output tokens. Raises RequestRefused."""
         if key in self.requests:
             raise RequestRefused("invalid", f"request_id {key[1]!r} is in use", "request_id")
-        if not prompt:
-            raise RequestRefused("invalid", "prompt must have at least one token", "prompt")
-        wrong = next((token for token in prompt if not 0 <= token < self.limits.vocab_size), None)
-        if wrong is not None:
-            allowed = f"token ids from 0 to {self.limits.vocab_size - 1}"
-            raise RequestRefused("invalid", f"prompt must hold {allowed}, got {wrong}", "prompt")
-        params.check_vocabulary(self.limits.vocab_size)
-        max_tokens = self._max_tokens(len(prompt), params)
+        max_tokens = check_prompt(self.limits, prompt, params)
         self.scheduler.check(len(prompt), max_tokens, params.n, queues=queues)
-        return max_tokens
-
-    def _check_resumed(self, params: SamplingParams, resumed: Seq[tuple[int, ...] | None], max_tokens: int) -> None:
-        """Refuse tokens that this request cannot have, and a request of which nothing is left to do."""
-        if not resumed:
-            return
-        if params.prompt_logprobs is not None or params.seed is None:
-            raise RequestRefused("invalid", "resumed needs a seed and allows no prompt_logprobs", "resumed")
-        if len(resumed) != params.n or all(tokens is None for tokens in resumed):
-            raise RequestRefused(
-                "invalid", f"resumed must have tokens of {params.n} choices, one unfinished", "resumed"
-            )
-        for tokens in (tokens for tokens in resumed if tokens is not None):
-            if len(tokens) >= max_tokens:
-                message = f"resumed must have less than max_tokens, {max_tokens}, of a choice, got {len(tokens)}"
-                raise RequestRefused("invalid", message, "resumed")
-            wrong = next((token for token in tokens if not 0 <= token < self.limits.vocab_size), None)
-            if wrong is not None:
-                allowed = f"token ids from 0 to {self.limits.vocab_size - 1}"
-                raise RequestRefused("invalid", f"resumed must hold {allowed}, got {wrong}", "resumed")
-
-    def _stop_tokens(self, params: SamplingParams) -> frozenset[int]:
-        eos = () if params.ignore_eos else self.limits.eos_token_ids
-        return frozenset((*eos, *params.stop_token_ids))
-
-    def _constraint(self, params: SamplingParams) -> TokenConstraint | None:
-        """The constraint of the request's tokens. A grammar that the core has compiled in a thread is found again."""
-        if not params.constrained:
-            return None
-        matcher = None
-        if params.grammar is not None:
-            if self.grammars is None:
-                raise no_compiler(params.grammar)
-            matcher = self.grammars.compile(params.grammar)
-        limits = self.limits
-        return TokenConstraint(params, matcher, limits.vocab_size, self._stop_tokens(params), limits.eos_token_ids)
-
-    def _max_tokens(self, num_prompt: int, params: SamplingParams) -> int:
-        longest = self.limits.max_model_len
-        if num_prompt >= longest:
-            message = f"the prompt has {num_prompt} tokens, and with one output token at most {longest} fit"
-            raise RequestRefused("too_long", message, "prompt")
-        if params.max_tokens is not None and num_prompt + params.max_tokens > longest:
-            message = (
-                f"{num_prompt} prompt tokens and max_tokens {params.max_tokens} are more than the {longest} that fit"
-            )
-            raise RequestRefused("too_long", message, "max_tokens")
-        max_tokens = longest - num_prompt if params.max_tokens is None else params.max_tokens
-        if params.min_tokens > max_tokens:
-            message = f"min_tokens must be at most {max_tokens}, what is left of {longest}, got {params.min_tokens}"
-            raise RequestRefused("invalid", message, "min_tokens")
         return max_tokens
 
     # Computing.
@@ -445,7 +367,7 @@ class LLMEngine:
             refused = sequence.constraint.error if sequence.constraint is not None else ""
             reason_given = refused or "the model's logits are not finite"
             self._finish_sequence(sequence, "error")
-            deltas.append(self._final_delta(sequence, sequence.choice, "error", reason_given))
+            deltas.append(final_delta(sequence, sequence.choice, "error", reason_given, self.clock()))
             return
         first = sequence.first_token_s is None
         reason = sequence.append(token, self.progressed_s)
@@ -466,19 +388,7 @@ class LLMEngine:
             self.num_prompt_tokens += sequence.num_prompt
         if reason is not None:
             self._finish_sequence(sequence, reason)
-        shown = (token,) if sequence.stop_token is None else ()
-        scores_prompt = starts and sequence.request.params.prompt_logprobs is not None
-        front, request_id = sequence.request.key
-        return front, Delta(
-            request_id=request_id,
-            choice=sequence.choice,
-            tokens=shown,
-            logprobs=(logprobs,) * len(shown) if logprobs is not None else None,
-            prompt_logprobs=tuple(sequence.prompt_logprobs) if scores_prompt else None,
-            finish_reason=reason,
-            stop_token=sequence.stop_token,
-            facts=sequence.facts(self.progressed_s),
-        )
+        return first_or_final_delta(sequence, token, logprobs, reason, self.progressed_s, starts=starts)
 
     # Ending.
 
@@ -492,14 +402,9 @@ class LLMEngine:
     def _finish_request(self, request: Request, reason: FinishReason, error: str | None) -> list[Addressed]:
         """End every choice that runs or has not forked yet, and return their last deltas."""
         unborn = range(len(request.sequences), request.params.n)
-        deltas = [self._final_delta(request.sequences[0], choice, reason, error) for choice in unborn]
+        deltas = [final_delta(request.sequences[0], choice, reason, error, self.clock()) for choice in unborn]
         for sequence in request.sequences:
             if not sequence.state.finished:
                 self._finish_sequence(sequence, reason)
-                deltas.append(self._final_delta(sequence, sequence.choice, reason, error))
+                deltas.append(final_delta(sequence, sequence.choice, reason, error, self.clock()))
         return deltas
-
-    def _final_delta(self, sequence: Sequence, choice: int, reason: FinishReason, error: str | None) -> Addressed:
-        front, request_id = sequence.request.key
-        facts = sequence.facts(self.clock())
-        return front, Delta(request_id, choice, (), finish_reason=reason, error=error, facts=facts)

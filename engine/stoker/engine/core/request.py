@@ -42,6 +42,16 @@ RequestKey = tuple[str, str]
 """(front, request id): request ids belong to the front that chose them."""
 
 
+@dataclass(frozen=True)
+class Begun:
+    """What is known of a request that another engine began and this one accepted."""
+
+    scheduled_s: float | None
+    cached_tokens: int
+    first_token_s: tuple[float | None, ...] = ()
+    """Of each choice."""
+
+
 @dataclass(eq=False)
 class Request:
     """One prompt and its `params.n` choices. Choice 0 computes the prompt; then the others fork off it.

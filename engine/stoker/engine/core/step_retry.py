@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from stoker.engine.core.request import State
-from stoker.engine.core.scheduler import Schedule
+from stoker.engine.core.schedule import Schedule
 from stoker.engine.errors import ExecutorLost
 from stoker.engine.execution.executor import Executor, PendingOutput
 from stoker.engine.execution.step import StepInput, StepOutput, TokenLogprobs

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from stoker.engine.core.request import Sequence
-from stoker.engine.core.scheduler import Schedule
+from stoker.engine.core.schedule import Schedule
 from stoker.engine.execution.executor import PendingOutput
 from stoker.engine.execution.step import StepTrace
 

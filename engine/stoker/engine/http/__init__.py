@@ -6,5 +6,6 @@ Imports: `stoker.pod`, and of the engine the client of the core and its messages
 the tokenizer is passed in.
 
 Read `server` (HTTP), `front` (body to jobs), `generation` (jobs to updates), `text` (tokens to text), then `openai`.
-`errors` is below all of them; `reply` sends answers; `metrics` and `api_document` stand alone.
+A handler takes a `call`; `reply` and `event_stream` send its answer. `errors` is below all of them; `metrics` and
+`api_document` stand alone.
 """

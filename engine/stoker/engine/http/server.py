@@ -6,32 +6,28 @@ A request is aborted as soon as its client disconnects. Owns no request state: t
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, replace
-from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute
 
 from stoker.engine.http.api_document import DOCS_PATH, OPENAPI_PATH, REQUESTS_PATH, docs_page, openapi_document
-from stoker.engine.http.errors import RETRY_AFTER_S, ApiError, from_validation, shortened
-from stoker.engine.http.metrics import HttpMetrics
-from stoker.engine.http.openai.answer import Answer
+from stoker.engine.http.api_keys import check_api_key
+from stoker.engine.http.call import Events, Handler, HttpCall, Result, Stream
+from stoker.engine.http.errors import RETRY_AFTER_S, ApiError, shortened
+from stoker.engine.http.event_stream import chunk_events, send_stream, typed_events
 from stoker.engine.http.openai.chat import ChatAnswer
 from stoker.engine.http.openai.completions import CompletionAnswer
 from stoker.engine.http.openai.protocol import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
 from stoker.engine.http.openai.responses_body import ResponsesBody
-from stoker.engine.http.openai.resume import ResumeState, TokenMarks, parse_resume, resumable
-from stoker.engine.http.openai.sse import DONE, event
+from stoker.engine.http.openai.resume import TokenMarks, parse_resume, resumable
 from stoker.engine.http.reply import Page, Reply
+from stoker.engine.http.served_models import ServedModels
 from stoker.pod.asgi import (
     BodyTooLarge,
     ClientLeft,
@@ -50,110 +46,14 @@ from stoker.pod.tracing import TRACE_HEADER, trace_of
 
 log = logging.getLogger("stoker.engine")
 
-B = TypeVar("B", bound=BaseModel)
-Events = AsyncGenerator[bytes]
-NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 POST: Sequence[str] = ("POST",)
 MODELS_PATH, LOAD = "/v1/models", "/load"
 PARENTS = (MODELS_PATH, REQUESTS_PATH)
 """Paths below which the next part is a name."""
 GET: Sequence[str] = ("GET", "HEAD")
 LOAD_PATH = "/load"
-API_KEY_HEADER = b"x-api-key"
-"""Carries the key through proxies that keep `Authorization` to themselves, as that of an API server does."""
 OPEN_PATHS = frozenset((LOAD_PATH, "/health", "/ping", "/version", OPENAPI_PATH, DOCS_PATH))
 """Answered without an API key."""
-
-
-@dataclass(frozen=True)
-class HttpCall:
-    """One HTTP request."""
-
-    path: str
-    body: bytes
-    id: str
-    request_id: str
-    """`X-Request-Id`, the client's or a new one."""
-    arrival_s: float
-    marks_tokens: bool = False
-    """Whether a stream's chunks should have their tokens, so that another engine can go on with it."""
-    resumed: ResumeState | None = None
-    prefill: str = ""
-    """Where a router lets the prompt be computed."""
-    trace: str = ""
-    """W3C `traceparent` of the request."""
-
-    def parse(self, cls: type[B]) -> B:
-        """Parse the body as `cls`.
-
-        Raises:
-            ApiError: 400, with the wrong field.
-        """
-        try:
-            return cls.model_validate_json(self.body or b"{}")
-        except ValidationError as error:
-            raise from_validation(error) from error
-
-
-class Stream(NamedTuple):
-    """An answer in events."""
-
-    events: Events
-    headers: Mapping[str, str] = NO_HEADERS
-
-
-Result = Mapping[str, Any] | Stream | Page
-Handler = Callable[[HttpCall], Awaitable[Result]]
-
-
-def load_api_keys(path: str | None) -> tuple[str, ...]:
-    """Read the API keys of a file, one per line; none without a file.
-
-    Raises:
-        ValueError: the file holds no key; no request could ever be authorised.
-        OSError: it cannot be read.
-    """
-    if path is None:
-        return ()
-    keys = tuple(line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip())
-    if not keys:
-        raise ValueError(f"{path}: at least one API key is needed")
-    return keys
-
-
-class ServedModels(Protocol):
-    """What answers the requests: the `Front` of one model, or several models."""
-
-    @property
-    def metrics(self) -> HttpMetrics: ...
-    @property
-    def clock(self) -> Callable[[], float]: ...
-    @property
-    def ready(self) -> bool: ...
-    def health(self) -> dict[str, str]: ...
-    def models(self) -> dict[str, Any]: ...
-    def model(self, name: str) -> dict[str, Any]: ...
-    async def load(self, name: str) -> dict[str, Any]: ...
-    async def unload(self, name: str) -> dict[str, Any]: ...
-    async def request(self, name: str) -> dict[str, Any]: ...
-    async def tokenize(self, body: TokenizeBody) -> dict[str, Any]: ...
-    async def detokenize(self, body: DetokenizeBody) -> dict[str, Any]: ...
-
-    async def completion(
-        self,
-        body: CompletionBody,
-        call_id: str,
-        arrival_s: float,
-        request_id: str = "",
-        resumed: ResumeState | None = None,
-    ) -> CompletionAnswer:
-        """Prepare an answer. Raises ApiError, as the next two."""
-        ...
-
-    async def chat(
-        self, body: ChatBody, call_id: str, arrival_s: float, request_id: str = "", resumed: ResumeState | None = None
-    ) -> ChatAnswer: ...
-    async def responses(self, body: ResponsesBody, call_id: str, arrival_s: float, request_id: str = "") -> Answer: ...
 
 
 class OpenAiServer:
@@ -294,14 +194,7 @@ class OpenAiServer:
         """
         if not self.api_keys or scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS":
             return
-        scheme, _, given = header(scope, b"authorization").partition(b" ")
-        found = given if scheme.lower() == b"bearer" else header(scope, API_KEY_HEADER)
-        matches = [hmac.compare_digest(found, key) for key in self.api_keys]
-        if any(matches):
-            return
-        raise ApiError(
-            401, "The API key is missing or wrong; send it as `Authorization: Bearer KEY`.", code="invalid_api_key"
-        )
+        check_api_key(self.api_keys, scope)
 
     def _count(self, scope: Scope, reply: Reply, request_bytes: int, arrival_s: float) -> None:
         path = next((parent for parent in PARENTS if scope["path"].startswith(parent)), scope["path"])
@@ -333,7 +226,7 @@ class OpenAiServer:
         body = call.parse(ResponsesBody)
         answer = await self.front.responses(body, call.id, call.arrival_s, call.request_id)
         answer.generation.prefill, answer.generation.trace = call.prefill, call.trace
-        return Stream(_typed_events(answer)) if body.stream else await answer.whole()
+        return Stream(typed_events(answer)) if body.stream else await answer.whole()
 
     async def _models(self, call: HttpCall) -> Mapping[str, Any]:
         name = call.path.removeprefix("/v1/models").removeprefix("/")
@@ -408,23 +301,9 @@ async def _whole_or_stream(call: HttpCall, body: GenerationBody, answer: Complet
     if not body.stream:
         return await answer.whole()
     if not (call.marks_tokens and resumable(answer.jobs)):
-        return Stream(_events(answer))
+        return Stream(chunk_events(answer))
     answer.marks = TokenMarks(answer.jobs)
-    return Stream(_events(answer), {RESUME_HEADER.decode(): "1"})
-
-
-async def _events(answer: Answer) -> Events:
-    async with aclosing(answer.chunks()) as chunks:
-        async for chunk in chunks:
-            yield event(chunk)
-    yield DONE
-
-
-async def _typed_events(answer: Answer) -> Events:
-    """The events of `/v1/responses`, which have names and no `[DONE]`."""
-    async with aclosing(answer.chunks()) as chunks:
-        async for chunk in chunks:
-            yield f"event: {chunk['type']}\n".encode() + event(chunk)
+    return Stream(chunk_events(answer), {RESUME_HEADER.decode(): "1"})
 
 
 async def _answer(handler: Handler, call: HttpCall, reply: Reply) -> None:
@@ -436,20 +315,9 @@ async def _answer(handler: Handler, call: HttpCall, reply: Reply) -> None:
         elif isinstance(result, Page):
             await reply.page(result)
         else:
-            await _stream(result, reply)
+            await send_stream(result, reply)
     except ApiError as error:
         await reply.error(error)
     except Exception as error:
         log.exception("request %s failed", reply.request_id)
         await reply.error(ApiError(500, f"Internal error: {type(error).__name__}", code="internal_error"))
-
-
-async def _stream(stream: Stream, reply: Reply) -> None:
-    events = stream.events
-    async with aclosing(events):
-        first = await anext(events)
-        await reply.begin_stream(stream.headers)
-        await reply.chunk(first)
-        async for part in events:
-            await reply.chunk(part)
-    await reply.end()

@@ -19,7 +19,8 @@ from prometheus_client.core import Metric
 
 from stoker.engine.config import EngineConfig
 from stoker.engine.core.messages import CoreState
-from stoker.engine.http.server import OpenAiServer, load_api_keys
+from stoker.engine.http.api_keys import load_api_keys
+from stoker.engine.http.server import OpenAiServer
 from stoker.engine.program import Engine, Environment
 from stoker.engine.shelf.folders import ModelFolder, model_folders
 from stoker.engine.shelf.shelf import ModelShelf

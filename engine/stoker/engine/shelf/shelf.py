@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry
 
-from stoker.checkpoint.store import being_read
+from stoker.checkpoint.manifest_file import being_read
 from stoker.engine.core.messages import CoreState
 from stoker.engine.http.errors import ApiError, bad_request, model_not_found
 from stoker.engine.http.front import Front

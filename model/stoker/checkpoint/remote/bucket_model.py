@@ -11,6 +11,7 @@ from stoker.checkpoint.bucket_access import access_of
 from stoker.checkpoint.bucket_storage import BucketStorage, open_store
 from stoker.checkpoint.entries import MANIFEST_FILE
 from stoker.checkpoint.errors import CheckpointCorrupt, CheckpointMissing
+from stoker.checkpoint.manifest_file import read_manifest
 from stoker.checkpoint.remote.listing import (
     CHUNK_BYTES,
     INDEX_FILE,
@@ -23,7 +24,6 @@ from stoker.checkpoint.remote.listing import (
     digest_of_listing,
 )
 from stoker.checkpoint.remote.model_uri import ModelUri
-from stoker.checkpoint.store import read_manifest
 from stoker.checkpoint.verify import verify
 
 MAX_INDEX_BYTES = 8 * 2**20

@@ -19,7 +19,19 @@ from stoker.model.kernels.adam import AdamStep
 from stoker.model.kernels.expert_rows import ExpertRows, Routes
 from stoker.model.kernels.fp8 import fp8_of
 from stoker.model.kernels.kernel_set import CrossEntropy, MissingKernel, choose_kernels, obstacle
-from stoker.model.kernels.operand_checks import check_attention, check_norm_linear, check_runs
+from stoker.model.kernels.operand_checks import (
+    check_adam,
+    check_attention,
+    check_cache_write,
+    check_combine,
+    check_cross_entropy,
+    check_grouped_linear,
+    check_norm_linear,
+    check_rotate,
+    check_route,
+    check_runs,
+    check_sample,
+)  # fmt: skip
 from stoker.model.kernels.rotation import CacheLayer, Rotation
 from stoker.model.kernels.runs import AttentionRuns
 from stoker.model.kernels.sampling import Adjustments, SampledTokens, SampleRows, SamplingTable
@@ -180,8 +192,7 @@ class Ops:
         return self.swiglu(self.linear(normed_TD, gate_up_FD)), total_TD
 
     def linear_swiglu(self, x_TD: Tensor, gate_up_FD: Tensor) -> Tensor:
-        """Return swiglu(linear(x)), in one kernel where that is faster; the weight holds the rows of gate, then of
-        up."""
+        """Return swiglu(linear(x)), in one kernel where that is faster; the weight holds gate's rows, then up's."""
         fused = self.impl.linear_swiglu(x_TD, gate_up_FD) if fp8_of(gate_up_FD) is None else None
         return self.swiglu(self.linear(x_TD, gate_up_FD)) if fused is None else fused
 
@@ -190,11 +201,7 @@ class Ops:
 
         `normalise`: the weights of a token's experts add up to one.
         """
-        if logits_TE.dtype is not torch.float32 or not 1 <= num_choices <= logits_TE.shape[-1]:
-            raise ValueError(
-                f"route: {num_choices} experts out of logits {tuple(logits_TE.shape)} of {logits_TE.dtype}; the logits "
-                "must be float32, and no more experts be chosen than there are"
-            )
+        check_route(logits_TE, num_choices)
         return self.impl.route(logits_TE, num_choices, normalise)
 
     def dispatch(self, x_TD: Tensor, rows: ExpertRows) -> Tensor:
@@ -213,29 +220,17 @@ class Ops:
             weight_RD: the weights of the E experts one below the other, R = E * O rows.
             ends_E: int32, where each expert's run of rows ends; not below the one before.
         """
-        if x_SD.shape[-1] != weight_RD.shape[-1] or weight_RD.shape[0] % len(ends_E):
-            raise ValueError(
-                f"grouped_linear: weight {tuple(weight_RD.shape)} does not fit x {tuple(x_SD.shape)} and "
-                f"{len(ends_E)} experts"
-            )
+        check_grouped_linear(x_SD, weight_RD, ends_E)
         return self.impl.grouped_linear(x_SD, weight_RD, ends_E)
 
     def combine(self, y_SD: Tensor, weights_TK: Tensor, rows: ExpertRows) -> Tensor:
         """Return each token's weighted sum over its experts, y_TD; summed in float32, in the order of its choices."""
-        if y_SD.shape[0] != len(rows.sources) or weights_TK.shape[1] != rows.num_choices:
-            raise ValueError(
-                f"combine: y {tuple(y_SD.shape)}, weights {tuple(weights_TK.shape)} and {len(rows.sources)} rows do "
-                "not fit"
-            )
+        check_combine(y_SD, weights_TK, rows)
         return self.impl.combine(y_SD, weights_TK, rows)
 
     def rotate(self, q_TNH: Tensor, k_TKH: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
         """Normalise q and k per head where the rotation has norms, then rotate them."""
-        cos_shape = rotation.cos.shape
-        if cos_shape != (q_TNH.shape[0], 1, q_TNH.shape[2]) or q_TNH.shape[::2] != k_TKH.shape[::2]:
-            raise ValueError(
-                f"rotate: q {tuple(q_TNH.shape)}, k {tuple(k_TKH.shape)} and cos {tuple(cos_shape)} do not fit"
-            )
+        check_rotate(q_TNH, k_TKH, rotation)
         return self.impl.rotate(q_TNH, k_TKH, rotation)
 
     def rotate_and_write(
@@ -245,13 +240,7 @@ class Ops:
 
         A token whose slot is -1 is padding: nothing of it is written.
         """
-        check_attention(q_TNH, k_TKH, v_TKH)
-        cos_shape, cache_shape = rotation.cos.shape, into.cache.shape
-        if cache_shape[-2:] != k_TKH.shape[1:] or cos_shape != (q_TNH.shape[0], 1, q_TNH.shape[2]):
-            raise ValueError(
-                f"rotate_and_write: q {tuple(q_TNH.shape)}, k {tuple(k_TKH.shape)}, cos {tuple(cos_shape)} "
-                f"and cache {tuple(cache_shape)} do not fit"
-            )
+        check_cache_write(q_TNH, k_TKH, v_TKH, rotation, into)
         return self.impl.rotate_and_write(q_TNH, k_TKH, v_TKH, rotation, into)
 
     def packed_attention(
@@ -325,8 +314,6 @@ class Ops:
         """Attend through the block tables over the cache, the pass's own keys included: out_TNH. No gradient.
 
         `cache`: [blocks, layers, 2, block_size, K, H].
-
-        No gradient.
         """
         if cache.shape[-1] != q_TNH.shape[-1] or q_TNH.shape[1] % cache.shape[-2]:
             raise ValueError(f"paged_attention: q {tuple(q_TNH.shape)} does not fit cache {tuple(cache.shape)}")
@@ -357,11 +344,7 @@ class Ops:
 
         With a group, `weight_VD` is this rank's rows of the table, from `first_token` on.
         """
-        if hidden_TD.shape[-1] != weight_VD.shape[-1] or not hidden_TD.shape[:1] == targets_T.shape == weights_T.shape:
-            raise ValueError(
-                f"cross_entropy: hidden {tuple(hidden_TD.shape)}, weight {tuple(weight_VD.shape)}, targets "
-                f"{tuple(targets_T.shape)} and weights {tuple(weights_T.shape)} do not fit"
-            )
+        check_cross_entropy(hidden_TD, weight_VD, targets_T, weights_T)
         return CrossEntropy(*self.impl.cross_entropy(hidden_TD, weight_VD, targets_T, weights_T, first_token, group))
 
     def sample(
@@ -376,15 +359,9 @@ class Ops:
 
         Adjustments, temperature, min-p, top-k, top-p, then one draw keyed by (seed, choice, position).
 
-        Nothing waits for the device.
-
         With `into_SL` (int [S, L]) the token is also written to its seat's row at its position.
         """
-        if rows.seats.shape != logits_BV.shape[:1] or rows.positions.shape != logits_BV.shape[:1]:
-            raise ValueError(
-                f"sample: logits {tuple(logits_BV.shape)}, seats {tuple(rows.seats.shape)} and positions "
-                f"{tuple(rows.positions.shape)} do not fit"
-            )
+        check_sample(logits_BV, rows)
         return self.impl.sample(logits_BV, rows, table, adjustments, into_SL)
 
     def line_squares(self, flat: Tensor, line: int) -> Tensor:
@@ -418,10 +395,5 @@ class Ops:
         Where `scale` is not finite nothing is written: the caller may learn of it later, and the weights are still
         those before the step. `grad` is not changed.
         """
-        sizes = {len(tensor) for tensor in (master, grad, exp_avg, exp_avg_sq)}
-        if len(sizes) > 1 or (parameters is not None and parameters.shape != master.shape):
-            raise ValueError(
-                f"adam_: buffers of {sorted(sizes)} elements and parameters "
-                f"{None if parameters is None else tuple(parameters.shape)} do not fit"
-            )
+        check_adam(master, grad, exp_avg, exp_avg_sq, parameters)
         self.impl.adam_(master, grad, exp_avg, exp_avg_sq, parameters, rule, scale)

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from stoker.model.config import ModelConfig, RopeScaling
+from stoker.model.config import ModelConfig
+from stoker.model.rope_scaling import RopeScaling
 from stoker.model.weights.gguf_header import HeadError, read_head
 
 TENSOR_NAMES = {

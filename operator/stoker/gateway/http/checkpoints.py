@@ -25,9 +25,8 @@ from stoker.gateway.http.caller import (
     one_namespace,
 )
 from stoker.gateway.http.errors import ERRORS
-from stoker.gateway.http.jobs import EVENTS, Version, Watch
-from stoker.gateway.http.stream import wants_stream, watched
-from stoker.gateway.http.versions import IfNoneMatch, etag, matches
+from stoker.gateway.http.resource_views import EVENTS, PageQuery, Version, Watch, listed, shown
+from stoker.gateway.http.versions import IfNoneMatch
 from stoker.gateway.models import Checkpoint, CheckpointAnswer, CheckpointList, CheckpointRequest
 from stoker.gateway.problem import Problem, wrong_field
 
@@ -120,12 +119,8 @@ async def list_checkpoints(
     resource_version: Version = None,
 ) -> Any:
     """List checkpoints, or watch them."""
-    selection = Selection(namespaces(call, namespace))
-    if wants_stream(request, watch):
-        return await watched(request, call.cluster, CHECKPOINT, selection, resource_version, checkpoint_view)
-    page = await call.cluster.list(CHECKPOINT, selection, limit=limit, after=after)
-    items = [checkpoint_view(item) for item in page.items]
-    return CheckpointList(items=items, next=page.after, resource_version=page.resource_version)
+    selection, query = Selection(namespaces(call, namespace)), PageQuery(limit, after, watch, resource_version)
+    return await listed(request, call, CHECKPOINT, selection, query, checkpoint_view, CheckpointList)
 
 
 async def read(
@@ -137,7 +132,4 @@ async def read(
 ) -> Any:
     """Read one checkpoint."""
     found = await find(call, CHECKPOINT, one_namespace(call, namespace), checkpoint_id)
-    if if_none_match is not None and matches(if_none_match, found):
-        return Response(status_code=304, headers={"ETag": etag(found)})
-    answer.headers["ETag"] = etag(found)
-    return checkpoint_view(found)
+    return shown(found, answer, if_none_match, checkpoint_view)

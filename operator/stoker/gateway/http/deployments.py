@@ -20,9 +20,9 @@ from stoker.gateway.http.caller import (
     one_namespace,
 )
 from stoker.gateway.http.errors import ERRORS
-from stoker.gateway.http.jobs import EVENTS, Version, Watch
-from stoker.gateway.http.stream import wants_stream, watched
-from stoker.gateway.http.versions import IfNoneMatch, etag, matches
+from stoker.gateway.http.resource_views import EVENTS, PageQuery, Version, Watch, listed, shown, watched_one
+from stoker.gateway.http.stream import wants_stream
+from stoker.gateway.http.versions import IfNoneMatch
 from stoker.gateway.models import Deployment, DeploymentList
 
 
@@ -50,12 +50,8 @@ async def list_deployments(
     resource_version: Version = None,
 ) -> Any:
     """List deployments, or watch them."""
-    selection = Selection(namespaces(call, namespace))
-    if wants_stream(request, watch):
-        return await watched(request, call.cluster, DEPLOYMENT, selection, resource_version, deployment_view)
-    page = await call.cluster.list(DEPLOYMENT, selection, limit=limit, after=after)
-    items = [deployment_view(item) for item in page.items]
-    return DeploymentList(items=items, next=page.after, resource_version=page.resource_version)
+    selection, query = Selection(namespaces(call, namespace)), PageQuery(limit, after, watch, resource_version)
+    return await listed(request, call, DEPLOYMENT, selection, query, deployment_view, DeploymentList)
 
 
 async def read(
@@ -71,9 +67,5 @@ async def read(
     """Read one deployment, or watch it."""
     found = await find(call, DEPLOYMENT, one_namespace(call, namespace), deployment_id)
     if wants_stream(request, watch):
-        one = Selection(found["metadata"]["namespace"], name=found["metadata"]["name"])
-        return await watched(request, call.cluster, DEPLOYMENT, one, resource_version, deployment_view)
-    if if_none_match is not None and matches(if_none_match, found):
-        return Response(status_code=304, headers={"ETag": etag(found)})
-    answer.headers["ETag"] = etag(found)
-    return deployment_view(found)
+        return await watched_one(request, call, DEPLOYMENT, found, resource_version, deployment_view)
+    return shown(found, answer, if_none_match, deployment_view)

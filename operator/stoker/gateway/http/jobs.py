@@ -26,17 +26,11 @@ from stoker.gateway.http.caller import (
     one_namespace,
 )
 from stoker.gateway.http.errors import ERRORS, problem_of
-from stoker.gateway.http.stream import wants_stream, watched
-from stoker.gateway.http.versions import IfNoneMatch, etag, matches
+from stoker.gateway.http.resource_views import EVENTS, PageQuery, Version, Watch, listed, shown, watched_one
+from stoker.gateway.http.stream import wants_stream
+from stoker.gateway.http.versions import IfNoneMatch, etag
 from stoker.gateway.models import Job, JobAnswer, JobList, NewJob
 from stoker.gateway.problem import Problem
-
-EVENTS: dict[str, Any] = {
-    "description": "A page, or with `watch` a stream of events",
-    "content": {"text/event-stream": {}},
-}
-Watch = Annotated[bool, Query(description="Stream changes as server-sent events")]
-Version = Annotated[str | None, Query(pattern=r"^[0-9]{1,20}$", description="Watch: begin behind this version")]
 
 
 def job_routes() -> APIRouter:
@@ -85,12 +79,10 @@ async def list_jobs(
     resource_version: Version = None,
 ) -> Any:
     """List training jobs, or watch them."""
-    selection = Selection(namespaces(call, namespace))
-    if wants_stream(request, watch):
-        return await watched(request, call.cluster, JOB, selection, resource_version, job_view)
-    page = await call.cluster.list(JOB, selection, limit=limit, after=after)
-    items = [job_view(item) for item in page.items if status is None or job_state(item) in status]
-    return JobList(items=items, next=page.after, resource_version=page.resource_version)
+    selection, query = Selection(namespaces(call, namespace)), PageQuery(limit, after, watch, resource_version)
+    return await listed(
+        request, call, JOB, selection, query, job_view, JobList, lambda job: status is None or job_state(job) in status
+    )
 
 
 async def read(
@@ -106,13 +98,8 @@ async def read(
     """Read one job with its current metrics, or watch it."""
     found = await find(call, JOB, one_namespace(call, namespace), job_id)
     if wants_stream(request, watch):
-        one = Selection(found["metadata"]["namespace"], name=found["metadata"]["name"])
-        return await watched(request, call.cluster, JOB, one, resource_version, job_view)
-    headers = {"ETag": etag(found)}
-    if if_none_match is not None and matches(if_none_match, found):
-        return Response(status_code=304, headers=headers)
-    answer.headers.update(headers)
-    return job_view(found)
+        return await watched_one(request, call, JOB, found, resource_version, job_view)
+    return shown(found, answer, if_none_match, job_view)
 
 
 def _sections(new: NewJob) -> dict[str, dict[str, Any]]:

@@ -27,9 +27,9 @@ from stoker.trainer.agent.routes import agent_routes
 from stoker.trainer.agent.run_state import RunState
 from stoker.trainer.agent.server import AgentServer
 from stoker.trainer.agent.stacks import collect_stacks, innermost
-from stoker.trainer.protocol.channel import Event, SaveCommand, StopCommand, StopMode
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.hang import Hang, find_hang
+from stoker.trainer.protocol.messages import Event, SaveCommand, StopCommand, StopMode
 from stoker.trainer.protocol.step_signals import STOP_MODES
 
 SETTLE_S = 1.0

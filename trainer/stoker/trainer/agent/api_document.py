@@ -22,7 +22,7 @@ from stoker.pod.metric_thinning import FEWEST
 from stoker.trainer.agent.control import ID, MODES
 from stoker.trainer.agent.history import LARGEST_STEP
 from stoker.trainer.agent.history import PATH as HISTORY
-from stoker.trainer.protocol.channel import SaveReason
+from stoker.trainer.protocol.messages import SaveReason
 
 OPTIONAL_TEXT: Schema = {"type": ["string", "null"]}
 REQUEST_ID: Schema = {"type": "string", "pattern": f"^{ID.pattern}$"}

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from stoker.pod.termination_message import TerminationMessage
-from stoker.trainer.protocol.channel import (
+from stoker.trainer.protocol.messages import (
     Event,
     PhaseEvent,
     PlanEvent,

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from stoker.pod.http import ControlRoute
 from stoker.trainer.agent.run_state import Request, RunState
-from stoker.trainer.protocol.channel import SaveCommand, SaveReason, StopMode
+from stoker.trainer.protocol.messages import SaveCommand, SaveReason, StopMode
 
 ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 MODES: dict[str, StopMode] = {"suspend": "suspend", "cancel": "cancel"}

@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from stoker.trainer.agent.run_state import RunState
-from stoker.trainer.protocol.channel import StepEvent
+from stoker.trainer.protocol.messages import StepEvent
 
 STEP_GAUGES = (
     ("stoker_trainer_step", "step", "Last finished optimizer step."),

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from stoker.pod.causes import ORDERLY_ENDS, Cause, cause_of_exit_code, root_cause_rank
-from stoker.trainer.protocol.channel import EndEvent
+from stoker.trainer.protocol.messages import EndEvent
 
 NOT_OF_RANKS = {Cause.HANG, Cause.TASK_FAILED}
 """Causes that an agent or a task gives, never a rank."""

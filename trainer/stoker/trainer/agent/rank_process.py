@@ -17,7 +17,8 @@ from pathlib import Path
 from stoker.pod.causes import Cause
 from stoker.trainer.agent import die_with_parent
 from stoker.trainer.errors import ChannelError
-from stoker.trainer.protocol.channel import AgentChannel, Command, EndEvent, Event, channel_pair
+from stoker.trainer.protocol.channel import AgentChannel, channel_pair
+from stoker.trainer.protocol.messages import Command, EndEvent, Event
 
 LAST_LINES = 12
 MAX_LINE_BYTES = 64 << 10

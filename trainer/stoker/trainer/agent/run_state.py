@@ -13,7 +13,9 @@ from stoker.pod.causes import Cause
 from stoker.pod.termination_message import MAX_SAVES, SaveReport
 from stoker.trainer.agent.pod_rank import PodRank
 from stoker.trainer.agent.startup import Startup
-from stoker.trainer.protocol.channel import (
+from stoker.trainer.protocol.config import JobIdentity
+from stoker.trainer.protocol.hang import Heartbeat
+from stoker.trainer.protocol.messages import (
     EndEvent,
     Event,
     Phase,
@@ -27,8 +29,6 @@ from stoker.trainer.protocol.channel import (
     StragglersEvent,
     ValidationEvent,
 )
-from stoker.trainer.protocol.config import JobIdentity
-from stoker.trainer.protocol.hang import Heartbeat
 
 MAX_REQUESTS = 64
 MAX_SOURCES = 8

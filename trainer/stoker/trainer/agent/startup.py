@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from stoker.trainer.protocol.channel import Event, Moment, MomentEvent, PhaseEvent, StepEvent
+from stoker.trainer.protocol.messages import Event, Moment, MomentEvent, PhaseEvent, StepEvent
 
 
 class Startup:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stoker.trainer.protocol.channel import Phase
 from stoker.trainer.protocol.config import DeadlineConfig
+from stoker.trainer.protocol.messages import Phase
 
 EXIT_S = 60.0
 """Seconds between a rank's end event and the end of its process."""

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from stoker.trainer.protocol.channel import RankChannel, SaveCommand, StopCommand, StopMode
+from stoker.trainer.protocol.channel import RankChannel
+from stoker.trainer.protocol.messages import SaveCommand, StopCommand, StopMode
 
 STOP_MODES: tuple[StopMode | None, ...] = (None, "interrupt", "suspend", "cancel")
 """Weakest first: the last one among the ranks' modes counts."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from stoker.model.context_cut import ContextCut
-from stoker.trainer.protocol.channel import SourceProgress
+from stoker.trainer.protocol.messages import SourceProgress
 from stoker.trainer.rank.data.batch import Array, MicroBatch
 from stoker.trainer.rank.loop import Batches
 from stoker.trainer.rank.mesh import Mesh

@@ -18,8 +18,9 @@ from stoker.checkpoint.manifest import TensorInfo
 from stoker.model.parameter import Part
 from stoker.pod.causes import Cause
 from stoker.trainer.errors import LossSpiked
-from stoker.trainer.protocol.channel import (
-    RankChannel,
+from stoker.trainer.protocol.channel import RankChannel
+from stoker.trainer.protocol.config import TrainerConfig
+from stoker.trainer.protocol.messages import (
     RequestEvent,
     SaveReason,
     SourceProgress,
@@ -28,7 +29,6 @@ from stoker.trainer.protocol.channel import (
     StragglersEvent,
     ValidationEvent,
 )
-from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.step_signals import SignalInbox, StepSignals
 from stoker.trainer.rank.checksum import check_replicas
 from stoker.trainer.rank.compile_clock import CompileClock

@@ -24,9 +24,10 @@ from stoker.checkpoint.store import CheckpointRoot
 from stoker.model.memory import keep_freed_memory
 from stoker.pod.causes import EXIT_CODES, Cause, CauseRule, cause_of_error, is_explained, mentions
 from stoker.pod.config_file import load
-from stoker.trainer.protocol.channel import EndEvent, MomentEvent, RankChannel, StopCommand
+from stoker.trainer.protocol.channel import RankChannel
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.error_causes import ERROR_CAUSES, describe_error
+from stoker.trainer.protocol.messages import EndEvent, MomentEvent, StopCommand
 from stoker.trainer.protocol.parallel_dims import ParallelDims, check_supported
 from stoker.trainer.rank.build import RankContext, open_loop
 from stoker.trainer.rank.loop import Loop

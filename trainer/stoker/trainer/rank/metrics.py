@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from stoker.checkpoint.storage import path_in_errors
-from stoker.trainer.protocol.channel import StepEvent, ValidationEvent
+from stoker.trainer.protocol.messages import StepEvent, ValidationEvent
 from stoker.trainer.rank.metric_targets.target import MetricTarget, step_numbers, validation_numbers
 
 WINDOW = 20

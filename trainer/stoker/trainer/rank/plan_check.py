@@ -17,8 +17,9 @@ from stoker.pod.plan.job import Job
 from stoker.pod.plan.layer_choice import BudgetTooSmall, LayerChoice, layer_choices
 from stoker.pod.plan.measured import STEPS, check_plan
 from stoker.pod.plan.model_size import ModelSize
-from stoker.trainer.protocol.channel import PlanEvent, RankChannel
+from stoker.trainer.protocol.channel import RankChannel
 from stoker.trainer.protocol.config import TrainerConfig
+from stoker.trainer.protocol.messages import PlanEvent
 
 
 class PlanWatch:

@@ -15,9 +15,10 @@ import torch
 
 from stoker.checkpoint.remote.model_cache import fetch_model
 from stoker.checkpoint.remote.model_uri import is_model_uri
-from stoker.model.config import ModelConfig, RopeScaling
+from stoker.model.config import ModelConfig
 from stoker.model.context_attend import check_shared_heads
 from stoker.model.lora import LoraSettings
+from stoker.model.rope_scaling import RopeScaling
 from stoker.model.weights.source import WeightsSource, open_weights
 from stoker.pod.config_file import ConfigError
 from stoker.trainer.errors import DataError, ModelUnusable

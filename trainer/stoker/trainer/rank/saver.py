@@ -19,7 +19,8 @@ from stoker.checkpoint.store import CheckpointRoot, Published
 from stoker.checkpoint.verify import verify
 from stoker.checkpoint.writer import PieceWriter, write_file
 from stoker.trainer.errors import StorageFailed
-from stoker.trainer.protocol.channel import RankChannel, RequestEvent, RetentionEvent, SaveEvent, SaveReason, SaveState
+from stoker.trainer.protocol.channel import RankChannel
+from stoker.trainer.protocol.messages import RequestEvent, RetentionEvent, SaveEvent, SaveReason, SaveState
 from stoker.trainer.rank.piece_map import HostPiece
 from stoker.trainer.rank.save_group import SaveGroup
 

@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from stoker.checkpoint.errors import CheckpointError
+from stoker.checkpoint.manifest_file import read_whole
 from stoker.checkpoint.place import storage_of
-from stoker.checkpoint.store import read_whole
 
 FILE = "skipped-batches.json"
 MAX_BYTES = 1 << 20

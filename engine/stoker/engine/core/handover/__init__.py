@@ -5,6 +5,7 @@ sends the tokens with slots of its landing zone (`Prefill`), and gets verified b
 Once all blocks are in its own cache, it goes on alone. Whatever goes wrong at P, D computes the rest itself: the tokens
 are the same, because they depend on (seed, choice, position) only.
 
-`decode_side` and `prefill_side` hold the states, `decode_desk` and `prefill_desk` act on an engine, `desk` is both for
-one core, `peer_post` carries messages between cores.
+`decode_side` and `prefill_side` hold the states, `peers` the engines that are called. `decode_desk` and `prefill_desk`
+act on an engine; `cache_room`, `stale_blocks` and `takeover_watch` are parts of the former. `desk` is both for one
+core, `peer_post` carries messages between cores.
 """

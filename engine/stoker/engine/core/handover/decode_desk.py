@@ -11,11 +11,10 @@ Owned by `desk`, called by the core's thread.
 from __future__ import annotations
 
 import uuid
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
-from stoker.engine.core.engine import Begun
+from stoker.engine.core.handover.cache_room import CacheRoom
 from stoker.engine.core.handover.contents import BlockSeeds
 from stoker.engine.core.handover.decode_side import Split, Stage
 from stoker.engine.core.handover.messages import (
@@ -33,44 +32,18 @@ from stoker.engine.core.handover.messages import (
     TakeOver,
     Tokens,
 )
-from stoker.engine.core.handover.office import BEAT_S, GRANT_S, SILENT_S, Gone, Office, Reason
-from stoker.engine.core.messages import AddRequest, Delta, Outputs, RequestFacts, RequestProgress, RequestState
-from stoker.engine.core.request import Request
+from stoker.engine.core.handover.office import BEAT_S, GRANT_S, Gone, Office, Reason
+from stoker.engine.core.handover.peers import DAMAGED_S, SHUNNED_S, Peer, Peers
+from stoker.engine.core.handover.stale_blocks import count_stale
+from stoker.engine.core.handover.takeover_watch import TakeoverWatch
+from stoker.engine.core.messages import AddRequest, Delta, Outputs, RequestProgress, RequestState
+from stoker.engine.core.request import Begun
 from stoker.engine.errors import RequestRefused
 from stoker.engine.transfer.intake import Announcement, Intake
 from stoker.engine.transfer.landing_zone import Grant, Owner
 
-HELLO_S = 2.0
-"""Longest wait for a peer's first message."""
-SHUNNED_S = 5.0
-"""Time for which a peer that could not be used is not tried again."""
-DAMAGED_S = 60.0
-MOST_DAMAGED = 3
-"""Damaged blocks of a peer within `DAMAGED_S` after which it is not used for as long."""
 LATE_S = 10.0
 """Longest time without a block or a token of a request."""
-RESERVE_BLOCKS = 1
-"""Promised to a request beyond its prompt."""
-
-
-@dataclass(eq=False)
-class Peer:
-    """A prefill engine that this one calls."""
-
-    endpoint: str
-    asked_s: float
-    heard_s: float
-    hello: PeerHello | None = None
-    damaged_s: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_DAMAGED))
-
-
-@dataclass(frozen=True, eq=False)
-class Watched:
-    """A request that was taken over and has no token of this engine yet."""
-
-    split: Split
-    request: Request
-    last_s: float
 
 
 class DecodeDesk:
@@ -82,11 +55,11 @@ class DecodeDesk:
         self.blocks = office.engine.scheduler.blocks
         self.open: dict[str, Split] = {}
         """By the dispatch's id."""
-        self.peers: dict[str, Peer] = {}
+        self.peers = Peers()
         self._by_key: dict[tuple[str, str], Split] = {}
         self._intakes: dict[str, Intake] = {}
-        self._shunned: dict[str, tuple[float, Reason]] = {}
-        self._watched: list[Watched] = []
+        self._takeovers = TakeoverWatch(self.tally)
+        self._room = CacheRoom(self.engine.scheduler)
         self._beat_s = office.clock()
         self._beats = 0
 
@@ -99,20 +72,23 @@ class DecodeDesk:
             RequestRefused: this engine would refuse it, too.
         """
         now_s = self.office.clock()
-        reason = self._unfit(request) or self._shun_reason(request.prefill, now_s)
+        reason = self._unfit(request) or self.peers.shun_reason(request.prefill, now_s)
         if reason is not None:
             return self._decline(reason)
         if (front, request.request_id) in self._by_key:
             raise RequestRefused("invalid", f"request_id {request.request_id!r} is in use", "request_id")
         self.engine.check_request(request.request_id, request.prompt_tokens, request.params, front=front)
         split = self._begin(front, request, now_s)
-        reason = "short" if split.num_blocks <= split.first_block else self._full()
+        if split.num_blocks <= split.first_block:
+            reason = "short"
+        elif not self._room.takes_more(self.open.values()):
+            reason = "full"
         if reason is not None:
             self._forget(split)
             return self._decline(reason)
-        peer = self.peers.get(split.peer)
+        peer = self.peers.find(split.peer)
         if peer is None:
-            self.peers[split.peer] = Peer(split.peer, now_s, now_s)
+            self.peers.add(split.peer, now_s)
             self.office.post.call(split.peer, self.office.hello)
         elif peer.hello is not None:
             self._reserve(split, peer.hello, now_s)
@@ -124,13 +100,6 @@ class DecodeDesk:
             return "unsupported"
         host, _, port = request.prefill.rpartition(":")
         return None if host and port.isdigit() and 0 < int(port) < 65536 else "unreachable"
-
-    def _shun_reason(self, endpoint: str, now_s: float) -> Reason | None:
-        until_s, reason = self._shunned.get(endpoint, (0.0, "lost"))
-        if now_s < until_s:
-            return reason
-        self._shunned.pop(endpoint, None)
-        return None
 
     def _decline(self, reason: Reason) -> bool:
         self.tally.outcomes["local"] += 1
@@ -145,17 +114,6 @@ class DecodeDesk:
         self.open[split.id] = self._by_key[split.key] = split
         self.tally.changes += 1
         return split
-
-    def _full(self) -> Reason | None:
-        """Whether the cache has no room for all that is promised, beside what runs."""
-        scheduler = self.engine.scheduler
-        promised = sum(self._missing(one) for one in self.open.values())
-        room = self.blocks.num_available - promised - len(scheduler.running)
-        return "full" if scheduler.waiting or room < 0 else None
-
-    def _missing(self, split: Split) -> int:
-        """Blocks that were promised to it and not taken yet."""
-        return max(split.num_blocks + RESERVE_BLOCKS - len(self.blocks.table(split)), 0)
 
     def _reserve(self, split: Split, hello: PeerHello, now_s: float) -> None:
         """Send the prompt to its peer, with slots."""
@@ -191,7 +149,7 @@ class DecodeDesk:
         self.tally.outcomes["cancelled"] += 1
         self._part_with(split, "the client has gone")
         split.stage = Stage.ENDED
-        facts = self._facts(split, 0)
+        facts = split.facts(0, self.office.clock())
         return [
             (front, Delta(request_id, choice, (), finish_reason="abort", facts=facts)) for choice in ended
         ]  # fmt: skip
@@ -219,7 +177,7 @@ class DecodeDesk:
     def read(self, endpoint: str, message: object) -> None:
         """Take one message of a prefill engine."""
         now_s = self.office.clock()
-        peer = self.peers.get(endpoint)
+        peer = self.peers.find(endpoint)
         if peer is None:
             return
         peer.heard_s = now_s
@@ -234,7 +192,8 @@ class DecodeDesk:
                 announced = [Announcement(one.place, Grant(one.slot, one.generation), one.sum) for one in blocks]
                 self._fill(self.open[name], announced, now_s)
             case BlocksReady():
-                self._count_stale(message, peer, now_s)
+                name = peer.hello.port.peer if peer.hello is not None else ""
+                count_stale(self.zone, Owner(name, message.id), message.blocks, now_s)
             case Tokens(id=name, parts=parts) if name in self.open:
                 self._forward(self.open[name], parts, now_s)
             case Tokens(id=name):
@@ -266,13 +225,6 @@ class DecodeDesk:
             with self.zone.lock:
                 self.zone.zone.confirm(Owner(peer.hello.port.peer, name))
 
-    def _count_stale(self, message: BlocksReady, peer: Peer, now_s: float) -> None:
-        """Blocks of a request that is not here any more: the zone refuses and counts each."""
-        owner = Owner(peer.hello.port.peer if peer.hello is not None else "", message.id)
-        with self.zone.lock:
-            intake = Intake(self.zone.zone, owner, _copy_nothing, target=_no_place, seed=_no_place)
-            intake.take([Announcement(one.place, Grant(one.slot, one.generation), 0) for one in message.blocks], now_s)
-
     def _fill(self, split: Split, announced: list[Announcement], now_s: float) -> None:
         """Copy announced blocks into the cache and compare them."""
         announced = [one for one in announced if split.first_block <= one.place < split.num_blocks]
@@ -300,11 +252,8 @@ class DecodeDesk:
 
     def _note_damage(self, split: Split, count: int, now_s: float) -> None:
         """Damaged blocks of one peer, again and again, close the link."""
-        peer = self.peers.get(split.peer)
-        if peer is None:
-            return
-        peer.damaged_s.extend([now_s] * count)
-        if len(peer.damaged_s) == MOST_DAMAGED and now_s - peer.damaged_s[0] < DAMAGED_S:
+        peer = self.peers.note_damage(split.peer, count, now_s)
+        if peer is not None:
             self._lose(peer, "damaged", DAMAGED_S)
 
     def _forward(self, split: Split, parts: Iterable[Part], now_s: float) -> None:
@@ -329,20 +278,10 @@ class DecodeDesk:
     def _delta(self, split: Split, part: Part, *, first: bool) -> Delta:
         if part.finish_reason is not None:
             self.engine.num_finished[part.finish_reason] += 1
-        facts = self._facts(split, part.choice, part) if first or part.finish_reason is not None else None
+        facts = split.facts(part.choice, self.office.clock(), part) if first or part.finish_reason is not None else None
         return Delta(
             split.request.request_id, part.choice, part.tokens, part.logprobs, None, part.finish_reason,
             part.stop_token, facts=facts,
-        )  # fmt: skip
-
-    def _facts(self, split: Split, choice: int, part: Part | None = None) -> RequestFacts:
-        output = split.outputs[choice]
-        more = part is not None and part.stop_token is not None
-        return RequestFacts(
-            prompt_tokens=len(split.request.prompt_tokens), cached_tokens=split.cached_tokens,
-            output_tokens=len(output.tokens) + more, preemptions=0, arrival_s=split.request.arrival_s,
-            scheduled_s=split.began_s, first_token_s=output.first_s, last_token_s=output.last_s,
-            finished_s=self.office.clock(), helped=True,
         )  # fmt: skip
 
     # Ends.
@@ -357,13 +296,12 @@ class DecodeDesk:
         self.office.post.call(split.peer, TakeOver(split.id))
         self._to_engine(split, Stage.TAKEOVER)
         self.tally.outcomes["split"] += 1
-        last_s = max((one.last_s for one in split.outputs if one.last_s is not None), default=split.began_s)
-        self._watched.append(Watched(split, self.engine.requests[split.key], last_s))
+        self._takeovers.add(split, self.engine.requests[split.key])
 
     def _local(self, split: Split, reason: Reason) -> None:
         """Compute here what has not come."""
         self._decline(reason)
-        if split.owner is not None and split.peer in self.peers:
+        if split.owner is not None and self.peers.find(split.peer) is not None:
             self.office.post.call(split.peer, Cancel(split.id, reason))
         self._to_engine(split, Stage.LOCAL)
 
@@ -401,10 +339,8 @@ class DecodeDesk:
 
     def _lose(self, peer: Peer, reason: Reason, shunned_s: float = SHUNNED_S) -> None:
         """Do without a peer: everything that it works on is computed here."""
-        if self.peers.pop(peer.endpoint, None) is None:
+        if not self.peers.remove(peer, reason, self.office.clock() + shunned_s):
             return
-        if reason != "lost":
-            self._shunned[peer.endpoint] = (self.office.clock() + shunned_s, reason)
         for split in [one for one in self.open.values() if one.peer == peer.endpoint]:
             self._local(split, reason)
         self.office.post.hang_up(peer.endpoint)
@@ -417,9 +353,9 @@ class DecodeDesk:
         self._follow_lost()
         with self.zone.lock:
             self.zone.zone.expire(now_s)
-        self._watch_first_tokens()
+        self._takeovers.measure()
         for split in list(self.open.values()):
-            if split.stage is Stage.VERIFIED and split.complete and self._has_room(split):
+            if split.stage is Stage.VERIFIED and split.complete and self._room.goes_on(split):
                 self._take_over(split)
             elif split.stage is not Stage.NEW and now_s - split.moved_s > LATE_S:
                 self._local(split, "late")
@@ -427,53 +363,29 @@ class DecodeDesk:
                 self.office.post.call(split.peer, Credit(split.id, slots))
         self._beat(now_s)
 
-    def _has_room(self, split: Split) -> bool:
-        """Whether this engine would go on with it at once."""
-        scheduler = self.engine.scheduler
-        rest = self.blocks.blocks_for(len(split.request.prompt_tokens) + 1) - split.num_blocks
-        rest += sum(self.blocks.blocks_for(len(one.tokens)) for one in split.outputs if not one.ended)
-        return scheduler.takes_more and self.blocks.num_available >= rest + len(scheduler.running)
-
-    def _watch_first_tokens(self) -> None:
-        """Measure the gap of each takeover."""
-        for one in list(self._watched):
-            new = [
-                sequence.last_token_s for sequence in one.request.sequences
-                if sequence.last_token_s is not None
-            ]  # fmt: skip
-            if new:
-                self.tally.handed_over(max(min(new) - one.last_s, 0.0))
-                one.split.stage = Stage.RUNNING
-            if new or one.request.finished:
-                self._watched.remove(one)
-
     def _follow_lost(self) -> None:
         lost = set(self.office.port.lost_peers())
-        for peer in [one for one in self.peers.values() if one.hello is not None and one.hello.port.peer in lost]:
+        for peer in [one for one in self.peers if one.hello is not None and one.hello.port.peer in lost]:
             self._lose(peer, "lost")
 
     def _beat(self, now_s: float) -> None:
         """Give and expect signs of life, and extend the grants of the peers that give them."""
-        for peer in list(self.peers.values()):
-            if peer.hello is None and now_s - peer.asked_s > HELLO_S:
-                self._lose(peer, "unreachable")
-            elif peer.hello is not None and now_s - peer.heard_s > SILENT_S:
-                self._lose(peer, "silent")
+        for peer, reason in self.peers.overdue(now_s):
+            self._lose(peer, reason)
         if now_s - self._beat_s < BEAT_S:
             return
         self._beat_s, self._beats = now_s, self._beats + 1
         by_peer: dict[str, list[Split]] = defaultdict(list)
         for split in self.open.values():
             by_peer[split.peer].append(split)
-        for endpoint, peer in self.peers.items():
+        for peer in self.peers:
             if peer.hello is not None:
-                self.office.post.call(endpoint, Beat(self._beats, tuple(one.id for one in by_peer[endpoint])))
+                self.office.post.call(peer.endpoint, Beat(self._beats, tuple(one.id for one in by_peer[peer.endpoint])))
+        recent = [peer.endpoint for peer in self.peers if now_s - peer.heard_s < 2 * BEAT_S]
         with self.zone.lock:
-            for endpoint, splits in by_peer.items():
-                recent = endpoint in self.peers and now_s - self.peers[endpoint].heard_s < 2 * BEAT_S
-                for split in splits if recent else ():
-                    if split.owner is not None:
-                        self.zone.zone.renew(split.owner, now_s)
+            for split in (split for endpoint in recent for split in by_peer[endpoint]):
+                if split.owner is not None:
+                    self.zone.zone.renew(split.owner, now_s)
 
     def abort_all(self) -> list[tuple[str, Delta]]:
         """End every request here and return the last deltas."""
@@ -483,11 +395,3 @@ class DecodeDesk:
         """End the requests of a front that is silent."""
         gone = [split.key[1] for split in self.open.values() if split.front == front]
         return [delta for name in gone for delta in self.abort(front, name)]
-
-
-def _copy_nothing(slots: object, blocks: object) -> list[int]:  # noqa: ARG001 - no slot passes before it
-    return []
-
-
-def _no_place(index: int) -> int:
-    raise AssertionError(f"block {index} has no place")

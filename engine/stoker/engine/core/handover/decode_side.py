@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from stoker.engine.core.handover.messages import Part
-from stoker.engine.core.messages import AddRequest
+from stoker.engine.core.messages import AddRequest, RequestFacts
 from stoker.engine.transfer.landing_zone import Owner
 
 
@@ -134,6 +134,17 @@ class Split:
         self.cached_tokens = max(self.cached_tokens, part.cached_tokens)
         self._move(now_s)
         return True
+
+    def facts(self, choice: int, finished_s: float, part: Part | None = None) -> RequestFacts:
+        """Counts and times of a choice, with its last `part`, if it has one."""
+        output = self.outputs[choice]
+        more = part is not None and part.stop_token is not None
+        return RequestFacts(
+            prompt_tokens=len(self.request.prompt_tokens), cached_tokens=self.cached_tokens,
+            output_tokens=len(output.tokens) + more, preemptions=0, arrival_s=self.request.arrival_s,
+            scheduled_s=self.began_s, first_token_s=output.first_s, last_token_s=output.last_s,
+            finished_s=finished_s, helped=True,
+        )  # fmt: skip
 
     def _move(self, now_s: float) -> None:
         self.moved_s = now_s

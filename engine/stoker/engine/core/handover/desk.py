@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stoker.engine.core.engine import Addressed
+from stoker.engine.core.deltas import Addressed
 from stoker.engine.core.handover.decode_desk import DecodeDesk
 from stoker.engine.core.handover.office import Office
 from stoker.engine.core.handover.prefill_desk import FRONT, PrefillDesk

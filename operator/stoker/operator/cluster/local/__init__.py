@@ -7,7 +7,9 @@ changed in memory only after it was written. Everything is used by one event loo
 May import `domain` and the cluster's interface. Processes, probes, clock and the writing of files are passed in.
 
 Reading order:
-* objects: `objects.py`, `merge.py`, `builtin.py`, `object_files.py`, `whole_file.py`, `local_cluster.py`
+* objects: `objects.py`, `object_body.py`, `owner_index.py`, `watch_history.py`, `merge.py`, `builtin.py`,
+`local_cluster.py`
+* their storage: `object_storage.py`, `object_files.py`, `whole_file.py`
 * pods: `pod_life.py`, `pod_schedule.py`, `pod_command.py`, `pod_status.py`, `pod_status_writer.py`, `pod_end.py`,
 `probes.py`
 * processes: `process.py`, `shim.py`

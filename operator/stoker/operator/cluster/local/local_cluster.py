@@ -13,9 +13,11 @@ from typing import Any
 
 from stoker.operator.cluster.interface import Keep, Listing, PodUnreachable, WatchEvent
 from stoker.operator.cluster.local.addresses import Addresses, Host
-from stoker.operator.cluster.local.objects import ObjectStore, Record, copy_plain
+from stoker.operator.cluster.local.object_body import copy_plain
+from stoker.operator.cluster.local.objects import ObjectStore
 from stoker.operator.cluster.local.pod_address import container_port, host_of
 from stoker.operator.cluster.local.rewrite import Rewriter
+from stoker.operator.cluster.local.watch_history import Record
 from stoker.operator.cluster.pod_http import PodHttp, http_port
 from stoker.operator.domain.clock import Clock
 from stoker.operator.domain.plan import ControlCall, Key, Object, Ref

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from stoker.operator.cluster.kinds import KINDS
 from stoker.operator.cluster.local.merge import Intent
-from stoker.operator.cluster.local.objects import LoadedObjects, LostObject, StoredObject
+from stoker.operator.cluster.local.object_storage import LoadedObjects, LostObject, StoredObject
 from stoker.operator.cluster.local.whole_file import DamagedFile, remove_file, seal, set_aside, unseal, write_whole
 from stoker.operator.domain.plan import Key, Object
 

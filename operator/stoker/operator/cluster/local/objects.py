@@ -11,101 +11,38 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from stoker.operator.cluster.interface import AlreadyExists, Conflict, Gone, Invalid, NotFound, ServerError
+from stoker.operator.cluster.interface import AlreadyExists, Conflict, Invalid, NotFound
 from stoker.operator.cluster.kinds import KINDS
 from stoker.operator.cluster.local.builtin import admit_builtin, check_identity
 from stoker.operator.cluster.local.merge import Intent, apply_merge, merge_patch
+from stoker.operator.cluster.local.object_body import (
+    SERVER_METADATA,
+    USER_METADATA,
+    content_of,
+    copy_plain,
+    finalizers_of,
+    grace_s_of,
+    intent_of,
+    key_of,
+    matches,
+    with_namespace,
+)  # fmt: skip
+from stoker.operator.cluster.local.object_storage import LostObject, MemoryOnly, ObjectStorage, StateFolderError
+from stoker.operator.cluster.local.owner_index import OwnerIndex
+from stoker.operator.cluster.local.watch_history import HISTORY, Record, WatchHistory
 from stoker.operator.domain.clock import timestamp
 from stoker.operator.domain.plan import Key, Object, Ref
 
 log = logging.getLogger(__name__)
 
-HISTORY = 5000
-"""Number of changes that a new watch can begin before."""
 MAX_EVENTS = 1000
 """Largest number of Event objects; the oldest are deleted."""
-DEFAULT_GRACE_S = 30
 
 Admit = Callable[[Object, Object | None], Object]
 """(new, old) -> the object with defaults and without unknown fields; raises Invalid."""
-
-
-@dataclass(frozen=True)
-class Record:
-    """One change in the history."""
-
-    version: int
-    type: Literal["ADDED", "MODIFIED", "DELETED"]
-    object: Object
-
-
-@dataclass(frozen=True)
-class StoredObject:
-    """One object as the storage has it."""
-
-    resource: Object
-    intents: Mapping[str, Intent]
-    """Manager -> what it applied last."""
-
-
-@dataclass(frozen=True)
-class LostObject:
-    """An object that existed, and whose file is damaged or missing."""
-
-    key: Key
-    uid: str
-    """Empty where it is not known any more."""
-    problem: str
-    """The file, and what is wrong with it."""
-
-
-@dataclass(frozen=True)
-class LoadedObjects:
-    """Everything that a storage holds."""
-
-    objects: Sequence[StoredObject] = ()
-    lost: Sequence[LostObject] = ()
-    problems: Sequence[str] = ()
-    """Damage that belongs to no object."""
-
-
-class ObjectStorage(Protocol):
-    """The storage in which objects survive the process.
-
-    A write is durable when it returns; an OSError means that nothing changed.
-    """
-
-    def load(self) -> LoadedObjects: ...
-
-    def save(self, resource: Object, intents: Mapping[str, Intent]) -> None: ...
-
-    def drop(self, key: Key) -> None: ...
-
-    def probe(self) -> None: ...
-
-
-class MemoryOnly:
-    """A storage that stores nothing."""
-
-    def load(self) -> LoadedObjects:
-        return LoadedObjects()
-
-    def save(self, resource: Object, intents: Mapping[str, Intent]) -> None:
-        """Do nothing."""
-
-    def drop(self, key: Key) -> None:
-        """Do nothing."""
-
-    def probe(self) -> None:
-        """Do nothing."""
-
-
-class StateFolderError(ServerError):
-    """The state folder cannot be written (full disk, lost mount): the write did not happen, and may succeed later."""
 
 
 class ObjectStore:
@@ -133,11 +70,11 @@ class ObjectStore:
         self._objects: dict[Key, Object] = {}
         self._intents: dict[Key, dict[str, Intent]] = {}
         self._uids: set[str] = set()
-        self._dependents: dict[str, set[Key]] = {}
+        self._owners = OwnerIndex()
         self._events: deque[Key] = deque()
         self._orphans: set[Key] = set()
         """Objects without a living owner that could not be deleted yet."""
-        self._history: deque[Record] = deque(maxlen=history)
+        self._history = WatchHistory(history)
         self._load()
 
     # Reading
@@ -165,9 +102,7 @@ class ObjectStore:
         Raises:
             Gone: the history does not reach so far back.
         """
-        if version < self._oldest():
-            raise Gone(f"version {version} is too old, the oldest is {self._oldest()}")
-        return [record for record in self._history if record.version > version]
+        return self._history.since(version, self.version)
 
     def forget_history(self) -> None:
         """Drop the history: a new watch from any earlier version fails, as after a compaction."""
@@ -178,12 +113,12 @@ class ObjectStore:
 
     def create(self, body: Object, *, manager: str | None = None) -> Object:
         """Create an object. Raises AlreadyExists, Invalid, StateFolderError (as every write)."""
-        body = _with_namespace(body)
+        body = with_namespace(body)
         check_identity(body)
-        key = _key(body)
+        key = key_of(body)
         if key in self._objects:
             raise AlreadyExists(f"{key.kind} {key.namespace}/{key.name} exists already")
-        metadata = {name: body["metadata"][name] for name in _USER_METADATA if body["metadata"].get(name)}
+        metadata = {name: body["metadata"][name] for name in USER_METADATA if body["metadata"].get(name)}
         metadata |= {"uid": self.new_uid(), "creationTimestamp": timestamp(self.now()), "generation": 1}
         created = {**body, "metadata": metadata}
         if KINDS[key.kind].status:
@@ -191,7 +126,7 @@ class ObjectStore:
         created = self._admitted(created, None)
         if key.kind == "Pod":
             created["status"] = {"phase": "Pending"}
-        written = self._write("ADDED", created, {manager: _intent(body)} if manager else {})
+        written = self._write("ADDED", created, {manager: intent_of(body)} if manager else {})
         self._note_event(key)
         self._collect_orphan(written)
         return written
@@ -203,16 +138,16 @@ class ObjectStore:
 
     def apply(self, body: Object, manager: str) -> Object:
         """Apply as the API server does. Raises Conflict on another uid, Invalid."""
-        body = _with_namespace(body)
+        body = with_namespace(body)
         check_identity(body)
-        key = _key(body)
+        key = key_of(body)
         old = self._objects.get(key)
         if old is None:
             return self.create(body, manager=manager)
         uid = body["metadata"].get("uid")
         if uid not in (None, old["metadata"]["uid"]):
             raise Conflict(f"{key.kind} {key.namespace}/{key.name} has another uid than {uid}")
-        intent = _intent(body)
+        intent = intent_of(body)
         others = tuple(other for name, other in self._intents[key].items() if name != manager)
         merged = apply_merge(old, self._intents[key].get(manager), intent, others)
         return self._update(old, merged, {**self._intents[key], manager: intent})
@@ -242,7 +177,7 @@ class ObjectStore:
         old = self._current(ref, None)
         if old["metadata"].get("deletionTimestamp") and grace_s != 0:
             return old
-        grace = _grace_s(old, grace_s)
+        grace = grace_s_of(old, grace_s)
         if not grace and not old["metadata"].get("finalizers"):
             self._remove(old)
             return None
@@ -318,19 +253,16 @@ class ObjectStore:
         self.lost = {found.key: found for found in loaded.lost}
         self._uids |= {found.uid for found in loaded.lost}
         for stored in loaded.objects:
-            resource, key = stored.resource, _key(stored.resource)
+            resource, key = stored.resource, key_of(stored.resource)
             self._objects[key] = resource
             self._intents[key] = dict(stored.intents)
             self._uids.add(resource["metadata"]["uid"])
-            self._link(resource)
+            self._owners.add(resource)
             self._note_event(key)
             self.version = max(self.version, int(resource["metadata"]["resourceVersion"]))
         self.version += 1000  # deletions since the newest object was written took versions too
         for problem in self.problems():
             log.error("%s", problem)
-
-    def _oldest(self) -> int:
-        return self._history[0].version - 1 if self._history else self.version
 
     def _current(self, ref: Ref, resource_version: str | None) -> Object:
         found = self.get(Key(ref.kind, ref.namespace, ref.name))
@@ -347,7 +279,7 @@ class ObjectStore:
     def _update(self, old: Object, new: Object, intents: Mapping[str, Intent] | None = None) -> Object:
         """Write everything but status and the fields that the server owns."""
         metadata = dict(new["metadata"])
-        for name in _SERVER_METADATA:
+        for name in SERVER_METADATA:
             metadata.pop(name, None)
             if name in old["metadata"]:
                 metadata[name] = old["metadata"][name]
@@ -358,10 +290,10 @@ class ObjectStore:
             if "status" in old:
                 new["status"] = old["status"]
         check_identity(new)
-        if old["metadata"].get("deletionTimestamp") and not _finalizers(new) <= _finalizers(old):
+        if old["metadata"].get("deletionTimestamp") and not finalizers_of(new) <= finalizers_of(old):
             raise Invalid("metadata.finalizers: none can be added while the object is being deleted")
         new = self._admitted(new, old)
-        if _content(new) != _content(old):
+        if content_of(new) != content_of(old):
             new = {**new, "metadata": {**new["metadata"], "generation": old["metadata"].get("generation", 1) + 1}}
         return self._store(old, new, intents)
 
@@ -371,7 +303,7 @@ class ObjectStore:
 
     def _store(self, old: Object, new: Object, intents: Mapping[str, Intent] | None = None) -> Object:
         """Store a changed object; remove one whose deletion has nothing to wait for any more."""
-        key = _key(old)
+        key = key_of(old)
         if new == old:
             if intents is not None and intents != self._intents[key]:
                 self._persist(lambda: self.storage.save(old, intents))
@@ -388,15 +320,15 @@ class ObjectStore:
         """Save an object, then change memory: what is acknowledged was written."""
         version = self.version + 1
         resource = {**resource, "metadata": {**resource["metadata"], "resourceVersion": str(version)}}
-        key = _key(resource)
+        key = key_of(resource)
         self._persist(lambda: self.storage.save(resource, intents))
         self.version = version
         if key in self._objects:
-            self._unlink(self._objects[key])
+            self._owners.remove(self._objects[key])
         self._objects[key] = resource
         self._intents[key] = dict(intents)
         self._uids.add(resource["metadata"]["uid"])
-        self._link(resource)
+        self._owners.add(resource)
         if key in self.lost:
             log.warning("%s %s/%s was lost and is created again", *key)
             self._forget_lost(key)
@@ -404,12 +336,12 @@ class ObjectStore:
         return resource
 
     def _remove(self, resource: Object) -> None:
-        key = _key(resource)
+        key = key_of(resource)
         self._persist(lambda: self.storage.drop(key))
         known = self._objects.pop(key)
         self._intents.pop(key, None)
         self._uids.discard(known["metadata"]["uid"])
-        self._unlink(known)
+        self._owners.remove(known)
         self.version += 1
         gone = {**resource, "metadata": {**resource["metadata"], "resourceVersion": str(self.version)}}
         self._notify(Record(self.version, "DELETED", gone))
@@ -422,7 +354,7 @@ class ObjectStore:
             self._collect_dependents(uid)
 
     def _collect_dependents(self, uid: str) -> None:
-        for dependent in sorted(self._dependents.get(uid, set())):
+        for dependent in self._owners.dependents(uid):
             found = self._objects.get(dependent)
             if found is not None:
                 self._collect_orphan(found)
@@ -432,20 +364,9 @@ class ObjectStore:
         owners = {owner["uid"] for owner in resource["metadata"].get("ownerReferences") or ()}
         if owners and not owners & self._uids:
             try:
-                self.delete(Ref(*_key(resource), resource["metadata"]["uid"]))
+                self.delete(Ref(*key_of(resource), resource["metadata"]["uid"]))
             except StateFolderError:
-                self._orphans.add(_key(resource))
-
-    def _link(self, resource: Object) -> None:
-        for owner in resource["metadata"].get("ownerReferences") or ():
-            self._dependents.setdefault(owner["uid"], set()).add(_key(resource))
-
-    def _unlink(self, resource: Object) -> None:
-        for owner in resource["metadata"].get("ownerReferences") or ():
-            keys = self._dependents.get(owner["uid"], set())
-            keys.discard(_key(resource))
-            if not keys:
-                self._dependents.pop(owner["uid"], None)
+                self._orphans.add(key_of(resource))
 
     def _note_event(self, key: Key) -> None:
         if key.kind != "Event":
@@ -461,70 +382,6 @@ class ObjectStore:
             self._events.popleft()
 
     def _notify(self, record: Record) -> None:
-        self._history.append(record)
+        self._history.add(record)
         for listener in tuple(self.listeners):
             listener(record)
-
-
-_USER_METADATA = ("name", "namespace", "labels", "annotations", "finalizers", "ownerReferences")
-_SERVER_METADATA = (
-    "name",
-    "namespace",
-    "uid",
-    "resourceVersion",
-    "generation",
-    "creationTimestamp",
-    "deletionTimestamp",
-    "deletionGracePeriodSeconds",
-)
-
-
-def matches(resource: Object, labels: Mapping[str, str] | None) -> bool:
-    """Whether the object has all of `labels`."""
-    held = resource["metadata"].get("labels") or {}
-    return all(held.get(name) == value for name, value in (labels or {}).items())
-
-
-def _key(resource: Object) -> Key:
-    return Key(resource["kind"], resource["metadata"]["namespace"], resource["metadata"]["name"])
-
-
-def _with_namespace(body: Object) -> Object:
-    metadata = body.get("metadata")
-    if not isinstance(metadata, Mapping) or metadata.get("namespace"):
-        return body
-    return {**body, "metadata": {**metadata, "namespace": "default"}}
-
-
-def _intent(body: Object) -> Intent:
-    metadata = {name: body["metadata"][name] for name in _USER_METADATA if name in body["metadata"]}
-    intent: Intent = copy_plain({**{name: body[name] for name in body if name != "status"}, "metadata": metadata})
-    return intent
-
-
-def _finalizers(resource: Object) -> set[str]:
-    return set(resource["metadata"].get("finalizers") or ())
-
-
-def _content(resource: Object) -> Object:
-    return {name: value for name, value in resource.items() if name not in ("metadata", "status")}
-
-
-def _grace_s(resource: Object, asked_s: int | None) -> int:
-    """Grace period in seconds of a pod with processes; 0 for everything else."""
-    started = bool((resource.get("spec") or {}).get("nodeName"))
-    ended = (resource.get("status") or {}).get("phase") in ("Succeeded", "Failed")
-    if resource["kind"] != "Pod" or not started or ended:
-        return 0
-    if asked_s is not None:
-        return asked_s
-    return max(1, int(resource["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_S)))
-
-
-def copy_plain(value: Any) -> Any:
-    """A deep copy of plain JSON data."""
-    if isinstance(value, Mapping):
-        return {key: copy_plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [copy_plain(inner) for inner in value]
-    return value

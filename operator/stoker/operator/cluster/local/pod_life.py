@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from stoker.operator.cluster.local.node import Node
-from stoker.operator.cluster.local.objects import DEFAULT_GRACE_S
+from stoker.operator.cluster.local.object_body import DEFAULT_GRACE_S
 from stoker.operator.cluster.local.pod_address import container_port, host_of
 from stoker.operator.cluster.local.pod_command import pod_rewriter, prepare_command
 from stoker.operator.cluster.local.pod_end import terminated_state, termination_message

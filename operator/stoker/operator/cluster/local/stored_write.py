@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stoker.operator.cluster.interface import Conflict, NotFound
-from stoker.operator.cluster.local.objects import StateFolderError
+from stoker.operator.cluster.local.object_storage import StateFolderError
 from stoker.operator.domain.clock import Clock
 
 RETRY_S = 1.0

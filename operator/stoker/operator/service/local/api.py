@@ -22,7 +22,8 @@ from stoker.operator.cluster.interface import AlreadyExists, ClusterError, Confl
 from stoker.operator.cluster.kinds import KINDS, find_kind
 from stoker.operator.cluster.local.addresses import Addresses, Host
 from stoker.operator.cluster.local.folders import StateFolders
-from stoker.operator.cluster.local.objects import ObjectStore, StateFolderError
+from stoker.operator.cluster.local.object_storage import StateFolderError
+from stoker.operator.cluster.local.objects import ObjectStore
 from stoker.operator.domain.plan import Key, Object, Ref
 from stoker.operator.loop.store import key_of
 

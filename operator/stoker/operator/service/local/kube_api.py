@@ -24,7 +24,7 @@ from stoker.operator.cluster.kinds import KINDS, Kind
 from stoker.operator.cluster.local.folders import StateFolders
 from stoker.operator.cluster.local.gpus import RESOURCE, Gpus
 from stoker.operator.cluster.local.local_cluster import LocalCluster
-from stoker.operator.cluster.local.objects import matches
+from stoker.operator.cluster.local.object_body import matches
 from stoker.operator.cluster.local.pod_status import NODE
 from stoker.operator.domain.plan import Key, Object, Ref
 from stoker.operator.service.local.kube_proxy import KubeProxy

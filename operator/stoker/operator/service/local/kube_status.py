@@ -9,7 +9,7 @@ from typing import Any
 
 from stoker.operator.admission.status_cause import InvalidObject
 from stoker.operator.cluster.interface import AlreadyExists, Conflict, Forbidden, Gone, Invalid, NotFound
-from stoker.operator.cluster.local.objects import StateFolderError
+from stoker.operator.cluster.local.object_storage import StateFolderError
 
 CODES: tuple[tuple[type[Exception], int, str], ...] = (
     (NotFound, 404, "NotFound"),

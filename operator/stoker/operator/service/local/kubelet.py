@@ -11,9 +11,9 @@ import shutil
 from collections.abc import Callable
 
 from stoker.operator.cluster.local.node import Node
-from stoker.operator.cluster.local.objects import Record
 from stoker.operator.cluster.local.pod_life import PodLife
 from stoker.operator.cluster.local.stored_write import try_store, until_stored
+from stoker.operator.cluster.local.watch_history import Record
 from stoker.operator.domain.plan import Object, Ref
 from stoker.operator.loop.store import key_of
 

@@ -15,9 +15,12 @@ from typing import Any
 
 from stoker.operator.cluster.interface import NotFound
 from stoker.operator.cluster.local.addresses import Addresses, Host
-from stoker.operator.cluster.local.objects import ObjectStore, Record, StateFolderError, matches
+from stoker.operator.cluster.local.object_body import matches
+from stoker.operator.cluster.local.object_storage import StateFolderError
+from stoker.operator.cluster.local.objects import ObjectStore
 from stoker.operator.cluster.local.pod_address import container_port, host_of
 from stoker.operator.cluster.local.stored_write import RETRY_S
+from stoker.operator.cluster.local.watch_history import Record
 from stoker.operator.domain.plan import Key, Object, Ref
 from stoker.operator.loop.store import key_of
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from stoker.pod.config_file import ConfigError
 from stoker.trainer.errors import DataError
-from stoker.trainer.protocol.channel import SourceProgress
 from stoker.trainer.protocol.config import TrainerConfig
+from stoker.trainer.protocol.messages import SourceProgress
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.data.corpus import Corpus, PackedSource
 from stoker.trainer.rank.data.order import Order, Sample, permute

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from stoker.trainer.protocol.channel import StepEvent, ValidationEvent
+from stoker.trainer.protocol.messages import StepEvent, ValidationEvent
 
 STEP_NAMES = {
     "loss": "train/loss",

@@ -1,0 +1,62 @@
+"""What the routes of every kind do with resources: list them, show one, or watch them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple
+
+from fastapi import Query, Request, Response
+from pydantic import BaseModel
+
+from stoker.gateway.cluster.interface import Kind, Object, Selection
+from stoker.gateway.http.caller import Call
+from stoker.gateway.http.stream import View, wants_stream, watched
+from stoker.gateway.http.versions import etag, matches
+
+EVENTS: dict[str, Any] = {
+    "description": "A page, or with `watch` a stream of events",
+    "content": {"text/event-stream": {}},
+}
+Watch = Annotated[bool, Query(description="Stream changes as server-sent events")]
+Version = Annotated[str | None, Query(pattern=r"^[0-9]{1,20}$", description="Watch: begin behind this version")]
+
+
+class PageQuery(NamedTuple):
+    """A page of a list, or a watch of it."""
+
+    limit: int
+    after: str
+    watch: bool
+    version: str | None
+
+
+async def listed(
+    request: Request,
+    call: Call,
+    kind: Kind,
+    selection: Selection,
+    query: PageQuery,
+    view: View,
+    list_of: Callable[..., BaseModel],
+    is_shown: Callable[[Object], bool] = lambda _: True,
+) -> Any:
+    """Answer with a page of `list_of`, or with a stream of changes."""
+    if wants_stream(request, query.watch):
+        return await watched(request, call.cluster, kind, selection, query.version, view)
+    page = await call.cluster.list(kind, selection, limit=query.limit, after=query.after)
+    items = [view(item) for item in page.items if is_shown(item)]
+    return list_of(items=items, next=page.after, resource_version=page.resource_version)
+
+
+async def watched_one(request: Request, call: Call, kind: Kind, found: Object, version: str | None, view: View) -> Any:
+    """Answer with the changes of one object."""
+    one = Selection(found["metadata"]["namespace"], name=found["metadata"]["name"])
+    return await watched(request, call.cluster, kind, one, version, view)
+
+
+def shown(found: Object, answer: Response, if_none_match: str | None, view: View) -> Any:
+    """Answer with one object and its ETag; 304 where the caller has it already."""
+    if if_none_match is not None and matches(if_none_match, found):
+        return Response(status_code=304, headers={"ETag": etag(found)})
+    answer.headers["ETag"] = etag(found)
+    return view(found)

@@ -9,6 +9,7 @@ from stoker.operator.api.checkpoint import Checkpoint
 from stoker.operator.api.enginepool import EnginePool
 from stoker.operator.api.inferencedeployment import (
     InferenceDeployment,
+    InferenceDeploymentSpec,
     RevisionStatus,
     RouterStatus,
 )
@@ -19,6 +20,7 @@ from stoker.operator.domain.labels import DEPLOYMENT_UID
 from stoker.operator.domain.plan import Object, Observed
 from stoker.operator.domain.pods import label
 from stoker.operator.domain.settings import Settings
+from stoker.operator.reconcile.enginepool.replica import is_leader
 from stoker.operator.reconcile.enginepool.view import role_of
 from stoker.operator.reconcile.intent import Intent, read_in_force
 from stoker.operator.render.names import short_hash
@@ -39,6 +41,7 @@ class DeploymentView:
     now: datetime
     pools: tuple[EnginePool, ...]
     engines: tuple[Object, ...]
+    """Pods that answer requests: one of each replica."""
     routers: tuple[Object, ...]
     tasks: tuple[Object, ...]
     checkpoints: tuple[Checkpoint, ...]
@@ -50,6 +53,11 @@ class DeploymentView:
     @property
     def router_status(self) -> RouterStatus:
         return self.deployment.status.router or RouterStatus()
+
+    def last_spec(self) -> InferenceDeploymentSpec | None:
+        """Return the spec that the last pass worked with, read with the defaults of this version."""
+        accepted = self.deployment.status.accepted_spec
+        return None if accepted is None else InferenceDeploymentSpec.model_validate(accepted)
 
     def engine_pool(self, pool: Pool) -> EnginePool | None:
         """The pool's EnginePool, if it exists."""
@@ -73,7 +81,7 @@ def deployment_view(seen: Observed, settings: Settings, now: datetime) -> Deploy
         settings=settings,
         now=now,
         pools=tuple(pool for pool in pools if pool.metadata.labels.get(DEPLOYMENT_UID) == uid),
-        engines=tuple(pod for pod in mine if role_of(pod) == "engine"),
+        engines=tuple(pod for pod in mine if role_of(pod) == "engine" and is_leader(pod)),
         routers=tuple(pod for pod in mine if role_of(pod) == "router"),
         tasks=tuple(pod for pod in mine if role_of(pod) == "task"),
         checkpoints=tuple(read(Checkpoint, found) for found in seen.of_kind("Checkpoint")),

@@ -12,7 +12,7 @@ from stoker.engine.core.block_identity import BlockIdentity
 from stoker.engine.core.blocks import BlockContent
 from stoker.engine.core.disk.block_folder import Files
 from stoker.engine.core.disk.cold_tier import ReadEnd
-from stoker.engine.core.disk.disk_tier import DiskTier
+from stoker.engine.core.disk.lane_home import disk_tier
 from stoker.engine.core.host_index import HostEntry
 from stoker.engine.transfer.checksum import content_seed, raw_sums, seeded
 from stoker.engine.transfer.fingerprint import content_digest
@@ -47,7 +47,7 @@ class DiskBench:
     ) -> None:  # fmt: skip
         self.slots = np.zeros((num_slots, LAYOUT.block_bytes), dtype=np.uint8)
         self.identity = identity
-        self.tier = DiskTier(path, identity, max_blocks, self.slots, clock, files)
+        self.tier = disk_tier(path, identity, max_blocks, self.slots, clock, files)
         self.poll_until(lambda: self.tier.state != "opening")
 
     def poll_until(self, condition: Callable[[], bool]) -> None:

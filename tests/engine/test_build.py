@@ -57,6 +57,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"cache": {"host_memory_bytes": 1 << 20}, "parallelism": {"tensor": 2}},
         "cache.host_memory_bytes is not supported yet with parallelism.tensor 2; allowed: 1",
     ),
+    ({"cache": {"store": {"paths": ["/x"], "bytes": 10**9}}}, "cache.store needs cache.host_memory_bytes"),
+    ({"cache": {"store": {"paths": ["/x"], "bytes": 1, "replicas": 2}}}, "replicas must be at most 1, the number of"),
+    ({"cache": {"store": {"paths": ["/x", "/x"], "bytes": 1}}}, "paths must differ"),
+    (
+        {"cache": {"num_blocks": 30, "host_memory_bytes": 1 << 20, "store": {"paths": ["/x"], "bytes": 9000}}},
+        "cache.store.bytes must hold a file of 16384 bytes, got 9000",
+    ),
     ({"cache": {"disk": {"path": "/x", "bytes": 10**9}}}, "cache.disk needs cache.host_memory_bytes"),
     (
         {"cache": {"num_blocks": 30, "host_memory_bytes": 1 << 20, "disk": {"path": "/x", "bytes": 9000}}},

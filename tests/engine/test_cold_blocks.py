@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -12,11 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from stoker.engine.config import StoreConfig
 from stoker.engine.core.block_identity import BlockIdentity
 from stoker.engine.core.blocks import BlockManager
 from stoker.engine.core.disk.block_folder import SUFFIX, Files
 from stoker.engine.core.disk.cold_traffic import LEAST_WAIT_S, PROBE_S, ColdTraffic
-from stoker.engine.core.disk.disk_tier import DiskTier
+from stoker.engine.core.disk.lane_home import disk_tier
+from stoker.engine.core.disk.open_tiers import store_tier
 from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.host_index import HostIndex
 from stoker.engine.core.host_tier import HostTier
@@ -57,11 +60,34 @@ def disk_below(
             link = LateLink(data.view(data.shape[0], -1).view(torch.uint8).numpy(), slots)  # type: ignore[assignment]
         index, prices = HostIndex(slots), costs or TierCosts("swap")
         memory = link.slots if isinstance(link, LateLink) else link.memory
-        disk = DiskTier(path, identity, blocks, memory, clock, files)
+        disk = disk_tier(path, identity, blocks, memory, clock, files)
         cold = ColdTraffic(index, [disk], prices, size, data[0].nbytes, clock)
         return HostTier(manager, index, link, prices, data[0].nbytes, clock, cold)
 
     return make
+
+
+def store_below(paths: list[Path]) -> Callable[[BlockManager, Runner], HostTier]:
+    """Make a host tier of few slots over a store with a replica on each path."""
+
+    def make(manager: BlockManager, runner: Runner) -> HostTier:
+        data = runner.cache.data
+        _, layers, _, size, heads, dim = data.shape
+        identity = BlockIdentity(b"f" * 32, "", BlockLayout(0, layers, size, 0, heads, dim, "float32"))
+        manager.root = identity.root
+        link, index, prices = host_link(runner.cache, 60, fused=False), HostIndex(60), TierCosts("swap")
+        config = StoreConfig(paths=tuple(map(str, paths)), replicas=len(paths), bytes=10**9)
+        store = store_tier(config, identity, link.memory, lambda: 0.0)
+        cold = ColdTraffic(index, [store], prices, size, data[0].nbytes, lambda: 0.0)
+        return HostTier(manager, index, link, prices, data[0].nbytes, lambda: 0.0, cold)
+
+    return make
+
+
+def store_of(engine: LLMEngine) -> ColdTierStats:
+    store = engine.stats().store
+    assert store is not None
+    return store
 
 
 def answers(engine: LLMEngine, prompts: list[list[int]], params: SamplingParams = PARAMS) -> list[list[int]]:
@@ -118,7 +144,7 @@ def right(make_engine: MakeEngine, expected: dict[str, list[list[int]]]) -> list
 def opened(engine: LLMEngine) -> LLMEngine:
     """The engine once its disk is open, so that what a test expects does not depend on a thread."""
     until_s = time.monotonic() + WAIT_S
-    while disk_of(engine).state == "opening":
+    while any(tier.stats().state != "ok" for tier in cold_of(engine).tiers):
         engine.rest()
         assert time.monotonic() < until_s
         time.sleep(0.001)
@@ -148,6 +174,34 @@ def test_prefixes_come_back_from_the_disk_also_after_a_restart(
     assert disk_of(other).found == 0 or one_by_one(other) == right
     assert disk_of(other).loaded == 0, "blocks of another tenant have other names"
     other.close()
+
+
+def test_engines_share_prefixes_through_a_store_that_may_be_killed(
+    make_engine: MakeEngine, right: list[list[int]], tmp_path: Path
+) -> None:
+    """The second engine finds what the first computed; then the store goes away in the middle, and comes back."""
+    paths = [tmp_path / "a", tmp_path / "b"]
+    for path in paths:
+        path.mkdir()
+    first = opened(make_engine(**SMALL, make_tier=store_below(paths)))
+    assert one_by_one(first) == right
+    settle(first)
+    second = opened(make_engine(**SMALL, make_tier=store_below(paths)))
+    assert store_of(second).found > 0
+    assert one_by_one(second) == right
+    full_blocks = sum((len(prompt) - 1) // 4 * 4 for prompt in PROMPTS)
+    assert second.stats().prefix_hits > 0.9 * full_blocks
+    assert (store_of(second).loaded > 0, store_of(second).damaged, store_of(second).foreign) == (True, 0, 0)
+    third = opened(make_engine(**SMALL, make_tier=store_below(paths)))
+    half = len(PROMPTS) // 2
+    assert answers(third, PROMPTS[:half]) == right[:half]
+    for path in paths:
+        shutil.rmtree(path)
+    assert answers(third, PROMPTS[half:]) == right[half:]
+    assert answers(first, PROMPTS) == right
+    for engine in (first, second, third):
+        assert_sound(engine.audit())
+        engine.close()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -284,4 +338,5 @@ def test_blocks_are_fetched_where_that_is_measured_to_be_faster(
 
 def test_stats_of_the_disk_travel() -> None:
     disk = ColdTierStats("ok", 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 1.5, 2.5)
-    assert unpack(pack(replace(STATS, disk=disk))) == replace(STATS, disk=disk)
+    for stats in (replace(STATS, disk=disk), replace(STATS, store=disk)):
+        assert unpack(pack(stats)) == stats

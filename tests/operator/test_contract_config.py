@@ -17,6 +17,7 @@ from stoker.engine.config import (
     EngineParallelismConfig,
     SchedulerConfig,
     ServedModelConfig,
+    StoreConfig,
     TransferConfig,
 )
 from stoker.model import config as model_config
@@ -54,6 +55,7 @@ SECTIONS: list[tuple[type[BaseModel], type[BaseModel], set[str], set[str]]] = [
     (trainingjob.Deadlines, trainer.DeadlineConfig, set(), set()),
     (engine_settings.CacheSettings, CacheConfig, set(), set()),
     (engine_settings.DiskSettings, DiskConfig, {"claimName"}, {"path"}),
+    (engine_settings.StoreSettings, StoreConfig, {"claimNames"}, {"paths"}),
     (engine_settings.SchedulerSettings, SchedulerConfig, set(), {"mixedTokens"}),
     (
         engine_settings.EngineApi,

@@ -78,11 +78,26 @@ def test_the_disk_tier_is_a_volume_of_limited_size_or_a_claim(claim: str | None)
     assert (cache["disk"], cache["salt"]) == ({"path": "/var/stoker/blocks", "bytes": 10**9}, "us")
 
 
+def test_the_store_is_the_same_claims_at_the_same_paths_in_every_engine() -> None:
+    store = {"claimNames": ["a", "b"], "replicas": 2, "bytes": 10**9}
+    serving = Serving(
+        model={"uri": "hf://org/model"}, engine={"cache": {"hostMemoryBytes": 10**8, "store": store}},
+    )  # fmt: skip
+    serving.rest()
+    (engine,) = serving.engines()
+    for claim in ("a", "b"):
+        expected = ("persistentVolumeClaim", {"claimName": claim})
+        assert volumes_of(engine)[f"/var/stoker/store/{claim}"] == expected
+    assert config_of(serving.cluster.of_kind("ConfigMap"))["cache"]["store"] == {
+        "paths": ["/var/stoker/store/a", "/var/stoker/store/b"], "replicas": 2, "bytes": 10**9, "ttl_s": 86400,
+    }  # fmt: skip
+
+
 def test_without_a_disk_tier_an_engine_is_what_it_was_before_there_was_one() -> None:
     serving = Serving(model={"uri": "hf://org/model"})
     serving.rest()
     assert "/var/stoker/blocks" not in volumes_of(serving.engines()[0])
-    assert {"disk", "salt"}.isdisjoint(config_of(serving.cluster.of_kind("ConfigMap"))["cache"])
+    assert {"disk", "store", "salt"}.isdisjoint(config_of(serving.cluster.of_kind("ConfigMap"))["cache"])
 
 
 def test_progress_and_digest_of_a_fetch_are_in_status() -> None:

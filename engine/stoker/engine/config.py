@@ -6,9 +6,9 @@ Frozen. Read by `__main__` and by the core's process; `plan` turns it into decis
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from stoker.pod.config_file import Config
 from stoker.pod.listen import ListenConfig
@@ -51,6 +51,27 @@ class DiskConfig(Config):
     """Most bytes of this engine's files."""
 
 
+class StoreConfig(Config):
+    """The store: volumes whose blocks engines share."""
+
+    paths: tuple[str, ...] = Field(min_length=1, max_length=8)
+    """Folders that all these engines mount at the same paths; none is made here, so that an absent mount is seen."""
+    replicas: int = Field(default=1, ge=1, le=8)
+    """Volumes on which each block is kept."""
+    bytes: int = Field(ge=1)
+    """Most bytes of the files on each volume, of all engines together."""
+    ttl_s: int = Field(default=86400, ge=60)
+    """Time after its last use for which a block is kept."""
+
+    @model_validator(mode="after")
+    def _replicas_have_volumes(self) -> Self:
+        if len(set(self.paths)) < len(self.paths):
+            raise ValueError("paths must differ from each other")
+        if self.replicas > len(self.paths):
+            raise ValueError(f"replicas must be at most {len(self.paths)}, the number of paths, got {self.replicas}")
+        return self
+
+
 class CacheConfig(Config):
     """The paged KV cache."""
 
@@ -69,6 +90,8 @@ class CacheConfig(Config):
     (`recompute`), or what is measured to be faster."""
     disk: DiskConfig | None = None
     """Folder for blocks below the host tier, which it needs; default: none."""
+    store: StoreConfig | None = None
+    """Volumes that engines share, below host and disk tier; needs the host tier. Default: none."""
     salt: str | None = Field(default=None, max_length=256)
     """The tenant's part of the keys of blocks in files: engines with other salts never read each other's."""
 

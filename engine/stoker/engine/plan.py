@@ -288,8 +288,9 @@ def count_host_blocks(config: EngineConfig, model: ModelConfig, block_size: int,
     """Slots of the host tier."""
     cache = config.cache
     if cache.host_memory_bytes is None:
-        if cache.disk is not None:
-            raise ConfigError("cache.disk needs cache.host_memory_bytes: blocks come and go through that memory")
+        for name, tier in (("disk", cache.disk), ("store", cache.store)):
+            if tier is not None:
+                raise ConfigError(f"cache.{name} needs cache.host_memory_bytes: blocks come and go through that memory")
         return 0
     if not cache.prefix_cache:
         raise ConfigError("cache.host_memory_bytes needs cache.prefix_cache true: saved blocks return through it")

@@ -20,7 +20,7 @@ from stoker.engine.core.block_identity import BlockIdentity, stored_identity
 from stoker.engine.core.blocks import BlockManager
 from stoker.engine.core.cache_event_publisher import CacheEventPublisher
 from stoker.engine.core.cache_events import CacheEventLog
-from stoker.engine.core.disk.open_disk import open_cold_traffic
+from stoker.engine.core.disk.open_tiers import open_cold_traffic
 from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.fetched_model import with_fetched_model
 from stoker.engine.core.grammars import GrammarCompiler
@@ -163,7 +163,9 @@ def start_ranks(
 
 def kept_identity(config: EngineConfig, plan: EnginePlan, executor: Executor) -> BlockIdentity | None:
     """What blocks in files are; None where there are none."""
-    return None if config.cache.disk is None else stored_identity(config, plan, runner_of(executor))
+    if config.cache.disk is None and config.cache.store is None:
+        return None
+    return stored_identity(config, plan, runner_of(executor))
 
 
 def make_tier(

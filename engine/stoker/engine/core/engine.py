@@ -269,6 +269,7 @@ class LLMEngine:
             host=self.tier.stats() if self.tier is not None else None,
             queue_s=dict(scheduler.queue_s.counts),
             disk=self.tier.below("disk") if self.tier is not None else None,
+            store=self.tier.below("store") if self.tier is not None else None,
         )
 
     def audit(self) -> BlockAudit:

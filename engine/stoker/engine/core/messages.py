@@ -269,6 +269,7 @@ _FORMAT = FrameFormat(
         Stats: {
             "host": one(HostTierStats),
             "disk": one(ColdTierStats),
+            "store": one(ColdTierStats),
             "transfer": one(TransferStats),
             "ranks": many(RankState),
         },

@@ -175,6 +175,8 @@ class Stats:
     """None without a host tier."""
     disk: ColdTierStats | None = None
     """None without a disk tier."""
+    store: ColdTierStats | None = None
+    """None without a store."""
     transfer: TransferStats | None = None
     """None where `transfer.listen` is not set."""
     queue_s: Mapping[int, int] = field(default_factory=dict)

@@ -14,7 +14,7 @@ EVENTS = ("found", "saved", "loaded", "evicted", "damaged", "foreign", "failed",
 
 def cold_tier_metrics(labels: tuple[str, str], stats: Stats) -> Iterator[Metric]:
     """Room, events and speed by tier; nothing where there is none."""
-    tiers = {name: tier for name, tier in (("disk", stats.disk),) if tier is not None}
+    tiers = {name: tier for name, tier in (("disk", stats.disk), ("store", stats.store)) if tier is not None}
     if not tiers:
         return
     for name, text, field in (

@@ -15,9 +15,33 @@ class DiskSettings(Value):
     """Disk tier: files of blocks, below the host tier."""
 
     bytes: Annotated[int, Field(ge=1, le=2**62)]
-    """Most bytes of an engine's files; without a claim also the limit of the pod's emptyDir, with some room on top."""
+    """Most bytes of an engine's files."""
     claim_name: Name | None = None
-    """Claim for the files, which engines share without sharing files; default: an emptyDir, which ends with the pod."""
+    """Claim for the files; default: an emptyDir of limited size."""
+
+
+class StoreSettings(Value):
+    """Blocks that engines share, on claims that can be mounted by all of them (ReadWriteMany)."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "self.replicas <= self.claimNames.size()",
+                "replicas is above the number of claimNames",
+                field=".replicas",
+            ),
+        )
+    )
+
+    claim_names: Annotated[
+        tuple[Name, ...], Field(min_length=1, max_length=8, json_schema_extra={"x-kubernetes-list-type": "set"})
+    ]
+    replicas: Annotated[int, Field(ge=1, le=8)] = 1
+    """Claims on which each block is kept."""
+    bytes: Annotated[int, Field(ge=1, le=2**62)]
+    """Most bytes of the files on each claim, of all engines."""
+    ttl_seconds: Annotated[int, Field(ge=60, le=2**31 - 1)] = 86400
+    """Time after its last use for which a block is kept."""
 
 
 class CacheSettings(Value):
@@ -26,9 +50,9 @@ class CacheSettings(Value):
     model_config = ConfigDict(
         json_schema_extra=rules(
             rule(
-                "!has(self.disk) || has(self.hostMemoryBytes)",
-                "disk needs hostMemoryBytes: blocks come and go through that memory",
-                field=".disk",
+                "has(self.hostMemoryBytes) || !(has(self.disk) || has(self.store))",
+                "disk and store need hostMemoryBytes",
+                field=".hostMemoryBytes",
             ),
         )
     )
@@ -47,8 +71,10 @@ class CacheSettings(Value):
     """With a host tier, how a preempted request comes back: from saved blocks, computed again, or as is faster."""
     disk: DiskSettings | None = None
     """Needs `hostMemoryBytes`; default: none."""
+    store: StoreSettings | None = None
+    """Needs `hostMemoryBytes`; default: none."""
     salt: Annotated[str, Field(max_length=256)] | None = None
-    """Tenant's part of the keys of blocks in files: engines with other salts never read each other's."""
+    """Tenant's part of the keys of blocks in files."""
 
 
 class SchedulerSettings(Value):

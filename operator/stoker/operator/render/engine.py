@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.operator.api.engine_settings import DiskSettings, TransferSettings
+from stoker.operator.api.engine_settings import CacheSettings, DiskSettings, TransferSettings
 from stoker.operator.api.enginepool import EnginePool, EngineTemplate, Revision
 from stoker.operator.api.inferencedeployment import InferenceDeployment
 from stoker.operator.api.pool import Pool
@@ -52,6 +52,7 @@ REPLICA_FOLDER = "/etc/stoker-replica"
 REPLICA_PLACEHOLDER = "stoker-replica"
 """Name of the Secret with the key of replicas in a template; each EnginePool has its own."""
 DISK_FOLDER = "/var/stoker/blocks"
+STORE_FOLDER = "/var/stoker/store"
 DISK_SLACK_BYTES = 64 * 2**20
 """Room of an emptyDir beyond its files, for folders and locks: a pod over its limit would be evicted."""
 
@@ -250,9 +251,7 @@ def _pod_template(
     if pool.pods_per_replica > 1:
         key_secret = {"name": "stoker-replica", "secret": {"secretName": REPLICA_PLACEHOLDER}}
         pairs.append((key_secret, {"name": "stoker-replica", "mountPath": REPLICA_FOLDER, "readOnly": True}))
-    disk = deployment.spec.engine.cache.disk
-    if disk is not None:
-        pairs.append(_disk_volume(disk))
+    pairs += _block_volumes(deployment.spec.engine.cache)
     pairs += [*source.buckets.volumes, *fetch_volumes(source.fetched, source.secret, settings)]
     key = deployment.spec.engine.api.api_key_secret_ref
     if key is not None:
@@ -272,6 +271,15 @@ def _pod_template(
     return {"metadata": {name: value for name, value in pod["metadata"].items() if name != "name"}, "spec": pod["spec"]}
 
 
+def _block_volumes(cache: CacheSettings) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Render the volumes of the tiers below main memory."""
+    pairs = [] if cache.disk is None else [_disk_volume(cache.disk)]
+    for number, claim in enumerate(cache.store.claim_names if cache.store is not None else ()):
+        volume = {"name": f"stoker-store-{number}", "persistentVolumeClaim": {"claimName": claim}}
+        pairs.append((volume, {"name": volume["name"], "mountPath": f"{STORE_FOLDER}/{claim}"}))
+    return pairs
+
+
 def _disk_volume(disk: DiskSettings) -> tuple[dict[str, Any], dict[str, Any]]:
     """Render the volume of the disk tier: the user's claim, or an emptyDir of limited size."""
     source: dict[str, Any] = {"emptyDir": {"sizeLimit": str(disk.bytes + disk.bytes // 20 + DISK_SLACK_BYTES)}}
@@ -285,8 +293,7 @@ def _config(deployment: InferenceDeployment, pool: Pool, source: ModelSource, se
     served = deployment.spec.model
     plain = engine.model_dump(mode="json", exclude_none=True)
     plain.pop("transfer", None)
-    if engine.cache.disk is not None:
-        plain["cache"]["disk"] = {"path": DISK_FOLDER, "bytes": engine.cache.disk.bytes}
+    plain["cache"] |= _tiers_config(engine.cache)
     api = plain.pop("api")
     if api.pop("api_key_secret_ref", None) is not None:
         api["api_key_file"] = f"{API_KEYS_FOLDER}/keys"
@@ -319,6 +326,18 @@ def _config(deployment: InferenceDeployment, pool: Pool, source: ModelSource, se
         **_role_config(deployment, pool, settings),
         **_replica_config(pool),
     }
+
+
+def _tiers_config(cache: CacheSettings) -> dict[str, Any]:
+    """Render the tiers below main memory."""
+    tiers: dict[str, Any] = {}
+    if cache.disk is not None:
+        tiers["disk"] = {"path": DISK_FOLDER, "bytes": cache.disk.bytes}
+    if cache.store is not None:
+        own = cache.store
+        paths = [f"{STORE_FOLDER}/{claim}" for claim in own.claim_names]
+        tiers["store"] = {"paths": paths, "replicas": own.replicas, "bytes": own.bytes, "ttl_s": own.ttl_seconds}
+    return tiers
 
 
 def _replica_config(pool: Pool) -> dict[str, Any]:

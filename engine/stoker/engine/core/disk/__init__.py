@@ -1,11 +1,16 @@
-"""Tiers of cache blocks below main memory: files in a folder.
+"""Tiers of cache blocks below main memory: files in folders.
 
 block_folder   one file for each block: written, read, verified, listed
-lane           the folder of one engine, and folders that no engine uses any more
-disk_index     which blocks are there, within a number of bytes; pure
 breaker        whether a failing disk is tried again; pure
 io_threads     what touches a file runs here, never in the core's thread
-disk_tier      the tier of one engine
+disk_tier      blocks on one volume
+disk_index     which blocks are there, within a number of bytes; pure
+lane           the folder of one engine, and folders that no engine uses any more
+lane_home      the disk tier: a folder of the engine's own
+shared_home    a volume of the store: a folder that engines share, and its clean-up
+shared_index   what is known of such a volume; pure
+store_tier     the store: several volumes, replicas, repair
+cold_tier      what the host tier needs of a tier below it
 cold_traffic   blocks between the host tier's slots and the tiers below
-open_disk      the tier of a configuration
+open_tiers     the tiers of a configuration
 """

@@ -112,11 +112,12 @@ class BlockFolder:
         """Room that a block's file takes, at most."""
         return file_bytes(self.identity)
 
-    def prepare(self) -> None:
-        """Make the folder, and remove what was not finished. Raises OSError."""
+    def prepare(self, unfinished_before_s: float = float("inf")) -> None:
+        """Make the folder, and remove what was not finished since a time. Raises OSError."""
         self.files.make_folder(self.path / UNFINISHED)
-        for name, _ in self.files.list(self.path / UNFINISHED):
-            self.files.remove(self.path / UNFINISHED / name)
+        for name, changed_s in self.files.list(self.path / UNFINISHED):
+            if changed_s < unfinished_before_s:
+                self.files.remove(self.path / UNFINISHED / name)
 
     def scan(self) -> list[Found]:
         """All blocks, the least recently used first. Raises OSError."""
@@ -150,6 +151,8 @@ class BlockFolder:
             BlockRefused: its sum is wrong.
         """
         path = self._path(content.digest)
+        with suppress(OSError):
+            self.files.touch(path)  # its place among the least recently used; a lease where others may remove it
         with self.files.open(path) as stream:
             blocks = read_blocks(
                 stream, fingerprint=self.identity.fingerprint, salt=self.identity.salt, layout=self.identity.layout,
@@ -157,8 +160,6 @@ class BlockFolder:
                 parent=content.parent, tokens=content.tokens,
             )  # fmt: skip
         into_N[:] = blocks.data[0]
-        with suppress(OSError):
-            self.files.touch(path)  # its place among the least recently used survives a restart
         return blocks.sums[0]
 
     def remove(self, digest: bytes) -> None:

@@ -21,6 +21,8 @@ LOW = 0.85
 class DiskIndex:
     """Blocks of one size, by digest. Every operation but `faults` costs O(blocks that it touches)."""
 
+    owned = True
+
     def __init__(self, max_blocks: int) -> None:
         self.max_blocks = max_blocks
         self.num_evicted = 0
@@ -42,6 +44,9 @@ class DiskIndex:
     def has(self, digest: bytes) -> bool:
         """Whether it is complete."""
         return digest in self._stored
+
+    def begin_scan(self) -> None:
+        """Nothing to note: no other engine changes the folder."""
 
     def adopt(self, digests: Iterable[bytes]) -> None:
         """Take up complete blocks that were found, the least recently used first."""

@@ -1,33 +1,32 @@
-"""The disk tier: blocks of the host tier in files, for as long as there is room, also over a restart of the engine.
+"""Blocks of the host tier in the files of one volume, for as long as there is room, also over a restart of the engine.
+
+The disk tier is one of these over a folder of the engine's own (`lane_home`); a store has one for each volume
+(`store_tier`, `shared_home`).
 
 Every call that touches a file runs in a thread. The core's thread posts reads and writes, and takes up their ends
 (`poll`). A disk that is full, fails or hangs costs nothing but its blocks: writes or reads pause (`breaker`), and what
 is not read is computed. A damaged or foreign file is counted and removed.
 
-Called by `cold_traffic` in the core's thread.
+Called by `cold_traffic` or `store_tier` in the core's thread.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from stoker.engine.core.block_identity import BlockIdentity
 from stoker.engine.core.blocks import BlockContent
-from stoker.engine.core.disk.block_folder import BlockFolder, Files, Found, file_bytes
+from stoker.engine.core.disk.block_folder import BlockFolder, file_bytes
 from stoker.engine.core.disk.breaker import Breaker
 from stoker.engine.core.disk.cold_tier import ReadEnd
-from stoker.engine.core.disk.disk_index import DiskIndex
 from stoker.engine.core.disk.io_threads import IoThreads
-from stoker.engine.core.disk.lane import Lane, remove_unused, take_lane
 from stoker.engine.core.host_index import HostEntry
 from stoker.engine.core.stats import ColdTierStats
 from stoker.engine.core.tier_costs import Rate
@@ -42,18 +41,72 @@ MOST_WRITES = 16
 """Writes that are begun and have not ended."""
 HANGS_S = 10.0
 """Age of a read or write from which no other is begun: the disk hangs."""
-CLEAN_EVERY_S = 300.0
-"""Time between two looks for folders that no engine uses."""
 CLOSE_S = 5.0
 """Longest wait for writes at the end."""
 
 
-class Opened(NamedTuple):
-    """A folder that is ready."""
+class Tended(NamedTuple):
+    """What a regular look at the volume found."""
 
-    lane: Lane
-    folder: BlockFolder
-    found: list[Found]
+    num_cleaned: int = 0
+    """Folders that were removed."""
+    found: Collection[bytes] | None = None
+    """All blocks that are there; None: nothing is new."""
+
+
+class Home(Protocol):
+    """Where the files are. Its methods may wait for the disk."""
+
+    tend_every_s: float
+
+    def open(self) -> tuple[BlockFolder, Sequence[bytes]]:
+        """Make the folder ready, and list its blocks, the least recently used first. Raises OSError."""
+        ...
+
+    def tend(self) -> Tended:
+        """Do what is regularly to be done. Raises OSError."""
+        ...
+
+    def close(self) -> None:
+        """Let others have it."""
+        ...
+
+
+class Index(Protocol):
+    """What is in the folder (`disk_index`, `shared_index`)."""
+
+    owned: bool
+    """Whether no other engine uses the files."""
+    max_blocks: int
+    num_evicted: int
+
+    @property
+    def num_used(self) -> int: ...
+
+    @property
+    def num_stored(self) -> int: ...
+
+    def has(self, digest: bytes) -> bool: ...
+
+    def begin_scan(self) -> None: ...
+
+    def adopt(self, digests: Iterable[bytes]) -> None: ...
+
+    def make_room(self, num_blocks: int = 1) -> list[bytes]: ...
+
+    def begin_write(self, digest: bytes) -> bool: ...
+
+    def end_write(self, digest: bytes, *, complete: bool) -> None: ...
+
+    def pin(self, digest: bytes) -> None: ...
+
+    def unpin(self, digest: bytes) -> None: ...
+
+    def drop(self, digest: bytes) -> bool: ...
+
+    def removed(self, digest: bytes) -> None: ...
+
+    def faults(self) -> Iterator[str]: ...
 
 
 @dataclass(eq=False)
@@ -65,31 +118,30 @@ class _Work:
 
 
 class DiskTier:
-    """Blocks of one engine on one disk."""
+    """Blocks of one engine on one volume."""
 
     name = "disk"
 
     def __init__(
-        self, path: Path, identity: BlockIdentity, max_blocks: int, slots_SN: np.ndarray, clock: Callable[[], float],
-        files: Files | None = None,
-    ) -> None:  # fmt: skip
+        self, home: Home, index: Index, identity: BlockIdentity, slots_SN: np.ndarray, clock: Callable[[], float]
+    ) -> None:
         """`slots_SN`: the host tier's memory."""
-        self.path, self.identity, self.files, self.slots_SN, self.clock = path, identity, files, slots_SN, clock
-        self.index = DiskIndex(max_blocks)
+        self.home, self.index, self.slots_SN, self.clock = home, index, slots_SN, clock
+        self._file_bytes = file_bytes(identity)
         self.writing, self.reading = Breaker(clock), Breaker(clock)
         self._writer, self._readers = IoThreads(1, "disk writes"), IoThreads(READERS, "disk reads")
+        self._tender = IoThreads(1, "disk care")
         self._folder: BlockFolder | None = None
-        self._lane: Lane | None = None
-        self._opening: Future[Opened] | None = None
-        self._cleaning: Future[int] | None = None
-        self._clean_due_s = clock()
+        self._opening: Future[tuple[BlockFolder, Sequence[bytes]]] | None = None
+        self._tending: Future[Tended] | None = None
+        self._tend_due_s = clock()
         self._writes: dict[Future[None], _Work] = {}
         self._reads: dict[Future[int], _Work] = {}
         self._removals: dict[Future[None], bytes] = {}
         self._unremoved: list[bytes] = []
         self._write_rate, self._read_rate = Rate(), Rate()
         self.num_saved = self.num_loaded = self.num_damaged = self.num_foreign = self.num_failed = 0
-        self.num_found = self.num_cleaned = 0
+        self.num_found = self.num_cleaned = self.num_tended = 0
         self._open()
 
     # Called by the traffic.
@@ -133,7 +185,7 @@ class DiskTier:
     def poll(self) -> tuple[list[HostEntry], list[ReadEnd]]:
         """Take up what has ended: blocks that were written or given up, and those that were read or not."""
         self._follow_opening()
-        self._clean_when_due()
+        self._tend_when_due()
         while self._unremoved and self.writing.open:
             self._remove(self._unremoved.pop())
         for removal in [removal for removal in self._removals if removal.done()]:
@@ -181,15 +233,13 @@ class DiskTier:
             read.cancel()
         for threads in (self._writer, self._readers):
             threads.close(0.0 if hangs else CLOSE_S)
-        if self._opening is not None and self._opening.done() and self._opening.exception() is None:
-            self._lane = self._opening.result().lane
-        if self._lane is not None:
-            self._lane.close()
+        self._tender.close(0.0)
+        self.home.close()
 
     # Life of the folder.
 
     def _open(self) -> None:
-        self._opening = self._writer.submit(partial(_open_folder, self.path, self.identity, self.files))
+        self._opening = self._writer.submit(self.home.open)
 
     def _follow_opening(self) -> None:
         if self._opening is None and self._folder is None and self.writing.open:
@@ -201,21 +251,38 @@ class DiskTier:
         if error is not None:
             self._failed(self.writing, error)
             return
-        self._lane, self._folder, found = opening.result()
+        self._folder, found = opening.result()
         self.writing.worked()
-        self.index.adopt(one.digest for one in found)
+        self.index.adopt(found)
         self.num_found = len(found)
         for removed in self.index.make_room(0):
             self._remove(removed)
 
-    def _clean_when_due(self) -> None:
-        if self._cleaning is not None and self._cleaning.done():
-            cleaning, self._cleaning = self._cleaning, None
-            self.num_cleaned += 0 if cleaning.exception() is not None else cleaning.result()
-        if self._lane is None or self._cleaning is not None or self.clock() < self._clean_due_s:
+    def tend_now(self) -> bool:
+        """Have the next look at the volume now. False: it is not open."""
+        self._tend_due_s = self.clock()
+        return self._folder is not None
+
+    def _tend_when_due(self) -> None:
+        if self._tending is not None and self._tending.done():
+            tending, self._tending = self._tending, None
+            self._end_tending(tending)
+        if self._folder is None or self._tending is not None or self.clock() < self._tend_due_s:
             return
-        self._clean_due_s = self.clock() + CLEAN_EVERY_S
-        self._cleaning = self._readers.submit(partial(_clean, self._lane, self.path, self.identity.fingerprint))
+        self._tend_due_s = self.clock() + self.home.tend_every_s
+        self.index.begin_scan()
+        self._tending = self._tender.submit(self.home.tend)
+
+    def _end_tending(self, tending: Future[Tended]) -> None:
+        self.num_tended += 1
+        error = tending.exception()
+        if error is not None:
+            self._failed(self.reading, error)
+            return
+        tended = tending.result()
+        self.num_cleaned += tended.num_cleaned
+        if tended.found is not None:
+            self.index.adopt(tended.found)
 
     # Ends.
 
@@ -258,7 +325,8 @@ class DiskTier:
         return ReadEnd(work.entry, None)
 
     def _refuse(self, digest: bytes, error: BaseException) -> None:
-        """Count what could not be read, and give it up."""
+        """Count what could not be read, and give it up. Others may still read what a failing disk did not give."""
+        is_bad = isinstance(error, TransferError | BlockRefused)
         if isinstance(error, LayoutMismatch):
             self.num_foreign += 1
         elif isinstance(error, TransferError | BlockRefused):
@@ -268,7 +336,7 @@ class DiskTier:
         else:
             self._failed(self.reading, error)
         log.warning("a block of the disk tier is given up: %s", error)
-        if self.index.drop(digest):
+        if self.index.drop(digest) and (is_bad or self.index.owned):
             self._remove(digest)
 
     def _failed(self, breaker: Breaker, error: BaseException) -> None:
@@ -277,24 +345,3 @@ class DiskTier:
 
     def _hangs(self, works: Iterable[_Work]) -> bool:
         return any(self.clock() - work.begun_s > HANGS_S for work in works)
-
-    @property
-    def _file_bytes(self) -> int:
-        return file_bytes(self.identity)
-
-
-def _open_folder(path: Path, identity: BlockIdentity, files: Files | None) -> Opened:
-    """Lock a folder and list its blocks. Raises OSError."""
-    lane = take_lane(path, identity.fingerprint)
-    try:
-        folder = BlockFolder(lane.path, identity, files)
-        folder.prepare()
-        return Opened(lane, folder, folder.scan())
-    except BaseException:
-        lane.close()
-        raise
-
-
-def _clean(lane: Lane, path: Path, fingerprint: bytes) -> int:
-    lane.renew()
-    return remove_unused(path, fingerprint, time.time())

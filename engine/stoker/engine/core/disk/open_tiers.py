@@ -7,12 +7,16 @@ from pathlib import Path
 
 import numpy as np
 
-from stoker.engine.config import EngineConfig
+from stoker.engine.config import EngineConfig, StoreConfig
 from stoker.engine.core.block_identity import BlockIdentity
 from stoker.engine.core.disk.block_folder import file_bytes
 from stoker.engine.core.disk.cold_tier import ColdTier
 from stoker.engine.core.disk.cold_traffic import ColdTraffic
 from stoker.engine.core.disk.disk_tier import DiskTier
+from stoker.engine.core.disk.lane_home import disk_tier
+from stoker.engine.core.disk.shared_home import SharedHome
+from stoker.engine.core.disk.shared_index import SharedIndex
+from stoker.engine.core.disk.store_tier import StoreTier
 from stoker.engine.core.host_index import HostIndex
 from stoker.engine.core.tier_costs import TierCosts
 from stoker.pod.config_file import ConfigError
@@ -30,7 +34,9 @@ def open_cold_traffic(
     tiers: list[ColdTier] = []
     if config.cache.disk is not None:
         max_blocks = count_disk_blocks(config, identity)
-        tiers.append(DiskTier(Path(config.cache.disk.path), identity, max_blocks, slots_SN, clock))
+        tiers.append(disk_tier(Path(config.cache.disk.path), identity, max_blocks, slots_SN, clock))
+    if config.cache.store is not None:
+        tiers.append(store_tier(config.cache.store, identity, slots_SN, clock))
     layout = identity.layout
     return ColdTraffic(index, tiers, costs, layout.block_size, layout.block_bytes, clock)
 
@@ -44,3 +50,16 @@ def count_disk_blocks(config: EngineConfig, identity: BlockIdentity) -> int:
         copies = f" for each of {config.parallelism.data} cores" if config.parallelism.data > 1 else ""
         raise ConfigError(f"cache.disk.bytes must hold a file of {size} bytes{copies}, got {disk.bytes}")
     return share // size
+
+
+def store_tier(
+    store: StoreConfig, identity: BlockIdentity, slots_SN: np.ndarray, clock: Callable[[], float]
+) -> StoreTier:
+    """Begin to open the volumes that engines share. Raises ConfigError: a size does not hold one block."""
+    size = file_bytes(identity)
+    if store.bytes < size:
+        raise ConfigError(f"cache.store.bytes must hold a file of {size} bytes, got {store.bytes}")
+    max_blocks = store.bytes // size
+    homes = {path: SharedHome(Path(path), identity, max_blocks, store.ttl_s) for path in store.paths}
+    volumes = {path: DiskTier(home, SharedIndex(max_blocks), identity, slots_SN, clock) for path, home in homes.items()}
+    return StoreTier(volumes, store.replicas)

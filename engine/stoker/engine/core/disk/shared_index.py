@@ -1,0 +1,82 @@
+"""What a volume that several engines write to is known to hold: the last listing, and what this engine changed since.
+
+It may be wrong for a while. A block that another engine removed is a miss when it is read; one that another wrote is
+found with the next listing. Room is made by the volume's sweeper (`shared_home`), so nothing is evicted here. Pure.
+
+Changed by `disk_tier` alone, in the core's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+
+class SharedIndex:
+    """Blocks of one size, by digest."""
+
+    owned = False
+    num_evicted = 0
+
+    def __init__(self, max_blocks: int) -> None:
+        self.max_blocks = max_blocks
+        self._stored: set[bytes] = set()
+        self._writing: set[bytes] = set()
+        self._changed: dict[bytes, bool] = {}
+        """Blocks that this engine wrote (True) or removed since the listing began that is to come."""
+
+    @property
+    def num_used(self) -> int:
+        return len(self._stored) + len(self._writing)
+
+    @property
+    def num_stored(self) -> int:
+        return len(self._stored)
+
+    def has(self, digest: bytes) -> bool:
+        return digest in self._stored
+
+    def begin_scan(self) -> None:
+        """A listing begins; what changes from now on may not be in it."""
+        self._changed.clear()
+
+    def adopt(self, digests: Iterable[bytes]) -> None:
+        """Take the listing, with what this engine changed since it began."""
+        self._stored = {digest for digest in digests if self._changed.get(digest, True)}
+        self._stored |= {digest for digest, is_there in self._changed.items() if is_there}
+
+    def make_room(self, num_blocks: int = 1) -> list[bytes]:  # noqa: ARG002 - the sweeper's task
+        return []
+
+    def begin_write(self, digest: bytes) -> bool:
+        """Whether to write a block: it is neither there nor on its way, and the volume is not full."""
+        if digest in self._stored or digest in self._writing or self.num_used >= self.max_blocks:
+            return False
+        self._writing.add(digest)
+        return True
+
+    def end_write(self, digest: bytes, *, complete: bool) -> None:
+        self._writing.remove(digest)
+        if complete:
+            self._stored.add(digest)
+            self._changed[digest] = True
+
+    def pin(self, digest: bytes) -> None:
+        """An open file stays readable when its name is removed."""
+
+    def unpin(self, digest: bytes) -> None:
+        """Nothing was kept."""
+
+    def drop(self, digest: bytes) -> bool:
+        """Forget a block that could not be read. Whether its file is to be removed."""
+        self._changed[digest] = False
+        if digest not in self._stored:
+            return False
+        self._stored.remove(digest)
+        return True
+
+    def removed(self, digest: bytes) -> None:
+        """Its room is counted with the next listing."""
+
+    def faults(self) -> Iterator[str]:
+        """None can be told from what other engines do."""
+        return iter(())

@@ -188,7 +188,11 @@ def decision() -> None:
     paired = load.model_copy(update={"peer": PEER})
     pools = [replace(place, load=paired, role="decode" if number % 2 else "prefill") for number, place in
              enumerate(places)]  # fmt: skip
-    pair = min(timeit.repeat(lambda: policy.pair(pools, pools, 3, work), number=50, repeat=15, timer=time.process_time))
+
+    def choose_pair() -> None:
+        policy.note(work, policy.pair(pools, pools, 3, work))
+
+    pair = min(timeit.repeat(choose_pair, number=50, repeat=15, timer=time.process_time))
     print(
         f"{work.tokens} tokens, {len(places)} backends: estimate {estimate * 1e6:.0f} us, choice {choice * 1e6:.0f} us,"
         f" of a pair {pair / 50 * 1e6:.0f} us"

@@ -146,6 +146,38 @@ class ReplicaConfig(Config):
     """File with the key by which the pods know each other: 32 bytes, or 64 hexadecimal digits. Needed above 1."""
 
 
+def port_plus(endpoint: str, number: int) -> str:
+    """An endpoint `tcp://HOST:PORT` with the port that is `number` behind it; one without a port is returned as it is.
+
+    Port 0 stays: the system chooses it.
+    """
+    begin, colon, port = endpoint.rpartition(":")
+    return f"{begin}{colon}{int(port) + number}" if port.isdecimal() and int(port) else endpoint
+
+
+class CacheEventsConfig(Config):
+    """Events of the prefix cache for subscribers, in the form of vLLM's KV events."""
+
+    endpoint: str = Field(min_length=1)
+    """Where subscribers connect: `tcp://*:5557`."""
+    replay_endpoint: str | None = None
+    """Where they ask for what they missed; default: nowhere."""
+    topic: str = ""
+    buffer_steps: int = Field(default=10_000, ge=1)
+    """Batches that are kept for those who ask."""
+    hwm: int = Field(default=100_000, ge=0)
+    """Batches that wait for one slow subscriber; more are dropped for it."""
+    rank: int = Field(default=0, ge=0)
+    """`data_parallel_rank` of the batches."""
+
+    def of_rank(self, rank: int) -> CacheEventsConfig:
+        """Those of a copy of the model: each has ports of its own, the first ones plus its rank."""
+        replay = self.replay_endpoint
+        changes = {"rank": rank, "endpoint": port_plus(self.endpoint, rank)}
+        more = {"replay_endpoint": port_plus(replay, rank)} if replay is not None else {}
+        return self.model_copy(update={**changes, **more})
+
+
 class EngineConfig(Config):
     """The whole configuration of one engine replica."""
 
@@ -175,6 +207,8 @@ class EngineConfig(Config):
     role: Role = "colocated"
     """What routers should prefer this engine for. Each engine can do everything."""
     transfer: TransferConfig = TransferConfig()
+    cache_events: CacheEventsConfig | None = None
+    """Default: no events."""
     parallelism: EngineParallelismConfig = EngineParallelismConfig()
     replica: ReplicaConfig = ReplicaConfig()
     grace_period_s: float = Field(default=30, gt=0)

@@ -86,6 +86,7 @@ def plan_engine(config: EngineConfig, source: WeightsSource, others_free_bytes: 
     device = choose_device(config.device)
     refuse_missing_gpus(config, device)
     refuse_transfer(config, device)
+    refuse_cache_events(config)
     dtype = choose_dtype(config.model.dtype, device)
     ops = Ops(resolve_kernels(config.kernels, device), config.deterministic)
     block_size = config.cache.block_size or BLOCK_SIZES[device]
@@ -124,6 +125,12 @@ def refuse_unbuilt(config: EngineConfig) -> None:
         raise ConfigError("device must be cpu or cuda where parallelism.data is above 1, got auto")  # each has its GPUs
     if config.deterministic and config.threads not in (None, 1):
         raise ConfigError(f"threads must be 1 where deterministic is true, got {config.threads}")
+
+
+def refuse_cache_events(config: EngineConfig) -> None:
+    """Refuse events of a cache that there is not."""
+    if config.cache_events is not None and not config.cache.prefix_cache:
+        raise ConfigError("cache_events needs cache.prefix_cache true, got false")
 
 
 def refuse_transfer(config: EngineConfig, device: str) -> None:

@@ -262,6 +262,8 @@ class Engine:
         if parallelism.data > 1:
             timeline = f"{config.timeline}.{number}" if config.timeline is not None else None
             config = config.model_copy(update={"timeline": timeline})
+            if config.cache_events is not None:
+                config = config.model_copy(update={"cache_events": config.cache_events.of_rank(number)})
             if config.device == "cuda":
                 environment = visible_gpus(environment, number, parallelism.tensor)
         config_file = self.folder / f"config{number}.json"

@@ -169,6 +169,10 @@ def engine_config(arguments: argparse.Namespace, model: str | None = None) -> di
                     "reasoning_parser": arguments.reasoning_parser,
                 }
             ),
+            "cache_events": _given(
+                {"endpoint": arguments.cache_events, "replay_endpoint": arguments.cache_events_replay}
+            )
+            or None,
             "role": arguments.role,
             "transfer": _given({"listen": arguments.transfer_listen, "key_file": arguments.transfer_key_file}),
             "parallelism": _given({"tensor": arguments.tensor, "data": arguments.data}),
@@ -301,6 +305,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--disk-path", metavar="DIR", help="folder for blocks that the host memory has no room for (default: none)")
     add("--disk-bytes", type=int, metavar="BYTES", help="most bytes in it")
+    add(
+        "--cache-events", metavar="ENDPOINT", help="publish what the prefix cache holds: tcp://*:5557 (default: do not)"
+    )
+    add("--cache-events-replay", metavar="ENDPOINT", help="where subscribers ask for what they missed: tcp://*:5657")
     add("--no-prefix-cache", action="store_true", help="compute every prompt from its first token")
     add("--role", choices=["colocated", "prefill", "decode"], help="what routers should prefer this engine for")
     add(

@@ -70,10 +70,14 @@ class CacheAware(PairPolicy):
         chosen = best[turn % len(best)]
         pair = Pair(able[chosen], None, uncached[chosen])
         if helpers:
-            missing = {one.identity: work.tokens - cached.get(self.slots.number(one.identity), 0) for one in helpers}
+            names = [one.identity for one in able]
+            missing = dict(zip(names, uncached, strict=True))
+            for one in helpers:
+                if one.identity not in missing:
+                    missing[one.identity] = work.tokens - cached.get(self.slots.number(one.identity), 0)
             seen = [measured(one, load, rate) for one, load in zip(able, loads, strict=True)]
-            options = zip(able, seen, uncached, strict=True)
-            pair = cheapest_split(options, Helpers(helpers, missing, rate), work.tokens, min(costs)) or pair
+            known = Helpers(helpers, missing, rate, dict(zip(names, seen, strict=True)))
+            pair = cheapest_split(zip(able, seen, uncached, strict=True), known, work.tokens, min(costs)) or pair
         return pair
 
     def cached_tokens(self, work: Work) -> dict[int, int]:

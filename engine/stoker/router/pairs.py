@@ -198,23 +198,33 @@ class _Helper(NamedTuple, Generic[P]):
 class Helpers(Generic[P]):
     """The best helpers for a prompt: one for each revision and fingerprint, and one for each host of those."""
 
-    def __init__(self, places: Iterable[P], uncached: Mapping[tuple[str, str], int], rate: float) -> None:
+    def __init__(
+        self, places: Iterable[P], uncached: Mapping[tuple[str, str], int], rate: float,
+        seen: Mapping[tuple[str, str], Measured] | None = None,
+    ) -> None:  # fmt: skip
+        """`seen`: what is measured of some of the engines already, by identity."""
         self._best: dict[tuple[str, str, str | None], tuple[_Helper[P], ...]] = {}
+        self._lowest_s = float("inf")
+        """Cost of the cheapest helper."""
+        known = seen or {}
         for place in places:
             load = place.load
             if load is not None and load.peer is not None and not place.silent:
-                seen = measured(place, load, rate)
-                self._add(place, load.peer, seen, uncached[place.identity])
+                identity = place.identity
+                self._add(place, load.peer, known.get(identity) or measured(place, load, rate), uncached[identity])
 
     def _add(self, place: P, peer: Peer, seen: Measured, uncached: int) -> None:
         cost_s = seen.prefill_s(uncached) + against(place, "decode")
-        found = _Helper(place, peer, uncached, max(uncached, 0) / seen.rate, cost_s)
+        self._lowest_s = min(self._lowest_s, cost_s)
+        revision, fingerprint, found = place.revision, peer.fingerprint, None
         for host in (None, peer.host_id):
-            key = place.revision, peer.fingerprint, host
+            key = revision, fingerprint, host
             known = self._best.get(key, ())
-            if len(known) < 2 or cost_s < known[1].cost_s:  # two: the answering engine may be the best helper itself
-                both = (found, *known) if not known or cost_s < known[0].cost_s else (known[0], found)
-                self._best[key] = both[:2]
+            if len(known) == 2 and cost_s >= known[1].cost_s:  # two: the answering engine may be the best one itself
+                continue
+            found = found or _Helper(place, peer, uncached, max(uncached, 0) / seen.rate, cost_s)
+            both = (found, *known) if not known or cost_s < known[0].cost_s else (known[0], found)
+            self._best[key] = both[:2]
 
     def pair_s(
         self, answers: P, seen: Measured, cached: int, tokens: int, below: float
@@ -223,9 +233,11 @@ class Helpers(Generic[P]):
 
         None where no split costs less than `below`.
         """
-        load = answers.load
         own_s = seen.decode_s + against(answers, "prefill")
-        if load is None or load.peer is None or own_s >= below:
+        if own_s + self._lowest_s >= below:
+            return None
+        load = answers.load
+        if load is None or load.peer is None:
             return None
         best: tuple[float, _Helper[P]] | None = None
         for host in (None, load.peer.host_id):

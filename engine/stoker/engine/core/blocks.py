@@ -17,7 +17,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from stoker.engine.transfer.fingerprint import content_digest
 
@@ -41,6 +41,18 @@ class BlockContent(NamedTuple):
     """Digest of the block before it; the root's for the first."""
     tokens: tuple[int, ...]
     """The block's own."""
+
+
+class ContentLog(Protocol):
+    """What follows the contents of blocks that can be found."""
+
+    def stored(self, content: BlockContent) -> None:
+        """One more block holds this content."""
+        ...
+
+    def removed(self, content: BlockContent) -> None:
+        """One block less holds it."""
+        ...
 
 
 class _Content(NamedTuple):
@@ -86,6 +98,8 @@ class BlockManager:
         """By findable block, where there is a root."""
         self._unsaved: OrderedDict[int, None] = OrderedDict()
         """Cached blocks that were not taken by `oldest_unsaved` yet."""
+        self.log: ContentLog | None = None
+        """Told of what blocks hold, where there is a root."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.prefix_cache = prefix_cache
@@ -254,6 +268,10 @@ class BlockManager:
         blocks = self._tables[owner].blocks
         return [(block, self._content_of[block]) for block in blocks if block in self._content_of]
 
+    def all_contents(self) -> Iterator[BlockContent]:
+        """Yield what each block holds that can be found, where there is a root."""
+        yield from self._content_of.values()
+
     def num_findable(self, tokens: Sequence[int]) -> int:
         """Leading blocks of `tokens` that `admit` would find now."""
         return len(self._find(tokens))
@@ -361,8 +379,11 @@ class BlockManager:
     def _note_digest(self, table: _Table, index: int, tokens: tuple[int, ...], root: bytes) -> None:
         parent = table.digests[-1] if table.digests else root
         table.digests.append(content_digest(parent, tokens))
-        if table.blocks[index] in self._key_of:
-            self._content_of[table.blocks[index]] = BlockContent(table.digests[-1], parent, tokens)
+        block = table.blocks[index]
+        if block in self._key_of:
+            if self.log is not None and block not in self._content_of:
+                self.log.stored(BlockContent(table.digests[-1], parent, tokens))
+            self._content_of[block] = BlockContent(table.digests[-1], parent, tokens)
 
     def _share(self, block: int) -> None:
         if self._references[block] == 0:
@@ -385,5 +406,7 @@ class BlockManager:
         """Remove the block from the prefix index, if it is in it."""
         if block in self._key_of:
             del self._index[self._key_of.pop(block)]
-            self._content_of.pop(block, None)
+            content = self._content_of.pop(block, None)
+            if self.log is not None and content is not None:
+                self.log.removed(content)
             self._unsaved.pop(block, None)

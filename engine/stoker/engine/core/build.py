@@ -15,9 +15,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from stoker.engine.config import EngineConfig
+from stoker.engine.config import CacheEventsConfig, EngineConfig
 from stoker.engine.core.block_identity import BlockIdentity, stored_identity
 from stoker.engine.core.blocks import BlockManager
+from stoker.engine.core.cache_event_publisher import CacheEventPublisher
+from stoker.engine.core.cache_events import CacheEventLog
 from stoker.engine.core.disk.open_disk import open_cold_traffic
 from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.fetched_model import with_fetched_model
@@ -71,7 +73,8 @@ def build_engine(
         executor, plan = make_executor(config, source, plan, progress, start)
         limits = replace(limits, max_model_len=plan.max_model_len)
     identity = kept_identity(config, plan, executor)
-    root = (identity.root if identity is not None else root_digest(b"host tier")) if plan.num_host_blocks else None
+    keeps_digests = plan.num_host_blocks or config.cache_events is not None
+    root = (identity.root if identity is not None else root_digest(b"host tier")) if keeps_digests else None
     blocks = BlockManager(plan.num_blocks, plan.block_size, config.cache.prefix_cache, root)
     scheduler = Scheduler(
         blocks,
@@ -90,6 +93,8 @@ def build_engine(
         grammars=reading.result(),
         num_devices=plan.tensor if plan.device == "cuda" else 1,
     )
+    if config.cache_events is not None:
+        engine.cache_events = publish_cache(config.cache_events, blocks, plan.device)
     if config.timeline is not None:
         engine.timeline = FileTimeline(Path(config.timeline))
     return engine, plan
@@ -100,6 +105,15 @@ def build_in_pod(
 ) -> tuple[LLMEngine, EnginePlan]:
     """As `build_engine`, where the ranks of a replica of several pods come from the other pods."""
     return build_engine(config, progress, partial(Workers, place=find_place(config, environment)))
+
+
+def publish_cache(config: CacheEventsConfig, blocks: BlockManager, device: str) -> CacheEventPublisher:
+    """Tell subscribers what the prefix cache holds from now on. Raises ConfigError."""
+    assert blocks.root is not None
+    blocks.log = log = CacheEventLog(blocks.block_size, blocks.root)
+    publisher = CacheEventPublisher(config, log, medium="GPU" if device == "cuda" else "CPU")
+    publisher.publish()
+    return publisher
 
 
 def grammar_compiler(source: WeightsSource, limits: ModelLimits) -> GrammarCompiler | None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence as Seq
 
 from stoker.engine.core.blocks import BlockAudit
 from stoker.engine.core.build_step import build_step_input
+from stoker.engine.core.cache_event_publisher import CacheEventPublisher
 from stoker.engine.core.deltas import Addressed, final_delta, first_or_final_delta
 from stoker.engine.core.grammars import GrammarCompiler
 from stoker.engine.core.host_tier import HostTier
@@ -80,6 +81,8 @@ class LLMEngine:
         self._device_free_s = 0.0
         """When the device had computed the last step that was collected, and so began the next."""
         self.timeline: Timeline = NO_TIMELINE
+        self.cache_events: CacheEventPublisher | None = None
+        """Tells subscribers what the prefix cache holds."""
         self._arrivals = 0
         self._submitted: deque[SubmittedStep] = deque()
 
@@ -173,6 +176,8 @@ class LLMEngine:
         if self.tier is not None:
             self.tier.close()
         self.executor.close()
+        if self.cache_events is not None:
+            self.cache_events.close()
         self.timeline.close()
         if self.grammars is not None:
             self.grammars.close()
@@ -206,12 +211,16 @@ class LLMEngine:
         deltas: list[Addressed] = []
         while len(self._submitted) > (self.overlap and bool(schedule.chunks)):
             self._collect(self._submitted.popleft(), deltas)
+        if self.cache_events is not None:
+            self.cache_events.publish()
         if self.tier is not None and not schedule.chunks and self.has_unfinished and not deltas:
             self.tier.wait(TIER_WAIT_S)
         return deltas
 
     def rest(self) -> None:
         """Go on with the tiers' transfers while no request is open."""
+        if self.cache_events is not None:
+            self.cache_events.publish()
         if self.tier is not None:
             self.scheduler.take_up_transfers()
             self.tier.spill()

@@ -172,14 +172,24 @@ def _compile(tool: Tool, target: Path, caches: dict[str, str]) -> None:
 
 def _keep(tool: Tool, path: str, target: Path, caches: dict[str, str]) -> None:
     """Copy files of a dependency, given as `MODULE/PATH`, below `target`."""
-    module = next(package for package in _modules(tool) if path.startswith(f"{package}/"))
-    downloaded = json.loads(_go(tool, [str(shutil.which("go")), "mod", "download", "-json", module], caches))
-    source = Path(downloaded["Dir"]) / path.removeprefix(f"{module}/")
+    source = _source(tool, path, caches)
     target.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
         shutil.copytree(source, target / source.name)
     else:
         shutil.copy(source, target)
+
+
+def _source(tool: Tool, path: str, caches: dict[str, str]) -> Path:
+    """Return where a file of a dependency, given as `MODULE/PATH`, lies in Go's cache; download it if needed."""
+    module = _module_of(tool, path)
+    downloaded = json.loads(_go(tool, [str(shutil.which("go")), "mod", "download", "-json", module], caches))
+    return Path(downloaded["Dir"]) / path.removeprefix(f"{module}/")
+
+
+def _module_of(tool: Tool, path: str) -> str:
+    """Return the module of a file, given as `MODULE/PATH`."""
+    return next(module for module in _modules(tool) if path.startswith(f"{module}/"))
 
 
 def _modules(tool: Tool) -> Iterator[str]:

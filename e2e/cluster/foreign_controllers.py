@@ -1,4 +1,4 @@
-"""Controllers of others beside a ControlPlane, as processes of this machine: Kueue, JobSet, Flux, Traefik.
+"""Controllers of others beside a ControlPlane, as processes of this machine: Kueue, JobSet, Flux.
 
 Their definitions and webhooks come from their own modules (`Tool.files`). The API server calls the webhooks of Kueue
 and JobSet at a loopback address; their certificates are signed by the cluster's authority.
@@ -59,7 +59,7 @@ def kueue(plane: ControlPlane) -> ForeignController:
     It manages certificates itself, or takes those of its metrics from `/etc`, which only root could write. So it may
     manage those of webhooks that no API server calls; the ones that are called have certificates of ours.
     """
-    webhook, health = _free_port(), _free_port()
+    webhook, health = free_port(), free_port()
     folder = plane.folder / "kueue"
     config = {
         "apiVersion": "config.kueue.x-k8s.io/v1beta1",
@@ -100,7 +100,7 @@ def kueue(plane: ControlPlane) -> ForeignController:
 
 def jobset(plane: ControlPlane) -> ForeignController:
     """JobSet's controller."""
-    webhook, health = _free_port(), _free_port()
+    webhook, health = free_port(), free_port()
     config = {
         "apiVersion": "config.jobset.x-k8s.io/v1alpha1",
         "kind": "Configuration",
@@ -118,7 +118,7 @@ def jobset(plane: ControlPlane) -> ForeignController:
 
 def kustomize_controller(plane: ControlPlane) -> ForeignController:
     """Flux's controller for Kustomizations, which here take their manifests from ExternalArtifacts."""
-    health = _free_port()
+    health = free_port()
     flags = (
         f"--health-addr=127.0.0.1:{health}",
         "--metrics-addr=0",
@@ -241,7 +241,8 @@ def _listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of loopback that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

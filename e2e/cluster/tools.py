@@ -107,14 +107,8 @@ KUSTOMIZE_CONTROLLER = Tool(
 )
 """Flux's controller that applies manifests. source-controller, which fetches them, cannot be built: no version of its
 dependency github.com/fluxcd/pkg/artifact is in the module proxy."""
-TRAEFIK = Tool(
-    "traefik",
-    {"github.com/traefik/traefik/v3/cmd/traefik": "traefik"},
-    files=("sigs.k8s.io/gateway-api/config/crd/standard",),
-)
-"""A gateway that speaks Gateway API, with the definitions of that API."""
 
 ALL = (ETCD, KUBERNETES, HELM, CONTAINERD, COREDNS, KWOK)
 """Tools in the order of their build; those that most tests need come first."""
-OPTIONAL = (KUEUE, JOBSET, KUSTOMIZE_CONTROLLER, TRAEFIK)
+OPTIONAL = (KUEUE, JOBSET, KUSTOMIZE_CONTROLLER)
 """Programs of others, which only the targets of their own tests need; each keeps its own folder."""

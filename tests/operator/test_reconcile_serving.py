@@ -80,6 +80,48 @@ def test_an_upgrade_of_the_operator_restarts_no_pod() -> None:
     assert {pod["metadata"]["uid"] for pod in serving.cluster.of_kind("Pod")} == before
 
 
+def as_an_older_version_left_it(serving: Serving) -> None:
+    """Make the deployment's status that of a version with fewer fields, whose hashes of the manifest differ."""
+    found = serving.cluster.objects[CHAT]
+    status = found["status"]
+    for revision in status["revisions"]:
+        revision["intent"] = "0123456789"
+    status["router"]["intent"] = "01234567"
+
+
+def test_a_version_with_other_defaults_keeps_the_revision_and_the_routers_of_an_unedited_spec() -> None:
+    serving = Serving(replicas=2)
+    serving.checkpoint(10)
+    serving.rest()
+    before, revision = (
+        {pod["metadata"]["uid"] for pod in serving.cluster.of_kind("Pod")},
+        serving.status["currentRevision"],
+    )
+    as_an_older_version_left_it(serving)
+    serving.rest()
+    assert {pod["metadata"]["uid"] for pod in serving.cluster.of_kind("Pod")} == before
+    assert serving.status["currentRevision"] == revision
+    assert [found["name"] for found in serving.status["revisions"]] == [revision]
+    assert serving.status["revisions"][0]["intent"] != "0123456789", "the hash of this version"
+    assert serving.cluster.plan(CHAT).empty
+
+
+def test_an_edit_or_a_newer_checkpoint_beside_an_upgrade_makes_a_new_revision() -> None:
+    for change in ("spec", "checkpoint"):
+        serving = Serving()
+        serving.checkpoint(10)
+        serving.rest()
+        old = serving.status["currentRevision"]
+        as_an_older_version_left_it(serving)
+        if change == "spec":
+            serving.cluster.change_spec(CHAT, lambda spec: spec.setdefault("engine", {}).update(threads=3))
+        else:
+            serving.checkpoint(20)
+        serving.rest()
+        assert serving.status["currentRevision"] != old, change
+        assert serving.engines(old) == [], change
+
+
 def test_a_newer_checkpoint_rolls_without_losing_a_ready_replica() -> None:
     serving = Serving(replicas=2)
     serving.checkpoint(10)

@@ -78,6 +78,7 @@ LAYOUTS = {
     "2 x 2 data, zero-bubble, each sent": Layout(
         2, 4, "ZeroBubble", 2, changes={"training__micro_batch_size": 4, "training__sequence_length": 8, **PLAIN}
     ),
+    "2 x 2 data, zero-bubble, stage 3": Layout(2, 4, "ZeroBubble", changes={"memory__zero_stage": 3}),
 }
 
 
@@ -183,7 +184,7 @@ def test_a_pipeline_equals_one_rank(
 
 def test_a_stopped_pipeline_continues_bitwise(tmp_path: Path, world: RankWorld) -> None:
     """The stop comes from the last rank; then a rank of the second stage is killed."""
-    layout = LAYOUTS["2 x 2 data, zero-bubble, each sent"]
+    layout = LAYOUTS["2 x 2 data, zero-bubble, stage 3"]
     whole, parts = str(tmp_path / "whole"), str(tmp_path / "parts")
     _, uninterrupted, _ = world.call(run_layout, layout, whole, timeout_s=120.0)[0]
     cause, first, _ = world.call(run_layout, layout, parts, True, timeout_s=120.0)[0]

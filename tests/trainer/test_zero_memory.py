@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -10,6 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from stoker.model.decoder import Decoder
+from stoker.model.kernels.ops import Ops
+from stoker.pod.pipeline.actions import ScheduleName, Shape
+from stoker.pod.pipeline.schedules import compute_order
 from stoker.trainer.protocol.parallel_dims import ParallelDims
 from stoker.trainer.protocol.step_signals import StepSignals
 from stoker.trainer.rank.bucket import Bucket
@@ -18,6 +23,7 @@ from stoker.trainer.rank.communicator import DONE, Pending
 from stoker.trainer.rank.gathered_weights import BUFFERS, GatheredWeights, ShardedBucket
 from stoker.trainer.rank.mesh import AxisGroups
 from stoker.trainer.rank.ordered_sum import sum_in_order
+from stoker.trainer.rank.pipeline.stage import Stage
 from stoker.trainer.rank.train_step import TrainStep
 from stoker.trainer.rank.zero import WIRE_DEPTH
 from testing.trainer.live_bytes import LiveBytes
@@ -209,6 +215,59 @@ def test_a_list_of_uses_decides_what_is_gathered_ahead() -> None:
     assert gathers == ["0", "1", "2", "3", "1", "0"], "two buffers hold the units where the order turns"
     gathered.discard()
     assert all(layer.weight.isnan().all() for layer in layers)
+
+
+@pytest.mark.parametrize(
+    ("name", "stages_per_rank"),
+    [("GPipe", 1), ("OneFOneB", 1), ("Interleaved", 2), ("ZeroBubble", 1), ("ZeroBubble", 2)],
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_schedule_gathers_what_its_passes_read_and_nothing_else(
+    name: ScheduleName, stages_per_rank: int, rank: int
+) -> None:
+    """Eight layers on two ranks, three micro-batches. The count of uses is that of the plan's traffic."""
+    shape = Shape(ranks=2, stages_per_rank=stages_per_rank, micro_batches=3)
+    model, cut = replace(DEEP, num_layers=8), 8 // shape.stages
+    stages = {
+        number: Stage(
+            number,
+            Decoder(model, Ops(), layers=range(number * cut, (number + 1) * cut), device="meta"),
+            lambda _unit: None,
+            NoSink(),
+            recompute=False,
+        )
+        for number in shape.stages_of(rank)
+    }
+    uses = [
+        unit
+        for action in compute_order(name, shape)[rank]
+        for unit in stages[action.stage].units(action.kind, trains=True)
+    ]
+    units = ["embedding", *(f"blocks.{layer}" for layer in range(8)), "head"]
+    held = [unit for unit in units if unit in uses]
+    assert len(uses) == 3 * (2 * 4 + 1), "each block forward and backward, and the table of the rank's end"
+    gathered, recorder, layers = gathered_units(len(held))
+    gathered.prepare_forward()
+    gathered.follow(str(held.index(unit)) for unit in uses)
+    for unit in uses:
+        gathered.use(str(held.index(unit)))
+        assert layers[held.index(unit)].weight.eq(held.index(unit)).all()
+    gathers, waits = ([event for event in recorder.events if event.startswith(kind)] for kind in ("gather", "wait"))
+    assert [event.split()[1] for event in gathers] == [event.split()[1] for event in waits], "each one is used"
+    assert len(gathers) <= len(uses)
+
+
+class NoSink:
+    """For stages of which no pass is run."""
+
+    def hold(self, keep: Callable[[Callable[[], None]], None]) -> AbstractContextManager[None]:
+        raise AssertionError(keep)
+
+    def add_gradient(self, parameter: Tensor, gradient: Tensor) -> None:
+        raise AssertionError(parameter, gradient)
+
+    def end_micro_batch(self, stage: int, *, late: bool | None = None) -> None:
+        raise AssertionError(stage, late)
 
 
 def test_a_released_weight_has_its_shape_and_no_value() -> None:

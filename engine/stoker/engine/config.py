@@ -136,16 +136,6 @@ class TransferConfig(Config):
     """File with the secret of the deployment: 32 bytes, or 64 hexadecimal digits."""
 
 
-class ReplicaConfig(Config):
-    """The pods that compute as one replica. Each has as many tensor ranks as the others."""
-
-    pods: int = Field(default=1, ge=1, le=1024)
-    """Above 1 the environment has this pod's number (`STOKER_NODE_RANK`) and the address of pod 0 (`MASTER_ADDR`,
-    `MASTER_PORT`), which serves; the others compute."""
-    key_file: str | None = None
-    """File with the key by which the pods know each other: 32 bytes, or 64 hexadecimal digits. Needed above 1."""
-
-
 def port_plus(endpoint: str, number: int) -> str:
     """An endpoint `tcp://HOST:PORT` with the port that is `number` behind it; one without a port is returned as it is.
 
@@ -176,6 +166,16 @@ class CacheEventsConfig(Config):
         changes = {"rank": rank, "endpoint": port_plus(self.endpoint, rank)}
         more = {"replay_endpoint": port_plus(replay, rank)} if replay is not None else {}
         return self.model_copy(update={**changes, **more})
+
+
+class ReplicaConfig(Config):
+    """The pods that compute as one replica. Each has as many tensor ranks as the others."""
+
+    pods: int = Field(default=1, ge=1, le=1024)
+    """Above 1 the environment has this pod's number (`STOKER_NODE_RANK`) and the address of pod 0 (`MASTER_ADDR`,
+    `MASTER_PORT`), which serves; the others compute."""
+    key_file: str | None = None
+    """File with the key by which the pods know each other: 32 bytes, or 64 hexadecimal digits. Needed above 1."""
 
 
 class EngineConfig(Config):

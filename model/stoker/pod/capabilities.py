@@ -91,7 +91,6 @@ _TRAINER: Mapping[str, Row] = {
     "memory.zero_stage": only(0, 1, 2, 3),
     "memory.activation_checkpointing": only("none", "selective", "full"),
     "memory.cpu_offload": only(False, True),
-    "memory.nvme_offload": absent(),
 }
 _ENGINE: Mapping[str, Row] = {
     "kernels": _KERNELS,
@@ -136,7 +135,9 @@ BESIDE_LORA: Mapping[str, Row] = {
 """Rows of a run that trains adapters (`lora`), beside those above. The trainer refuses a model with experts."""
 
 BESIDE_OFFLOAD: Mapping[str, Row] = {"optimization.optimizer": only("adam", "adamw")}
-"""Rows of a run with `memory.cpu_offload`: LAMB needs the norms of whole tensors before it changes any of them."""
+"""Rows of a run with `memory.cpu_offload` or `nvme_offload`: LAMB needs the norms of whole tensors before it changes
+any of them.
+"""
 
 BESIDE_BUDGET: Mapping[str, Row] = {
     "parallelism.pipeline": only(1),
@@ -190,6 +191,8 @@ def refusals(program: str, config: Any, root: str = "") -> list[str]:
         if _value_at(config, _own_path(program, "memory.cpu_offload"), False):
             condition = f" with {_own_path(program, 'memory.cpu_offload')} true"
             rows |= {_own_path(program, path): (row, condition) for path, row in BESIDE_OFFLOAD.items()}
+        if _value_at(config, _own_path(program, "memory.nvme_offload"), None) is not None:
+            rows |= _rows_beside_nvme(program)
         if (budget := _value_at(config, _own_path(program, "memory.activation_budget_gib"), None)) is not None:
             condition = f" with {_own_path(program, 'memory.activation_budget_gib')} {budget}"
             rows |= {_own_path(program, path): (row, condition) for path, row in BESIDE_BUDGET.items()}
@@ -222,6 +225,12 @@ def _refused(config: Any, rows: Mapping[str, tuple[Row, str]], root: str) -> lis
         for where, value in values_at(config, path, root)
         if not row.allows(value)
     ]
+
+
+def _rows_beside_nvme(program: str) -> dict[str, tuple[Row, str]]:
+    condition = f" with {_own_path(program, 'memory.nvme_offload')}"
+    rows = {**BESIDE_OFFLOAD, "memory.cpu_offload": only(False)}
+    return {_own_path(program, path): (row, condition) for path, row in rows.items()}
 
 
 def _own_path(program: str, path: str) -> str:

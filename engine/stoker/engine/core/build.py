@@ -100,13 +100,6 @@ def build_engine(
     return engine, plan
 
 
-def build_in_pod(
-    environment: Mapping[str, str], config: EngineConfig, progress: Progress
-) -> tuple[LLMEngine, EnginePlan]:
-    """As `build_engine`, where the ranks of a replica of several pods come from the other pods."""
-    return build_engine(config, progress, partial(Workers, place=find_place(config, environment)))
-
-
 def publish_cache(config: CacheEventsConfig, blocks: BlockManager, device: str) -> CacheEventPublisher:
     """Tell subscribers what the prefix cache holds from now on. Raises ConfigError."""
     assert blocks.root is not None
@@ -114,6 +107,13 @@ def publish_cache(config: CacheEventsConfig, blocks: BlockManager, device: str) 
     publisher = CacheEventPublisher(config, log, medium="GPU" if device == "cuda" else "CPU")
     publisher.publish()
     return publisher
+
+
+def build_in_pod(
+    environment: Mapping[str, str], config: EngineConfig, progress: Progress
+) -> tuple[LLMEngine, EnginePlan]:
+    """As `build_engine`, where the ranks of a replica of several pods come from the other pods."""
+    return build_engine(config, progress, partial(Workers, place=find_place(config, environment)))
 
 
 def grammar_compiler(source: WeightsSource, limits: ModelLimits) -> GrammarCompiler | None:

@@ -297,6 +297,7 @@ class RouterStatus(Value):
     replicas: Int32 = 0
     ready: Int32 = 0
     revision: Annotated[str, Field(max_length=64)] | None = None
+    intent: Annotated[str, Field(max_length=64)] | None = None
     snapshot_version: Int64 = 0
     snapshot_hash: Annotated[str, Field(max_length=64)] | None = None
     image: Annotated[str, Field(max_length=512)] | None = None

@@ -9,7 +9,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from stoker.operator.api.inferencedeployment import InferenceDeployment, RequestClassSettings
+from stoker.operator.api.inferencedeployment import (
+    InferenceDeployment,
+    InferenceDeploymentSpec,
+    RequestClassSettings,
+)
 from stoker.operator.domain.labels import DEPLOYMENT_UID, ROLE, ZONE
 from stoker.operator.domain.plan import Object
 from stoker.operator.domain.settings import Settings
@@ -108,10 +112,10 @@ def router_base(deployment: InferenceDeployment, settings: Settings) -> dict[str
     return {"config": router_config(deployment, settings), "pod": _pod_spec(deployment, settings)}
 
 
-def router_intent(deployment: InferenceDeployment) -> str:
+def router_intent(spec: InferenceDeploymentSpec) -> str:
     """Return the hash of `spec.router` without their number, the Service and the fallback."""
-    wire = deployment.spec.router.to_wire()
-    without = {"replicas", "service", "fallback"} | ({"classes"} if not deployment.spec.router.classes else set())
+    wire = spec.router.to_wire()
+    without = {"replicas", "service", "fallback"} | ({"classes"} if not spec.router.classes else set())
     return digest_of({name: value for name, value in wire.items() if name not in without}, 8)
 
 

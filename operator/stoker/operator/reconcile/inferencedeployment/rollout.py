@@ -1,7 +1,6 @@
 """The move of an InferenceDeployment from one revision to the next: wanted revision, EnginePools, progress. Pure.
 
-A revision's name is a hash of the user's intent and the checkpoint. Its template is frozen in the EnginePools when it
-is first made.
+The template of a revision is frozen in the EnginePools when it is first made.
 
 Called by `reconcile`; the step of a rollout is kept in the status.
 """
@@ -22,18 +21,16 @@ from stoker.operator.reconcile.inferencedeployment.autoscaling import wanted_rep
 from stoker.operator.reconcile.inferencedeployment.canary import CanaryTurn, plan_canary, with_canary
 from stoker.operator.reconcile.inferencedeployment.evaluation import stale_tasks
 from stoker.operator.reconcile.inferencedeployment.model_choice import ModelChoice, NoModel
+from stoker.operator.reconcile.inferencedeployment.revision import last_target, revision_of
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView, pool_object_name
 from stoker.operator.reconcile.intent import EDIT_REFUSED
 from stoker.operator.render.engine import engine_template
-from stoker.operator.render.names import digest_of
 from stoker.operator.render.pod import metadata_of
 from stoker.operator.render.router import deployment_labels
 
 MAX_REVISIONS = 24
 Shares = tuple[tuple[str, int], ...]
 """(revision, percent of the replicas), the target first."""
-_POOL_ONLY = {"replicas", "autoscaling", "maxSurge", "maxUnavailable"}
-"""Fields of a pool whose change makes no new revision."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +64,10 @@ class PoolChanges:
 def plan_rollout(view: DeploymentView, choice: ModelChoice | NoModel) -> RolloutStep:
     """The next step towards the revision of the user's intent and the chosen checkpoint."""
     status = view.deployment.status
-    wanted = _revision_of(view, choice) if isinstance(choice, ModelChoice) else None
+    wanted = revision_of(view, choice) if isinstance(choice, ModelChoice) else None
     revisions = _with_wanted(view, wanted)
-    last_target = _last_target(view)
-    target = _next_target(view, wanted, last_target)
+    last = last_target(view)
+    target = _next_target(view, wanted, last)
     if target is None:
         return RolloutStep(revisions, None, None, None)
     canary = plan_canary(view, status.current_revision, target)
@@ -81,7 +78,7 @@ def plan_rollout(view: DeploymentView, choice: ModelChoice | NoModel) -> Rollout
     shares = canary.shares if canary is not None else ((target, 100),)
     pools = _pool_changes(view, choice, shares, current)
     stale = stale_tasks(view, target if canary is not None and canary.evaluating else None)
-    chosen = _chosen_event(wanted) if wanted is not None and target == wanted.name != last_target else ()
+    chosen = _chosen_event(wanted) if wanted is not None and target == wanted.name != last else ()
     progress = _rollout_status(view, status.rollout or RolloutStatus(), current, target, done=done)
     return RolloutStep(
         revisions=_kept_revisions(view, revisions, current, target, canary),
@@ -111,12 +108,6 @@ def until_deadline_s(view: DeploymentView, rollout: RolloutStep) -> float | None
     return left_s if left_s is not None and left_s > 0 else None
 
 
-def _last_target(view: DeploymentView) -> str | None:
-    """The revision that the last pass moved to, or kept."""
-    rollout = view.deployment.status.rollout
-    return (rollout.to_revision if rollout else None) or view.deployment.status.current_revision
-
-
 def _next_target(view: DeploymentView, wanted: RevisionStatus | None, last: str | None) -> str | None:
     """The wanted revision. While the rollout is paused or no model is found, the last target stays."""
     paused = view.deployment.spec.rollout.paused and last is not None
@@ -126,30 +117,11 @@ def _next_target(view: DeploymentView, wanted: RevisionStatus | None, last: str 
 def _with_wanted(view: DeploymentView, wanted: RevisionStatus | None) -> tuple[RevisionStatus, ...]:
     """The known revisions, newest first, with the wanted one."""
     known = view.deployment.status.revisions
-    if wanted is None or view.revision(wanted.name) is not None:
+    if wanted is None:
         return known
+    if view.revision(wanted.name) is not None:
+        return tuple(wanted if found.name == wanted.name else found for found in known)
     return (wanted, *known)[:MAX_REVISIONS]
-
-
-def _revision_of(view: DeploymentView, choice: ModelChoice) -> RevisionStatus:
-    """The revision of the user's intent and the chosen checkpoint.
-
-    Its name is a hash of both and of nothing else, so an operator upgrade makes no new revision.
-    """
-    wire = view.deployment.spec.to_wire()
-    model = {
-        name: value for name, value in wire["model"].items() if name not in {"checkpointRef", "checkpointSelector"}
-    }
-    pools = [{name: value for name, value in pool.items() if name not in _POOL_ONLY} for pool in wire["pools"]]
-    checkpoint = {"uid": choice.checkpoint.uid, "digest": choice.checkpoint.digest} if choice.checkpoint else None
-    intent = digest_of({"model": model, "engine": wire["engine"], "pools": pools, "checkpoint": checkpoint}, 10)
-    return RevisionStatus(
-        name=f"r{intent}",
-        intent=intent,
-        generation=None if view.intent.refused else view.deployment.metadata.generation,
-        created_at=view.time,
-        checkpoint=choice.checkpoint,
-    )
 
 
 def _pool_changes(
@@ -189,7 +161,7 @@ def _pool_revisions(
     None: the template of a revision with a share cannot be rendered now.
     """
     frozen = {revision.name: revision for revision in live.spec.revisions} if live else {}
-    rendered = _revision_of(view, choice).name if isinstance(choice, ModelChoice) else None
+    rendered = revision_of(view, choice).name if isinstance(choice, ModelChoice) else None
     wanted = []
     for name, share in shares:
         if name in frozen:

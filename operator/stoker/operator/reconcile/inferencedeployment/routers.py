@@ -44,6 +44,9 @@ class RouterRendering:
     """
 
     revision: str
+    """Hash of the intent when it was rendered; the pods are named after it."""
+    intent: str
+    """Hash of the same intent by this version of the operator."""
     base: Mapping[str, Any]
     image: str | None
 
@@ -69,6 +72,7 @@ def plan_routers(view: DeploymentView, wanted: BackendSnapshot) -> RouterStep:
         replicas=sum(not ended(pod) for pod in view.routers),
         ready=sum(is_ready(pod) for pod in view.routers),
         revision=pinned.revision,
+        intent=pinned.intent,
         snapshot_version=wanted.version,
         snapshot_hash=wanted.hash,
         image=pinned.image,
@@ -80,11 +84,23 @@ def plan_routers(view: DeploymentView, wanted: BackendSnapshot) -> RouterStep:
 def _pinned_rendering(view: DeploymentView) -> RouterRendering:
     """The rendering in the status while the user's intent is the same, else a new one."""
     status = view.router_status
-    intent = router_intent(view.deployment)
-    if status.revision == intent and status.rendered is not None:
-        return RouterRendering(intent, status.rendered, status.image)
+    intent = router_intent(view.deployment.spec)
+    if status.revision is not None and status.rendered is not None and _is_known(view, intent):
+        return RouterRendering(status.revision, intent, status.rendered, status.image)
     base = router_base(view.deployment, view.settings)
-    return RouterRendering(intent, base, base["pod"]["spec"]["containers"][0]["image"])
+    return RouterRendering(intent, intent, base, base["pod"]["spec"]["containers"][0]["image"])
+
+
+def _is_known(view: DeploymentView, intent: str) -> bool:
+    """Whether the rendering in the status is of this intent.
+
+    Another version of the operator had other defaults, and so another hash of the same manifest: then the spec of the
+    last pass decides, read with the defaults of this version.
+    """
+    if intent == (view.router_status.intent or view.router_status.revision):
+        return True
+    last = view.last_spec()
+    return last is not None and router_intent(last) == intent
 
 
 def _missing_children(view: DeploymentView, pinned: RouterRendering, wanted: BackendSnapshot) -> tuple[Object, ...]:

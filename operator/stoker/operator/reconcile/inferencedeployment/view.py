@@ -9,6 +9,7 @@ from stoker.operator.api.checkpoint import Checkpoint
 from stoker.operator.api.enginepool import EnginePool
 from stoker.operator.api.inferencedeployment import (
     InferenceDeployment,
+    InferenceDeploymentSpec,
     RevisionStatus,
     RouterStatus,
 )
@@ -52,6 +53,11 @@ class DeploymentView:
     @property
     def router_status(self) -> RouterStatus:
         return self.deployment.status.router or RouterStatus()
+
+    def last_spec(self) -> InferenceDeploymentSpec | None:
+        """Return the spec that the last pass worked with, read with the defaults of this version."""
+        accepted = self.deployment.status.accepted_spec
+        return None if accepted is None else InferenceDeploymentSpec.model_validate(accepted)
 
     def engine_pool(self, pool: Pool) -> EnginePool | None:
         """The pool's EnginePool, if it exists."""

@@ -13,6 +13,7 @@ from typing import Any, TypedDict, Unpack
 from stoker.operator.api.trainingjob_status import Pinned
 from stoker.operator.domain.image import pulled_digest
 from stoker.operator.domain.pods import MAIN, image_id
+from stoker.operator.reconcile.trainingjob.pending_edit import pending_edit
 from stoker.operator.reconcile.trainingjob.view import TrainingView
 from stoker.operator.render.trainer import StartCheckpoint, intent_of, pin
 
@@ -30,9 +31,16 @@ class PinnedChanges(TypedDict, total=False):
 def pinned_for_next_attempt(view: TrainingView, start: StartCheckpoint | None) -> Pinned:
     """The pinned rendering with the image by digest; a new rendering where the user changed the intent."""
     pinned = view.job.status.pinned
-    if pinned is not None and (pinned.intent == intent_of(view.job.spec) or view.intent.never_accepted):
+    if pinned is not None and (_is_unedited(view, pinned) or view.intent.never_accepted):
         return _with_pinned_image(pinned)
     return pin(view.job, start, view.settings, view.intent.spec)
+
+
+def _is_unedited(view: TrainingView, pinned: Pinned) -> bool:
+    """Whether the rendering is of the present intent, whatever defaults the version had that made it."""
+    if pinned.intent == intent_of(view.job.spec):
+        return True
+    return pinned.spec is not None and not pending_edit(view, pinned)
 
 
 def with_pulled_image(view: TrainingView) -> Pinned | None:

@@ -1,0 +1,71 @@
+"""The revision of the user's intent and the chosen checkpoint. Pure.
+
+Its name is a hash of both when it is made. Another version of the operator reads the same manifest with other defaults
+and gets another hash; so the revision of an unedited spec is kept under its name, with the hash of this version.
+
+Called by `rollout`.
+"""
+
+from __future__ import annotations
+
+from stoker.operator.api.inferencedeployment import InferenceDeploymentSpec, RevisionStatus
+from stoker.operator.reconcile.inferencedeployment.model_choice import ModelChoice
+from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
+from stoker.operator.render.names import digest_of
+
+_POOL_ONLY = {"replicas", "autoscaling", "maxSurge", "maxUnavailable"}
+"""Fields of a pool whose change makes no new revision."""
+
+
+def revision_of(view: DeploymentView, choice: ModelChoice) -> RevisionStatus:
+    """Return the known revision of this intent, or a new one."""
+    intent = _intent(view.deployment.spec, choice)
+    known = next((found for found in view.deployment.status.revisions if found.intent == intent), None)
+    if known is not None:
+        return known
+    unedited = _revision_of_last_pass(view, choice, intent)
+    if unedited is not None:
+        return unedited.model_copy(update={"intent": intent})
+    return RevisionStatus(
+        name=f"r{intent}",
+        intent=intent,
+        generation=None if view.intent.refused else view.deployment.metadata.generation,
+        created_at=view.time,
+        checkpoint=choice.checkpoint,
+    )
+
+
+def last_target(view: DeploymentView) -> str | None:
+    """Return the revision that the last pass moved to, or kept."""
+    rollout = view.deployment.status.rollout
+    return (rollout.to_revision if rollout else None) or view.deployment.status.current_revision
+
+
+def _intent(spec: InferenceDeploymentSpec, choice: ModelChoice) -> str:
+    """Return the hash of the fields that shape engines, and of the checkpoint."""
+    wire = spec.to_wire()
+    model = {
+        name: value for name, value in wire["model"].items() if name not in {"checkpointRef", "checkpointSelector"}
+    }
+    pools = [{name: value for name, value in pool.items() if name not in _POOL_ONLY} for pool in wire["pools"]]
+    checkpoint = {"uid": choice.checkpoint.uid, "digest": choice.checkpoint.digest} if choice.checkpoint else None
+    return digest_of({"model": model, "engine": wire["engine"], "pools": pools, "checkpoint": checkpoint}, 10)
+
+
+def _revision_of_last_pass(view: DeploymentView, choice: ModelChoice, intent: str) -> RevisionStatus | None:
+    """Return the target of the last pass, if that pass worked with the same spec and checkpoint.
+
+    Both specs are read with the defaults of this version, so an upgrade of the operator is no edit. After a pass that
+    was paused or had no model, the target says nothing about the spec.
+    """
+    last, target = view.last_spec(), view.revision(last_target(view))
+    if last is None or target is None or last.rollout.paused or not _had_model(view):
+        return None
+    before, now = target.checkpoint, choice.checkpoint
+    same_model = (before.uid, before.digest) == (now.uid, now.digest) if before and now else before is now
+    return target if same_model and _intent(last, choice) == intent else None
+
+
+def _had_model(view: DeploymentView) -> bool:
+    conditions = view.deployment.status.conditions
+    return any(found.type == "ModelResolved" and found.status == "True" for found in conditions)

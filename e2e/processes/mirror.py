@@ -14,7 +14,8 @@ from typing import Any
 import aiohttp
 
 from e2e.api.api_client import ApiClient, ApiRefused, Object
-from stoker.operator.cluster.local.objects import Record, matches
+from stoker.operator.cluster.local.object_body import matches
+from stoker.operator.cluster.local.watch_history import Record
 from stoker.operator.domain.plan import Key, Ref
 from stoker.operator.loop.store import key_of
 

@@ -220,6 +220,8 @@ class FakeCore:
         for number in range(len(sent), len(script)):
             await asyncio.sleep(60 if "hang" in text else 0.02 if "slow" in text else 0)
             token = script[number]
+            if "lost" in text and number == 3:
+                return await self.send(_last(request, choice, "error", number, error="RankFailed: rank 1 has ended"))
             if "fail" in text and number == 3:
                 return await self.send(_last(request, choice, "error", number, error="the logits are not finite"))
             if token == EOS:

@@ -17,11 +17,11 @@ from typing import Any
 from stoker.operator.domain.applied_hash import is_applied, with_applied_hash
 from stoker.operator.domain.autoscaling.record import PoolScaling
 from stoker.operator.domain.clock import timestamp
-from stoker.operator.domain.labels import JOB_UID, ROLE
+from stoker.operator.domain.labels import JOB_UID, REPLICA, ROLE
 from stoker.operator.domain.lost_nodes import NodeLoss
 from stoker.operator.domain.placement.node_capacity import NodeCapacity, empty_node, pinned_node, pod_use, remaining
 from stoker.operator.domain.plan import Key, Object, Observed, Plan, Ref
-from stoker.operator.domain.pods import label
+from stoker.operator.domain.pods import is_gated, label
 from stoker.operator.domain.queue.decide import decide
 from stoker.operator.domain.queue.reading import read_queue
 from stoker.operator.domain.settings import Settings
@@ -133,6 +133,8 @@ class SimulatedCluster:
 
     def _with_room(self, key: Key, seen: Observed) -> Observed:
         """What the loop adds for a gang that waits, decided from scratch."""
+        if key.kind == "EnginePool":
+            return replace(seen, nodes=self._pool_room(seen))
         nodes = self._room(key)
         if key.kind != "TrainingJob" or any(
             pod_use(pod) for pod in seen.of_kind("Pod") if label(pod, ROLE) == "trainer"
@@ -146,6 +148,14 @@ class SimulatedCluster:
         if turn is not None and turn.nodes is not None:
             nodes = tuple(node for node in nodes if node.name in turn.nodes)
         return replace(seen, nodes=nodes, turn=turn)
+
+    def _pool_room(self, seen: Observed) -> tuple[NodeCapacity, ...]:
+        """What the nodes have left beside the pods of the pool's replicas that wait."""
+        own = seen.of_kind("Pod")
+        waiting = {label(pod, REPLICA) or pod["metadata"]["name"] for pod in own if is_gated(pod)}
+        left = {pod["metadata"]["uid"] for pod in own if (label(pod, REPLICA) or pod["metadata"]["name"]) in waiting}
+        others = (pod for pod in self.of_kind("Pod") if pod["metadata"]["uid"] not in left)
+        return remaining(map(empty_node, self.of_kind("Node")), filter(None, map(pod_use, others)))
 
     def _room(self, key: Key) -> tuple[NodeCapacity, ...]:
         """What the nodes have left beside the pods of other resources."""
@@ -310,6 +320,13 @@ class SimulatedCluster:
         """Remove the pod object, as a forced delete or a lost node does."""
         self.reports.pop(pod["metadata"]["uid"], None)
         self._remove(key_of(pod))
+
+    def vanish_node(self, name: str) -> None:
+        """Remove a node that has no pods, as a cluster does that grows smaller."""
+        uses = filter(None, map(pod_use, self.of_kind("Pod")))
+        if all(use.node != name for use in uses):
+            for key in [key for key in self.objects if key.kind == "Node" and key.name == name]:
+                self._remove(key)
 
     def collect(self) -> None:
         """End the pods that are being deleted."""

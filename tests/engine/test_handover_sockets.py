@@ -14,9 +14,10 @@ from stoker.engine.config import Transport
 from stoker.engine.core.handover.host_ports import HostPorts
 from stoker.engine.core.handover.messages import Beat
 from stoker.engine.core.handover.office import Gone, Letter
-from stoker.engine.core.handover.open_desk import read_key, unmet
+from stoker.engine.core.handover.open_desk import unmet
 from stoker.engine.core.handover.peer_post import PeerPost, curve_keys
 from stoker.engine.core.messages import AddRequest
+from stoker.engine.key_file import read_key
 from stoker.engine.sampling import SamplingParams
 from stoker.engine.transfer.in_process import Network
 from stoker.engine.transfer.zone_memory import SharedZone

@@ -290,6 +290,21 @@ def test_one_request_that_fails_leaves_the_others_alone(tmp_path: Path, stream: 
     run(scenario)
 
 
+def test_a_stream_that_a_lost_rank_ends_can_go_on_at_another_engine(tmp_path: Path) -> None:
+    """Its last event has the code by which routers resume it."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            streamed = await s.post("/v1/completions", prompt="slow lost say:abcdefgh", stream=True)
+            *_, error, done = events(streamed.text)
+            assert (error["error"]["code"], done) == ("engine_lost", "[DONE]")
+            whole = await s.post("/v1/completions", prompt="slow lost say:abcdefgh")
+            assert (whole.status_code, whole.json()["error"]["code"]) == (503, "engine_lost")
+            assert "RankFailed: rank 1 has ended" in whole.text
+
+    run(scenario)
+
+
 def test_a_core_that_dies_ends_streams_with_an_error_and_readiness_at_once(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as s:

@@ -18,7 +18,7 @@ from stoker.engine.ranks.digests import TokenDigests, extended
 from stoker.engine.ranks.failures import StepFailure, StepFailures
 from stoker.engine.ranks.link import Link, LinkClosed
 from stoker.engine.ranks.watch import LISTEN_S, RankLimits, RankWatch
-from stoker.engine.ranks.wire import Beat, Capture, Failed, Hello, Ready, Setup, Step, StepFailed, pack, unpack
+from stoker.engine.ranks.wire import Beat, Capture, Failed, Hello, Join, Ready, Setup, Step, StepFailed, pack, unpack
 from stoker.engine.sampling import SamplingParams
 
 NUMBER = st.integers(0, 2**31 - 1)
@@ -53,7 +53,8 @@ PLAN = EnginePlan("/m", None, "cpu", torch.bfloat16, "reference", "sdpa", False,
 
 
 MESSAGES = [
-    Setup(PLAN, 4711),
+    Setup(PLAN, 4711, "127.0.0.1"),
+    Join(2, 77, "chat-main-a-0-1", "0.1.0"),
     Capture(PassShape(8, 8, 0, samples=False)),
     Hello(None),
     Hello(3),

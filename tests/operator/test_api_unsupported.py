@@ -18,7 +18,9 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("TrainingJob", {"memory": {"activationBudgetGiB": "4"}, "parallelism": {"pipeline": 2, "sequenceParallel": True}}, ["spec.parallelism.pipeline 2 is not supported yet with memory.activationBudgetGiB 4; allowed: 1", "spec.parallelism.sequenceParallel true is not supported yet with memory.activationBudgetGiB 4; allowed: false"]),
     ("TrainingJob", {"memory": {"activationBudgetGiB": "4"}, "lora": {"rank": 4}}, ["spec.lora is not supported yet with memory.activationBudgetGiB 4; leave it out"]),
     ("TrainingJob", {"memory": {"activationBudgetGiB": "4"}, "model": {"numExperts": 8}}, ["spec.model.numExperts 8 is not supported yet with memory.activationBudgetGiB 4; leave it out"]),
-    ("TrainingJob", {"memory": {"nvmeOffload": {"path": "/x"}}}, ["spec.memory.nvmeOffload is not supported yet; leave it out"]),
+    ("TrainingJob", {"memory": {"nvmeOffload": {"path": "/x"}}}, []),
+    ("TrainingJob", {"memory": {"nvmeOffload": {"path": "/x"}, "cpuOffload": True}}, ["spec.memory.cpuOffload true is not supported yet with memory.nvmeOffload; allowed: false"]),
+    ("TrainingJob", {"memory": {"nvmeOffload": {"path": "/x"}}, "optimization": {"optimizer": "lamb"}}, ["spec.optimization.optimizer lamb is not supported yet with memory.nvmeOffload; allowed: adam, adamw"]),
     ("TrainingJob", {"model": {"architecture": "mixtral", "slidingWindow": 64, "numExperts": 8}}, []),
     ("TrainingJob", {"modelFrom": {"hub": {"id": "a/b"}}}, []),
     (
@@ -76,7 +78,10 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("InferenceDeployment", {"pools": [{"name": "a", "autoscaling": {"max": 3, "mode": "fixed"}}]}, []),
     ("InferenceDeployment", {"pools": [{"name": "a", "autoscaling": {"max": 3, "mode": "slo", "ttftMs": 500}}]}, []),
     ("InferenceDeployment", {"pools": [{"name": "a", "autoscaling": {"max": 3, "mode": "load"}}]}, []),
-    ("EnginePool", {"revisions": [{"name": "r", "template": {"podsPerReplica": 2}}]}, ["spec.revisions[r].template.podsPerReplica 2 is not supported yet; allowed: 1"]),
+    ("InferenceDeployment", {"pools": [{"name": "a", "podsPerReplica": 2, "parallelism": {"tensor": 2}}, {"name": "b", "parallelism": {"data": 2}}]}, []),
+    ("InferenceDeployment", {"pools": [{"name": "a", "podsPerReplica": 2, "parallelism": {"data": 2}}]}, ["spec.pools[a].parallelism.data 2 is not supported yet with podsPerReplica above 1; allowed: 1"]),
+    ("EnginePool", {"revisions": [{"name": "r", "template": {"podsPerReplica": 2}}]}, []),
+    ("EnginePool", {"revisions": [{"name": "r", "template": {"podsPerReplica": 2, "role": "decode"}}]}, ["spec.revisions[r].template.role decode is not supported yet with podsPerReplica above 1; allowed: colocated"]),
     ("EnginePool", {"revisions": [{"name": "r", "share": 70}, {"name": "s", "share": 30}]}, []),
     ("EnginePool", {"revisions": [{"name": "r", "share": 100}, {"name": "s", "share": 0}]}, []),
 ]  # fmt: skip

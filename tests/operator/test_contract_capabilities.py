@@ -54,6 +54,7 @@ WHOLLY_BUILT: dict[str, dict[str, list[str]]] = {
         "engine.device": ["auto", "cpu", "cuda"],
         "engine.transfer.require": ["any", "nvlink", "rdma"],
         "pools[].role": ["colocated", "prefill", "decode"],
+        "pools[].scheduling.topology[].mode": ["Preferred", "Required"],
         "router.policy": ["leastPending", "roundRobin", "powerOfTwo", "random", "cacheAware", "locality"],
         "rollout.canary.metricGates[].metric": ["errorRate", "ttftP95Ms", "itlP95Ms", "queueP95Ms"],
         "router.service.type": ["ClusterIP", "NodePort", "LoadBalancer"],
@@ -61,7 +62,10 @@ WHOLLY_BUILT: dict[str, dict[str, list[str]]] = {
         "rollout.type": ["rolling", "canary"],
         "rollout.canary.onFailure": ["RollBack", "Pause"],
     },
-    "EnginePool": {"revisions[].template.role": ["colocated", "prefill", "decode"]},
+    "EnginePool": {
+        "revisions[].template.role": ["colocated", "prefill", "decode"],
+        "revisions[].template.scheduling.topology[].mode": ["Preferred", "Required"],
+    },
 }
 """Choices without a row: a new one, or a new value of one, belongs here or into the table."""
 

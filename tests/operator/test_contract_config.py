@@ -75,7 +75,7 @@ SECTIONS: list[tuple[type[BaseModel], type[BaseModel], set[str], set[str]]] = [
         set(),
         {
             *("identity", "listen", "terminationLog", "workDir", "model", "parallelism", "gracePeriodSeconds"),
-            *("timeline", "captureSeconds", "role", "cacheEvents"),
+            *("timeline", "captureSeconds", "role", "cacheEvents", "replica"),
         },
     ),
 ]

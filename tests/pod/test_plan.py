@@ -23,6 +23,7 @@ from stoker.pod.plan.measured import check_plan
 from stoker.pod.plan.memory import fullest, memory_by_rank
 from stoker.pod.plan.model_size import ModelSize
 from stoker.pod.plan.stage import pipeline_ranks, pipeline_shape, rank_parameters
+from stoker.pod.plan.step_time import NVME
 from stoker.pod.plan.traffic import flows
 
 LLAMA_8B = ModelSize(
@@ -250,6 +251,17 @@ def test_offloaded_state_is_on_the_host() -> None:
     kept, moved = (fullest(job(shard=4, offload=place)) for place in ("", "host"))
     assert moved.optimizer == 0
     assert moved.host - kept.host == kept.optimizer
+
+
+def test_state_in_a_file_needs_a_volume_and_its_seconds() -> None:
+    kept, moved = (make_plan(job(shard=4, offload=place), GPUS["H200"]) for place in ("", "nvme"))
+    assert moved.fullest.optimizer == 0
+    assert moved.fullest.disk == 2 * kept.fullest.optimizer
+    assert moved.fullest.host < kept.fullest.host, "a save reads the file: no snapshot in memory"
+    assert kept.time is not None
+    assert moved.time is not None
+    assert moved.time.optimizer == pytest.approx(12 * LLAMA_8B.parameters / NVME)
+    assert moved.to_json()["memory_bytes"]["disk"] == moved.fullest.disk
 
 
 def test_tensor_parallel_ranks_share_matrices_and_not_norms() -> None:

@@ -663,10 +663,11 @@ def test_a_work_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) ->
 
 
 def test_what_is_not_built_is_refused(tmp_path: Path) -> None:
-    process = start(tmp_path, "train", memory={"nvme_offload": {"path": "/x"}})
+    unbuilt = {"memory": {"cpu_offload": True}, "optimization": {"optimizer": "lamb"}}
+    process = start(tmp_path, "train", **unbuilt)
     output, _ = process.communicate(timeout=60)
     assert (process.returncode, termination_message(tmp_path).cause) == (64, Cause.CONFIG_INVALID)
-    assert "memory.nvme_offload is not supported yet" in output
+    assert "optimization.optimizer lamb is not supported yet with memory.cpu_offload true" in output
 
 
 def test_the_agent_and_the_data_do_not_import_torch() -> None:

@@ -287,12 +287,14 @@ OFFLOADED = (
 
 
 @pytest.mark.parametrize("layout", OFFLOADED, ids=str)
-def test_state_in_host_memory_changes_no_bit(world: LayoutWorld, tmp_path: Path, layout: Layout) -> None:
+def test_state_in_host_memory_or_in_a_file_changes_no_bit(world: LayoutWorld, tmp_path: Path, layout: Layout) -> None:
     short = {"training__total_steps": 3, "training__deterministic": "SameLayout", "guards__checksum_every_steps": 1}
     offloaded = world.run(layout, tmp_path / "offloaded", **short, memory__cpu_offload=True)
+    in_file = world.run(layout, tmp_path / "file", **short, memory__nvme_offload={"path": str(tmp_path)})
     plain = world.run(layout, tmp_path / "plain", **short)
-    assert offloaded.losses == plain.losses
-    assert relative_difference(offloaded.state, plain.state) == dict.fromkeys(plain.state, 0.0)
+    for found in (offloaded, in_file):
+        assert found.losses == plain.losses
+        assert relative_difference(found.state, plain.state) == dict.fromkeys(plain.state, 0.0)
 
 
 def reference_of(layout: Layout) -> Result:

@@ -56,7 +56,11 @@ def test_sizes_that_do_not_multiply_out_are_refused_with_the_arithmetic() -> Non
 @pytest.mark.parametrize(
     ("change", "value", "message"),
     [
-        ("memory__nvme_offload", {"path": "/x"}, "memory.nvme_offload is not supported yet"),
+        (
+            "memory",
+            {"nvme_offload": {"path": "/x"}, "cpu_offload": True},
+            "memory.cpu_offload true is not supported yet with memory.nvme_offload; allowed: false",
+        ),
         (
             "training__global_batch_size",
             6,

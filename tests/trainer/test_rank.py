@@ -229,6 +229,12 @@ def _signals() -> Iterator[None]:
             id="what is not built",
         ),
         pytest.param(
+            {"memory": {"nvme_offload": {"path": "/nowhere"}}},
+            Cause.STORAGE_ERROR,
+            "memory.nvme_offload.path /nowhere: cannot be used: No such file or directory",
+            id="no volume for optimizer state",
+        ),
+        pytest.param(
             {"memory": {"activation_checkpointing": "selective", "activation_budget_gib": 1e-6}},
             Cause.CONFIG_INVALID,
             "memory.activation_budget_gib 1e-06: activations of",

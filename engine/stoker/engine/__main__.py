@@ -1,14 +1,16 @@
-"""`python -m stoker.engine --config FILE`: one engine replica."""
+"""`python -m stoker.engine --config FILE`: one engine replica, or one of its pods."""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from stoker.engine.config import EngineConfig
+from stoker.engine.member import run_member
 from stoker.engine.program import Environment, run_engine
+from stoker.engine.ranks.pod_place import find_place
 from stoker.pod.causes import EXIT_CODES, Cause
 from stoker.pod.command_line import CommandParser
 from stoker.pod.config_file import load
@@ -29,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         tracer = tracer_of("stoker-engine", os.environ)
         config = load(EngineConfig, arguments.config)
-        message = run_engine(config, Environment(pod_uid=os.environ.get("STOKER_POD_UID", ""), tracer=tracer))
+        message = run_pod(config, os.environ, tracer)
     except ValueError as error:
         message = TerminationMessage(cause=Cause.CONFIG_INVALID, detail=str(error))
     except OSError as error:
@@ -41,6 +43,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if config is not None and config.termination_log is not None:
         message.write(config.termination_log)
     return EXIT_CODES[message.cause]
+
+
+def run_pod(config: EngineConfig, environment: Mapping[str, str], tracer: Tracer) -> TerminationMessage:
+    """Run this pod's part of the replica: the engine, or further ranks of another pod's."""
+    place, uid = find_place(config, environment), environment.get("STOKER_POD_UID", "")
+    if place is not None and place.number > 0:
+        return run_member(config, place, uid)
+    return run_engine(config, Environment(pod_uid=uid, tracer=tracer))
 
 
 if __name__ == "__main__":

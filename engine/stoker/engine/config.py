@@ -168,6 +168,16 @@ class CacheEventsConfig(Config):
         return self.model_copy(update={**changes, **more})
 
 
+class ReplicaConfig(Config):
+    """The pods that compute as one replica. Each has as many tensor ranks as the others."""
+
+    pods: int = Field(default=1, ge=1, le=1024)
+    """Above 1 the environment has this pod's number (`STOKER_NODE_RANK`) and the address of pod 0 (`MASTER_ADDR`,
+    `MASTER_PORT`), which serves; the others compute."""
+    key_file: str | None = None
+    """File with the key by which the pods know each other: 32 bytes, or 64 hexadecimal digits. Needed above 1."""
+
+
 class EngineConfig(Config):
     """The whole configuration of one engine replica."""
 
@@ -200,5 +210,6 @@ class EngineConfig(Config):
     cache_events: CacheEventsConfig | None = None
     """Default: no events."""
     parallelism: EngineParallelismConfig = EngineParallelismConfig()
+    replica: ReplicaConfig = ReplicaConfig()
     grace_period_s: float = Field(default=30, gt=0)
     """Time from SIGTERM to SIGKILL, in which running requests may finish."""

@@ -58,8 +58,6 @@ class EnginePlan:
     num_seats: int
     tensor: int
     mixed_tokens: int | None = None
-    source_digest: str | None = None
-    """Digest under which the model was fetched from its URI."""
     """Prompt tokens of a step beside decodes, while few prompts wait; None: as many as fit."""
     overlap: bool = False
     """Prepare the next step while the device computes one."""
@@ -72,6 +70,10 @@ class EnginePlan:
     preemption: Preemption = "auto"
     timed: bool = False
     """Keep the device times of steps for a time line."""
+    pods: int = 1
+    """Pods that the ranks are spread over."""
+    source_digest: str | None = None
+    """Digest under which the model was fetched from its URI."""
 
 
 def plan_engine(config: EngineConfig, source: WeightsSource, others_free_bytes: int | None = None) -> EnginePlan:
@@ -105,6 +107,7 @@ def plan_engine(config: EngineConfig, source: WeightsSource, others_free_bytes: 
         max_batch_tokens=scheduler.max_batch_tokens,
         num_seats=min(scheduler.max_requests, scheduler.max_batch_tokens),
         tensor=config.parallelism.tensor,
+        pods=config.replica.pods,
         mixed_tokens=choose_mixed_tokens(config, source.config, device),
         overlap=device == "cuda" if scheduler.overlap is None else scheduler.overlap,
         graphs=config.graphs,
@@ -185,8 +188,15 @@ def refuse_uneven(config: EngineConfig, model: ModelConfig) -> None:
 
 def refuse_missing_gpus(config: EngineConfig, device: str) -> None:
     tensor, found = config.parallelism.tensor, torch.cuda.device_count() if device == "cuda" else 0
-    if device == "cuda" and tensor > found:
-        raise ConfigError(f"parallelism.tensor {tensor} needs as many GPUs, {found} are visible here")
+    if device == "cuda" and ranks_here(config) > found:
+        each = f" in each of {config.replica.pods} pods" if config.replica.pods > 1 else ""
+        needed = f"needs {ranks_here(config)} GPUs{each}" if each else "needs as many GPUs"
+        raise ConfigError(f"parallelism.tensor {tensor} {needed}, {found} are visible here")
+
+
+def ranks_here(config: EngineConfig) -> int:
+    """Tensor ranks of one pod."""
+    return config.parallelism.tensor // config.replica.pods
 
 
 def choose_device(name: str) -> str:
@@ -213,7 +223,7 @@ def choose_threads(config: EngineConfig) -> int:
     if config.deterministic:
         return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return config.threads or max(1, cores // (config.parallelism.tensor * config.parallelism.data))
+    return config.threads or max(1, cores // (ranks_here(config) * config.parallelism.data))
 
 
 def choose_mixed_tokens(config: EngineConfig, model: ModelConfig, device: str) -> int | None:
@@ -265,10 +275,10 @@ def count_blocks(
         weight_bytes = model.num_parameters * dtype.itemsize
         free = smallest_free_bytes(device, others_free_bytes)
         copies = config.parallelism.data
-        free -= weight_bytes // tensor if device == "cuda" else copies * weight_bytes
+        free -= weight_bytes // tensor if device == "cuda" else copies * weight_bytes // config.replica.pods
         pool_bytes = int(cache.memory_fraction * free)
         if device == "cpu":
-            pool_bytes = min(pool_bytes, CPU_CACHE_LIMIT_BYTES) // (tensor * copies)
+            pool_bytes = min(pool_bytes, CPU_CACHE_LIMIT_BYTES) // (ranks_here(config) * copies)
     if pool_bytes < block_bytes:
         raise ConfigError(f"cache: {pool_bytes} bytes hold no block of {block_bytes} bytes ({block_size} tokens)")
     return pool_bytes // block_bytes

@@ -1,31 +1,86 @@
-"""`python -m stoker.engine.worker_main`: a further rank as a process of its own, started by `ranks.workers`."""
+"""`python -m stoker.engine.worker_main`: a further rank as a process of its own.
+
+Started by `ranks.workers` in the leader's pod, with a socket to rank 0; by `member` in another pod of the replica,
+where it connects to the leader.
+"""
 
 from __future__ import annotations
 
 import argparse
 import logging
+import os
 import signal
 import socket
+from dataclasses import replace
+from importlib.metadata import version
 
+from stoker.engine.config import EngineConfig
+from stoker.engine.core.fetched_model import with_fetched_model
 from stoker.engine.core.kernel_warmup import warm_up_beside_weights
-from stoker.engine.ranks.link import Link
-from stoker.engine.ranks.worker import Worker
+from stoker.engine.plan import EnginePlan, choose_device
+from stoker.engine.ranks.handshake import reach_leader
+from stoker.engine.ranks.link import Link, LinkClosed
+from stoker.engine.ranks.pod_place import find_place
+from stoker.engine.ranks.wire import Join, pack
+from stoker.engine.ranks.worker import PodRank, Worker
+from stoker.pod.config_file import load
 
 
 def main() -> None:
     """Compute rank 0's steps until it closes the link."""
     parser = argparse.ArgumentParser(prog="python -m stoker.engine.worker_main", description=__doc__)
     parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--device", choices=["cpu", "cuda"], required=True)
-    parser.add_argument("--link", type=int, required=True, metavar="FD", help="open socket to rank 0")
+    place = parser.add_mutually_exclusive_group(required=True)
+    place.add_argument("--link", type=int, metavar="FD", help="open socket to rank 0")
+    place.add_argument("--config", metavar="FILE", help="EngineConfig of a pod that is not the leader's")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="needed with --link")
+    parser.add_argument("--told", type=int, metavar="FD", help="pipe for the rank's phases, with --config")
+    parser.add_argument("--parent", type=int, metavar="PID", help="ends when this process has, with --config")
     parser.add_argument("--log-level", default="INFO")
     arguments = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # rank 0 ends its ranks by closing their links
     shown = f"%(asctime)s %(levelname)s %(name)s rank {arguments.rank}: %(message)s"
     logging.basicConfig(level=arguments.log_level, format=shown)
+    if arguments.config is not None:
+        run_in_other_pod(arguments.rank, load(EngineConfig, arguments.config), arguments.told, arguments.parent)
+        return
     worker = Worker(arguments.rank, arguments.device, Link(socket.socket(fileno=arguments.link)))
     worker.run(warm_up_beside_weights)
+
+
+def run_in_other_pod(rank: int, config: EngineConfig, told: int, parent: int) -> None:
+    """Fetch the model if it is elsewhere, connect to the leader, and compute its steps.
+
+    Raises:
+        ValueError: the model or the configuration cannot be used.
+    """
+
+    def tell(phase: str) -> None:
+        os.write(told, f"{phase}\n".encode())
+
+    def alive() -> bool:
+        return os.getppid() == parent
+
+    place = find_place(config, os.environ)
+    assert place is not None, "the member's program has checked it"
+    device = choose_device(config.device)
+    fetched, digest = with_fetched_model(config, tell)
+
+    def localise(plan: EnginePlan) -> EnginePlan:
+        if digest != plan.source_digest:
+            raise ValueError(f"{config.model.path} has digest {digest} here and {plan.source_digest} at the leader")
+        return replace(plan, model_path=fetched.model.path)
+
+    tell("Joining")
+    try:
+        link = reach_leader(place.leader, place.key, alive)
+        link.send(pack(Join(rank, os.getpid(), place.name, version("stoker"))))
+    except LinkClosed:
+        os._exit(0)  # as in `worker`
+    tell("Loading")
+    pod = PodRank(rank - place.ranks.start, localise, tell, alive)
+    Worker(rank, device, link, pod=pod).run(warm_up_beside_weights)
 
 
 if __name__ == "__main__":

@@ -91,7 +91,6 @@ _TRAINER: Mapping[str, Row] = {
     "memory.zero_stage": only(0, 1, 2, 3),
     "memory.activation_checkpointing": only("none", "selective", "full"),
     "memory.cpu_offload": only(False, True),
-    "memory.nvme_offload": absent(),
 }
 _ENGINE: Mapping[str, Row] = {
     "kernels": _KERNELS,
@@ -122,11 +121,8 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
         "engine.kernels": _ENGINE["kernels"],
         "engine.attention": _ENGINE["attention"],
         **{f"pools[].{path}": row for path, row in _ENGINE.items() if path.startswith("parallelism.")},
-        "pools[].podsPerReplica": only(1),
     },
-    "EnginePool": {
-        "revisions[].template.podsPerReplica": only(1),
-    },
+    "EnginePool": {},
 }
 """Program or kind -> path -> what works. Programs have the names of their configuration, kinds those below `spec`."""
 
@@ -137,7 +133,9 @@ BESIDE_LORA: Mapping[str, Row] = {
 """Rows of a run that trains adapters (`lora`), beside those above. The trainer refuses a model with experts."""
 
 BESIDE_OFFLOAD: Mapping[str, Row] = {"optimization.optimizer": only("adam", "adamw")}
-"""Rows of a run with `memory.cpu_offload`: LAMB needs the norms of whole tensors before it changes any of them."""
+"""Rows of a run with `memory.cpu_offload` or `nvme_offload`: LAMB needs the norms of whole tensors before it changes
+any of them.
+"""
 
 BESIDE_BUDGET: Mapping[str, Row] = {
     "parallelism.pipeline": only(1),
@@ -166,6 +164,15 @@ BESIDE_ROLES: Mapping[str, Row] = {
 Blocks travel between engines of one rank, on the CPU, and land in the prefix cache.
 """
 
+BESIDE_PODS: Mapping[str, Mapping[str, Row]] = {
+    "InferenceDeployment": {"pools[].parallelism.data": only(1)},
+    "EnginePool": {"revisions[].template.role": only("colocated")},
+}
+"""Kind -> rows of its pools or revisions with several pods in a replica, beside those above.
+
+Such a replica is one tensor group, and its blocks do not travel.
+"""
+
 
 def refusals(program: str, config: Any, root: str = "") -> list[str]:
     """One line for each field that asks for what is not built, with its value and what is allowed.
@@ -182,6 +189,8 @@ def refusals(program: str, config: Any, root: str = "") -> list[str]:
         if _value_at(config, _own_path(program, "memory.cpu_offload"), False):
             condition = f" with {_own_path(program, 'memory.cpu_offload')} true"
             rows |= {_own_path(program, path): (row, condition) for path, row in BESIDE_OFFLOAD.items()}
+        if _value_at(config, _own_path(program, "memory.nvme_offload"), None) is not None:
+            rows |= _rows_beside_nvme(program)
         if (budget := _value_at(config, _own_path(program, "memory.activation_budget_gib"), None)) is not None:
             condition = f" with {_own_path(program, 'memory.activation_budget_gib')} {budget}"
             rows |= {_own_path(program, path): (row, condition) for path, row in BESIDE_BUDGET.items()}
@@ -191,12 +200,35 @@ def refusals(program: str, config: Any, root: str = "") -> list[str]:
         rows |= _attention_row(program, config)
     if program in _OF_TRAINER:
         rows |= _context_attention_row(program, config, rows)
+    found = _refused(config, rows, root)
+    if program in BESIDE_PODS:
+        beside = {path: (row, " with podsPerReplica above 1") for path, row in BESIDE_PODS[program].items()}
+        found += _refused(_of_several_pods(program, config), beside, root)
+    return found
+
+
+def _of_several_pods(kind: str, config: Any) -> Mapping[str, Any]:
+    """The part of the configuration whose replicas have several pods."""
+    name, path = (
+        ("pools", "podsPerReplica") if kind == "InferenceDeployment" else ("revisions", "template.podsPerReplica")
+    )
+    return {name: [item for _, item in values_at(config, f"{name}[]") if _value_at(item, path, 1) > 1]}
+
+
+def _refused(config: Any, rows: Mapping[str, tuple[Row, str]], root: str) -> list[str]:
+    """The lines for the fields whose values the rows do not allow."""
     return [
         f"{where}{_value(value)} is not supported yet{condition}; {row.hint}"
         for path, (row, condition) in rows.items()
         for where, value in values_at(config, path, root)
         if not row.allows(value)
     ]
+
+
+def _rows_beside_nvme(program: str) -> dict[str, tuple[Row, str]]:
+    condition = f" with {_own_path(program, 'memory.nvme_offload')}"
+    rows = {**BESIDE_OFFLOAD, "memory.cpu_offload": only(False)}
+    return {_own_path(program, path): (row, condition) for path, row in rows.items()}
 
 
 def _own_path(program: str, path: str) -> str:

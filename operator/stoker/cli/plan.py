@@ -101,7 +101,9 @@ def _memory_lines(plan: Plan) -> list[str]:
     if plan.gpu is not None:
         verdict = "fits" if plan.fits else "does not fit"
         total += f"   of {_gib(plan.gpu.memory_bytes).strip()} of an {plan.gpu.name}, with 4 for libraries: {verdict}"
-    return [_row("memory of a rank", "GiB"), *rows, total, _row("host, page-locked", _gib(memory.host))]
+    elsewhere = [_row("host, page-locked", _gib(memory.host))]
+    elsewhere += [_row("volume of nvmeOffload", _gib(memory.disk))] if memory.disk else []
+    return [_row("memory of a rank", "GiB"), *rows, total, *elsewhere]
 
 
 def _choice_lines(plan: Plan) -> list[str]:

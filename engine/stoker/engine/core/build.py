@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from stoker.engine.config import CacheEventsConfig, EngineConfig
@@ -39,6 +40,7 @@ from stoker.engine.execution.runner import Runner
 from stoker.engine.execution.step import Opening, StepInput, TableEntry
 from stoker.engine.plan import EnginePlan, plan_engine
 from stoker.engine.ranks.executor import Ranks
+from stoker.engine.ranks.pod_place import find_place
 from stoker.engine.ranks.workers import Workers
 from stoker.engine.sampling import SamplingParams
 from stoker.engine.transfer.fingerprint import root_digest
@@ -107,6 +109,13 @@ def publish_cache(config: CacheEventsConfig, blocks: BlockManager, device: str) 
     return publisher
 
 
+def build_in_pod(
+    environment: Mapping[str, str], config: EngineConfig, progress: Progress
+) -> tuple[LLMEngine, EnginePlan]:
+    """As `build_engine`, where the ranks of a replica of several pods come from the other pods."""
+    return build_engine(config, progress, partial(Workers, place=find_place(config, environment)))
+
+
 def grammar_compiler(source: WeightsSource, limits: ModelLimits) -> GrammarCompiler | None:
     """The compiler of output grammars; None for a model whose tokenizer it cannot use."""
     tokenizer = source.tokenizer_files.get("tokenizer.json")
@@ -139,8 +148,13 @@ def start_ranks(
     """Start the further ranks, plan again with their memory, and load all."""
     progress("StartingRanks")
     workers = start(plan.tensor, plan.device)
+
+    def waiting(pods: tuple[int, ...]) -> None:
+        progress(f"StartingRanks waiting for pods {', '.join(map(str, pods))}" if pods else "StartingRanks")
+
     try:
-        plan = plan_engine(config, source, workers.smallest_free_bytes())
+        free_bytes = workers.smallest_free_bytes(waiting)
+        plan = replace(plan_engine(config, source, free_bytes), source_digest=plan.source_digest)
         return Ranks(plan, workers, progress, warm_up_beside_weights), plan
     except BaseException:
         workers.close()

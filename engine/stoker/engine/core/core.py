@@ -13,9 +13,10 @@ import signal
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,7 +24,7 @@ import zmq
 
 from stoker.checkpoint.errors import CheckpointCorrupt
 from stoker.engine.config import EngineConfig
-from stoker.engine.core.build import build_engine, tokenizer_folder, warm_up
+from stoker.engine.core.build import build_engine, build_in_pod, tokenizer_folder, warm_up
 from stoker.engine.core.capture_pace import CapturePace
 from stoker.engine.core.compiling import CompilingRequests
 from stoker.engine.core.deltas import Addressed
@@ -109,7 +110,12 @@ Build = Callable[[EngineConfig, Callable[[str], None]], tuple[LLMEngine, EngineP
 
 
 def run_core(
-    config: EngineConfig, address: str, work_dir: str, parent: int | None = None, quiet: QuietLimits = QUIET
+    config: EngineConfig,
+    address: str,
+    work_dir: str,
+    parent: int | None = None,
+    quiet: QuietLimits = QUIET,
+    environment: Mapping[str, str] = os.environ,
 ) -> None:
     """Serve until `Stop`, a failure or the parent's death, then exit with the code of the cause.
 
@@ -120,7 +126,9 @@ def run_core(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the parent drains and stops its core by messages
     parent = os.getppid() if parent is None else parent
-    core = Core(config, address, Path(work_dir), parent_alive=lambda: os.getppid() == parent, quiet=quiet)
+    alive = lambda: os.getppid() == parent  # noqa: E731
+    build = partial(build_in_pod, environment)
+    core = Core(config, address, Path(work_dir), build=build, parent_alive=alive, quiet=quiet)
     cause = core.serve()
     logging.shutdown()
     sys.exit(EXIT_CODES[cause])

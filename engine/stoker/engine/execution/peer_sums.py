@@ -35,8 +35,8 @@ def group_sums(plan: EnginePlan, config: ModelConfig, ops: Ops, group: ProcessGr
     if group is None:
         return None
     sums = GroupSums(group, ops, ordered=plan.deterministic)
-    if plan.device != "cuda" or ops.kernels != "fused":
-        return sums
+    if plan.device != "cuda" or ops.kernels != "fused" or plan.pods > 1:
+        return sums  # memory of another host's GPUs cannot be mapped
     return peer_sums(sums, config.hidden_size, plan.dtype) or sums
 
 

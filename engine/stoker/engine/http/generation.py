@@ -22,6 +22,7 @@ from stoker.engine.http.load import LoadLedger
 from stoker.engine.http.metrics import FrontMetrics
 from stoker.engine.http.text import Detokenizer, OutputText, Piece
 from stoker.engine.sampling import SamplingParams
+from stoker.pod.causes import Cause
 from stoker.pod.tracing import NoTracer, Tracer
 
 Finish = Literal["stop", "length"]
@@ -217,7 +218,7 @@ class Generation:
         except RequestRefused as refused:
             raise from_refusal(refused) from refused
         except CoreLost as lost:
-            raise ApiError(503, f"The engine core has ended: {lost}", code="engine_lost", retry_after_s=1) from lost
+            raise _engine_lost(str(lost)) from lost
 
     def _text(self, job: Job) -> OutputText:
         """The text of one choice, still empty."""
@@ -339,4 +340,10 @@ def _given_up(delta: Delta) -> ApiError:
             code="aborted",
             retry_after_s=1,
         )
+    if delta.error is not None and delta.error.startswith(f"{Cause.RANK_FAILED}: "):
+        return _engine_lost(delta.error)  # the core ends with all its requests; another engine can go on
     return ApiError(500, f"The request failed: {delta.error or 'no reason was given'}", code="generation_failed")
+
+
+def _engine_lost(why: str) -> ApiError:
+    return ApiError(503, f"The engine core has ended: {why}", code="engine_lost", retry_after_s=1)

@@ -1,4 +1,5 @@
-"""Several ranks under one engine: rank 0 in the engine's process, each further one in a process of its own.
+"""Several ranks under one engine: rank 0 in the engine's process, each further one in a process of its own, on this
+machine or in another pod of the replica.
 
 All ranks compute every step together. Rank 0 sends a step to the others over a socket pair, as packed numbers; tensors
 travel through the ranks' process group. Every rank samples by itself, from the same logits with the same random
@@ -6,6 +7,9 @@ numbers, so no token has to travel; a digest of the tokens is compared about onc
 
 It imports `execution`; the core knows only the executor.
 
-Reading order: `wire`, `link`, `rendezvous`; `worker` is a further rank's loop; `watch` and `digests` are the rules by
-which ranks count as lost, `workers` owns the processes, `executor` is what the engine submits steps to.
+Ranks of other pods connect to the leader by TCP and prove the replica's key; everything else is alike.
+
+Reading order: `wire`, `link`, `rendezvous`; `pod_place`, `handshake` and `pod_links` are for other pods; `worker` is a
+further rank's loop; `watch` and `digests` are the rules by which ranks count as lost, `workers` owns the processes,
+`executor` is what the engine submits steps to.
 """

@@ -92,9 +92,9 @@ class Ranks:
             raise
 
     def _load(self, progress: Progress, beside_weights: BesideWeights) -> Runner:
-        meeting = MeetingPoint()
+        meeting = MeetingPoint(self.workers.host)
         try:
-            self.workers.send(Setup(self.plan, meeting.port))
+            self.workers.send(Setup(self.plan, meeting.port, meeting.host))
             loading = self._thread.submit(
                 lambda: self.load(self.plan, meeting.join(self.plan.tensor, self.plan.device), progress, beside_weights)
             )

@@ -35,6 +35,13 @@ class RankLimits:
 class RankRecord:
     """What is known of one rank."""
 
+    joined: bool = True
+    """Whether it has connected. A rank of another pod does so when that pod runs, and is not silent before."""
+    pod: str = ""
+    """Name of its pod, where that is another one."""
+    pid: int = 0
+    closed: bool = False
+    """Whether its connection has ended, which is all that is seen of the end of another pod's process."""
     ready: bool = False
     begun: int = 0
     """Steps begun."""
@@ -82,7 +89,7 @@ class RankWatch:
     def listen(self, now_s: float) -> None:
         """Add the time since the last call to everyone's silence."""
         if self._listened_s is not None:
-            for record in self.ranks.values():
+            for record in (found for found in self.ranks.values() if found.joined):
                 record.silence_s += min(now_s - self._listened_s, 2 * LISTEN_S)
         self._listened_s = now_s
 
@@ -96,16 +103,20 @@ class RankWatch:
         return named if now_s - self._sign_s >= self.limits.settle_s else None
 
     def _named(self, now_s: float) -> str | None:
-        killed = [rank for rank, record in self._further() if record.exit_code is not None and not record.error]
+        killed = [
+            rank
+            for rank, record in self._further()
+            if (record.exit_code is not None or record.closed) and not record.error
+        ]
         if killed:
-            return "; ".join(f"rank {rank} {_ended(self.ranks[rank].exit_code)}" for rank in killed)
+            return "; ".join(f"{self._name(rank)} {_ended(self.ranks[rank].exit_code)}" for rank in killed)
         silent = [rank for rank, record in self._further() if record.silence_s > self._silent_limit_s(record)]
         if silent:
-            return "; ".join(f"rank {rank} is silent for {self.ranks[rank].silence_s:.0f} s" for rank in silent)
+            return "; ".join(f"{self._name(rank)} is silent for {self.ranks[rank].silence_s:.0f} s" for rank in silent)
         failed = [(record.failed_s, rank) for rank, record in self.ranks.items() if record.failed_s is not None]
         if failed:
             _, rank = min(failed)
-            return f"rank {rank}: {self.ranks[rank].error}"
+            return f"{self._name(rank)}: {self.ranks[rank].error}"
         if self.parted is not None:
             return self.parted
         if self.differing:
@@ -119,6 +130,10 @@ class RankWatch:
         places = ", ".join(f"rank {rank} has begun {record.begun}" for rank, record in self._further())
         return f"a step has not ended in {now_s - self.step_since_s:.0f} s; steps: {places}"
 
+    def _name(self, rank: int) -> str:
+        pod = self.ranks[rank].pod
+        return f"rank {rank} in pod {pod}" if pod else f"rank {rank}"
+
     def _further(self) -> list[tuple[int, RankRecord]]:
         return [(rank, record) for rank, record in self.ranks.items() if rank]
 
@@ -127,5 +142,6 @@ class RankWatch:
 
 
 def _ended(code: int | None) -> str:
-    assert code is not None
+    if code is None:
+        return "has ended: its connection is closed"
     return f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"

@@ -1,8 +1,9 @@
 """The messages between rank 0 and a further rank, and their msgpack form. Numbers of a step travel as int32 arrays.
 
 Rank 0 sends `Setup` once, then each `Step` and `Capture` in the order in which it computes them itself. A further
-rank sends `Hello` when it is up, `Ready` when its part of the model is loaded, `Beat` about once a second, `StepFailed`
-where a step has an error, and `Failed` before it ends by one. The socket's end is the end of the other side.
+rank sends `Join` if it is of another pod, `Hello` when it is up, `Ready` when its part of the model is loaded, `Beat`
+about once a second, `StepFailed` where a step has an error, and `Failed` before it ends by one. The socket's end is the
+end of the other side.
 
 Sent and received by `workers` and `worker`.
 """
@@ -30,6 +31,7 @@ class Setup(NamedTuple):
 
     plan: EnginePlan
     port: int
+    host: str
 
 
 class Step(NamedTuple):
@@ -42,6 +44,15 @@ class Capture(NamedTuple):
     """Capture the graph of this shape, as rank 0 does now."""
 
     shape: PassShape
+
+
+class Join(NamedTuple):
+    """The first message of a rank of another pod."""
+
+    rank: int
+    pid: int
+    pod: str
+    version: str
 
 
 class Hello(NamedTuple):
@@ -82,9 +93,9 @@ class Failed(NamedTuple):
     error: str
 
 
-WorkerMessage = Hello | Ready | Beat | StepFailed | Failed
+WorkerMessage = Join | Hello | Ready | Beat | StepFailed | Failed
 RankMessage = Setup | Step | Capture
-_CLASSES: tuple[type[Any], ...] = (Setup, Step, Capture, Hello, Ready, Beat, StepFailed, Failed)
+_CLASSES: tuple[type[Any], ...] = (Setup, Step, Capture, Hello, Ready, Beat, StepFailed, Failed, Join)
 _TAGS = {cls: tag for tag, cls in enumerate(_CLASSES)}
 
 _NUMBERS = ("cleared", "seats", "starts", "lengths", "scored", "sample_chunks", "sample_seats")
@@ -96,8 +107,8 @@ def pack(message: RankMessage | WorkerMessage) -> bytes:
     match message:
         case Step(step=step):
             values: list[Any] = _step_values(step)
-        case Setup(plan=plan, port=port):
-            values = [_plan_values(plan), port]
+        case Setup(plan=plan, port=port, host=host):
+            values = [_plan_values(plan), port, host]
         case _:
             values = list(message)
     packed: bytes = msgpack.packb([_TAGS[type(message)], *values])
@@ -111,7 +122,7 @@ def unpack(frame: bytes) -> Any:
     if cls is Step:
         return Step(_step_of(values))
     if cls is Setup:
-        return Setup(_plan_of(values[0]), values[1])
+        return Setup(_plan_of(values[0]), *values[1:])
     if cls is Capture:
         return Capture(PassShape(*values[0]))
     return cls(*values)

@@ -11,7 +11,10 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import socket
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -34,11 +37,36 @@ MAX_ERROR = 2000
 """Characters of an error that are reported."""
 
 
+@dataclass(frozen=True)
+class PodRank:
+    """What is particular to a rank of another pod than the leader's."""
+
+    local_rank: int
+    """Number of its GPU in its pod."""
+    localise: Callable[[EnginePlan], EnginePlan]
+    """Return the plan with the model's place in this pod."""
+    tell: Callable[[str], None]
+    """Called with the rank's phase."""
+    alive: Callable[[], bool]
+    """Whether the pod's program still runs."""
+
+
+def addresses(link: Link, setup: Setup) -> tuple[str, str]:
+    """Return the address of rank 0 as this rank reaches it, and this rank's own towards it."""
+    if link.end.family == socket.AF_UNIX:
+        return setup.host, setup.host
+    return str(link.end.getpeername()[0]), str(link.end.getsockname()[0])
+
+
 class Worker:
     """One further rank."""
 
-    def __init__(self, rank: int, device: str, link: Link, load: LoadRunner = load_runner) -> None:
-        self.rank, self.device, self.link, self.load = rank, device, link, load
+    def __init__(
+        self, rank: int, device: str, link: Link, load: LoadRunner = load_runner, pod: PodRank | None = None
+    ) -> None:
+        """`pod`: what differs for a rank of another pod than the leader's."""
+        self.rank, self.device, self.link, self.load, self.pod = rank, device, link, load, pod
+        self.local_rank = rank if pod is None else pod.local_rank
         self._begun = 0
         self._done = (0, 0)
         """Steps whose tokens are known, and their digest: one value, because two threads use it."""
@@ -56,15 +84,20 @@ class Worker:
 
     def _compute(self, beside_weights: BesideWeights) -> None:
         if self.device == "cuda":
-            torch.cuda.set_device(self.rank)
+            torch.cuda.set_device(self.local_rank)
         self.link.send(pack(Hello(free_bytes(self.device))))
         threading.Thread(target=self._send_beats, name="beats", daemon=True).start()
         setup = unpack(self.link.receive())
         assert isinstance(setup, Setup)
         plan: EnginePlan = setup.plan
-        group = join(self.rank, plan.tensor, plan.device, setup.port)
+        if self.pod is not None:
+            plan = self.pod.localise(plan)
+        store, own = addresses(self.link, setup)
+        group = join(self.rank, plan.tensor, plan.device, (store, setup.port), own, self.local_rank)
         runner = self.load(plan, group, beside_weights=beside_weights)
         self.link.send(pack(Ready()))
+        if self.pod is not None:
+            self.pod.tell("Serving")
         threading.Thread(target=self._read_results, name="results", daemon=True).start()
         while True:
             match unpack(self.link.receive()):
@@ -99,9 +132,10 @@ class Worker:
     def _send_beats(self) -> None:
         pause = threading.Event()
         try:
-            while True:
+            while self.pod is None or self.pod.alive():
                 self.link.send(pack(Beat(self._begun, *self._done)))
                 pause.wait(BEAT_S)
+            os._exit(0)
         except LinkClosed:
             os._exit(0)  # as in `run`; the main thread may wait for a rank that has gone
 

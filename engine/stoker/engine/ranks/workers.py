@@ -1,4 +1,5 @@
-"""The processes of the further ranks, and the thread that watches them. A lost rank ends them all.
+"""The further ranks: processes of this pod, links to those of other pods, and the thread that watches them. A lost rank
+ends them all.
 
 Made by `core.build` before the plan, which needs the memory of every rank; then owned by the executor.
 """
@@ -19,11 +20,15 @@ from stoker.engine.execution.executor import RankState
 from stoker.engine.ranks.digests import TokenDigests
 from stoker.engine.ranks.failures import StepFailure, StepFailures
 from stoker.engine.ranks.link import Link, LinkClosed
+from stoker.engine.ranks.pod_links import PodLinks
+from stoker.engine.ranks.pod_place import PodPlace
+from stoker.engine.ranks.rendezvous import LOOPBACK
 from stoker.engine.ranks.watch import LISTEN_S, RankLimits, RankWatch
 from stoker.engine.ranks.wire import (
     Beat,
     Failed,
     Hello,
+    Join,
     RankMessage,
     Ready,
     StepFailed,
@@ -60,8 +65,13 @@ class Workers:
         command: WorkerCommand = worker_command,
         limits: RankLimits = RankLimits(),  # noqa: B008 - frozen
         clock: Callable[[], float] = time.monotonic,
+        place: PodPlace | None = None,
     ) -> None:
-        """Start the processes; they load nothing yet."""
+        """Start the processes; they load nothing yet.
+
+        Args:
+            place: of this pod, the leader, in a replica of several: ranks of the other pods come by themselves.
+        """
         self.size, self.device, self.clock = size, device, clock
         self.watch = RankWatch(size, limits)
         self.digests = TokenDigests()
@@ -75,7 +85,10 @@ class Workers:
         self._free_bytes: dict[int, int | None] = {}
         self._closing = threading.Event()
         self._selector = selectors.DefaultSelector()
-        for rank in range(1, size):
+        self._pods = PodLinks(place) if place is not None else None
+        for rank in place.others if place is not None else ():
+            self.watch.ranks[rank].joined = False
+        for rank in range(1, size if place is None else place.ranks_per_pod):
             self._start(rank, command)
         self._thread = threading.Thread(target=self._watch, name="ranks", daemon=True)
         self._thread.start()
@@ -90,13 +103,38 @@ class Workers:
                 process_group=0,  # Ctrl-C is for this process, which ends its ranks
             )
         self.links[rank] = Link(ours)
+        self.watch.ranks[rank].pid = self.processes[rank].pid
         self._selector.register(ours, selectors.EVENT_READ, rank)
 
     # Called by the engine's thread.
 
-    def smallest_free_bytes(self) -> int | None:
-        """Wait until every further rank is up; return the least free memory of their devices, where they know it."""
-        self.wait(lambda: len(self._free_bytes) == self.size - 1)
+    @property
+    def host(self) -> str:
+        """This pod's address towards the others; the loopback interface without them."""
+        remote = next((rank for rank in self.links if rank not in self.processes), None)
+        return LOOPBACK if remote is None else str(self.links[remote].end.getsockname()[0])
+
+    @property
+    def port(self) -> int | None:
+        """Port at which ranks of other pods join; None for a replica of one pod."""
+        return None if self._pods is None else self._pods.port
+
+    @property
+    def missing_pods(self) -> tuple[int, ...]:
+        """Numbers of the pods of which not all ranks have joined."""
+        return () if self._pods is None else self._pods.missing_pods
+
+    def smallest_free_bytes(self, waiting: Callable[[tuple[int, ...]], None] = lambda _: None) -> int | None:
+        """Wait until every further rank is up; return the least free memory of their devices, where they know it.
+
+        `waiting` is called with the numbers of the pods that have not joined yet.
+        """
+
+        def up() -> bool:
+            waiting(self.missing_pods)
+            return len(self._free_bytes) == self.size - 1
+
+        self.wait(up)
         return min((free for free in self._free_bytes.values() if free is not None), default=None)
 
     def wait_ready(self) -> None:
@@ -136,7 +174,7 @@ class Workers:
     def states(self) -> tuple[RankState, ...]:
         """The further ranks as of now."""
         return tuple(
-            RankState(rank, self.processes[rank].pid, record.done, round(record.silence_s, 2))
+            RankState(rank, record.pid, record.done, round(record.silence_s, 2))
             for rank, record in self.watch.ranks.items()
             if rank
         )
@@ -147,6 +185,9 @@ class Workers:
             return
         self._closing.set()
         self._thread.join()
+        if self._pods is not None:
+            self._pods.close()
+            self._take_joined()
         for link in self.links.values():
             link.close()  # a worker ends when its link does
         until_s = self.clock() + STOP_S
@@ -162,6 +203,7 @@ class Workers:
 
     def _watch(self) -> None:
         while not self._closing.is_set() and self.lost is None:
+            self._take_joined()
             for key, _ in self._selector.select(LISTEN_S):
                 self._read(key.data)
             now_s = self.clock()
@@ -178,12 +220,25 @@ class Workers:
         try:
             for frame in self.links[rank].arrived():
                 self._take(rank, unpack(frame))
-        except LinkClosed:
+        except LinkClosed as error:
             self._selector.unregister(self.links[rank])
+            if rank not in self.processes:
+                log.info("rank %d: %s", rank, error)
+                self.watch.ranks[rank].closed = True
+
+    def _take_joined(self) -> None:
+        """Take the ranks of other pods that have come."""
+        while self._pods is not None and not self._pods.joined.empty():
+            join, link = self._pods.joined.get()
+            self._take(join.rank, join)
+            self.links[join.rank] = link
+            self._selector.register(link, selectors.EVENT_READ, join.rank)
 
     def _take(self, rank: int, message: WorkerMessage) -> None:
         record = self.watch.heard(rank)
         match message:
+            case Join(pid=pid, pod=pod):
+                record.joined, record.pid, record.pod = True, pid, pod
             case Hello(free_bytes=free_bytes):
                 self._free_bytes[rank] = free_bytes
             case Ready():
@@ -201,5 +256,7 @@ class Workers:
         log.error("a rank is lost: %s", verdict)
         for process in self.processes.values():
             process.kill()
+        for link in self.links.values():
+            link.cut()  # ranks of other pods end when their link does
         self.lost = verdict
         self.on_lost()

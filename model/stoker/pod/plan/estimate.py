@@ -58,7 +58,12 @@ class Plan:
             "parameters": self.job.model.parameters,
             "layout": asdict(self.job.layout),
             "micro_batches": self.job.micro_batches,
-            "memory_bytes": {**self.fullest.parts(), "total": self.fullest.total, "host": self.fullest.host},
+            "memory_bytes": {
+                **self.fullest.parts(),
+                "total": self.fullest.total,
+                "host": self.fullest.host,
+                "disk": self.fullest.disk,
+            },
             "memory_bytes_by_pipeline_rank": [memory.total for memory in self.memory],
             "recomputed": list(self.recomputed.again),
             "recomputed_by_layer": [choice.shown() for choice in self.choices],

@@ -21,6 +21,8 @@ WIRE_BUFFERS = 2
 """Send buffers of the layers' buckets (`WIRE_DEPTH`)."""
 OFFLOAD_PIECE, OFFLOAD_WINDOWS = 1 << 24, 3
 """Elements of offloaded state that are copied and updated at once, and how many such windows the device has."""
+DISK_BUFFERS, DISK_THREADS = 6, 4
+"""Pieces of state in a file that host memory holds at once, and the threads that read and write them."""
 MOMENTS_BYTES, MASTER_BYTES, SUM_BYTES = 8, 4, 4
 
 
@@ -36,6 +38,8 @@ class Memory:
     """Send and receive buffers, gathered weights, logits, what backward needs for a moment."""
     host: float = 0.0
     """Page-locked memory of the host: the snapshot of a save, and offloaded state."""
+    disk: float = 0.0
+    """On the volume of `nvme_offload`: the state, and room for the copy that a save reads."""
 
     @property
     def total(self) -> float:
@@ -103,6 +107,9 @@ def _rank_memory(job: Job, rank: PipelineRank) -> Memory:
     if parameters.adapters is not None:
         adapters = job.value_bytes * parameters.adapters
         snapshot += job.value_bytes * sharded(job, parameters)
+    if job.offload == "nvme":
+        snapshot = DISK_BUFFERS * _offload_piece(job, parameters) * state_bytes(job)
+        snapshot += shard * MASTER_BYTES if job.precision == "fp32" else 0.0  # masters that a save copies
     return Memory(
         weights=job.value_bytes * (sharded(job, parameters) if stage == 3 else parameters.total) + adapters,
         gradients=_gradients(job, parameters, shard),
@@ -110,6 +117,7 @@ def _rank_memory(job: Job, rank: PipelineRank) -> Memory:
         activations=_activations(job, rank),
         buffers=_buffers(job, rank, parameters),
         host=snapshot + (state if job.offload == "host" else 0.0),
+        disk=2 * state if job.offload == "nvme" else 0.0,
     )
 
 
@@ -185,6 +193,11 @@ def _exchanged(job: Job, parameters: Parameters) -> float:
     stream = 2 * row * model.hidden_size if layout.tensor > 1 and layout.sequence_parallel else 0.0
     experts = 2 * row * model.experts_per_token * model.hidden_size if layout.expert > 1 else 0.0
     pipeline = 4 * row * model.hidden_size if layout.pipeline > 1 else 0.0
-    piece = min(OFFLOAD_PIECE, parameters.largest / (layout.state_shards if layout.zero_stage else 1))
-    window = OFFLOAD_WINDOWS * piece * state_bytes(job) if job.offload else 0.0
+    window = OFFLOAD_WINDOWS * _offload_piece(job, parameters) * state_bytes(job) if job.offload else 0.0
     return stream + context_buffers(job) + experts + pipeline + window
+
+
+def _offload_piece(job: Job, parameters: Parameters) -> float:
+    """Elements of offloaded state that are moved and updated at once."""
+    layout = job.layout
+    return min(OFFLOAD_PIECE, parameters.largest / (layout.state_shards if layout.zero_stage else 1))

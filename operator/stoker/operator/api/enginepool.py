@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field
 
 from stoker.operator.api.metadata import EditableStatus, Resource
 from stoker.operator.api.pool import Degree, Replicas, Role
+from stoker.operator.api.topology import PoolScheduling
 from stoker.operator.api.value import (
     ForeignName,
     Int32,
@@ -36,6 +37,7 @@ class EngineTemplate(Value):
     role: Role = "colocated"
     pods_per_replica: Degree = 1
     grace_period_seconds: Annotated[int, Field(ge=1, le=86400)] = 60
+    scheduling: PoolScheduling | None = None
     config: Opaque
     """Configuration file of the engine, without what differs between pods."""
     pod: Opaque

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from stoker.operator.api.pod_fields import POD_RULES, PodFields, ranks_per_pod
+from stoker.operator.api.topology import PoolScheduling
 from stoker.operator.api.value import Count, IntOrPercent, Seconds, Value, forbidden, rule, rules
 
 Role = Literal["colocated", "prefill", "decode"]
@@ -122,6 +123,7 @@ class Pool(PodFields):
     pods_per_replica: Degree = 1
     """Pods of one replica."""
     parallelism: EngineParallelism = EngineParallelism()
+    scheduling: PoolScheduling | None = None
     autoscaling: Autoscaling | None = None
     max_surge: IntOrPercent = 1
     """Replicas above `replicas` during a rollout: a number or a percentage."""

@@ -13,6 +13,7 @@ from stoker.operator.api.metadata import KeyRef, Resource
 from stoker.operator.api.model_spec import ModelFrom, ModelSpec
 from stoker.operator.api.pod_fields import POD_RULES, PodFields, Runtime
 from stoker.operator.api.storage import StorageSpec
+from stoker.operator.api.topology import Levels
 from stoker.operator.api.training_rules import (
     BUDGET_IS_SELECTIVE,
     QUEUE_FITS_BACKEND,
@@ -316,14 +317,6 @@ class Logging(Value):
     mlflow: Mlflow | None = None
 
 
-class Topology(Value):
-    """One level of closeness of the pods of an attempt."""
-
-    key: ForeignName
-    """Node label whose value the pods of one unit share: `nvidia.com/gpu.clique`."""
-    mode: Literal["Preferred", "Required"] = "Preferred"
-
-
 class Scheduling(Value):
     """Placement of the pods of an attempt."""
 
@@ -333,9 +326,7 @@ class Scheduling(Value):
     """`auto`: Kueue, if queueName is set, or Volcano, if installed, else `stoker`."""
     queue_name: ForeignName | None = None
     """Queue of Kueue or Volcano."""
-    topology: Annotated[
-        tuple[Topology, ...], Field(max_length=3, json_schema_extra={"x-kubernetes-list-type": "atomic"})
-    ] = ()
+    topology: Levels = ()
     """For the tensor groups, the model replicas with their pipelines, and the whole gang; narrowest first."""
     gang_timeout_seconds: Seconds = 60
     """Time after which a gang that was placed and is not fully scheduled is placed anew."""

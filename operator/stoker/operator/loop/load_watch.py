@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
 
 from stoker.operator.api.enginepool import EnginePool
 from stoker.operator.api.inferencedeployment import InferenceDeployment
@@ -27,9 +26,11 @@ from stoker.operator.domain.autoscaling.prediction import Goals
 from stoker.operator.domain.autoscaling.record import PoolScaling, first_record
 from stoker.operator.domain.autoscaling.rule import review
 from stoker.operator.domain.clock import Clock, timestamp
-from stoker.operator.domain.labels import DEPLOYMENT_UID, POOL, ROLE, PodRole
-from stoker.operator.domain.placement.gang import Gang
-from stoker.operator.domain.placement.node_capacity import NodeCapacity, pod_requests, required_terms
+from stoker.operator.domain.labels import DEPLOYMENT_UID, NODE_RANK, POOL, ROLE, PodRole
+from stoker.operator.domain.placement.gang import Level
+from stoker.operator.domain.placement.node_capacity import NodeCapacity
+from stoker.operator.domain.placement.place import count_placeable
+from stoker.operator.domain.placement.replica_gang import gang_of_replica
 from stoker.operator.domain.plan import Key, Object, Report
 from stoker.operator.domain.pods import ended, is_ready
 from stoker.operator.loop.store import Store, key_of
@@ -118,7 +119,8 @@ class LoadWatch:
     def _review(self, kept: _Pool, deployment: Object, live: EnginePool, pool: Pool, settings: Autoscaling) -> bool:
         """Review one pool; True when its deployment must look at the decision."""
         uid = deployment["metadata"]["uid"]
-        engines = [pod for pod in self.store.owned_by(live.metadata.uid or "") if pod["kind"] == "Pod"]
+        owned = self.store.owned_by(live.metadata.uid or "")
+        engines = [pod for pod in owned if pod["kind"] == "Pod" and (_label(pod, NODE_RANK) or "0") == "0"]
         routers = [
             pod for pod in self.store.labelled(DEPLOYMENT_UID, uid, "Pod") if _label(pod, ROLE) == PodRole.ROUTER
         ]
@@ -165,14 +167,9 @@ class LoadWatch:
         nodes = self.nodes()
         if nodes is None:
             return None
-        spec: Mapping[str, Any] = live.spec.revisions[0].template.pod.get("spec", {})
-        one = Gang(
-            requests=pod_requests(spec),
-            node_selector=spec.get("nodeSelector") or {},
-            tolerations=spec.get("tolerations") or (),
-            affinity_terms=required_terms(spec.get("affinity")),
-        )
-        return existing + sum(node.slots(one) for node in nodes if node.obstacle(one) is None)
+        template = live.spec.revisions[0].template
+        levels = [Level(found.key, found.mode) for found in template.scheduling.topology] if template.scheduling else []
+        return existing + count_placeable(gang_of_replica(template.pod, template.pods_per_replica), nodes, levels)
 
     def _engine_pool(self, deployment: Object, name: str) -> EnginePool | None:
         found = self.store.labelled(DEPLOYMENT_UID, deployment["metadata"]["uid"], "EnginePool")

@@ -29,7 +29,7 @@ from stoker.operator.domain.backoff import Jitter
 from stoker.operator.domain.clock import Clock, SystemClock
 from stoker.operator.domain.elastic import may_grow
 from stoker.operator.domain.goodput import read_ledger, totals
-from stoker.operator.domain.labels import ROLE, PodRole
+from stoker.operator.domain.labels import REPLICA, ROLE, PodRole
 from stoker.operator.domain.placement.node_capacity import NodeCapacity
 from stoker.operator.domain.plan import Event, Key, Object, Observed, Plan
 from stoker.operator.domain.pods import is_gated, label
@@ -153,6 +153,10 @@ class Operator:
             seen = replace(seen, scaling=self.loads.scaling(key))
         if seen is None or not self.settings.places_gangs:
             return seen
+        if key.kind == "EnginePool":
+            return self._with_pool_room(key, seen)
+        if key.kind != "TrainingJob":
+            return seen
         gated = any(map(is_gated, seen.of_kind("Pod")))
         if not gated and not may_grow(seen.resource):
             return seen
@@ -165,6 +169,16 @@ class Operator:
         if not gated:
             return seen
         return self.rooms.observed(key, seen, nodes)
+
+    def _with_pool_room(self, key: Key, seen: Observed) -> Observed:
+        """A pool with replicas that wait for nodes, and what these have left beside the pods of those replicas."""
+        pods = seen.of_kind("Pod")
+        waiting = {label(pod, REPLICA) or pod["metadata"]["name"] for pod in pods if is_gated(pod)}
+        if not waiting:
+            return seen
+        self._waiting_for_room.add(key)
+        own = {pod["metadata"]["uid"] for pod in pods if (label(pod, REPLICA) or pod["metadata"]["name"]) in waiting}
+        return replace(seen, nodes=self.capacity.nodes(without=own))
 
     def _free_nodes(self) -> tuple[NodeCapacity, ...] | None:
         return self.capacity.nodes() if self.settings.places_gangs else None

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.operator.api.engine_settings import DiskSettings, TransferSettings
-from stoker.operator.api.enginepool import EnginePool, Revision
+from stoker.operator.api.enginepool import EnginePool, EngineTemplate, Revision
 from stoker.operator.api.inferencedeployment import InferenceDeployment
 from stoker.operator.api.pool import Pool
 from stoker.operator.api.storage import StorageSpec
-from stoker.operator.domain.labels import DEPLOYMENT, DEPLOYMENT_UID, POOL, ROLE
+from stoker.operator.domain.labels import DEPLOYMENT, DEPLOYMENT_UID, NODE_RANK, POOL, REPLICA, REPLICA_PODS, ROLE
 from stoker.operator.domain.plan import Object
 from stoker.operator.domain.settings import Settings
 from stoker.operator.render.model_fetch import MODEL_CACHE_FOLDER, fetch_variables, fetch_volumes
@@ -37,7 +37,9 @@ from stoker.operator.render.pod import (
     render_pod,
     scratch_volume,
     with_config_map,
+    with_gate,
 )
+from stoker.operator.render.replica_key import replica_secret_name
 from stoker.operator.render.storage import BucketMounts, bucket_mounts, storage_root
 from stoker.operator.render.transfer_key import transfer_secret_name
 
@@ -46,6 +48,9 @@ PLACEHOLDER = "stoker-revision"
 """Name of the configuration's ConfigMap in a template; each revision has its own."""
 API_KEYS_FOLDER = "/etc/stoker-api-keys"
 TRANSFER_FOLDER = "/etc/stoker-transfer"
+REPLICA_FOLDER = "/etc/stoker-replica"
+REPLICA_PLACEHOLDER = "stoker-replica"
+"""Name of the Secret with the key of replicas in a template; each EnginePool has its own."""
 DISK_FOLDER = "/var/stoker/blocks"
 DISK_SLACK_BYTES = 64 * 2**20
 """Room of an emptyDir beyond its files, for folders and locks: a pod over its limit would be evicted."""
@@ -101,6 +106,7 @@ def engine_template(
         "role": pool.role,
         "podsPerReplica": pool.pods_per_replica,
         "gracePeriodSeconds": pool.grace_period_seconds,
+        **({"scheduling": pool.scheduling.to_wire()} if pool.scheduling is not None else {}),
         "config": _config(deployment, pool, source, settings),
         "pod": _pod_template(deployment, pool, source, settings),
     }
@@ -133,19 +139,65 @@ def engine_service(pool: EnginePool, resource: Object, settings: Settings) -> Ob
     }
 
 
-def disruption_budget(pool: EnginePool, resource: Object) -> Object:
-    """Render the budget by which at most one replica at a time may be evicted."""
+def disruption_budget(pool: EnginePool, resource: Object, wanted: Mapping[str, int]) -> Object:
+    """Render the budget by which at most one replica at a time may be evicted.
+
+    An eviction takes one pod, and the others of its replica with it. With several pods the budget is a number of pods
+    that must stay, because Kubernetes takes a number that may be missing as one of replicas (`/scale`).
+
+    Args:
+        wanted: replicas by revision.
+    """
+    sizes = {revision.name: revision.template.pods_per_replica for revision in pool.spec.revisions}
+    pods = sum(number * sizes[name] for name, number in wanted.items())
+    single = all(size == 1 for size in sizes.values())
+    limit = {"maxUnavailable": 1} if single else {"minAvailable": max(pods - 1, 0)}
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": metadata_of(resource, pool.metadata.name, "engine", pool_labels(pool)),
-        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": selector_of(pool)}},
+        "spec": {**limit, "selector": {"matchLabels": selector_of(pool)}},
     }
 
 
-def engine_pod(pool: EnginePool, resource: Object, revision: Revision, index: int) -> Object:
-    """Render one replica."""
-    name = f"{pool.metadata.name}-{revision.name}-{index}"
+def engine_pods(
+    pool: EnginePool, resource: Object, revision: Revision, index: int, settings: Settings
+) -> tuple[Object, ...]:
+    """Render the pods of one replica, the leader first."""
+    name, size = f"{pool.metadata.name}-{revision.name}-{index}", revision.template.pods_per_replica
+    pods = [_engine_pod(pool, resource, revision, f"{name}-{rank}" if rank else name) for rank in range(size)]
+    if size > 1:
+        pods = [_in_replica(pod, pool, name, rank, size, settings) for rank, pod in enumerate(pods)]
+    return tuple(map(with_gate, pods) if is_placed(revision.template, settings) else pods)
+
+
+def is_placed(template: EngineTemplate, settings: Settings) -> bool:
+    """Whether the operator chooses the nodes of a replica. A single pod without wishes is left to the scheduler."""
+    wishes = template.scheduling is not None and template.scheduling.topology
+    return settings.places_gangs and (template.pods_per_replica > 1 or bool(wishes))
+
+
+def _in_replica(pod: Object, pool: EnginePool, replica: str, rank: int, size: int, settings: Settings) -> Object:
+    """Return the pod with its place in a replica of several: labels, rendezvous, key."""
+    labels = {REPLICA: replica, REPLICA_PODS: str(size), NODE_RANK: str(rank)}
+    metadata = {**pod["metadata"], "labels": {**pod["metadata"]["labels"], **labels}}
+    address = pod_address(replica, pool.metadata.name, pool.metadata.namespace)
+    env = {"STOKER_NODE_RANK": str(rank), "MASTER_ADDR": address, "MASTER_PORT": str(settings.rendezvous_port)}
+    main, *others = pod["spec"]["containers"]
+    rendezvous = [{"name": key, "value": value} for key, value in env.items()]
+    containers = [{**main, "env": [*main.get("env", ()), *rendezvous]}, *others]
+    volumes = [_with_secret(volume, replica_secret_name(pool)) for volume in pod["spec"]["volumes"]]
+    return {**pod, "metadata": metadata, "spec": {**pod["spec"], "containers": containers, "volumes": volumes}}
+
+
+def _with_secret(volume: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Replace the placeholder of the replica's key by the pool's Secret."""
+    mine = volume.get("secret", {}).get("secretName") == REPLICA_PLACEHOLDER
+    return {**volume, "secret": {"secretName": name}} if mine else volume
+
+
+def _engine_pod(pool: EnginePool, resource: Object, revision: Revision, name: str) -> Object:
+    """Render one pod of a replica."""
     template: Mapping[str, Any] = revision.template.pod
     own = metadata_of(resource, name, "engine", {**pool_labels(pool), "revision": revision.name})
     user = template.get("metadata", {})
@@ -173,6 +225,12 @@ def selector_of(pool: EnginePool) -> dict[str, str]:
     return {DEPLOYMENT_UID: labels[DEPLOYMENT_UID], POOL: labels[POOL], ROLE: "engine"}
 
 
+def leader_selector(pool: EnginePool) -> dict[str, str]:
+    """Return labels that one pod of each replica has, so that whoever scales counts replicas."""
+    several = any(revision.template.pods_per_replica > 1 for revision in pool.spec.revisions)
+    return {**selector_of(pool), **({NODE_RANK: "0"} if several else {})}
+
+
 def _pod_template(
     deployment: InferenceDeployment, pool: Pool, source: ModelSource, settings: Settings
 ) -> dict[str, Any]:
@@ -189,6 +247,9 @@ def _pod_template(
     if pool.role != "colocated":
         key_secret = {"name": "stoker-transfer", "secret": {"secretName": transfer_secret_name(deployment)}}
         pairs.append((key_secret, {"name": "stoker-transfer", "mountPath": TRANSFER_FOLDER, "readOnly": True}))
+    if pool.pods_per_replica > 1:
+        key_secret = {"name": "stoker-replica", "secret": {"secretName": REPLICA_PLACEHOLDER}}
+        pairs.append((key_secret, {"name": "stoker-replica", "mountPath": REPLICA_FOLDER, "readOnly": True}))
     disk = deployment.spec.engine.cache.disk
     if disk is not None:
         pairs.append(_disk_volume(disk))
@@ -256,7 +317,15 @@ def _config(deployment: InferenceDeployment, pool: Pool, source: ModelSource, se
         "parallelism": pool.parallelism.model_dump(mode="json"),
         "grace_period_s": pool.grace_period_seconds,
         **_role_config(deployment, pool, settings),
+        **_replica_config(pool),
     }
+
+
+def _replica_config(pool: Pool) -> dict[str, Any]:
+    """Render the part of a replica of several pods; without it the configuration is as it was before there were any."""
+    if pool.pods_per_replica == 1:
+        return {}
+    return {"replica": {"pods": pool.pods_per_replica, "key_file": f"{REPLICA_FOLDER}/key"}}
 
 
 def _role_config(deployment: InferenceDeployment, pool: Pool, settings: Settings) -> dict[str, Any]:

@@ -40,7 +40,8 @@ def trainer_policies(job: TrainingJob, resource: Object, settings: Settings) -> 
 def engine_policies(pool: EnginePool, resource: Object, settings: Settings) -> tuple[Object, ...]:
     """Render the policy of a pool's engines: their port from routers, eval tasks, operator and metrics.
 
-    Engines of prefill and decode pools also reach each other's ports for blocks.
+    Engines of prefill and decode pools also reach each other's ports for blocks, the pods of replicas of several all
+    ports of each other.
     """
     wanted = settings.network_policies
     if wanted is None:
@@ -52,6 +53,8 @@ def engine_policies(pool: EnginePool, resource: Object, settings: Settings) -> t
     if any(revision.template.role != "colocated" for revision in pool.spec.revisions):
         engines = _pods({DEPLOYMENT_UID: uid, ROLE: "engine"})
         ingress += [_on_port(settings.transfer_port + offset, [engines]) for offset in (0, 1)]
+    if any(revision.template.pods_per_replica > 1 for revision in pool.spec.revisions):
+        ingress.append({"from": [_pods(selector_of(pool))]})  # collectives take any port
     return (_policy(metadata, selector_of(pool), ingress),)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from stoker.operator.api.pod_fields import PodFields, SmallPod
 from stoker.operator.domain.labels import PREFIX
 from stoker.operator.domain.plan import Object
-from stoker.operator.domain.pods import MAIN
+from stoker.operator.domain.pods import MAIN, PLACEMENT_GATE
 from stoker.operator.domain.settings import Settings
 from stoker.operator.domain.waiting import GPU
 
@@ -112,6 +112,12 @@ def render_pod(metadata: Mapping[str, Any], program: PodProgram, fields: SmallPo
     }
     merged: Object = merge_template(pod, fields.pod_template or {})
     return merged
+
+
+def with_gate(pod: Object) -> Object:
+    """Return a pod that waits until the operator has chosen the nodes of its gang."""
+    gates = [*pod["spec"].get("schedulingGates", ()), {"name": PLACEMENT_GATE}]
+    return {**pod, "spec": {**pod["spec"], "schedulingGates": gates}}
 
 
 def config_volume(config_map: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -20,7 +20,6 @@ from stoker.operator.api.trainingjob_status import Pinned
 from stoker.operator.domain.labels import JOB_UID, ROLE
 from stoker.operator.domain.placement.job_gang import gang_of_rendering
 from stoker.operator.domain.plan import Object
-from stoker.operator.domain.pods import PLACEMENT_GATE
 from stoker.operator.domain.schedulers import Scheduler
 from stoker.operator.domain.settings import Settings
 from stoker.operator.render.model_fetch import MODEL_CACHE_FOLDER, fetch_variables, fetch_volumes
@@ -47,6 +46,7 @@ from stoker.operator.render.pod import (
     render_pod,
     scratch_volume,
     with_config_map,
+    with_gate,
 )
 from stoker.operator.render.scheduling import for_scheduler
 from stoker.operator.render.storage import bucket_mounts, storage_root
@@ -165,7 +165,7 @@ def attempt_pods(
     gang = gang_of_rendering(pinned.rendered or {})
     pods = [_attempt_pod(job, resource, base, attempt, rank, settings) for rank in range(gang.size)]
     if scheduler == "stoker":
-        return tuple(map(_gated, pods) if is_placed(job, gang.size, settings) else pods)
+        return tuple(map(with_gate, pods) if is_placed(job, gang.size, settings) else pods)
     return tuple(for_scheduler(pod, scheduler, job, attempt, rank, gang) for rank, pod in enumerate(pods))
 
 
@@ -204,11 +204,6 @@ def _attempt_pod(
     rendezvous = [{"name": key, "value": value} for key, value in env.items()]
     spec["containers"] = [{**main, "env": [*main["env"], *rendezvous]}, *others]
     return {"apiVersion": "v1", "kind": "Pod", "metadata": own, "spec": spec}
-
-
-def _gated(pod: Object) -> Object:
-    gates = [*pod["spec"].get("schedulingGates", ()), {"name": PLACEMENT_GATE}]
-    return {**pod, "spec": {**pod["spec"], "schedulingGates": gates}}
 
 
 def _agent_url(job: TrainingJob, attempt: int, rank: int, base: Mapping[str, Any]) -> str:

@@ -34,6 +34,7 @@ from stoker.trainer.rank.bucket import EVERY_UNIT, Bucket, Decays, Reduction, ma
 from stoker.trainer.rank.clip import GradientNorm
 from stoker.trainer.rank.compile_clock import CompileClock
 from stoker.trainer.rank.context_share import share_batches
+from stoker.trainer.rank.disk_adam import DiskAdam
 from stoker.trainer.rank.fp8_weights import use_fp8
 from stoker.trainer.rank.frozen import Fill
 from stoker.trainer.rank.guards import Guards
@@ -60,9 +61,10 @@ from stoker.trainer.rank.saver import Saver
 from stoker.trainer.rank.savings import Savings
 from stoker.trainer.rank.skipped_batches import read_skipped, write_skipped
 from stoker.trainer.rank.snapshot import all_state_tensors, check_same_adapters, load_state
+from stoker.trainer.rank.state_file import StateFile
 from stoker.trainer.rank.train_step import ForwardPass, Passes
 from stoker.trainer.rank.weight_decay import decay_by_name
-from stoker.trainer.rank.zero import Zero, ZeroSettings
+from stoker.trainer.rank.zero import DiskPlace, Zero, ZeroSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +89,6 @@ def make_zero(
     `fill` writes the initial values of an empty model.
     """
     splits = mesh.dims.pipeline > 1 and config.parallelism.pipeline_schedule == "ZeroBubble"
-    settings = ZeroSettings(
-        stage=config.memory.zero_stage,
-        compute_dtype=DTYPES[config.memory.precision],
-        any_data_parallel=config.training.deterministic == "AnyDataParallel",
-        offload=config.memory.cpu_offload,
-    )
     parts = all_parts(model)
     decays = decay_by_name(parts, config.optimization.no_decay, whole_names(model))
     buckets = [
@@ -100,10 +96,19 @@ def make_zero(
         for stage, decoder in slices_of(model).items()
         for bucket in stage_buckets(stage, decoder, mesh, device, decays, splits=splits)
     ]
+    nvme = config.memory.nvme_offload
+    disk = DiskPlace(StateFile(nvme.path, mesh.rank), offload_piece(config, buckets)) if nvme is not None else None
+    settings = ZeroSettings(
+        stage=config.memory.zero_stage,
+        compute_dtype=DTYPES[config.memory.precision],
+        any_data_parallel=config.training.deterministic == "AnyDataParallel",
+        offload=config.memory.cpu_offload or disk is not None,
+        disk=disk,
+    )
     zero = Zero(
         buckets,
         mesh,
-        make_optimizer(config, model.ops, parts, mesh, buckets),
+        make_optimizer(config, model.ops, parts, mesh, buckets, disk),
         GradientNorm(model.ops, by_line=settings.any_data_parallel),
         settings,
         fill=fill,
@@ -148,15 +153,20 @@ def whole_names(model: Model) -> list[str]:
 
 
 def make_optimizer(
-    config: TrainerConfig, ops: Ops, parts: Sequence[Part], mesh: Mesh, buckets: Sequence[Bucket]
+    config: TrainerConfig,
+    ops: Ops,
+    parts: Sequence[Part],
+    mesh: Mesh,
+    buckets: Sequence[Bucket],
+    disk: DiskPlace | None = None,
 ) -> Optimizer:
     if config.optimization.optimizer != "lamb":
         adam = Adam(config.optimization, ops)
-        if not config.memory.cpu_offload:
-            return adam
-        plans = [bucket.plan for bucket in buckets]
-        largest = max(plan.numel if config.memory.zero_stage == 0 else plan.shard_numel for plan in plans)
-        return OffloadedAdam(adam, buckets[0].device, min(OFFLOAD_PIECE, largest))
+        if disk is not None:
+            return DiskAdam(adam, buckets[0].device, disk.piece, disk.file)
+        if config.memory.cpu_offload:
+            return OffloadedAdam(adam, buckets[0].device, offload_piece(config, buckets))
+        return adam
     return Lamb(
         config.optimization,
         ops,
@@ -164,6 +174,13 @@ def make_optimizer(
         by_line=config.training.deterministic == "AnyDataParallel",
         sizes=tensor_sizes(parts),
     )
+
+
+def offload_piece(config: TrainerConfig, buckets: Sequence[Bucket]) -> int:
+    """The elements of offloaded state that are moved and updated at once."""
+    plans = [bucket.plan for bucket in buckets]
+    largest = max(plan.numel if config.memory.zero_stage == 0 else plan.shard_numel for plan in plans)
+    return min(OFFLOAD_PIECE, largest)
 
 
 def reductions(decoder: Decoder, mesh: Mesh) -> Mapping[int, Reduction]:

@@ -185,7 +185,7 @@ class Loop:
         """End the attempt; the next one resumes from the last checkpoint without this batch."""
         if self._mesh.leads:
             self._guards.leave_out(batch)
-        self._mesh.world.exchange(torch.zeros(1, device=self._zero.states[0].master.device))  # the list is written
+        self._mesh.world.exchange(torch.zeros(1, device=self._zero.states[0].bucket.device))  # the list is written
         raise LossSpiked(
             f"step {self.progress.step + 1}: loss {loss:.6g} is above {self._guards.loss_limit:.6g}; the next attempt "
             f"resumes from the last checkpoint and leaves out batch {batch}"

@@ -126,10 +126,11 @@ class OffloadedAdam:
         with self._lanes.updating(numbers.scale):
             for state in states:
                 for piece in pieces_of(state, self._piece):
-                    self._update_piece(piece, numbers)
+                    self.update_piece(piece, numbers)
                 updated(state.bucket)
 
-    def _update_piece(self, piece: HeldState, numbers: UpdateNumbers) -> None:
+    def update_piece(self, piece: HeldState, numbers: UpdateNumbers) -> None:
+        """Queue the update of one piece, which is in host memory."""
         host, copied = offloaded(piece), piece.copied
         assert copied is not None, "the state is in host memory"
         window = self._next_window(len(host))

@@ -16,6 +16,7 @@ from stoker.model.kernels.adam import AdamStep
 from stoker.model.kernels.ops import Ops
 from stoker.trainer.protocol.config import OptimizationConfig
 from stoker.trainer.rank.bucket import Bucket
+from stoker.trainer.rank.state_file import DiskState
 
 
 class HostCopy:
@@ -46,6 +47,8 @@ class HeldState:
     """Memory into which the masters are rounded; None when it is the masters' own."""
     copied: HostCopy | None = None
     """Of state in host memory: its last copy there."""
+    disk: DiskState | None = None
+    """Of state in a file: the tensors of masters (if they are not the weights) and moments have a length alone."""
 
     @property
     def decay_end(self) -> int:

@@ -86,7 +86,8 @@ class Snapshots:
 
     On a GPU the memory is page-locked and allocated once. The copy runs beside the next forward and backward, bucket by
     bucket; only the next update waits for it, on the device. State that is in host memory is copied by a thread, for
-    which the next update's host waits. On the CPU the copy is made at once.
+    which the next update's host waits. On the CPU the copy is made at once. State in a file is kept there for the save,
+    which reads it bucket by bucket.
     """
 
     def __init__(self, zero: Zero, parts: Sequence[Part]) -> None:
@@ -103,7 +104,7 @@ class Snapshots:
 
         Else the first snapshot waits for it.
         """
-        if self._stream is not None and self._memory is None:
+        if self._stream is not None and self._memory is None and self._zero.settings.disk is None:
             allocator = ThreadPoolExecutor(max_workers=1, thread_name_prefix="snapshot")
             self._memory = allocator.submit(self._allocate)
             allocator.shutdown(wait=False)
@@ -111,7 +112,11 @@ class Snapshots:
     @property
     def ready(self) -> bool:
         """Whether a snapshot can start without waiting for memory."""
-        return self._stream is None or (self._memory is not None and self._memory.done())
+        return (
+            self._stream is None
+            or self._zero.settings.disk is not None
+            or (self._memory is not None and self._memory.done())
+        )
 
     def take(self) -> Iterator[HostPiece]:
         """The state as it is now.
@@ -119,6 +124,8 @@ class Snapshots:
         The pieces can be iterated in another thread, as their copies end; they are valid until the next `take`.
         """
         states = self._zero.held
+        if self._zero.settings.disk is not None:
+            return self._cut([_held_on_disk(state) for state in states], [None] * len(states))
         if self._stream is None:
             return self._cut([_copy_on_host(state) for state in states], [None] * len(states))
         self.prepare()
@@ -161,15 +168,26 @@ class Snapshots:
         state.hold(Pending(lambda: copied.before(torch.cuda.current_stream(device))))
         return copied
 
-    def _cut(self, host: Sequence[dict[str, Tensor]], copied: Sequence[Copied | None]) -> Iterator[HostPiece]:
-        for shards, event, items in zip(host, copied, self._pieces, strict=True):
+    def _cut(
+        self, host: Sequence[dict[str, Tensor] | Callable[[], dict[str, Tensor]]], copied: Sequence[Copied | None]
+    ) -> Iterator[HostPiece]:
+        for held, event, items in zip(host, copied, self._pieces, strict=True):
             if event is not None:
                 event.synchronize()
+            shards = held() if callable(held) else held  # of a file: one bucket at a time
             for item in items:
                 for kind, values in shards.items():
                     dtype = str(values.dtype).removeprefix("torch.")
                     tensor = TensorInfo(f"{kind}.{item.name}", item.shape, dtype)
                     yield HostPiece(tensor, item.box, item.flat, _bits(values[item.start : item.end]))
+
+
+def _held_on_disk(state: HeldBucket) -> Callable[[], dict[str, Tensor]]:
+    """A way to read a bucket's state as it is now, while further steps change it."""
+    if isinstance(state, BucketState):
+        return state.hold_state()
+    frozen = {kind: shard.detach().cpu() for kind, shard in state.shards().items()}
+    return lambda: frozen
 
 
 def _copy_on_host(state: HeldBucket) -> dict[str, Tensor]:

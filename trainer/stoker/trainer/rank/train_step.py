@@ -174,7 +174,7 @@ class TrainStep:
         self._clipping = clipping
         self.loss_scale = loss_scale
         self._router = passes.new_meter()
-        self._busy = BusyClock(zero.states[0].master.device)
+        self._busy = BusyClock(zero.states[0].bucket.device)
 
     def __call__(
         self,

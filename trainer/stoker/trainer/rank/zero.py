@@ -36,6 +36,7 @@ from stoker.trainer.rank.offload import host_memory, updated_here
 from stoker.trainer.rank.optimizer import HeldState, HostCopy, Optimizer, UpdateNumbers
 from stoker.trainer.rank.ordered_sum import sum_in_order
 from stoker.trainer.rank.pipeline.tied_table import TiedTable
+from stoker.trainer.rank.state_file import DiskState, StateFile
 
 MOMENTS = ("optimizer.exp_avg", "optimizer.exp_avg_sq")
 STATE_KINDS = (WEIGHTS, *MOMENTS)
@@ -49,6 +50,15 @@ On CPUs the number of buckets whose reduction may be in flight from stage 2 on, 
 """
 
 
+@dataclass(frozen=True)
+class DiskPlace:
+    """Where optimizer state is kept in a file."""
+
+    file: StateFile
+    piece: int
+    """Elements of a row that are read and written at once."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ZeroSettings:
     stage: int
@@ -56,7 +66,9 @@ class ZeroSettings:
     compute_dtype: torch.dtype
     """Dtype of the parameters that forward and backward use."""
     offload: bool = False
-    """Optimizer state is in host memory."""
+    """Optimizer state is in host memory, or in a file."""
+    disk: DiskPlace | None = None
+    """The file, if it is in one."""
     any_data_parallel: bool
     """Add micro-batch gradients by recursive halving, so that the sum does not depend on the number of ranks."""
 
@@ -176,6 +188,8 @@ class Zero:
         for handle in self._hooks:
             handle.remove()
         self._hooks.clear()
+        if self.settings.disk is not None:
+            self.settings.disk.file.close()
 
     def begin_step(self, num_micro_batches: int) -> None:
         """Discard the last step's gradients."""
@@ -271,7 +285,7 @@ class Zero:
             trained.wait_update()
             trained.wait_host()
         for state in self.held:
-            fill(state, state.shards())
+            fill(state, state.begin_fill() if isinstance(state, BucketState) else state.shards())
             state.spread_shards()
         if self.gathered is not None:
             self.gathered.discard()
@@ -306,8 +320,11 @@ class BucketState:
         self._loan: Loan | None = None
         self._num_sent = 0
         self._updating: Pending = DONE
-        self.copied = HostCopy() if settings.offload else None
+        self.copied = HostCopy() if settings.offload and settings.disk is None else None
         """Of state in host memory: its last copy there."""
+        self.disk: DiskState | None = None
+        """State in a file. The tensors here then have a length alone."""
+        self._filling: tuple[Tensor, Tensor, Tensor] | None = None
         self.master = self._build_master(fill)
         self.weights = self.master.to(settings.compute_dtype) if self.shards_weights else self.master.new_empty(0)
         """Stage 3: this rank's shard of the parameters; the masters themselves when those are fp32 too."""
@@ -316,6 +333,8 @@ class BucketState:
         self.exp_avg_sq = self._placed(torch.zeros_like(self.master))
         if settings.compute_dtype != torch.float32:  # else the masters are the weights
             self.master = self._placed(self.master)
+        if settings.disk is not None:
+            self._move_to_disk(settings.disk)
         self.squares = norm.new_squares(bucket.plan.shard_numel, bucket.device)
         """Squares of this rank's shard of the reduced gradient, in the form of `GradientNorm`."""
         self._total = partial(norm.total, self.squares)
@@ -341,7 +360,20 @@ class BucketState:
 
     def _placed(self, held: Tensor) -> Tensor:
         """State where it stays: on the device, or with offload in host memory."""
-        return host_memory(held) if self._settings.offload else held
+        return host_memory(held) if self._settings.offload and self._settings.disk is None else held
+
+    def _move_to_disk(self, place: DiskPlace) -> None:
+        on_disk = self._on_disk(self.held())
+        self.disk = DiskState(place.file, len(on_disk), self.master.numel(), place.piece)
+        self.disk.fill(torch.stack([held.cpu() for held in on_disk]))
+        lengths = [held.to("meta") for held in on_disk]
+        self.exp_avg, self.exp_avg_sq = lengths[-2:]
+        if len(lengths) == 3:
+            self.master = lengths[0]
+
+    def _on_disk(self, held: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
+        """What of the state is in the file: moments, and masters that are not the weights themselves."""
+        return held[1:] if self._settings.compute_dtype == torch.float32 else held
 
     @property
     def communicator(self) -> Communicator:
@@ -358,11 +390,41 @@ class BucketState:
 
     def shards(self) -> dict[str, Tensor]:
         """This rank's shard by state kind, as views: valid until the next update changes them."""
-        return dict(zip(self.kinds, (self.owned(held) for held in self.held()), strict=True))
+        return self._by_kind(self.held())
 
     def held(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Master weights and moments: this rank's shard, at stage 0 all of them."""
+        """Master weights and moments: this rank's shard, at stage 0 all of them. Of a file: copies in host memory."""
+        if self._filling is not None:
+            return self._filling
+        if self.disk is not None:
+            return self._with_rows(self.disk.read())
         return self.master, self.exp_avg, self.exp_avg_sq
+
+    def _with_rows(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        *masters, exp_avg, exp_avg_sq = rows.unbind(0)
+        return masters[0] if masters else self.master, exp_avg, exp_avg_sq
+
+    def begin_fill(self) -> dict[str, Tensor]:
+        """This rank's shard by state kind, to be written before `spread_shards`."""
+        if self.disk is not None:
+            self._filling = self.held()
+        return self.shards()
+
+    def hold_state(self) -> Callable[[], dict[str, Tensor]]:
+        """State in a file: keep what is there now for a save. The result reads it, in any thread."""
+        assert self.disk is not None, "the state is in a file"
+        rows = self.disk.hold()
+        if len(self._on_disk(self.held_lengths())) == 3:
+            return lambda: self._by_kind(self._with_rows(rows()))
+        master = self.master.detach().cpu().clone()  # the weights themselves, which the next update changes
+        return lambda: self._by_kind((master, *rows().unbind(0)))
+
+    def held_lengths(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Master and moments as this object has them."""
+        return self.master, self.exp_avg, self.exp_avg_sq
+
+    def _by_kind(self, held: Sequence[Tensor]) -> dict[str, Tensor]:
+        return dict(zip(self.kinds, map(self.owned, held), strict=True))
 
     def begin_step(self, num_micro_batches: int) -> None:
         self.closed = False
@@ -438,6 +500,7 @@ class BucketState:
             exp_avg_sq=self.exp_avg_sq,
             parameters=self._parameters(),
             copied=self.copied,
+            disk=self.disk,
         )
 
     def _parameters(self) -> Tensor | None:
@@ -478,7 +541,10 @@ class BucketState:
                 held.copy_(whole)
         parameters = self._parameters()
         if parameters is not None:
-            parameters.copy_(self.master)
+            parameters.copy_(self.held()[0])
+        if self.disk is not None and self._filling is not None:
+            self.disk.fill(torch.stack([held.cpu() for held in self._on_disk(self._filling)]))
+            self._filling = None
         self.start_gather()
 
 

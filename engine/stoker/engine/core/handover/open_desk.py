@@ -21,6 +21,7 @@ from stoker.engine.core.handover.office import Front, Office
 from stoker.engine.core.handover.peer_post import PeerPost, curve_keys
 from stoker.engine.execution.executor import InProcess
 from stoker.engine.execution.runner import Runner
+from stoker.engine.key_file import read_key
 from stoker.engine.plan import EnginePlan, parse_listen
 from stoker.engine.transfer.port import PROVIDES, Require
 from stoker.engine.transfer.zone_memory import SharedZone
@@ -68,20 +69,6 @@ def open_desk(
     )  # fmt: skip
     shown = f"[{host}]" if ":" in host else host
     return Desk(office, endpoint=f"{shown}:{post.port}", unmet=unmet(transfer.require, transfer.transports))
-
-
-def read_key(path: str) -> bytes:
-    """The 32 bytes of a key file. Raises ConfigError."""
-    try:
-        content = Path(path).read_bytes()
-        key = content if len(content) == 32 else bytes.fromhex(content.decode("ascii").strip())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"transfer.key_file {path}: {error}") from error
-    if len(key) != 32 or not any(key):
-        raise ConfigError(
-            f"transfer.key_file {path}: 32 bytes or 64 hexadecimal digits are needed, got {len(key)} bytes"
-        )
-    return key
 
 
 def unmet(require: Require, transports: Sequence[str]) -> str:

@@ -66,6 +66,13 @@ def place(
     return Placement(names, tuple(_relaxed(chosen, labels, gang, levels)))
 
 
+def count_placeable(gang: Gang, nodes: Sequence[NodeCapacity], levels: Sequence[Level] = ()) -> int:
+    """How many gangs of this kind have room at once, with every required level kept."""
+    usable = {node.name: node for node in nodes if node.obstacle(gang) is None}
+    slots = {name: node.slots(gang) for name, node in usable.items()}
+    return _Packing({name: usable[name].labels for name in usable}).room(slots, _steps(gang, levels))
+
+
 def _steps(gang: Gang, levels: Sequence[Level]) -> tuple[_Step, ...]:
     """The division of the gang, outermost first; the last step is a tensor group that prefers one node."""
     counts = (1, gang.stages, gang.replicas)

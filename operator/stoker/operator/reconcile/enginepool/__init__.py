@@ -5,7 +5,7 @@ It alone makes, drains and deletes engine pods. Reading order:
 * `reconcile` is the story of one pass;
 * `view` sorts what is observed;
 * `replicas` decides which pods come and go, `step` does so on bare numbers;
-* `drain` takes a pod away without losing a request, `failures` spaces out replacements;
+* `drain` takes a replica away without losing a request, `failures` spaces out replacements, `bind` chooses nodes;
 * `phase` puts the result into one word and one line, `status` derives the whole status from view and outcome.
 
 It may import `api`, `domain`, `render` and the shared modules of `reconcile`. It performs no I/O and keeps no state:

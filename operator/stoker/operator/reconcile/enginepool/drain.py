@@ -1,6 +1,6 @@
-"""Take an engine pod away without losing a request: cordon, wait for the routers, drain, delete. Pure.
+"""Take a replica away without losing a request: cordon, wait for the routers, drain, delete all its pods. Pure.
 
-Called by `replicas` for each pod that must go.
+Its leader answers requests, so the leader drains. Called by `replicas` for each replica that must go.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from datetime import datetime, timedelta
 
 from stoker.operator.domain.plan import ControlCall, Object, Patch, Ref
 from stoker.operator.domain.pods import ref_of
-from stoker.operator.reconcile.enginepool.view import DRAINING, PoolView, draining, leaving
+from stoker.operator.reconcile.enginepool.replica import DRAINING, Replica, leaving
+from stoker.operator.reconcile.enginepool.view import PoolView
 
 LOOK_AGAIN_S = 1.0
 
@@ -26,52 +27,55 @@ class DrainStep:
     requeue_after_s: float | None = None
 
 
-def cordon_pods(pods: Sequence[Object]) -> tuple[Patch, ...]:
-    """Label the pods as draining: the deployment's reconcile then takes them out of the routers' snapshot."""
-    return tuple(Patch(ref_of(pod), {"metadata": {"labels": {DRAINING: "true"}}}) for pod in pods)
+def cordon(replicas: Sequence[Replica]) -> tuple[Patch, ...]:
+    """Label the replicas as draining: the deployment's reconcile then takes them out of the routers' snapshot."""
+    body = {"metadata": {"labels": {DRAINING: "true"}}}
+    return tuple(Patch(ref_of(pod), body) for replica in replicas for pod in replica.pods)
 
 
-def advance_drains(view: PoolView, dropped: Sequence[Object]) -> DrainStep:
-    """The next step for every cordoned pod.
+def advance_drains(view: PoolView, dropped: Sequence[Replica]) -> DrainStep:
+    """The next step for every cordoned replica.
 
     Args:
-        dropped: pods that serve no request; they are deleted at once.
+        dropped: replicas that serve no request; all their pods are deleted at once.
     """
     calls: list[ControlCall] = []
-    delete = [ref_of(pod) for pod in dropped if not leaving(pod)]
-    waiting = [pod for pod in view.pods if draining(pod) and not leaving(pod) and pod not in dropped]
-    for pod in waiting:
-        if _is_drained(view, pod) or _draining_for_s(view, pod) > view.settings.drain_timeout_s:
-            delete.append(ref_of(pod))
-        elif _drain_was_requested(view, pod):
+    gone = list(dropped)
+    waiting = [found for found in view.replicas if found.draining and not found.leaving and found not in dropped]
+    for replica in waiting:
+        leader = replica.first
+        if _is_drained(view, leader) or _draining_for_s(view, leader) > view.settings.drain_timeout_s:
+            gone.append(replica)
+        elif _drain_was_requested(view, leader):
             continue
-        elif _out_of_snapshots(view, pod) or _draining_for_s(view, pod) > view.settings.router_acknowledge_s:
-            body = {"id": pod["metadata"]["uid"], "deadline_s": view.settings.drain_timeout_s}
-            calls.append(ControlCall(ref_of(pod), "POST", "/drain", body))
+        elif _out_of_snapshots(view, leader) or _draining_for_s(view, leader) > view.settings.router_acknowledge_s:
+            body = {"id": leader["metadata"]["uid"], "deadline_s": view.settings.drain_timeout_s}
+            calls.append(ControlCall(ref_of(leader), "POST", "/drain", body))
+    delete = [ref_of(pod) for replica in gone for pod in replica.pods if not leaving(pod)]
     return DrainStep(calls=tuple(calls), delete=tuple(delete), requeue_after_s=LOOK_AGAIN_S if waiting else None)
 
 
-def least_loaded(view: PoolView, pods: Sequence[Object], number: int) -> tuple[Object, ...]:
-    """The `number` pods with the fewest requests; among equals the first by name."""
+def least_loaded(view: PoolView, replicas: Sequence[Replica], number: int) -> tuple[Replica, ...]:
+    """The `number` replicas with the fewest requests; among equals the first by name."""
 
-    def load(pod: Object) -> tuple[int, str]:
-        report = view.report(pod) or {}
-        return int(report.get("running") or 0) + int(report.get("waiting") or 0), pod["metadata"]["name"]
+    def load(replica: Replica) -> tuple[int, str]:
+        report = view.report(replica.first) or {}
+        return int(report.get("running") or 0) + int(report.get("waiting") or 0), replica.name
 
-    return tuple(sorted(pods, key=load)[:number])
+    return tuple(sorted(replicas, key=load)[:number])
 
 
-def releasable_pods(
-    view: PoolView, ready: Sequence[Object], surplus: Sequence[Object], needed: int
-) -> tuple[Object, ...]:
-    """The pods of `surplus` that may be cordoned while `needed` pods stay that every Ready router has found healthy.
+def releasable(
+    view: PoolView, ready: Sequence[Replica], surplus: Sequence[Replica], needed: int
+) -> tuple[Replica, ...]:
+    """The replicas of `surplus` that may be cordoned while `needed` stay that every Ready router has found healthy.
 
-    A Ready pod gets requests only after the routers have probed it. Until then the pod that it replaces must stay.
+    A Ready replica gets requests only after the routers have probed it. Until then the one that it replaces must stay.
     """
-    staying = [pod for pod in ready if pod not in surplus and _is_admitted(view, pod)]
+    staying = [found for found in ready if found not in surplus and _is_admitted(view, found.first)]
     missing = max(needed - len(staying), 0)
-    kept = sorted(surplus, key=lambda pod: not _is_admitted(view, pod))[:missing]
-    return tuple(pod for pod in surplus if pod not in kept)
+    kept = sorted(surplus, key=lambda found: not _is_admitted(view, found.first))[:missing]
+    return tuple(found for found in surplus if found not in kept)
 
 
 def _is_admitted(view: PoolView, pod: Object) -> bool:

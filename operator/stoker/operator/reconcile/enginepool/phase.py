@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from stoker.operator.api.enginepool import PoolPhase
 from stoker.operator.domain.conditions import Health
-from stoker.operator.domain.pods import ended, is_ready, waiting_reason
+from stoker.operator.domain.pods import is_ready, waiting_reason
 from stoker.operator.domain.waiting import missing_volume, mounting
 from stoker.operator.reconcile.enginepool.outcome import Failures
-from stoker.operator.reconcile.enginepool.view import FAILURES_TO_STALL, PoolView, draining, revision_of
+from stoker.operator.reconcile.enginepool.view import FAILURES_TO_STALL, PoolView
 
 
 @dataclass(frozen=True)
@@ -24,16 +24,16 @@ class PoolState:
     message: str | None = None
 
 
-def pool_state(view: PoolView, failures: Failures) -> PoolState:
-    """The state of the pool as observed, after `failures`."""
+def pool_state(view: PoolView, failures: Failures, unplaced: str | None = None) -> PoolState:
+    """The state of the pool as observed, after `failures`. `unplaced`: why a replica has no nodes."""
     wanted = sum(view.wanted.values())
-    ready = sum(is_ready(pod) for pod in view.serving)
-    updated = sum(is_ready(pod) and revision_of(pod) in view.shared for pod in view.serving)
-    others = [pod for pod in view.pods if not ended(pod) and revision_of(pod) not in view.shared]
-    split = all(sum(revision_of(pod) == name for pod in view.serving) == number for name, number in view.wanted.items())
+    ready = sum(found.ready for found in view.serving)
+    updated = sum(found.ready and found.revision in view.shared for found in view.serving)
+    others = [found for found in view.replicas if not found.broken and found.revision not in view.shared]
+    split = all(sum(found.revision == name for found in view.serving) == number for name, number in view.wanted.items())
     if updated == wanted and not others and len(view.serving) == wanted and split:
         return _complete_state(view)
-    why = _reason_not_ready(view)
+    why = f": {unplaced}" if unplaced else _reason_not_ready(view)
     last = (failures.last or "") if failures.count else ""
     if others:
         text = f"{updated} of {wanted} replicas are updated{why}{f'; last failure: {last}' if last else ''}"
@@ -49,10 +49,10 @@ def pool_state(view: PoolView, failures: Failures) -> PoolState:
 
 
 def _complete_state(view: PoolView) -> PoolState:
-    """The wanted pods are ready; others may still be draining."""
-    leaving_pods = sum(draining(pod) for pod in view.pods)
-    if leaving_pods:
-        return PoolState(Health.PROGRESSING, "Scaling", f"draining engines: {leaving_pods}")
+    """The wanted replicas are ready; others may still be draining."""
+    draining = sum(found.draining for found in view.replicas)
+    if draining:
+        return PoolState(Health.PROGRESSING, "Scaling", f"draining engines: {draining}")
     if view.pool.spec.replicas == 0:
         return PoolState(Health.IDLE, "ScaledToZero", "scaled to zero: spec.replicas is 0")
     return PoolState(Health.READY, "Serving")
@@ -60,7 +60,7 @@ def _complete_state(view: PoolView) -> PoolState:
 
 def _reason_not_ready(view: PoolView) -> str:
     """`: ` and what the first replica that is not ready waits for; empty when that is not known."""
-    for pod in view.serving:
+    for pod in (pod for found in view.serving if not found.ready for pod in found.pods):
         if is_ready(pod):
             continue
         spec = view.target.template.pod.get("spec", {})

@@ -11,6 +11,7 @@ from datetime import datetime
 from stoker.operator.domain.conditions import Health
 from stoker.operator.domain.plan import Observed, Plan
 from stoker.operator.domain.settings import Settings
+from stoker.operator.reconcile.enginepool.bind import bind
 from stoker.operator.reconcile.enginepool.failures import count_failures
 from stoker.operator.reconcile.enginepool.outcome import PoolOutcome
 from stoker.operator.reconcile.enginepool.phase import pool_state
@@ -34,7 +35,8 @@ def _reject_spec(view: PoolView) -> PoolOutcome:
 
 def _keep_replicas(view: PoolView) -> PoolOutcome:
     failures, events = count_failures(view)
-    state = pool_state(view, failures)
+    binding = bind(view)
+    state = pool_state(view, failures, binding.waiting)
     return PoolOutcome(
         health=state.health,
         phase=state.phase,
@@ -42,5 +44,6 @@ def _keep_replicas(view: PoolView) -> PoolOutcome:
         message=state.message,
         explanation=state.message or f"{view.pool.spec.replicas} replicas are ready",
         failures=failures,
-        plan=replace(plan_replicas(view), events=events),
+        conditions=binding.conditions,
+        plan=replace(plan_replicas(view, binding), events=(*events, *binding.events)),
     )

@@ -13,10 +13,11 @@ from stoker.operator.domain.plan import Object, Plan
 from stoker.operator.domain.pods import ended, is_ready
 from stoker.operator.domain.text import shortened
 from stoker.operator.reconcile.enginepool.outcome import PoolFields, PoolOutcome
-from stoker.operator.reconcile.enginepool.view import PoolView, draining, leaving, revision_of
+from stoker.operator.reconcile.enginepool.replica import draining, is_leader, revision_of
+from stoker.operator.reconcile.enginepool.view import PoolView
 from stoker.operator.reconcile.intent import edit_conditions, edit_events
 from stoker.operator.reconcile.outcome import derive_plan
-from stoker.operator.render.engine import engine_url, selector_of
+from stoker.operator.render.engine import engine_url, leader_selector
 
 MAX_ENGINES = 256
 """As many as the status lists."""
@@ -38,16 +39,16 @@ def derive_status(view: PoolView, outcome: PoolOutcome) -> Plan:
 
 
 def _fields(view: PoolView, outcome: PoolOutcome) -> PoolFields:
-    ready = [pod for pod in view.serving if is_ready(pod)]
+    ready = [found for found in view.serving if found.ready]
     accepted = view.intent.accepted
     return PoolFields(
         phase=outcome.phase,
-        replicas=sum(not ended(pod) and not leaving(pod) for pod in view.pods),
+        replicas=sum(not found.broken and not found.leaving for found in view.replicas),
         ready_replicas=len(ready),
-        updated_replicas=sum(revision_of(pod) in view.shared for pod in ready),
-        selector=",".join(f"{name}={value}" for name, value in sorted(selector_of(view.pool).items())),
+        updated_replicas=sum(found.revision in view.shared for found in ready),
+        selector=",".join(f"{name}={value}" for name, value in sorted(leader_selector(view.pool).items())),
         revisions=_revision_counts(view),
-        engines=tuple(_engine_status(view, pod) for pod in _listed_pods(view)),
+        engines=tuple(_engine_status(view, pod, broken) for pod, broken in _listed_pods(view)),
         failures=outcome.failures.count,
         last_failure=outcome.failures.last,
         retry_at=outcome.failures.retry_at,
@@ -55,28 +56,29 @@ def _fields(view: PoolView, outcome: PoolOutcome) -> PoolFields:
     )
 
 
-def _listed_pods(view: PoolView) -> list[Object]:
-    """At most `MAX_ENGINES` pods in the order of their names.
+def _listed_pods(view: PoolView) -> list[tuple[Object, bool]]:
+    """At most `MAX_ENGINES` pods in the order of their names, and whether their replica is broken.
 
-    The list is the memory of drains and failures, so draining and ended pods are kept before the others.
+    The list is the memory of drains and failures, so pods of draining and broken replicas are kept before the others.
     """
-    ranked = sorted(view.pods, key=lambda pod: not (draining(pod) or ended(pod)))
-    return sorted(ranked[:MAX_ENGINES], key=lambda pod: str(pod["metadata"]["name"]))
+    ranked = sorted(view.replicas, key=lambda found: not (found.draining or found.broken))
+    listed = [(pod, found.broken) for found in ranked for pod in found.pods][:MAX_ENGINES]
+    return sorted(listed, key=lambda item: str(item[0]["metadata"]["name"]))
 
 
 def _revision_counts(view: PoolView) -> tuple[RevisionReplicas, ...]:
     names = {revision.name for revision in view.pool.spec.revisions}
-    names |= {revision_of(pod) for pod in view.pods if revision_of(pod)}
+    names |= {found.revision for found in view.replicas if found.revision}
     counts = []
     for name in sorted(names):
-        mine = [pod for pod in view.pods if revision_of(pod) == name and not ended(pod)]
+        mine = [found for found in view.replicas if found.revision == name and not found.broken]
         desired = view.wanted.get(name, 0)
-        ready = sum(is_ready(pod) for pod in mine)
+        ready = sum(found.ready for found in mine)
         counts.append(RevisionReplicas(name=name, desired=desired, replicas=len(mine), ready=ready))
     return tuple(counts[:MAX_REVISIONS])
 
 
-def _engine_status(view: PoolView, pod: Object) -> EngineStatus:
+def _engine_status(view: PoolView, pod: Object, broken: bool) -> EngineStatus:
     """One line of the list of engines."""
     known = view.known(pod)
     body = view.report(pod)
@@ -87,8 +89,8 @@ def _engine_status(view: PoolView, pod: Object) -> EngineStatus:
         name=pod["metadata"]["name"],
         uid=pod["metadata"]["uid"],
         revision=revision_of(pod) or None,
-        url=engine_url(pod, view.settings.engine_port),
-        phase=_engine_phase(pod, str(body.get("phase") or "Pending")),
+        url=engine_url(pod, view.settings.engine_port) if is_leader(pod) else None,
+        phase=_engine_phase(str(body.get("phase") or "Pending"), broken=broken),
         ready=is_ready(pod) and not ended(pod),
         draining=draining(pod),
         message=shortened(str(body.get("message") or "")) or None,
@@ -104,11 +106,11 @@ def _remembered_report(known: EngineStatus | None) -> Mapping[str, Any]:
     return {"phase": known.phase, "message": known.message, "model_digest": known.model_digest}
 
 
-def _engine_phase(pod: Object, reported: str) -> str:
+def _engine_phase(reported: str, *, broken: bool) -> str:
     """The reported phase.
 
-    `Failed` is kept for pods that have ended and are counted as failures. One that is about to end is `Failing`.
+    `Failed` is kept for pods of a replica that has ended and is counted. One that is about to end is `Failing`.
     """
-    if ended(pod):
+    if broken:
         return "Failed"
     return "Failing" if reported == "Failed" else reported

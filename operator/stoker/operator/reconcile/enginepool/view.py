@@ -1,4 +1,4 @@
-"""The observation of an EnginePool, sorted once: its pods, their reports, the routers in front of them.
+"""The observation of an EnginePool, sorted once: its replicas, their reports, the routers in front of them.
 
 Read-only. Made once per pass; also by the InferenceDeployment for its pools.
 """
@@ -12,16 +12,15 @@ from typing import Any
 
 from stoker.operator.api.enginepool import EnginePool, EngineStatus, Revision
 from stoker.operator.domain.clock import timestamp
-from stoker.operator.domain.labels import PREFIX, REVISION, ROLE
+from stoker.operator.domain.labels import ROLE
 from stoker.operator.domain.plan import Object, Observed, Report
-from stoker.operator.domain.pods import ended, is_ready, label
+from stoker.operator.domain.pods import is_ready, label
 from stoker.operator.domain.settings import Settings
+from stoker.operator.reconcile.enginepool.replica import Replica, replicas_of
 from stoker.operator.reconcile.enginepool.split import wanted_by_revision
 from stoker.operator.reconcile.enginepool.step import resolve
 from stoker.operator.reconcile.intent import Intent, read_in_force
 
-DRAINING = f"{PREFIX}/draining"
-"""Label on an engine pod that gets no new request. The pod is deleted when its last request has finished."""
 FAILURES_TO_STALL = 3
 """Failures in a row, without a ready engine between them, after which a person must act."""
 
@@ -36,7 +35,7 @@ class PoolView:
     seen: Observed
     settings: Settings
     now: datetime
-    pods: tuple[Object, ...]
+    replicas: tuple[Replica, ...]
     routers: tuple[Object, ...]
     """Ready ones."""
 
@@ -67,9 +66,9 @@ class PoolView:
         return frozenset(revision.name for revision in self.pool.spec.revisions if revision.share)
 
     @property
-    def serving(self) -> tuple[Object, ...]:
-        """Pods that count as replicas: neither ended, nor draining, nor being deleted."""
-        return tuple(pod for pod in self.pods if not ended(pod) and not draining(pod) and not leaving(pod))
+    def serving(self) -> tuple[Replica, ...]:
+        """Replicas that count: neither broken, nor draining, nor being deleted."""
+        return tuple(replica for replica in self.replicas if replica.serving)
 
     @property
     def spec_changed(self) -> bool:
@@ -87,6 +86,11 @@ class PoolView:
         uid = pod["metadata"]["uid"]
         return next((engine for engine in self.pool.status.engines if engine.uid == uid), None)
 
+    def is_known_as_failed(self, replica: Replica) -> bool:
+        """Whether an earlier pass has written that the replica failed."""
+        failed = {engine.uid for engine in self.pool.status.engines if engine.phase == "Failed"}
+        return bool(failed & replica.uids)
+
 
 def pool_view(seen: Observed, settings: Settings, now: datetime) -> PoolView:
     """Sort what is observed."""
@@ -100,7 +104,7 @@ def pool_view(seen: Observed, settings: Settings, now: datetime) -> PoolView:
         seen=seen,
         settings=settings,
         now=now,
-        pods=tuple(pods),
+        replicas=replicas_of(pods),
         routers=tuple(routers),
     )
 
@@ -113,21 +117,6 @@ def is_owned(pod: Object, uid: str) -> bool:
 def role_of(pod: Object) -> str:
     """`engine` or `router`."""
     return label(pod, ROLE)
-
-
-def revision_of(pod: Object) -> str:
-    """Name of the revision that the pod was made of; empty when it has no such label."""
-    return label(pod, REVISION)
-
-
-def draining(pod: Object) -> bool:
-    """Whether the pod gets no new request and is deleted when its last one has finished."""
-    return DRAINING in pod["metadata"].get("labels", {})
-
-
-def leaving(pod: Object) -> bool:
-    """Whether the pod is being deleted."""
-    return bool(pod["metadata"].get("deletionTimestamp"))
 
 
 def pods_with_free_index(

@@ -13,7 +13,7 @@ from stoker.operator.api.inferencedeployment import RolloutStatus
 from stoker.operator.domain.labels import POOL, ZONE
 from stoker.operator.domain.plan import ControlCall, Object
 from stoker.operator.domain.pods import ended, is_ready, label, ref_of
-from stoker.operator.reconcile.enginepool.view import draining, revision_of
+from stoker.operator.reconcile.enginepool.replica import draining, revision_of
 from stoker.operator.reconcile.inferencedeployment.canary import traffic_shares
 from stoker.operator.reconcile.inferencedeployment.disaggregation import role_of_engine
 from stoker.operator.reconcile.inferencedeployment.fallback import fallback_target

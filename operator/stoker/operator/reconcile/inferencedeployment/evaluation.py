@@ -13,7 +13,7 @@ from stoker.operator.domain.plan import Object, Ref
 from stoker.operator.domain.pods import ended, exit_of, is_ready, label, ref_of
 from stoker.operator.domain.recovery import MAX_TASK_TRIES
 from stoker.operator.domain.rollout.gates import EvalLimits, GateResult, judge_eval, not_evaluated
-from stoker.operator.reconcile.enginepool.view import draining, leaving, revision_of
+from stoker.operator.reconcile.enginepool.replica import draining, leaving, revision_of
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
 from stoker.operator.render.evaluation import EVAL, GATE, eval_pod
 from stoker.pod.causes import Cause

@@ -15,8 +15,9 @@ from stoker.operator.domain.applied_hash import is_applied
 from stoker.operator.domain.plan import Object, Ref
 from stoker.operator.domain.pods import ended, ended_at, exit_of, is_ready, ref_of
 from stoker.operator.domain.recovery import left_s, retry_delay_s
+from stoker.operator.reconcile.enginepool.replica import revision_of
 from stoker.operator.reconcile.enginepool.step import Counts, next_step
-from stoker.operator.reconcile.enginepool.view import pods_with_free_index, revision_of
+from stoker.operator.reconcile.enginepool.view import pods_with_free_index
 from stoker.operator.reconcile.inferencedeployment.backends import BackendSnapshot
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
 from stoker.operator.render.keys import keys_config_map

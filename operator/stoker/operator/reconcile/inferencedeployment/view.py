@@ -20,6 +20,7 @@ from stoker.operator.domain.labels import DEPLOYMENT_UID
 from stoker.operator.domain.plan import Object, Observed
 from stoker.operator.domain.pods import label
 from stoker.operator.domain.settings import Settings
+from stoker.operator.reconcile.enginepool.replica import is_leader
 from stoker.operator.reconcile.enginepool.view import role_of
 from stoker.operator.reconcile.intent import Intent, read_in_force
 from stoker.operator.render.names import short_hash
@@ -40,6 +41,7 @@ class DeploymentView:
     now: datetime
     pools: tuple[EnginePool, ...]
     engines: tuple[Object, ...]
+    """Pods that answer requests: one of each replica."""
     routers: tuple[Object, ...]
     tasks: tuple[Object, ...]
     checkpoints: tuple[Checkpoint, ...]
@@ -79,7 +81,7 @@ def deployment_view(seen: Observed, settings: Settings, now: datetime) -> Deploy
         settings=settings,
         now=now,
         pools=tuple(pool for pool in pools if pool.metadata.labels.get(DEPLOYMENT_UID) == uid),
-        engines=tuple(pod for pod in mine if role_of(pod) == "engine"),
+        engines=tuple(pod for pod in mine if role_of(pod) == "engine" and is_leader(pod)),
         routers=tuple(pod for pod in mine if role_of(pod) == "router"),
         tasks=tuple(pod for pod in mine if role_of(pod) == "task"),
         checkpoints=tuple(read(Checkpoint, found) for found in seen.of_kind("Checkpoint")),

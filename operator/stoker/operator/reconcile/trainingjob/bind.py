@@ -22,9 +22,10 @@ from stoker.operator.domain.placement.node_capacity import affinity_to, pinned_n
 from stoker.operator.domain.placement.place import Placement, place
 from stoker.operator.domain.placement.unplaceable import Unplaceable
 from stoker.operator.domain.plan import Event, Object, Patch, Plan
-from stoker.operator.domain.pods import PLACEMENT_GATE, PodState, is_gated, pod_state, ref_of, waiting_reason
+from stoker.operator.domain.pods import PodState, is_gated, pod_state, waiting_reason
 from stoker.operator.domain.queue.applicant import Turn
 from stoker.operator.domain.text import shortened
+from stoker.operator.reconcile.gates import contradicts, foreign_gates, opened
 from stoker.operator.reconcile.trainingjob.attempt import gang_size, moment, scheduler_of, undeleted
 from stoker.operator.reconcile.trainingjob.blame import avoided_nodes
 from stoker.operator.reconcile.trainingjob.follow import follow
@@ -62,9 +63,9 @@ def bind(view: TrainingView) -> JobOutcome | None:
 
 def _open_gates(view: TrainingView, attempt: Attempt) -> JobOutcome:
     if view.seen.nodes is None:
-        patches = tuple(_opened(pod, None, {}) for pod in view.gang if is_gated(pod))
+        patches = tuple(opened(pod, None, {}) for pod in view.gang if is_gated(pod))
         return _placed(view, attempt, patches, _WITHOUT_NODES)
-    if others := _foreign_gates(view.gang):
+    if others := foreign_gates(view.gang):
         return _waiting(view, "SchedulingGated", f"placed when the pods' other scheduling gates are gone: {others}")
     turn = view.seen.turn
     gang = gang_of_rendering(_rendered(view))
@@ -76,11 +77,11 @@ def _open_gates(view: TrainingView, attempt: Attempt) -> JobOutcome:
         return _waiting(view, found.reason, _in_queue(turn, found.line))
     if turn is not None and turn.nodes is None:
         return _waiting(view, "Queued", _in_queue(turn, _held_back(turn)))
-    if _contradicts(view, found):
+    if contradicts(view.gang, found.nodes):
         return _give_back(view, attempt, "the room of pods that already have their nodes was taken")
     chosen = zip(view.gang, found.nodes, strict=True)
     affinity = _rendered(view)["pod"]["spec"].get("affinity")
-    patches = tuple(_opened(pod, affinity_to(node, affinity), gang.requests) for pod, node in chosen if is_gated(pod))
+    patches = tuple(opened(pod, affinity_to(node, affinity), gang.requests) for pod, node in chosen if is_gated(pod))
     return _placed(view, attempt, patches, *_relaxed(found), _used_again(found, avoided), _WITH_NODES)
 
 
@@ -91,12 +92,6 @@ def _in_queue(turn: Turn | None, line: str) -> str:
 
 def _held_back(turn: Turn) -> str:
     return f"room is kept for {turn.kept_for}" if turn.kept_for else "others start first"
-
-
-def _foreign_gates(pods: Iterable[Object]) -> str:
-    """Names of the gates that are not ours. A node chosen before they go would be held by pods that cannot start."""
-    gates = (gate["name"] for pod in pods for gate in pod["spec"].get("schedulingGates") or ())
-    return ", ".join(sorted({*gates} - {PLACEMENT_GATE}))
 
 
 def _limited(view: TrainingView, attempt: Attempt) -> Condition:
@@ -121,24 +116,6 @@ def _rendered(view: TrainingView) -> Mapping[str, Any]:
 
 def _levels(view: TrainingView) -> tuple[Level, ...]:
     return tuple(Level(found.key, found.mode) for found in view.job.spec.scheduling.topology)
-
-
-def _opened(pod: Object, affinity: Mapping[str, Any] | None, requests: Mapping[str, int]) -> Patch:
-    """Remove our gate alone, with the affinity to one node if there is a choice."""
-    gates = [gate for gate in pod["spec"].get("schedulingGates") or () if gate["name"] != PLACEMENT_GATE]
-    spec: dict[str, Any] = {"schedulingGates": gates or None}
-    if affinity is not None:
-        spec["affinity"] = affinity
-    return Patch(ref_of(pod), {"spec": spec}, requests)
-
-
-def _contradicts(view: TrainingView, found: Placement) -> bool:
-    """Whether pods that already have a node would now get another one."""
-    held = (
-        (pod["spec"].get("nodeName") or pinned_node(pod), node)
-        for pod, node in zip(view.gang, found.nodes, strict=True)
-    )
-    return any(own is not None and own != node for own, node in held)
 
 
 def _relaxed(found: Placement) -> Iterator[Condition]:

@@ -1,0 +1,29 @@
+"""How close the pods of a gang stand to each other: of a job's attempt, of a replica of engines."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from stoker.operator.api.value import ForeignName, Seconds, Value
+
+
+class Topology(Value):
+    """One level of closeness."""
+
+    key: ForeignName
+    """Node label whose value the pods of one unit share: `nvidia.com/gpu.clique`."""
+    mode: Literal["Preferred", "Required"] = "Preferred"
+
+
+Levels = Annotated[tuple[Topology, ...], Field(max_length=3, json_schema_extra={"x-kubernetes-list-type": "atomic"})]
+
+
+class PoolScheduling(Value):
+    """Placement of a replica's pods."""
+
+    topology: Levels = ()
+    """For its tensor groups, model replicas and all its pods; narrowest first."""
+    gang_timeout_seconds: Seconds = 60
+    """Time after which placed pods that are not all scheduled are placed anew."""

@@ -1,0 +1,25 @@
+"""The gang of a replica of engines, as its template describes it. Pure, on plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stoker.operator.domain.placement.gang import Gang
+from stoker.operator.domain.placement.node_capacity import pod_requests, required_terms
+
+
+def gang_of_replica(pod: Mapping[str, Any], pods: int) -> Gang:
+    """Return the gang: the pods of one tensor group.
+
+    Args:
+        pod: template `{metadata, spec}` of each of them.
+    """
+    spec = pod.get("spec") or {}
+    return Gang(
+        parts=pods,
+        requests=pod_requests(spec),
+        node_selector=spec.get("nodeSelector") or {},
+        tolerations=tuple(spec.get("tolerations") or ()),
+        affinity_terms=required_terms(spec.get("affinity")),
+    )

@@ -1,0 +1,163 @@
+"""The nodes of replicas: all pods of one get theirs at once, or the pool says what is missing.
+
+As for the gangs of jobs: pods are made with a scheduling gate, get their nodes as a required affinity, and lose the
+gate. A replica whose pods are not all scheduled in time gives its room back and is made anew. Replicas stand in no
+queue: they take room as it comes.
+
+Pure. Called by `reconcile`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from stoker.operator.api.enginepool import EngineTemplate
+from stoker.operator.api.topology import PoolScheduling
+from stoker.operator.domain.conditions import Condition
+from stoker.operator.domain.labels import PLACED_AT
+from stoker.operator.domain.placement.gang import Level
+from stoker.operator.domain.placement.node_capacity import NodeCapacity, PodUse, affinity_to, remaining
+from stoker.operator.domain.placement.place import Placement, place
+from stoker.operator.domain.placement.replica_gang import gang_of_replica
+from stoker.operator.domain.placement.unplaceable import Unplaceable
+from stoker.operator.domain.plan import Event, Object, Patch
+from stoker.operator.domain.pods import PodState, is_gated, pod_state
+from stoker.operator.reconcile.enginepool.replica import Replica
+from stoker.operator.reconcile.enginepool.view import PoolView
+from stoker.operator.reconcile.gates import contradicts, foreign_gates, opened
+
+GANG_TIMEOUT = "GangTimeout"
+LIMITED = "PlacementLimited"
+"""Condition while levels of `scheduling.topology` are asked for and the operator sees no nodes."""
+RELAXED = "TopologyRelaxed"
+"""Condition while preferred levels do not hold for every pod that was placed last."""
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What one pass decides about nodes."""
+
+    patches: tuple[Patch, ...] = ()
+    given_back: tuple[Replica, ...] = ()
+    """Replicas that are made anew, because their room was taken."""
+    waiting: str | None = None
+    """Why the first replica without nodes has none."""
+    conditions: tuple[Condition, ...] = ()
+    events: tuple[Event, ...] = ()
+    requeue_after_s: float | None = None
+
+    def then(self, other: Binding) -> Binding:
+        """Both decisions; what waits longest is told."""
+        waits = [found for found in (self.requeue_after_s, other.requeue_after_s) if found is not None]
+        return Binding(
+            (*self.patches, *other.patches),
+            (*self.given_back, *other.given_back),
+            self.waiting or other.waiting,
+            (*self.conditions, *other.conditions),
+            (*self.events, *other.events),
+            min(waits, default=None),
+        )
+
+
+@dataclass(frozen=True)
+class _Room:
+    """Free capacity after the replicas that were placed so far."""
+
+    nodes: tuple[NodeCapacity, ...]
+    binding: Binding = field(default_factory=Binding)
+
+
+def bind(view: PoolView) -> Binding:
+    """Place the replicas whose pods all exist and wait; watch that those that were placed are scheduled."""
+    watched = _watch_scheduling(view)
+    waiting = [found for found in view.serving if found.complete and any(map(is_gated, found.pods))]
+    if view.seen.nodes is None:
+        patches = tuple(opened(pod, None, {}) for found in waiting for pod in found.pods if is_gated(pod))
+        return watched.then(Binding(patches, conditions=_limits(view)))
+    room = _Room(view.seen.nodes)
+    for found in waiting:
+        room = _place_replica(view, found, room)
+    return watched.then(room.binding).then(Binding(conditions=_limits(view)))
+
+
+def _place_replica(view: PoolView, replica: Replica, room: _Room) -> _Room:
+    template = _template(view, replica)
+    if template is None:
+        return room  # its revision is gone, and so will it be
+    if others := foreign_gates(replica.pods):
+        text = f"placed when the pods' other scheduling gates are gone: {others}"
+        return replace(room, binding=room.binding.then(Binding(waiting=text)))
+    gang = gang_of_replica(template.pod, template.pods_per_replica)
+    found = place(gang, room.nodes, levels_of(template.scheduling))
+    if isinstance(found, Unplaceable):
+        return replace(room, binding=room.binding.then(Binding(waiting=found.line)))
+    if contradicts(replica.pods, found.nodes):
+        text = f"replica {replica.name}: the room of pods that already have their nodes was taken; placed anew"
+        given = Binding(given_back=(replica,), events=(Event("Warning", GANG_TIMEOUT, text),))
+        return replace(room, binding=room.binding.then(given))
+    taken = remaining(room.nodes, [PodUse(node, gang.requests) for node in found.nodes])
+    affinity = (template.pod.get("spec") or {}).get("affinity")
+    patches = tuple(
+        _stamped(opened(pod, affinity_to(node, affinity), gang.requests), view.time)
+        for pod, node in zip(replica.pods, found.nodes, strict=True)
+        if is_gated(pod)
+    )
+    return _Room(taken, room.binding.then(Binding(patches, conditions=_relaxed(found))))
+
+
+def levels_of(scheduling: PoolScheduling | None) -> tuple[Level, ...]:
+    """The levels of a pool's topology."""
+    return () if scheduling is None else tuple(Level(found.key, found.mode) for found in scheduling.topology)
+
+
+def _template(view: PoolView, replica: Replica) -> EngineTemplate | None:
+    return next((found.template for found in view.pool.spec.revisions if found.name == replica.revision), None)
+
+
+def _stamped(patch: Patch, time: str) -> Patch:
+    body: Mapping[str, Any] = {**patch.body, "metadata": {"annotations": {PLACED_AT: time}}}
+    return replace(patch, body=body)
+
+
+def _relaxed(found: Placement) -> tuple[Condition, ...]:
+    text = f"preferred levels that do not hold for every pod: {', '.join(found.relaxed)}"
+    return (Condition(RELAXED, True if found.relaxed else None, "Preferred", text),)
+
+
+def _limits(view: PoolView) -> tuple[Condition, ...]:
+    wishes = any(levels_of(revision.template.scheduling) for revision in view.pool.spec.revisions)
+    text = "the operator has no view of nodes: scheduling.topology has no effect"
+    return (Condition(LIMITED, True if wishes and not view.settings.places_gangs else None, "NoNodes", text),)
+
+
+def _watch_scheduling(view: PoolView) -> Binding:
+    """Give the room of replicas back whose pods got their nodes and were not all scheduled in time."""
+    found = Binding()
+    for replica in view.serving:
+        left_s = _time_left_s(view, replica)
+        if left_s is None:
+            continue
+        if left_s > 0:
+            found = found.then(Binding(requeue_after_s=left_s))
+        else:
+            late = ", ".join(pod["metadata"]["name"] for pod in _unscheduled(replica))
+            text = f"replica {replica.name}: not scheduled in time: {late}; placed anew"
+            found = found.then(Binding(given_back=(replica,), events=(Event("Warning", GANG_TIMEOUT, text),)))
+    return found
+
+
+def _time_left_s(view: PoolView, replica: Replica) -> float | None:
+    """Seconds until its pods must all be scheduled; None where nothing is waited for."""
+    template, late = _template(view, replica), _unscheduled(replica)
+    stamps = [at for pod in late if (at := (pod["metadata"].get("annotations") or {}).get(PLACED_AT))]
+    if template is None or not stamps:
+        return None
+    timeout_s = (template.scheduling or PoolScheduling()).gang_timeout_seconds
+    return (datetime.fromisoformat(min(stamps)) + timedelta(seconds=timeout_s) - view.now).total_seconds()
+
+
+def _unscheduled(replica: Replica) -> list[Object]:
+    return [pod for pod in replica.pods if pod_state(pod) is PodState.PENDING and not pod["spec"].get("nodeName")]

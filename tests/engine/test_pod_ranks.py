@@ -1,0 +1,105 @@
+"""A replica of two pods: it answers as one rank does, and a rank of the other pod that hangs ends it with its name."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.engine.core.build import build_engine
+from stoker.engine.core.engine import LLMEngine
+from stoker.engine.errors import ExecutorLost
+from stoker.engine.ranks.pod_place import find_place
+from stoker.engine.ranks.watch import RankLimits
+from stoker.engine.ranks.workers import Workers
+from stoker.engine.sampling import SamplingParams
+from stoker.pod.causes import EXIT_CODES, Cause
+from testing.engine.rank_engines import answers, beside, config_of, tokens_of
+from testing.engine.tiny_tokenizer import tokenizer_json
+
+LONG_S = 180
+
+
+class TwoPods:
+    """The leader's engine in this process, and the program of pod 1."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "key").write_text("5a" * 32)
+        replica = {"pods": 2, "key_file": str(folder / "key")}
+        self.folder = folder
+        self.config = config_of(folder, 2, deterministic=True, replica=replica, grace_period_s=4)
+        self.engine, self.plan = build_engine(self.config, start=self._start)
+
+    def _start(self, size: int, device: str) -> Workers:
+        leader = {"STOKER_NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+        self.workers = Workers(size, device, place=find_place(self.config, leader))
+        self.member = self._start_member(str(self.workers.port))
+        return self.workers
+
+    def _start_member(self, port: str) -> subprocess.Popen[bytes]:
+        listen = self.config.listen.model_copy(update={"port": 0})
+        own = self.config.model_copy(
+            update={"listen": listen, "termination_log": str(self.folder / "message"), "device": "cpu"}
+        )
+        (self.folder / "member.json").write_text(own.model_dump_json())
+        place = {"STOKER_NODE_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "HOSTNAME": "giant-0-1"}
+        return subprocess.Popen(
+            [sys.executable, "-m", "stoker.engine", "--config", str(self.folder / "member.json")],
+            env={**os.environ, **place, "OMP_NUM_THREADS": "1"},
+        )
+
+    def close(self) -> None:
+        self.engine.close()
+        self.member.kill()
+        self.member.wait()
+
+
+@pytest.fixture(scope="module")
+def two_pods(twins: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoPods]:
+    folder = tmp_path_factory.mktemp("model")
+    twins["qwen3"].save_pretrained(folder)
+    (folder / "tokenizer.json").write_bytes(tokenizer_json())
+    pods = TwoPods(folder)
+    yield pods
+    pods.close()
+
+
+def test_two_pods_answer_as_one_rank_does(two_pods: TwoPods) -> None:
+    """Greedy, seeded, forked, cached, structured: the tokens, and the log-probabilities to float32's rounding."""
+    engine, _ = build_engine(config_of(two_pods.folder, 1, deterministic=True))
+    expected, found = answers(engine), answers(beside(two_pods.engine))
+    assert tokens_of(found) == tokens_of(expected)
+    for key, entries in found.items():
+        assert [score for _, score in entries] == pytest.approx([score for _, score in expected[key]], abs=1e-4), key
+    assert (two_pods.plan.tensor, two_pods.plan.pods) == (2, 2)
+    _, other = two_pods.engine.stats().ranks
+    assert other.rank == 1
+    assert other.pid not in (os.getpid(), two_pods.member.pid)
+    assert two_pods.workers.watch.ranks[1].pod == "giant-0-1"
+
+
+def test_a_rank_of_another_pod_that_hangs_ends_the_replica_by_name(two_pods: TwoPods) -> None:
+    engine, pid = two_pods.engine, two_pods.workers.watch.ranks[1].pid
+    engine.add_request("long", [3, 4], SamplingParams(temperature=0, max_tokens=150, ignore_eos=True))
+    engine.step()
+    os.kill(pid, signal.SIGSTOP)
+    two_pods.workers.watch.limits = RankLimits(silent_s=3)  # from now on: it would be too short for a busy machine
+    with pytest.raises(ExecutorLost, match=r"^rank 1 in pod giant-0-1 is silent for \d+ s$"):
+        finish(engine)
+    os.kill(pid, signal.SIGCONT)
+    assert two_pods.member.wait(LONG_S) == EXIT_CODES[Cause.PEER_LOST]
+    message = json.loads((two_pods.folder / "message").read_text())
+    assert message["cause"] == "PeerLost"
+    assert message["detail"] == "rank 1 lost the leader of the replica, whose log has the reason"
+
+
+def finish(engine: LLMEngine) -> None:
+    while engine.has_unfinished:
+        engine.step()

@@ -1,0 +1,95 @@
+"""The example of replicas over two nodes on an embedded cluster: a killed pod costs its replica, and no answer."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from testing.stories.load import Load
+from testing.stories.manifests import Manifest, claim
+from testing.stories.story_cluster import Object, StoryCluster
+
+NAME = "giant"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "serve-multi-node" / "serve.yaml"
+SMALL: dict[str, Any] = {
+    "threads": 1,
+    "deterministic": True,
+    "cache": {"memoryBytes": 16 << 20},
+    "scheduler": {"maxBatchTokens": 256, "maxRequests": 16, "maxModelLen": 256},
+}
+ENOUGH = 6
+
+
+def example() -> Manifest:
+    """The example with engines of this machine's size: a tensor rank in each of its two pods."""
+    manifest: Manifest = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
+    manifest["spec"]["model"]["dtype"] = "float32"
+    manifest["spec"]["engine"] = {**manifest["spec"].get("engine", {}), **SMALL}
+    (pool,) = manifest["spec"]["pools"]
+    for field in ("gpusPerPod", "resources", "tolerations"):
+        del pool[field]
+    pool |= {"replicas": 2, "parallelism": {"tensor": pool["podsPerReplica"]}, "gracePeriodSeconds": 20}
+    manifest["spec"]["router"] = {"service": {"port": 8000}}
+    return manifest
+
+
+def test_a_killed_pod_costs_its_replica_and_no_answer(cluster: StoryCluster, taught: Path, tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    shutil.copytree(sorted(taught.glob("step-*"))[-1], models / "llama-405b")
+    cluster.apply(claim("models", models), example())
+    cluster.wait("InferenceDeployment", NAME, serves, "serving from two replicas")
+    before = replicas(cluster)
+    assert sorted(map(len, before.values())) == [2, 2]
+    leader, member = before[min(before)]
+    told = httpx.get(f"http://{leader['status']['podIP']}:8000/status", timeout=30).json()
+    assert [rank["rank"] for rank in told["ranks"]] == [0, 1]
+
+    with Load(cluster.url(NAME), "llama-405b", lengths=(16, 24, 100)) as load:
+        more_answers(cluster, load)
+        os.killpg(main_pid(member), signal.SIGKILL)
+        lost = {pod["metadata"]["uid"] for pod in (leader, member)}
+        cluster.wait_until(lambda: not lost & uids(cluster), "both pods of the replica gone")
+        cluster.wait("InferenceDeployment", NAME, serves, "serving from two replicas again")
+        cluster.wait_until(lambda: len(uids(cluster)) == 4 and not lost & uids(cluster), "another whole replica")
+        more_answers(cluster, load)
+    assert load.failures == []
+    same = {(answer.tokens, answer.text) for answer in load.answers}
+    assert len(same) == len(set(load.lengths)), "greedy answers depend on nothing but the model"
+    told = cluster.status("EnginePool", f"{NAME}-main")["lastFailure"]
+    assert told.startswith(f"replica {leader['metadata']['name']}: ")
+
+    cluster.delete("InferenceDeployment", NAME)
+    cluster.wait_until(lambda: not cluster.all("Secret") and not uids(cluster), "pools and key gone")
+
+
+def replicas(cluster: StoryCluster) -> dict[str, list[Object]]:
+    """Engine pods by replica, the leader first."""
+    found: dict[str, list[Object]] = {}
+    for pod in sorted(cluster.pods(role="engine"), key=lambda pod: str(pod["metadata"]["name"])):
+        found.setdefault(pod["metadata"]["labels"]["stoker.dev/replica"], []).append(pod)
+    return found
+
+
+def uids(cluster: StoryCluster) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in cluster.pods(role="engine")}
+
+
+def serves(found: Object) -> bool:
+    status = found.get("status") or {}
+    return (status.get("phase"), status.get("ready")) == ("Serving", "2/2")
+
+
+def main_pid(pod: Object) -> int:
+    """Return the pid of the program, which leads the pod's process group."""
+    return int(pod["status"]["containerStatuses"][0]["containerID"].removeprefix("process://"))
+
+
+def more_answers(cluster: StoryCluster, load: Load) -> None:
+    wanted = len(load.answers) + ENOUGH
+    cluster.wait_until(lambda: load.failures or len(load.answers) >= wanted, "more answers")

@@ -97,10 +97,13 @@ def server(folder: str, fronts: int) -> None:
     def command(_: Path, address: str) -> Sequence[str]:
         return [sys.executable, "-m", "bench.fronts_http", "--core", address, "--folder", folder]
 
+    def listening(number: int) -> None:
+        port.write_text(str(number))
+
     config = EngineConfig.model_validate(
         {"model": {"path": "/models/none", "names": ["none"]}, "listen": {"port": 0}, "api": {"fronts": fronts}}
     )
-    run_engine(config, Environment(command=command, on_listen=lambda number: port.write_text(str(number)) and None))
+    run_engine(config, Environment(command=command, on_listen=listening))
 
 
 async def load(port: int, streams: int, tokens: int, seconds: float) -> Mapping[str, Any]:

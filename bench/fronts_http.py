@@ -30,6 +30,7 @@ import zmq
 
 from stoker.engine.config import EngineConfig
 from stoker.engine.core import messages as m
+from stoker.engine.core.stats import STEP_TOKENS
 from stoker.engine.program import Environment, run_engine
 from testing.engine.fake_core import FACTS
 from testing.engine.stats import STATS
@@ -46,6 +47,7 @@ def core(address: str, folder: str) -> None:
     facts = replace(FACTS, tokenizer_folder=folder, vocab_size=300, max_model_len=100_000, eos_token_ids=())
     left: dict[tuple[bytes, str], int] = {}
     fronts: set[bytes] = set()
+    stats = replace(STATS, step_tokens=(0,) * (len(STEP_TOKENS) + 1))
     step_s = beat_s = time.monotonic()
     while True:
         while bound.poll(max(0, int(1000 * (step_s - time.monotonic())))):
@@ -80,7 +82,7 @@ def core(address: str, folder: str) -> None:
             beat_s = time.monotonic()
             for one in fronts:
                 bound.send_multipart([one, m.pack(m.Heartbeat(30.0, STEP_S))])
-                bound.send_multipart([one, m.pack(STATS)])
+                bound.send_multipart([one, m.pack(stats)])
 
 
 def _facts() -> m.RequestFacts:
@@ -95,10 +97,13 @@ def server(folder: str, fronts: int) -> None:
     def command(_: Path, address: str) -> Sequence[str]:
         return [sys.executable, "-m", "bench.fronts_http", "--core", address, "--folder", folder]
 
+    def listening(number: int) -> None:
+        port.write_text(str(number))
+
     config = EngineConfig.model_validate(
         {"model": {"path": "/models/none", "names": ["none"]}, "listen": {"port": 0}, "api": {"fronts": fronts}}
     )
-    run_engine(config, Environment(command=command, on_listen=lambda number: port.write_text(str(number)) and None))
+    run_engine(config, Environment(command=command, on_listen=listening))
 
 
 async def load(port: int, streams: int, tokens: int, seconds: float) -> Mapping[str, Any]:

@@ -14,12 +14,13 @@ from stoker.model.kernels.ops import Ops
 from stoker.pod.config_file import ConfigError
 from stoker.trainer.protocol.config import NO_DECAY, OptimizationConfig
 from stoker.trainer.rank.bucket import Decays, decays_matrices, make_buckets
+from stoker.trainer.rank.bucket_state import ZeroSettings
 from stoker.trainer.rank.clip import GradientNorm
 from stoker.trainer.rank.lamb import Lamb, tensor_sizes
 from stoker.trainer.rank.mesh import one_rank_mesh
 from stoker.trainer.rank.optimizer import Adam, Optimizer
 from stoker.trainer.rank.weight_decay import decay_by_name
-from stoker.trainer.rank.zero import Zero, ZeroSettings
+from stoker.trainer.rank.zero import Zero
 from testing.trainer.tiny_run import TINY
 
 STEPS, RATE = 50, 3e-3

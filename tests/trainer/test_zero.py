@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from stoker.model.kernels.ops import Ops
 from stoker.trainer.protocol.config import OptimizationConfig
 from stoker.trainer.rank.bucket import make_buckets
+from stoker.trainer.rank.bucket_state import ZeroSettings
 from stoker.trainer.rank.clip import GradientNorm, clip_factor
 from stoker.trainer.rank.communicator import Alone, Communicator, make_communicator
 from stoker.trainer.rank.gradient_sum import merges_after
 from stoker.trainer.rank.lamb import Lamb, sum_over_holders
 from stoker.trainer.rank.mesh import Mesh, data_parallel_mesh
 from stoker.trainer.rank.optimizer import Adam, Optimizer
-from stoker.trainer.rank.zero import Zero, ZeroSettings
+from stoker.trainer.rank.zero import Zero
 from testing.trainer.rank_world import run_ranks
 
 STEPS, MICRO_BATCHES, RATE = 4, 8, 1e-2

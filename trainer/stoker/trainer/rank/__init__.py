@@ -1,7 +1,7 @@
 """One rank: a process that trains its share of a run, from a configuration to checkpoints.
 
-* Owns the optimizer state (`zero.py`), the loop, saves, and the communication with the other ranks. The model's layers
-  and kernels are `stoker.model`'s, the checkpoint format is `stoker.checkpoint`'s.
+* Owns the optimizer state (`zero.py`, `bucket_state.py`), the loop, saves, and the communication with the other ranks.
+  The model's layers and kernels are `stoker.model`'s, the checkpoint format is `stoker.checkpoint`'s.
 * May import those, `stoker.pod` and `stoker.trainer.protocol`; never `stoker.trainer.agent`, to which it talks over the
   channel alone.
 * Start: `main.py` -> `run_inputs.py`, `build.py` -> `loop.py`. A step: `train_step.py`, `zero.py`, `bucket.py`,

@@ -31,6 +31,7 @@ from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.step_signals import SignalInbox
 from stoker.trainer.rank.attend_maker import ContextGroup
 from stoker.trainer.rank.bucket import EVERY_UNIT, Bucket, Decays, Reduction, make_buckets
+from stoker.trainer.rank.bucket_state import DiskPlace, ZeroSettings
 from stoker.trainer.rank.clip import GradientNorm
 from stoker.trainer.rank.compile_clock import CompileClock
 from stoker.trainer.rank.context_share import share_batches
@@ -64,7 +65,7 @@ from stoker.trainer.rank.snapshot import all_state_tensors, check_same_adapters,
 from stoker.trainer.rank.state_file import StateFile
 from stoker.trainer.rank.train_step import ForwardPass, Passes
 from stoker.trainer.rank.weight_decay import decay_by_name
-from stoker.trainer.rank.zero import DiskPlace, Zero, ZeroSettings
+from stoker.trainer.rank.zero import Zero
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,8 @@ from torch import Tensor
 from stoker.trainer.errors import StateDiverged
 from stoker.trainer.protocol.parallel_dims import Axis, ParallelDims, Ranks
 from stoker.trainer.rank.bucket import Reduction
-from stoker.trainer.rank.zero import BucketState, HeldBucket, Zero
+from stoker.trainer.rank.bucket_state import BucketState, HeldBucket
+from stoker.trainer.rank.zero import Zero
 
 CHUNK = 1 << 20
 """Elements that are widened at a time."""

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from stoker.checkpoint.manifest import Box, TensorInfo
 from stoker.model.parameter import Part
 from stoker.trainer.rank.bucket import Bucket
+from stoker.trainer.rank.bucket_state import ADAPTER_KINDS, STATE_KINDS
 from stoker.trainer.rank.frozen import FrozenState
-from stoker.trainer.rank.zero import ADAPTER_KINDS, STATE_KINDS
 
 ALL_KINDS = tuple(dict.fromkeys((*STATE_KINDS, *ADAPTER_KINDS)))
 """Prefixes of the tensors of a checkpoint."""

@@ -20,13 +20,14 @@ from stoker.checkpoint.manifest import TensorInfo
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.model.parameter import Part
 from stoker.trainer.errors import OtherModel
+from stoker.trainer.rank.bucket_state import STATE_KINDS, BucketState, HeldBucket
 from stoker.trainer.rank.communicator import Pending
 from stoker.trainer.rank.frozen import FrozenState
 from stoker.trainer.rank.mesh import Mesh
 from stoker.trainer.rank.piece_map import ALL_KINDS, HostPiece, ShardPiece, shard_pieces, state_tensors
 from stoker.trainer.rank.pinned import pinned_memory
 from stoker.trainer.rank.save_group import SaveGroup
-from stoker.trainer.rank.zero import STATE_KINDS, BucketState, HeldBucket, Zero
+from stoker.trainer.rank.zero import Zero
 
 READERS = 4
 """Threads that read and verify pieces when a checkpoint is loaded."""

@@ -6,10 +6,12 @@ The router's choice depends on measured rates; here a policy splits every reques
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import secrets
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,19 +86,26 @@ def engines(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> I
 
 
 def test_a_split_request_is_one_trace(engines: dict[str, Engine], collector: Collector) -> None:
+    traces: list[str] = []
+
+    def is_whole(trace: str) -> bool:
+        return collector.names(trace) == {"router", "engine", "queue", "prefill", "decode"}
+
     async def scenario() -> None:
         tracer = tracer_of("stoker-router", os.environ)
         async with routed(
             engines["p"], engines["d"], policy_object=AlwaysSplit(), tracer=tracer, max_resume_bytes=0
         ) as (router, http):
             await paired(router)
-            traces = [f"{number:032x}" for number in range(1, 5)]
-            for trace in traces:
+            for number in itertools.count(1):
+                trace = f"{number:032x}"
                 body = {"prompt": f"trace {trace} {LONG}", "max_tokens": 8, "ignore_eos": True, "temperature": 0}
                 headers = {"traceparent": f"00-{trace}-00000000000000aa-01"}
                 assert (await http.post(TEXT, json=body, headers=headers)).status_code == 200
-            wanted = {"router", "engine", "queue", "prefill", "decode"}
-            await until(lambda: all(collector.names(trace) == wanted for trace in traces))
+                await until(partial(is_whole, trace))
+                traces.append(trace)
+                if collector.trace(trace)["prefill"].instance == "p":
+                    break  # on a busy machine the decode engine may compute the first prompts itself
         tracer.close()
         for trace in traces:
             spans = collector.trace(trace)
@@ -113,9 +122,8 @@ def test_a_split_request_is_one_trace(engines: dict[str, Engine], collector: Col
             for span in spans.values():
                 assert span.begin_ns <= span.end_ns
             assert spans["queue"].end_ns == spans["prefill"].begin_ns
-        assert "p" in {collector.trace(trace)["prefill"].instance for trace in traces}
 
-    run(scenario, limit_s=120)
+    run(scenario, limit_s=180)
 
 
 async def outcomes(engine: Engine) -> dict[str, float]:

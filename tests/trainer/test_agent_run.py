@@ -33,7 +33,8 @@ from stoker.trainer.protocol.messages import PhaseEvent
 
 RANK = """
 import argparse, faulthandler, os, signal, socket, sys, time
-from stoker.trainer.protocol.channel import *
+from stoker.trainer.protocol.channel import RankChannel
+from stoker.trainer.protocol.messages import EndEvent, RequestEvent, SaveCommand, SaveEvent, StepEvent, ValidationEvent
 
 parser = argparse.ArgumentParser()
 parser.add_argument("behaviour")

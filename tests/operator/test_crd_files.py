@@ -42,6 +42,15 @@ def test_the_committed_files_are_what_the_types_say() -> None:
     assert main(["--check", str(ROOT / "crds")]) == 0
 
 
+@each_kind
+def test_every_number_is_one_that_helm_keeps(info: KindInfo) -> None:
+    """Helm reads numbers as floats of 64 bits: a larger whole number would come out as another one."""
+    limits = [
+        node[name] for node in nodes(schema_of(info)) for name in ("minimum", "maximum", "default") if name in node
+    ]
+    assert [limit for limit in limits if isinstance(limit, int) and abs(limit) > 2**53] == []
+
+
 def test_the_reference_page_is_what_the_types_say() -> None:
     assert reference_main(["--check", str(ROOT / "docs" / "api-reference.md")]) == 0
 

@@ -14,7 +14,7 @@ from stoker.operator.api.value import Count, Fraction, Name, Value, rule, rules
 class DiskSettings(Value):
     """Disk tier: files of blocks, below the host tier."""
 
-    bytes: Annotated[int, Field(ge=1, le=2**62)]
+    bytes: Annotated[int, Field(ge=1, le=2**63 - 1)]
     """Most bytes of an engine's files."""
     claim_name: Name | None = None
     """Claim for the files; default: an emptyDir of limited size."""
@@ -38,7 +38,7 @@ class StoreSettings(Value):
     ]
     replicas: Annotated[int, Field(ge=1, le=8)] = 1
     """Claims on which each block is kept."""
-    bytes: Annotated[int, Field(ge=1, le=2**62)]
+    bytes: Annotated[int, Field(ge=1, le=2**63 - 1)]
     """Most bytes of the files on each claim, of all engines."""
     ttl_seconds: Annotated[int, Field(ge=60, le=2**31 - 1)] = 86400
     """Time after its last use for which a block is kept."""

@@ -205,6 +205,25 @@ def read_state(folder: Path | str) -> State:
     }
 
 
+def check_bits_across_saves(folder: Path, precision: str, changes: Mapping[str, Any]) -> None:
+    """Assert that a setting changes no bit of a run, whether it is on or off when the run goes on from a save."""
+
+    def run(name: str, **fields: Any) -> list[float]:
+        config = tiny_config(folder / name, memory__precision=precision, **fields)
+        context = alone()
+        train(config, context, MODEL, SyntheticBatches(config, MODEL.vocab_size))
+        assert isinstance(context.channel, RecordingChannel)
+        return [event.loss for event in context.channel.all(StepEvent)]
+
+    plain = run("plain", training__total_steps=4)
+    parts = run("parts", training__total_steps=2, **changes)
+    parts += run("parts", training__total_steps=3)
+    parts += run("parts", training__total_steps=4, **changes)
+    assert parts == plain
+    expected = read_state(folder / "plain")
+    assert relative_difference(read_state(folder / "parts"), expected) == dict.fromkeys(expected, 0.0)
+
+
 def relative_difference(got: State, expected: State) -> dict[str, float]:
     """||difference|| / ||reference|| of every tensor; a missing or extra one is an error."""
     assert got.keys() == expected.keys()

@@ -28,18 +28,10 @@ from stoker.pod.plan.layer_choice import (
 )
 from stoker.pod.plan.memory import fullest
 from stoker.pod.plan.model_size import ModelSize
+from testing.pod.model_sizes import LLAMA_8B
 
 TINY = ModelSize(
     vocab_size=100, hidden_size=8, intermediate_size=16, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=2
-)
-LLAMA_8B = ModelSize(
-    vocab_size=128256,
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_layers=32,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
 )
 
 

@@ -25,27 +25,9 @@ from stoker.pod.plan.model_size import ModelSize
 from stoker.pod.plan.stage import pipeline_ranks, pipeline_shape, rank_parameters
 from stoker.pod.plan.step_time import NVME
 from stoker.pod.plan.traffic import flows
+from testing.pod.model_sizes import LLAMA_1B, LLAMA_8B
 
-LLAMA_8B = ModelSize(
-    vocab_size=128256,
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_layers=32,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-)
 SLICE = replace(LLAMA_8B, num_layers=12)
-LLAMA_1B = ModelSize(
-    vocab_size=128256,
-    hidden_size=2048,
-    intermediate_size=8192,
-    num_layers=16,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=64,
-    tie_embeddings=True,
-)
 MOE = ModelSize(
     vocab_size=1000,
     hidden_size=64,

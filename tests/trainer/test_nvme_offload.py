@@ -24,15 +24,14 @@ from stoker.pod.plan.memory import fullest
 from stoker.pod.plan.model_size import ModelSize
 from stoker.trainer.errors import StorageFailed
 from stoker.trainer.protocol.config import OptimizationConfig
-from stoker.trainer.protocol.messages import StepEvent
 from stoker.trainer.rank.bucket import LINE, Bucket
 from stoker.trainer.rank.build import make_zero
 from stoker.trainer.rank.disk_adam import DiskAdam
 from stoker.trainer.rank.main import cause_of
 from stoker.trainer.rank.optimizer import Adam, HeldState, UpdateNumbers
 from stoker.trainer.rank.state_file import DiskState, StateFile, aligned_memory
-from testing.trainer.layouts import MODEL, read_state, relative_difference
-from testing.trainer.tiny_run import RecordingChannel, SyntheticBatches, alone, empty_decoder, tiny_config, train
+from testing.trainer.layouts import MODEL, check_bits_across_saves
+from testing.trainer.tiny_run import alone, empty_decoder, tiny_config
 
 CPU = torch.device("cpu")
 
@@ -209,21 +208,8 @@ def test_an_error_in_a_thread_ends_the_update_or_the_save(tmp_path: Path, name: 
 def test_a_run_with_its_state_in_a_file_has_the_bits_of_one_without_and_goes_on_from_its_saves(
     tmp_path: Path, precision: str
 ) -> None:
-    def run(name: str, **changes: Any) -> list[float]:
-        config = tiny_config(tmp_path / name, memory__precision=precision, **changes)
-        context = alone()
-        train(config, context, MODEL, SyntheticBatches(config, MODEL.vocab_size))
-        assert isinstance(context.channel, RecordingChannel)
-        return [event.loss for event in context.channel.all(StepEvent)]
-
     nvme = {"memory__nvme_offload": {"path": str(tmp_path)}, "checkpoint__interval_steps": 1}
-    plain = run("plain", training__total_steps=4)
-    parts = run("parts", training__total_steps=2, **nvme)
-    parts += run("parts", training__total_steps=3)
-    parts += run("parts", training__total_steps=4, **nvme)
-    assert parts == plain
-    expected = read_state(tmp_path / "plain")
-    assert relative_difference(read_state(tmp_path / "parts"), expected) == dict.fromkeys(expected, 0.0)
+    check_bits_across_saves(tmp_path, precision, nvme)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

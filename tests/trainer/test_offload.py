@@ -16,13 +16,12 @@ from stoker.pod.plan.job import Job
 from stoker.pod.plan.memory import OFFLOAD_WINDOWS, fullest
 from stoker.pod.plan.model_size import ModelSize
 from stoker.trainer.protocol.config import OptimizationConfig
-from stoker.trainer.protocol.messages import StepEvent
 from stoker.trainer.rank.bucket import LINE, Bucket
 from stoker.trainer.rank.build import make_zero
 from stoker.trainer.rank.offload import OffloadedAdam, pieces_of
 from stoker.trainer.rank.optimizer import Adam, HeldState, HostCopy, UpdateNumbers
-from testing.trainer.layouts import MODEL, read_state, relative_difference
-from testing.trainer.tiny_run import RecordingChannel, SyntheticBatches, alone, empty_decoder, tiny_config, train
+from testing.trainer.layouts import MODEL, check_bits_across_saves
+from testing.trainer.tiny_run import alone, empty_decoder, tiny_config
 
 CPU = torch.device("cpu")
 
@@ -101,20 +100,7 @@ def test_pieces_cover_each_element_once_and_keep_where_decay_ends() -> None:
 def test_a_run_with_offload_has_the_bits_of_one_without_and_goes_on_from_its_saves(
     tmp_path: Path, precision: str
 ) -> None:
-    def run(name: str, **changes: Any) -> list[float]:
-        config = tiny_config(tmp_path / name, memory__precision=precision, **changes)
-        context = alone()
-        train(config, context, MODEL, SyntheticBatches(config, MODEL.vocab_size))
-        assert isinstance(context.channel, RecordingChannel)
-        return [event.loss for event in context.channel.all(StepEvent)]
-
-    plain = run("plain", training__total_steps=4)
-    parts = run("parts", training__total_steps=2, memory__cpu_offload=True)
-    parts += run("parts", training__total_steps=3)
-    parts += run("parts", training__total_steps=4, memory__cpu_offload=True)
-    assert parts == plain
-    expected = read_state(tmp_path / "plain")
-    assert relative_difference(read_state(tmp_path / "parts"), expected) == dict.fromkeys(expected, 0.0)
+    check_bits_across_saves(tmp_path, precision, {"memory__cpu_offload": True})
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

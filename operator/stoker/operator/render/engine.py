@@ -227,7 +227,7 @@ def selector_of(pool: EnginePool) -> dict[str, str]:
 
 
 def leader_selector(pool: EnginePool) -> dict[str, str]:
-    """Return labels that one pod of each replica has, so that whoever scales counts replicas."""
+    """Return labels of one pod of each replica, by which autoscalers count replicas."""
     several = any(revision.template.pods_per_replica > 1 for revision in pool.spec.revisions)
     return {**selector_of(pool), **({NODE_RANK: "0"} if several else {})}
 

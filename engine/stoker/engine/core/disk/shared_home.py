@@ -5,8 +5,8 @@
 A block appears by a rename, so that a reader finds a whole one or none; two engines that write the same block write the
 same bytes. A read renews the file's time, which is its lease: nothing that was used in the last `LEASE_S` is removed.
 
-Whoever holds the lock of `sweeper` removes what was not used for the time to live, the least recently used beyond the
-size, files that were begun and never finished, and folders of fingerprints that no engine used for the time to live.
+The engine that holds the lock of `sweeper` removes what was not used for the time to live, the least recently used
+beyond the size, files that were begun and never finished, and folders of fingerprints without a use in that time.
 
 Every method may wait for the disk.
 """

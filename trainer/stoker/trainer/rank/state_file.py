@@ -8,6 +8,7 @@ Owned by `zero`, which gives each bucket a `DiskState`; `disk_adam` streams the 
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from collections.abc import Callable
@@ -98,7 +99,7 @@ def _open_unnamed(path: Path) -> int:
         descriptor = os.open(path, flags | os.O_DIRECT, 0o600)
     except OSError as error:
         path.unlink(missing_ok=True)  # a file system may make the file before it refuses the flag
-        if error.errno != 22:  # EINVAL: no O_DIRECT there
+        if error.errno != errno.EINVAL:  # which says: no O_DIRECT there
             raise
         descriptor = os.open(path, flags, 0o600)
     path.unlink()

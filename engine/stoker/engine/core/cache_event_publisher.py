@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import zmq
 
@@ -82,7 +83,8 @@ class CacheEventPublisher:
         """Send what the cache has noted since the last call."""
         if events := self._log.take():
             self._batches.put(events)
-            self._bell.send(b"")
+            with suppress(zmq.Again):  # as many wake-ups wait as fit: one of them is enough
+                self._bell.send(b"", zmq.NOBLOCK)
 
     def close(self) -> None:
         """Send what was published, and end the thread."""

@@ -47,6 +47,9 @@ ROWS = (
     Layout(pipeline=2, model=MODEL, changes={"memory__activation_checkpointing": "selective"}),
     Layout(context=2, model=EXPERTS),
     Layout(context=2, model=EXPERTS, recompute=True, changes={"parallelism__context_method": "Ulysses"}),
+    Layout(pipeline=2, model=MODEL, changes={"parallelism__pipeline_schedule": "ZeroBubble"}, lora=True),
+    Layout(shard=2, model=EXPERTS, expert=2, lora=True),
+    Layout(tensor=2, model=EXPERTS, changes=SEQUENCE, lora=True),
     Layout(pipeline=2, model=MODEL, zero_stage=2),
     Layout(pipeline=2, model=MODEL, zero_stage=3, recompute=True),
 )
@@ -151,5 +154,5 @@ def test_a_layout_of_four_over_nccl_is_close_to_one_gpu(four: RankWorld, tmp_pat
 def assert_close_to_one(got: list[Any], layout: Layout) -> None:
     assert got == [got[0]] * len(got)
     with tempfile.TemporaryDirectory() as folder:
-        expected = train_on(alone("cuda"), Layout(model=layout.model), folder)
+        expected = train_on(alone("cuda"), Layout(model=layout.model, lora=layout.lora), folder)
     np.testing.assert_allclose(got[0], expected, rtol=5e-3)

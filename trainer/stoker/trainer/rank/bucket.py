@@ -289,6 +289,7 @@ def _bucket_key(unit: str, parameter: nn.Parameter, reduction: Reduction, is_ada
         name = f"{ADAPTERS}.replicated" if is_adapter else f"replicated{frozen}"
         return BucketKey(name, EVERY_UNIT, reduction, is_adapter)
     if is_adapter:
-        return BucketKey(ADAPTERS, EVERY_UNIT, reduction, holds_adapters=True)
+        name = f"{ADAPTERS}.experts" if reduction == "expert" else ADAPTERS
+        return BucketKey(name, EVERY_UNIT, reduction, holds_adapters=True)
     name = f"{unit}.experts" if reduction == "expert" else unit
     return BucketKey(name + frozen, unit, reduction, holds_adapters=False)

@@ -1,6 +1,6 @@
 """Page-locked host memory, which a GPU can copy to directly.
 
-Called by `snapshot`, which owns the memory and uses it again.
+Called by `snapshot`, `offload` and `state_file`, which own the memory and use it again.
 """
 
 from __future__ import annotations

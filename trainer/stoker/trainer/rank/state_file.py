@@ -9,7 +9,6 @@ Owned by `zero`, which gives each bucket a `DiskState`; `disk_adam` streams the 
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from stoker.pod.plan.memory import DISK_THREADS
 from stoker.trainer.errors import StorageFailed
+from stoker.trainer.rank.pinned import pinned_memory
 
 T = TypeVar("T")
 Transfer = Callable[..., int]
@@ -108,11 +108,10 @@ def _open_unnamed(path: Path) -> int:
 
 def aligned_memory(numel: int, *, pinned: bool) -> Tensor:
     """Return fp32 host memory at the address of a block, zero; page-locked where a GPU copies it."""
-    memory = torch.frombuffer(mmap.mmap(-1, max(numel * FLOAT, BLOCK)), dtype=torch.float32)[:numel]
-    if pinned:
-        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        torch.cuda.check_error(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 1))
-    return memory
+    room = numel + BLOCK // FLOAT
+    memory = pinned_memory(room) if pinned else torch.zeros(room)
+    begin = -memory.data_ptr() % BLOCK // FLOAT
+    return memory[begin : begin + numel]
 
 
 class DiskState:

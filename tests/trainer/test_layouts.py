@@ -43,6 +43,12 @@ RING: dict[str, Any] = {"parallelism__context_method": "Ring"}
 ULYSSES: dict[str, Any] = {"parallelism__context_method": "Ulysses"}
 SELECTIVE: dict[str, Any] = {"memory__activation_checkpointing": "selective"}
 
+
+def within(gib: float) -> dict[str, Any]:
+    """A budget of activations that not everything fits."""
+    return {**SELECTIVE, "memory__activation_budget_gib": gib}
+
+
 DATA = (
     Layout(shard=2),
     Layout(shard=4, zero_stage=0),
@@ -132,6 +138,8 @@ PIPELINE = (
     Layout(pipeline=2, stages=2, shard=2, zero_stage=2, changes=INTERLEAVED, recompute=True, model=DEEP),
     Layout(pipeline=2, stages=2, shard=2, zero_stage=3, changes=ZERO_BUBBLE, model=DEEP),
     Layout(pipeline=2, tensor=2, shard=2, zero_stage=3, changes=SEQUENCE, model=TIED),
+    Layout(pipeline=2, shard=2, zero_stage=3, changes=within(0.00015)),
+    Layout(pipeline=2, stages=2, changes={**INTERLEAVED, **within(0.00028)}, model=DEEP),
 )
 LORA = (
     Layout(shard=2, zero_stage=0, lora=True),

@@ -132,16 +132,13 @@ any of them.
 """
 
 BESIDE_BUDGET: Mapping[str, Row] = {
-    "parallelism.pipeline": only(1),
-    "parallelism.context": only(1),
-    "parallelism.sequence_parallel": only(False),
-    "model.num_experts": absent(),
-    "lora": absent(),
+    "parallelism.pipeline_schedule": only("GPipe", "OneFOneB", "Interleaved"),
+    "parallelism.expert": only(1),
 }
-"""Rows of a run with `memory.activation_budget_gib`: the bytes that other layouts keep are not planned to the byte.
+"""Rows of a run with `memory.activation_budget_gib`: elsewhere no bound of what a rank keeps is known.
 
-A rank of a pipeline keeps several micro-batches, context parallelism what it exchanges; an expert's rows depend on
-the data, and so on.
+The rows that a rank of `expert` receives depend on the data, and the late gradients of the zero-bubble schedule keep
+more than the activations. The trainer also refuses a model with both dense layers and layers with experts.
 """
 
 BESIDE_ROLES: Mapping[str, Row] = {

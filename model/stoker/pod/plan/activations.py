@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stoker.pod.plan.job import Job
+from stoker.pod.plan.model_size import ModelSize
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,15 @@ def _expert_tensors(job: Job) -> list[Kept]:
         Kept("activated", width, 3 * width * COPY_WORK),
         Kept("experts' results", rows, products / 2),
     ]
+
+
+def router_bytes(model: ModelSize, size: int) -> float:
+    """Bytes of one token that a router and the order of rows keep beside logits and probabilities, at most.
+
+    The router's input in fp32, a few numbers for each choice, and one for each expert.
+    """
+    wide = 4.0 * model.hidden_size if size < 4 else 0.0
+    return wide + 4.0 * model.num_experts + 48.0 * model.experts_per_token
 
 
 @dataclass(frozen=True)

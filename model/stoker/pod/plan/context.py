@@ -21,6 +21,17 @@ def context_buffers(job: Job) -> float:
     return 2 * size * (heads + keys * _copies(job))
 
 
+def exchanged_bytes(job: Job) -> float:
+    """Return the bytes of one token that a layer keeps with Ulysses beside its own: values and results of a few heads.
+
+    Queries and keys of these heads take the place of its own rotated ones; kv heads of which there are fewer than ranks
+    are kept several times.
+    """
+    copies = _copies(job)
+    keys = (2 * copies - 1) * _keys(job) / 2
+    return (_heads(job) + keys) * job.value_bytes / job.tokens
+
+
 def context_sent(job: Job) -> float:
     """Return the bytes that one layer sends for one micro-batch."""
     layout, size = job.layout, job.value_bytes

@@ -81,6 +81,12 @@ class Adapters:
         found = map(whole_and_cut.__getitem__, self.targets)
         return sum(share * self.rank * (whole + cut / tensor) for whole, cut, share in found)
 
+    def inner_bytes(self, of_attention: bool, model: ModelSize, size: int) -> float:
+        """Return the bytes that the adapters of a half of a block keep of one token: A x, scaled."""
+        found = sum((target not in OF_FEED_FORWARD) == of_attention for target in self.targets)
+        copies = 1 if of_attention or not model.num_experts else model.experts_per_token
+        return float(found * copies * self.rank * size)
+
     def expert_elements(self, model: ModelSize, layout: Layout) -> float:
         """Return the elements of the adapters of a layer's experts on one rank; a mean over all layers."""
         named = sum(target in OF_FEED_FORWARD for target in self.targets)

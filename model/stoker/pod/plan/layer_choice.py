@@ -5,15 +5,16 @@ The trainer does what `layer_choices` says; `stoker plan` prints it. T tokens; b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from typing import Literal
 
-from stoker.pod.plan.activations import Kept, Recomputed, layer_tensors
+from stoker.pod.plan.activations import Kept, Recomputed, layer_tensors, router_bytes
 from stoker.pod.plan.budget import Cost, choose_cheapest, fullest_moment, least_room
+from stoker.pod.plan.context import exchanged_bytes
 from stoker.pod.plan.job import Job
+from stoker.pod.plan.stage import PipelineRank, pipeline_ranks, stage_layers
 
 GIB = 2**30
 Half = Literal["attention", "feed-forward"]
@@ -62,20 +63,58 @@ def layer_choices(job: Job) -> tuple[LayerChoice, ...]:
 
     Raises:
         BudgetTooSmall: the budget cannot be met, even where every layer is computed again.
-        ValueError: a budget for the ranks of a pipeline is not planned.
+        ValueError: a budget is not planned for this layout or model; the message says why.
     """
     if job.activation_budget_bytes is None:
         return (MODES[job.layout.recompute],) * job.model.num_layers
-    if job.layout.pipeline > 1:
-        raise ValueError(f"a budget of activations is not planned with pipeline {job.layout.pipeline}; leave it out")
-    return _within_budget(job)
+    check_planned(job)
+    return tuple(choice for stage in _by_stage(job) for choice in stage)
 
 
-def planned_activations(job: Job) -> float:
-    """Return the bytes of activations at the fullest moment of backward, with the choices of a budget."""
-    costs = {choice: layer_cost(job, choice) for choice in set(layer_choices(job))}
-    layers = fullest_moment([costs[choice] for choice in layer_choices(job)])
-    return job.tokens * (layers + beside_layers(job))
+def stage_choices(job: Job, stage: int, layers: int) -> tuple[LayerChoice, ...]:
+    """Return the choices of the first `layers` layers of a stage of a pipeline.
+
+    Raises:
+        BudgetTooSmall: the budget cannot be met, even where every layer is computed again.
+        ValueError: a budget is not planned for this layout or model, or for so many layers.
+    """
+    check_planned(job)
+    planned = _by_stage(job)[stage]
+    if layers != len(planned):
+        raise ValueError(
+            f"a budget of activations was planned for {len(planned)} layers of stage {stage}, not {layers}"
+        )
+    return planned
+
+
+def check_planned(job: Job) -> None:
+    """Raise ValueError where no bound of what layers keep is known."""
+    layout, model = job.layout, job.model
+    problems = {
+        f"expert {layout.expert}: the rows that a rank receives depend on the data": layout.expert > 1,
+        "pipeline_schedule ZeroBubble: late gradients of weights keep more": layout.pipeline > 1
+        and layout.schedule == "ZeroBubble",
+        "a model with both dense layers and layers with experts": model.num_experts and model.dense_layers,
+        "sequence_parallel in fp8 or with lora": layout.sequence_parallel and (job.precision == "fp8" or job.adapters),
+    }
+    for problem, is_there in problems.items():
+        if is_there:
+            raise ValueError(f"a budget of activations is not planned with {problem}")
+
+
+def planned_activations(job: Job, rank: PipelineRank | None = None) -> float:
+    """Return the bytes of activations at the fullest moment of backward, with the choices of a budget.
+
+    `rank`: of a pipeline; None: the whole model.
+    """
+    check_planned(job)
+    if rank is None or job.layout.pipeline == 1:
+        chosen = [layer_cost(job, choice) for choice in layer_choices(job)]
+        return job.tokens * (fullest_moment(chosen) + beside_layers(job))
+    stages = [[layer_cost(job, choice) for choice in stage] for stage in _stages_of(job, rank.index)]
+    kept = max(sum(cost.kept for cost in stage) for stage in stages)
+    again = max(cost.again for stage in stages for cost in stage)
+    return job.tokens * (rank.live_stages * kept + again + _beside_stages(job, rank))
 
 
 def mean_recomputed(job: Job) -> Recomputed:
@@ -91,28 +130,84 @@ def beside_layers(job: Job) -> float:
     """Bytes of a token outside of the layers.
 
     Sum and gradient of the last norm, the rotary table's rows in fp32, and the numbers of a batch (8 bytes for token,
-    position and target, 4 for the weight, and one copy of each).
+    position and target, 4 for the weight, and one copy of each). Ranks that share sequences know the places of all
+    tokens (3 numbers of 8 bytes); ranks that cut them gather the last norm's result.
     """
-    return 2.0 * job.model.hidden_size * job.value_bytes + 8.0 * job.model.head_dim + 2 * (3 * 8.0 + 4.0)
+    layout = job.layout
+    streams = 3.0 if layout.sequence_parallel else 2.0
+    places = 24.0 * layout.context if layout.context > 1 else 0.0
+    return streams * job.model.hidden_size * job.value_bytes + _numbers(job) + places
+
+
+def _numbers(job: Job) -> float:
+    return 8.0 * job.model.head_dim + 2 * (3 * 8.0 + 4.0)
+
+
+def _beside_stages(job: Job, rank: PipelineRank) -> float:
+    """The same for a rank of a pipeline.
+
+    Of each micro-batch under way the output of its stage in two parts, of all in a step their numbers.
+    """
+    numbers = beside_layers(job) - 2.0 * job.model.hidden_size * job.value_bytes
+    return rank.live_stages * 2.0 * job.model.hidden_size * job.value_bytes + job.micro_batches * numbers
 
 
 @lru_cache(maxsize=64)
+def _by_stage(job: Job) -> tuple[tuple[LayerChoice, ...], ...]:
+    """Return the choices of the layers of each stage, in the order of the forward pass."""
+    if job.layout.pipeline == 1:
+        return (_within_budget(job),)
+    by_rank = {rank.index: _within_budget_of(job, rank) for rank in pipeline_ranks(job)}
+    stages = stage_layers(job)
+    return tuple(by_rank[number % job.layout.pipeline][: len(layers)] for number, layers in enumerate(stages))
+
+
+def _stages_of(job: Job, index: int) -> list[tuple[LayerChoice, ...]]:
+    """Return the choices of the stages of one pipeline rank."""
+    return list(_by_stage(job)[index :: job.layout.pipeline])
+
+
 def _within_budget(job: Job) -> tuple[LayerChoice, ...]:
     budget, layers = job.activation_budget_bytes, job.model.num_layers
     assert budget is not None
-    options = all_options()
+    options = all_options(job)
     costs = [layer_cost(job, option) for option in options]
     chosen = choose_cheapest(costs, layers, budget / job.tokens - beside_layers(job))
     if chosen is None:
-        raise BudgetTooSmall(_too_small(job, costs))
+        raise BudgetTooSmall(_too_small(job, layers, least_room(costs, layers), beside_layers(job)))
     return tuple(options[number] for number in chosen)
 
 
-def _too_small(job: Job, costs: Sequence[Cost]) -> str:
-    assert job.activation_budget_bytes is not None
-    layers, tokens = job.model.num_layers, job.tokens
-    inputs, outside = layer_cost(job, LAYER_AGAIN), beside_layers(job)
-    needed = tokens * (least_room(costs, layers) + outside)
+def _within_budget_of(job: Job, rank: PipelineRank) -> tuple[LayerChoice, ...]:
+    """Return the choices of the layers of a rank's largest stage, for as many activations as its schedule holds.
+
+    Bound: all of them whole, and what one layer computes again. So for each limit of the latter the rest is a sum.
+    """
+    budget, layers, live = job.activation_budget_bytes, rank.largest_stage, rank.live_stages
+    assert budget is not None
+    options = all_options(job)
+    costs = [layer_cost(job, option) for option in options]
+    room = budget / job.tokens - _beside_stages(job, rank)
+    found: list[tuple[float, float, list[int]]] = []
+    for limit in {cost.again for cost in costs}:
+        numbers = [number for number, cost in enumerate(costs) if cost.again <= limit]
+        sums = [Cost(live * costs[number].kept, 0.0, costs[number].work) for number in numbers]
+        chosen = choose_cheapest(sums, layers, room - limit)
+        if chosen is not None:
+            picked = [numbers[number] for number in chosen]
+            found.append((sum(costs[number].work for number in picked), limit, picked))
+    if not found:
+        least = min(live * layers * cost.kept + cost.again for cost in costs)
+        raise BudgetTooSmall(_too_small(job, live * layers, least, _beside_stages(job, rank)))
+    _, _, picked = min(found)
+    picked.sort(key=lambda number: -costs[number].again)
+    return tuple(options[number] for number in picked)
+
+
+def _too_small(job: Job, layers: int, least: float, outside: float) -> str:
+    """`layers`: times the micro-batches that are under way."""
+    tokens, inputs = job.tokens, layer_cost(job, LAYER_AGAIN)
+    needed = tokens * (least + outside)
     return (
         f"activations of {tokens:,} tokens need at least {shown_gib(needed)} GiB on a rank: {layers} layers keep "
         f"{inputs.kept:,.0f} bytes of a token each where they are computed again, the one that backward computes again "
@@ -130,9 +225,12 @@ def shown_gib(count: float) -> str:
     return f"{units / 10**digits:.{digits}f}"
 
 
-def all_options() -> list[LayerChoice]:
-    """Return every choice of one layer: each half whole, or any of its cheap results, or nothing."""
-    of_half = [[((half,), ())] + [((), found) for found in _subsets(CHEAP[half])] for half in HALVES]
+def all_options(job: Job) -> list[LayerChoice]:
+    """Return every choice of one layer: each half whole, or any of its cheap results that are kept, or nothing."""
+    kept = [tuple(name for name in CHEAP[half] if name in _half(job, half)[0]) for half in HALVES]
+    of_half = [
+        [((half,), ())] + [((), found) for found in _subsets(names)] for half, names in zip(HALVES, kept, strict=True)
+    ]
     return [LayerChoice((*one[0], *other[0]), (*one[1], *other[1])) for one, other in product(*of_half)]
 
 
@@ -141,40 +239,69 @@ def layer_cost(job: Job, choice: LayerChoice) -> Cost:
 
     A half whose input alone is kept holds both parts of the residual stream; one that is kept holds their sum.
     """
-    tensors = {item.name: item for item in layer_tensors(job)}
-    sums, norms = tensors["residual sums"], tensors["norms"]
-    stream, norm = sums.bytes_per_token / 2, Kept("norm", norms.bytes_per_token / 2, norms.work_per_token / 2)
-    cheap = {
-        "attention norm": norm,
-        "rotated q and k": tensors["rotated q and k"],
-        "feed-forward norm": norm,
-        "activated": tensors["activated"],
-    }
-    products = {"attention": [tensors["q, k and v"], tensors["attention"]], "feed-forward": [tensors["gate and up"]]}
+    stream = next(item.bytes_per_token for item in layer_tensors(job) if item.name == "residual sums") / 2
     if len(choice.halves) == len(HALVES):
-        everything = [*cheap.values(), *products["attention"], *products["feed-forward"]]
+        everything = [
+            item for half in HALVES for items in (_half(job, half)[0].values(), _half(job, half)[1]) for item in items
+        ]
         work = sum(item.work_per_token for item in everything) + sum(_last_product(job, half) for half in HALVES)
         return Cost(2 * stream, 2 * stream + sum(item.bytes_per_token for item in everything), work)
     kept, again, work = 0.0, 0.0, 0.0
     for half in HALVES:
-        parts = [*(cheap[name] for name in CHEAP[half]), *products[half]]
+        cheap, others = _half(job, half)
+        parts = [*cheap.values(), *others]
         if half in choice.halves:
             # The sum of the stream before attention is kept there if attention is, so feed-forward adds one part.
             kept += stream if half == "feed-forward" else 2 * stream
             again = max(again, stream + sum(item.bytes_per_token for item in parts))
             work += sum(item.work_per_token for item in parts) + _last_product(job, half)
             continue
-        dropped = [cheap[name] for name in CHEAP[half] if name in choice.cheap]
+        dropped = [item for name, item in cheap.items() if name in choice.cheap]
         kept += stream + sum(item.bytes_per_token for item in parts) - sum(item.bytes_per_token for item in dropped)
         again = max([again, *(item.bytes_per_token for item in dropped)])
         work += sum(item.work_per_token for item in dropped)
     return Cost(kept, again, work)
 
 
+def _half(job: Job, half: Half) -> tuple[dict[Cheap, Kept], list[Kept]]:
+    """Return what a half of a block keeps of one token: results that can be computed again alone, and others."""
+    tensors = {item.name: item for item in layer_tensors(job)}
+    norms, size = tensors.pop("norms"), job.value_bytes
+    norm = Kept("norm", norms.bytes_per_token / 2, norms.work_per_token / 2)
+    cheap: dict[Cheap, Kept] = {}
+    others: list[Kept] = []
+    if (
+        job.layout.sequence_parallel
+    ):  # products keep the tokens of all ranks, which are gathered and no result of a norm
+        others.append(Kept("gathered norm", job.model.hidden_size * float(size), norm.work_per_token))
+    elif half == "attention":
+        cheap["attention norm"] = norm
+    else:
+        cheap["feed-forward norm"] = norm
+    if half == "attention":
+        rotated = tensors["rotated q and k"]
+        others += [tensors["q, k and v"], tensors["attention"]]
+        if job.layout.context > 1 and job.layout.context_method == "Ulysses":
+            others += [rotated, Kept("exchanged v and result", exchanged_bytes(job), 0.0)]
+        else:
+            cheap["rotated q and k"] = rotated
+    else:
+        cheap["activated"] = tensors["activated"]
+        names = ("router", "dispatched tokens", "gate and up", "experts' results")
+        others += [tensors[name] for name in names if name in tensors]
+        if job.model.num_experts:
+            others.append(Kept("router in fp32", router_bytes(job.model, size), 0.0))
+    if job.adapters is not None:
+        others.append(Kept("adapters", job.adapters.inner_bytes(half == "attention", job.model, size), 0.0))
+    return cheap, others
+
+
 def _last_product(job: Job, half: Half) -> float:
     """Operations of the product that ends a half: its result is not kept, but a second pass computes it."""
     model = job.model
     width = model.num_heads * model.head_dim if half == "attention" else model.intermediate_size
+    if half == "feed-forward" and model.num_experts:
+        width = model.experts_per_token * model.expert_size
     return 2.0 * width * model.hidden_size / job.layout.tensor
 
 

@@ -68,7 +68,7 @@ def fullest(job: Job) -> Memory:
 
 
 def recomputed(job: Job) -> Recomputed:
-    """Return what a layer keeps; the mean over all layers with a budget, which has no pipeline."""
+    """Return what a layer keeps; the mean over all layers with a budget."""
     return choose_kept(job) if job.activation_budget_bytes is None else mean_recomputed(job)
 
 
@@ -133,7 +133,7 @@ def _gradients(job: Job, parameters: Parameters, shard: float) -> float:
 
 def _activations(job: Job, rank: PipelineRank) -> float:
     if job.activation_budget_bytes is not None:
-        return planned_activations(job)
+        return planned_activations(job, rank)
     kept = recomputed(job).kept_bytes
     whole = sum(item.bytes_per_token for item in layer_tensors(job))
     layers = rank.live_stages * rank.largest_stage

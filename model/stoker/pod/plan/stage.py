@@ -40,10 +40,15 @@ def layer_costs(job: Job) -> LayerCosts:
     return LayerCosts(layers=(layer,) * model.num_layers, embedding=2.0 * model.hidden_size, head=6.0 * model.table)
 
 
+def stage_layers(job: Job) -> list[range]:
+    """Return the layers of every stage, in the order of the forward pass."""
+    return list(cut_layers(layer_costs(job), job.layout.pipeline * job.layout.stages_per_rank))
+
+
 def pipeline_ranks(job: Job) -> list[PipelineRank]:
     """Return the share of every pipeline rank; one rank for a job without a pipeline."""
     p, v = job.layout.pipeline, job.layout.stages_per_rank
-    stages = cut_layers(layer_costs(job), p * v)
+    stages = stage_layers(job)
     shape = pipeline_shape(job)
     ranks = []
     for index in range(p):

@@ -42,6 +42,7 @@ from stoker.trainer.rank.guards import Guards
 from stoker.trainer.rank.initial_weights import whole_of
 from stoker.trainer.rank.kernel_choice import DTYPES, make_ops
 from stoker.trainer.rank.lamb import Lamb, sum_over_holders, tensor_sizes
+from stoker.trainer.rank.layers_again import LayersAgain
 from stoker.trainer.rank.loop import Loop, Progress
 from stoker.trainer.rank.loss_scale import LossScale
 from stoker.trainer.rank.mesh import Mesh
@@ -265,7 +266,10 @@ def make_passes(config: TrainerConfig, context: RankContext, model: Model, zero:
             context=shared,
         )
     name, mesh = config.parallelism.pipeline_schedule, context.mesh
-    stages = [make_stage(stage, decoder, zero, name, recompute) for stage, decoder in model.decoders.items()]
+    stages = [
+        make_stage(stage, decoder, zero, name, recompute, stage_again(config, stage, decoder, zero))
+        for stage, decoder in model.decoders.items()
+    ]
     wire = Wire(hidden_size=model.config.hidden_size, dtype=DTYPES[config.memory.precision], device=context.device)
     follow = None if zero.gathered is None else zero.gathered.follow
     executor = Executor(stages, mesh.links, wire, zero.check_complete, mesh.first_links, follow)
@@ -277,7 +281,22 @@ def make_passes(config: TrainerConfig, context: RankContext, model: Model, zero:
     )
 
 
-def make_stage(number: int, decoder: Decoder, zero: Zero, name: ScheduleName, recompute: bool) -> Stage:
+def stage_again(config: TrainerConfig, number: int, decoder: Decoder, zero: Zero) -> LayersAgain | None:
+    """What backward of a stage computes again in each layer, with a budget of activations."""
+    if config.memory.activation_budget_gib is None:
+        return None
+    choices = choose_layers(config, decoder.config, (number, len(decoder.blocks)))
+    return LayersAgain(decoder, zero.ready, choices)
+
+
+def make_stage(
+    number: int,
+    decoder: Decoder,
+    zero: Zero,
+    name: ScheduleName,
+    recompute: bool,
+    again: LayersAgain | None = None,
+) -> Stage:
     """A stage whose weights' gradients are put off where the schedule splits backward."""
     queue = WeightQueue() if name == "ZeroBubble" else None
     if queue is not None:
@@ -285,7 +304,7 @@ def make_stage(number: int, decoder: Decoder, zero: Zero, name: ScheduleName, re
             if parameter.requires_grad:
                 set_weight_queue(parameter, queue)
     savings = Savings(decoder.ops, zero.gathered)
-    return Stage(number, decoder, zero.ready, zero, recompute=recompute, queue=queue, savings=savings)
+    return Stage(number, decoder, zero.ready, zero, recompute=recompute, queue=queue, savings=savings, again=again)
 
 
 def make_plan_watch(config: TrainerConfig, context: RankContext, model: Model) -> PlanWatch:

@@ -33,8 +33,9 @@ class LayersAgain:
     """The blocks of one rank, each with its choice of what backward computes again."""
 
     def __init__(self, decoder: Decoder, ready: Callable[[str], None], choices: Sequence[LayerChoice]) -> None:
-        """`ready` is called with `blocks.N` before the parameters of a block are used."""
+        """`ready` is called with `blocks.N`, N the number of its layer, before the parameters of a block are used."""
         self._blocks, self._choices, self._ready = decoder.blocks, choices, ready
+        self._units = [f"blocks.{layer}" for layer in decoder.layers]
         self._ops = decoder.ops if isinstance(decoder.ops, RecomputingOps) else None
         if self._ops is None and any(choice.cheap for choice in choices):
             raise ValueError("the model's operations cannot give cheap results back: it needs RecomputingOps")
@@ -74,7 +75,7 @@ class LayersAgain:
 
     def _enter(self, index: int, half: Half) -> Block:
         """Make the parameters ready, also when backward computes the half again, and note what its choice demands."""
-        self._ready(f"blocks.{index}")
+        self._ready(self._units[index])
         if self._ops is not None:
             noted = [KINDS[name] for name in CHEAP[half] if name in self._choices[index].cheap]
             self._ops.again = frozenset(noted)

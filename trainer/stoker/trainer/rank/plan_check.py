@@ -14,7 +14,7 @@ from stoker.pod.config_file import ConfigError
 from stoker.pod.plan.estimate import Plan, make_plan
 from stoker.pod.plan.gpu import known_gpu
 from stoker.pod.plan.job import Job
-from stoker.pod.plan.layer_choice import BudgetTooSmall, LayerChoice, layer_choices
+from stoker.pod.plan.layer_choice import LayerChoice, layer_choices, stage_choices
 from stoker.pod.plan.measured import STEPS, check_plan
 from stoker.pod.plan.model_size import ModelSize
 from stoker.trainer.protocol.channel import RankChannel
@@ -63,15 +63,20 @@ def plan_run(config: TrainerConfig, model: ModelConfig, device: torch.device) ->
     return make_plan(planned_job(config, model), gpu)
 
 
-def choose_layers(config: TrainerConfig, model: ModelConfig) -> tuple[LayerChoice, ...]:
+def choose_layers(
+    config: TrainerConfig, model: ModelConfig, stage: tuple[int, int] | None = None
+) -> tuple[LayerChoice, ...]:
     """Return what backward computes again in each layer, as the plan has solved it.
 
+    `stage`: number of a stage of a pipeline and of its layers; None: all layers of the model.
+
     Raises:
-        ConfigError: the budget of activations cannot be met; the message shows the arithmetic.
+        ConfigError: the budget of activations cannot be met, or is not planned; the message shows why.
     """
     try:
-        return layer_choices(planned_job(config, model))
-    except BudgetTooSmall as error:
+        job = planned_job(config, model)
+        return layer_choices(job) if stage is None else stage_choices(job, *stage)
+    except ValueError as error:
         raise ConfigError(f"memory.activation_budget_gib {config.memory.activation_budget_gib}: {error}") from error
 
 

@@ -27,6 +27,7 @@ from stoker.model.aux import Aux
 from stoker.model.decoder import Decoder
 from stoker.model.kernels.weight_queue import LateGradient, WeightQueue
 from stoker.pod.pipeline.actions import INPUT_GRADIENT, Kind
+from stoker.trainer.rank.layers_again import LayersAgain
 from stoker.trainer.rank.savings import Savings
 
 
@@ -90,10 +91,12 @@ class Stage:
         recompute: bool,
         queue: WeightQueue | None = None,
         savings: Savings | None = None,
+        again: LayersAgain | None = None,
     ) -> None:
         """`ready` is called with a unit's name (`embedding`, `blocks.5`, `head`) before its parameters are used.
 
         `queue`: takes the weights' gradients when backward is split. `savings`: what forward passes need not keep.
+        `again`: what backward computes again in each layer, where that differs.
         """
         self.number = number
         self.decoder = decoder
@@ -102,6 +105,7 @@ class Stage:
         self._recompute = recompute
         self._queue = queue
         self._savings = savings or Savings()
+        self._again = again
         self._in_flight: dict[int, InFlight] = {}
 
     @property
@@ -186,9 +190,13 @@ class Stage:
         input_TD = x_TD.detach().requires_grad_(torch.is_grad_enabled())
         x_TD, update_TD = input_TD, None
         with self._savings.in_forward():
-            for layer, block in zip(self.decoder.layers, self.decoder.blocks, strict=True):
+            for index, (layer, block) in enumerate(zip(self.decoder.layers, self.decoder.blocks, strict=True)):
                 run = partial(self._block, layer, block)
-                if self._recompute and torch.is_grad_enabled():
+                if self._again is not None:
+                    x_TD, update_TD = self._again.block(
+                        index, x_TD, update_TD, inputs.positions_T, inputs.attend, inputs.aux
+                    )
+                elif self._recompute and torch.is_grad_enabled():
                     # Nothing in a block is random, so no generator state has to be kept for the second pass.
                     x_TD, update_TD = checkpoint(
                         run, x_TD, update_TD, inputs, use_reentrant=False, preserve_rng_state=False
@@ -210,6 +218,8 @@ class Stage:
         self._ready("head")
         if self.decoder.has_table_copy:
             self._ready("table copy")
+        if self._again is not None:
+            self._again.leave_blocks()
         with self._savings.in_forward():
             hidden_TD = self.decoder.norm(kept.x_TD, kept.update_TD)
             return self.decoder.cross_entropy(hidden_TD, kept.inputs.targets_T, kept.inputs.weights_T).loss_sum

@@ -1,0 +1,131 @@
+"""The bytes that a forward pass keeps for backward on a rank, beside what the plan says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from stoker.model.config import ModelConfig
+from stoker.model.context_cut import ContextCut
+from stoker.model.decoder import Decoder
+from stoker.model.kernels.ops import Ops
+from stoker.pod.plan.layer_choice import beside_layers, layer_choices, layer_cost
+from stoker.pod.plan.stage import stage_layers
+from stoker.trainer.protocol.config import TrainerConfig
+from stoker.trainer.rank.attend_maker import AttendMaker
+from stoker.trainer.rank.build import RankContext, make_passes, make_stage, make_zero, stage_again
+from stoker.trainer.rank.context_share import own_tokens
+from stoker.trainer.rank.data.batch import MicroBatch
+from stoker.trainer.rank.initial_weights import InitialWeights
+from stoker.trainer.rank.kernel_choice import make_ops
+from stoker.trainer.rank.pipeline.slices import Slices
+from stoker.trainer.rank.pipeline.stage import StageInputs
+from stoker.trainer.rank.plan_check import planned_job
+from stoker.trainer.rank.train_step import ForwardPass
+from testing.trainer.live_bytes import LiveBytes
+from testing.trainer.tiny_run import DecoderStore, alone, empty_slices
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Of one micro-batch on one rank."""
+
+    loss: float
+    measured: int
+    """Bytes; what the loss keeps is left out."""
+    planned: float
+    gradient: float
+    """Sum of the squares of this rank's reduced gradient."""
+
+
+def one_document(config: TrainerConfig, model: ModelConfig) -> MicroBatch:
+    """A micro-batch of one document."""
+    length = config.training.sequence_length
+    tokens = np.random.default_rng(1).integers(0, model.vocab_size, length + 1)
+    bounds = np.array([0, length], np.int32)
+    return MicroBatch(tokens[:-1], np.arange(length), tokens[1:], np.ones(length, np.float32), bounds, length)
+
+
+def share_of(batch: MicroBatch, context: RankContext) -> MicroBatch:
+    """The tokens of one rank of `context`."""
+    ranks, rank = context.mesh.dims.context, context.mesh.dims.coordinates(context.mesh.rank).context
+    if ranks == 1:
+        return batch
+    own = own_tokens(ContextCut(len(batch.tokens_T), ranks), rank)
+    names = ("tokens_T", "positions_T", "targets_T", "weights_T")
+    return replace(batch, **{name: getattr(batch, name)[own] for name in names}, whole_targets=batch.num_targets)
+
+
+def kept_by_forward(config: TrainerConfig, context: RankContext, model: ModelConfig) -> Kept:
+    """Run both passes of a micro-batch and measure what is kept between them."""
+    held, start = empty_slices(config, context, model)
+    assert isinstance(held, Decoder)
+    zero = make_zero(config, held, context.mesh, context.device, start.fill)
+    forward = make_passes(config, context, held, zero)
+    assert isinstance(forward, ForwardPass)
+    batch = share_of(one_document(config, model), context)
+    aux = forward.new_meter().new_aux(1.0)
+    zero.begin_step(2)
+    with LiveBytes() as live:
+        held.rope.on(torch.device("cpu"))
+        for parameter in held.parameters():
+            parameter.detach()  # so that the weights count before the pass
+        before = live.now
+        loss_sum = forward.loss_sum(batch, 1.0, aux)
+        kept = live.now - before
+    loss_sum.backward()  # type: ignore[no-untyped-call]
+    forward.end_backward()
+    zero.end_micro_batch()
+    zero.end_micro_batch()
+    zero.finish_reduce()
+    gradient = sum(float(state.squares.sum()) for state in zero.states)
+    zero.close()
+    job = planned_job(config, model)
+    planned = job.tokens * (sum(layer_cost(job, one).kept for one in layer_choices(job)) + beside_layers(job))
+    table = 0 if config.lora is not None else 4 * model.vocab_size * model.hidden_size // config.parallelism.tensor
+    return Kept(float(loss_sum.detach()), kept - table - 16 * job.tokens, planned, gradient)
+
+
+def kept_by_stage(
+    config: TrainerConfig, model: ModelConfig, number: int, in_flight: int
+) -> tuple[int, int, list[float]]:
+    """Run a stage of a pipeline of two in this process.
+
+    Return the bytes that `in_flight` micro-batches keep, its planned layers, and the squares of its gradient.
+    """
+    context = alone()
+    layers = stage_layers(planned_job(config, model))[number]
+    whole = Decoder(model, Ops())
+    whole.init_weights(0)
+    decoder = Decoder(model, make_ops(config, context.device)[0], layers=layers, device="meta")
+    start = InitialWeights(Slices({number: decoder}), DecoderStore(whole), lambda _done, _total: None)
+    zero = make_zero(config, Slices({number: decoder}), context.mesh, context.device, start.fill)
+    stage = make_stage(number, decoder, zero, "OneFOneB", False, stage_again(config, number, decoder, zero))
+    batch = one_document(config, model)
+    attend = AttendMaker(decoder.ops, "sdpa", context.device)
+    tokens, hidden = len(batch.tokens_T), model.hidden_size
+    received = None if number == 0 else torch.randn(tokens, hidden, generator=torch.Generator().manual_seed(5))
+    zero.begin_step(in_flight)
+    with LiveBytes() as live:
+        decoder.rope.on(torch.device("cpu"))
+        for parameter in decoder.parameters():
+            parameter.detach()  # so that the weights count before the passes
+        before = live.now
+        for index in range(in_flight):
+            stage.forward(index, inputs_of(batch, attend), received)
+        kept = live.now - before
+    for index in range(in_flight):
+        stage.backward(index, None if decoder.is_last else torch.ones(tokens, hidden))
+    zero.finish_reduce()
+    squares = [float(state.squares.sum()) for state in zero.states]
+    zero.close()
+    return kept, len(layers), squares
+
+
+def inputs_of(batch: MicroBatch, attend: AttendMaker) -> StageInputs:
+    """A micro-batch as the stages of a rank have it."""
+    names = ("tokens_T", "positions_T", "targets_T", "weights_T")
+    tensors = {name: torch.from_numpy(getattr(batch, name)) for name in names}
+    return StageInputs(**tensors, attend=attend.of(batch), rows=len(batch.tokens_T))

@@ -1,0 +1,144 @@
+"""A budget of activations beside other layouts: what is kept on each rank is within it, and what the plan says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from stoker.model.config import ModelConfig
+from stoker.pod.capabilities import refusals
+from stoker.pod.config_file import ConfigError
+from stoker.pod.plan.layer_choice import layer_cost, planned_activations, stage_choices
+from stoker.pod.plan.stage import pipeline_ranks
+from stoker.trainer.protocol.config import TrainerConfig
+from stoker.trainer.rank.mesh import AxisGroups
+from stoker.trainer.rank.plan_check import choose_layers, planned_job
+from testing.trainer.kept_bytes import Kept, kept_by_forward, kept_by_stage
+from testing.trainer.layouts import LORA, Layout
+from testing.trainer.rank_world import RankWorld
+from testing.trainer.tiny_run import TINY, alone, context_of, tiny_config
+
+WIDE = replace(
+    TINY,
+    vocab_size=64,
+    hidden_size=64,
+    intermediate_size=160,
+    num_layers=4,
+    head_dim=16,
+    max_position_embeddings=256,
+    tie_embeddings=False,
+)
+SPARSE = replace(WIDE, architecture="qwen3-moe", num_experts=8, num_experts_per_token=2, moe_intermediate_size=96)
+PARTS = (1.0, 0.8, 0.6, 0.45)
+"""Budgets as parts of what all layers keep."""
+RANKS = {
+    "AllGather": (Layout(context=2), {}),
+    "Ring": (Layout(context=2), {"parallelism__context_method": "Ring"}),
+    "Ulysses": (Layout(context=2), {"parallelism__context_method": "Ulysses"}),
+    "sequence parallel": (Layout(tensor=2), {"parallelism__sequence_parallel": True}),
+}
+
+
+def config_of(budget: float, **changes: Any) -> TrainerConfig:
+    """`budget`: bytes."""
+    fields: dict[str, Any] = {
+        "training__sequence_length": 256,
+        "training__deterministic": "Off",
+        "memory__activation_checkpointing": "selective",
+        "memory__activation_budget_gib": budget / 2**30,
+    }
+    return tiny_config(**{**fields, **changes})
+
+
+def budgets(model: ModelConfig, changes: dict[str, Any]) -> list[float]:
+    plenty = planned_job(config_of(2**30, **changes), model)
+    return [part * planned_activations(plenty, pipeline_ranks(plenty)[0]) for part in PARTS]
+
+
+def check(found: list[Kept], limits: list[float]) -> None:
+    """Each within its budget and near to the plan; the loss and the gradient are those of the largest budget."""
+    for kept, limit in zip(found, limits, strict=True):
+        assert kept.measured <= limit
+        assert 0.85 * kept.planned <= kept.measured <= kept.planned
+        assert (kept.loss, kept.gradient) == (found[0].loss, found[0].gradient)
+    measured = [kept.measured for kept in found]
+    assert measured == sorted(measured, reverse=True)
+    assert measured[-1] < 0.5 * measured[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [(WIDE, LORA), (SPARSE, {}), (SPARSE, LORA)],
+    ids=["adapters", "experts", "adapters of experts"],
+)
+def test_adapters_and_experts_stay_within_a_budget(model: ModelConfig, changes: dict[str, Any]) -> None:
+    limits = budgets(model, changes)
+    check([kept_by_forward(config_of(limit, **changes), alone(), model) for limit in limits], limits)
+
+
+def open_groups(_rank: int, _size: int) -> AxisGroups:
+    return AxisGroups(torch.device("cpu"))
+
+
+def measure(groups: AxisGroups, layout: Layout, changes: dict[str, Any], limits: list[float]) -> list[Kept]:
+    context = context_of(layout.dims, groups=groups)
+    assert context is not None
+    return [kept_by_forward(config_of(limit, **changes), context, WIDE) for limit in limits]
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[RankWorld]:
+    with RankWorld(2, open_groups) as world:
+        yield world
+
+
+@pytest.mark.parametrize("name", RANKS)
+def test_ranks_that_share_sequences_or_tokens_stay_within_a_budget(world: RankWorld, name: str) -> None:
+    layout, changes = RANKS[name]
+    sizes = {"parallelism__context": layout.context, "parallelism__tensor": layout.tensor, "gang__ranks_per_node": 2}
+    limits = budgets(WIDE, {**changes, **sizes})
+    for found in world.call(measure, layout, {**changes, **sizes}, limits, timeout_s=300.0):
+        check(found, limits)
+
+
+@pytest.mark.parametrize("schedule", ["GPipe", "OneFOneB"])
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_stage_keeps_all_that_its_schedule_has_under_way_within_a_budget(schedule: str, number: int) -> None:
+    changes: dict[str, Any] = {
+        "parallelism__pipeline": 2,
+        "parallelism__pipeline_schedule": schedule,
+        "gang__ranks_per_node": 2,
+        "training__global_batch_size": 3,
+    }
+    gradients = []
+    for limit in budgets(WIDE, changes):
+        config = config_of(limit, **changes)
+        job = planned_job(config, WIDE)
+        rank = pipeline_ranks(job)[number]
+        kept, layers, gradient = kept_by_stage(config, WIDE, number, rank.live_stages)
+        again = max(layer_cost(job, choice).again for choice in stage_choices(job, number, layers))
+        assert kept + 256 * again <= planned_activations(job, rank) <= limit
+        gradients.append(gradient)
+    assert gradients == [gradients[0]] * len(gradients)
+
+
+def test_what_no_bound_is_known_for_is_refused_with_the_reason() -> None:
+    asked: dict[str, Any] = {
+        "memory": {"activation_budget_gib": 4.0},
+        "parallelism": {"pipeline": 2, "pipeline_schedule": "ZeroBubble", "expert": 2},
+    }
+    assert refusals("trainer", asked) == [
+        "parallelism.pipeline_schedule ZeroBubble is not supported yet with memory.activation_budget_gib 4.0; "
+        "allowed: GPipe, OneFOneB, Interleaved",
+        "parallelism.expert 2 is not supported yet with memory.activation_budget_gib 4.0; allowed: 1",
+    ]
+    mixed = replace(SPARSE, mlp_only_layers=(0,))
+    with pytest.raises(ConfigError, match="not planned with a model with both dense layers and layers with experts"):
+        choose_layers(config_of(2**30), mixed)
+    in_eight_bits = config_of(2**30, parallelism__sequence_parallel=True, memory__precision="fp8")
+    with pytest.raises(ConfigError, match="memory.activation_budget_gib 1.0: .* sequence_parallel in fp8 or with lora"):
+        choose_layers(in_eight_bits, WIDE)

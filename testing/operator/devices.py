@@ -18,15 +18,10 @@ def device(name: str, **attributes: str | int | bool) -> dict[str, Any]:
 
 
 def resource_slice(node: str, devices: Sequence[Mapping[str, Any]], **pool: Any) -> Object:
-    spec = {
-        "driver": DRIVER,
-        "pool": {"name": node, "generation": 1, "resourceSliceCount": 1, **pool},
-        "nodeName": node,
-        "devices": list(devices),
-    }
-    name = f"{node}-{spec['pool']['generation']}-{pool.get('part', 0)}"
-    spec["pool"].pop("part", None)
-    return made("ResourceSlice", name, spec=spec)
+    part = pool.pop("part", 0)
+    whole = {"name": node, "generation": 1, "resourceSliceCount": 1, **pool}
+    spec = {"driver": DRIVER, "pool": whole, "nodeName": node, "devices": list(devices)}
+    return made("ResourceSlice", f"{node}-{whole['generation']}-{part}", spec=spec)
 
 
 def device_class(name: str, *expressions: str) -> Object:

@@ -60,7 +60,8 @@ class Dispatch:
             Refused: no backend is ready, and the request may not wait for one.
         """
         full = self.metrics.held >= self.limits.max_held_requests
-        if not self.backends.ready and self.backends.fallback is None and (self.limits.hold_s <= 0 or full):
+        elsewhere = self.backends.fallback is not None or self.backends.others is not None
+        if not self.backends.ready and not elsewhere and (self.limits.hold_s <= 0 or full):
             raise no_backend("no engine is ready")
 
     async def begin(self, request: Outgoing) -> BackendAnswer:

@@ -29,9 +29,11 @@ from stoker.pod.tracing import NoTracer, Tracer
 from stoker.router.admission import Admission
 from stoker.router.answer import BackendAnswer, body_message, lost, start_message, whole_events
 from stoker.router.backends import Backends
+from stoker.router.by_model import ByModel, OwnAnswer
 from stoker.router.carrier import Carrier
 from stoker.router.connection import BackendError, Outgoing
 from stoker.router.dispatch import Dispatch
+from stoker.router.endpoint import Endpoint
 from stoker.router.exchange import ask
 from stoker.router.heads import answer_headers, outgoing
 from stoker.router.kept_stream import RAW_BYTES, KeptStream
@@ -67,6 +69,7 @@ class Proxy:
         """For requests whose streams can go on elsewhere."""
         self.keeps_streams = limits.max_resume_bytes > 0
         self.dispatch = Dispatch(backends, limits, metrics, deployment=deployment, admission=admission, clock=clock)
+        self.by_model = ByModel(backends, self.dispatch.begin, limits, metrics, deployment)
         self.carrier = Carrier(
             backends, ask, metrics, max_attempts=limits.max_attempts, wait_s=limits.resume_wait_s, clock=clock
         )
@@ -137,18 +140,21 @@ class Proxy:
     ) -> None:
         arrived = self.clock()
         try:
-            answer = await self.dispatch.begin(request)
+            answer = await self.by_model.begin(request)
         except Refused as refused:
             if span is not None:
                 span.refused(refused.status)
             await self._refuse(refused, request_id, send)
+            return
+        if isinstance(answer, OwnAnswer):
+            await self._send_own(answer, request_id, send)
             return
         if span is not None:
             span.answered(answer)
         first_byte_s = self.clock() - arrived
         self.metrics.first_byte.observe(first_byte_s)
         self.metrics.requests.labels(answer.head.status).inc()
-        if answer.backend is not self.backends.fallback:
+        if not isinstance(answer.backend, Endpoint):
             self.metrics.revisions.answered(
                 answer.backend.entry, answer.head.status, first_byte_s if answer.is_stream else None
             )
@@ -219,6 +225,11 @@ class Proxy:
             answer.connection.close()
         self.metrics.response_bytes.observe(size)
         await send(body_message(b"", more=False))
+
+    async def _send_own(self, answer: OwnAnswer, request_id: bytes, send: Send) -> None:
+        self.metrics.requests.labels(answer.status).inc()
+        await send(start_message(answer.status, answer_headers(answer.headers, request_id)))
+        await send(body_message(answer.body, more=False))
 
     async def _refuse(self, refused: Refused, request_id: bytes, send: Send) -> None:
         self.metrics.requests.labels(refused.status).inc()

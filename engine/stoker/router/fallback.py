@@ -13,13 +13,13 @@ from dataclasses import replace
 
 from stoker.pod.marked_streams import RESUME_HEADER
 from stoker.router.connection import Outgoing
-from stoker.router.snapshot import FallbackEntry
+from stoker.router.snapshot import EndpointEntry
 
 FALLBACK_HEADER = b"x-stoker-fallback"
 """On a request: the deployment whose engines could not take it. On an answer: the deployment that gave it."""
 
 
-def for_fallback(request: Outgoing, target: FallbackEntry, own: str) -> Outgoing | None:
+def for_fallback(request: Outgoing, target: EndpointEntry, own: str) -> Outgoing | None:
     """The request with the other model's name; None where it names no model or has been passed on already.
 
     Args:

@@ -34,9 +34,10 @@ def test_loopback_needs_no_key(host: str) -> None:
     ("settings", "device", "problem"),
     [
         ({"transfer": {"listen": "0.0.0.0:7000"}}, "cpu", "needs transfer.key_file; without one only loopback"),
-        ({"transfer": {"listen": "7000"}}, "cpu", "must be host:port with a port from 0 to 65534, got '7000'"),
-        ({"transfer": {"listen": "127.0.0.1:65535"}}, "cpu", "must be host:port with a port from 0 to 65534"),
-        ({}, "cuda", "transfer.listen needs device cpu, got cuda"),
+        ({"transfer": {"listen": "7000"}}, "cpu", "must be host:port with a port from 0 to 65533, got '7000'"),
+        ({"transfer": {"listen": "127.0.0.1:65534"}}, "cpu", "must be host:port with a port from 0 to 65533"),
+        ({"transfer": {"listen": "127.0.0.1:0", "transports": ["cuda-ipc"]}}, "cpu", "cuda-ipc needs device cuda"),
+        ({"cache": {"prefix_cache": False}}, "cuda", "transfer.listen needs cache.prefix_cache, got false"),
         ({"cache": {"prefix_cache": False}}, "cpu", "transfer.listen needs cache.prefix_cache, got false"),
         ({"parallelism": {"tensor": 2}}, "cpu", "transfer.listen needs parallelism.tensor 1, got 2"),
         ({"parallelism": {"data": 2}}, "cpu", "transfer.listen needs parallelism.data 1, got 2"),

@@ -26,7 +26,6 @@ from stoker.engine.core.handover.messages import (
     PeerHello,
     PeerRefused,
     Prefill,
-    ReadyBlock,
     TakeOver,
     Tokens,
 )
@@ -34,10 +33,11 @@ from stoker.engine.core.handover.office import SILENT_S, Gone, Office
 from stoker.engine.core.handover.prefill_side import Help, HelpStage, Writing
 from stoker.engine.core.messages import AddRequest, Delta
 from stoker.engine.core.request_spans import prompt_spans
-from stoker.engine.transfer.checksum import seeded
 from stoker.engine.transfer.port import LayoutMismatch, Link, Move
 from stoker.engine.transfer.ticket import TransferError
 
+PIECE_BYTES = 256 << 20
+"""Most bytes of one write, so that the receiver copies the first blocks while the others are on their way."""
 FRONT = "peer "
 """Begins the name of a front that is an engine. Other fronts have hexadecimal names."""
 
@@ -68,6 +68,8 @@ class PrefillDesk:
         self.blocks = office.engine.scheduler.blocks
         self.callers: dict[str, Caller] = {}
         self._seeds: dict[Help, BlockSeeds] = {}
+        self._piece = max(PIECE_BYTES // office.hello.port.layout.block_bytes, 1)
+        """Blocks of one write."""
 
     @property
     def num_open(self) -> int:
@@ -194,20 +196,17 @@ class PrefillDesk:
         if not taken:
             return
         table = self.blocks.table(one)
-        sums = self.office.store.sums([table[index] for index, _ in taken])
-        seeds = self._seeds[one]
-        blocks = tuple(
-            ReadyBlock(index, grant.slot, grant.generation, seeded(int(raw), seeds(index)))
-            for (index, grant), raw in zip(taken, sums, strict=True)
-        )
-        moves = [Move(table[index], grant.slot, grant.generation) for index, grant in taken]
-        one.writing.append(Writing(caller.link.result().write(moves, one.id.encode()), blocks))
-        self.tally.blocks["sent"] += len(blocks)
+        for first in range(0, len(taken), self._piece):
+            piece = tuple(taken[first : first + self._piece])
+            moves = [Move(table[index], grant.slot, grant.generation) for index, grant in piece]
+            ticket = caller.link.result().write(moves, one.id.encode())
+            one.writing.append(Writing(ticket, self.office.store.sums([move.local for move in moves]), piece))
+        self.tally.blocks["sent"] += len(taken)
         self._announce(caller, one)
 
     def _announce(self, caller: Caller, one: Help) -> None:
         """Announce the blocks whose writes have ended."""
-        while one.writing and one.writing[0].ticket.done():
+        while one.writing and one.writing[0].ended:
             writing = one.writing.pop(0)
             error = writing.ticket.error()
             if one.id not in caller.helps:
@@ -215,7 +214,7 @@ class PrefillDesk:
             if error is not None:
                 self._fail(caller, one, "transport", str(error))
                 return
-            self.office.post.answer(caller.name, BlocksReady(one.id, writing.blocks))
+            self.office.post.answer(caller.name, BlocksReady(one.id, writing.announcement(self._seeds[one])))
 
     # Ends.
 

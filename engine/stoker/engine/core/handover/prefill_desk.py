@@ -176,8 +176,13 @@ class PrefillDesk:
             self.tally.prefilled(deltas[0].facts)
             prompt_spans(self.office.tracer, one.prefill.trace, deltas[0].facts)
             self.tally.changes += 1
-        self._push(caller, one)  # blocks first, so that the owner can go on at once
-        self.office.post.answer(caller.name, Tokens(one.id, one.parts_of(deltas)))
+        parts = one.parts_of(deltas)
+        if one.unfinished:  # the client waits for the tokens
+            self.office.post.answer(caller.name, Tokens(one.id, parts))
+            self._push(caller, one)
+        else:  # the owner ends with the last of them
+            self._push(caller, one)
+            self.office.post.answer(caller.name, Tokens(one.id, parts))
 
     def refused(self, front: str, dispatch: str, message: str) -> None:
         """The engine did not take a helped request."""

@@ -55,13 +55,12 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     if arguments.row:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit("the row took too long"))
-        print(json.dumps({arguments.row: measure(arguments.row, arguments)}), flush=True)
+        show(arguments.row, measure(arguments.row, arguments))
         return
     results: dict[str, Any] = {}
     for row in arguments.rows:
         results[row] = in_own_process(row, arguments)
         (arguments.out / "pd_gpu.json").write_text(json.dumps(results, indent=1) + "\n")
-    print(json.dumps(results))
 
 
 def parse() -> argparse.Namespace:
@@ -112,7 +111,6 @@ def measure(row: str, arguments: argparse.Namespace) -> Any:
 
 
 def serve(arguments: argparse.Namespace, prefill_gpu: str, decode_gpu: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").exists() else None) as scratch:
         folder = arguments.folder or Path(scratch, "model")
         if not folder.exists():
@@ -121,13 +119,12 @@ def serve(arguments: argparse.Namespace, prefill_gpu: str, decode_gpu: str) -> d
         try:
             engines.start("p", "prefill", prefill_gpu)
             engines.start("d", "decode", decode_gpu)
-            found["ready_s"] = engines.wait_until_ready()
-            show("ready", {"s": found["ready_s"], "transports": engines.status("d")["transfer"]["transports"]})
+            ready_s = engines.wait_until_ready()
+            show("ready", {"s": ready_s, "transports": engines.status("d")["transfer"]["transports"]})
             load = Load(arguments, engines)
             for name, part in (("idle", load.idle), ("beside", load.beside), ("kill", load.kill)):
-                found[name] = part()
-                show(name, found[name])
-            return found
+                show(name, part())
+            return {"outcomes": engines.status("p")["transfer"]["helps"]}
         finally:
             engines.close()
 

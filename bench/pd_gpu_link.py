@@ -1,7 +1,7 @@
 """The link between two GPUs, without engines: milliseconds until blocks of Qwen3-8B's cache are verified at the other.
 
-A writer (first GPU) and a receiver (second GPU) are processes that see one GPU each. Prompts of 8,192 and 32,768 tokens
-are 128 and 512 blocks of 9 MiB; the landing zone has 256 slots. `verified`: from the first copy's posting until the last
+A writer (first GPU) and a receiver (second GPU) are processes that see one GPU each. 8,192 and 32,768 tokens are 128
+and 512 blocks of 9 MiB; the landing zone has 256 slots. `verified`: from the first copy's posting until the last
 block is in the receiver's cache and its checksum, of what was stored, equals the sender's. `copied`: the copies alone.
 Run by `bench.pd_gpu`.
 """
@@ -177,12 +177,14 @@ def verified(side: Side, pipe: Connection, blocks: int) -> tuple[float, float]:
                 posting_s += message[2]
                 continue
             ready = zip(message[1], message[2], strict=True)
-            announced = [Announcement(block, Grant(slot, generation), total) for (block, slot, generation), total in ready]
+            announced = [
+                Announcement(block, Grant(slot, generation), total) for (block, slot, generation), total in ready
+            ]
             taken = intake.take(announced, side.zone.clock())
         elif intake.copying:
             taken = intake.settled(side.zone.clock())
         if taken is not None:
-            assert not (taken.again or taken.lost or taken.refused), taken
+            assert (taken.again, taken.lost, taken.refused) == ([], [], []), taken
             sound += len(taken.sound)
     assert begun_s is not None
     return time.monotonic() - begun_s, posting_s

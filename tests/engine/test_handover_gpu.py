@@ -1,4 +1,4 @@
-"""Two engines as processes on GPUs: blocks by CUDA IPC and by its fallbacks, tokens of one engine, a kill of each side."""
+"""Two engines as processes on GPUs: blocks by CUDA IPC and its fallbacks, tokens of one engine, a kill of each side."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 ON_GPU: dict[str, Any] = {
     "device": "cuda", "deterministic": True, "cache": {"num_blocks": 200, "block_size": 16}, "capture_s": 0.0,
 }  # fmt: skip
-LONG = {"prompt": PROMPT * 2, "max_tokens": 100, "ignore_eos": True}
+LONG: dict[str, Any] = {"prompt": PROMPT * 2, "max_tokens": 100, "ignore_eos": True}
 
 
 def gpu(place: int) -> str:

@@ -17,9 +17,8 @@ HISTORIES = 60
 
 def test_histories_lose_nothing_double_nothing_and_leave_nothing() -> None:
     events, outcomes = run_histories(0, HISTORIES)
-    assert all(
-        events[name] for name in ("on devices", "kill p", "kill d", "cut", "repeat", "swap", "late block", "cancel", "drain p")
-    )
+    happened = ("on devices", "kill p", "kill d", "cut", "repeat", "swap", "late block", "cancel", "drain p")
+    assert all(events[name] for name in happened)
     assert all(outcomes[name] for name in ("split", "prefill_only", "local", "cancelled", "local lost", "local silent"))
     assert outcomes["refused late"] > 0
     assert outcomes["refused damaged"] + outcomes["refused stale"] > 0

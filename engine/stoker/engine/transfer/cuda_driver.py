@@ -1,4 +1,4 @@
-"""The calls of the CUDA driver and of NVML that PyTorch does not offer: plain allocations, IPC handles, batches of copies.
+"""Calls of the CUDA driver and of NVML that PyTorch does not offer: plain allocations, IPC handles, batches of copies.
 
 Through ctypes on libraries that every NVIDIA driver brings, whatever version of CUDA PyTorch was built for. A call
 lets other Python threads run. No memory is owned here; `cuda_memory` does.

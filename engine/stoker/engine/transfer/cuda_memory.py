@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from stoker.engine.transfer.cuda_driver import CudaDriver, active_nvlinks
 from stoker.engine.transfer.device_memory import Copy, DeviceError, Mark, merged
+
+log = logging.getLogger("stoker.engine")
 
 STAGED_BLOCKS = 4
 """Blocks of pinned memory through which a cache is read for peers that cannot map the device's memory."""
@@ -63,6 +66,18 @@ class CudaMemory:
             torch.cuda.synchronize()
             self._context = self.driver.context()
             self.nvlinks = active_nvlinks(self.driver.bus_id())
+        self._try_batch()
+
+    def _try_batch(self) -> None:
+        """Post copies one by one where this driver does not take them together."""
+        probe_N = torch.arange(64, dtype=torch.uint8, device=self.device)
+        address = probe_N.data_ptr()
+        try:
+            queue = self.queue()
+            queue.post([Copy(address, address + 32, 8), Copy(address + 16, address + 48, 8)], self.mark()).wait()
+        except DeviceError as error:
+            log.warning("copies to other GPUs are posted one by one: %s", error)
+            self.driver.batch = None
 
     def enter(self) -> None:
         """Let this thread use the device."""
@@ -133,7 +148,8 @@ class DeviceBlocks:
 
     def read(self, blocks: Sequence[int], after: Mark | None) -> Iterator[np.ndarray]:
         """The bytes of blocks, by way of pinned memory, into which the next ones are copied meanwhile."""
-        queue, marks = self._memory.queue(), []
+        queue = self._memory.queue()
+        marks: list[Mark] = []
         pinned_SN = torch.empty(STAGED_BLOCKS, self.block_bytes, dtype=torch.uint8, pin_memory=True)
         for place in range(len(blocks)):
             for ahead in range(len(marks), min(place + STAGED_BLOCKS, len(blocks))):

@@ -18,6 +18,7 @@ import numpy as np
 from stoker.engine.transfer.checksum import raw_sums, seeded
 from stoker.engine.transfer.landing_zone import BlockRefused, Grant, LandingZone, Owner, SlotState
 
+
 class Sums(Protocol):
     """Raw sums of blocks, which a device may still be computing."""
 

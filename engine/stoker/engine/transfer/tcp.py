@@ -90,4 +90,4 @@ class TcpLink(SocketLink):
 
     def send_blocks(self, wire: Wire, message: list[Any], moves: Sequence[Move], after: Mark | None) -> None:
         blocks = self._local.read([move.local for move in moves], after)
-        wire.send(message, (memoryview(block_N) for block_N in blocks))
+        wire.send(message, (block_N.data for block_N in blocks))

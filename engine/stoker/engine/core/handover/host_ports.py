@@ -37,8 +37,8 @@ class HostPorts:
     """One port for each transport, over one landing zone."""
 
     def __init__(
-        self, fingerprint: bytes, layout: BlockLayout, local: np.ndarray | LocalBlocks, zone: SharedZone, *, pod_uid: str,
-        folder: Path, host: str, port: int, key: bytes, require: Require, transports: Sequence[Transport],
+        self, fingerprint: bytes, layout: BlockLayout, local: np.ndarray | LocalBlocks, zone: SharedZone, *,
+        pod_uid: str, folder: Path, host: str, port: int, key: bytes, require: Require, transports: Sequence[Transport],
     ) -> None:  # fmt: skip
         """`folder`: of the socket for peers of this host. `port`: of TCP; links between GPUs use the one behind it.
 

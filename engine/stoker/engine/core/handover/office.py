@@ -82,7 +82,8 @@ class Post(Protocol):
 class BlockStore(Protocol):
     """The cache's blocks and the zone's slots as memory."""
 
-    copy_and_sum: CopyAndSum
+    @property
+    def copy_and_sum(self) -> CopyAndSum: ...
 
     def sums(self, blocks: Sequence[int]) -> Sums:
         """Raw sums of cache blocks whose computation has been launched."""

@@ -67,12 +67,12 @@ def open_desk(
     except DeviceError as error:
         raise ConfigError(f"transfer.zone_blocks {transfer.zone_blocks} cannot be had: {error}") from error
     transports = transfer.transports or TRANSPORTS[plan.device]
+    pod_uid = os.environ.get("STOKER_POD_UID") or uuid.uuid4().hex
     try:
         post = PeerPost(host, port, curve_keys(key) if key is not None else None)
         ports = HostPorts(
-            facts.digest, layout, memory.local, memory.zone, pod_uid=os.environ.get("STOKER_POD_UID") or uuid.uuid4().hex,
-            folder=folder, host=host, port=port + 1 if port else 0, key=key or LOOPBACK_KEY,
-            require=transfer.require, transports=transports,
+            facts.digest, layout, memory.local, memory.zone, pod_uid=pod_uid, folder=folder, host=host,
+            port=port + 1 if port else 0, key=key or LOOPBACK_KEY, require=transfer.require, transports=transports,
         )  # fmt: skip
     except OSError as error:
         raise ConfigError(f"transfer.listen {transfer.listen!r} cannot be used: {error}") from error

@@ -2,7 +2,7 @@
 scheduler.
 
 One seam for all of them: a `BlockPort` is one rank's end, a `Link` leads from it to one peer, and a `Ticket` is one
-transfer under way (`port`). Links: `in_process`, `shared_memory`, `tcp`, and `cuda_ipc` between GPUs; the host tier's is
+transfer under way (`port`). Links: `in_process`, `shared_memory`, `tcp`, `cuda_ipc` between GPUs; the host tier's is
 `execution.host_link`. What a GPU does is behind `device_memory`, implemented by `cuda_memory` over `cuda_driver`.
 
 A peer writes only into the receiver's landing zone (`landing_zone`), never into its cache. A slot of the zone is

@@ -58,16 +58,11 @@ class DecodeDesk:
         """By the dispatch's id."""
         self.peers = Peers()
         self._by_key: dict[tuple[str, str], Split] = {}
-        self._intakes = Intakes(self.zone)
+        self.intakes = Intakes(self.zone)
         self._takeovers = TakeoverWatch(self.tally)
         self._room = CacheRoom(self.engine.scheduler)
         self._beat_s = office.clock()
         self._beats = 0
-
-    @property
-    def busy(self) -> bool:
-        """Whether copies are under way whose end is to be noticed soon."""
-        return self._intakes.busy
 
     # Requests of fronts.
 
@@ -128,7 +123,7 @@ class DecodeDesk:
         table, seeds = self.blocks, BlockSeeds(hello.port.fingerprint, split.request.prompt_tokens, split.block_size)
         target = lambda index: table.table(split)[index]  # noqa: E731
         copy_and_sum = self.office.store.copy_and_sum
-        self._intakes.open(split.id, Intake(self.zone.zone, split.owner, copy_and_sum, target=target, seed=seeds))
+        self.intakes.open(split.id, Intake(self.zone.zone, split.owner, copy_and_sum, target=target, seed=seeds))
         request = split.request
         slots = self._grant(split, now_s)
         message = Prefill(
@@ -155,9 +150,7 @@ class DecodeDesk:
         self._part_with(split, "the client has gone")
         split.stage = Stage.ENDED
         facts = split.facts(0, self.office.clock())
-        return [
-            (front, Delta(request_id, choice, (), finish_reason="abort", facts=facts)) for choice in ended
-        ]  # fmt: skip
+        return [(front, Delta(request_id, choice, (), finish_reason="abort", facts=facts)) for choice in ended]
 
     def finish_choice(self, front: str, request_id: str, choice: int) -> bool:
         """End a choice whose text is complete. False: the request is not here."""
@@ -239,7 +232,7 @@ class DecodeDesk:
         if size > len(self.blocks.table(split)) and not self.engine.scheduler.grow_landing(split, size):
             self._local(split, "full")
             return
-        self._note_taken(split, self._intakes.take(split.id, announced, now_s), now_s)
+        self._note_taken(split, self.intakes.take(split.id, announced, now_s), now_s)
 
     def _note_taken(self, split: Split, taken: Taken, now_s: float) -> None:
         """Use the blocks that are sound, ask for the others, and give slots for more."""
@@ -340,7 +333,7 @@ class DecodeDesk:
     def _forget(self, split: Split) -> None:
         """Give its blocks back; those that were verified can be found in the cache."""
         self.engine.scheduler.close_landing(split)
-        self._intakes.close(split.id)
+        self.intakes.close(split.id)
         del self.open[split.id], self._by_key[split.key]
         self.tally.changes += 1
 
@@ -358,7 +351,7 @@ class DecodeDesk:
         """Do what time, room and lost connections call for."""
         now_s = self.office.clock()
         self._follow_lost()
-        for name, taken in self._intakes.settled(now_s):
+        for name, taken in self.intakes.settled(now_s):
             self._note_taken(self.open[name], taken, now_s)
         with self.zone.lock:
             self.zone.zone.expire(now_s)

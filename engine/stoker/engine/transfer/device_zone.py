@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 from stoker.engine.transfer.device_memory import Copy, DeviceMemory
+from stoker.engine.transfer.ticket import TransferError
 from stoker.engine.transfer.zone_memory import SharedZone
 
 
@@ -40,6 +41,8 @@ class DeviceZone(SharedZone):
 
     def fill(self, slot: int) -> None:
         with self._filling:
+            if self._closed:
+                raise TransferError("the landing zone is closed")
             if self._staged is None:
                 staged = self.memory_SN.ctypes.data
                 self.device.pin(staged, self.memory_SN.nbytes)

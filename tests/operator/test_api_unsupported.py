@@ -64,13 +64,20 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     (
         "InferenceDeployment",
         {
+            "pools": [{"name": "a", "role": "prefill", "gpusPerPod": 1}, {"name": "b", "role": "decode", "gpusPerPod": 1}],
+            "engine": {"device": "cuda", "transfer": {"require": "nvlink"}},
+        },
+        [],
+    ),
+    (
+        "InferenceDeployment",
+        {
             "pools": [{"name": "a", "role": "prefill", "gpusPerPod": 2, "parallelism": {"tensor": 2}}, {"name": "b", "role": "decode"}],
             "engine": {"cache": {"prefixCache": False}, "device": "cuda"},
         },
         [
             "spec.engine.cache.prefixCache false is not supported yet with prefill and decode pools; allowed: true",
-            "spec.engine.device cuda is not supported yet with prefill and decode pools; allowed: auto, cpu",
-            "spec.pools[a].gpusPerPod 2 is not supported yet with prefill and decode pools; allowed: 0",
+            "spec.pools[a].gpusPerPod 2 is not supported yet with prefill and decode pools; allowed: 0, 1",
             "spec.pools[a].parallelism.tensor 2 is not supported yet with prefill and decode pools; allowed: 1",
         ],
     ),

@@ -138,8 +138,8 @@ def refuse_transfer(config: EngineConfig, device: str) -> None:
     if config.transfer.listen is None:
         return
     parse_listen(config.transfer.listen, keyed=config.transfer.key_file is not None)
-    if device != "cpu":
-        raise ConfigError(f"transfer.listen needs device cpu, got {device}: links between GPUs are not built yet")
+    if device == "cpu" and "cuda-ipc" in (config.transfer.transports or ()):
+        raise ConfigError("transfer.transports: cuda-ipc needs device cuda, got cpu")
     if not config.cache.prefix_cache:
         raise ConfigError("transfer.listen needs cache.prefix_cache, got false")
     parallelism = config.parallelism
@@ -152,8 +152,8 @@ def parse_listen(listen: str, *, keyed: bool) -> tuple[str, int]:
     """Host and port of `transfer.listen`. `keyed`: a secret protects it, so that it may be reached from outside."""
     host, _, port = listen.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isdigit() or int(port) > 65534:
-        raise ConfigError(f"transfer.listen must be host:port with a port from 0 to 65534, got {listen!r}")
+    if not host or not port.isdigit() or int(port) > 65533:
+        raise ConfigError(f"transfer.listen must be host:port with a port from 0 to 65533, got {listen!r}")
     if not keyed and not is_loopback(host):
         message = "without one only loopback addresses are allowed, such as 127.0.0.1"
         raise ConfigError(f"transfer.listen {listen!r} needs transfer.key_file; {message}")
@@ -276,6 +276,8 @@ def count_blocks(
         free = smallest_free_bytes(device, others_free_bytes)
         copies = config.parallelism.data
         free -= weight_bytes // tensor if device == "cuda" else copies * weight_bytes // config.replica.pods
+        if device == "cuda" and config.transfer.listen is not None:
+            free -= config.transfer.zone_blocks * block_bytes
         pool_bytes = int(cache.memory_fraction * free)
         if device == "cpu":
             pool_bytes = min(pool_bytes, CPU_CACHE_LIMIT_BYTES) // (ranks_here(config) * copies)

@@ -152,8 +152,7 @@ the data, and so on.
 
 BESIDE_ROLES: Mapping[str, Row] = {
     "engine.cache.prefixCache": only(True),
-    "engine.device": only("auto", "cpu"),
-    "pools[].gpusPerPod": only(0),
+    "pools[].gpusPerPod": only(0, 1),
     "pools[].parallelism.tensor": only(1),
     "pools[].parallelism.pipeline": only(1),
     "pools[].parallelism.data": only(1),
@@ -161,7 +160,7 @@ BESIDE_ROLES: Mapping[str, Row] = {
 }
 """Rows of an InferenceDeployment with prefill and decode pools, beside those above.
 
-Blocks travel between engines of one rank, on the CPU, and land in the prefix cache.
+Blocks travel between engines of one rank, on CPUs or on one GPU each, and land in the prefix cache.
 """
 
 BESIDE_PODS: Mapping[str, Mapping[str, Row]] = {

@@ -5,8 +5,8 @@
 Calls are captured in a CUDA graph over several layers in turn, so that no cache stays in the L2; times are medians per
 call. Limits: 4.4 TB/s and 780 TFLOP/s (measured on an H200). TFLOP/s count the causal half only. FILE is written anew
 after each row; a row that fails or passes its limit is named and leaves the others alone. `splits`: one long sequence
-cut for more or fewer programs; `flash`: long prompts over the cache by our kernel and by flash-attn-4. `--site DIR` adds a folder of
-packages (flash-attn-4), whose rows are left out where it cannot be imported.
+cut for more or fewer programs; `flash`: long prompts over the cache by our kernel and by flash-attn-4. `--site DIR`
+adds a folder of packages (flash-attn-4), whose rows are left out where it cannot be imported.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from stoker.model.kernels.fused.attention.splits import (
     LONG_KEYS,
@@ -64,7 +63,9 @@ def test_a_group_has_no_more_chunks_than_one_compiled_kernel_takes() -> None:
 
 
 def test_pairs_are_those_that_queries_see() -> None:
-    seen = sum(1 for query in range(5, 12) for key in range(query + 1)) + sum(1 for query in range(4) for key in range(query + 1))
+    seen = sum(1 for query in range(5, 12) for key in range(query + 1)) + sum(
+        1 for query in range(4) for key in range(query + 1)
+    )
     assert count_pairs([5, 0], [7, 4]) == seen
 
 
@@ -244,11 +245,8 @@ def test_the_stand_in_is_what_flash_computes() -> None:
     torch.manual_seed(0)
     q = torch.randn(330, 8, 128, dtype=torch.bfloat16, device="cuda")
     k, v = torch.randn(2, 1000, 2, 128, dtype=torch.bfloat16, device="cuda")
-    starts = [torch.tensor(bounds, dtype=torch.int32, device="cuda") for bounds in ([0, 300, 330], [0, 300, 1000])]
+    rows, keys = (torch.tensor(b, dtype=torch.int32, device="cuda") for b in ([0, 300, 330], [0, 300, 1000]))
     for window in (None, 77):
-        arguments: tuple[Tensor, ...] = (q, k, v, *starts)
-        assert_near(
-            attend_varlen(*arguments, (300, 700), 0.1, window),
-            PlainVarlen()(*arguments, (300, 700), 0.1, window).double(),
-            torch.bfloat16,
-        )
+        found = attend_varlen(q, k, v, rows, keys, (300, 700), 0.1, window)
+        wanted = PlainVarlen()(q, k, v, rows, keys, (300, 700), 0.1, window)
+        assert_near(found, wanted.double(), torch.bfloat16)

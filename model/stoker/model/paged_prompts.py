@@ -8,7 +8,7 @@ another on a stream, so they share the buffer.
 
 from __future__ import annotations
 
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -53,7 +53,7 @@ class PromptPlan:
     def plan(self, batch: PagedBatch, num_decodes: int) -> LongPrompts | None:
         """Plan a step; None: our kernel is faster. Reads the batch's numbers, which should be on the host."""
         bounds, seq_lens = batch.query_start.tolist(), batch.seq_lens.tolist()
-        lengths = [end - begin for begin, end in zip(bounds, bounds[1:], strict=False)]
+        lengths = [end - begin for begin, end in pairwise(bounds)]
         old = [total - new for total, new in zip(seq_lens, lengths, strict=True)]
         if count_pairs(old[num_decodes:], lengths[num_decodes:]) < max(self.attention.fewest_pairs, 1):
             return None
@@ -61,16 +61,14 @@ class PromptPlan:
         starts = self.send(groups, bounds, seq_lens)
         return LongPrompts(self.attention.attend, starts, *self.scratch)
 
-    def send(
-        self, groups: tuple[ChunkGroup, ...], bounds: list[int], seq_lens: list[int]
-    ) -> tuple[GroupStarts, ...]:
+    def send(self, groups: tuple[ChunkGroup, ...], bounds: list[int], seq_lens: list[int]) -> tuple[GroupStarts, ...]:
         """Copy the groups' bounds to the device, all at once."""
         numbers: list[int] = []
         for group in groups:
             numbers += [bound - group.rows[0] for bound in bounds[group.first : group.end + 1]]
             numbers += accumulate(seq_lens[group.first : group.end], initial=0)
         sent = upload(torch.tensor(numbers, dtype=torch.int32), self.scratch.device)
-        pieces = sent.split([group.num_chunks + 1 for group in groups for _ in range(2)])
+        pieces = torch.split(sent, [group.num_chunks + 1 for group in groups for _ in range(2)])
         return tuple(
             GroupStarts(group, pieces[2 * number], pieces[2 * number + 1]) for number, group in enumerate(groups)
         )

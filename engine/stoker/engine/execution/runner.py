@@ -33,8 +33,8 @@ from stoker.engine.execution.step_rows import StepRows, step_rows
 from stoker.engine.execution.token_mask import mask_logits
 from stoker.model.decoder import Decoder
 from stoker.model.group_sums import GroupSums
-from stoker.model.kernels.sampling import Adjustments, SampleRows
 from stoker.model.kernels.long_prompts import PromptAttention, count_pairs
+from stoker.model.kernels.sampling import Adjustments, SampleRows
 from stoker.model.paged_attend import KVCache, PagedAttend, PagedSize
 from stoker.model.paged_prompts import PromptPlan, choose_prompts, prompt_keys
 

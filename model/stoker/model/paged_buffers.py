@@ -49,7 +49,8 @@ class PagedBuffers:
         self.seq_lens = torch.zeros(size.max_sequences, dtype=torch.int32, device=device)
         self.slots = torch.full((size.max_tokens,), -1, dtype=torch.int32, device=device)
         self.block_tables = torch.zeros(size.max_sequences, size.max_blocks, dtype=torch.int32, device=device)
-        self.scratch = DecodeScratch(size.max_sequences, num_heads, cache.shape[-2], cache.shape[-1], device)
+        max_keys = size.max_blocks * cache.shape[3]
+        self.scratch = DecodeScratch(size.max_sequences, num_heads, cache.shape[-2], cache.shape[-1], device, max_keys)
 
     def share(self, larger: PagedBuffers) -> None:
         size = self.size

@@ -127,12 +127,6 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
 }
 """Program or kind -> path -> what works. Programs have the names of their configuration, kinds those below `spec`."""
 
-BESIDE_LORA: Mapping[str, Row] = {
-    "parallelism.pipeline": only(1),
-    "parallelism.expert": only(1),
-}
-"""Rows of a run that trains adapters (`lora`), beside those above. The trainer refuses a model with experts."""
-
 BESIDE_OFFLOAD: Mapping[str, Row] = {"optimization.optimizer": only("adam", "adamw")}
 """Rows of a run with `memory.cpu_offload` or `nvme_offload`: LAMB needs the norms of whole tensors before it changes
 any of them.
@@ -184,8 +178,6 @@ def refusals(program: str, config: Any, root: str = "") -> list[str]:
     """
     rows = {path: (row, "") for path, row in CAPABILITIES[program].items()}
     if program in ("trainer", "TrainingJob"):
-        if _value_at(config, "lora", None) is not None:
-            rows |= {_own_path(program, path): (row, " with lora") for path, row in BESIDE_LORA.items()}
         if _value_at(config, _own_path(program, "memory.cpu_offload"), False):
             condition = f" with {_own_path(program, 'memory.cpu_offload')} true"
             rows |= {_own_path(program, path): (row, condition) for path, row in BESIDE_OFFLOAD.items()}

@@ -6,7 +6,7 @@ Llama-3.1-8B shape on one GPU, weights in the page cache.
     python -m bench.engine_gpu_start empty shipped filled both
 
     empty     no kernels but those that the process compiles
-    shipped   the installation's kernels (`stoker kernels build`, made by this bench first), an empty cache of the user's
+    shipped   the kernels of `stoker kernels build`, made by this bench first, and an empty cache of the user's
     filled    no shipped kernels, the cache that `empty` left
     both      shipped kernels, the cache that `empty` left
 

@@ -7,8 +7,8 @@
     triton    Triton's are there, those of flash-attn-4 are compiled
     filled    both are there
 
-Each row is one run of `trainer_gpu.py`; the rows behind `empty` find what it left. STOKER_BENCH_SITE names a folder with
-flash-attn-4. The last line is JSON.
+Each row is one run of `trainer_gpu.py`; the rows behind `empty` find what it left. STOKER_BENCH_SITE names a folder
+with flash-attn-4. The last line is JSON.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def run_requests(executor: Executor, plan: EnginePlan, limits: ModelLimits, load
         BlockManager(load.num_blocks, plan.block_size, prefix_cache=False),
         max_batch_tokens=load.max_batch_tokens,
         max_requests=load.num_seats,
-        max_queued_requests=load.num_seats,
+        max_queued_requests=len(load.requests),
     )
     engine = LLMEngine(executor, scheduler, limits)
     longest = min(limits.max_model_len - OUTPUT, load.num_blocks * plan.block_size // len(load.requests))

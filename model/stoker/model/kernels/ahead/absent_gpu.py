@@ -8,10 +8,13 @@ Made by `build`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import CudaLauncher, CudaUtils
 
@@ -22,7 +25,7 @@ WARP = 32
 
 
 class AbsentGpu:
-    """What Triton asks a driver for. Give it to `triton.runtime.driver.set_active`."""
+    """What Triton asks a driver for."""
 
     def __init__(self, architecture: int) -> None:
         """Raises ValueError for an architecture that is not known."""
@@ -51,15 +54,31 @@ class AbsentGpu:
         return lambda *_: None
 
 
+@contextlib.contextmanager
+def absent_gpu(architecture: int) -> Iterator[None]:
+    """Launch on such a GPU inside. Raises ValueError for an unknown architecture, or where kernels are interpreted."""
+    if triton.knobs.runtime.interpret:
+        raise ValueError("TRITON_INTERPRET must not be set: interpreted kernels cannot be compiled")
+    triton.runtime.driver.set_active(AbsentGpu(architecture))
+    try:
+        yield
+    finally:
+        triton.runtime.driver.set_active(None)  # the next call looks for a GPU again
+
+
 class AbsentUtils:
     """Triton's utilities of the driver, except what calls it."""
 
     def __init__(self, shared_bytes: int) -> None:
-        self._real = CudaUtils()  # type: ignore[no-untyped-call]
         self._shared_bytes = shared_bytes
 
+    @functools.cached_property
+    def real(self) -> CudaUtils:
+        """Triton's own, which it compiles by a C compiler."""
+        return CudaUtils()
+
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
+        return getattr(self.real, name)
 
     def get_device_properties(self, _device: str) -> dict[str, int]:
         return {"max_shared_mem": self._shared_bytes}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from typing import Any
 
 import triton
 
-from stoker.model.kernels.ahead.absent_gpu import AbsentGpu
+from stoker.model.kernels.ahead.absent_gpu import absent_gpu
 from stoker.model.kernels.ahead.driver_library import stand_in_driver
 from stoker.model.kernels.ahead.layered_cache import DRIVER_LIBRARY
 from stoker.model.kernels.ahead.products import ShapesOnly
@@ -45,19 +44,13 @@ def compiling_into(folder: Path, architecture: int) -> Iterator[CompiledKernels]
     Triton's settings are given back at the end.
 
     Raises:
-        ValueError: the architecture is not known, or the kernels are interpreted here.
+        ValueError: the architecture is not known, or kernels are interpreted here.
+        CalledProcessError, FileNotFoundError: there is no C compiler, or it failed.
     """
-    if triton.knobs.runtime.interpret:
-        raise ValueError("TRITON_INTERPRET must not be set: interpreted kernels cannot be compiled")
     folder.mkdir(parents=True, exist_ok=True)
     compiled, began_s = CompiledKernels(), time.monotonic()
-    with tempfile.TemporaryDirectory() as scratch, settings(folder, compiled), stand_in_driver(Path(scratch)):
-        triton.runtime.driver.set_active(AbsentGpu(architecture))
-        try:
-            with ShapesOnly():
-                yield compiled
-        finally:
-            triton.runtime.driver.set_active(None)  # the next call looks for a GPU again
+    with settings(folder, compiled), stand_in_driver(), absent_gpu(architecture), ShapesOnly():  # type: ignore[no-untyped-call]
+        yield compiled
     compiled.seconds = time.monotonic() - began_s
     lift_driver_library(folder)
 
@@ -82,10 +75,9 @@ def listing_launches(architecture: int) -> Iterator[dict[tuple[str, str], str]]:
         launches[f"{fn.module}.{fn.name}", str(key)] = fn.name
         return True  # do not compile
 
-    with tempfile.TemporaryDirectory() as scratch, triton.knobs.runtime.scope():
+    with triton.knobs.runtime.scope(), absent_gpu(architecture), ShapesOnly():  # type: ignore[no-untyped-call]
         triton.knobs.runtime.jit_cache_hook = note
-        with compiling_into(Path(scratch, "kernels"), architecture):
-            yield launches
+        yield launches
 
 
 def lift_driver_library(folder: Path) -> None:

@@ -62,7 +62,7 @@ def use_shipped_kernels(
         log.warning("the kernels in %s are not used: %s; kernels are compiled at their first call", folder, problem)
         return None
     lookups = KernelLookups()
-    triton.knobs.cache.manager_class = partial(open_cache, folder, lookups)  # type: ignore[assignment]
+    triton.knobs.cache.manager_class = partial(open_cache, folder, lookups)
     return lookups
 
 
@@ -75,7 +75,7 @@ def open_cache(
     return LayeredCache(folder, lookups, key)
 
 
-class LayeredCache(CacheManager):
+class LayeredCache(CacheManager):  # type: ignore[misc]
     """The files of one key, which is a kernel or a library of the driver."""
 
     def __init__(self, folder: Path, lookups: KernelLookups, key: str) -> None:
@@ -96,7 +96,7 @@ class LayeredCache(CacheManager):
         if shipped.exists():
             self.lookups.shipped.append(filename)
             return str(shipped)
-        kept = self.own.get_file(filename)
+        kept: str | None = self.own.get_file(filename)
         self.note(filename, kept is not None)
         return kept
 
@@ -105,7 +105,7 @@ class LayeredCache(CacheManager):
         if shipped is not None:
             self.lookups.shipped.append(filename)
             return shipped
-        kept = self.own.get_group(filename)
+        kept: dict[str, str] | None = self.own.get_group(filename)
         self.note(filename, bool(kept))
         return kept
 
@@ -117,10 +117,10 @@ class LayeredCache(CacheManager):
         log.info("%s is not among the shipped kernels, so it is compiled", filename)
 
     def put(self, data: str | bytes, filename: str, binary: bool = True) -> str:
-        return self.own.put(data, filename, binary)
+        return str(self.own.put(data, filename, binary))
 
     def put_group(self, filename: str, group: dict[str, str]) -> str:
-        return self.own.put_group(filename, group)
+        return str(self.own.put_group(filename, group))
 
 
 def shipped_group(folder: Path, filename: str) -> dict[str, str] | None:

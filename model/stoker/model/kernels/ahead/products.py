@@ -43,7 +43,7 @@ def with_dtype(args: Sequence[Any], place: int, options: Mapping[str, Any]) -> M
     return {"out_dtype": args[place]} | dict(options) if len(args) > place else options
 
 
-class ShapesOnly(TorchDispatchMode):
+class ShapesOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Skips what takes long on a CPU."""
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:

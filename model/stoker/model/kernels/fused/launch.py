@@ -18,7 +18,6 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-
 HOPPER = 90
 """First architecture that can, as Triton counts them."""
 

@@ -73,12 +73,12 @@ def build(
 
     Example: stoker kernels build --model llama-3.1-8b --model models/my-model --architecture 90
     """
-    import triton  # takes a second
-
     began_s, folder = time.monotonic(), (folder or default_folder()).resolve()
     jobs = [Job(model, int(one)) for one in architectures for model in models or tuple(SHAPES)]
     for model in {job.model for job in jobs}:
         load_shape(model)
+    import triton  # takes a second
+
     before = manifest_before(folder, triton.__version__)
     with ThreadPoolExecutor(processes or default_processes()) as pool:
         done = list(pool.map(lambda job: run_job(folder, job), jobs))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,13 +16,14 @@ from stoker.pod.plan.layer_choice import beside_layers, layer_choices, layer_cos
 from stoker.pod.plan.stage import stage_layers
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.rank.attend_maker import AttendMaker
-from stoker.trainer.rank.build import RankContext, make_passes, make_stage, make_zero, stage_again
+from stoker.trainer.rank.build import RankContext, make_passes, make_zero
 from stoker.trainer.rank.context_share import own_tokens
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.initial_weights import InitialWeights
 from stoker.trainer.rank.kernel_choice import make_ops
 from stoker.trainer.rank.pipeline.slices import Slices
 from stoker.trainer.rank.pipeline.stage import StageInputs
+from stoker.trainer.rank.pipeline.stage_maker import make_stage, stage_again
 from stoker.trainer.rank.plan_check import planned_job
 from stoker.trainer.rank.train_step import ForwardPass
 from testing.trainer.live_bytes import LiveBytes
@@ -75,7 +77,7 @@ def kept_by_forward(config: TrainerConfig, context: RankContext, model: ModelCon
         before = live.now
         loss_sum = forward.loss_sum(batch, 1.0, aux)
         kept = live.now - before
-    loss_sum.backward()  # type: ignore[no-untyped-call]
+    loss_sum.backward()
     forward.end_backward()
     zero.end_micro_batch()
     zero.end_micro_batch()
@@ -127,5 +129,5 @@ def kept_by_stage(
 def inputs_of(batch: MicroBatch, attend: AttendMaker) -> StageInputs:
     """A micro-batch as the stages of a rank have it."""
     names = ("tokens_T", "positions_T", "targets_T", "weights_T")
-    tensors = {name: torch.from_numpy(getattr(batch, name)) for name in names}
+    tensors: Any = {name: torch.from_numpy(getattr(batch, name)) for name in names}
     return StageInputs(**tensors, attend=attend.of(batch), rows=len(batch.tokens_T))

@@ -270,9 +270,7 @@ def _half(job: Job, half: Half) -> tuple[dict[Cheap, Kept], list[Kept]]:
     norm = Kept("norm", norms.bytes_per_token / 2, norms.work_per_token / 2)
     cheap: dict[Cheap, Kept] = {}
     others: list[Kept] = []
-    if (
-        job.layout.sequence_parallel
-    ):  # products keep the tokens of all ranks, which are gathered and no result of a norm
+    if job.layout.sequence_parallel:  # products keep gathered tokens, which are no result of a norm
         others.append(Kept("gathered norm", job.model.hidden_size * float(size), norm.work_per_token))
     elif half == "attention":
         cheap["attention norm"] = norm

@@ -21,10 +21,8 @@ from stoker.checkpoint.store import CheckpointRoot
 from stoker.model.decoder import Decoder
 from stoker.model.kernels.kernel_set import resolve_kernels
 from stoker.model.kernels.ops import Ops
-from stoker.model.kernels.weight_queue import WeightQueue, set_weight_queue
 from stoker.model.lora import adapter_parts
 from stoker.model.parameter import Part
-from stoker.pod.pipeline.actions import ScheduleName
 from stoker.pod.plan.memory import OFFLOAD_PIECE
 from stoker.trainer.protocol.channel import RankChannel
 from stoker.trainer.protocol.config import TrainerConfig
@@ -42,7 +40,6 @@ from stoker.trainer.rank.guards import Guards
 from stoker.trainer.rank.initial_weights import whole_of
 from stoker.trainer.rank.kernel_choice import DTYPES, make_ops
 from stoker.trainer.rank.lamb import Lamb, sum_over_holders, tensor_sizes
-from stoker.trainer.rank.layers_again import LayersAgain
 from stoker.trainer.rank.loop import Loop, Progress
 from stoker.trainer.rank.loss_scale import LossScale
 from stoker.trainer.rank.mesh import Mesh
@@ -53,14 +50,13 @@ from stoker.trainer.rank.optimizer import Adam, Optimizer
 from stoker.trainer.rank.pipeline.executor import Executor, Wire
 from stoker.trainer.rank.pipeline.passes import PipelinePasses
 from stoker.trainer.rank.pipeline.slices import Model, all_parts, slices_of
-from stoker.trainer.rank.pipeline.stage import Stage
+from stoker.trainer.rank.pipeline.stage_maker import make_stage, stage_again
 from stoker.trainer.rank.pipeline.tied_table import TiedTable
 from stoker.trainer.rank.plan_check import PlanWatch, choose_layers, plan_run
 from stoker.trainer.rank.resume import ResumePoint
 from stoker.trainer.rank.run_inputs import RunInputs, lora_settings
 from stoker.trainer.rank.save_group import SaveGroup
 from stoker.trainer.rank.saver import Saver
-from stoker.trainer.rank.savings import Savings
 from stoker.trainer.rank.skipped_batches import read_skipped, write_skipped
 from stoker.trainer.rank.snapshot import all_state_tensors, check_same_adapters, load_state
 from stoker.trainer.rank.state_file import StateFile
@@ -279,32 +275,6 @@ def make_passes(config: TrainerConfig, context: RankContext, model: Model, zero:
         cuts_tokens=cuts_tokens,
         context=shared,
     )
-
-
-def stage_again(config: TrainerConfig, number: int, decoder: Decoder, zero: Zero) -> LayersAgain | None:
-    """What backward of a stage computes again in each layer, with a budget of activations."""
-    if config.memory.activation_budget_gib is None:
-        return None
-    choices = choose_layers(config, decoder.config, (number, len(decoder.blocks)))
-    return LayersAgain(decoder, zero.ready, choices)
-
-
-def make_stage(
-    number: int,
-    decoder: Decoder,
-    zero: Zero,
-    name: ScheduleName,
-    recompute: bool,
-    again: LayersAgain | None = None,
-) -> Stage:
-    """A stage whose weights' gradients are put off where the schedule splits backward."""
-    queue = WeightQueue() if name == "ZeroBubble" else None
-    if queue is not None:
-        for parameter in decoder.blocks.parameters():
-            if parameter.requires_grad:
-                set_weight_queue(parameter, queue)
-    savings = Savings(decoder.ops, zero.gathered)
-    return Stage(number, decoder, zero.ready, zero, recompute=recompute, queue=queue, savings=savings, again=again)
 
 
 def make_plan_watch(config: TrainerConfig, context: RankContext, model: Model) -> PlanWatch:

@@ -1,0 +1,39 @@
+"""The parameters of a layer's experts as kernels take them.
+
+E experts of the layer, K experts of a token, D hidden, F width of an expert (this rank's columns of it).
+
+Made by `experts.Experts`, read by `ExpertOps`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class ExpertWeights(NamedTuple):
+    """Router and experts of one layer, and how the router chooses."""
+
+    router: Tensor
+    """[E, D]"""
+    gate_up: Tensor
+    """[E * 2F, D]: rows of gate, then of up, expert by expert."""
+    down: Tensor
+    """[E * D, F]"""
+    num_choices: int
+    """K."""
+    normalise: bool
+    """Whether the weights of a token's experts add up to one."""
+
+    @property
+    def num_experts(self) -> int:
+        return self.router.shape[0]
+
+    @property
+    def hidden(self) -> int:
+        return self.router.shape[1]
+
+    @property
+    def width(self) -> int:
+        return self.down.shape[1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ class Shape(NamedTuple):
     width: int
 
 
-SMALL = [Shape(1, 40, 5, 3, 24), Shape(2, 64, 8, 2, 48), Shape(5, 72, 6, 2, 40), Shape(40, 32, 3, 2, 32)]
+SMALL = [Shape(1, 40, 5, 3, 10), Shape(2, 24, 8, 2, 6), Shape(5, 72, 6, 2, 40), Shape(40, 32, 3, 2, 32)]
 LARGE = [
     *(Shape(tokens, 2048, 128, 8, 768) for tokens in (1, 2, 3, 8, 33, 256, 700, 3000)),
     Shape(1, 4096, 8, 2, 14336),
@@ -87,6 +87,7 @@ def check_choice(found_TK: Tensor, x_TD: Tensor, weights: ExpertWeights) -> None
 
 def check_layer(device: str, shape: Shape, dtype: torch.dtype, normalise: bool) -> None:
     """Check both entries, for as many tokens as there are and pair by pair, and that a second call has equal bits."""
+    from stoker.model.kernels.fused.expert_layer import MAX_PAIR_TOKENS
     from stoker.model.kernels.fused.expert_pairs import pair_products
     from stoker.model.kernels.fused.expert_router import route_few, route_rows
 
@@ -96,6 +97,8 @@ def check_layer(device: str, shape: Shape, dtype: torch.dtype, normalise: bool) 
     norm = 1 + fresh(shape.hidden, dtype=dtype, device=device)
     for choices in (route_rows(x, weights), route_few(x, None, weights)[0]):
         check_choice(choices.experts.long(), x, weights)
+    if device == "cuda" or shape.tokens <= MAX_PAIR_TOKENS:
+        choices = route_few(x, None, weights)[0]
         close(pair_products(x, choices, weights), twin(x, weights, choices.experts.long()), dtype)
     whole = ops.experts(x, weights)
     assert whole is not None
@@ -159,7 +162,7 @@ def check_odd_logits(device: str) -> None:
 def test_interpreted_layers_of_experts_equal_their_twins() -> None:
     interpreted.run(
         [
-            *((check_layer, ("cpu", shape, F32, normalise)) for shape, normalise in zip(SMALL, (1, 0, 1, 0), strict=True)),
+            *((check_layer, ("cpu", shape, F32, number % 2 == 0)) for number, shape in enumerate(SMALL)),
             (check_layer, ("cpu", SMALL[2], F16, True)),
             (check_tiles, ("cpu", SMALL[3], F32)),
             (check_order, ("cpu", 70, 5)),
@@ -185,7 +188,7 @@ def test_other_kernels_and_gradients_have_no_whole_layer() -> None:
         ({"router": torch.zeros(4, 15)}, "do not fit"),
     ],
 )
-def test_weights_that_do_not_fit_are_refused(change: dict[str, Tensor], message: str) -> None:
+def test_weights_that_do_not_fit_are_refused(change: dict[str, Any], message: str) -> None:
     weights = layer(Shape(3, 16, 4, 2, 8), F32, "cpu")._replace(**change)
     with pytest.raises(ValueError, match=message):
         Ops().experts(torch.randn(3, 16), weights)

@@ -41,7 +41,7 @@ def pair_products(
 def pair_gate_up(x_TD: Tensor, choices: Choices, weights: ExpertWeights, tile: PairTile = GATE_UP) -> Tensor:
     """Return silu(gate) * up of each pair, activated_PF."""
     depth, width, pairs = weights.hidden, weights.width, choices.experts.numel()
-    activated_PF = x_TD.new_empty(pairs, width)
+    activated_PF, block = x_TD.new_empty(pairs, width), max(512, triton.next_power_of_2(depth))
     pair_gate_up_kernel[(triton.cdiv(width, tile.outputs), pairs)](
         x_TD,
         weights.gate_up,
@@ -51,9 +51,9 @@ def pair_gate_up(x_TD: Tensor, choices: Choices, weights: ExpertWeights, tile: P
         width,
         depth,
         OUTPUTS=tile.outputs,
-        DEPTH=max(512, triton.next_power_of_2(depth)),
+        DEPTH=block,
         enable_fp_fusion=True,
-        num_warps=tile.warps,
+        num_warps=max(tile.warps, block // 1024),
         **overlap(),
     )
     return activated_PF

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bench.kernels_gpu import BYTES_PER_S, OPERATIONS_PER_S, replay_us
@@ -210,6 +211,8 @@ def measure(weights: ExpertWeights, tokens: int, only_layer: bool) -> list[dict[
     table = tiles_for(rows, EXPERTS, BF16)
     timed("grouped", 3, "table", lambda one: partial(grouped_products, one.x, one.choices, one.order, weights, table))
     timed("single operations", 3, "", lambda one: partial(single_operations, one.x, weights))
+    if tokens >= 256:
+        timed("torch", 3, "", lambda one: partial(products_by_torch, one.x, one.choices, weights))
     if tokens <= MAX_PAIRS:
         timed("route few", 0, "", lambda one: partial(route_few, one.x, None, weights))
         timed("pairs", 3, "table", lambda one: partial(pair_products, one.x, one.choices, weights))
@@ -254,6 +257,15 @@ def single_operations(x_TD: Tensor, weights: ExpertWeights) -> object:
     rows = sort_rows(routes.experts, EXPERTS)
     gate_up = ops.grouped_linear(ops.dispatch(x_TD, rows), weights.gate_up, rows.ends)
     return ops.combine(ops.grouped_linear(ops.swiglu(gate_up), weights.down, rows.ends), routes.weights, rows)
+
+
+def products_by_torch(x_TD: Tensor, choices: Choices, weights: ExpertWeights) -> object:
+    """The products by torch's grouped kernel, and the operations around them; without the choice of experts."""
+    ops, rows = Ops("fused"), sort_rows(choices.experts.long(), EXPERTS)
+    gate_up_EFD, down_EDF = (weight.view(EXPERTS, -1, weight.shape[1]) for weight in (weights.gate_up, weights.down))
+    gate_up = F.grouped_mm(ops.dispatch(x_TD, rows), gate_up_EFD.transpose(1, 2), offs=rows.ends)
+    y = F.grouped_mm(ops.swiglu(gate_up), down_EDF.transpose(1, 2), offs=rows.ends)
+    return ops.combine(y, choices.weights, rows)
 
 
 def time_us(calls: list[Call]) -> float:

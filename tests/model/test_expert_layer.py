@@ -28,7 +28,7 @@ class Shape(NamedTuple):
 
 SMALL = [Shape(1, 40, 5, 3, 10), Shape(2, 24, 8, 2, 6), Shape(5, 72, 6, 2, 40), Shape(40, 32, 3, 2, 32)]
 LARGE = [
-    *(Shape(tokens, 2048, 128, 8, 768) for tokens in (1, 2, 3, 8, 33, 256, 700, 3000)),
+    *(Shape(tokens, 2048, 128, 8, 768) for tokens in (1, 2, 8, 33, 256, 3000)),
     Shape(1, 4096, 8, 2, 14336),
     Shape(64, 4096, 8, 2, 3584),
     Shape(17, 1000, 9, 3, 250),
@@ -95,10 +95,11 @@ def check_layer(device: str, shape: Shape, dtype: torch.dtype, normalise: bool) 
     ops, weights = Ops("fused"), layer(shape, dtype, device, normalise)
     x, update = (fresh(shape.tokens, shape.hidden, dtype=dtype, device=device) * 3 for _ in range(2))
     norm = 1 + fresh(shape.hidden, dtype=dtype, device=device)
-    for choices in (route_rows(x, weights), route_few(x, None, weights)[0]):
-        check_choice(choices.experts.long(), x, weights)
-    if device == "cuda" or shape.tokens <= MAX_PAIR_TOKENS:
+    choices = route_rows(x, weights)
+    check_choice(choices.experts.long(), x, weights)
+    if shape.tokens <= 2 * MAX_PAIR_TOKENS:
         choices = route_few(x, None, weights)[0]
+        check_choice(choices.experts.long(), x, weights)
         close(pair_products(x, choices, weights), twin(x, weights, choices.experts.long()), dtype)
     whole = ops.experts(x, weights)
     assert whole is not None
@@ -195,8 +196,14 @@ def test_weights_that_do_not_fit_are_refused(change: dict[str, Any], message: st
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [F32, BF16, F16], ids=str)
-@pytest.mark.parametrize("shape", SMALL + LARGE, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        *((shape, BF16) for shape in SMALL + LARGE),
+        *((shape, dtype) for shape in SMALL + LARGE[2:3] for dtype in (F32, F16)),
+    ],
+    ids=str,
+)
 def test_layers_of_experts_equal_their_twins(shape: Shape, dtype: torch.dtype) -> None:
     check_layer("cuda", shape, dtype, True)
     check_layer("cuda", shape, dtype, False)
@@ -204,7 +211,7 @@ def test_layers_of_experts_equal_their_twins(shape: Shape, dtype: torch.dtype) -
 
 @pytest.mark.gpu
 def test_tilings_orders_and_odd_logits_on_the_device() -> None:
-    for shape in (SMALL[3], LARGE[4], LARGE[7], LARGE[-1]):
+    for shape in (SMALL[3], LARGE[3], LARGE[-1]):
         check_tiles("cuda", shape, BF16)
     for num_rows in (2, 70, 5000, 131072):
         check_order("cuda", num_rows, 128)
@@ -214,7 +221,7 @@ def test_tilings_orders_and_odd_logits_on_the_device() -> None:
 @pytest.mark.gpu
 def test_a_captured_layer_follows_its_inputs() -> None:
     """One graph, replayed with other tokens, routes them anew: nothing of the routing is fixed at capture."""
-    ops, weights = Ops("fused"), layer(LARGE[4], BF16, "cuda")
+    ops, weights = Ops("fused"), layer(LARGE[3], BF16, "cuda")
     for tokens in (1, 33, 256):
         x = fresh(tokens, 2048, dtype=BF16, device="cuda")
         ops.experts(x, weights)

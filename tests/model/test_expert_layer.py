@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, NamedTuple
 
 import pytest
@@ -117,6 +118,20 @@ def check_layer(device: str, shape: Shape, dtype: torch.dtype, normalise: bool) 
         close(found[0], expected, dtype)
 
 
+def check_runs(device: str, shape: Shape, dtype: torch.dtype, runs: tuple[int, ...]) -> None:
+    """Check that the parts of ranks which hold a run of the experts each add up to the whole."""
+    ops, weights = Ops("fused"), layer(shape, dtype, device)
+    x = fresh(shape.tokens, shape.hidden, dtype=dtype, device=device) * 3
+    whole, total = ops.experts(x, weights), torch.zeros(shape.tokens, shape.hidden, dtype=F32, device=device)
+    assert whole is not None
+    for first, end in itertools.pairwise((0, *runs, shape.experts)):
+        gate_up, down = (part.view(shape.experts, -1, part.shape[1])[first:end].flatten(0, 1) for part in weights[1:3])
+        part = ops.experts(x, weights._replace(gate_up=gate_up, down=down, first=first))
+        assert part is not None
+        total += part.float()
+    close(total, whole, dtype)
+
+
 def check_order(device: str, num_rows: int, num_experts: int) -> None:
     """Check the order against the sort, with experts without rows and a full one."""
     from stoker.model.kernels.fused.expert_order import order_rows
@@ -125,6 +140,10 @@ def check_order(device: str, num_rows: int, num_experts: int) -> None:
         0, 2, (num_rows // 2, 2), device=device
     )
     found, expected = order_rows(experts_TK.int(), num_experts), sort_rows(experts_TK, num_experts)
+    some = order_rows(experts_TK.int(), 2, 1)
+    begin, middle, end = expected.ends[:3].tolist()
+    assert some.ends.tolist() == [middle - begin, end - begin]
+    assert torch.equal(some.sources[: end - begin].long(), expected.sources[begin:end])
     assert torch.equal(found.sources.long(), expected.sources)
     assert torch.equal(found.ends, expected.ends)
 
@@ -166,6 +185,8 @@ def test_interpreted_layers_of_experts_equal_their_twins() -> None:
             *((check_layer, ("cpu", shape, F32, number % 2 == 0)) for number, shape in enumerate(SMALL)),
             (check_layer, ("cpu", SMALL[2], F16, True)),
             (check_tiles, ("cpu", SMALL[3], F32)),
+            (check_runs, ("cpu", SMALL[0], F32, (2, 4))),
+            (check_runs, ("cpu", SMALL[2], F32, (1,))),
             (check_order, ("cpu", 70, 5)),
             (check_order, ("cpu", 5000, 3)),
             (check_odd_logits, ("cpu",)),
@@ -187,6 +208,7 @@ def test_other_kernels_and_gradients_have_no_whole_layer() -> None:
         ({"down": torch.zeros(3, 8)}, "gate and up"),
         ({"num_choices": 5}, "5 experts of a token, of 4"),
         ({"router": torch.zeros(4, 15)}, "do not fit"),
+        ({"first": 1}, "4 experts from 1 on, of 4"),
     ],
 )
 def test_weights_that_do_not_fit_are_refused(change: dict[str, Any], message: str) -> None:
@@ -213,6 +235,8 @@ def test_layers_of_experts_equal_their_twins(shape: Shape, dtype: torch.dtype) -
 def test_tilings_orders_and_odd_logits_on_the_device() -> None:
     for shape in (SMALL[3], LARGE[3], LARGE[-1]):
         check_tiles("cuda", shape, BF16)
+    for shape in (*LARGE[:1], *LARGE[3:5]):
+        check_runs("cuda", shape, BF16, (32, 70))
     for num_rows in (2, 70, 5000, 131072):
         check_order("cuda", num_rows, 128)
     check_odd_logits("cuda")

@@ -101,7 +101,7 @@ class Experts(nn.Module):
     @property
     def weights(self) -> ExpertWeights:
         """The parameters as kernels take them, anew because they may have been replaced or gathered."""
-        return ExpertWeights(self.router, self.gate_up, self.down, self.num_choices, self.normalise)
+        return ExpertWeights(self.router, self.gate_up, self.down, self.num_choices, self.normalise, self.own.start)
 
     def compute(self, x_tD: Tensor, aux: Aux | None = None) -> Tensor:
         """Return the weighted sum of each token's experts, y_tD."""

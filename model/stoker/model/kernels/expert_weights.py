@@ -1,6 +1,7 @@
 """The parameters of a layer's experts as kernels take them.
 
-E experts of the layer, K experts of a token, D hidden, F width of an expert (this rank's columns of it).
+E experts of the layer, e experts that are held here, K experts of a token, D hidden, F width of an expert (this rank's
+columns of it).
 
 Made by `experts.Experts`, read by `ExpertOps`.
 """
@@ -18,17 +19,24 @@ class ExpertWeights(NamedTuple):
     router: Tensor
     """[E, D]"""
     gate_up: Tensor
-    """[E * 2F, D]: rows of gate, then of up, expert by expert."""
+    """[e * 2F, D]: rows of gate, then of up, expert by expert."""
     down: Tensor
-    """[E * D, F]"""
+    """[e * D, F]"""
     num_choices: int
     """K."""
     normalise: bool
     """Whether the weights of a token's experts add up to one."""
+    first: int = 0
+    """Number of the first expert that is held here. A token's choices of others add nothing to its sum."""
 
     @property
     def num_experts(self) -> int:
         return self.router.shape[0]
+
+    @property
+    def num_own(self) -> int:
+        """e."""
+        return self.down.shape[0] // self.hidden
 
     @property
     def hidden(self) -> int:

@@ -61,15 +61,17 @@ def check_combine(y_SD: Tensor, weights_TK: Tensor, rows: ExpertRows) -> None:
 
 
 def check_experts(x_TD: Tensor, weights: ExpertWeights) -> None:
-    experts, hidden, width = weights.num_experts, weights.hidden, weights.width
+    experts, own, hidden, width = weights.num_experts, weights.num_own, weights.hidden, weights.width
     shapes = (tuple(weights.gate_up.shape), tuple(weights.down.shape))
-    if x_TD.shape[-1] != hidden or shapes != ((experts * 2 * width, hidden), (experts * hidden, width)):
+    if x_TD.shape[-1] != hidden or shapes != ((own * 2 * width, hidden), (own * hidden, width)):
         raise ValueError(
             f"experts: x {tuple(x_TD.shape)}, router {tuple(weights.router.shape)}, gate and up {shapes[0]} and down "
             f"{shapes[1]} do not fit"
         )
     if not 1 <= weights.num_choices <= experts:
         raise ValueError(f"experts: {weights.num_choices} experts of a token, of {experts}")
+    if weights.first < 0 or weights.first + own > experts:
+        raise ValueError(f"experts: {own} experts from {weights.first} on, of {experts}")
 
 
 def check_cross_entropy(hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, weights_T: Tensor) -> None:

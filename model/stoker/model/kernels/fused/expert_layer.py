@@ -34,7 +34,7 @@ def experts(x_TD: Tensor, weights: ExpertWeights) -> Tensor | None:
     if suits_pairs(x_TD):
         return pair_products(x_TD, route_few(x_TD, None, weights)[0], weights)
     choices = route_rows(x_TD, weights)
-    order = order_rows(choices.experts, weights.num_experts)
+    order = order_rows(choices.experts, weights.num_own, weights.first)
     tiles = tiles_for(len(order.sources), weights.num_experts, x_TD.dtype)
     return grouped_products(x_TD, choices, order, weights, tiles)
 

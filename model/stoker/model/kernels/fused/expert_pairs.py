@@ -50,6 +50,8 @@ def pair_gate_up(x_TD: Tensor, choices: Choices, weights: ExpertWeights, tile: P
         weights.num_choices,
         width,
         depth,
+        weights.first,
+        weights.num_own,
         OUTPUTS=tile.outputs,
         DEPTH=block,
         enable_fp_fusion=True,
@@ -72,6 +74,8 @@ def pair_down(activated_PF: Tensor, choices: Choices, weights: ExpertWeights, ti
         y_TD,
         weights.hidden,
         width,
+        weights.first,
+        weights.num_own,
         CHOICES=weights.num_choices,
         PLACES=triton.next_power_of_2(weights.num_choices),
         OUTPUTS=tile.outputs,
@@ -87,15 +91,17 @@ def pair_down(activated_PF: Tensor, choices: Choices, weights: ExpertWeights, ti
 
 @triton.jit
 def pair_gate_up_kernel(
-    x, gate_up, experts, activated, num_choices, width, depth,
+    x, gate_up, experts, activated, num_choices, width, depth, first, num_own,
     OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     wait_for_last(OVERLAPS)
     pair = tl.program_id(1)
     output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     column = tl.arange(0, DEPTH)
-    has_output, inside = output < width, column < depth
-    expert = tl.load(experts + pair).to(tl.int64)
+    inside = column < depth
+    expert = tl.load(experts + pair).to(tl.int64) - first
+    is_here = (expert >= 0) & (expert < num_own)
+    has_output = output < tl.where(is_here, width, 0)
     gates = gate_up + (expert * 2 * width + output)[:, None] * depth + column[None, :]
     is_weight = has_output[:, None] & inside[None, :]
     gates_OD = tl.load(gates, mask=is_weight, other=0.0, eviction_policy="evict_first")
@@ -110,7 +116,7 @@ def pair_gate_up_kernel(
 
 @triton.jit
 def pair_down_kernel(
-    activated, down, experts, weights, y, num_outputs, width,
+    activated, down, experts, weights, y, num_outputs, width, first, num_own,
     CHOICES: tl.constexpr, PLACES: tl.constexpr, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, TURNS: tl.constexpr,
     WHOLE: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
@@ -120,7 +126,8 @@ def pair_down_kernel(
     output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     place_K, column = tl.arange(0, PLACES), tl.arange(0, COLUMNS)
     is_choice, has_output = place_K < CHOICES, output < num_outputs
-    experts_K = tl.load(experts + token * CHOICES + place_K, mask=is_choice, other=0).to(tl.int64)
+    experts_K = tl.load(experts + token * CHOICES + place_K, mask=is_choice, other=0).to(tl.int64) - first
+    is_choice = is_choice & (experts_K >= 0) & (experts_K < num_own)
     weights_K = tl.load(weights + token * CHOICES + place_K, mask=is_choice, other=0.0)
     rows = (experts_K[None, :] * num_outputs + output[:, None])[:, :, None] * width
     inputs = activated + (token * CHOICES + place_K)[:, None] * width + column[None, :]

@@ -34,7 +34,7 @@ def grouped_products(
 ) -> Tensor:
     """Return the weighted sum of each token's experts, y_TD."""
     activated_SF = grouped_gate_up(x_TD, order, weights, tiles.gate_up)
-    return sum_choices(grouped_down(activated_SF, order, weights, tiles.down), choices)
+    return sum_choices(grouped_down(activated_SF, order, weights, tiles.down), choices, weights)
 
 
 def grouped_gate_up(x_TD: Tensor, order: RowOrder, weights: ExpertWeights, tile: ExpertTile) -> Tensor:
@@ -48,7 +48,7 @@ def grouped_gate_up(x_TD: Tensor, order: RowOrder, weights: ExpertWeights, tile:
         activated_SF,
         order.sources,
         order.ends,
-        weights.num_experts,
+        weights.num_own,
         weights.num_choices,
         weights.width,
         weights.hidden,
@@ -68,7 +68,7 @@ def grouped_down(activated_SF: Tensor, order: RowOrder, weights: ExpertWeights, 
         y_SD,
         order.sources,
         order.ends,
-        weights.num_experts,
+        weights.num_own,
         weights.hidden,
         weights.width,
         **constants(weights, tile, weights.width, described),
@@ -76,15 +76,18 @@ def grouped_down(activated_SF: Tensor, order: RowOrder, weights: ExpertWeights, 
     return y_SD
 
 
-def sum_choices(y_SD: Tensor, choices: Choices) -> Tensor:
-    """Return the weighted sum over each token's choices, y_TD, added in float32."""
+def sum_choices(y_SD: Tensor, choices: Choices, weights: ExpertWeights) -> Tensor:
+    """Return the weighted sum over each token's choices that were computed, y_TD, added in float32."""
     num_tokens, num_choices = choices.weights.shape
     y_TD = y_SD.new_empty(num_tokens, y_SD.shape[1])
     sum_kernel[(num_tokens, triton.cdiv(y_SD.shape[1], SUM_BLOCK))](
         y_SD,
+        choices.experts,
         choices.weights,
         y_TD,
         y_SD.shape[1],
+        weights.first,
+        weights.num_own,
         CHOICES=num_choices,
         BLOCK=SUM_BLOCK,
         enable_fp_fusion=True,
@@ -97,8 +100,8 @@ def sum_choices(y_SD: Tensor, choices: Choices) -> Tensor:
 def grid(num_rows: int, num_outputs: int, weights: ExpertWeights, tile: ExpertTile) -> tuple[int]:
     """Programs for the tiles of rows that there may be at most, or for the experts, times those of outputs."""
     # Each expert's last tile may be a partial one. Programs beyond the last tile end at once.
-    most_tiles = min(num_rows, num_rows // tile.rows + weights.num_experts)
-    runs = most_tiles if tile.mapped else weights.num_experts
+    most_tiles = min(num_rows, num_rows // tile.rows + weights.num_own)
+    runs = most_tiles if tile.mapped else weights.num_own
     return (runs * triton.cdiv(num_outputs, tile.outputs),)
 
 
@@ -111,7 +114,7 @@ def constants(weights: ExpertWeights, tile: ExpertTile, depth: int, described: b
         "ROWS": tile.rows,
         "OUTPUTS": tile.outputs,
         "COLUMNS": tile.columns,
-        "EXPERTS": triton.next_power_of_2(weights.num_experts),
+        "EXPERTS": triton.next_power_of_2(weights.num_own),
         "MAPPED": tile.mapped,
         "DESCRIBED": described,
         "WHOLE": depth % tile.columns == 0,
@@ -222,13 +225,18 @@ def down_kernel(
 
 
 @triton.jit
-def sum_kernel(y, weights, result, columns, CHOICES: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
+def sum_kernel(
+    y, experts, weights, result, columns, first, num_own,
+    CHOICES: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
     wait_for_last(OVERLAPS)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < columns
     total = tl.zeros([BLOCK], dtype=tl.float32)
     for choice in tl.static_range(CHOICES):
-        value = tl.load(y + (token * CHOICES + choice) * columns + column, mask=inside, other=0.0).to(tl.float32)
+        expert = tl.load(experts + token * CHOICES + choice) - first
+        end = tl.where((expert >= 0) & (expert < num_own), columns, 0)
+        value = tl.load(y + (token * CHOICES + choice) * columns + column, mask=column < end, other=0.0).to(tl.float32)
         total += value * tl.load(weights + token * CHOICES + choice)
     tl.store(result + token * columns + column, total.to(result.dtype.element_ty), mask=inside)

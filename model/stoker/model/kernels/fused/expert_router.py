@@ -22,7 +22,9 @@ from stoker.model.kernels.fused.launch import overlap, wait_for_last
 
 FEW_EXPERTS = 2
 """Experts of one program where rows are few."""
-COLUMNS = 128
+MAX_COLUMNS = 128
+STAGE_BYTES = 32768
+"""Most bytes of the router in one of the product's stages."""
 STAGES = 3
 
 
@@ -49,6 +51,8 @@ def route_rows(x_TD: Tensor, weights: ExpertWeights) -> Choices:
     num_tokens, depth = x_TD.shape
     choices = empty_choices(num_tokens, weights.num_choices, x_TD.device)
     rows = 16 if num_tokens <= 1024 else 64
+    experts = max(16, triton.next_power_of_2(weights.num_experts))
+    columns = max(16, min(MAX_COLUMNS, STAGE_BYTES // (experts * x_TD.element_size())))
     route_rows_kernel[(triton.cdiv(num_tokens, rows),)](
         x_TD,
         weights.router,
@@ -61,11 +65,11 @@ def route_rows(x_TD: Tensor, weights: ExpertWeights) -> Choices:
         PLACES=triton.next_power_of_2(weights.num_choices),
         NORMALISE=weights.normalise,
         ROWS=rows,
-        EXPERTS=max(16, triton.next_power_of_2(weights.num_experts)),
-        COLUMNS=COLUMNS,
-        WHOLE=depth % COLUMNS == 0,
+        EXPERTS=experts,
+        COLUMNS=columns,
+        WHOLE=depth % columns == 0,
         enable_fp_fusion=True,
-        num_warps=4 if rows == 16 else 8,
+        num_warps=4 if rows == 16 and experts <= 128 else 8,
         num_stages=STAGES,
         **overlap(),
     )

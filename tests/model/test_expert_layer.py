@@ -9,10 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from stoker.model.experts import Experts
 from stoker.model.kernels.expert_rows import sort_rows
 from stoker.model.kernels.expert_weights import ExpertWeights
 from stoker.model.kernels.ops import Ops
+from stoker.model.parallel import Norm
 from testing.model import interpreted
+from tests.model.conftest import CONFIGS
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 TOLERANCE = {F32: 2e-5, F16: 4e-3, BF16: 2e-2}
@@ -132,6 +135,23 @@ def check_runs(device: str, shape: Shape, dtype: torch.dtype, runs: tuple[int, .
     close(total, whole, dtype)
 
 
+def check_module(tokens: int) -> None:
+    """Check that a layer of the model takes this way without gradient, and equals itself with other kernels."""
+    results = []
+    for ops in (Ops("fused"), Ops()):
+        torch.manual_seed(4)
+        made: dict[str, Any] = {"dtype": F32, "device": torch.device("cpu"), "group": None}
+        config = CONFIGS["qwen3-moe"]
+        experts, norm = Experts(config, 0, ops, **made), Norm("norm", config.hidden_size, EPS, ops, **made)
+        for parameter in (*experts.parameters(), norm.weight):
+            torch.nn.init.normal_(parameter, std=0.4).requires_grad_(False)
+        x, attended = torch.randn(2, tokens, config.hidden_size)
+        assert (ops.experts(x, experts.weights) is None) is (ops.kernels == "reference")
+        results.append((*experts(norm, x, attended), experts.compute(x)))
+    for ours, theirs in zip(*results, strict=True):
+        close(ours, theirs, F32)
+
+
 def check_order(device: str, num_rows: int, num_experts: int) -> None:
     """Check the order against the sort, with experts without rows and a full one."""
     from stoker.model.kernels.fused.expert_order import order_rows
@@ -187,6 +207,7 @@ def test_interpreted_layers_of_experts_equal_their_twins() -> None:
             (check_tiles, ("cpu", SMALL[3], F32)),
             (check_runs, ("cpu", SMALL[0], F32, (2, 4))),
             (check_runs, ("cpu", SMALL[2], F32, (1,))),
+            *((check_module, (tokens,)) for tokens in (1, 5)),
             (check_order, ("cpu", 70, 5)),
             (check_order, ("cpu", 5000, 3)),
             (check_odd_logits, ("cpu",)),

@@ -15,7 +15,7 @@ from stoker.checkpoint import command as checkpoint_command
 from stoker.cli import programs
 from stoker.model import __main__ as model_program
 
-VERBS = ["local", "train", "serve", "chat", "model", "checkpoint", "plan", "plot", "bench"]
+VERBS = ["local", "train", "serve", "chat", "model", "checkpoint", "kernels", "plan", "plot", "bench"]
 VERBS += ["submit", "get", "describe", "logs", "delete", "save", "suspend", "resume", "top", "completion"]
 
 

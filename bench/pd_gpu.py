@@ -59,7 +59,7 @@ def main() -> None:
         return
     results: dict[str, Any] = {}
     for row in arguments.rows:
-        results[row] = in_own_process(row, arguments)
+        results |= in_own_process(row, arguments)
         (arguments.out / "pd_gpu.json").write_text(json.dumps(results, indent=1) + "\n")
 
 
@@ -80,7 +80,7 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def in_own_process(row: str, arguments: argparse.Namespace) -> Any:
+def in_own_process(row: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Run a row and collect the lines that it prints: one JSON object for each part."""
     command = [sys.executable, "-m", "bench.pd_gpu", "--row", row, *sys.argv[1:]]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -97,7 +97,7 @@ def in_own_process(row: str, arguments: argparse.Namespace) -> Any:
         process.terminate()
         process.wait()
         limit.cancel()
-    return parts or {"failed": f"exit {process.returncode}"}
+    return parts or {row: {"failed": f"exit {process.returncode}"}}
 
 
 def measure(row: str, arguments: argparse.Namespace) -> Any:

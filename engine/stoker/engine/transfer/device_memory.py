@@ -36,7 +36,7 @@ class Mark(Protocol):
 
 
 class CopyQueue(Protocol):
-    """Copies in order, beside the computation. Used by one thread."""
+    """Copies in order, beside the computation. One thread posts; others may wait for the marks."""
 
     def post(self, copies: Sequence[Copy], after: Mark | None) -> Mark:
         """Begin copies once `after` is reached; returns the mark of their end. Raises DeviceError."""

@@ -18,6 +18,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 ON_GPU: dict[str, Any] = {
     "device": "cuda", "deterministic": True, "cache": {"num_blocks": 200, "block_size": 16}, "capture_s": 0.0,
 }  # fmt: skip
+READY_S = 300.0
+"""Longest start: kernels may have to be compiled."""
 LONG: dict[str, Any] = {"prompt": PROMPT * 2, "max_tokens": 100, "ignore_eos": True}
 
 
@@ -29,10 +31,13 @@ def gpu(place: int) -> str:
 def start(fleet: Fleet, name: str, role: str, place: int, *transports: str) -> Served:
     transfer = {"listen": "127.0.0.1:0", "zone_blocks": 8, "key_file": str(fleet.folder / "key")}
     more = {"transports": transports} if transports else {}
-    made = fleet.start(name, role, environment={"CUDA_VISIBLE_DEVICES": gpu(place)}, transfer=transfer | more, **ON_GPU)
-    wait_for(answers(made), "a ready engine")
-    wait_for(lambda: made.status()["peer"] is not None, "the first report")
-    return made
+    return fleet.start(name, role, environment={"CUDA_VISIBLE_DEVICES": gpu(place)}, transfer=transfer | more, **ON_GPU)
+
+
+def until_ready(*served: Served) -> None:
+    for one in served:
+        wait_for(answers(one), "a ready engine", READY_S)
+        wait_for(lambda one=one: one.status()["peer"] is not None, "the first report")  # type: ignore[misc]
 
 
 @pytest.fixture
@@ -46,6 +51,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 def test_a_split_answer_is_that_of_one_engine(fleet: Fleet, transport: str) -> None:
     d = start(fleet, "d", "decode", 1, *([] if transport == "cuda-ipc" else [transport]))
     p = start(fleet, "p", "prefill", 0)
+    until_ready(d, p)
     for first in range(3, 9):
         body: dict[str, Any] = {"prompt": [first, *PROMPT * 2]}
         assert texts(d.ask(p.endpoint, **body)) == texts(p.ask(**body))
@@ -60,6 +66,7 @@ def test_a_split_answer_is_that_of_one_engine(fleet: Fleet, transport: str) -> N
 def test_a_killed_side_leaves_the_other_whole(fleet: Fleet, victim: str) -> None:
     made = {"d": start(fleet, "d", "decode", 1), "p": start(fleet, "p", "prefill", 0)}
     d, p = made["d"], made["p"]
+    until_ready(d, p)
     whole = texts(p.ask(**LONG))
     assert texts(d.ask(p.endpoint, **LONG)) == whole
     free = torch.cuda.mem_get_info(int(gpu(1)))[0]

@@ -9,11 +9,12 @@ from stoker.operator.domain.placement.gang import Gang
 from stoker.operator.domain.placement.node_capacity import pod_requests, required_terms
 
 
-def gang_of_rendering(rendered: Mapping[str, Any]) -> Gang:
+def gang_of_rendering(rendered: Mapping[str, Any], devices: Mapping[str, int] | None = None) -> Gang:
     """Return the gang: the requests of its pods and the grid of its ranks.
 
     Args:
         rendered: `status.pinned.rendered`, with `pod` and `config`.
+        devices: what each pod takes of the devices of its claims.
     """
     spec, config = rendered["pod"]["spec"], rendered["config"]
     sizes, ranks = config["parallelism"], config["gang"]["ranks_per_node"]
@@ -24,7 +25,7 @@ def gang_of_rendering(rendered: Mapping[str, Any]) -> Gang:
         data=world // (sizes.get("pipeline", 1) * inner),
         inner=inner,
         ranks_per_pod=ranks,
-        requests=pod_requests(spec),
+        requests={**pod_requests(spec), **(devices or {})},
         node_selector=spec.get("nodeSelector") or {},
         tolerations=tuple(spec.get("tolerations") or ()),
         affinity_terms=required_terms(spec.get("affinity")),

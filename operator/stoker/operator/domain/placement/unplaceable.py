@@ -10,6 +10,11 @@ from stoker.operator.domain.placement.gang import UNITS, Gang, Level
 from stoker.operator.domain.placement.node_capacity import NodeCapacity
 
 GPU = "nvidia.com/gpu"
+_REASONS = {
+    GPU: "WaitingForGPUs",
+    **dict.fromkeys(("devices of ", "DeviceClass ", "ResourceClaimTemplate "), "WaitingForDevices"),
+}
+"""Reasons by the beginning of the scarce resource's name."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +22,7 @@ class Unplaceable:
     """A gang that has to wait."""
 
     reason: str
-    """WaitingForGPUs, WaitingForCapacity or TopologyUnsatisfied."""
+    """WaitingForGPUs, WaitingForDevices, WaitingForCapacity or TopologyUnsatisfied."""
     message: str
 
     @property
@@ -42,7 +47,7 @@ def explain(
         scarce = _scarce(gang, nodes, slots)
         lacks = f", {scarce}" if scarce else ""
         aside = _set_aside(gang, nodes, avoid)
-        reason = "WaitingForGPUs" if scarce.startswith(GPU) else "WaitingForCapacity"
+        reason = next((reason for start, reason in _REASONS.items() if scarce.startswith(start)), "WaitingForCapacity")
         return Unplaceable(reason, f"{fit} of {gang.size} pods fit on {len(slots)} nodes{lacks}{aside}")
     labels = {node.name: node.labels for node in nodes}
     return Unplaceable("TopologyUnsatisfied", _unkept(gang, levels, slots, labels))

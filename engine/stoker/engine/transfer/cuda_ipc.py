@@ -131,9 +131,9 @@ class CudaIpcLink(SocketLink):
         super().close()
         if self._mapped:
             self._mapped = False
-            with suppress(DeviceError):  # the context is gone with the engine
-                self._copies.close()
-                self._device.close(self._zone)
+            for work in (self._copies.close, lambda: self._device.close(self._zone)):
+                with suppress(DeviceError):  # a device that has failed gives its memory back with the process
+                    work()
 
 
 class FailedMark:

@@ -43,7 +43,7 @@ class CopyQueue(Protocol):
         ...
 
     def close(self) -> None:
-        """Wait for what was posted."""
+        """Wait for what was posted. Raises DeviceError."""
         ...
 
 

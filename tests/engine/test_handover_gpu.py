@@ -16,11 +16,11 @@ from tests.engine.test_handover_served import BODY, PROMPT, Fleet, Served, answe
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 ON_GPU: dict[str, Any] = {
-    "device": "cuda", "deterministic": True, "cache": {"num_blocks": 200, "block_size": 16}, "capture_s": 0.0,
+    "device": "cuda", "deterministic": True, "cache": {"num_blocks": 200, "block_size": 8}, "capture_s": 0.0,
 }  # fmt: skip
 READY_S = 300.0
 """Longest start: kernels may have to be compiled."""
-LONG: dict[str, Any] = {"prompt": PROMPT * 2, "max_tokens": 100, "ignore_eos": True}
+LONG: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 60, "ignore_eos": True}
 
 
 def gpu(place: int) -> str:
@@ -53,7 +53,7 @@ def test_a_split_answer_is_that_of_one_engine(fleet: Fleet, transport: str) -> N
     p = start(fleet, "p", "prefill", 0)
     until_ready(d, p)
     for first in range(3, 9):
-        body: dict[str, Any] = {"prompt": [first, *PROMPT * 2]}
+        body: dict[str, Any] = {"prompt": [first, *PROMPT]}
         assert texts(d.ask(p.endpoint, **body)) == texts(p.ask(**body))
     assert d.outcomes()["split"] > 0
     wait_for(lambda: p.status()["transfer"]["transport"] == transport, "the transport in use")
@@ -72,7 +72,7 @@ def test_a_killed_side_leaves_the_other_whole(fleet: Fleet, victim: str) -> None
     free = torch.cuda.mem_get_info(int(gpu(1)))[0]
     other = made["p" if victim == "d" else "d"]
     with ThreadPoolExecutor(4) as pool:
-        asked = [pool.submit(d.ask, p.endpoint, **LONG | {"prompt": [40 + n, *PROMPT * 2]}) for n in range(4)]
+        asked = [pool.submit(d.ask, p.endpoint, **LONG | {"prompt": [40 + n, *PROMPT]}) for n in range(4)]
         wait_for(lambda: d.status()["transfer"]["receiving"] > 0 or all(one.done() for one in asked), "requests")
         os.kill(made[victim].core_pid(), signal.SIGKILL)
         if victim == "p":

@@ -10,6 +10,7 @@ from stoker.engine.config import EngineConfig
 from stoker.engine.core.blocks import BlockManager
 from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.scheduler import Scheduler
+from stoker.engine.core.step_flight import StepFlight
 from stoker.engine.output_grammar import OutputGrammar
 from stoker.engine.sampling import SamplingParams
 
@@ -42,10 +43,13 @@ def config_of(folder: Path, tensor: int, **more: Any) -> EngineConfig:
     )
 
 
-def beside(engine: LLMEngine, *, overlap: bool = False, budget: int = 16, num_blocks: int = 100) -> LLMEngine:
-    """Make another engine on the same executor, whose cache begins empty."""
+def beside(
+    engine: LLMEngine, *, overlap: bool = False, budget: int = 16, num_blocks: int = 100, stages: int = 1
+) -> LLMEngine:
+    """Make another engine on the same executor, whose cache begins empty. `stages`: of which steps are in flight."""
     blocks = BlockManager(num_blocks, 4)
-    scheduler = Scheduler(blocks, max_batch_tokens=budget, max_requests=6, max_queued_requests=100)
+    flight = StepFlight(stages, overlap=overlap)
+    scheduler = Scheduler(blocks, max_batch_tokens=budget, max_requests=6, max_queued_requests=100, flight=flight)
     return LLMEngine(engine.executor, scheduler, engine.limits, overlap=overlap, grammars=engine.grammars)
 
 

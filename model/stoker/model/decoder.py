@@ -120,6 +120,25 @@ class Decoder(nn.Module):
             x_TD, update_TD = block(x_TD, update_TD, positions_T, attend, aux)
         return self.norm(x_TD, update_TD)
 
+    def stage(self, part: PartOfPass, stream_2TD: Tensor | None = None) -> Tensor:
+        """Compute this slice's layers without gradient: a pipeline stage of an engine.
+
+        Args:
+            stream_2TD: what the slice before returned; None for the first one, which embeds the tokens.
+
+        Returns:
+            hidden_TD from the last slice, after the last norm; from another one the residual stream and its update,
+            stream_2TD. With deferred sums the update is this rank's part, which the next slice's rank of the same
+            number goes on with.
+        """
+        x_TD, update_TD = (self.embed(part.tokens), None) if stream_2TD is None else (stream_2TD[0], stream_2TD[1])
+        for block in self.blocks:
+            x_TD, update_TD = block(x_TD, update_TD, part.positions, part.attend)
+        if self.is_last:
+            return self.norm(x_TD, update_TD)
+        assert update_TD is not None, "a slice has a layer"
+        return torch.stack([x_TD, update_TD])
+
     def in_parts(self, parts: Sequence[PartOfPass]) -> Tensor:
         """Return hidden_TD of parts of one pass, one after the other in each layer.
 

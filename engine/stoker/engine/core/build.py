@@ -30,6 +30,7 @@ from stoker.engine.core.kernel_warmup import warm_up_beside_weights
 from stoker.engine.core.request_check import ModelLimits
 from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.core.step_budget import StepBudget
+from stoker.engine.core.step_flight import StepFlight
 from stoker.engine.core.tier_costs import TierCosts
 from stoker.engine.core.timeline import FileTimeline
 from stoker.engine.execution.executor import Executor, InProcess, OnDevice
@@ -84,6 +85,7 @@ def build_engine(
         chunk_tokens=config.scheduler.chunk_tokens,
         budget=StepBudget(plan.max_batch_tokens, plan.mixed_tokens, TOKENS),
         tier=make_tier(config, plan, blocks, executor, identity),
+        flight=StepFlight(plan.pipeline, overlap=plan.overlap),
     )
     engine = LLMEngine(
         executor,
@@ -91,7 +93,7 @@ def build_engine(
         limits,
         overlap=plan.overlap,
         grammars=reading.result(),
-        num_devices=plan.tensor if plan.device == "cuda" else 1,
+        num_devices=plan.ranks if plan.device == "cuda" else 1,
     )
     if config.cache_events is not None:
         engine.cache_events = publish_cache(config.cache_events, blocks, plan.device)
@@ -136,7 +138,7 @@ def make_executor(
 
     `plan`: as far as this process can plan alone, so that nothing is started that will be refused.
     """
-    if plan.tensor > 1:
+    if plan.ranks > 1:
         return start_ranks(config, source, plan, progress, start)
     runner = load_runner(plan, None, progress, warm_up_beside_weights)
     return (OnDevice(runner) if plan.device == "cuda" else InProcess(runner)), plan
@@ -147,7 +149,7 @@ def start_ranks(
 ) -> tuple[Ranks, EnginePlan]:
     """Start the further ranks, plan again with their memory, and load all."""
     progress("StartingRanks")
-    workers = start(plan.tensor, plan.device)
+    workers = start(plan.ranks, plan.device)
 
     def waiting(pods: tuple[int, ...]) -> None:
         progress(f"StartingRanks waiting for pods {', '.join(map(str, pods))}" if pods else "StartingRanks")

@@ -62,7 +62,7 @@ class RankThread:
 
 
 class Ranks:
-    """`plan.tensor` ranks that compute every step together."""
+    """`plan.ranks` ranks that compute every step together."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Ranks:
         try:
             self.workers.send(Setup(self.plan, meeting.port, meeting.host))
             loading = self._thread.submit(
-                lambda: self.load(self.plan, meeting.join(self.plan.tensor, self.plan.device), progress, beside_weights)
+                lambda: self.load(self.plan, meeting.join(self.plan.ranks, self.plan.device), progress, beside_weights)
             )
             runner = self.wait(loading)
         except RuntimeError as error:  # a collective's, too, where another rank has ended
@@ -173,8 +173,8 @@ class Ranks:
     def _abort(self) -> None:
         """End the exchanges in which rank 0 waits for a lost rank; Gloo's end with the ranks' sockets."""
         with contextlib.suppress(Exception):  # the group may be half made, and the replica ends in any case
-            if self._loaded is not None and self._loaded.sums is not None:
-                self._loaded.sums.abort()
+            if self._loaded is not None and (self._loaded.sums is not None or self._loaded.links is not None):
+                self._loaded.abort()
             elif self.plan.device == "cuda" and dist.is_initialized():
                 dist.group.WORLD._get_backend(torch.device("cuda")).abort()  # type: ignore[union-attr]
 

@@ -6,13 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import transformers
+
 from stoker.engine.config import EngineConfig
 from stoker.engine.core.blocks import BlockManager
+from stoker.engine.core.build import build_engine
 from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.core.step_flight import StepFlight
 from stoker.engine.output_grammar import OutputGrammar
+from stoker.engine.ranks.executor import Ranks
 from stoker.engine.sampling import SamplingParams
+from testing.engine.tiny_tokenizer import tokenizer_json
 
 Answers = dict[tuple[str, int], list[tuple[int, float]]]
 """(request, choice) -> (token, log-probability)."""
@@ -27,6 +32,12 @@ PROMPTS = {
     "allowed": ([4, 4], SamplingParams(seed=1, allowed_token_ids=(7, 70, 170), bad_sequences=((7, 70),))),
     "grammar": ([8, 3, 1], SamplingParams(seed=2, grammar=OutputGrammar.regex("[a-f]{2,40}"))),
 }
+
+
+def saved(twin: transformers.PreTrainedModel, folder: Path) -> Path:
+    twin.save_pretrained(folder)
+    (folder / "tokenizer.json").write_bytes(tokenizer_json())
+    return folder
 
 
 def config_of(folder: Path, tensor: int, **more: Any) -> EngineConfig:
@@ -73,3 +84,18 @@ def answers(engine: LLMEngine, names: tuple[str, ...] = tuple(PROMPTS), turn: st
 
 def tokens_of(found: Answers) -> dict[tuple[str, int], list[int]]:
     return {key: [token for token, _ in entries] for key, entries in found.items()}
+
+
+def started(folder: Path, tensor: int, **parallelism: int) -> LLMEngine:
+    engine, plan = build_engine(
+        config_of(folder, tensor, deterministic=True, parallelism={"tensor": tensor, **parallelism})
+    )
+    assert plan.ranks == tensor * parallelism.get("pipeline", 1)
+    return engine
+
+
+def closed(engine: LLMEngine) -> None:
+    engine.close()
+    assert isinstance(engine.executor, Ranks)
+    codes = {process.returncode for process in engine.executor.workers.processes.values()}
+    assert codes == {0}, "none was killed"

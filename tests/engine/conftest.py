@@ -16,6 +16,7 @@ from stoker.engine.core.request_check import ModelLimits
 from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.execution.executor import Executor, InProcess
 from stoker.engine.execution.runner import Runner
+from stoker.engine.execution.stage_links import StageLinks
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.model.kernels.kernel_set import resolve_kernels
@@ -68,20 +69,37 @@ def twins() -> dict[str, transformers.PreTrainedModel]:
 
 
 def decoder_of(
-    twin: transformers.PreTrainedModel, ops: Ops, dtype: torch.dtype = torch.float32, device: str = "cpu"
+    twin: transformers.PreTrainedModel,
+    ops: Ops,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    layers: range | None = None,
 ) -> Decoder:
-    decoder = Decoder(ModelConfig.from_hugging_face(twin.config.to_dict()), ops, dtype=dtype, device=device)
+    config = ModelConfig.from_hugging_face(twin.config.to_dict())
+    decoder = Decoder(config, ops, dtype=dtype, device=device, layers=layers)
     for part in decoder.named_parts():
         part.local().copy_(part.cut(find(twin, part.hf_name, grad=False)[1]))
     return decoder.requires_grad_(False)
 
 
 def runner_of(
-    decoder: Decoder, *, num_blocks: int, block_size: int, seats: int, budget: int, graphs: Any = True
+    decoder: Decoder,
+    *,
+    num_blocks: int,
+    block_size: int,
+    seats: int,
+    budget: int,
+    graphs: Any = True,
+    links: StageLinks | None = None,
 ) -> Runner:
     weight = next(decoder.parameters())
     cache = KVCache(
-        decoder.config, num_blocks=num_blocks, block_size=block_size, dtype=weight.dtype, device=weight.device
+        decoder.config,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        dtype=weight.dtype,
+        device=weight.device,
+        layers=decoder.layers,
     )
     return Runner(
         decoder,
@@ -91,6 +109,7 @@ def runner_of(
         max_batch_tokens=budget,
         attention="auto",
         graphs=graphs,
+        links=links,
     )
 
 

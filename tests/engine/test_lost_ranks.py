@@ -29,10 +29,11 @@ def start_two(twins: dict[str, Any], tmp_path: Path) -> Iterator[StartTwo]:
     """Start an engine of two ranks."""
     started: list[LLMEngine] = []
 
-    def start(command: WorkerCommand = worker_command) -> tuple[LLMEngine, Workers]:
+    def start(command: WorkerCommand = worker_command, **parallelism: int) -> tuple[LLMEngine, Workers]:
         twins["llama"].save_pretrained(tmp_path)
         engine, _ = build_engine(
-            config_of(tmp_path, 2), start=lambda size, device: Workers(size, device, command=command, limits=LIMITS)
+            config_of(tmp_path, 2, parallelism=parallelism or {"tensor": 2}),
+            start=lambda size, device: Workers(size, device, command=command, limits=LIMITS)
         )
         started.append(engine)
         assert isinstance(engine.executor, Ranks)

@@ -4,55 +4,81 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+import torch
+import transformers
 
-from stoker.engine.core.build import build_engine
 from stoker.engine.core.engine import LLMEngine
 from stoker.engine.ranks.executor import Ranks
-from testing.engine.rank_engines import Answers, answers, beside, config_of
-from testing.engine.tiny_tokenizer import tokenizer_json
+from stoker.engine.sampling import SamplingParams
+from testing.engine.rank_engines import Answers, answers, beside, closed, saved, started
+from tests.engine.conftest import SHAPE
+
+LONG = SamplingParams(temperature=0, max_tokens=150, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def folder(twins: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny qwen3 with a tokenizer."""
-    folder = tmp_path_factory.mktemp("model")
-    twins["qwen3"].save_pretrained(folder)
-    (folder / "tokenizer.json").write_bytes(tokenizer_json())
-    return folder
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny qwen3 of three layers, with a tied table and a tokenizer."""
+    torch.manual_seed(7)
+    config = transformers.Qwen3Config(**SHAPE | {"num_hidden_layers": 3})
+    return saved(transformers.Qwen3ForCausalLM(config).eval(), tmp_path_factory.mktemp("three"))
 
 
 @pytest.fixture(scope="module")
 def one_rank(folder: Path) -> Answers:
-    engine, _ = build_engine(config_of(folder, 1, deterministic=True))
-    return answers(engine)
+    return answers(started(folder, 1))
 
 
 @pytest.fixture(scope="module")
-def two_stages(folder: Path) -> Iterator[LLMEngine]:
-    engine, plan = build_engine(config_of(folder, 1, deterministic=True, parallelism={"pipeline": 2}))
-    assert (plan.tensor, plan.pipeline, plan.ranks, plan.num_blocks) == (1, 2, 2, 100)
+def three_stages(folder: Path) -> Iterator[LLMEngine]:
+    engine = started(folder, 1, pipeline=3)
     yield engine
-    engine.close()
-    assert isinstance(engine.executor, Ranks)
-    assert [process.returncode for process in engine.executor.workers.processes.values()] == [0], "none was killed"
+    closed(engine)
 
 
-def test_two_stages_have_the_bits_of_one_rank(two_stages: LLMEngine, one_rank: Answers) -> None:
-    assert answers(two_stages) == one_rank
+def test_stages_have_the_bits_of_one_rank(three_stages: LLMEngine, one_rank: Answers) -> None:
+    """With three steps in flight: greedy, seeded, forked, scored and constrained answers, and tokens of the cache."""
+    assert three_stages.scheduler.flight.stages == 3
+    assert answers(three_stages) == one_rank
+    hits = three_stages.scheduler.prefix_hits
+    assert answers(three_stages, turn="-again") == one_rank
+    assert three_stages.scheduler.prefix_hits > hits
 
 
-def test_so_they_have_with_steps_in_flight_small_chunks_and_little_cache(
-    two_stages: LLMEngine, one_rank: Answers
+def test_so_they_have_with_small_chunks_little_cache_and_steps_launched_ahead(
+    three_stages: LLMEngine, one_rank: Answers
 ) -> None:
     for overlap in (False, True):
-        flying = beside(two_stages, overlap=overlap, stages=2)
+        flying = beside(three_stages, overlap=overlap, stages=3)
         assert answers(flying) == one_rank
-        hits = flying.scheduler.prefix_hits
-        assert answers(flying, turn="-again") == one_rank
-        assert flying.scheduler.prefix_hits > hits
-        scarce = beside(two_stages, overlap=overlap, num_blocks=24, stages=2)
+        scarce = beside(three_stages, overlap=overlap, num_blocks=24, stages=3)
         assert answers(scarce) == one_rank
         assert scarce.scheduler.num_preemptions > 0
+
+
+def test_a_seat_taken_again_does_not_get_the_tokens_of_the_one_before(
+    three_stages: LLMEngine, one_rank: Answers
+) -> None:
+    """Requests are aborted while their steps are in flight, and others take their seats at once."""
+    flying = beside(three_stages, overlap=True, stages=3)
+    for turn in range(3):
+        for number in range(6):
+            flying.add_request(f"gone-{turn}-{number}", [3 + number] * (4 + turn), LONG)
+        for _ in range(4 + turn):
+            flying.step()
+        for number in range(6):
+            flying.abort_request(f"gone-{turn}-{number}")
+        assert answers(flying, turn=f"-{turn}") == one_rank
+
+
+def test_ranks_of_all_stages_are_counted(three_stages: LLMEngine) -> None:
+    assert isinstance(three_stages.executor, Ranks)
+    engine = beside(three_stages, stages=3)
+    answers(engine, ("greedy",))
+    while engine._submitted:
+        engine.step()
+    workers, steps = three_stages.executor.workers, engine.stats().ranks[0].steps
+    workers.wait(lambda: [rank.steps for rank in engine.stats().ranks] == [steps] * 3)  # their next signs of life
+    assert not workers.digests.differing(3)

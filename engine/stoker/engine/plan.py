@@ -191,15 +191,31 @@ def refuse_uneven(config: EngineConfig, model: ModelConfig) -> None:
             f"parallelism.tensor {tensor} is neither a divisor nor a multiple of the model's {model.num_kv_heads} key "
             "and value heads"
         )
-    sparse = len(model.expert_layers)
+    refuse_uneven_experts(config, model)
     for name, total in (
         ("attention heads", model.num_heads),
         ("tokens of the vocabulary", model.vocab_size),
-        ("columns of the feed-forward part", model.intermediate_size if sparse < model.num_layers else 0),
-        ("columns of an expert", model.expert_size if sparse else 0),
+        ("columns of the feed-forward part", model.intermediate_size if len(model.expert_layers) < model.num_layers else 0),
     ):
         if total % tensor:
             raise ConfigError(f"parallelism.tensor {tensor} does not divide the model's {total} {name}")
+
+
+def refuse_uneven_experts(config: EngineConfig, model: ModelConfig) -> None:
+    """Refuse a tensor group that cannot share the experts evenly: in runs, and each run cut over its ranks."""
+    tensor, expert = config.parallelism.tensor, config.parallelism.expert
+    if tensor % expert:
+        raise ConfigError(f"parallelism.expert {expert} does not divide parallelism.tensor {tensor}: 1 or a divisor")
+    if not model.expert_layers:
+        if expert > 1:
+            raise ConfigError(f"parallelism.expert must be 1 for a model without experts, got {expert}")
+        return
+    assert model.num_experts is not None, "there are layers with experts"
+    if model.num_experts % expert:
+        raise ConfigError(f"parallelism.expert {expert} does not divide the model's {model.num_experts} experts")
+    if model.expert_size % (tensor // expert):
+        cut = f"parallelism.tensor {tensor}" + (f" / parallelism.expert {expert}" if expert > 1 else "")
+        raise ConfigError(f"{cut} does not divide the model's {model.expert_size} columns of an expert")
 
 
 def refuse_missing_gpus(config: EngineConfig, device: str) -> None:

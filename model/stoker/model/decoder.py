@@ -46,7 +46,7 @@ class Decoder(nn.Module):
     Parameters are uninitialised until `init_weights` or a loader fills them. With a `group` the products are cut over
     it; with `sequence_parallel` hidden states between them are cut by tokens, whose number must be a multiple of the
     group's size. With an `expert_group` each of its ranks holds a run of every layer's experts, and rows are
-    exchanged. `copies_kv_heads`: a group larger than the number of heads of keys and values may have copies of them,
+    exchanged. `expert_runs`: for serving, over the ranks of `group` (see `Experts`). `copies_kv_heads`: a group larger than the number of heads of keys and values may have copies of them,
     for serving.
     """
 
@@ -60,6 +60,7 @@ class Decoder(nn.Module):
         group: ProcessGroup | None = None,
         sequence_parallel: bool = False,
         expert_group: ProcessGroup | None = None,
+        expert_runs: int = 1,
         layers: range | None = None,
         copies_kv_heads: bool = False,
     ) -> None:
@@ -79,7 +80,16 @@ class Decoder(nn.Module):
 
         self.embedding = table("model.embed_tokens") if self.is_first else None
         self.blocks = nn.ModuleList(
-            Block(config, layer, ops, self.rope, expert_group=expert_group, copies_kv_heads=copies_kv_heads, **made)
+            Block(
+                config,
+                layer,
+                ops,
+                self.rope,
+                expert_group=expert_group,
+                expert_runs=expert_runs,
+                copies_kv_heads=copies_kv_heads,
+                **made,
+            )
             for layer in self.layers
         )
         self.final_norm = Norm("model.norm", config.hidden_size, config.norm_eps, ops, **made) if self.is_last else None

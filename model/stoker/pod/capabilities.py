@@ -95,7 +95,6 @@ _TRAINER: Mapping[str, Row] = {
 _ENGINE: Mapping[str, Row] = {
     "kernels": _KERNELS,
     "attention": only("auto", *_PAGED),
-    "parallelism.expert": only(1),
 }
 _ROUTER: Mapping[str, Row] = {}
 

@@ -77,15 +77,16 @@ def build_engine(
     keeps_digests = plan.num_host_blocks or config.cache_events is not None
     root = (identity.root if identity is not None else root_digest(b"host tier")) if keeps_digests else None
     blocks = BlockManager(plan.num_blocks, plan.block_size, config.cache.prefix_cache, root)
+    flight = StepFlight(plan.pipeline, overlap=plan.overlap)
     scheduler = Scheduler(
         blocks,
         max_batch_tokens=plan.max_batch_tokens,
         max_requests=plan.num_seats,
         max_queued_requests=config.scheduler.max_queued_requests,
-        chunk_tokens=config.scheduler.chunk_tokens,
+        chunk_tokens=flight.chunk_tokens(config.scheduler.chunk_tokens),
         budget=StepBudget(plan.max_batch_tokens, plan.mixed_tokens, TOKENS),
         tier=make_tier(config, plan, blocks, executor, identity),
-        flight=StepFlight(plan.pipeline, overlap=plan.overlap),
+        flight=flight,
     )
     engine = LLMEngine(
         executor,

@@ -19,6 +19,10 @@ from collections.abc import Iterable
 
 from stoker.engine.core.request import Sequence
 
+CHUNK_TOKENS = 2048
+"""Default for the tokens of one prompt in a step over several stages: its next part follows while this one is in the
+later stages."""
+
 
 class StepFlight:
     """Counts steps, and remembers on each sequence the last one that sampled for it."""
@@ -28,6 +32,10 @@ class StepFlight:
         self.stages, self.overlap = stages, overlap
         self.step = 0
         """Number of the step to schedule next."""
+
+    def chunk_tokens(self, configured: int | None) -> int | None:
+        """Tokens of one prompt in a step; None: as many as fit."""
+        return CHUNK_TOKENS if configured is None and self.stages > 1 else configured
 
     def begin(self) -> None:
         """Note that a step was scheduled."""

@@ -71,7 +71,14 @@ def make_decoder(
 ) -> Decoder:
     """Make a rank's part of the model, without numbers yet."""
     return Decoder(
-        config, ops, dtype=plan.dtype, device=device, group=place.tensor, layers=place.layers, copies_kv_heads=True
+        config,
+        ops,
+        dtype=plan.dtype,
+        device=device,
+        group=place.tensor,
+        expert_runs=plan.expert,
+        layers=place.layers,
+        copies_kv_heads=True,
     )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -26,16 +26,35 @@ from stoker.engine.execution.step import Opening
 from stoker.engine.execution.step_rows import StepRows
 
 
-class Edge(NamedTuple):
-    """One direction between two ranks."""
+class Arrival(Protocol):
+    """A message under way."""
 
-    group: ProcessGroup
-    peer: int
-    """The other rank, as all ranks are numbered."""
+    def wait(self) -> Any:
+        """Wait until the tensor may be used; on a GPU the stream waits, and the host goes on."""
+        ...
+
+
+class Edge:
+    """One direction between two ranks, whose messages arrive in their order."""
+
+    def __init__(self, group: ProcessGroup, peer: int) -> None:
+        """`peer`: the other rank, as all ranks are numbered."""
+        self.group, self.peer = group, peer
+
+    def begin_send(self, tensor: Tensor) -> Arrival:
+        return _work(dist.isend(tensor, self.peer, group=self.group))
+
+    def begin_receive(self, tensor: Tensor) -> Arrival:
+        return _work(dist.irecv(tensor, self.peer, group=self.group))
+
+    def abort(self) -> None:
+        """End what is under way on GPUs. For any thread."""
+        with suppress(RuntimeError):  # half made, or aborted before
+            self.group._get_backend(torch.device("cuda")).abort()
 
 
 class _Sent(NamedTuple):
-    work: dist.Work
+    arrival: Arrival
     tensor: Tensor
 
 
@@ -45,7 +64,7 @@ class _Expected(NamedTuple):
     step: int
     seats: np.ndarray
     positions: np.ndarray
-    work: dist.Work
+    arrival: Arrival
     tokens: Tensor
 
 
@@ -99,11 +118,11 @@ class StageLinks:
         """Exchange one message over every edge, which connects the ranks. Called by all of them."""
         message = torch.zeros(1, dtype=torch.int32, device=self.device)
         if self.before is not None:
-            dist.recv(message, self.before.peer, group=self.before.group)
+            self.before.begin_receive(message).wait()
         if self.behind is not None:
-            dist.send(message, self.behind.peer, group=self.behind.group)
+            self.behind.begin_send(message).wait()
         if self.tokens is not None:
-            (dist.recv if self.is_first else dist.send)(message, self.tokens.peer, group=self.tokens.group)
+            (self.tokens.begin_receive if self.is_first else self.tokens.begin_send)(message).wait()
 
     # The first stage's tokens.
 
@@ -125,7 +144,7 @@ class StageLinks:
         return writes
 
     def _arrived(self, expected: _Expected) -> list[TokenWrite]:
-        expected.work.wait()  # on a GPU the stream waits
+        expected.arrival.wait()
         kept = np.flatnonzero(self._opened_at[expected.seats] <= expected.step)
         if not len(kept):
             return []
@@ -139,8 +158,8 @@ class StageLinks:
         if self.tokens is None or not len(rows.sample_seats):
             return
         tokens = torch.empty(len(rows.sample_seats), dtype=torch.int32, device=self.device)
-        work = _work(dist.irecv(tokens, self.tokens.peer, group=self.tokens.group))
-        self._expected.append(_Expected(self.steps - 1, rows.sample_seats, rows.sample_positions, work, tokens))
+        arrival = self.tokens.begin_receive(tokens)
+        self._expected.append(_Expected(self.steps - 1, rows.sample_seats, rows.sample_positions, arrival, tokens))
 
     def send_tokens(self, tokens_B: Tensor) -> None:
         """Send the step's sampled tokens to the first stage. The tensor must not change any more."""
@@ -154,7 +173,7 @@ class StageLinks:
         if self.before is None:
             return None
         stream_2TD = torch.empty(2, num_tokens, self.hidden_size, dtype=self.dtype, device=self.device)
-        _work(dist.irecv(stream_2TD, self.before.peer, group=self.before.group)).wait()  # on a GPU the stream waits
+        self.before.begin_receive(stream_2TD).wait()
         return stream_2TD
 
     def send(self, stream_2TD: Tensor) -> None:
@@ -163,9 +182,9 @@ class StageLinks:
         self._send(stream_2TD.contiguous(), self.behind)
 
     def _send(self, tensor: Tensor, edge: Edge) -> None:
-        self._sent.append(_Sent(_work(dist.isend(tensor, edge.peer, group=edge.group)), tensor))
+        self._sent.append(_Sent(edge.begin_send(tensor), tensor))
         while len(self._sent) > self.num_stages + 1:
-            self._sent.popleft().work.wait()
+            self._sent.popleft().arrival.wait()
 
     def abort(self) -> None:
         """End all exchanges, because a rank is lost; for any thread. Gloo's end with the ranks' sockets."""
@@ -173,8 +192,7 @@ class StageLinks:
             return
         for edge in (self.before, self.behind, self.tokens):
             if edge is not None:
-                with suppress(RuntimeError):  # half made, or aborted before
-                    edge.group._get_backend(self.device).abort()
+                edge.abort()
 
 
 def _work(work: dist.Work | None) -> dist.Work:

@@ -24,7 +24,8 @@ from stoker.engine.errors import ExecutorLost
 from stoker.engine.execution.executor import RankState
 from stoker.engine.execution.load import BesideWeights, LoadRunner, Progress, capture_first, load_runner
 from stoker.engine.execution.pass_shape import PassShape
-from stoker.engine.execution.runner import LaunchedStep, Runner
+from stoker.engine.execution.launched_step import LaunchedStep
+from stoker.engine.execution.runner import Runner
 from stoker.engine.execution.step import StepInput, StepOutput, StepTrace
 from stoker.engine.plan import EnginePlan
 from stoker.engine.ranks.failures import StepFailure
@@ -181,6 +182,8 @@ class Ranks:
     def _leave_group(self) -> None:
         """Leave the group, in rank 0's thread. Graphs hold the group's communicator, so they go first."""
         if dist.is_initialized():
+            if self._loaded is not None and self._loaded.links is not None:
+                self._loaded.links.abort()  # a step whose result was not read may wait for a rank that has ended
             if self._loaded is not None and self._loaded.graphs is not None:
                 self._loaded.graphs.graphs.clear()
             dist.destroy_process_group()

@@ -116,7 +116,7 @@ def measure(spec: str, _: int, out: Path) -> dict[str, Any]:
     name, options = parse_row(spec)
     shape = replace(SHAPES[name], num_layers=options.layers or SHAPES[name].num_layers)
     begin = time.perf_counter()
-    engine = open_engine(plan_of(name, shape, options), shape, options)
+    engine = open_engine(plan_of(name, shape, options), shape)
     captured = time.perf_counter()
     graphs = 0
     while engine.executor.capture_next_graph():
@@ -184,7 +184,7 @@ def plan_of(name: str, shape: ModelConfig, options: Options) -> EnginePlan:
     )
 
 
-def open_engine(plan: EnginePlan, shape: ModelConfig, options: Options) -> LLMEngine:
+def open_engine(plan: EnginePlan, shape: ModelConfig) -> LLMEngine:
     executor: Executor
     if plan.ranks == 1:
         torch.cuda.set_device(0)

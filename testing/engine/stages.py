@@ -75,9 +75,7 @@ class StagesHere:
         pass
 
 
-def local_stages(
-    make_stage: Callable[[range, StageLinks], Runner], layers: list[range], **sizes: Any
-) -> StagesHere:
+def local_stages(make_stage: Callable[[range, StageLinks], Runner], layers: list[range], **sizes: Any) -> StagesHere:
     """Make a pipeline. `sizes`: of `StageLinks`."""
     last = len(layers) - 1
     edges, back = [LocalEdge() for _ in range(last)], LocalEdge()

@@ -33,7 +33,7 @@ def start_two(twins: dict[str, Any], tmp_path: Path) -> Iterator[StartTwo]:
         twins["llama"].save_pretrained(tmp_path)
         engine, _ = build_engine(
             config_of(tmp_path, 2, parallelism=parallelism or {"tensor": 2}),
-            start=lambda size, device: Workers(size, device, command=command, limits=LIMITS)
+            start=lambda size, device: Workers(size, device, command=command, limits=LIMITS),
         )
         started.append(engine)
         assert isinstance(engine.executor, Ranks)

@@ -183,7 +183,9 @@ def refuse_uneven(config: EngineConfig, model: ModelConfig) -> None:
     """Refuse ranks that cannot share the model."""
     tensor, pipeline = config.parallelism.tensor, config.parallelism.pipeline
     if pipeline > model.num_layers:
-        raise ConfigError(f"parallelism.pipeline must be at most {model.num_layers}, the model's layers, got {pipeline}")
+        raise ConfigError(
+            f"parallelism.pipeline must be at most {model.num_layers}, the model's layers, got {pipeline}"
+        )
     if pipeline > 1 and config.replica.pods > 1:
         raise ConfigError(f"parallelism.pipeline must be 1 with replica.pods {config.replica.pods}, got {pipeline}")
     if kv_head_shard(model.num_kv_heads, tensor) is None:
@@ -195,7 +197,10 @@ def refuse_uneven(config: EngineConfig, model: ModelConfig) -> None:
     for name, total in (
         ("attention heads", model.num_heads),
         ("tokens of the vocabulary", model.vocab_size),
-        ("columns of the feed-forward part", model.intermediate_size if len(model.expert_layers) < model.num_layers else 0),
+        (
+            "columns of the feed-forward part",
+            model.intermediate_size if len(model.expert_layers) < model.num_layers else 0,
+        ),
     ):
         if total % tensor:
             raise ConfigError(f"parallelism.tensor {tensor} does not divide the model's {total} {name}")

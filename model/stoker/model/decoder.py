@@ -46,8 +46,8 @@ class Decoder(nn.Module):
     Parameters are uninitialised until `init_weights` or a loader fills them. With a `group` the products are cut over
     it; with `sequence_parallel` hidden states between them are cut by tokens, whose number must be a multiple of the
     group's size. With an `expert_group` each of its ranks holds a run of every layer's experts, and rows are
-    exchanged. `expert_runs`: for serving, over the ranks of `group` (see `Experts`). `copies_kv_heads`: a group larger than the number of heads of keys and values may have copies of them,
-    for serving.
+    exchanged. For serving: `expert_runs` deals experts out over `group` (see `Experts`), and with `copies_kv_heads` a
+    group larger than the number of heads of keys and values may have copies of them.
     """
 
     def __init__(

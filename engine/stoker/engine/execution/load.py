@@ -66,9 +66,7 @@ def load_runner(
     return runner
 
 
-def make_decoder(
-    plan: EnginePlan, config: ModelConfig, ops: Ops, device: torch.device, place: RankPlace
-) -> Decoder:
+def make_decoder(plan: EnginePlan, config: ModelConfig, ops: Ops, device: torch.device, place: RankPlace) -> Decoder:
     """Make a rank's part of the model, without numbers yet."""
     return Decoder(
         config,
@@ -82,9 +80,7 @@ def make_decoder(
     )
 
 
-def make_runner(
-    plan: EnginePlan, decoder: Decoder, sums: GroupSums | None, links: StageLinks | None = None
-) -> Runner:
+def make_runner(plan: EnginePlan, decoder: Decoder, sums: GroupSums | None, links: StageLinks | None = None) -> Runner:
     """Make the cache of a loaded model and its runner. Packs the weights.
 
     `sums`: of the ranks that share each layer; `links`: to a pipeline's other stages.

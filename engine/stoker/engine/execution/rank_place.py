@@ -40,9 +40,7 @@ def rank_of(stage: int, place: int, tensor: int, pipeline: int) -> int:
     return (pipeline - 1 - stage) * tensor + place
 
 
-def place_of(
-    plan: EnginePlan, config: ModelConfig, world: ProcessGroup | None, device: torch.device
-) -> RankPlace:
+def place_of(plan: EnginePlan, config: ModelConfig, world: ProcessGroup | None, device: torch.device) -> RankPlace:
     """Make the groups of a rank and connect it. Called by all ranks together."""
     if plan.pipeline == 1 or world is None:
         return RankPlace(range(config.num_layers), world, None)
@@ -86,9 +84,7 @@ def make_groups(plan: EnginePlan, world: ProcessGroup) -> tuple[list[ProcessGrou
         for stage in range(pipeline)
     ]
     edges = {
-        (stage, place): group(
-            [rank_of(one, place, tensor, pipeline) for one in (stage, (stage + 1) % pipeline)]
-        )
+        (stage, place): group([rank_of(one, place, tensor, pipeline) for one in (stage, (stage + 1) % pipeline)])
         for stage in range(pipeline)
         for place in range(tensor)
     }

@@ -178,9 +178,7 @@ class Runner:
         except Exception as error:
             raise ExecutorLost(f"stage {links.stage} fails in step {step.number}: {error}") from error
 
-    def _pass_on(
-        self, step: StepInput, rows: StepRows, stream_2TD: Tensor | None, links: StageLinks
-    ) -> LaunchedStep:
+    def _pass_on(self, step: StepInput, rows: StepRows, stream_2TD: Tensor | None, links: StageLinks) -> LaunchedStep:
         """Compute a stage that does not sample and send its rows on."""
         shape = self._shape(step, rows)
         if self.graphs is None or shape is None:

@@ -22,9 +22,9 @@ import torch.distributed as dist
 
 from stoker.engine.errors import ExecutorLost
 from stoker.engine.execution.executor import RankState
+from stoker.engine.execution.launched_step import LaunchedStep
 from stoker.engine.execution.load import BesideWeights, LoadRunner, Progress, capture_first, load_runner
 from stoker.engine.execution.pass_shape import PassShape
-from stoker.engine.execution.launched_step import LaunchedStep
 from stoker.engine.execution.runner import Runner
 from stoker.engine.execution.step import StepInput, StepOutput, StepTrace
 from stoker.engine.plan import EnginePlan

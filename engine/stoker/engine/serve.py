@@ -180,7 +180,9 @@ def engine_config(arguments: argparse.Namespace, model: str | None = None) -> di
             or None,
             "role": arguments.role,
             "transfer": _given({"listen": arguments.transfer_listen, "key_file": arguments.transfer_key_file}),
-            "parallelism": _given({name: getattr(arguments, name) for name in ("tensor", "pipeline", "expert", "data")}),
+            "parallelism": _given(
+                {name: getattr(arguments, name) for name in ("tensor", "pipeline", "expert", "data")}
+            ),
         }
     )
 

@@ -9,6 +9,7 @@ import pytest
 
 from stoker.engine.core.engine import LLMEngine
 from stoker.engine.ranks.executor import Ranks
+from testing.engine.poisoned import check_a_bad_request_alone_fails
 from testing.engine.rank_engines import Answers, answers, beside, closed, saved, started, tokens_of
 
 
@@ -29,6 +30,7 @@ def test_experts_over_tensor_ranks_of_two_stages_equal_one_rank(folder: Path) ->
         flying = beside(engine, overlap=True, stages=2, num_blocks=24)
         assert answers(flying) == found
         assert flying.scheduler.num_preemptions > 0
+        check_a_bad_request_alone_fails(beside(engine, stages=2))
     finally:
         closed(engine)
 

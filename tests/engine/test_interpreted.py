@@ -134,10 +134,10 @@ def check_engine(architecture: str) -> None:
     answers = []
     grammars = GrammarCompiler(tokenizer_json(), VOCAB, (2,))
     words = replace(PARAMS[1], grammar=OutputGrammar.regex("[ab]{2}x"), bad_sequences=((3, 4),))
-    for kernels, stages in (("reference", 1), ("fused", 1), ("fused", 2)):
-        blocks, overlap = BlockManager(TINY["num_blocks"], TINY["block_size"]), kernels == "fused"
+    for ops, stages in ((Ops("reference"), 1), (Ops("fused"), 1), (Ops("fused"), 2)):
+        blocks, overlap = BlockManager(TINY["num_blocks"], TINY["block_size"]), ops.kernels == "fused"
 
-        def make_stage(layers: range | None, links: StageLinks | None, ops: Ops = Ops(kernels)) -> Runner:  # noqa: B008
+        def make_stage(layers: range | None, links: StageLinks | None, ops: Ops = ops) -> Runner:
             return runner_of(decoder_of(twin, ops, layers=layers), graphs=lambda body: body, links=links, **TINY)
 
         if stages == 1:
@@ -169,7 +169,7 @@ def check_engine(architecture: str) -> None:
                     capture(shape)
         assert all(delta.error is None for delta in deltas), [delta.error for delta in deltas]
         answers.append(tokens_of(deltas))
-        if kernels == "fused":
+        if overlap:
             assert runner.graphs is not None
             assert {bool(shape.prompts) for shape in runner.graphs.graphs} == {True, False}
     assert answers[0] == answers[1] == answers[2]

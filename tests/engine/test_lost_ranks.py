@@ -53,8 +53,9 @@ def finish(engine: LLMEngine) -> None:
         engine.step()
 
 
-def test_a_killed_rank_ends_the_step_under_way(start_two: StartTwo) -> None:
-    engine, workers = start_two()
+@pytest.mark.parametrize("parallelism", [{"tensor": 2}, {"pipeline": 2}], ids=["tensor", "pipeline"])
+def test_a_killed_rank_ends_the_step_under_way(start_two: StartTwo, parallelism: dict[str, int]) -> None:
+    engine, workers = start_two(**parallelism)
     engine.add_request("a", [3, 4], LONG)
     engine.step()
     workers.processes[1].send_signal(signal.SIGKILL)

@@ -12,6 +12,7 @@ import transformers
 from stoker.engine.core.engine import LLMEngine
 from stoker.engine.ranks.executor import Ranks
 from stoker.engine.sampling import SamplingParams
+from testing.engine.poisoned import check_a_bad_request_alone_fails
 from testing.engine.rank_engines import Answers, answers, beside, closed, saved, started
 from tests.engine.conftest import SHAPE
 
@@ -71,6 +72,12 @@ def test_a_seat_taken_again_does_not_get_the_tokens_of_the_one_before(
         for number in range(6):
             flying.abort_request(f"gone-{turn}-{number}")
         assert answers(flying, turn=f"-{turn}") == one_rank
+
+
+def test_a_bad_request_alone_fails(three_stages: LLMEngine) -> None:
+    """The last stage cannot sample it: the step is computed again without it, and those behind it, too."""
+    for overlap in (False, True):
+        check_a_bad_request_alone_fails(beside(three_stages, overlap=overlap, stages=3))
 
 
 def test_ranks_of_all_stages_are_counted(three_stages: LLMEngine) -> None:

@@ -8,7 +8,7 @@ Called by `load` on every rank; making groups is collective.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -77,7 +77,8 @@ def make_groups(plan: EnginePlan, world: ProcessGroup) -> tuple[list[ProcessGrou
 
     def group(ranks: list[int]) -> ProcessGroup:
         options = world._get_backend(torch.device("cpu")).options if plan.device == "cpu" else None
-        return dist.new_group(sorted(ranks), pg_options=options)
+        made = dist.new_group(sorted(ranks), pg_options=options)
+        return cast("ProcessGroup", made)  # at ranks outside it is a mark that is never used
 
     shared: list[ProcessGroup | None] = [
         group([rank_of(stage, place, tensor, pipeline) for place in range(tensor)]) if tensor > 1 else None

@@ -161,7 +161,10 @@ class Runner:
     # A stage of a pipeline.
 
     def _launch_stage(self, step: StepInput, rows: StepRows, links: StageLinks) -> LaunchedStep:
-        """Launch a stage's part of a step. Whatever fails in it ends the replica: other stages wait for its rows."""
+        """Launch a stage's part of a step.
+
+        What fails before the last stage ends the replica: other stages wait for its rows.
+        """
         try:
             for write in links.begin(rows, step.openings):
                 self._write_tokens(write)
@@ -169,14 +172,22 @@ class Runner:
             stream_2TD = links.receive(rows.num_tokens)
             if not links.is_last:
                 return self._pass_on(step, rows, stream_2TD, links)
-            launched = self._compute(step, rows, stream_2TD)
-            if step.sample_seats:
-                links.send_tokens(self._sampled_tokens(rows))
-            return launched
         except ExecutorLost:
             raise
         except Exception as error:
             raise ExecutorLost(f"stage {links.stage} fails in step {step.number}: {error}") from error
+        return self._end_pipeline(step, rows, stream_2TD, links)
+
+    def _end_pipeline(
+        self, step: StepInput, rows: StepRows, stream_2TD: Tensor | None, links: StageLinks
+    ) -> LaunchedStep:
+        """Compute the last stage. After an error, too, the first one gets tokens, so that all can compute another
+        step."""
+        try:
+            return self._compute(step, rows, stream_2TD)
+        finally:
+            if step.sample_seats:
+                links.send_tokens(self._sampled_tokens(rows))
 
     def _pass_on(self, step: StepInput, rows: StepRows, stream_2TD: Tensor | None, links: StageLinks) -> LaunchedStep:
         """Compute a stage that does not sample and send its rows on."""

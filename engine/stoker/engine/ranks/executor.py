@@ -28,7 +28,7 @@ from stoker.engine.execution.pass_shape import PassShape
 from stoker.engine.execution.runner import Runner
 from stoker.engine.execution.step import StepInput, StepOutput, StepTrace
 from stoker.engine.plan import EnginePlan
-from stoker.engine.ranks.failures import StepFailure
+from stoker.engine.ranks.failures import StepFailure, StepFailures
 from stoker.engine.ranks.rendezvous import MeetingPoint
 from stoker.engine.ranks.wire import Capture, Setup, Step
 from stoker.engine.ranks.workers import POLL_S, STOP_S, Workers
@@ -85,6 +85,7 @@ class Ranks:
         self._submitted = 0
         """Steps since the start."""
         workers.on_lost = self._abort
+        workers.failures = StepFailures(plan.tensor)  # what requests do to a step shows in a pipeline's last stage
         self._loaded: Runner | None = None
         try:
             self._runner = self._load(progress, beside_weights)

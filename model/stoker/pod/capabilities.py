@@ -163,7 +163,7 @@ Blocks travel between engines of one rank, on the CPU, and land in the prefix ca
 """
 
 BESIDE_PODS: Mapping[str, Mapping[str, Row]] = {
-    "InferenceDeployment": {"pools[].parallelism.data": only(1)},
+    "InferenceDeployment": {"pools[].parallelism.data": only(1), "pools[].parallelism.pipeline": only(1)},
     "EnginePool": {"revisions[].template.role": only("colocated")},
 }
 """Kind -> rows of its pools or revisions with several pods in a replica, beside those above.

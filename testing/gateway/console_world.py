@@ -220,9 +220,17 @@ def deployment(found: World, start: datetime, name: str = "chat") -> Object:
             {"name": "r6", "share": 0, "createdAt": time_at(start, 35), "checkpoint": _served(800)},
         ],
         pools=[{"name": "main", "role": "colocated", "enginePool": f"{name}-main", "replicas": 2, "ready": 2,
-                "updated": 2, "decisions": DECISIONS}],
+                "updated": 2, "decisions": DECISIONS, "lastStart": LAST_START}],
         router={"replicas": 1, "ready": 1},
     )  # fmt: skip
+
+
+LAST_START = {
+    "engine": "chat-main-1",
+    "createdAt": "2026-01-01T00:00:00Z",
+    "seconds": 18,
+    "parts": {"load": 9, "pull": 5, "schedule": 0, "ready": 4},
+}
 
 
 def _served(step: int) -> Mapping[str, Any]:

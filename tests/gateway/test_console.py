@@ -261,6 +261,7 @@ def test_a_deployment_shows_its_load_rolls_back_and_chats(console: Stage) -> Non
         await page.get_by_role("link", name="chat").click()
         await shows(page, "tr", "42 %")
         await shows(page, ".facts", "Answers since start")
+        await shows(page, "tr", "18 s (pull 5 s, load 9 s, ready 4 s)")
         await page.wait_for_function(  # two answers are needed for a rate
             "() => [...document.querySelectorAll('.facts div')]"
             ".some(one => one.innerText.includes('Requests per second') && /\\d/.test(one.innerText))"

@@ -75,6 +75,9 @@ def test_pools_revisions_and_the_load_of_each_engine(tell: Tell) -> None:
         shown = (await found.client.get(CHAT)).json()
         assert [(one["name"], one["share"]) for one in shown["revisions"]] == [("r7", 100), ("r6", 0)]
         assert (shown["pools"][0]["ready"], shown["models"], shown["current_revision"]) == (2, ["chat"], "r7")
+        start = shown["pools"][0]["last_start"]
+        assert (start["engine"], start["seconds"]) == ("chat-main-1", 18)
+        assert list(start["parts"].items()) == [("schedule", 0), ("pull", 5), ("load", 9), ("ready", 4)]
 
     tell(story, sockets=True)
 

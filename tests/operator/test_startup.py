@@ -1,4 +1,4 @@
-"""The start of an attempt in its parts: they add up, whatever the clocks say, and reach status and metrics."""
+"""The starts of attempts and engines in their parts: they add up, whatever the clocks say, and reach the status."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic.alias_generators import to_camel
 
+from stoker.operator.api.enginepool import StartParts
 from stoker.operator.domain.plan import Object
-from stoker.operator.domain.startup import PARTS, broken_down
+from stoker.operator.domain.startup import ENGINE_PARTS, PARTS, broken_down, engine_start
+from testing.operator.serving_world import CHAT, POOL, Serving
 from testing.operator.simulated_cluster import START
 from testing.operator.training_world import JOB, Run
 
@@ -85,3 +88,94 @@ def test_the_status_shows_the_parts_once_the_first_step_is_done() -> None:
     assert run.status["attempt"]["startup"] == found, "written once"
     assert run.cluster.plan(JOB).empty
     assert START.tzinfo is UTC
+
+
+@given(
+    st.none() | st.integers(-5, 100),
+    st.integers(-5, 300),
+    st.dictionaries(st.sampled_from([*ENGINE_PARTS, "Dreaming"]), st.floats(-1, 500)),
+    st.integers(-5, 2000),
+)
+def test_the_parts_of_an_engine_add_up_to_the_last_moment(
+    scheduled: int | None, started: int, reported: dict[str, float], ready: int
+) -> None:
+    found = engine_start(START, None if scheduled is None else at(scheduled), at(started), reported, at(ready))
+    assert all(seconds >= 0 for seconds in found.values())
+    last = started + sum(max(took_s, 0.0) for name, took_s in _until_known(reported))
+    assert abs(sum(found.values()) - max([0, scheduled or 0, started, last, ready])) <= 1, "whole seconds"
+    assert found.keys() <= set(StartParts.model_fields)
+
+
+def _until_known(reported: dict[str, float]) -> list[tuple[str, float]]:
+    """The parts until the last one that has a name: what follows is in `ready`."""
+    names = list(reported)
+    known = [place for place, name in enumerate(names) if name in ENGINE_PARTS]
+    return list(reported.items())[: known[-1] + 1 if known else 0]
+
+
+PARTS_OF_AN_ENGINE = {
+    "Importing": 2.4,
+    "Planning": 0.3,
+    "LoadingWeights": 5.0,
+    "AllocatingCache": 0.1,
+    "CompilingKernels": 1.5,
+    "CapturingGraphs": 2.2,
+    "Warming": 0.5,
+}
+
+
+def become_ready(serving: Serving, pod: Object, *, after_s: float) -> None:
+    created = serving.cluster.now
+    pod["metadata"]["creationTimestamp"] = created.strftime("%Y-%m-%dT%H:%M:%SZ")
+    serving.cluster.advance(after_s)
+    serving.cluster.run(pod)
+    moments = {"PodScheduled": 1, "Ready": after_s}
+    pod["status"]["conditions"] = [
+        {"type": kind, "status": "True", "lastTransitionTime": (created + timedelta(seconds=moment)).isoformat()}
+        for kind, moment in moments.items()
+    ]
+    running = {"running": {"startedAt": (created + timedelta(seconds=4)).isoformat()}}
+    pod["status"]["containerStatuses"] = [{"name": "main", "state": running}]
+
+
+def test_a_pool_shows_the_start_of_its_newest_replica_and_its_deployment_too() -> None:
+    serving = Serving(replicas=2)
+    serving.checkpoint(10)
+    serving.cluster.settle()
+    first, second = serving.engines()
+    become_ready(serving, first, after_s=18)
+    serving.cluster.settle()
+    assert "lastStart" not in serving.pool_status, "the engine has not told its parts"
+    serving.cluster.report(first, {"phase": "Serving", "startup_s": PARTS_OF_AN_ENGINE})
+    serving.cluster.settle()
+    expected = {
+        "schedule": 1,
+        "pull": 3,
+        "start": 2,
+        "plan": 0,
+        "load": 5,
+        "cache": 0,
+        "kernels": 2,
+        "graphs": 2,
+        "warm": 1,
+        "ready": 2,
+    }
+    found = serving.pool_status["lastStart"]
+    assert found["createdAt"] == "2026-01-01T00:00:00Z"
+    assert (found["engine"], found["seconds"], found["parts"]) == (first["metadata"]["name"], 18, expected)
+    assert serving.status["pools"][0]["lastStart"] == found
+    serving.cluster.report(first, {"phase": "Serving", "startup_s": {**PARTS_OF_AN_ENGINE, "Warming": 99.0}})
+    serving.cluster.settle()
+    assert serving.pool_status["lastStart"] == found, "written once"
+    become_ready(serving, second, after_s=30)
+    serving.cluster.report(second, {"phase": "Serving", "startup_s": PARTS_OF_AN_ENGINE})
+    serving.cluster.settle()
+    assert serving.pool_status["lastStart"]["engine"] == second["metadata"]["name"]
+    assert serving.pool_status["lastStart"]["seconds"] == 30
+    assert serving.cluster.plan(POOL).empty
+    assert serving.cluster.plan(CHAT).empty
+
+
+def test_every_part_has_its_field() -> None:
+    assert {*ENGINE_PARTS.values(), "schedule", "pull", "ready"} == set(StartParts.model_fields)
+    assert all(to_camel(name) == name for name in StartParts.model_fields)

@@ -64,9 +64,11 @@ def test_the_metrics_show_starts_and_stragglers_by_job() -> None:
         silence_s={},
         nodes=NodeCounts(silent=0, in_outage=0, outages=0),
         starts={key: {"pull": 26, "firstStep": 4}},
+        engine_starts={Key("EnginePool", "team", "chat-main"): {"load": 5}},
         stragglers={key: 2},
     )
     metrics.watch(lambda: state)
     text = generate_latest(metrics.registry).decode()
     assert 'stoker_operator_trainingjob_startup_seconds{name="run",namespace="team",part="pull"} 26.0' in text
+    assert 'stoker_operator_enginepool_startup_seconds{name="chat-main",namespace="team",part="load"} 5.0' in text
     assert 'stoker_operator_trainingjob_stragglers{name="run",namespace="team"} 2.0' in text

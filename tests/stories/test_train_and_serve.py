@@ -37,12 +37,22 @@ def test_two_ranks_train_a_model_that_is_served_from_its_newest_verified_checkpo
     assert cluster.status("InferenceDeployment", "teller")["currentCheckpoint"]["step"] == 60
     configs = [json.loads(found["data"]["config.json"]) for found in cluster.all("ConfigMap", role="engine")]
     assert {found["parallelism"]["tensor"] for found in configs} == {2}
+    _tells_where_the_start_of_its_engine_went(cluster)
     with httpx.Client(base_url=cluster.url("teller"), timeout=30) as client:
         assert [found["id"] for found in client.get("/v1/models").json()["data"]] == ["teller"]
         body = {"model": "teller", "prompt": "Then the fire met", "max_tokens": 24, "temperature": 0}
         answer = client.post("/v1/completions", json=body).json()
     assert answer["usage"]["completion_tokens"] == 24
     assert "met" in answer["choices"][0]["text"]
+
+
+def _tells_where_the_start_of_its_engine_went(cluster: StoryCluster) -> None:
+    found = cluster.wait(
+        "InferenceDeployment", "teller", lambda it: it["status"]["pools"][0].get("lastStart"), "the parts of a start"
+    )
+    start = found["status"]["pools"][0]["lastStart"]
+    assert {"start", "ranks", "warm", "ready"} <= start["parts"].keys(), start
+    assert sum(start["parts"].values()) == start["seconds"]
 
 
 def _plots_the_whole_run_after_its_end(cluster: StoryCluster) -> None:

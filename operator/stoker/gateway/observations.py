@@ -89,6 +89,15 @@ class ScalingDecision(BaseModel):
     inputs: dict[str, str]
 
 
+class ReplicaStart(BaseModel):
+    """Start of a replica, from the creation of its pods until it was ready."""
+
+    engine: str
+    created_at: str | None
+    seconds: int
+    parts: dict[str, int] = Field(description="Seconds of each part in their order; they add up to `seconds`")
+
+
 class PoolState(BaseModel):
     """One pool of a deployment."""
 
@@ -98,6 +107,7 @@ class PoolState(BaseModel):
     ready: int
     updated: int
     message: str
+    last_start: ReplicaStart | None = Field(default=None, description="Of the newest replica that became ready")
     decisions: list[ScalingDecision] = Field(default=[], description="Of the autoscaler, newest first")
 
 

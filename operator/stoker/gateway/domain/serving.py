@@ -14,6 +14,7 @@ from stoker.gateway.observations import (
     EngineLoad,
     EngineState,
     PoolState,
+    ReplicaStart,
     RevisionState,
     RolloutState,
     ScalingDecision,
@@ -22,6 +23,10 @@ from stoker.gateway.observations import (
 from stoker.gateway.problem import Problem
 
 Object = Mapping[str, Any]
+START_PARTS = (
+    "schedule", "pull", "start", "plan", "fetch", "ranks", "load", "cache", "kernels", "graphs", "warm", "ready",
+)  # fmt: skip
+"""Parts of an engine's start in their order; an API server keeps none."""
 Samples = Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
 
 
@@ -35,10 +40,23 @@ def pool_states(status: Object) -> list[PoolState]:
             ready=pool.get("ready") or 0,
             updated=pool.get("updated") or 0,
             message=str(pool.get("message") or ""),
+            last_start=_start(pool.get("lastStart")),
             decisions=[_decision(one) for one in _newest_first(pool.get("decisions") or ())],
         )
         for pool in status.get("pools") or ()
     ]
+
+
+def _start(found: Object | None) -> ReplicaStart | None:
+    if not found:
+        return None
+    parts = dict(found.get("parts") or {})
+    return ReplicaStart(
+        engine=str(found.get("engine") or ""),
+        created_at=found.get("createdAt"),
+        seconds=found.get("seconds") or 0,
+        parts={name: parts[name] for name in START_PARTS if name in parts},
+    )
 
 
 def _newest_first(decisions: Sequence[Object]) -> list[Object]:

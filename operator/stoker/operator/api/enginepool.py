@@ -110,6 +110,47 @@ class RevisionReplicas(Value):
     ready: Int32 = 0
 
 
+class StartParts(Value):
+    """Parts of a start in seconds, from the creation of the pods until all were ready; they add up to it.
+
+    A part whose end is not known is in the next one.
+    """
+
+    schedule: Int32 | None = None
+    """Until the last pod had its node."""
+    pull: Int32 | None = None
+    """Until the last container ran: images, volumes, sandboxes."""
+    start: Int32 | None = None
+    """Interpreter and imports."""
+    plan: Int32 | None = None
+    """Configuration, memory, blocks."""
+    fetch: Int32 | None = None
+    """Model from its URI."""
+    ranks: Int32 | None = None
+    """Further ranks of the replica."""
+    load: Int32 | None = None
+    """Weights."""
+    cache: Int32 | None = None
+    kernels: Int32 | None = None
+    """Kernels compiled or read from their cache."""
+    graphs: Int32 | None = None
+    """CUDA graphs captured."""
+    warm: Int32 | None = None
+    """First step."""
+    ready: Int32 | None = None
+    """Until the probes of every pod had passed."""
+
+
+class ReplicaStart(Value):
+    """Start of a replica."""
+
+    engine: ForeignName
+    uid: Uid | None = None
+    created_at: Time
+    seconds: Int32 = 0
+    parts: StartParts = StartParts()
+
+
 PoolPhase = Literal["Pending", "Starting", "Serving", "Updating", "Scaling", "Degraded", "ScaledToZero", "Failed"]
 
 
@@ -131,6 +172,8 @@ class EnginePoolStatus(EditableStatus):
     """Engines that ended by themselves since all replicas were last ready."""
     last_failure: Text | None = None
     retry_at: Time | None = None
+    last_start: ReplicaStart | None = None
+    """Start of the newest replica that has become ready."""
 
 
 class EnginePool(Resource):

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from stoker.operator.api.engine_settings import EngineSettings
+from stoker.operator.api.enginepool import ReplicaStart
 from stoker.operator.api.metadata import EditableStatus, JobRef, LocalRef, Resource
 from stoker.operator.api.pod_fields import SmallPod
 from stoker.operator.api.pool import Pool, Role
@@ -27,6 +28,7 @@ from stoker.operator.api.value import (
     Time,
     Uid,
     Value,
+    described_elsewhere,
     exactly_one,
     list_map,
     rule,
@@ -287,6 +289,8 @@ class PoolSummary(Value):
     ready: Int32 = 0
     updated: Int32 = 0
     message: Text | None = None
+    last_start: Annotated[ReplicaStart | None, Field(json_schema_extra=described_elsewhere())] = None
+    """Start of the newest replica, as in the EnginePool."""
     decisions: Annotated[tuple[ScalingDecision, ...], Field(max_length=20, json_schema_extra=ATOMIC)] = ()
     """The autoscaler's last changes of the pool, and when it began to be kept from one."""
 

@@ -100,10 +100,17 @@ def exit_of(pod: Object) -> PodExit:
 
 def scheduled_at(pod: Object) -> datetime | None:
     """Time at which the pod got its node; None before, and where the cluster reports none."""
-    for condition in pod.get("status", {}).get("conditions", ()):
-        if condition["type"] == "PodScheduled" and condition["status"] == "True":
-            return _time(condition.get("lastTransitionTime"))
-    return None
+    return _since(pod, "PodScheduled")
+
+
+def ready_at(pod: Object) -> datetime | None:
+    """Time since which the pod is ready; None while it is not, and where the cluster reports none."""
+    return _since(pod, "Ready")
+
+
+def created_at(pod: Object) -> datetime | None:
+    """Time of the pod's creation by the cluster's clock."""
+    return _time(pod["metadata"].get("creationTimestamp"))
 
 
 def started_at(pod: Object) -> datetime | None:
@@ -156,6 +163,13 @@ def ref_of(item: Object) -> Ref:
 def label(item: Object, name: str) -> str:
     """The value of one of our labels (`labels.ROLE`); empty when it is absent."""
     return str(item["metadata"].get("labels", {}).get(name, ""))
+
+
+def _since(pod: Object, kind: str) -> datetime | None:
+    for condition in pod.get("status", {}).get("conditions", ()):
+        if condition["type"] == kind and condition["status"] == "True":
+            return _time(condition.get("lastTransitionTime"))
+    return None
 
 
 def _time(text: str | None) -> datetime | None:

@@ -77,11 +77,13 @@ class OperatorState:
         nodes: NodeCounts,
         jobs: Mapping[Key, Mapping[str, int]] | None = None,
         starts: Mapping[Key, Mapping[str, int]] | None = None,
+        engine_starts: Mapping[Key, Mapping[str, int]] | None = None,
         stragglers: Mapping[Key, int] | None = None,
         pools: Sequence[PoolReview] = (),
     ) -> None:
         """`jobs`: seconds of each TrainingJob by the state of its goodput ledger. `starts`: seconds of each part of the
-        start of its newest attempt. `stragglers`: their number, of jobs that have some. `pools`: their newest reviews.
+        start of its newest attempt. `engine_starts`: the same of the newest replica of each EnginePool. `stragglers`:
+        their number, of jobs that have some. `pools`: their newest reviews.
         """
         self.queue = queue
         self.delayed = delayed
@@ -91,6 +93,7 @@ class OperatorState:
         self.nodes = nodes
         self.jobs = jobs or {}
         self.starts = starts or {}
+        self.engine_starts = engine_starts or {}
         self.stragglers = stragglers or {}
         self.pools = pools
 
@@ -127,11 +130,13 @@ class _AtWork(Collector):
         for kind, seconds in sorted(now.silence_s.items()):
             silence.add_metric([kind], seconds)
         yield silence
-        yield _job_seconds(
+        yield _seconds_by(
             "trainingjob_seconds", "Seconds of a TrainingJob by what they were spent on", "state", now.jobs
         )
         text = "Seconds from the opening of the newest attempt of a TrainingJob to its first step, by part"
-        yield _job_seconds("trainingjob_startup_seconds", text, "part", now.starts)
+        yield _seconds_by("trainingjob_startup_seconds", text, "part", now.starts)
+        text = "Seconds from the creation of the newest replica of an EnginePool until it was ready, by part"
+        yield _seconds_by("enginepool_startup_seconds", text, "part", now.engine_starts)
         yield _stragglers(now.stragglers)
         yield from _pool_figures(now.pools)
 
@@ -139,11 +144,11 @@ class _AtWork(Collector):
         return []
 
 
-def _job_seconds(name: str, text: str, label: str, jobs: Mapping[Key, Mapping[str, int]]) -> Metric:
-    """Seconds of each job by one label; they add up to a whole."""
+def _seconds_by(name: str, text: str, label: str, found_s: Mapping[Key, Mapping[str, int]]) -> Metric:
+    """Seconds of each resource by one label; they add up to a whole."""
     labels = ["namespace", "name", label]
     found = GaugeMetricFamily(f"stoker_operator_{name}", f"{text}; they add up", labels=labels)
-    for key, seconds in sorted(jobs.items()):
+    for key, seconds in sorted(found_s.items()):
         for part, value in seconds.items():
             found.add_metric([key.namespace, key.name, part], value)
     return found

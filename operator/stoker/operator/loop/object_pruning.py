@@ -21,9 +21,12 @@ _POD_SPEC = ("nodeName", "priority", "schedulingGates", "subdomain")
 _POD_STATUS = ("phase", "reason", "message", "podIP")
 _POD_CONDITION = ("type", "status", "reason", "message")
 _TIMED_CONDITION = (*_POD_CONDITION, "lastTransitionTime")
-_TIMED: Mapping[str, tuple[str, ...]] = {PodRole.ENGINE: ("Ready",), PodRole.TRAINER: ("PodScheduled",)}
-"""Conditions whose time is kept: the autoscaler counts with the time until engines are ready, and the start of an
-attempt is shown in its parts."""
+_TIMED: Mapping[str, tuple[str, ...]] = {
+    PodRole.ENGINE: ("Ready", "PodScheduled"),
+    PodRole.TRAINER: ("PodScheduled",),
+}
+"""Conditions whose time is kept: the autoscaler counts with the time until engines are ready, and starts are shown in
+their parts."""
 _NODE_CONDITION = ("type", "status")
 _NODE_LABELS = (ZONE,)
 _METADATA = ("managedFields", "selfLink")
@@ -81,7 +84,7 @@ def _pod(pod: Mapping[str, Any]) -> dict[str, Any]:
             ]
         for name in ("initContainerStatuses", "containerStatuses"):
             if name in pod["status"]:
-                status[name] = [_container(found, timed=role == PodRole.TRAINER) for found in pod["status"][name]]
+                status[name] = [_container(found, timed=role in _TIMED) for found in pod["status"][name]]
         parts["status"] = status
     return parts
 

@@ -222,6 +222,7 @@ class Operator:
             nodes=self.nodes.counts,
             jobs=self._job_seconds(),
             starts=self._starts(),
+            engine_starts=self._engine_starts(),
             stragglers=self._stragglers(),
             pools=tuple(self.loads.inputs()),
         )
@@ -234,6 +235,12 @@ class Operator:
     def _starts(self) -> dict[Key, dict[str, int]]:
         attempts = {key: status.get("attempt") or {} for key, status in self._job_statuses().items()}
         return {key: attempt["startup"] for key, attempt in attempts.items() if attempt.get("startup")}
+
+    def _engine_starts(self) -> dict[Key, dict[str, int]]:
+        starts = {
+            key_of(pool): (pool.get("status") or {}).get("lastStart") for pool in self.store.of_kind("EnginePool")
+        }
+        return {key: start["parts"] for key, start in starts.items() if start}
 
     def _stragglers(self) -> dict[Key, int]:
         return {key: len(late) for key, status in self._job_statuses().items() if (late := status.get("stragglers"))}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from stoker.operator.api.enginepool import EngineStatus, PoolPhase, RevisionReplicas
+from stoker.operator.api.enginepool import EngineStatus, PoolPhase, ReplicaStart, RevisionReplicas
 from stoker.operator.reconcile.outcome import Outcome
 
 
@@ -44,4 +44,5 @@ class PoolFields(TypedDict):
     failures: int
     last_failure: str | None
     retry_at: str | None
+    last_start: ReplicaStart | None
     accepted_spec: dict[str, Any] | None

@@ -14,6 +14,7 @@ from stoker.operator.domain.pods import ended, is_ready
 from stoker.operator.domain.text import shortened
 from stoker.operator.reconcile.enginepool.outcome import PoolFields, PoolOutcome
 from stoker.operator.reconcile.enginepool.replica import draining, is_leader, revision_of
+from stoker.operator.reconcile.enginepool.startup import last_start
 from stoker.operator.reconcile.enginepool.view import PoolView
 from stoker.operator.reconcile.intent import edit_conditions, edit_events
 from stoker.operator.reconcile.outcome import derive_plan
@@ -52,6 +53,7 @@ def _fields(view: PoolView, outcome: PoolOutcome) -> PoolFields:
         failures=outcome.failures.count,
         last_failure=outcome.failures.last,
         retry_at=outcome.failures.retry_at,
+        last_start=last_start(view),
         accepted_spec=dict(accepted) if accepted is not None else None,
     )
 

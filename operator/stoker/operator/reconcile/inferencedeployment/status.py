@@ -76,6 +76,7 @@ def _pool_summary(view: DeploymentView, pool: Pool) -> PoolSummary:
         ready=status.ready_replicas,
         updated=status.updated_replicas,
         message=status.message or refusal,
+        last_start=status.last_start,
         decisions=pool_decisions(view, pool),
     )
 

@@ -21,10 +21,9 @@ class EngineParallelism(Value):
 
     tensor: Degree = 1
     pipeline: Degree = 1
-    """Stages of neighbouring layers, each of `tensor` ranks; with podsPerReplica 1."""
     data: Degree = 1
     expert: Degree = 1
-    """Runs of whole experts over the tensor ranks: a divisor of `tensor`. 1: each of them has a slice of every one."""
+    """Runs of whole experts over the tensor ranks."""
 
 
 class Autoscaling(Value):

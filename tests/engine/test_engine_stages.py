@@ -1,4 +1,4 @@
-"""The cut of a model into an engine's stages: the weights of each, and the blocks of the cache that all have room for."""
+"""The cut of a model into an engine's stages: the weights of each, and the blocks that all have room for."""
 
 from __future__ import annotations
 

@@ -158,8 +158,9 @@ def check_engine(architecture: str) -> None:
         engine = LLMEngine(executor, scheduler, ModelLimits(VOCAB, MAX_LEN, (2,)), overlap=overlap)
         engine.grammars = grammars
         prompts = random_prompts(4, seed=4, shared=True)
-        for index, params in enumerate((PARAMS[1], PARAMS[3], PARAMS[4], words)):
-            engine.add_request(str(index), prompts[index][:17], replace(params, max_tokens=4))
+        requests = dict(enumerate((PARAMS[1], PARAMS[3], PARAMS[4], words)))
+        for index in requests if stages == 1 else (0, 3):  # interpreted programs are slow
+            engine.add_request(str(index), prompts[index][:17], replace(requests[index], max_tokens=4))
         deltas = []
         with torch.inference_mode():
             while engine.has_unfinished:
@@ -172,7 +173,8 @@ def check_engine(architecture: str) -> None:
         if overlap:
             assert runner.graphs is not None
             assert {bool(shape.prompts) for shape in runner.graphs.graphs} == {True, False}
-    assert answers[0] == answers[1] == answers[2]
+    assert answers[0] == answers[1]
+    assert answers[2] == {key: tokens for key, tokens in answers[0].items() if key[0] in "03"}
 
 
 def check_a_graph_that_another_rank_lacks() -> None:

@@ -91,6 +91,7 @@ def runner_of(
     budget: int,
     graphs: Any = True,
     links: StageLinks | None = None,
+    long_prompts: Any = None,
 ) -> Runner:
     weight = next(decoder.parameters())
     cache = KVCache(
@@ -110,6 +111,7 @@ def runner_of(
         attention="auto",
         graphs=graphs,
         links=links,
+        long_prompts=long_prompts,
     )
 
 

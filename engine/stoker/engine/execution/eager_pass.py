@@ -40,7 +40,7 @@ class EagerPass:
         self.halved = halved
         self.attends = [attend]
         if halved is not None:
-            self.attends.append(PagedAttend(model.ops, attend.attention, cache, attend.size))
+            self.attends.append(PagedAttend(model.ops, attend.attention, cache, attend.size, None, attend.prompts))
 
     def compute(self, rows: StepRows, stream_2TD: Tensor | None = None) -> Tensor:
         """Return hidden_TD, or of a pipeline's stage what `Decoder.stage` returns for the rows that entered it."""

@@ -75,7 +75,9 @@ class StagesHere:
         pass
 
 
-def local_stages(make_stage: Callable[[range, StageLinks], Runner], layers: list[range], **sizes: Any) -> StagesHere:
+def local_stages(
+    make_stage: Callable[[range, StageLinks], Runner], layers: list[range], device: str = "cpu", **sizes: Any
+) -> StagesHere:
     """Make a pipeline. `sizes`: of `StageLinks`."""
     last = len(layers) - 1
     edges, back = [LocalEdge() for _ in range(last)], LocalEdge()
@@ -86,7 +88,7 @@ def local_stages(make_stage: Callable[[range, StageLinks], Runner], layers: list
                 StageLinks(
                     stage,
                     len(layers),
-                    device=torch.device("cpu"),
+                    device=torch.device(device),
                     dtype=torch.float32,
                     before=edges[stage - 1] if stage else None,
                     behind=edges[stage] if stage < last else None,

@@ -89,3 +89,30 @@ def test_one_rank_without_runs_has_all() -> None:
     assert expert_share(None, None, 1) == (0, 1, 0, 1)
     with pytest.raises(ValueError, match=r"tensor parallel size: 1 cannot be cut into 2 parts: 1 % 2 = 1"):
         expert_share(None, None, 2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_parts_of_fused_kernels_add_up_also_from_a_graph(dtype: torch.dtype) -> None:
+    layer = whole_layer()
+    parts = [part_of(layer, run, 2, 0, 1).to("cuda", dtype) for run in range(2)]
+    whole = whole_layer().to("cuda", dtype)
+    for module in (whole, *parts):
+        module.ops = Ops("fused")
+    x_TD = torch.randn(24, layer.hidden, device="cuda").to(dtype)
+    tolerance = {"rtol": 1e-4, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    with torch.inference_mode():
+        expected_TD = whole.compute(x_TD)
+        torch.testing.assert_close(parts[0].compute(x_TD) + parts[1].compute(x_TD), expected_TD, **tolerance)
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(stream):
+            graph.capture_begin(capture_error_mode="thread_local")
+            total_TD = parts[0].compute(x_TD) + parts[1].compute(x_TD)
+            graph.capture_end()
+        torch.cuda.current_stream().wait_stream(stream)
+        x_TD.copy_(torch.randn_like(x_TD))
+        graph.replay()
+        torch.testing.assert_close(total_TD, whole.compute(x_TD), **tolerance)

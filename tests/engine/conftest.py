@@ -16,7 +16,6 @@ from stoker.engine.core.request_check import ModelLimits
 from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.execution.executor import Executor, InProcess
 from stoker.engine.execution.runner import Runner
-from stoker.engine.execution.stage_links import StageLinks
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.model.kernels.kernel_set import resolve_kernels
@@ -90,7 +89,7 @@ def runner_of(
     seats: int,
     budget: int,
     graphs: Any = True,
-    links: StageLinks | None = None,
+    links: Any = None,
     long_prompts: Any = None,
 ) -> Runner:
     weight = next(decoder.parameters())

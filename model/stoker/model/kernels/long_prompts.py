@@ -14,12 +14,12 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-FEWEST_PAIRS = 2**21
-"""Least work of a step for flash-attn-4: a prompt of 2,048 tokens. Below, our kernel takes less than 0.1 ms a layer
-with 32 heads, about what the copy of the keys and the further launches cost."""
+FEWEST_PAIRS = 2**22
+"""Least work of a step for flash-attn-4: a prompt of 2,900 tokens, or eight of 1,024. With 2**21 pairs of 32 heads it
+took as long as our kernel, 210 us a layer, with 2**22 248 instead of 305 us."""
 UNGRAPHED_PAIRS = 2**24
 """Least work for which a step that fits a graph runs without one, because graphs hold our kernel. With 32 layers of 32
-heads flash-attn-4 saves about 7 ms then (650 instead of 430 TFLOP/s), and the step is longer than its launches."""
+heads flash-attn-4 saves 5.8 ms then (615 instead of 440 TFLOP/s), and the step takes longer than its launches."""
 MOST_CHUNKS = 256
 """Chunks of one call: with more, flash-attn-4 compiles another kernel."""
 

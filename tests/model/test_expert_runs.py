@@ -101,11 +101,11 @@ def test_parts_of_fused_kernels_add_up_also_from_a_graph(dtype: torch.dtype) -> 
     for module in (whole, *parts):
         module.ops = Ops("fused")
     x_TD = torch.randn(24, layer.hidden, device="cuda").to(dtype)
-    tolerance = {"rtol": 1e-4, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    rtol, atol = (1e-4, 1e-5) if dtype is torch.float32 else (2e-2, 2e-2)
     with torch.inference_mode():
         expected_TD = whole.compute(x_TD)
-        torch.testing.assert_close(parts[0].compute(x_TD) + parts[1].compute(x_TD), expected_TD, **tolerance)
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        torch.testing.assert_close(parts[0].compute(x_TD) + parts[1].compute(x_TD), expected_TD, rtol=rtol, atol=atol)
+        stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(stream):
@@ -115,4 +115,4 @@ def test_parts_of_fused_kernels_add_up_also_from_a_graph(dtype: torch.dtype) -> 
         torch.cuda.current_stream().wait_stream(stream)
         x_TD.copy_(torch.randn_like(x_TD))
         graph.replay()
-        torch.testing.assert_close(total_TD, whole.compute(x_TD), **tolerance)
+        torch.testing.assert_close(total_TD, whole.compute(x_TD), rtol=rtol, atol=atol)

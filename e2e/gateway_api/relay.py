@@ -21,14 +21,17 @@ def own_address() -> str:
 
 
 @contextlib.contextmanager
-def relay(host: str, port: int) -> Iterator[tuple[str, int]]:
-    """Pass the bytes of connections on to `host:port`, both ways; yield the address to connect to."""
+def relay(host: str, port: int, sent: bytearray) -> Iterator[tuple[str, int]]:
+    """Pass the bytes of connections on to `host:port`, both ways; yield the address to connect to.
+
+    `sent` gets what goes there.
+    """
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
 
     async def start() -> asyncio.Server:
-        return await asyncio.start_server(lambda r, w: _serve(r, w, host, port), own_address(), 0)
+        return await asyncio.start_server(lambda r, w: _serve(r, w, host, port, sent), own_address(), 0)
 
     try:
         server = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
@@ -40,11 +43,14 @@ def relay(host: str, port: int) -> Iterator[tuple[str, int]]:
         loop.close()
 
 
-async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str, port: int) -> None:
+async def _serve(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str, port: int, sent: bytearray
+) -> None:
     """Serve one connection until either side ends it."""
     with contextlib.suppress(OSError):
         inner_reader, inner_writer = await asyncio.open_connection(host, port)
-        ways = [asyncio.create_task(_copy(reader, inner_writer)), asyncio.create_task(_copy(inner_reader, writer))]
+        there, back = _copy(reader, inner_writer, sent), _copy(inner_reader, writer, bytearray())
+        ways = [asyncio.create_task(there), asyncio.create_task(back)]
         await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         for way in ways:
             way.cancel()
@@ -53,8 +59,9 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hos
     writer.close()
 
 
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, copied: bytearray) -> None:
     while data := await reader.read(65536):
+        copied += data
         writer.write(data)
         await writer.drain()
 

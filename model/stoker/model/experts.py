@@ -20,6 +20,7 @@ from stoker.model.config import ModelConfig
 from stoker.model.expert_exchange import plan_exchange, return_rows, send_rows
 from stoker.model.group_sums import GroupSums
 from stoker.model.kernels.expert_rows import Routes, count_rows, sort_rows
+from stoker.model.kernels.expert_weights import ExpertWeights
 from stoker.model.kernels.ops import Ops
 from stoker.model.lora import AdaptedTensor, LoraAdapter, LoraSettings
 from stoker.model.parallel import Norm
@@ -90,11 +91,26 @@ class Experts(nn.Module):
 
     def forward(self, norm: Norm, x_tD: Tensor, attended_tD: Tensor, aux: Aux | None = None) -> tuple[Tensor, Tensor]:
         """Return (experts(norm(x + attended)), x + attended)."""
+        if self.group is None and self.is_alone(aux):
+            whole = self.ops.norm_experts(x_tD, attended_tD, norm.weight, norm.eps, self.weights)
+            if whole is not None:
+                return whole
         normed_tD, x_tD = norm.of_sum(x_tD, attended_tD)
         return self.compute(normed_tD, aux), x_tD
 
+    def is_alone(self, aux: Aux | None) -> bool:
+        """Whether only the result of this layer matters, and all rows are computed here."""
+        return aux is None and self.expert_group is None and not self.sequence_parallel
+
+    @property
+    def weights(self) -> ExpertWeights:
+        """The parameters as kernels take them, anew because they may have been replaced or gathered."""
+        return ExpertWeights(self.router, self.gate_up, self.down, self.num_choices, self.normalise, self.own.start)
+
     def compute(self, x_tD: Tensor, aux: Aux | None = None) -> Tensor:
         """Return the weighted sum of each token's experts, y_tD."""
+        if self.is_alone(aux) and (y_TD := self.ops.experts(x_tD, self.weights)) is not None:
+            return self.sums.begin(y_TD) if self.sums is not None else reduce_from_group(y_TD, self.group)
         # The router is computed on all tokens by each rank of tp, so its losses are those of the whole micro-batch.
         whole_TD = gather_tokens_of_whole(x_tD, self.group) if self.sequence_parallel else x_tD
         weights_TK, experts_TK = self.choose(whole_TD, aux)

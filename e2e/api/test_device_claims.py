@@ -103,7 +103,7 @@ def test_gangs_get_nodes_with_free_devices_and_wait_while_claims_hold_them(run: 
 
 def test_what_the_real_scheduler_allocated_is_counted_for_its_pods(tmp_path: Path) -> None:
     """Kubernetes' own controller makes the claims, its scheduler chooses the devices; no kubelet is needed for that."""
-    flags = ("--node-monitor-grace-period=30m",)  # nodes that nobody keeps alive
+    flags = ("--node-monitor-grace-period=30m",)  # no kubelet keeps these nodes alive
     with ControlPlane(tmp_path / "plane", "devices", controllers=True, scheduler=True, controller_flags=flags) as plane:
         asyncio.run(_count_what_was_allocated(Plane(plane)))
 

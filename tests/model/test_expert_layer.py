@@ -93,7 +93,7 @@ def check_layer(device: str, shape: Shape, dtype: torch.dtype, normalise: bool) 
     """Check both entries, for as many tokens as there are and pair by pair, and that a second call has equal bits."""
     from stoker.model.kernels.fused.expert_layer import MAX_PAIR_TOKENS
     from stoker.model.kernels.fused.expert_pairs import pair_products
-    from stoker.model.kernels.fused.expert_router import route_few, route_rows
+    from stoker.model.kernels.fused.expert_router import route_few, route_rows, route_whole
 
     torch.manual_seed(3)
     ops, weights = Ops("fused"), layer(shape, dtype, device, normalise)
@@ -101,7 +101,10 @@ def check_layer(device: str, shape: Shape, dtype: torch.dtype, normalise: bool) 
     norm = 1 + fresh(shape.hidden, dtype=dtype, device=device)
     choices = route_rows(x, weights)
     check_choice(choices.experts.long(), x, weights)
-    if shape.tokens <= 2 * MAX_PAIR_TOKENS:
+    whole_choices = route_whole(x, weights)
+    check_choice(whole_choices.experts.long(), x, weights)
+    close(whole_choices.weights, choices.weights, dtype)
+    if shape.tokens <= MAX_PAIR_TOKENS:
         choices = route_few(x, None, weights)[0]
         check_choice(choices.experts.long(), x, weights)
         close(pair_products(x, choices, weights), twin(x, weights, choices.experts.long()), dtype)

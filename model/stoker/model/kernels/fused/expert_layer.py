@@ -1,4 +1,4 @@
-"""A whole layer of experts for serving: choose, sort and multiply on the device, in two to six kernels.
+"""A whole layer of experts for serving: choose, sort and multiply on the device, in four or six kernels.
 
 Few tokens go pair by pair (`expert_pairs`), more go expert by expert (`expert_products`). Nothing waits for the device,
 so graphs hold all of it. Without gradient only; sums have a fixed order, but that order depends on the number of rows,

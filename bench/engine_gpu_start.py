@@ -1,14 +1,19 @@
-"""P9: the time from the start of the server's process to the first token of an answer.
+"""P9: the time from the start of the server's process to the first token of an answer, by what is compiled already.
 
 Llama-3.1-8B shape on one GPU, weights in the page cache.
 
     python -m bench.engine_gpu_start --folder /data/model --out DIR
-    python -m bench.engine_gpu_start --rounds 3
+    python -m bench.engine_gpu_start empty shipped filled both
+
+    empty     no kernels but those that the process compiles
+    shipped   the kernels of `stoker kernels build`, made by this bench first, and an empty cache of the user's
+    filled    no shipped kernels, the cache that `empty` left
+    both      shipped kernels, the cache that `empty` left
 
 Makes a folder of bfloat16 safetensors in `--folder` (16 GB of zeros; another folder with weights of its own may be
 named), reads it once, so that it is in the page cache, then starts `python -m stoker.engine` and asks for one streamed
-token as soon as it reports ready. The first round compiles kernels into an empty Triton cache, the others find them
-there. P9.json is written anew after each round. The last line is JSON: seconds, and the parts that `/status` reports.
+token as soon as it reports ready, then for answers of every kind. A row says which kernels were compiled until it was
+ready, and which by requests. P9.json is written anew after each row. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -35,39 +41,77 @@ from bench.random_model import shard_header, write_folder
 from stoker.model.weights.hugging_face import PlannedTensor
 
 SHAPES = {"8b": LLAMA31_8B, "0.6b": QWEN3_06B}
+NAMES = {"8b": "llama-3.1-8b", "0.6b": "qwen3-0.6b"}
+ROWS = ("empty", "shipped", "filled", "both")
+REQUESTS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0},
+    {"top_p": 0.9},
+    {"top_k": 5},
+    {"min_p": 0.1},
+    {"presence_penalty": 1, "frequency_penalty": 1},
+    {"repetition_penalty": 1.1, "top_p": 0.9},
+    {"logit_bias": {"3": 1}},
+    {"logprobs": 5},
+    {"min_tokens": 4, "stop_token_ids": [4]},
+    {"prompt": list(range(3, 603))},
+    {"prompt": [3 + i % 900 for i in range(4000)]},
+    {"prompt": [5]},
+)
+"""Requests of every kind: their kernels, too, are to be there."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="*", metavar="ROW", default=list(ROWS), help=", ".join(ROWS))
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir(), "stoker-start"))
+    parser.add_argument("--kernels", type=Path, help="folder that `stoker kernels build` has filled")
     parser.add_argument("--shape", choices=list(SHAPES), default="8b")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("bench/out"))
     parser.add_argument("--layers", type=int, help="fewer, to try the script out")
-    parser.add_argument("--limit-s", type=float, default=180.0, help="until the server of one round is ready")
+    parser.add_argument("--limit-s", type=float, default=180.0, help="until the server of one row is ready")
     arguments = parser.parse_args()
+    if unknown := set(arguments.rows) - set(ROWS):
+        parser.error(f"unknown rows {sorted(unknown)}; there are {', '.join(ROWS)}")
     arguments.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as work:
+        measure(arguments, Path(work))
+
+
+def measure(arguments: argparse.Namespace, work: Path) -> None:
+    results: dict[str, Any] = {}
+
+    def keep(name: str, result: Any) -> None:
+        results[name] = result
+        print(json.dumps({name: result}), flush=True)
+        (arguments.out / "P9.json").write_text(json.dumps(results, indent=1) + "\n")
+
+    kernels = arguments.kernels or work / "kernels"
+    if arguments.kernels is None and {"shipped", "both"} & set(arguments.rows):
+        keep("build", build_kernels(kernels, NAMES[arguments.shape]))
     if not arguments.folder.exists():
         make_folder(arguments.folder, arguments.shape, arguments.layers)
     for file in sorted(arguments.folder.glob("*.safetensors")):
         subprocess.run(["cat", str(file)], stdout=subprocess.DEVNULL, check=True)
-    results = []
-    with tempfile.TemporaryDirectory() as cache:
-        for number in range(arguments.rounds):
-            log = arguments.out / f"P9-{number}.log"
-            results.append(start_once(arguments.folder, arguments.device, Path(cache), log, arguments.limit_s))
-            print(json.dumps(results[-1]), flush=True)
-            (arguments.out / "P9.json").write_text(json.dumps(summary(results), indent=1) + "\n")
-    print(json.dumps(summary(results)))
+    for row in arguments.rows:
+        cache = work / ("filled" if row in ("empty", "filled", "both") else row) / "triton"
+        environment = {"TRITON_CACHE_DIR": str(cache), "STOKER_KERNELS": str(kernels)}
+        if row not in ("shipped", "both"):
+            environment["STOKER_KERNELS"] = "off"
+        try:
+            keep(row, start_once(arguments, environment, work, arguments.out / f"P9-{row}.log"))
+        except (SystemExit, OSError, subprocess.SubprocessError) as error:
+            keep(row, {"error": f"{type(error).__name__}: {error}"})
+    print(json.dumps(results))
 
 
-def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "cold_s": results[0]["first_token_s"],
-        "warm_s": min(one["first_token_s"] for one in results),
-        "rounds": results,
-    }
+def build_kernels(folder: Path, name: str) -> dict[str, Any]:
+    command = ["build", "--folder", str(folder), "--model", name, "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "stoker.engine.kernels_main", *command], stdout=subprocess.PIPE, check=True, text=True
+    )
+    facts: dict[str, Any] = json.loads(done.stdout)
+    return facts
 
 
 def make_folder(folder: Path, shape: str, layers: int | None) -> None:
@@ -87,41 +131,58 @@ def write_holes(file: Path, tensors: Mapping[str, PlannedTensor]) -> None:
         opened.truncate(header.file_bytes)
 
 
-def start_once(folder: Path, device: str, cache: Path, log: Path, limit_s: float) -> dict[str, Any]:
+def start_once(arguments: argparse.Namespace, variables: Mapping[str, str], work: Path, log: Path) -> dict[str, Any]:
     port = free_port()
     config = {
         "listen": {"host": "127.0.0.1", "port": port},
-        "device": device,
-        "model": {"path": str(folder), "names": ["m"]},
+        "device": arguments.device,
+        "model": {"path": str(arguments.folder), "names": ["m"]},
         "scheduler": {"max_batch_tokens": 8192, "max_model_len": 8192},
     }
-    file = cache / "config.json"
+    file = work / "config.json"
     file.write_text(json.dumps(config))
-    environment = os.environ | {"TRITON_CACHE_DIR": str(cache / "triton")}
+    kept = Path(variables["TRITON_CACHE_DIR"])
+    before = compiled_in(kept)
     begin = time.monotonic()
     with log.open("w") as output:
         server = subprocess.Popen(
             [sys.executable, "-m", "stoker.engine", "--config", str(file)],
             stdout=output,
             stderr=output,
-            env=environment,
+            env=os.environ | variables,
         )
     try:
-        ready_s = wait_until_ready(port, server, begin, limit_s)
+        ready_s = wait_until_ready(port, server, begin, arguments.limit_s)
         first_s = first_token(port, begin)
+        at_start = compiled_in(kept)
         status = get(port, "/status")
-        ready_again_s = time.monotonic()
+        again_s = time.monotonic()
         first_token(port, 0.0)
-        warm_request_s = time.monotonic() - ready_again_s
+        again_s = time.monotonic() - again_s
+        answers = [complete(port, one) for one in REQUESTS]
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(30)
     return {
         "ready_s": round(ready_s, 3),
         "first_token_s": round(first_s, 3),
-        "second_request_s": round(warm_request_s, 3),
+        "second_request_s": round(again_s, 3),
+        "compiled_at_start": names(at_start - before),
+        "compiled_by_requests": names(compiled_in(kept) - at_start),
+        "refused_requests": [answer for answer in answers if answer != 200],
         "parts": status["startup_s"],
     }
+
+
+def compiled_in(cache: Path) -> Counter[str]:
+    """The kernels, and libraries of the driver, that Triton has put into a cache, by name."""
+    kernels = (file.name.removeprefix("__grp__").removesuffix(".json") for file in cache.glob("*/__grp__*"))
+    libraries = (file.name.partition(".")[0] for file in cache.glob("*/*.so"))
+    return Counter((*kernels, *libraries))
+
+
+def names(counted: Counter[str]) -> dict[str, int]:
+    return dict(sorted(counted.items()))
 
 
 def free_port() -> int:
@@ -149,6 +210,17 @@ def get(port: int, path: str) -> Any:
     answer = json.loads(connection.getresponse().read())
     connection.close()
     return answer
+
+
+def complete(port: int, fields: Mapping[str, Any]) -> int | str:
+    """Ask for an answer of a few tokens; return 200, or what came instead."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    body = {"model": "m", "prompt": list(range(3, 51)), "max_tokens": 4, "seed": 1, "ignore_eos": True} | dict(fields)
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    text = answer.read().decode(errors="replace")
+    connection.close()
+    return 200 if answer.status == 200 else f"{answer.status}: {text[:200]}"
 
 
 def first_token(port: int, begin: float) -> float:

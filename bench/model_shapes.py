@@ -2,56 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from stoker.model.known_shapes import LLAMA31_8B, LLAMA31_70B, QWEN3_06B, QWEN3_30B_A3B
 
-from stoker.model.config import ModelConfig
-from stoker.model.rope_scaling import RopeScaling
-
-QWEN3_06B = ModelConfig(
-    architecture="qwen3",
-    vocab_size=151936,
-    hidden_size=1024,
-    intermediate_size=3072,
-    num_layers=28,
-    num_heads=16,
-    num_kv_heads=8,
-    head_dim=128,
-    rope_theta=1e6,
-    norm_eps=1e-6,
-    tie_embeddings=True,
-    max_position_embeddings=40960,
-)
-LLAMA31_8B = ModelConfig(
-    architecture="llama",
-    vocab_size=128256,
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_layers=32,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    rope_theta=5e5,
-    rope_scaling=RopeScaling(
-        factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
-    ),
-    norm_eps=1e-5,
-    max_position_embeddings=131072,
-)
-LLAMA31_70B = replace(LLAMA31_8B, hidden_size=8192, intermediate_size=28672, num_layers=80, num_heads=64)
-QWEN3_30B_A3B = ModelConfig(
-    architecture="qwen3-moe",
-    vocab_size=151936,
-    hidden_size=2048,
-    intermediate_size=6144,
-    num_layers=48,
-    num_heads=32,
-    num_kv_heads=4,
-    head_dim=128,
-    rope_theta=1e6,
-    norm_eps=1e-6,
-    max_position_embeddings=40960,
-    num_experts=128,
-    num_experts_per_token=8,
-    moe_intermediate_size=768,
-    norm_topk_prob=True,
-)
+__all__ = ["LLAMA31_8B", "LLAMA31_70B", "QWEN3_06B", "QWEN3_30B_A3B"]

@@ -19,7 +19,7 @@ from e2e.api.fake_kubelet import FakeKubelet
 from e2e.api.fault_proxy import FaultProxy
 from e2e.api.faults import FaultPlan
 from e2e.api.plane import Plane
-from stoker.operator.cluster.kinds import OURS
+from stoker.operator.cluster.kinds import OURS, device_kinds
 from stoker.operator.cluster.kube.connection import ApiConnection
 from stoker.operator.cluster.kube.credentials import Access
 from stoker.operator.cluster.kube.kube_cluster import KubeCluster
@@ -29,6 +29,7 @@ from stoker.operator.domain.clock import Clock, SystemClock
 from stoker.operator.domain.settings import Settings
 from stoker.operator.loop.operator import Operator
 from stoker.operator.loop.store import key_of
+from stoker.operator.service.discovery import discover
 from stoker.operator.service.program import VIEW
 from stoker.operator.service.reconcilers import RECONCILERS
 from stoker.pod.control_key import new_private_key
@@ -107,10 +108,12 @@ class World:
         settings: Settings | None = None,
         clock: Clock | None = None,
         places_gangs: bool = False,
+        devices: bool = False,
     ) -> AsyncIterator[Running]:
         """Start an operator for the test's namespace, behind a proxy of its own.
 
-        `places_gangs`: it sees all nodes and the pods of all namespaces.
+        `places_gangs`: it sees all nodes and the pods of all namespaces. `devices`: it counts the devices of
+        claims, too.
         """
         clock = clock or SystemClock()
         async with FaultProxy(self.plane.access, plan) as proxy:
@@ -126,6 +129,9 @@ class World:
                 namespaces=(self.namespace,),
                 everything=KubeCluster(connection, pods) if places_gangs else None,
             )
+            if devices:
+                found = (await discover(connection)).devices
+                operator.watch_devices(KubeCluster(connection, pods, more_kinds=device_kinds(found)))
             running = Running(operator, proxy, asyncio.create_task(operator.run()))
             try:
                 yield running

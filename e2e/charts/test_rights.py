@@ -48,6 +48,7 @@ def test_the_operator_does_its_work_with_the_rights_of_the_chart(tmp_path: Path,
         text = log.read_text()
         assert "orbidden" not in text, text
         assert "403" not in text, text
+        assert "resource.k8s.io/v1" in text, "the devices that gangs claim were found"
 
 
 def works(releases: Releases) -> None:

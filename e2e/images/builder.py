@@ -97,7 +97,7 @@ class Builder:
         base = self.base()
         self.wheels.mkdir(parents=True, exist_ok=True)
         start = time.monotonic()
-        self._buildah("bud", *_bud_options(recipe, base, self.wheels), str(REPOSITORY), what=recipe.name)
+        self._buildah("bud", *_bud_options(recipe, base, self.wheels), str(recipe.context), what=recipe.name)
         say(f"{recipe.name} built in {time.monotonic() - start:.0f} s")
         return recipe.name
 
@@ -155,6 +155,7 @@ def _bud_options(recipe: Recipe, base: str, wheels: Path) -> list[str]:
         "--quiet",
         f"--build-arg=PYTHON_BASE={base}",
         f"--build-arg=UV_OPTIONS=--cache-dir {CACHE_IN_BUILD}",
+        "--build-arg=KERNEL_ARCHITECTURES=",
         *(f"--volume={volume}" for volume in volumes),
         *(f"--label={name}={value}" for name, value in recipe.labels.items()),
         f"--ignorefile={REPOSITORY / recipe.ignore_file}",

@@ -15,7 +15,7 @@ from stoker.checkpoint import command as checkpoint_command
 from stoker.cli import programs
 from stoker.model import __main__ as model_program
 
-VERBS = ["local", "train", "serve", "chat", "model", "checkpoint", "plan", "plot", "bench"]
+VERBS = ["local", "train", "serve", "chat", "model", "checkpoint", "kernels", "plan", "plot", "bench"]
 VERBS += ["submit", "get", "describe", "logs", "delete", "save", "suspend", "resume", "top", "completion"]
 
 
@@ -124,6 +124,13 @@ def test_a_conversation_needs_no_torch() -> None:
     loaded = set(json.loads(run.stdout))
     assert [name for name in loaded if name.split(".")[0] in ("torch", "numpy")] == []
     assert [name for name in loaded if name.startswith(("stoker.engine", "stoker.model", "stoker.operator"))] == []
+
+
+def test_the_plugin_of_kubectl_is_the_same_command_under_its_own_name() -> None:
+    code = "from stoker.cli.main import kubectl_main; kubectl_main()"
+    run = subprocess.run([sys.executable, "-c", code, "get", "--help"], capture_output=True, text=True, check=True)
+    assert "Usage: kubectl stoker get" in run.stdout
+    assert run.stdout.replace("kubectl stoker", "stoker") == stoker("get", "--help")
 
 
 def test_the_version_is_the_packages() -> None:

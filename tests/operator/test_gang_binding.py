@@ -189,7 +189,7 @@ def test_a_topology_without_a_view_of_nodes_is_told() -> None:
     assert "PlacementLimited" not in {found["type"] for found in run.status["conditions"]}
 
 
-def test_devices_by_claim_are_passed_on_and_told_to_be_uncounted() -> None:
+def test_devices_by_claim_are_passed_on_and_told_to_be_uncounted_where_none_can_be_seen() -> None:
     claims = [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]
     containers = [{"name": "main", "resources": {"claims": [{"name": "gpu"}]}}]
     template = {"spec": {"resourceClaims": claims, "containers": containers}}

@@ -108,6 +108,7 @@ def test_schedulers_are_found_by_the_groups_of_the_api_server_and_absent_ones_co
             "kueue.x-k8s.io": ["v1beta2", "v1beta1"],
             "scheduling.volcano.sh": ["v1beta1"],
             "scheduling.k8s.io": ["v1", "v1alpha2", "v1alpha1"],
+            "resource.k8s.io": ["v1", "v1beta2"],
         }
     )
     all_of_them = Answers(
@@ -118,9 +119,13 @@ def test_schedulers_are_found_by_the_groups_of_the_api_server_and_absent_ones_co
         }
     )
     native = "scheduling.k8s.io/v1alpha2"
-    assert asyncio.run(discover(all_of_them)) == Installed(kueue=True, volcano=True, pod_groups=native)  # type: ignore[arg-type]
-    old = Answers(**{"/apis": groups(**{"scheduling.volcano.sh": ["v1alpha1"], "scheduling.k8s.io": ["v1alpha1"]})})
-    assert asyncio.run(discover(old)) == Installed()  # type: ignore[arg-type]
+    devices = "resource.k8s.io/v1"
+    whole = Installed(kueue=True, volcano=True, pod_groups=native, devices=devices)
+    assert asyncio.run(discover(all_of_them)) == whole  # type: ignore[arg-type]
+    early = {"scheduling.volcano.sh": ["v1alpha1"], "scheduling.k8s.io": ["v1alpha1"], "resource.k8s.io": ["v1alpha3"]}
+    assert asyncio.run(discover(Answers(**{"/apis": groups(**early)}))) == Installed()  # type: ignore[arg-type]
+    beta = Answers(**{"/apis": groups(**{"resource.k8s.io": ["v1beta1", "v1beta2"]})})
+    assert asyncio.run(discover(beta)) == Installed(devices="resource.k8s.io/v1beta2")  # type: ignore[arg-type]
 
 
 # Pods

@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 from dataclasses import replace
-from importlib.metadata import version
 
 from stoker.engine.config import EngineConfig
 from stoker.engine.core.fetched_model import with_fetched_model
@@ -24,6 +23,7 @@ from stoker.engine.ranks.pod_place import find_place
 from stoker.engine.ranks.wire import Join, pack
 from stoker.engine.ranks.worker import PodRank, Worker
 from stoker.pod.config_file import load
+from stoker.pod.installed_version import installed_version
 
 
 def main() -> None:
@@ -75,7 +75,7 @@ def run_in_other_pod(rank: int, config: EngineConfig, told: int, parent: int) ->
     tell("Joining")
     try:
         link = reach_leader(place.leader, place.key, alive)
-        link.send(pack(Join(rank, os.getpid(), place.name, version("stoker"))))
+        link.send(pack(Join(rank, os.getpid(), place.name, installed_version())))
     except LinkClosed:
         os._exit(0)  # as in `worker`
     tell("Loading")

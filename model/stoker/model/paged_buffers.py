@@ -15,6 +15,10 @@ from stoker.model.kernels.sequences import DeviceSequences, upload
 from stoker.model.paged_batch import PagedBatch, PagedSize
 from stoker.model.paged_plan import check_shapes
 
+COLUMN_ALIGNMENT = 16
+"""Rows of block tables begin at a multiple of so many numbers: Triton compiles a kernel for each kind of distance, and
+so there is one kind, whatever the longest sequence."""
+
 
 class PagedBuffers:
     """int32 on the cache's device.
@@ -48,8 +52,11 @@ class PagedBuffers:
         self.rows = torch.arange(size.max_sequences + 1, dtype=torch.int32, device=device)
         self.seq_lens = torch.zeros(size.max_sequences, dtype=torch.int32, device=device)
         self.slots = torch.full((size.max_tokens,), -1, dtype=torch.int32, device=device)
-        self.block_tables = torch.zeros(size.max_sequences, size.max_blocks, dtype=torch.int32, device=device)
-        self.scratch = DecodeScratch(size.max_sequences, num_heads, cache.shape[-2], cache.shape[-1], device)
+        columns = -(-size.max_blocks // COLUMN_ALIGNMENT) * COLUMN_ALIGNMENT
+        tables = torch.zeros(size.max_sequences, columns, dtype=torch.int32, device=device)
+        self.block_tables = tables[:, : size.max_blocks]
+        max_keys = size.max_blocks * cache.shape[3]
+        self.scratch = DecodeScratch(size.max_sequences, num_heads, cache.shape[-2], cache.shape[-1], device, max_keys)
 
     def share(self, larger: PagedBuffers) -> None:
         size = self.size

@@ -15,6 +15,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "chat": ("stoker.cli.programs:chat", "Talk to an OpenAI server."),
     "model": ("stoker.cli.programs:model", "Convert and describe models."),
     "checkpoint": ("stoker.cli.programs:checkpoint", "List, verify, show, compare, export, push and pull checkpoints."),
+    "kernels": ("stoker.cli.programs:kernels", "Compile GPU kernels ahead of time."),
     "plan": ("stoker.cli.plan:plan", "Memory, traffic and time of a job before it starts."),
     "plot": ("stoker.cli.plot:plot", "Draw the loss, learning rate and gradient norm of a run."),
     "bench": ("stoker.cli.programs:bench", "Measure throughput and latency (not built yet)."),

@@ -87,6 +87,17 @@ def checkpoint() -> None:
     """
 
 
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def kernels() -> None:
+    """Compile GPU kernels ahead of time, on a machine that needs no GPU.
+
+    \b
+    Examples:
+      stoker kernels build --model llama-3.1-8b --model models/my-model
+      stoker kernels show
+    """
+
+
 def _passing(group: click.Group, module: str, verb: str, line: str) -> None:
     @group.command(verb, context_settings=PASS_THROUGH, add_help_option=False, short_help=line)
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -107,6 +118,13 @@ for _verb, _line in (
     ("pull", "Fetch a model into a new folder."),
 ):
     _passing(checkpoint, "stoker.checkpoint", _verb, _line)
+
+
+for _verb, _line in (
+    ("build", "Compile the kernels of an engine for some models."),
+    ("show", "Describe the kernels that this installation has."),
+):
+    _passing(kernels, "stoker.engine.kernels_main", _verb, _line)
 
 
 def _not_built(verb: str, purpose: str, instead: str) -> click.Command:

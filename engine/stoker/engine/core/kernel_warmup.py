@@ -8,10 +8,10 @@ Called by `core.build` while the executor is made; keeps nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -19,7 +19,7 @@ from stoker.engine.core.blocks import BlockManager
 from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.request_check import ModelLimits
 from stoker.engine.core.scheduler import Scheduler
-from stoker.engine.execution.executor import InProcess
+from stoker.engine.execution.executor import Executor, InProcess
 from stoker.engine.execution.runner import Runner
 from stoker.engine.plan import EnginePlan
 from stoker.engine.sampling import SamplingParams
@@ -28,12 +28,27 @@ from stoker.model.decoder import Decoder
 from stoker.model.group_sums import GroupSums
 from stoker.model.kernels.ops import Ops
 from stoker.model.paged_attend import KVCache
+from stoker.model.paged_prompts import choose_prompts
 
-SEATS, BUDGET, BLOCKS, LENGTH, OUTPUT = 16, 512, 512, 1024, 3
-PROMPT_LENGTHS = (1, 5, 48, 300)
-"""Lengths that give one row, few rows, whole tiles, and a pass of many rows."""
-NUM_REQUESTS = 12
+OUTPUT = 3
+"""Tokens of each answer."""
+
+
+@dataclass(frozen=True)
+class WarmupLoad:
+    """What a warm-up computes, and in which sizes."""
+
+    requests: tuple[tuple[int, SamplingParams], ...]
+    """Length of the prompt and sampling of each."""
+    num_seats: int = 16
+    max_batch_tokens: int = 512
+    num_blocks: int = 512
+    max_model_len: int = 1024
+
+
 SAMPLINGS = (SamplingParams(seed=0), SamplingParams(seed=0, top_p=0.9), SamplingParams(temperature=0))
+AT_START = WarmupLoad(tuple((length, params) for length in (1, 5, 48, 300) for params in SAMPLINGS))
+"""Lengths that give one row, few rows, whole tiles, and a pass of many rows."""
 
 
 @contextmanager
@@ -58,32 +73,42 @@ def warm_up_beside_weights(
 
 
 def compile_kernels(
-    plan: EnginePlan, config: ModelConfig, ops: Ops, device: torch.device, sums: GroupSums | None
+    plan: EnginePlan,
+    config: ModelConfig,
+    ops: Ops,
+    device: torch.device,
+    sums: GroupSums | None,
+    load: WarmupLoad = AT_START,
+    executor: Callable[[Runner], Executor] = InProcess,
 ) -> None:
-    """Run prompts of several lengths, every way of sampling, and decode steps of every number of rows.
+    """Run prompts of several lengths, several ways of sampling, and decode steps of every number of rows.
 
     The steps are the same on every rank of a group.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)  # of this thread
-    runner = one_layer_runner(plan, config, ops, device, sums)
-    scheduler = Scheduler(
-        BlockManager(BLOCKS, plan.block_size, prefix_cache=False),
-        max_batch_tokens=BUDGET,
-        max_requests=SEATS,
-        max_queued_requests=SEATS,
-    )
-    engine = LLMEngine(InProcess(runner), scheduler, ModelLimits(config.vocab_size, runner.max_model_len, ()))
-    for length in PROMPT_LENGTHS:
-        for number, params in enumerate(SAMPLINGS):
-            prompt = [0] * min(length, runner.max_model_len - OUTPUT, BLOCKS * plan.block_size // NUM_REQUESTS)
-            engine.add_request(f"{length}-{number}", prompt, replace(params, max_tokens=OUTPUT))
-            run_step(engine)
-    while engine.has_unfinished:
-        run_step(engine)
+    runner = one_layer_runner(plan, config, ops, device, sums, load)
+    run_requests(executor(runner), plan, ModelLimits(config.vocab_size, runner.max_model_len, ()), load)
     runner.warm_up_sizes()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def run_requests(executor: Executor, plan: EnginePlan, limits: ModelLimits, load: WarmupLoad) -> None:
+    """Begin one more request with each step, then finish all."""
+    scheduler = Scheduler(
+        BlockManager(load.num_blocks, plan.block_size, prefix_cache=False),
+        max_batch_tokens=load.max_batch_tokens,
+        max_requests=load.num_seats,
+        max_queued_requests=len(load.requests),
+    )
+    engine = LLMEngine(executor, scheduler, limits)
+    longest = min(limits.max_model_len - OUTPUT, load.num_blocks * plan.block_size // len(load.requests))
+    for number, (length, params) in enumerate(load.requests):
+        engine.add_request(str(number), [0] * min(length, longest), replace(params, max_tokens=OUTPUT))
+        run_step(engine)
+    while engine.has_unfinished:
+        run_step(engine)
 
 
 def run_step(engine: LLMEngine) -> None:
@@ -94,7 +119,7 @@ def run_step(engine: LLMEngine) -> None:
 
 
 def one_layer_runner(
-    plan: EnginePlan, config: ModelConfig, ops: Ops, device: torch.device, sums: GroupSums | None
+    plan: EnginePlan, config: ModelConfig, ops: Ops, device: torch.device, sums: GroupSums | None, load: WarmupLoad
 ) -> Runner:
     small = replace(config, num_layers=1)
     group = None if sums is None else sums.group
@@ -105,13 +130,18 @@ def one_layer_runner(
     decoder.requires_grad_(False).eval()
     if sums is not None:
         decoder.defer_sums(sums)
-    cache = KVCache(small, num_blocks=BLOCKS, block_size=plan.block_size, dtype=plan.dtype, device=device, group=group)
+    cache = KVCache(
+        small, num_blocks=load.num_blocks, block_size=plan.block_size, dtype=plan.dtype, device=device, group=group
+    )
+    prompts = choose_prompts(ops, plan.attention, plan.dtype, None)
     return Runner(
         decoder,
         cache,
-        num_seats=SEATS,
-        max_model_len=min(LENGTH, config.max_position_embeddings),
-        max_batch_tokens=BUDGET,
+        num_seats=load.num_seats,
+        max_model_len=min(load.max_model_len, config.max_position_embeddings),
+        max_batch_tokens=load.max_batch_tokens,
         attention=plan.attention,
         graphs=False,
+        # flash-attn-4 attends here for every prompt; our kernel is compiled by the steps of every size
+        long_prompts=None if prompts is None else replace(prompts, fewest_pairs=1, ungraphed_pairs=1),
     )

@@ -5,6 +5,7 @@ Called once per rank: by `core.build` or `ranks` in the core's process, by `rank
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -16,6 +17,7 @@ from stoker.engine.execution.kernel_cache import bound_kernel_caches
 from stoker.engine.execution.pass_shape import PassShape
 from stoker.engine.execution.peer_sums import group_sums
 from stoker.engine.execution.runner import Runner
+from stoker.engine.execution.shipped_kernels import look_up_shipped_kernels
 from stoker.engine.plan import EnginePlan
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
@@ -25,6 +27,8 @@ from stoker.model.kernels.ops import Ops
 from stoker.model.memory import keep_freed_memory
 from stoker.model.paged_attend import KVCache
 from stoker.model.weights.source import open_weights
+
+log = logging.getLogger("stoker.engine")
 
 LoadRunner = Callable[..., Runner]
 """`load_runner`, or what makes the same runner without a folder of weights."""
@@ -50,6 +54,7 @@ def load_runner(
     source = open_weights(plan.model_path, plan.digest)
     ops = Ops(resolve_kernels(plan.kernels, plan.device), plan.deterministic)
     device = torch.device(plan.device, torch.cuda.current_device()) if plan.device == "cuda" else torch.device("cpu")
+    lookups = look_up_shipped_kernels(ops.kernels, device)
     sums = group_sums(plan, source.config, ops, group)
     with beside_weights(plan, source.config, ops, device, sums):
         decoder = Decoder(source.config, ops, dtype=plan.dtype, device=device, group=group, copies_kv_heads=True)
@@ -60,6 +65,8 @@ def load_runner(
     if group is None:
         progress("CapturingGraphs")
         capture_first(runner, plan.capture_s, runner.capture)
+    if lookups is not None:
+        log.info("kernels at the start: %s", lookups.describe())
     return runner
 
 

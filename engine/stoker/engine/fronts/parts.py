@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 
 from starlette.routing import BaseRoute
@@ -19,6 +18,7 @@ from stoker.engine.http.metrics import FrontMetrics
 from stoker.engine.http.openai.parser_choice import ParserChoice
 from stoker.engine.http.server import OpenAiServer
 from stoker.engine.http.text import TextCodec
+from stoker.pod.installed_version import installed_version
 from stoker.pod.tracing import Tracer
 
 
@@ -74,7 +74,7 @@ def app_of(config: EngineConfig, front: Front, own: list[BaseRoute], pod_uid: st
         max_body_bytes_in_flight=config.listen.limits.max_body_bytes_in_flight // config.api.fronts,
         allowed_origins=config.api.allowed_origins,
         pod_uid=pod_uid,
-        version=version("stoker"),
+        version=installed_version(),
         load_reports=front.load_reports,
     )
 

@@ -10,12 +10,12 @@ import logging
 import queue
 import socket
 import threading
-from importlib.metadata import version
 
 from stoker.engine.ranks.handshake import HANDSHAKE_S, sealed_link
 from stoker.engine.ranks.link import Link, LinkClosed
 from stoker.engine.ranks.pod_place import PodPlace
 from stoker.engine.ranks.wire import Join, unpack
+from stoker.pod.installed_version import installed_version
 
 log = logging.getLogger("stoker.engine")
 
@@ -71,7 +71,7 @@ class PodLinks:
         end.settimeout(None)
         if not isinstance(join, Join) or join.rank not in self._missing:
             raise ValueError(f"it joins as {join}, ranks {sorted(self._missing)} are missing")
-        if join.version != version("stoker"):
-            raise ValueError(f"it is of version {join.version}, this pod of {version('stoker')}")
+        if join.version != installed_version():
+            raise ValueError(f"it is of version {join.version}, this pod of {installed_version()}")
         self._missing.discard(join.rank)
         self.joined.put((join, link))

@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from stoker.engine.shelf.folders import ModelFolder, model_folders
 from stoker.engine.shelf.shelf import ModelShelf
 from stoker.pod.causes import Cause
 from stoker.pod.http import probe_routes
+from stoker.pod.installed_version import installed_version
 from stoker.pod.serve import Server, bind_tcp
 from stoker.pod.termination_message import TerminationMessage
 
@@ -86,7 +86,7 @@ class ShelfProgram:
             max_body_bytes=self.config.api.max_body_bytes,
             max_body_bytes_in_flight=self.config.listen.limits.max_body_bytes_in_flight,
             allowed_origins=self.config.api.allowed_origins,
-            version=version("stoker"),
+            version=installed_version(),
         )
 
     def _engine(self, model: ModelFolder, on_state: Callable[[CoreState], None]) -> Engine:

@@ -55,6 +55,20 @@ KINDS: dict[str, Kind] = {
 FOREIGN: dict[str, Kind] = {"PodGroup": Kind("PodGroup", "scheduling.volcano.sh/v1beta1", "podgroups")}
 """Kinds that only some clusters have: applied where they exist, never listed. The body names the version."""
 
+
+def device_kinds(api_version: str) -> dict[str, Kind]:
+    """Return the kinds of dynamic resource allocation, in the version that the API server has."""
+    return {
+        kind.name: kind
+        for kind in (
+            Kind("ResourceSlice", api_version, "resourceslices", status=False, namespaced=False),
+            Kind("DeviceClass", api_version, "deviceclasses", status=False, namespaced=False),
+            Kind("ResourceClaimTemplate", api_version, "resourceclaimtemplates", status=False),
+            Kind("ResourceClaim", api_version, "resourceclaims"),
+        )
+    }
+
+
 OURS = tuple(name for name, kind in KINDS.items() if kind.ours)
 """The kinds that have a reconciler."""
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from stoker.operator.domain.autoscaling.record import PoolScaling
 from stoker.operator.domain.lost_nodes import Outage
+from stoker.operator.domain.placement.device_catalog import DeviceCatalog
 from stoker.operator.domain.placement.node_capacity import NodeCapacity
 from stoker.operator.domain.queue.applicant import Turn
 
@@ -132,6 +133,8 @@ class Observed:
     nodes: tuple[NodeCapacity, ...] | None = None
     """Nodes and what they have left, without what the resource's own pods take; given while some of those are gated,
     and None for an installation without a view of nodes."""
+    devices: DeviceCatalog | None = None
+    """The devices of these nodes that pods may claim; None where the operator does not see them."""
     turn: Turn | None = None
     """What the queue says to a gang that waits; None: it waits for no other. `nodes` are then those it may use."""
 

@@ -15,12 +15,14 @@ Wanted = Literal["auto", "stoker", "kueue", "volcano"]
 
 @dataclass(frozen=True, kw_only=True)
 class Installed:
-    """The schedulers of gangs that the API server knows."""
+    """What the API server knows for gangs: their schedulers, and devices by claim."""
 
     kueue: bool = False
     volcano: bool = False
     pod_groups: str = ""
     """apiVersion of Kubernetes' own PodGroup; empty where the API server has none."""
+    devices: str = ""
+    """apiVersion of dynamic resource allocation; empty where the API server has none, or an alpha version."""
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,12 @@ Owned by the loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
+from stoker.operator.domain.placement.device_catalog import needs_of
+from stoker.operator.domain.placement.device_claim import PodClaims, claims_of_pod
 from stoker.operator.domain.placement.node_capacity import (
     NodeCapacity,
     PodUse,
@@ -21,11 +24,13 @@ from stoker.operator.domain.placement.node_capacity import (
     remaining,
 )
 from stoker.operator.domain.plan import Key, Object, Patch
+from stoker.operator.loop.device_watch import DeviceWatch
 
 _IRRELEVANT = ("feature.node.kubernetes.io/", "beta.kubernetes.io/")
 """Prefixes of labels that a node carries by the dozen and no topology uses."""
 _PART = "capacity"
-"""Name of the reduced value inside of a listed object."""
+_CLAIMS = "claims"
+"""Names of the reduced values inside of a listed object."""
 
 
 class CapacityWatch:
@@ -37,6 +42,13 @@ class CapacityWatch:
 
     def __init__(self, grown: Callable[[], None]) -> None:
         self._grown = grown
+        self.devices = DeviceWatch(self._devices_changed)
+        self._claims: dict[str, PodClaims] = {}
+        """Claims of pods on devices, by their uid; also of pods without a node."""
+        self._taken: dict[str, tuple[tuple[object, ...], PodUse]] = {}
+        """What pods with claims take, and of what it was computed."""
+        self._equipped: tuple[object, int, tuple[NodeCapacity, ...]] = (None, 0, ())
+        """Catalog, its version, and the nodes with their devices."""
         self._nodes: dict[str, NodeCapacity] = {}
         self._uses: dict[str, PodUse] = {}
         self._assumed: dict[str, PodUse] = {}
@@ -46,15 +58,20 @@ class CapacityWatch:
     def nodes(self, without: Collection[str] = ()) -> tuple[NodeCapacity, ...]:
         """Return all nodes by name, less what pods take, except the pods with the uids `without`."""
         if any(uid in self._uses or uid in self._assumed for uid in without):
-            return remaining(self._nodes.values(), self._counted(frozenset(without)))
-        if self._all is None:
-            self._all = remaining(self._nodes.values(), self._counted(frozenset()))
+            return self._remaining(frozenset(without))
+        if self._all is None or self._counts_others():
+            self._all = self._remaining(frozenset())
         return self._all
+
+    def needs(self, namespace: str, spec: Mapping[str, Any]) -> Mapping[str, int]:
+        """What a pod takes of the devices of its claims."""
+        return needs_of(self.devices.catalog, namespace, spec).amounts
 
     def use_of(self, pod: Object) -> PodUse | None:
         """What a pod takes from which node, seen or assumed; None for one without a node and after its end."""
         uid = pod["metadata"]["uid"]
-        return self._uses.get(uid) or self._assumed.get(uid)
+        found = self._uses.get(uid) or self._assumed.get(uid)
+        return self._with_devices(uid, found) if found is not None else None
 
     def assume(self, patches: Iterable[Patch]) -> None:
         """Count pods that are being pinned to nodes as if they were there already."""
@@ -73,21 +90,27 @@ class CapacityWatch:
             for name in ("name", "namespace", "uid", "resourceVersion")
             if name in resource["metadata"]
         }
-        counted: Any = _node(resource) if resource["kind"] == "Node" else pod_use(resource)
-        return {"kind": resource["kind"], "metadata": metadata, _PART: counted}
+        if resource["kind"] == "Node":
+            return {"kind": "Node", "metadata": metadata, _PART: _node(resource)}
+        claims = claims_of_pod(metadata.get("namespace", ""), resource["spec"])
+        return {"kind": "Pod", "metadata": metadata, _PART: pod_use(resource), _CLAIMS: claims}
 
     def put(self, resource: Object) -> bool:
         """Count a node or a pod anew; True when that changed something."""
-        value = resource[_PART] if _PART in resource else self.pruned(resource)[_PART]
-        if resource["kind"] == "Node":
-            return self._put_node(value)
-        return self._put_pod(resource["metadata"]["uid"], value)
+        found = resource if _PART in resource else self.pruned(resource)
+        if found["kind"] == "Node":
+            return self._put_node(found[_PART])
+        if found[_CLAIMS] is not None:
+            self._claims[found["metadata"]["uid"]] = found[_CLAIMS]
+        return self._put_pod(found["metadata"]["uid"], found[_PART])
 
     def remove(self, key: Key, uid: str, _version: int | None = None, *, last: Object | None = None) -> bool:  # noqa: ARG002
         """Forget a node or a pod that is gone."""
         if key.kind == "Node":
             self._all = None
+            self._equipped = (None, 0, ())
             return self._nodes.pop(key.name, None) is not None
+        self._claims.pop(uid, None)
         return self._drop_pod(uid)
 
     def forget_unlisted(self, kind: str, items: Iterable[Object], _version: int, _namespace: str | None = None) -> None:
@@ -95,22 +118,75 @@ class CapacityWatch:
         if kind == "Node":
             names = {item["metadata"]["name"] for item in items}
             self._all = None
+            self._equipped = (None, 0, ())
             self._nodes = {name: node for name, node in self._nodes.items() if name in names}
             return
         uids = {item["metadata"]["uid"] for item in items}
+        self._claims = {uid: claims for uid, claims in self._claims.items() if uid in uids}
         for uid in {*self._uses, *self._assumed} - uids:
             self._drop_pod(uid)
 
     # Inside
 
+    def _remaining(self, without: frozenset[str]) -> tuple[NodeCapacity, ...]:
+        return remaining(self._with_all_devices(), (*self._counted(without), *self._held_by_others()))
+
+    def _counts_others(self) -> bool:
+        """Whether other sets of devices are counted now than in the nodes that are kept."""
+        catalog = self.devices.catalog
+        return catalog is not None and self._equipped[:2] != (catalog, catalog.version)
+
+    def _with_all_devices(self) -> tuple[NodeCapacity, ...]:
+        """The nodes with all devices that they have, taken or not, for each set of devices that is counted."""
+        catalog = self.devices.catalog
+        if catalog is None:
+            return tuple(self._nodes.values())
+        for claims in {*self._claims.values()}:
+            catalog.needs(claims)
+        known, version, nodes = self._equipped
+        if known is not catalog or version != catalog.version:
+            nodes = tuple(
+                replace(node, free={**node.free, **catalog.amounts_of(node.name)}) for node in self._nodes.values()
+            )
+            self._equipped = (catalog, catalog.version, nodes)
+        return nodes
+
+    def _held_by_others(self) -> Iterator[PodUse]:
+        """Devices of claims whose pods are not counted: named claims, and those of pods that end or have no node."""
+        catalog = self.devices.catalog
+        if catalog is None:
+            return
+        for claim in self.devices.claims_of_others({*self._uses, *self._assumed}):
+            for node, taken in catalog.taken_by_claim(claim).items():
+                yield PodUse(node, taken, pods=0)
+
+    def _with_devices(self, uid: str, use: PodUse) -> PodUse:
+        """What a pod takes, with the devices of its claims; computed once for the same pod, claims and catalog."""
+        claims, catalog = self._claims.get(uid), self.devices.catalog
+        if claims is None or catalog is None:
+            return use
+        allocated = self.devices.allocated_to(uid)
+        basis = (catalog, catalog.version, allocated, use)
+        known = self._taken.get(uid)
+        if known is None or any(one is not other for one, other in zip(known[0], basis, strict=True)):
+            taken = catalog.taken_by_pod(claims, allocated, use.node)
+            known = self._taken[uid] = (basis, replace(use, requests={**use.requests, **taken}))
+        return known[1]
+
+    def _devices_changed(self) -> None:
+        self._changed(grown=True)
+
     def _counted(self, without: frozenset[str]) -> Iterator[PodUse]:
-        yield from (use for uid, use in self._uses.items() if uid not in without)
-        yield from (use for uid, use in self._assumed.items() if uid not in without and uid not in self._uses)
+        for held in (self._uses, {uid: use for uid, use in self._assumed.items() if uid not in self._uses}):
+            for uid, use in held.items():
+                if uid not in without:
+                    yield self._with_devices(uid, use)
 
     def _put_node(self, node: NodeCapacity) -> bool:
         if self._nodes.get(node.name) == node:
             return False
         self._nodes[node.name] = node
+        self._equipped = (None, 0, ())
         self._changed(grown=True)
         return True
 
@@ -127,6 +203,7 @@ class CapacityWatch:
         return True
 
     def _drop_pod(self, uid: str) -> bool:
+        self._taken.pop(uid, None)
         taken = [held.pop(uid, None) for held in (self._uses, self._assumed)]
         if not any(taken):
             return False

@@ -33,6 +33,7 @@ from stoker.operator.domain.placement.place import count_placeable
 from stoker.operator.domain.placement.replica_gang import gang_of_replica
 from stoker.operator.domain.plan import Key, Object, Report
 from stoker.operator.domain.pods import ended, is_ready
+from stoker.operator.domain.queue.reading import DeviceNeedsOf, no_devices
 from stoker.operator.loop.store import Store, key_of
 
 STARTUP_S = 120.0
@@ -68,13 +69,22 @@ class LoadWatch:
     Args:
         wake: queues a deployment whose decision changed.
         nodes: what the nodes have left; None where the operator cannot see them.
+        devices: what a pod of a namespace with a spec takes of the devices of its claims.
     """
 
-    def __init__(self, store: Store, clock: Clock, wake: Callable[[Object], None], nodes: Nodes) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        wake: Callable[[Object], None],
+        nodes: Nodes,
+        devices: DeviceNeedsOf = no_devices,
+    ) -> None:
         self.store = store
         self.clock = clock
         self.wake = wake
         self.nodes = nodes
+        self.devices = devices
         self._pools: dict[tuple[Key, str], _Pool] = {}
 
     async def run(self) -> None:
@@ -164,12 +174,14 @@ class LoadWatch:
 
     def _room(self, live: EnginePool, existing: int) -> int | None:
         """Replicas for which there is room, with the existing ones; None where nodes are not visible."""
+        template = live.spec.revisions[0].template
+        devices = self.devices(live.metadata.namespace, template.pod.get("spec") or {})
         nodes = self.nodes()
         if nodes is None:
             return None
-        template = live.spec.revisions[0].template
         levels = [Level(found.key, found.mode) for found in template.scheduling.topology] if template.scheduling else []
-        return existing + count_placeable(gang_of_replica(template.pod, template.pods_per_replica), nodes, levels)
+        gang = gang_of_replica(template.pod, template.pods_per_replica, devices)
+        return existing + count_placeable(gang, nodes, levels)
 
     def _engine_pool(self, deployment: Object, name: str) -> EnginePool | None:
         found = self.store.labelled(DEPLOYMENT_UID, deployment["metadata"]["uid"], "EnginePool")

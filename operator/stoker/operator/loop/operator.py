@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
 from stoker.operator.cluster.interface import (
     Cluster,
@@ -30,11 +31,13 @@ from stoker.operator.domain.clock import Clock, SystemClock
 from stoker.operator.domain.elastic import may_grow
 from stoker.operator.domain.goodput import read_ledger, totals
 from stoker.operator.domain.labels import REPLICA, ROLE, PodRole
+from stoker.operator.domain.placement.device_catalog import specs_of
 from stoker.operator.domain.placement.node_capacity import NodeCapacity
 from stoker.operator.domain.plan import Event, Key, Object, Observed, Plan
 from stoker.operator.domain.pods import is_gated, label
 from stoker.operator.domain.settings import Settings
 from stoker.operator.loop.capacity_watch import CapacityWatch
+from stoker.operator.loop.device_watch import DEVICE_KINDS
 from stoker.operator.loop.execute import PlanExecutor
 from stoker.operator.loop.informer import Informer
 from stoker.operator.loop.load_watch import LoadWatch
@@ -58,6 +61,8 @@ REST, LONGEST_REST_S = 2.0, 1.0
 A thousand pods that change one after the other then cause a few passes, not a thousand.
 """
 
+FIRST_LIST_S = 10.0
+"""Longest wait for the first list of devices; without it gangs are placed, and their claims are not counted."""
 ROOM_S = 1.0
 """Shortest time between two offers of room to gangs that wait for it."""
 
@@ -91,7 +96,7 @@ class Operator:
         self.queue = WorkQueue(self.clock, jitter)
         self.executor = PlanExecutor(cluster, self.store, self.clock, max_requests=settings.max_requests)
         self.keys = PublicKeys(self.store, self.executor, lambda namespace: keys_object(namespace, self.settings))
-        self.loads = LoadWatch(self.store, self.clock, self.wake, self._free_nodes)
+        self.loads = LoadWatch(self.store, self.clock, self.wake, self._free_nodes, self._device_needs)
         self.poller = Poller(
             cluster, self.store, self.clock, self.wake, interval_s=settings.poll_interval_s, note=self.loads.note
         )
@@ -105,6 +110,8 @@ class Operator:
         self._room_grew = asyncio.Event()
         self.rooms = RoomQueue(self.store, self.capacity, self.clock, self._note_room)
         self._waiting_for_room: set[Key] = set()
+        self._device_informers: list[Informer] = []
+        self._devices_found = asyncio.Event()
         if everything is not None:
             self.informers += [
                 Informer(everything, kind, self.capacity, self.clock, jitter) for kind in ("Node", "Pod")
@@ -113,10 +120,13 @@ class Operator:
     async def run(self) -> None:
         """Work until cancelled. No pass begins before every kind was listed once."""
         async with asyncio.TaskGroup() as tasks:
-            for informer in self.informers:
+            tasks.create_task(self._follow_devices())
+            informers = [found for found in self.informers if found not in self._device_informers]
+            for informer in informers:
                 tasks.create_task(informer.run())
-            for informer in self.informers:
+            for informer in informers:
                 await informer.synced.wait()
+            await self._until_devices_are_listed()
             await self.keys.remove_unused()
             tasks.create_task(self.nodes.run())
             tasks.create_task(self.poller.run())
@@ -126,6 +136,34 @@ class Operator:
             tasks.create_task(self.queue.keep_time())
             for _ in range(self.settings.workers):
                 tasks.create_task(self._serve())
+
+    def watch_devices(self, cluster: Cluster) -> None:
+        """Count devices that pods claim, from now on; `cluster` has the kinds of `resource.k8s.io` in view."""
+        if self._devices_found.is_set() or not self.settings.places_gangs:
+            return
+        self._device_informers = [
+            Informer(cluster, kind, self.capacity.devices, self.clock, self.jitter) for kind in DEVICE_KINDS
+        ]
+        self.capacity.devices.seen = lambda: all(found.synced.is_set() for found in self._device_informers)
+        self.informers += self._device_informers
+        self._devices_found.set()
+
+    async def _follow_devices(self) -> None:
+        await self._devices_found.wait()
+        async with asyncio.TaskGroup() as tasks:
+            for informer in self._device_informers:
+                tasks.create_task(informer.run())
+
+    async def _until_devices_are_listed(self) -> None:
+        """Wait for the first list of devices where they are known to exist, but not for one that is refused."""
+        listing = asyncio.gather(*(found.synced.wait() for found in self._device_informers))
+        waits = (listing, asyncio.ensure_future(self.clock.sleep(FIRST_LIST_S if self._device_informers else 0.0)))
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
 
     async def work(self, key: Key) -> None:
         """One pass over one resource."""
@@ -149,6 +187,8 @@ class Operator:
         keys = self.settings.control_keys_config_map
         seen = observe(self.store, key, self.clock.monotonic(), keys_config_map=keys, losses=self.nodes.losses())
         self._waiting_for_room.discard(key)
+        if seen is not None and self.settings.places_gangs:
+            seen = self._with_devices(key, seen)
         if seen is not None and key.kind == "InferenceDeployment":
             seen = replace(seen, scaling=self.loads.scaling(key))
         if seen is None or not self.settings.places_gangs:
@@ -170,6 +210,12 @@ class Operator:
             return seen
         return self.rooms.observed(key, seen, nodes)
 
+    def _with_devices(self, key: Key, seen: Observed) -> Observed:
+        """The devices that pods may claim; those of its own pods are counted from now on."""
+        for spec in specs_of(seen.resource):
+            self.capacity.needs(key.namespace, spec)
+        return replace(seen, devices=self.capacity.devices.catalog)
+
     def _with_pool_room(self, key: Key, seen: Observed) -> Observed:
         """A pool with replicas that wait for nodes, and what these have left beside the pods of those replicas."""
         pods = seen.of_kind("Pod")
@@ -182,6 +228,9 @@ class Operator:
 
     def _free_nodes(self) -> tuple[NodeCapacity, ...] | None:
         return self.capacity.nodes() if self.settings.places_gangs else None
+
+    def _device_needs(self, namespace: str, spec: Mapping[str, Any]) -> Mapping[str, int]:
+        return self.capacity.needs(namespace, spec)
 
     def _note_room(self) -> None:
         self._room_grew.set()
@@ -198,7 +247,7 @@ class Operator:
     @property
     def synced(self) -> bool:
         """Whether every kind was listed."""
-        return all(informer.synced.is_set() for informer in self.informers)
+        return all(found.synced.is_set() for found in self.informers if found not in self._device_informers)
 
     def stuck_s(self) -> float:
         """Longest time without a sign of life of an informer, for the operator's liveness."""

@@ -92,7 +92,7 @@ class RoomQueue:
         began = self._clock.monotonic()
         nodes = self._capacity.nodes()
         jobs, pods = self._store.of_kind("TrainingJob"), self._store.of_kind("Pod")
-        applicants, holdings = read_queue(jobs, pods, self._capacity.use_of, self._clock.now())
+        applicants, holdings = read_queue(jobs, pods, self._capacity.use_of, self._clock.now(), self._capacity.needs)
         self._turns, self._nodes = decide(applicants, nodes, holdings), nodes
         now = self._clock.monotonic()
         self._rest_until = now + REST * (now - began)

@@ -1,4 +1,4 @@
-"""Which schedulers of gangs an API server knows, from its list of API groups.
+"""What an API server knows for gangs, schedulers and devices by claim, from its list of API groups.
 
 One small request, and a second one only where Kubernetes' alpha scheduling API is on. Called by `program`.
 """
@@ -13,6 +13,9 @@ from stoker.operator.cluster.kube.connection import ApiConnection
 from stoker.operator.domain.schedulers import Installed
 
 SCHEDULING = "scheduling.k8s.io"
+DEVICES = "resource.k8s.io"
+DEVICE_VERSIONS = ("v1", "v1beta2", "v1beta1")
+"""Those that can be read, the best first."""
 
 
 async def discover(connection: ApiConnection) -> Installed:
@@ -22,6 +25,7 @@ async def discover(connection: ApiConnection) -> Installed:
         kueue="kueue.x-k8s.io" in groups,
         volcano="v1beta1" in groups.get("scheduling.volcano.sh", ()),
         pod_groups=await _pod_groups(connection, groups.get(SCHEDULING, ())),
+        devices=_devices(groups.get(DEVICES, ())),
     )
 
 
@@ -31,6 +35,11 @@ def versions_by_group(answer: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
         str(group["name"]): tuple(str(version["version"]) for version in group.get("versions") or ())
         for group in answer.get("groups") or ()
     }
+
+
+def _devices(served: tuple[str, ...]) -> str:
+    best = next((version for version in DEVICE_VERSIONS if version in served), None)
+    return f"{DEVICES}/{best}" if best else ""
 
 
 async def _pod_groups(connection: ApiConnection, versions: tuple[str, ...]) -> str:

@@ -20,6 +20,7 @@ from starlette.applications import Starlette
 
 from stoker.operator.cluster.fenced import FencedCluster
 from stoker.operator.cluster.interface import Cluster, ClusterError
+from stoker.operator.cluster.kinds import device_kinds
 from stoker.operator.cluster.kube.connection import ApiConnection
 from stoker.operator.cluster.kube.credentials import Access, own_namespace
 from stoker.operator.cluster.kube.kube_cluster import KubeCluster, View
@@ -194,10 +195,17 @@ class OperatorProgram:
             log.warning("the API groups cannot be read, known schedulers stay: %s", error)
             return
         if found != operator.settings.installed:
-            log.info("schedulers of the cluster: %s", found)
+            log.info("schedulers and devices of the cluster: %s", found)
             operator.settings = replace(operator.settings, installed=found)
+            if found.devices:
+                operator.watch_devices(self._with_devices(connection, found.devices))
             for job in operator.store.of_kind("TrainingJob"):
                 operator.queue.add(key_of(job))
+
+    def _with_devices(self, connection: ApiConnection, api_version: str) -> KubeCluster:
+        """The cluster with the kinds of dynamic resource allocation in view."""
+        pods = PodHttp(b"", self.clock, lambda: "", poll_timeout_s=self.config.poll.timeout_s)
+        return KubeCluster(connection, pods, page_size=self.config.api.page_size, more_kinds=device_kinds(api_version))
 
     def _wake(self, key: Key) -> None:
         """Put a key on the queue because Kopf saw a change."""

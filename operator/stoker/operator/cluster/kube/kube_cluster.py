@@ -61,8 +61,16 @@ class KubeCluster:
     """A cluster in which every call is one request; the exceptions are documented."""
 
     def __init__(
-        self, connection: ApiConnection, pods: PodHttp, *, view: View | None = None, page_size: int = 100
+        self,
+        connection: ApiConnection,
+        pods: PodHttp,
+        *,
+        view: View | None = None,
+        page_size: int = 100,
+        more_kinds: Mapping[str, Kind] | None = None,
     ) -> None:
+        """`more_kinds`: kinds that only some clusters have, to list and to watch."""
+        self.more_kinds = more_kinds or {}
         self.connection = connection
         self.pods = pods
         self.view = view or View()
@@ -87,7 +95,7 @@ class KubeCluster:
 
         The version to watch from is the first page's: no page shows anything newer.
         """
-        found = _kind(kind)
+        found = self.more_kinds.get(kind) or _kind(kind)
         query = {"limit": str(self.page_size), **self._selection(kind, labels)}
         items: list[Object] = []
         version = ""
@@ -105,7 +113,7 @@ class KubeCluster:
         self, kind: str, resource_version: str, *, namespace: str | None = None
     ) -> AsyncIterator[WatchEvent]:
         """Watch for some minutes; the caller continues at the last version."""
-        found = _kind(kind)
+        found = self.more_kinds.get(kind) or _kind(kind)
         query = {
             "watch": "true",
             "resourceVersion": resource_version,

@@ -6,7 +6,7 @@ Made from the store's nodes and pods before each placement.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -45,10 +45,14 @@ class NodeCapacity:
             return "outside of nodeSelector"
         if not meets(self.labels, self.name, gang.affinity_terms):
             return "outside of the node affinity"
-        for taint in self.taints:
-            if taint.get("effect") in _REPELLING and not any(_tolerates(found, taint) for found in gang.tolerations):
-                return f"tainted {taint.get('key')}"
-        return None
+        taint = repels(self.taints, gang.tolerations)
+        return f"tainted {taint.get('key')}" if taint is not None else None
+
+
+def repels(taints: Iterable[Mapping[str, Any]], tolerations: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return the first taint, of a node or of a device, that keeps pods away and is not tolerated."""
+    keeping = (taint for taint in taints if taint.get("effect") in _REPELLING)
+    return next((taint for taint in keeping if not any(_tolerates(found, taint) for found in tolerations)), None)
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,13 @@ class PodUse:
 
     node: str
     requests: Mapping[str, int]
+    pods: int = 1
+    """0: devices that a claim holds without a pod of its own."""
+
+    @property
+    def taken(self) -> dict[str, int]:
+        """What is free again when it ends."""
+        return {**self.requests, "pods": self.pods}
 
 
 def pod_use(pod: Mapping[str, Any]) -> PodUse | None:
@@ -85,7 +96,7 @@ def remaining(nodes: Iterable[NodeCapacity], uses: Iterable[PodUse]) -> tuple[No
     """Return empty nodes less what pods use, by name."""
     used: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for use in uses:
-        used[use.node].update({**use.requests, "pods": 1})
+        used[use.node].update(use.taken)
     by_name = sorted(nodes, key=lambda node: node.name)
     return tuple(
         replace(node, free=_less(node.free, used[node.name])) if node.name in used else node for node in by_name

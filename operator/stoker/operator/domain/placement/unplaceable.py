@@ -10,6 +10,11 @@ from stoker.operator.domain.placement.gang import UNITS, Gang, Level
 from stoker.operator.domain.placement.node_capacity import NodeCapacity
 
 GPU = "nvidia.com/gpu"
+_REASONS = {
+    GPU: "WaitingForGPUs",
+    **dict.fromkeys(("devices of ", "DeviceClass ", "ResourceClaimTemplate "), "WaitingForDevices"),
+}
+"""Reasons by the beginning of the scarce resource's name."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +22,7 @@ class Unplaceable:
     """A gang that has to wait."""
 
     reason: str
-    """WaitingForGPUs, WaitingForCapacity or TopologyUnsatisfied."""
+    """WaitingForGPUs, WaitingForDevices, WaitingForCapacity or TopologyUnsatisfied."""
     message: str
 
     @property
@@ -42,7 +47,7 @@ def explain(
         scarce = _scarce(gang, nodes, slots)
         lacks = f", {scarce}" if scarce else ""
         aside = _set_aside(gang, nodes, avoid)
-        reason = "WaitingForGPUs" if scarce.startswith(GPU) else "WaitingForCapacity"
+        reason = next((reason for start, reason in _REASONS.items() if scarce.startswith(start)), "WaitingForCapacity")
         return Unplaceable(reason, f"{fit} of {gang.size} pods fit on {len(slots)} nodes{lacks}{aside}")
     labels = {node.name: node.labels for node in nodes}
     return Unplaceable("TopologyUnsatisfied", _unkept(gang, levels, slots, labels))
@@ -85,7 +90,7 @@ def _unkept(
         largest = max(domains, key=lambda name: (domains[name], name))
         if domains[largest] < size:
             return (
-                f"no {level.key} has room for the {size} pods of a {unit}; the largest, {largest}, has room for "
+                f"no {level.key} has room for the {size} pods of {_a(unit)}; the largest, {largest}, has room for "
                 f"{domains[largest]}"
             )
     kept = " and ".join(
@@ -97,9 +102,13 @@ def _unkept(
 
 def _required(gang: Gang, levels: Sequence[Level]) -> Iterator[tuple[Level, str, int]]:
     sizes = (gang.parts, gang.parts * gang.stages, gang.size)
-    for level, unit, size in zip(levels, UNITS, sizes, strict=False):
+    for level, unit, size in zip(levels, (gang.unit, *UNITS[1:]), sizes, strict=False):
         if level.mode == "Required":
             yield level, unit, size
+
+
+def _a(unit: str) -> str:
+    return f"an {unit}" if unit[0] in "aeio" else f"a {unit}"
 
 
 def _shown(resource: str, amount: int) -> str:

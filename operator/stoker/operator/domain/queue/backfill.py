@@ -41,7 +41,7 @@ def delays(
     taken: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for use in added:
         if use.node in usable:
-            taken[use.node].update({**use.requests, "pods": 1})
+            taken[use.node].update(use.taken)
     loss = sum(_loss(head.gang, used) for used in taken.values())
     if not loss:
         return False
@@ -64,7 +64,7 @@ def _reachable(gang: Gang, usable: Mapping[str, NodeCapacity], holdings: Sequenc
         uses: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for use in holding.uses:
             if use.node in usable:
-                uses[use.node].update({**use.requests, "pods": 1})
+                uses[use.node].update(use.taken)
         if uses:
             held.append(dict(uses))
     busy = {name for uses in held for name in uses}

@@ -94,7 +94,7 @@ class _Room:
         held: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for run in self._runs:
             for use in run.uses:
-                held[use.node].update({**use.requests, "pods": 1})
+                held[use.node].update(use.taken)
         emptied = (replace(node, free=Counter(node.free) + held[node.name]) for node in self._nodes.values())
         return self._placed(found, emptied) is not None
 
@@ -103,7 +103,7 @@ class _Room:
         for use in uses:
             node = self._nodes[use.node]
             free = Counter(node.free)
-            free.subtract({**use.requests, "pods": 1})
+            free.subtract(use.taken)
             self._nodes[use.node] = replace(node, free=free)
         self._runs.append(Holding(namespace=found.namespace, uses=uses))
 

@@ -23,8 +23,20 @@ COMES_BACK_S = 600.0
 _OVER = frozenset({"Completed", "Failed", "Cancelled", "Suspending", "Suspended", "Cancelling"})
 
 
+DeviceNeedsOf = Callable[[str, Mapping[str, Any]], Mapping[str, int]]
+
+
+def no_devices(_namespace: str, _spec: Mapping[str, Any]) -> Mapping[str, int]:
+    """Return nothing: no view of devices."""
+    return {}
+
+
 def read_queue(
-    jobs: Iterable[Object], pods: Iterable[Object], use_of: Callable[[Object], PodUse | None], now: datetime
+    jobs: Iterable[Object],
+    pods: Iterable[Object],
+    use_of: Callable[[Object], PodUse | None],
+    now: datetime,
+    needs: DeviceNeedsOf = no_devices,
 ) -> tuple[list[Applicant], list[Holding]]:
     """Return the gangs that wait and what the pods of the others take.
 
@@ -32,6 +44,7 @@ def read_queue(
         jobs: all TrainingJobs.
         pods: all pods; only those of trainers are read.
         use_of: what a pod takes from which node; None for one that has no node and after its end.
+        needs: what a pod of a namespace with a spec takes of the devices of its claims.
     """
     trainers: defaultdict[str, list[Object]] = defaultdict(list)
     for pod in pods:
@@ -44,12 +57,14 @@ def read_queue(
         uses = tuple(use for pod in mine if (use := use_of(pod)) is not None)
         if uses:
             holdings.append(Holding(namespace=job["metadata"].get("namespace", ""), uses=uses))
-        elif (found := applicant_of(job, mine, now)) is not None:
+        elif (found := applicant_of(job, mine, now, needs)) is not None:
             applicants.append(found)
     return applicants, holdings
 
 
-def applicant_of(job: Object, pods: Sequence[Object], now: datetime) -> Applicant | None:
+def applicant_of(
+    job: Object, pods: Sequence[Object], now: datetime, needs: DeviceNeedsOf = no_devices
+) -> Applicant | None:
     """The gang of a job without a pod on a node; None where it does not wait for room."""
     status = job.get("status") or {}
     attempt, rendered = status.get("attempt"), (status.get("pinned") or {}).get("rendered")
@@ -63,7 +78,7 @@ def applicant_of(job: Object, pods: Sequence[Object], now: datetime) -> Applican
     return Applicant(
         name=f"{metadata.get('namespace', '')}/{metadata['name']}",
         namespace=metadata.get("namespace", ""),
-        gang=gang_of_rendering(rendered),
+        gang=gang_of_rendering(rendered, needs(metadata.get("namespace", ""), rendered["pod"]["spec"])),
         levels=_levels(status.get("acceptedSpec") or job["spec"]),
         avoid=frozenset(status.get("avoidedNodes") or ()),
         priority=max((int(pod["spec"].get("priority") or 0) for pod in gated), default=0),

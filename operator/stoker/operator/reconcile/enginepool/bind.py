@@ -18,6 +18,7 @@ from stoker.operator.api.enginepool import EngineTemplate
 from stoker.operator.api.topology import PoolScheduling
 from stoker.operator.domain.conditions import Condition
 from stoker.operator.domain.labels import PLACED_AT
+from stoker.operator.domain.placement.device_catalog import needs_of
 from stoker.operator.domain.placement.gang import Level
 from stoker.operator.domain.placement.node_capacity import NodeCapacity, PodUse, affinity_to, remaining
 from stoker.operator.domain.placement.place import Placement, place
@@ -25,6 +26,7 @@ from stoker.operator.domain.placement.replica_gang import gang_of_replica
 from stoker.operator.domain.placement.unplaceable import Unplaceable
 from stoker.operator.domain.plan import Event, Object, Patch
 from stoker.operator.domain.pods import PodState, is_gated, pod_state
+from stoker.operator.domain.text import shortened
 from stoker.operator.reconcile.enginepool.replica import Replica
 from stoker.operator.reconcile.enginepool.view import PoolView
 from stoker.operator.reconcile.gates import contradicts, foreign_gates, opened
@@ -90,7 +92,9 @@ def _place_replica(view: PoolView, replica: Replica, room: _Room) -> _Room:
     if others := foreign_gates(replica.pods):
         text = f"placed when the pods' other scheduling gates are gone: {others}"
         return replace(room, binding=room.binding.then(Binding(waiting=text)))
-    gang = gang_of_replica(template.pod, template.pods_per_replica)
+    spec = template.pod.get("spec") or {}
+    devices = needs_of(view.seen.devices, view.pool.metadata.namespace, spec)
+    gang = gang_of_replica(template.pod, template.pods_per_replica, devices.amounts)
     found = place(gang, room.nodes, levels_of(template.scheduling))
     if isinstance(found, Unplaceable):
         return replace(room, binding=room.binding.then(Binding(waiting=found.line)))
@@ -99,7 +103,7 @@ def _place_replica(view: PoolView, replica: Replica, room: _Room) -> _Room:
         given = Binding(given_back=(replica,), events=(Event("Warning", GANG_TIMEOUT, text),))
         return replace(room, binding=room.binding.then(given))
     taken = remaining(room.nodes, [PodUse(node, gang.requests) for node in found.nodes])
-    affinity = (template.pod.get("spec") or {}).get("affinity")
+    affinity = spec.get("affinity")
     patches = tuple(
         _stamped(opened(pod, affinity_to(node, affinity), gang.requests), view.time)
         for pod, node in zip(replica.pods, found.nodes, strict=True)
@@ -129,8 +133,18 @@ def _relaxed(found: Placement) -> tuple[Condition, ...]:
 
 def _limits(view: PoolView) -> tuple[Condition, ...]:
     wishes = any(levels_of(revision.template.scheduling) for revision in view.pool.spec.revisions)
-    text = "the operator has no view of nodes: scheduling.topology has no effect"
-    return (Condition(LIMITED, True if wishes and not view.settings.places_gangs else None, "NoNodes", text),)
+    if wishes and not view.settings.places_gangs:
+        text = "the operator has no view of nodes: scheduling.topology has no effect"
+        return (Condition(LIMITED, True, "NoNodes", text),)
+    placed = [found.template for found in view.pool.spec.revisions if _is_placed(found.template)]
+    needs = (needs_of(view.seen.devices, view.pool.metadata.namespace, found.pod.get("spec") or {}) for found in placed)
+    doubts = dict.fromkeys(doubt for found in needs for doubt in found.doubts)
+    return (Condition(LIMITED, True if doubts else None, "ResourceClaims", shortened("; ".join(doubts))),)
+
+
+def _is_placed(template: EngineTemplate) -> bool:
+    """Whether the pods of its replicas get their nodes from here."""
+    return template.pods_per_replica > 1 or template.scheduling is not None
 
 
 def _watch_scheduling(view: PoolView) -> Binding:

@@ -16,6 +16,7 @@ from typing import Any
 
 from stoker.operator.api.trainingjob_status import Attempt, Failure
 from stoker.operator.domain.conditions import Condition, Health
+from stoker.operator.domain.placement.device_catalog import DeviceNeeds, needs_of
 from stoker.operator.domain.placement.gang import Level
 from stoker.operator.domain.placement.job_gang import gang_of_rendering
 from stoker.operator.domain.placement.node_capacity import affinity_to, pinned_node
@@ -42,12 +43,8 @@ _WITHOUT_NODES = Condition(
     LIMITED, True, "NoNodes", "the operator has no view of nodes: each pod is scheduled by itself"
 )
 _WITH_NODES = Condition(LIMITED, None, "NoNodes")
-_WITH_CLAIMS = Condition(
-    LIMITED,
-    True,
-    "ResourceClaims",
-    "the devices of podTemplate.spec.resourceClaims are not counted: name the nodes that have them by nodeSelector",
-)
+CLAIMS = "ResourceClaims"
+"""Reason while devices of claims are not counted, or not exactly."""
 
 
 def bind(view: TrainingView) -> JobOutcome | None:
@@ -68,7 +65,8 @@ def _open_gates(view: TrainingView, attempt: Attempt) -> JobOutcome:
     if others := foreign_gates(view.gang):
         return _waiting(view, "SchedulingGated", f"placed when the pods' other scheduling gates are gone: {others}")
     turn = view.seen.turn
-    gang = gang_of_rendering(_rendered(view))
+    devices = _devices(view)
+    gang = gang_of_rendering(_rendered(view), devices.amounts)
     avoided = avoided_nodes(view.job.status)
     found = place(gang, view.seen.nodes, _levels(view), avoided)
     if isinstance(found, Unplaceable) and avoided:
@@ -82,7 +80,7 @@ def _open_gates(view: TrainingView, attempt: Attempt) -> JobOutcome:
     chosen = zip(view.gang, found.nodes, strict=True)
     affinity = _rendered(view)["pod"]["spec"].get("affinity")
     patches = tuple(opened(pod, affinity_to(node, affinity), gang.requests) for pod, node in chosen if is_gated(pod))
-    return _placed(view, attempt, patches, *_relaxed(found), _used_again(found, avoided), _WITH_NODES)
+    return _placed(view, attempt, patches, *_relaxed(found), _used_again(found, avoided), _counted(devices))
 
 
 def _in_queue(turn: Turn | None, line: str) -> str:
@@ -105,7 +103,16 @@ def _limited(view: TrainingView, attempt: Attempt) -> Condition:
         return Condition(LIMITED, True, "NoNodes", text)
     if attempt.placed_at is not None and not any(map(pinned_node, view.gang)):
         return _WITHOUT_NODES
-    return _WITH_CLAIMS if _rendered(view)["pod"]["spec"].get("resourceClaims") else _WITH_NODES
+    return _counted(_devices(view))
+
+
+def _devices(view: TrainingView) -> DeviceNeeds:
+    return needs_of(view.seen.devices, view.job.metadata.namespace, _rendered(view)["pod"]["spec"])
+
+
+def _counted(devices: DeviceNeeds) -> Condition:
+    """Say what of the devices that pods claim is not counted, or not exactly."""
+    return Condition(LIMITED, True if devices.doubts else None, CLAIMS, shortened("; ".join(devices.doubts)))
 
 
 def _rendered(view: TrainingView) -> Mapping[str, Any]:

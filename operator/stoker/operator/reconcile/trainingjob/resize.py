@@ -15,6 +15,7 @@ from stoker.operator.api.trainingjob import TrainingJobSpec
 from stoker.operator.api.trainingjob_status import Attempt, ElasticSize
 from stoker.operator.domain.conditions import Condition
 from stoker.operator.domain.elastic import Limits, Moment, due_in_s, resized
+from stoker.operator.domain.placement.device_catalog import needs_of
 from stoker.operator.domain.placement.gang import Level
 from stoker.operator.domain.placement.job_gang import gang_of_rendering
 from stoker.operator.domain.placement.place import Placement, place
@@ -95,7 +96,9 @@ def _has_room(view: TrainingView, spec: Mapping[str, Any]) -> bool:
     layout = TrainingJobSpec.model_validate(spec).parallelism.model_dump()
     grid = {**config, "parallelism": layout, "gang": {**config["gang"], "nodes": spec["workers"]["replicas"]}}
     levels = tuple(Level(found.key, found.mode) for found in view.job.spec.scheduling.topology)
-    return isinstance(place(gang_of_rendering({**rendered, "config": grid}), view.seen.nodes, levels), Placement)
+    devices = needs_of(view.seen.devices, view.job.metadata.namespace, rendered["pod"]["spec"]).amounts
+    gang = gang_of_rendering({**rendered, "config": grid}, devices)
+    return isinstance(place(gang, view.seen.nodes, levels), Placement)
 
 
 def _why(now: Moment, workers: int) -> str:

@@ -14,11 +14,10 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from stoker.model.kernels.expert_weights import ExpertWeights
 from stoker.model.kernels.fused.expert_router import Choices
-from stoker.model.kernels.fused.launch import overlap
+from stoker.model.kernels.fused.launch import overlap, wait_for_last
 
 
 class PairTile(NamedTuple):
@@ -28,7 +27,7 @@ class PairTile(NamedTuple):
     """Columns of each expert that are read at once; the gate reads whole rows."""
 
 
-GATE_UP = PairTile(1, 4)
+GATE_UP = PairTile(2, 4)
 DOWN = PairTile(2, 4)
 
 
@@ -95,10 +94,7 @@ def pair_gate_up_kernel(
     x, gate_up, experts, activated, num_choices, width, depth, first, num_own,
     OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    # The kernel of `down` begins after this wait, so the choices are complete then.
-    if OVERLAPS:
-        gdc_wait()
-        gdc_launch_dependents()
+    wait_for_last(OVERLAPS)
     pair = tl.program_id(1)
     output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     column = tl.arange(0, DEPTH)
@@ -124,60 +120,27 @@ def pair_down_kernel(
     CHOICES: tl.constexpr, PLACES: tl.constexpr, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, TURNS: tl.constexpr,
     WHOLE: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """All of a token's experts at once: the sum over them is part of the sum over the columns.
-
-    Choices and weights are read before waiting for the last kernel, which began when the choices were complete.
-    """
-    if OVERLAPS:
-        gdc_launch_dependents()
+    """All of a token's experts at once: the sum over them is part of the sum over the columns."""
+    wait_for_last(OVERLAPS)
     token = tl.program_id(1)
     output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     place_K, column = tl.arange(0, PLACES), tl.arange(0, COLUMNS)
     is_choice, has_output = place_K < CHOICES, output < num_outputs
-    # Not from the cache of a multiprocessor, which may hold what an earlier layer chose.
-    chosen_K = tl.load(experts + token * CHOICES + place_K, mask=is_choice, other=0, cache_modifier=".cg")
-    experts_K = chosen_K.to(tl.int64) - first
+    experts_K = tl.load(experts + token * CHOICES + place_K, mask=is_choice, other=0).to(tl.int64) - first
     is_choice = is_choice & (experts_K >= 0) & (experts_K < num_own)
-    weights_K = tl.load(weights + token * CHOICES + place_K, mask=is_choice, other=0.0, cache_modifier=".cg")
+    weights_K = tl.load(weights + token * CHOICES + place_K, mask=is_choice, other=0.0)
     rows = (experts_K[None, :] * num_outputs + output[:, None])[:, :, None] * width
     inputs = activated + (token * CHOICES + place_K)[:, None] * width + column[None, :]
-    is_row = has_output[:, None] & is_choice[None, :]
-    first_OKC = load_down(down + rows, 0, is_row, column, width, COLUMNS, WHOLE)
-    if TURNS > 1:
-        second_OKC = load_down(down + rows, 1, is_row, column, width, COLUMNS, WHOLE)
-    if TURNS > 2:
-        third_OKC = load_down(down + rows, 2, is_row, column, width, COLUMNS, WHOLE)
-    if OVERLAPS:
-        gdc_wait()
-    sums_O = weigh(first_OKC, inputs, 0, weights_K, is_choice, column, width, COLUMNS, WHOLE)
-    if TURNS > 1:
-        sums_O += weigh(second_OKC, inputs, 1, weights_K, is_choice, column, width, COLUMNS, WHOLE)
-    if TURNS > 2:
-        sums_O += weigh(third_OKC, inputs, 2, weights_K, is_choice, column, width, COLUMNS, WHOLE)
-    for turn in tl.static_range(3, TURNS):
-        down_OKC = load_down(down + rows, turn, is_row, column, width, COLUMNS, WHOLE)
-        sums_O += weigh(down_OKC, inputs, turn, weights_K, is_choice, column, width, COLUMNS, WHOLE)
+    sums_O = tl.zeros([OUTPUTS], dtype=tl.float32)
+    for turn in tl.static_range(TURNS):
+        is_weight = (has_output[:, None] & is_choice[None, :])[:, :, None]
+        is_input = is_choice[:, None]
+        if not WHOLE:
+            inside = turn * COLUMNS + column < width
+            is_weight = is_weight & inside[None, None, :]
+            is_input = is_input & inside[None, :]
+        places = down + rows + (turn * COLUMNS + column)[None, None, :]
+        down_OKC = tl.load(places, mask=is_weight, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        inputs_KC = tl.load(inputs + turn * COLUMNS, mask=is_input, other=0.0).to(tl.float32) * weights_K[:, None]
+        sums_O += tl.sum(tl.sum(down_OKC * inputs_KC[None, :, :], 2), 1)
     tl.store(y + token * num_outputs + output, sums_O.to(y.dtype.element_ty), mask=has_output)
-
-
-@triton.jit
-def load_down(places, turn: tl.constexpr, is_row, column, width, COLUMNS: tl.constexpr, WHOLE: tl.constexpr):
-    """The weights of a turn's columns of all experts."""
-    is_weight = is_row[:, :, None]
-    if not WHOLE:
-        is_weight = is_weight & (turn * COLUMNS + column < width)[None, None, :]
-    places_OKC = places + (turn * COLUMNS + column)[None, None, :]
-    return tl.load(places_OKC, mask=is_weight, other=0.0, eviction_policy="evict_first")
-
-
-@triton.jit
-def weigh(
-    down_OKC, inputs, turn: tl.constexpr, weights_K, is_choice, column, width,
-    COLUMNS: tl.constexpr, WHOLE: tl.constexpr,
-):  # fmt: skip
-    """The sum over a turn's columns of all experts."""
-    is_input = is_choice[:, None]
-    if not WHOLE:
-        is_input = is_input & (turn * COLUMNS + column < width)[None, :]
-    inputs_KC = tl.load(inputs + turn * COLUMNS, mask=is_input, other=0.0).to(tl.float32) * weights_K[:, None]
-    return tl.sum(tl.sum(down_OKC.to(tl.float32) * inputs_KC[None, :, :], 2), 1)

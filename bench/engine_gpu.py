@@ -8,14 +8,15 @@
 P1, P2: 256 requests drawn as nano-vllm's bench draws them (`random.seed(0)`, all prompts first, then the output
 lengths), temperature 0.6, end tokens ignored: output tokens per second. P3: 256 requests of 1,024 tokens in and 256
 out: all tokens per second; `:first-graphs` is the first round of a fresh server. P4, P5: one stream, 128 tokens in and
-512 out: milliseconds per token. P6: one prompt of 8192 tokens: milliseconds to the first token. P16: one stream at
-120,000 tokens: its prefill, and milliseconds per token. M1: chunks of 512 of a long prompt beside 16 streams:
-milliseconds per step at several contexts. `:attention=flash` needs flash-attn-4, installed or in the folder of packages
-that STOKER_BENCH_SITE names. P8, P8S: P1's requests and P4's stream with experts, and how the routers share a step of
-256 decodes. A1, A2: requests of 64 to 256 tokens in and 256 out arrive one by one at a fixed pace while others decode:
-the gaps between a request's tokens, and the time to its first one. One warm-up of the same kind comes before each.
-Start-up (P9) is `engine_gpu_start.py`. Each row is written to `<out>/<row>.json` as soon as it is measured, before its
-profile; one that fails or passes `--limit-s` leaves `<row>.error.txt`. The last line is JSON of all.
+512 out: milliseconds per token. P6: one prompt of 8192 tokens: milliseconds to the first token. P8, P8S: P1's requests
+and P4's stream with experts, and how the routers share a step of 256 decodes. P16: one stream at 120,000 tokens: its
+prefill, and milliseconds per token. M1: chunks of 512 of a long prompt beside 16 streams: milliseconds per step at
+several contexts. `:attention=flash` needs flash-attn-4, installed or in the folder of packages that STOKER_BENCH_SITE
+names. A1, A2: requests of 64
+to 256 tokens in and 256 out arrive one by one at a fixed pace while others decode: the gaps between a request's
+tokens, and the time to its first one. One warm-up of the same kind comes before each. Start-up (P9) is
+`engine_gpu_start.py`. Each row is written to `<out>/<row>.json` as soon as it is measured, before its profile; one
+that fails or passes `--limit-s` leaves `<row>.error.txt`. The last line is JSON of all.
 """
 
 from __future__ import annotations
@@ -421,10 +422,10 @@ ROWS = {
     "P4": Row(LLAMA31_8B, one_stream, 4096, 8192, 256, "<= 5.0 ms"),
     "P5": Row(QWEN3_06B, one_stream, 4096, 8192, 256, "<= 1.4 ms"),
     "P6": Row(LLAMA31_8B, first_token, 16384, 8192, 256, "<= 235 ms"),
-    "P8": Row(QWEN3_30B_A3B, throughput, 2304, 16384, 256, ">= 6700 tokens/s"),
-    "P8S": Row(QWEN3_30B_A3B, one_stream, 2304, 8192, 256, "<= 2.5 ms"),
     "P16": Row(LLAMA31_8B, long_stream, 131072, 8192, 2, "<= 8.0 ms, prefill <= 9.3 s with flash"),
     "M1": Row(LLAMA31_8B, mixed_steps, 69632, 4096, 17, "-", chunk_tokens=512),
+    "P8": Row(QWEN3_30B_A3B, throughput, 2304, 16384, 256, ">= 6700 tokens/s"),
+    "P8S": Row(QWEN3_30B_A3B, one_stream, 2304, 8192, 256, "<= 2.5 ms"),
     "A1": Row(QWEN3_06B, paced_small, 4096, 8192, 256, "first token <= 10 ms"),
     "A2": Row(LLAMA31_8B, paced_large, 4096, 8192, 256, "first token <= 20 ms"),
 }

@@ -21,47 +21,66 @@ def own_address() -> str:
 
 
 @contextlib.contextmanager
-def relay(host: str, port: int) -> Iterator[tuple[str, int]]:
-    """Pass the bytes of connections on to `host:port`, both ways; yield the address to connect to."""
+def relay(host: str, port: int, sent: bytearray) -> Iterator[tuple[str, int]]:
+    """Pass the bytes of connections on to `host:port`, both ways; yield the address to connect to.
+
+    `sent` gets what goes there.
+    """
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
 
     async def start() -> asyncio.Server:
-        return await asyncio.start_server(lambda r, w: _serve(r, w, host, port), own_address(), 0)
+        return await asyncio.start_server(lambda r, w: _serve(r, w, host, port, sent), own_address(), 0)
 
+    server = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
     try:
-        server = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
         yield server.sockets[0].getsockname()[:2]
     finally:
-        asyncio.run_coroutine_threadsafe(_stop(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(_stop(server), loop).result(10)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
 
 
-async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str, port: int) -> None:
-    """Serve one connection until either side ends it."""
-    with contextlib.suppress(OSError):
+async def _serve(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str, port: int, sent: bytearray
+) -> None:
+    """Serve one connection until either side, or the relay, ends it."""
+    writers = [writer]
+    try:
         inner_reader, inner_writer = await asyncio.open_connection(host, port)
-        ways = [asyncio.create_task(_copy(reader, inner_writer)), asyncio.create_task(_copy(inner_reader, writer))]
-        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        for way in ways:
-            way.cancel()
-        await asyncio.gather(*ways, return_exceptions=True)
-        inner_writer.close()
-    writer.close()
+        writers.append(inner_writer)
+        there, back = _copy(reader, inner_writer, sent), _copy(inner_reader, writer, bytearray())
+        ways = [asyncio.create_task(there), asyncio.create_task(back)]
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+    except OSError:
+        pass
+    except asyncio.CancelledError:  # the relay ends, and so does this task
+        for one in writers:
+            one.transport.abort()
+    for one in writers:
+        one.close()
 
 
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, copied: bytearray) -> None:
     while data := await reader.read(65536):
+        copied += data
         writer.write(data)
         await writer.drain()
 
 
-async def _stop() -> None:
-    """End everything else on the loop."""
+async def _stop(server: asyncio.Server) -> None:
+    """Stop listening, and end everything else on the loop."""
+    server.close()
     others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
+    for _ in range(3):  # transports close in the loop's next turns
+        await asyncio.sleep(0)

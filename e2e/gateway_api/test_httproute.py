@@ -32,7 +32,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
         found.apply(corpus(), *(claim(name) for name in ("checkpoints", "logs")))
         found.apply(job("base", {"training.totalSteps": 20}))
         model = {"checkpointSelector": {"jobRef": {"name": "base"}}}
-        changes = {"router": None, "engine.scheduler.maxModelLen": 512}
+        changes = {"router": None, "engine.scheduler.maxModelLen": 512, "pools": [{"name": "main", "replicas": 2}]}
         found.apply(deployment("chat", model, changes))
         found.wait("trainingjob", "base", "Completed")
         found.wait("inferencedeployment", "chat", "Serving")
@@ -40,10 +40,16 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
 
 
 @pytest.fixture(scope="module")
-def gateway(served: Installation) -> Iterator[str]:
+def sent() -> bytearray:
+    """What the gateway has sent to the router."""
+    return bytearray()
+
+
+@pytest.fixture(scope="module")
+def gateway(served: Installation, sent: bytearray) -> Iterator[str]:
     """The address of a gateway with the example's route."""
     port = free_port()
-    with relay(*served.router()) as (host, endpoint), running(served.plane, traefik(served.plane, port)):
+    with relay(*served.router(), sent) as (host, endpoint), running(served.plane, traefik(served.plane, port)):
         served.apply(endpoints(host, endpoint), gateway_class(), *example(port))
         yield f"http://127.0.0.1:{port}"
 
@@ -96,15 +102,29 @@ def chat(tokens: int) -> Object:
     return {"model": "chat", "messages": [message], "max_tokens": tokens, "ignore_eos": True, "stream": True}
 
 
-def finished(served: Installation, reason: str) -> float:
-    """Return the number of requests of the engine that ended for a reason."""
-    (pod,) = [pod for pod in served.all("pods") if pod["metadata"]["labels"].get("stoker.dev/role") == "engine"]
+def engines(served: Installation) -> dict[str, Object]:
+    """The engines that run, by name."""
+    pods = [pod for pod in served.all("pods") if pod["metadata"]["labels"].get("stoker.dev/role") == "engine"]
+    return {pod["metadata"]["name"]: pod for pod in pods if pod["status"].get("phase") == "Running"}
+
+
+def metric(pod: Object, pattern: str) -> float:
+    """Return the sum of an engine's samples whose name and labels match."""
     (port,) = [one["containerPort"] for one in pod["spec"]["containers"][0]["ports"] if one["name"] == "http"]
-    metrics = httpx.get(f"http://{pod['status']['podIP']}:{port}/metrics", timeout=20, trust_env=False).text
-    found = re.findall(
-        rf'^vllm:request_success_total\{{.*finished_reason="{reason}".*\}} (\S+)$', metrics, re.MULTILINE
-    )
-    return sum(float(value) for value in found)
+    metrics = httpx.get(f"http://{pod['status']['podIP']}:{port}/metrics", timeout=60, trust_env=False).text
+    return sum(float(value) for value in re.findall(rf"^{pattern} (\S+)$", metrics, re.MULTILINE))
+
+
+def finished(served: Installation, reason: str) -> float:
+    """Return the number of requests of all engines that ended for a reason."""
+    pattern = rf'vllm:request_success_total\{{.*finished_reason="{reason}".*\}}'
+    return sum(metric(pod, pattern) for pod in engines(served).values())
+
+
+def busy_engine(served: Installation) -> str:
+    """Return the name of the engine with a running request, or nothing."""
+    pattern = r"vllm:num_requests_running(?:\{.*\})?"
+    return next((name for name, pod in engines(served).items() if metric(pod, pattern)), "")
 
 
 def test_a_streamed_chat_comes_through_the_gateway(served: Installation, gateway: str) -> None:
@@ -147,3 +167,50 @@ def test_what_the_route_does_not_name_stays_outside(served: Installation, gatewa
     assert refused.status_code == 400
     assert "max_tokens" in refused.json()["error"]["message"], "the router's own answer"
     assert served.one("service", "chat")["metadata"]["namespace"] == USER
+
+
+def test_the_trace_of_a_client_reaches_the_router(served: Installation, gateway: str, sent: bytearray) -> None:
+    eventually(lambda: answers(gateway), PATIENCE_S)
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    with httpx.Client(base_url=gateway, headers=HOST, timeout=PATIENCE_S, trust_env=False) as client:
+        headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
+        body = {**chat(4), "stream": False}
+        assert client.post("/v1/chat/completions", headers=headers, json=body).status_code == 200
+    assert re.search(rb"(?i)traceparent: 00-" + trace.encode() + rb"-[0-9a-f]{16}-01", bytes(sent))
+
+
+def resumed(served: Installation) -> float:
+    """Return the number of streams that went on at another engine."""
+    host, port = served.router()
+    text = httpx.get(f"http://{host}:{port}/metrics", timeout=60, trust_env=False).text
+    return float(re.findall(r"^stoker_router_resumed_streams_total (\S+)$", text, re.MULTILINE)[0])
+
+
+def streamed_while_its_engine_dies(served: Installation, gateway: str, tokens: int) -> list[str]:
+    """Return the events of a stream whose engine is killed, if it is found while the stream runs."""
+    body = {**chat(tokens), "stream_options": {"include_usage": True}}
+    with (
+        httpx.Client(base_url=gateway, headers=HOST, timeout=PATIENCE_S, trust_env=False) as client,
+        client.stream("POST", "/v1/chat/completions", json=body) as answer,
+    ):
+        lines = (line.removeprefix("data: ") for line in answer.iter_lines() if line)
+        events = [next(lines)]
+        if victim := busy_engine(served):
+            served.releases.kubectl("delete", "pod", victim, "--namespace", USER, "--grace-period=0", "--force")
+        return events + list(lines)
+
+
+def test_a_stream_outlives_its_engine_behind_the_gateway(served: Installation, gateway: str) -> None:
+    """Its engine is killed under it; the client gets every token, in one answer."""
+    tokens = 440
+    for _ in range(5):  # a stream may end before its engine is found
+        eventually(lambda: answers(gateway) and len(engines(served)) == 2, PATIENCE_S)
+        events = streamed_while_its_engine_dies(served, gateway, tokens)
+        assert events[-1] == "[DONE]"
+        chunks = [json.loads(event) for event in events[:-1]]
+        assert not [chunk for chunk in chunks if "error" in chunk]
+        assert chunks[-1]["usage"]["completion_tokens"] == tokens
+        assert [part["finish_reason"] for chunk in chunks for part in chunk["choices"]][-1] == "length"
+        if resumed(served):
+            return
+    raise AssertionError("no stream was found at its engine")

@@ -22,7 +22,7 @@ from stoker.engine.core.handover.messages import PeerHello, PeerMessage, pack_pe
 from stoker.engine.core.handover.office import Front, Gone, Letter, LocalPort, Office, Post
 from stoker.engine.core.messages import AddRequest, Delta, Outputs
 from stoker.engine.errors import RequestRefused
-from stoker.engine.execution.executor import InProcess
+from stoker.engine.execution.executor import InProcess, OnDevice
 from stoker.engine.execution.runner import Runner
 from stoker.engine.transfer.cuda_ipc import LATE_S
 from stoker.engine.transfer.fingerprint import Fingerprint
@@ -284,7 +284,7 @@ class Station:
 
 def memory_of(engine: LLMEngine) -> tuple[np.ndarray, BlockLayout]:
     """The cache as [blocks, block_bytes] uint8, and the layout of a block."""
-    assert isinstance(engine.executor, InProcess)
+    assert isinstance(engine.executor, InProcess | OnDevice)
     runner = engine.executor.runner
     if isinstance(runner, DigestRunner):
         return runner.cache_BN, BlockLayout(0, 1, runner.block_size, 0, 1, WORD // 2, "float8_e4m3fn")

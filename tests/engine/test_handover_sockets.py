@@ -5,23 +5,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
-from stoker.engine.config import Transport
+from stoker.engine.config import EngineConfig, Transport
 from stoker.engine.core.handover.host_ports import HostPorts
 from stoker.engine.core.handover.messages import Beat
-from stoker.engine.core.handover.office import Gone, Letter
-from stoker.engine.core.handover.open_desk import unmet
+from stoker.engine.core.handover.office import Front, Gone, Letter
+from stoker.engine.core.handover.open_desk import open_desk, unmet
 from stoker.engine.core.handover.peer_post import PeerPost, curve_keys
 from stoker.engine.core.messages import AddRequest
+from stoker.engine.execution.executor import OnDevice
 from stoker.engine.key_file import read_key
+from stoker.engine.plan import EnginePlan
 from stoker.engine.sampling import SamplingParams
 from stoker.engine.transfer.in_process import Network
 from stoker.engine.transfer.zone_memory import SharedZone
-from stoker.pod.config_file import ConfigError
+from stoker.pod.config_file import ConfigError, parse
 from testing.engine.audits import assert_sound
 from testing.engine.stations import FACTS, Clock, Mail, Station
 from testing.engine.transfers import wait_for
@@ -41,10 +44,12 @@ class Wired:
 
     def __init__(self, make_engine: Callable[..., Any], folder: Path) -> None:
         self.make_engine, self.folder = make_engine, folder
+        self.execution: dict[str, Any] = {}
+        """As `make_engine` takes it; default: a step is done when it is submitted."""
         self.stations: list[Station] = []
 
     def station(self, name: str, *transports: Transport, key: bytes = KEY) -> Station:
-        engine = self.make_engine(chunk=16)
+        engine = self.make_engine(chunk=16, **self.execution)
         engine.clock = slow_clock
         data = engine.executor.runner.cache.data
         cache_BN = data.view(data.shape[0], -1).view(torch.uint8).numpy()
@@ -78,8 +83,13 @@ def wired(make_engine: Callable[..., Any], tmp_path: Path) -> Iterator[Wired]:
         station.desk.close()
 
 
+AS_ON_A_GPU: dict[str, Any] = {"execute": OnDevice, "overlap": True}
+
+
+@pytest.mark.parametrize("execution", [{}, AS_ON_A_GPU], ids=["in process", "on device"])
 @pytest.mark.parametrize("transport", ["shared-memory", "tcp"])
-def test_a_split_answer_is_that_of_one_engine(wired: Wired, transport: Transport) -> None:
+def test_a_split_answer_is_that_of_one_engine(wired: Wired, transport: Transport, execution: dict[str, Any]) -> None:
+    wired.execution = execution
     d, p = wired.station("d", transport), wired.station("p")
     d.ask(AddRequest("r", PROMPT, PARAMS, time.monotonic(), prefill=p.name))
     wired.run(lambda: d.idle, "the answer")
@@ -96,6 +106,24 @@ def test_a_split_answer_is_that_of_one_engine(wired: Wired, transport: Transport
     for station in (d, p):
         assert_sound(station.engine.scheduler.audit())
         wired.run(lambda station=station: station.zone.zone.credits == 4, "free slots")  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("execution", [{}, AS_ON_A_GPU], ids=["in process", "on device"])
+def test_a_desk_opens_on_every_executor_of_one_rank(
+    make_engine: Callable[..., Any], tmp_path: Path, execution: dict[str, Any]
+) -> None:
+    engine = make_engine(**execution)
+    config = parse(EngineConfig, {"model": {"path": "m"}, "transfer": {"listen": "127.0.0.1:0", "zone_blocks": 4}})
+    plan = cast(EnginePlan, SimpleNamespace(digest="ab", device="cpu", kernels="reference"))
+    front = Front(lambda *_: None, lambda *_: None, lambda *_: None)
+    desk = open_desk(config, engine, plan, tmp_path, front, time.monotonic)
+    assert desk is not None
+    try:
+        desk.turn()
+        stats = desk.stats()
+        assert (stats.transports, stats.zone_slots, stats.unmet) == (("shared-memory", "tcp"), 4, "")
+    finally:
+        desk.close()
 
 
 def test_an_engine_with_another_key_is_not_let_in(wired: Wired) -> None:

@@ -76,6 +76,25 @@ def test_a_pool_without_engines_holds_requests_until_it_wakes() -> None:
     assert 60 <= result.served[-1].first_token_s <= 60 + 10
 
 
+def test_conversations_find_their_beginnings_where_the_router_weighs_them() -> None:
+    """Six conversations of six turns, each turn 512 tokens longer; three engines with a prefix cache."""
+    turns = [
+        TracedRequest(0, 12.0 * turn + talk, 512 * (turn + 1) + 8, 8, tuple(range(100 * talk, 100 * talk + turn + 2)))
+        for turn in range(6)
+        for talk in range(6)
+    ]
+    requests = [replace(found, number=number) for number, found in enumerate(turns)]
+    assert requests[6].chain()[:2] == requests[0].chain()
+    assert len(requests[6].chain()) == 4
+    settings = replace(SETTINGS, engine=replace(ENGINE, prefix_cache=True), replicas=3)
+    computed = {
+        policy: sum(found.uncached for found in simulate(replace(settings, policy=policy), requests).served)
+        for policy in ("cacheAware", "random")
+    }
+    assert computed["cacheAware"] <= 36 * 600
+    assert computed["cacheAware"] < 0.7 * computed["random"]
+
+
 def test_both_forms_of_traces_are_read_and_changed(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(
         "TIMESTAMP,ContextTokens,GeneratedTokens\n"

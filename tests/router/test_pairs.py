@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.router.cache_aware import CacheAware, cost_s
+from stoker.router.cache_aware import CacheAware
 from stoker.router.load import Load
 from stoker.router.pairs import (
     AGAINST_ROLE_S,
@@ -18,6 +18,7 @@ from stoker.router.pairs import (
     Measured,
     Pair,
     against,
+    costs_of,
     exposed_s,
     link_rate,
     measured,
@@ -205,6 +206,10 @@ def test_more_decoding_sequences_make_a_prompt_dearer() -> None:
 
 @given(FLEETS, st.integers(-100, 20_000), st.floats(100, 50_000))
 def test_the_fast_cost_of_an_engine_is_the_formulas(drawn: list[Engine], uncached: int, rate: float) -> None:
-    for one in named(drawn):
-        expected = whole_s(one, measured(one, one.load, rate), uncached)
-        assert cost_s(one, one.load, uncached, rate) == pytest.approx(expected, rel=1e-9)
+    fleet = named(drawn)
+    found = costs_of(fleet, [one.load for one in fleet], [uncached] * len(fleet), rate)
+    for one, whole, helping, answering in zip(fleet, *found, strict=True):
+        seen = measured(one, one.load, rate)
+        assert whole == pytest.approx(whole_s(one, seen, uncached), rel=1e-9)
+        assert helping == pytest.approx(seen.prefill_s(uncached) + against(one, "decode"), rel=1e-9)
+        assert answering == pytest.approx(seen.decode_s + against(one, "prefill"), rel=1e-9)

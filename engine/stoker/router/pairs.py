@@ -21,6 +21,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from stoker.router.load import Load, Peer
@@ -184,87 +185,120 @@ def exposed_s(answering: Peer, helping: Peer, sent_tokens: int, prefill_s: float
     return handover_s + max(transfer_s - prefill_s, 0.0)
 
 
-class _Helper(NamedTuple, Generic[P]):
-    """The best helper of a group whose members are alike for an answering engine."""
+def costs_of(
+    places: Sequence[P], loads: Sequence[Load | None], uncached: Sequence[int], rate: float
+) -> tuple[list[float], list[float], list[float]]:
+    """Each engine's cost of a request alone, of its prompt as the helper, and of the rest as the one that answers.
 
-    place: P
-    peer: Peer
-    uncached: int
-    prefill_s: float
-    """The time that hides a transfer: its own prefill."""
+    The fast twin of `whole_s` and of the parts of `split`: one pass over all engines, without a call for each.
+
+    Args:
+        rate: of engines that have not measured their own.
+    """
+    whole, helping, answering = list[float](), list[float](), list[float]()
+    for place, load, missing in zip(places, loads, uncached, strict=True):
+        tokens, pending, per_s, gap, share = place.unstarted_tokens, place.pending, rate, GAP_S, 1.0
+        if load is not None:
+            requests, waiting = load.requests, load.waiting_tokens
+            tokens = waiting if waiting > tokens else tokens
+            pending = requests if requests > pending else pending
+            per_s, gap = load.prefill_tokens_per_s or rate, load.gap_s or gap
+            if requests > load.waiting:
+                share += (requests - load.waiting) * STREAM_WEIGHT
+        prefill_s, role = (tokens + (missing * share if missing > 0 else 0.0)) / per_s, place.role
+        decode_s = pending * gap + (AGAINST_ROLE_S if role == "prefill" else 0.0)
+        whole.append(prefill_s + decode_s)
+        helping.append(prefill_s + AGAINST_ROLE_S if role == "decode" else prefill_s)
+        answering.append(decode_s)
+    return whole, helping, answering
+
+
+class Option(NamedTuple, Generic[P]):
+    """An engine as one side of a pair."""
+
     cost_s: float
+    place: P
+    uncached: int
+    """Tokens of the prompt that it would have to compute."""
 
 
-class Helpers(Generic[P]):
-    """The best helpers for a prompt: one for each revision and fingerprint, and one for each host of those."""
+class _Group(Generic[P]):
+    """The two cheapest helpers of a revision and fingerprint, and those of each host: one may be who answers."""
 
-    def __init__(
-        self, places: Iterable[P], uncached: Mapping[tuple[str, str], int], rate: float,
-        seen: Mapping[tuple[str, str], Measured] | None = None,
-    ) -> None:  # fmt: skip
-        """`seen`: what is measured of some of the engines already, by identity."""
-        self._best: dict[tuple[str, str, str | None], tuple[_Helper[P], ...]] = {}
-        self._lowest_s = float("inf")
-        """Cost of the cheapest helper."""
-        known = seen or {}
-        for place in places:
-            load = place.load
-            if load is not None and load.peer is not None and not place.silent:
-                identity = place.identity
-                self._add(place, load.peer, known.get(identity) or measured(place, load, rate), uncached[identity])
+    def __init__(self) -> None:
+        self.anywhere: list[Option[P]] = []
+        self.on: dict[str, list[Option[P]]] = {}
 
-    def _add(self, place: P, peer: Peer, seen: Measured, uncached: int) -> None:
-        cost_s = seen.prefill_s(uncached) + against(place, "decode")
-        self._lowest_s = min(self._lowest_s, cost_s)
-        revision, fingerprint, found = place.revision, peer.fingerprint, None
-        for host in (None, peer.host_id):
-            key = revision, fingerprint, host
-            known = self._best.get(key, ())
-            if len(known) == 2 and cost_s >= known[1].cost_s:  # two: the answering engine may be the best one itself
-                continue
-            found = found or _Helper(place, peer, uncached, max(uncached, 0) / seen.rate, cost_s)
-            both = (found, *known) if not known or cost_s < known[0].cost_s else (known[0], found)
-            self._best[key] = both[:2]
-
-    def pair_s(
-        self, answers: P, seen: Measured, cached: int, tokens: int, below: float
-    ) -> tuple[float, _Helper[P]] | None:
-        """Predict the cost of the best split for an answering engine that has `cached` of the prompt's `tokens`.
-
-        None where no split costs less than `below`.
-        """
-        own_s = seen.decode_s + against(answers, "prefill")
-        if own_s + self._lowest_s >= below:
-            return None
-        load = answers.load
-        if load is None or load.peer is None:
-            return None
-        best: tuple[float, _Helper[P]] | None = None
-        for host in (None, load.peer.host_id):
-            for helper in self._best.get((answers.revision, load.peer.fingerprint, host), ()):
-                if helper.place is answers or helper.cost_s + own_s >= below:
-                    continue
-                exposed = exposed_s(load.peer, helper.peer, tokens - cached, helper.prefill_s)
-                if exposed is not None and helper.cost_s + exposed + own_s < below:
-                    below = helper.cost_s + exposed + own_s
-                    best = below, helper
-        return best
+    def add(self, option: Option[P], host: str) -> None:
+        """Add the next one in the order of costs."""
+        here = self.on.get(host)
+        if here is None:
+            self.on[host] = [option]
+        elif len(here) < 2:
+            here.append(option)
+        if len(self.anywhere) < 2:
+            self.anywhere.append(option)
 
 
 def cheapest_split(
-    options: Iterable[tuple[P, Measured, int]], helpers: Helpers[P], tokens: int, whole: float
+    answers: Sequence[Option[P]], helpers: Sequence[Option[P]], turn: int, rate: float, whole: float
 ) -> Pair[P] | None:
     """Choose the cheapest pair; None where an engine alone, at a cost of `whole` seconds, is as cheap.
 
     Args:
-        options: the engines that may answer, with what each would have to compute of the prompt's `tokens`.
+        answers: the engines that may answer, with what each would have to compute alone.
+        turn: among equals, they take turns.
+        rate: of engines that have not measured their own.
     """
     lowest, pair = whole / SPLIT_GAIN, None
-    for answers, seen, uncached in options:
-        found = helpers.pair_s(answers, seen, tokens - uncached, tokens, lowest)
-        if found is not None:
-            lowest, pair = found[0], Pair(answers, found[1].place, found[1].uncached)
+    least = min([option[0] for option in answers])
+    helpers = _by_cost([option for option in helpers if option[0] + least < lowest], turn)
+    if not helpers:
+        return None
+    groups, begin = _grouped(helpers), helpers[0].cost_s
+    for own in _by_cost([option for option in answers if option[0] + begin < lowest], turn):
+        if own.cost_s + begin >= lowest:
+            break
+        load = own.place.load
+        group = groups.get((own.place.revision, load.peer.fingerprint)) if load and load.peer else None
+        if group is None or load is None or load.peer is None:
+            continue
+        for helper in (*group.anywhere, *group.on.get(load.peer.host_id, ())):
+            if helper.place is own.place or own.cost_s + helper.cost_s >= lowest:
+                continue
+            exposed = _exposed_s(load.peer, helper, own.uncached, rate)
+            if exposed is not None and own.cost_s + helper.cost_s + exposed < lowest:
+                lowest, pair = own.cost_s + helper.cost_s + exposed, Pair(own.place, helper.place, helper.uncached)
     return pair
+
+
+def _by_cost(options: list[Option[P]], turn: int) -> list[Option[P]]:
+    begin = turn % len(options) if options else 0
+    return sorted([*options[begin:], *options[:begin]], key=itemgetter(0))
+
+
+def _grouped(helpers: Iterable[Option[P]]) -> dict[tuple[str, str], _Group[P]]:
+    groups: dict[tuple[str, str], _Group[P]] = {}
+    for option in helpers:
+        place = option.place
+        load = place.load
+        if load is None or load.peer is None or place.silent:
+            continue
+        key = place.revision, load.peer.fingerprint
+        group = groups.get(key)
+        if group is None:
+            group = groups[key] = _Group()
+        group.add(option, load.peer.host_id)
+    return groups
+
+
+def _exposed_s(answering: Peer, helper: Option[P], sent_tokens: int, rate: float) -> float | None:
+    """As `exposed_s`; the helper's own prefill hides the transfer."""
+    load = helper.place.load
+    if load is None or load.peer is None:
+        return None
+    prefill_s = max(helper.uncached, 0) / (load.prefill_tokens_per_s or rate)
+    return exposed_s(answering, load.peer, sent_tokens, prefill_s)
 
 
 def split_or_whole(
@@ -273,11 +307,12 @@ def split_or_whole(
     """Choose the helper of a request whose answering engine another policy has chosen."""
     if not others:
         return Pair(answers, None, tokens)
-    uncached = {one.identity: tokens - cached.get(one.identity, 0) for one in (answers, *others)}
-    seen, own = measured(answers, answers.load, rate), uncached[answers.identity]
-    alone = Pair(answers, None, own)
-    helpers = Helpers(others, uncached, rate)
-    return cheapest_split([(answers, seen, own)], helpers, tokens, whole_s(answers, seen, own)) or alone
+    places = (answers, *others)
+    uncached = [tokens - cached.get(one.identity, 0) for one in places]
+    whole, helping, answering = costs_of(places, [one.load for one in places], uncached, rate)
+    own = Option(answering[0], answers, uncached[0])
+    helpers = [Option(*found) for found in zip(helping[1:], others, uncached[1:], strict=True)]
+    return cheapest_split([own], helpers, 0, rate, whole[0]) or Pair(answers, None, uncached[0])
 
 
 def of_role(ready: Sequence[P]) -> Sequence[P]:

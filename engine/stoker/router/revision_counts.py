@@ -126,7 +126,15 @@ class RevisionCounts(Collector):
 
     def _both(self, entry: BackendEntry) -> tuple[Counts, Counts]:
         place = entry.revision, entry.pool
-        return self._totals.setdefault(place, Counts()), self._in_window.setdefault(place, Counts())
+        return _at(self._totals, place), _at(self._in_window, place)
+
+
+def _at(counts: dict[Place, Counts], place: Place) -> Counts:
+    """The counts of a place, made when they are first needed: each part of a stream asks for them."""
+    found = counts.get(place)
+    if found is None:
+        found = counts[place] = Counts()
+    return found
 
 
 def _buckets(found: Histogram) -> list[tuple[str, float]]:

@@ -37,6 +37,7 @@ class StreamSums:
 class DeviceStore:
     """A GPU engine's cache and its landing zone."""
 
+    @torch.inference_mode()
     def __init__(self, zone_SN: Tensor, cache_BN: Tensor, *, fused: bool) -> None:
         """Both uint8 on one GPU. `fused`: copy and sum by the Triton kernel, which is compiled here."""
         self.zone_SN, self.cache_BN = zone_SN, cache_BN

@@ -14,6 +14,7 @@ from blake3 import blake3
 
 from stoker.engine.config import EngineConfig, Transport
 from stoker.engine.core.block_identity import fingerprint_of, layout_of
+from stoker.engine.core.build import runner_of
 from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.handover.desk import Desk
 from stoker.engine.core.handover.device_store import DeviceStore
@@ -22,7 +23,6 @@ from stoker.engine.core.handover.host_store import HostStore
 from stoker.engine.core.handover.messages import PeerHello
 from stoker.engine.core.handover.office import BlockStore, Front, Office
 from stoker.engine.core.handover.peer_post import PeerPost, curve_keys
-from stoker.engine.execution.executor import InProcess
 from stoker.engine.execution.runner import Runner
 from stoker.engine.key_file import read_key
 from stoker.engine.plan import EnginePlan, parse_listen
@@ -57,9 +57,7 @@ def open_desk(
         return None
     host, port = parse_listen(transfer.listen, keyed=transfer.key_file is not None)
     key = read_key(transfer.key_file) if transfer.key_file is not None else None
-    assert isinstance(engine.executor, InProcess), "the plan refuses others"
-    runner = engine.executor.runner
-    assert isinstance(runner, Runner), "the engine's own"
+    runner = runner_of(engine.executor)
     facts = fingerprint_of(config, runner, plan.digest)
     layout = layout_of(runner)
     try:

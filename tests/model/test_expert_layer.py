@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from stoker.model.aux import Aux
 from stoker.model.experts import Experts
 from stoker.model.kernels.expert_rows import sort_rows
 from stoker.model.kernels.expert_weights import ExpertWeights
 from stoker.model.kernels.ops import Ops
+from stoker.model.lora import LoraSettings
 from stoker.model.parallel import Norm
 from testing.model import interpreted
 from tests.model.conftest import CONFIGS
@@ -93,7 +95,7 @@ def check_layer(device: str, shape: Shape, dtype: torch.dtype, normalise: bool) 
     """Check both entries, for as many tokens as there are and pair by pair, and that a second call has equal bits."""
     from stoker.model.kernels.fused.expert_layer import MAX_PAIR_TOKENS
     from stoker.model.kernels.fused.expert_pairs import pair_products
-    from stoker.model.kernels.fused.expert_router import route_few, route_rows
+    from stoker.model.kernels.fused.expert_router import route_few, route_rows, route_whole
 
     torch.manual_seed(3)
     ops, weights = Ops("fused"), layer(shape, dtype, device, normalise)
@@ -101,7 +103,10 @@ def check_layer(device: str, shape: Shape, dtype: torch.dtype, normalise: bool) 
     norm = 1 + fresh(shape.hidden, dtype=dtype, device=device)
     choices = route_rows(x, weights)
     check_choice(choices.experts.long(), x, weights)
-    if shape.tokens <= 2 * MAX_PAIR_TOKENS:
+    whole_choices = route_whole(x, weights)
+    check_choice(whole_choices.experts.long(), x, weights)
+    close(whole_choices.weights, choices.weights, dtype)
+    if shape.tokens <= MAX_PAIR_TOKENS:
         choices = route_few(x, None, weights)[0]
         check_choice(choices.experts.long(), x, weights)
         close(pair_products(x, choices, weights), twin(x, weights, choices.experts.long()), dtype)
@@ -221,6 +226,15 @@ def test_other_kernels_and_gradients_have_no_whole_layer() -> None:
     for deterministic in (False, True):
         assert Ops(deterministic=deterministic).experts(x, weights) is None
         assert Ops(deterministic=deterministic).norm_experts(x, None, torch.ones(16), EPS, weights) is None
+
+
+def test_adapters_and_losses_keep_a_layer_from_the_whole() -> None:
+    made: dict[str, Any] = {"dtype": F32, "device": torch.device("cpu"), "group": None}
+    experts = Experts(CONFIGS["qwen3-moe"], 0, Ops(), **made)
+    assert experts.is_alone(None)
+    assert not experts.is_alone(Aux())
+    assert experts.add_adapters(LoraSettings(rank=2, alpha=2.0)) == {"gate_proj", "up_proj", "down_proj"}
+    assert not experts.is_alone(None)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ Called by `expert_layer`.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -22,10 +22,12 @@ from stoker.model.kernels.fused.launch import overlap, wait_for_last
 
 FEW_EXPERTS = 2
 """Experts of one program where rows are few."""
-MAX_COLUMNS = 128
+MOST_SPLIT = 1024
+"""Most rows whose logits are made by several programs each: one program would read the router for as long."""
+SPLIT_EXPERTS = 32
+MAX_COLUMNS = 256
 STAGE_BYTES = 32768
 """Most bytes of the router in one of the product's stages."""
-STAGES = 3
 
 
 class Choices(NamedTuple):
@@ -47,42 +49,78 @@ class FewLogits(NamedTuple):
 
 
 def route_rows(x_TD: Tensor, weights: ExpertWeights) -> Choices:
-    """Compute product, softmax and choice in one kernel, some rows per program."""
-    num_tokens, depth = x_TD.shape
+    """Choose each row's experts; many rows in one kernel, others by more programs that each have some experts."""
+    if x_TD.shape[0] <= MOST_SPLIT:
+        return choose_experts(split_logits(x_TD, weights.router), weights)
+    return route_whole(x_TD, weights)
+
+
+def route_whole(x_TD: Tensor, weights: ExpertWeights) -> Choices:
+    """Compute product, softmax and choice in one kernel."""
+    num_tokens, num_experts = x_TD.shape[0], weights.num_experts
     choices = empty_choices(num_tokens, weights.num_choices, x_TD.device)
-    rows = 16 if num_tokens <= 1024 else 64
-    experts = max(16, triton.next_power_of_2(weights.num_experts))
-    columns = max(16, min(MAX_COLUMNS, STAGE_BYTES // (experts * x_TD.element_size())))
-    route_rows_kernel[(triton.cdiv(num_tokens, rows),)](
+    experts = max(16, triton.next_power_of_2(num_experts))
+    route_rows_kernel[(triton.cdiv(num_tokens, 64),)](
         x_TD,
         weights.router,
         choices.experts,
         choices.weights,
         num_tokens,
-        weights.num_experts,
-        depth,
+        num_experts,
+        x_TD.shape[1],
         CHOICES=weights.num_choices,
         PLACES=triton.next_power_of_2(weights.num_choices),
         NORMALISE=weights.normalise,
-        ROWS=rows,
+        ROWS=64,
         EXPERTS=experts,
-        COLUMNS=columns,
-        WHOLE=depth % columns == 0,
+        **columns_of(experts, x_TD),
         enable_fp_fusion=True,
-        num_warps=4 if rows == 16 and experts <= 128 else 8,
-        num_stages=STAGES,
+        num_warps=8,
+        num_stages=3,
         **overlap(),
     )
     return choices
 
 
+def split_logits(x_TD: Tensor, router_ED: Tensor) -> Tensor:
+    """Return the router's logits, float32 [T, E]."""
+    (num_tokens, depth), num_experts = x_TD.shape, router_ED.shape[0]
+    logits_TE = torch.empty(num_tokens, num_experts, dtype=torch.float32, device=x_TD.device)
+    split_logits_kernel[(triton.cdiv(num_tokens, 16), triton.cdiv(num_experts, SPLIT_EXPERTS))](
+        x_TD,
+        router_ED,
+        logits_TE,
+        num_tokens,
+        num_experts,
+        depth,
+        ROWS=16,
+        EXPERTS=SPLIT_EXPERTS,
+        **columns_of(SPLIT_EXPERTS, x_TD),
+        enable_fp_fusion=True,
+        num_warps=4,
+        num_stages=4,
+        **overlap(),
+    )
+    return logits_TE
+
+
+def columns_of(experts: int, x_TD: Tensor) -> dict[str, Any]:
+    """Return the columns of one stage of a product with so many rows of the router."""
+    columns = max(16, min(MAX_COLUMNS, STAGE_BYTES // (experts * x_TD.element_size())))
+    return {"COLUMNS": columns, "WHOLE": x_TD.shape[1] % columns == 0}
+
+
 def route_few(x_TD: Tensor, norm: RowNorm | None, weights: ExpertWeights) -> tuple[Choices, FewLogits]:
     """Compute norm and product of few rows by many programs, then choose."""
     few = few_logits(x_TD, norm, weights.router)
-    num_tokens, num_experts = few.logits.shape
-    choices = empty_choices(num_tokens, weights.num_choices, x_TD.device)
+    return choose_experts(few.logits, weights), few
+
+
+def choose_experts(logits_TE: Tensor, weights: ExpertWeights) -> Choices:
+    num_tokens, num_experts = logits_TE.shape
+    choices = empty_choices(num_tokens, weights.num_choices, logits_TE.device)
     choose_kernel[(num_tokens,)](
-        few.logits,
+        logits_TE,
         choices.experts,
         choices.weights,
         num_experts,
@@ -93,7 +131,7 @@ def route_few(x_TD: Tensor, norm: RowNorm | None, weights: ExpertWeights) -> tup
         num_warps=1,
         **overlap(),
     )
-    return choices, few
+    return choices
 
 
 def few_logits(x_TD: Tensor, norm: RowNorm | None, router_ED: Tensor) -> FewLogits:
@@ -169,17 +207,13 @@ def store_choices(
     tl.store(weights + place, weights_RK, mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
-def route_rows_kernel(
-    x, router, experts, weights, num_tokens, num_experts, depth,
-    CHOICES: tl.constexpr, PLACES: tl.constexpr, NORMALISE: tl.constexpr, ROWS: tl.constexpr, EXPERTS: tl.constexpr,
-    COLUMNS: tl.constexpr, WHOLE: tl.constexpr, OVERLAPS: tl.constexpr,
+@triton.jit
+def multiply_rows(
+    x, router, row, expert, num_tokens, num_experts, depth,
+    ROWS: tl.constexpr, EXPERTS: tl.constexpr, COLUMNS: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    wait_for_last(OVERLAPS)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    expert = tl.arange(0, EXPERTS)
+    """The logits of rows and experts; those beyond the end repeat the last one."""
     column = tl.arange(0, COLUMNS)
-    # Rows and experts beyond the end repeat the last one instead of a mask: their results are dropped.
     inputs = x + tl.minimum(row, num_tokens - 1).to(tl.int64)[:, None] * depth + column[None, :]
     own = router + tl.minimum(expert, num_experts - 1)[:, None] * depth + column[None, :]
     logits_RE = tl.zeros([ROWS, EXPERTS], dtype=tl.float32)
@@ -192,6 +226,35 @@ def route_rows_kernel(
             x_RC = tl.load(inputs + begin, mask=inside, other=0.0)
             router_EC = tl.load(own + begin, mask=inside, other=0.0)
         logits_RE = tl.dot(x_RC, tl.trans(router_EC), logits_RE, input_precision="ieee")
+    return logits_RE
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def split_logits_kernel(
+    x, router, logits, num_tokens, num_experts, depth,
+    ROWS: tl.constexpr, EXPERTS: tl.constexpr, COLUMNS: tl.constexpr, WHOLE: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    wait_for_last(OVERLAPS)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    expert = tl.program_id(1) * EXPERTS + tl.arange(0, EXPERTS)
+    logits_RE = multiply_rows(
+        x, router, row, expert, num_tokens, num_experts, depth, ROWS, EXPERTS, COLUMNS, WHOLE
+    )  # fmt: skip
+    inside = (row < num_tokens)[:, None] & (expert < num_experts)[None, :]
+    tl.store(logits + row.to(tl.int64)[:, None] * num_experts + expert[None, :], logits_RE, mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def route_rows_kernel(
+    x, router, experts, weights, num_tokens, num_experts, depth,
+    CHOICES: tl.constexpr, PLACES: tl.constexpr, NORMALISE: tl.constexpr, ROWS: tl.constexpr, EXPERTS: tl.constexpr,
+    COLUMNS: tl.constexpr, WHOLE: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    wait_for_last(OVERLAPS)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    logits_RE = multiply_rows(
+        x, router, row, tl.arange(0, EXPERTS), num_tokens, num_experts, depth, ROWS, EXPERTS, COLUMNS, WHOLE
+    )  # fmt: skip
     experts_RK, weights_RK = choose(logits_RE, num_experts, CHOICES, PLACES, NORMALISE, ROWS, EXPERTS)
     store_choices(experts_RK, weights_RK, row, num_tokens, experts, weights, CHOICES, PLACES)
 

@@ -1,11 +1,12 @@
 """Attention on one GPU: decode against the memory's speed, prefill and training against the matrix units'.
 
-    python -m bench.attention_gpu [--parts decode,prefill,training] [--json FILE] [--limit-s SECONDS]
+    python -m bench.attention_gpu [--parts decode,splits,prefill,flash,training] [--json FILE] [--limit-s SECONDS]
 
 Calls are captured in a CUDA graph over several layers in turn, so that no cache stays in the L2; times are medians per
 call. Limits: 4.4 TB/s and 780 TFLOP/s (measured on an H200). TFLOP/s count the causal half only. FILE is written anew
-after each row; a row that fails or passes its limit is named and leaves the others alone. `--site DIR` adds a folder of
-packages (flash-attn-4), whose rows are left out where it cannot be imported.
+after each row; a row that fails or passes its limit is named and leaves the others alone. `splits`: one long sequence
+cut for more or fewer programs; `flash`: long prompts over the cache by our kernel and by flash-attn-4. `--site DIR`
+adds a folder of packages (flash-attn-4), whose rows are left out where it cannot be imported.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import argparse
 import importlib.util
 import itertools
 import json
+import os
 import site
 import statistics
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -24,11 +27,18 @@ import torch
 from torch import Tensor
 
 from bench.row_limit import tried
+from stoker.model.kernels.fused.attention.decode import DecodeConfig, attend_decode
+from stoker.model.kernels.fused.attention.flash import attend_varlen, import_flash
+from stoker.model.kernels.fused.attention.gather import gather_keys
 from stoker.model.kernels.fused.attention.packed import packed_attention
 from stoker.model.kernels.fused.attention.paged import paged_attention, paged_attention_deterministic
+from stoker.model.kernels.fused.attention.splits import DecodeScratch
+from stoker.model.kernels.kernel_set import has_flash
+from stoker.model.kernels.long_prompts import PromptAttention
 from stoker.model.kernels.sequences import DeviceSequences, pack_sequences
 from stoker.model.paged_batch import PagedBatch, PagedSize
 from stoker.model.paged_buffers import PagedBuffers
+from stoker.model.paged_prompts import PromptPlan
 
 BYTES_PER_S = 4.4e12
 FLOP_PER_S = 780e12
@@ -39,9 +49,9 @@ Rows = Iterator[partial[Row]]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default="decode,prefill,training")
+    parser.add_argument("--parts", default="decode,splits,prefill,flash,training")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--site", type=Path)
+    parser.add_argument("--site", type=Path, default=os.environ.get("STOKER_BENCH_SITE"))
     parser.add_argument("--limit-s", type=float, default=30.0, help="of one row, its compilation included")
     arguments = parser.parse_args()
     if arguments.site is not None:
@@ -157,6 +167,125 @@ def make_step(
     return [(tensor, layer) for tensor in tensors for layer in range(tensor.shape[1])], sequences
 
 
+def splits_rows() -> Rows:
+    for lengths in ([120_000], [640], [32_768], [8192], [120_000] * 2, [65_536], [640] * 2, [2048]):
+        for config in ("32,2,2", "32,2,3", "32,2,4"):
+            yield partial(splits_row, config, lengths)
+
+
+def splits_row(config: str, lengths: list[int]) -> Row:
+    """`config`: keys of a tile, warps, stages. Medians over three orders of blocks, with the least and the most."""
+    keys, num_warps, num_stages = map(int, config.split(","))
+    chosen = DecodeConfig(keys=keys, num_warps=num_warps, num_stages=num_stages)
+    orders = [make_step([(length - 1, 1) for length in lengths], 32, 64, True) for _ in range(3)]
+    q = torch.randn(len(lengths), 32, 128, dtype=torch.bfloat16, device="cuda")
+    num_bytes = 2 * 2 * sum(lengths) * 8 * 128
+    row: Row = {"splits": f"{len(lengths)} of {lengths[0]}", "config": config}
+    row["limit_us"] = round(num_bytes / BYTES_PER_S * 1e6, 1)
+    for splits in (32, 64):
+        scratch = DecodeScratch(len(lengths), 32, 8, 128, "cuda")
+        scratch.out = scratch.out.new_empty(len(lengths) * splits * 32 * 128)
+        scratch.sums = scratch.sums.new_empty(2 * len(lengths) * splits * 32)
+        times = sorted(time_graph(split_calls(q, *order, scratch, chosen, splits)) * 1e6 for order in orders)
+        row[f"us {splits}"] = f"{times[1]:.1f} ({times[0]:.1f} to {times[2]:.1f})"
+    return row
+
+
+def split_calls(
+    q: Tensor,
+    caches: list[tuple[Tensor, int]],
+    sequences: DeviceSequences,
+    scratch: DecodeScratch,
+    config: DecodeConfig,
+    splits: int,
+) -> list[Callable[[], object]]:
+    return [
+        partial(
+            attend_decode,
+            *(q, cache[:, layer, 0], cache[:, layer, 1], sequences.seq_lens, sequences.block_tables, scratch),
+            num_sequences=len(q),
+            scale=128**-0.5,
+            window=None,
+            config=config,
+            splits=splits,
+        )
+        for cache, layer in caches
+    ]
+
+
+def flash_rows() -> Rows:
+    if not has_flash():
+        return
+    for name, chunks in (
+        ("8192 whole", [(0, 8192)]),
+        ("8192 at 56000", [(56_000, 8192)]),
+        ("8192 at 112000", [(112_000, 8192)]),
+        ("16 of 512", [(0, 512)] * 16),
+        ("8 of 1024", [(0, 1024)] * 8),
+        ("2048 whole", [(0, 2048)]),
+        ("2048 at 8192", [(8192, 2048)]),
+        ("512 whole", [(0, 512)]),
+        ("512 at 2048", [(2048, 512)]),
+        ("512 at 8192", [(8192, 512)]),
+        ("512 at 32768", [(32_768, 512)]),
+        ("512 at 65536", [(65_536, 512)]),
+        ("256 at 65536", [(65_536, 256)]),
+        ("64 at 65536", [(65_536, 64)]),
+    ):
+        yield partial(flash_row, name, chunks)
+
+
+def flash_row(name: str, chunks: list[tuple[int, int]]) -> Row:
+    """Our kernel, flash-attn-4 with the copy of the keys, the copy alone, and flash-attn-4 over the blocks."""
+    caches, sequences = make_step(chunks, 32, 64, True)
+    cache = caches[0][0]
+    q = torch.randn(sum(new for _, new in chunks), 32, 128, dtype=torch.bfloat16, device="cuda")
+    bounds = [0, *itertools.accumulate(new for _, new in chunks)]
+    batch = PagedBatch(
+        query_start=torch.tensor(bounds, dtype=torch.int32),
+        seq_lens=torch.tensor([old + new for old, new in chunks], dtype=torch.int32),
+        block_tables=sequences.block_tables,
+        slot_mapping=sequences.slots,
+        num_tokens=len(q),
+    )
+    plan = PromptPlan(cache, sum(old + new for old, new in chunks), PromptAttention(attend_varlen, 1, 1))
+    planned = replace(sequences, prompts=plan.plan(batch, 0))
+    assert planned.prompts is not None
+    starts = planned.prompts.groups[0]
+    keys, values = planned.prompts.keys, planned.prompts.values
+    longest = starts.group.longest
+    k, v = cache[:, 0, 0], cache[:, 0, 1]
+    ways: dict[str, Callable[[], object]] = {
+        "stoker": partial(paged_attention, q, cache, 0, sequences, 128**-0.5, None),
+        "flash": partial(paged_attention, q, cache, 0, planned, 128**-0.5, None),
+        "copy": partial(gather_keys, k, v, sequences.block_tables, starts.key_start, longest[1], keys, values),
+        "flash over blocks": partial(flash_over_blocks, q, k, v, sequences, starts.query_start, longest),
+    }
+    flop = sum(4 * 32 * 128 * (old * new + new * (new + 1) / 2) for old, new in chunks)
+    row: Row = {"flash": name, "pairs": round(flop / 4 / 32 / 128)}
+    for way, call in ways.items():
+        seconds = tried(partial(time_calls, call, 10), 60.0)
+        row[way] = seconds if isinstance(seconds, str) else f"{seconds * 1e6:.0f} us {flop / seconds / 1e12:.0f}"
+    return row
+
+
+def flash_over_blocks(
+    q: Tensor, k: Tensor, v: Tensor, sequences: DeviceSequences, query_start: Tensor, longest: tuple[int, int]
+) -> object:
+    return import_flash().flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        cu_seqlens_q=query_start,
+        seqused_k=sequences.seq_lens,
+        page_table=sequences.block_tables,
+        max_seqlen_q=max(longest[0], 256),
+        max_seqlen_k=longest[1],
+        softmax_scale=128**-0.5,
+        causal=True,
+    )
+
+
 def training_rows() -> Rows:
     names = ["cudnn", "stoker"]
     if importlib.util.find_spec("flash_attn") is not None:
@@ -230,7 +359,9 @@ def time_calls(call: Callable[[], object], repeats: int = 20) -> float:
 
 PARTS: dict[str, Callable[[], Rows]] = {
     "decode": decode_rows,
+    "splits": splits_rows,
     "prefill": prefill_rows,
+    "flash": flash_rows,
     "training": training_rows,
 }
 

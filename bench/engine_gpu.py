@@ -8,7 +8,10 @@
 P1, P2: 256 requests drawn as nano-vllm's bench draws them (`random.seed(0)`, all prompts first, then the output
 lengths), temperature 0.6, end tokens ignored: output tokens per second. P3: 256 requests of 1,024 tokens in and 256
 out: all tokens per second; `:first-graphs` is the first round of a fresh server. P4, P5: one stream, 128 tokens in and
-512 out: milliseconds per token. P6: one prompt of 8192 tokens: milliseconds to the first token. A1, A2: requests of 64
+512 out: milliseconds per token. P6: one prompt of 8192 tokens: milliseconds to the first token. P16: one stream at
+120,000 tokens: its prefill, and milliseconds per token. M1: chunks of 512 of a long prompt beside 16 streams:
+milliseconds per step at several contexts. `:attention=flash` needs flash-attn-4, installed or in the folder of packages
+that STOKER_BENCH_SITE names. A1, A2: requests of 64
 to 256 tokens in and 256 out arrive one by one at a fixed pace while others decode: the gaps between a request's
 tokens, and the time to its first one. One warm-up of the same kind comes before each. Start-up (P9) is
 `engine_gpu_start.py`. Each row is written to `<out>/<row>.json` as soon as it is measured, before its profile; one
@@ -21,7 +24,9 @@ import argparse
 import gc
 import itertools
 import json
+import os
 import random
+import site
 import statistics
 import time
 from collections import defaultdict
@@ -66,6 +71,7 @@ class Row:
     max_batch_tokens: int
     max_requests: int
     goal: str
+    chunk_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,7 @@ class Options:
     no_overlap: bool = False
     profile: bool = False
     rounds: int = 1
+    attention: str = "auto"
     layers: int = 0
     """Number of layers below the shape's, to try the script out."""
 
@@ -95,6 +102,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("bench/out"))
     parser.add_argument("--limit-s", type=float, default=120.0, help="of one row, its engine's start included")
     arguments = parser.parse_args()
+    if "STOKER_BENCH_SITE" in os.environ:
+        site.addsitedir(os.environ["STOKER_BENCH_SITE"])
     arguments.out.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {}
     for spec in arguments.rows:
@@ -115,6 +124,8 @@ def measure(spec: str, label: str, out: Path) -> dict[str, Any]:
     engine, about = open_engine(row, options)
     if not options.first_graphs:
         warm_up(engine, row)
+    if options.attention == "flash":
+        compile_flash(engine, row)
     with timed_parts(engine) as parts:
         rounds = [row.run(engine) for _ in range(options.rounds)]
     best = {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
@@ -146,6 +157,13 @@ def warm_up(engine: LLMEngine, row: Row) -> None:
     drain(engine, 0.0)
 
 
+def compile_flash(engine: LLMEngine, row: Row) -> None:
+    """Run a prompt that flash-attn-4 attends for, which a server does before it is ready."""
+    params = SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=1, seed=0)
+    engine.add_request("flash", [0] * min(4000, row.max_len - 1), params)
+    drain(engine, 0.0)
+
+
 # The engine.
 
 
@@ -166,7 +184,7 @@ def open_engine(row: Row, options: Options) -> tuple[LLMEngine, dict[str, Any]]:
         num_seats=row.max_requests,
         max_model_len=row.max_len,
         max_batch_tokens=budget,
-        attention="auto",
+        attention=options.attention,
         graphs=not options.no_graphs,
     )
     scheduler = Scheduler(
@@ -174,6 +192,7 @@ def open_engine(row: Row, options: Options) -> tuple[LLMEngine, dict[str, Any]]:
         max_batch_tokens=budget,
         max_requests=row.max_requests,
         max_queued_requests=1024,
+        chunk_tokens=row.chunk_tokens,
     )
     engine = LLMEngine(
         OnDevice(runner), scheduler, ModelLimits(shape.vocab_size, row.max_len, ()), overlap=not options.no_overlap
@@ -335,6 +354,52 @@ def first_token(engine: LLMEngine) -> dict[str, float]:
     return {"first_token_ms": round(statistics.median(times), 2), "best_ms": round(min(times), 2)}
 
 
+def long_stream(engine: LLMEngine) -> dict[str, float]:
+    """Measure the prefill of one prompt of 120,000 tokens, and the steps behind it."""
+    rng = random.Random(0)
+    prompt = [rng.randint(0, 10000) for _ in range(120_000)]
+    begin = time.perf_counter()
+    engine.add_request("0", prompt, SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=129, seed=0))
+    stamps = []
+    while engine.has_unfinished:
+        deltas = engine.step()
+        stamps += [time.perf_counter()] * len(deltas)
+    gaps = sorted(later - earlier for earlier, later in itertools.pairwise(stamps))
+    return {
+        "prefill_s": round(stamps[0] - begin, 3),
+        "ms_per_token": round(1000 * (stamps[-1] - stamps[0]) / (len(stamps) - 1), 4),
+        "p50_ms": round(1000 * gaps[len(gaps) // 2], 4),
+    }
+
+
+def mixed_steps(engine: LLMEngine) -> dict[str, float]:
+    """Measure the steps that compute 512 tokens of a prompt of 65,536 beside 16 streams, eighth by eighth."""
+    rng = random.Random(0)
+    for index in range(16):
+        params = SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=400, seed=index)
+        engine.add_request(str(index), [rng.randint(0, 10000) for _ in range(1024)], params)
+    while engine.scheduler.waiting:
+        engine.step()
+    for _ in range(20):
+        engine.step()
+    prompt = [rng.randint(0, 10000) for _ in range(65_536)]
+    engine.add_request("long", prompt, SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=1, seed=0))
+    stamps = [time.perf_counter()]
+    while engine.has_unfinished:
+        deltas = engine.step()
+        stamps.append(time.perf_counter())
+        if any(delta.request_id == "long" for _, delta in deltas):
+            break
+    engine.end_everything("abort")
+    drain(engine, 0.0)
+    eighth = (len(stamps) - 1) // 8
+    found = {"steps": float(len(stamps) - 1), "prefill_s": round(stamps[-1] - stamps[0], 3)}
+    for number in (0, 1, 3, 5, 7):
+        seconds = stamps[(number + 1) * eighth] - stamps[number * eighth]
+        found[f"ms_at_{number * 8192 + 4096}"] = round(1000 * seconds / eighth, 3)
+    return found
+
+
 def drain(engine: LLMEngine, begin: float) -> tuple[float, int, int]:
     """Run until nothing is left; return seconds, tokens and steps."""
     tokens, first = 0, engine.num_steps
@@ -352,6 +417,8 @@ ROWS = {
     "P4": Row(LLAMA31_8B, one_stream, 4096, 8192, 256, "<= 5.0 ms"),
     "P5": Row(QWEN3_06B, one_stream, 4096, 8192, 256, "<= 1.4 ms"),
     "P6": Row(LLAMA31_8B, first_token, 16384, 8192, 256, "<= 235 ms"),
+    "P16": Row(LLAMA31_8B, long_stream, 131072, 8192, 2, "<= 8.0 ms, prefill <= 9.3 s with flash"),
+    "M1": Row(LLAMA31_8B, mixed_steps, 69632, 4096, 17, "-", chunk_tokens=512),
     "A1": Row(QWEN3_06B, paced_small, 4096, 8192, 256, "first token <= 10 ms"),
     "A2": Row(LLAMA31_8B, paced_large, 4096, 8192, 256, "first token <= 20 ms"),
 }

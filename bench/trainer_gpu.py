@@ -12,9 +12,10 @@
     python bench/trainer_gpu.py T1 --gpus 4 --profile T1    # kernels against floors, exposed communication, host gaps
 
 Behind the colon: full or selective (activation checkpointing), SameLayout, AnyDataParallel, stage0, stage2, stage3,
-bf16, fp8 (Tensorwise), Rowwise, offload, reference (kernels), or an attention (cudnn, flash, stoker); reduce_ctas=N,
-gather_ctas=N, cluster=N (NCCL's share of the GPU); silent (nothing is sent, so the numbers are wrong: the step without
-its communication). STOKER_BENCH_SITE names a folder with further packages (flash-attn-4). One process per GPU, each
+bf16, fp8 (Tensorwise), Rowwise, offload, nvme (state in a file in STOKER_BENCH_VOLUME), reference (kernels), or an
+attention (cudnn, flash, stoker); reduce_ctas=N, gather_ctas=N, cluster=N (NCCL's share of the GPU); silent (nothing is
+sent, so the numbers are wrong: the step without its communication). STOKER_BENCH_SITE names a folder with further
+packages (flash-attn-4). One process per GPU, each
 seeing only its own, as the agent starts them; inside it the product's own classes: Decoder, Zero, TrainStep and their
 communicators. A step's time runs from one answer (loss and norm) to the next; the figure is the mean over the last half
 of the steps. Results are written as they come, a profile after its figures. A run that fails or passes `--limit-s` is
@@ -33,6 +34,7 @@ import site
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,7 +59,7 @@ from stoker.trainer.rank.kernel_choice import make_ops
 from stoker.trainer.rank.mesh import data_parallel_mesh
 from stoker.trainer.rank.ordered_sum import sum_in_order
 from stoker.trainer.rank.pinned import pinned_memory
-from stoker.trainer.rank.plan_check import choose_layers
+from stoker.trainer.rank.plan_check import choose_layers, plan_run
 from stoker.trainer.rank.process_group import choose_device, process_group, set_threads
 from stoker.trainer.rank.rank_info import find_rank_info
 from stoker.trainer.rank.train_step import ForwardPass, TrainStep
@@ -145,6 +147,9 @@ def trainer_config(row: Row, variants: list[str], gpus: int) -> TrainerConfig:
             fields["memory"]["activation_checkpointing"] = variant
         elif variant == "offload":
             fields["memory"]["cpu_offload"] = True
+        elif variant == "nvme":
+            path = os.environ.get("STOKER_BENCH_VOLUME", tempfile.gettempdir())
+            fields["memory"] |= {"cpu_offload": False, "nvme_offload": {"path": path}}
         elif variant in ("bf16", "fp8"):
             fields["memory"]["precision"] = variant
         elif variant in ("Tensorwise", "Rowwise"):
@@ -284,6 +289,7 @@ def measure(
     seconds = [run.step() for _ in range(options.steps)]
     half = seconds[len(seconds) // 2 :]
     mean = sum(half) / len(half)
+    plan = plan_run(run.config, run.model, device)
     yield {
         "run": name,
         "gpus": communicator.size,
@@ -296,6 +302,8 @@ def measure(
         "peak_gib": round(torch.cuda.max_memory_allocated(device) / 2**30, 2),
         "reserved_gib": round(torch.cuda.max_memory_reserved(device) / 2**30, 2),
         "init_s": round(run.init_s, 2),
+        "planned_step_ms": None if plan.time is None else round(1e3 * plan.time.total, 1),
+        "planned_gib": round(plan.fullest.total / 2**30, 2),
         "losses": run.losses,
         **({"link_gb_per_s": link_rate(device)} if run.config.memory.cpu_offload else {}),
     }
@@ -306,15 +314,19 @@ def measure(
 
 
 def link_rate(device: torch.device) -> list[float]:
-    """Return GB/s of a copy from page-locked memory to the device, and back."""
-    host, there = pinned_memory(1 << 28), torch.empty(1 << 28, device=device)
+    """Return GB/s of a copy from page-locked memory to the device, back, and of each while both run."""
+    there, back = ((torch.empty(1 << 28, device=device), pinned_memory(1 << 28)) for _ in range(2))
+    copies = [(there[0], there[1]), (back[1], back[0])]
     rates = []
-    for target, source in ((there, host), (host, there)):
+    for at_once in (copies[:1], copies[1:], copies):
+        streams = [torch.cuda.Stream(device) for _ in at_once]  # type: ignore[no-untyped-call]
         torch.cuda.synchronize(device)
         begin = time.perf_counter()
-        target.copy_(source, non_blocking=True)
+        for stream, (target, source) in zip(streams, at_once, strict=True):
+            with torch.cuda.stream(stream):
+                target.copy_(source, non_blocking=True)
         torch.cuda.synchronize(device)
-        rates.append(round(host.nbytes / 1e9 / (time.perf_counter() - begin), 1))
+        rates.append(round(there[0].nbytes / 1e9 / (time.perf_counter() - begin), 1))
     return rates
 
 

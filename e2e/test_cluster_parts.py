@@ -171,6 +171,33 @@ def test_a_controller_of_others_has_a_folder_of_its_own_with_the_files_of_its_mo
     assert not (cache / "go").exists()
 
 
+GO_WITH_MODFILE = GO_WITH_MODULES.replace(
+    "while [",
+    'for word in "$@"; do case "$word" in *.modules/go.mod) cp "$word" "$MODULE_FOLDER/used.mod";; esac; done\nwhile [',
+    1,
+)
+
+
+def test_a_file_of_a_dependency_is_replaced_in_a_copy_of_its_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = with_go(tmp_path, monkeypatch)
+    (tmp_path / "bin" / "go").write_text(GO_WITH_MODFILE)
+    (tmp_path / "module" / "providers" / "dns").mkdir(parents=True)
+    (tmp_path / "module" / "providers" / "dns" / "zz_gen_dns_providers.go").write_text("package dns // as it came\n")
+    (tmp_path / "module" / "config" / "crd" / "standard").mkdir(parents=True)
+    monkeypatch.setenv("MODULE_FOLDER", str(tmp_path / "module"))
+
+    binaries.build([tools.TRAEFIK])
+
+    folder = binaries.find_optional(tools.TRAEFIK)
+    assert (folder / "files" / "standard").is_dir()
+    copied = f"replace github.com/go-acme/lego/v4 => {folder}.modules/github.com/go-acme/lego/v4"
+    assert copied in (tmp_path / "module" / "used.mod").read_text()
+    assert "as it came" in (tmp_path / "module" / "providers" / "dns" / "zz_gen_dns_providers.go").read_text()
+    assert not list((cache / "tools").glob("*.modules"))
+
+
 def test_caches_of_go_that_the_environment_names_are_used_and_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

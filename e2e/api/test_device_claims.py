@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
+from e2e.api.api_client import ApiClient
+from e2e.api.plane import Plane
 from e2e.api.test_gang_placement import gang, message, nodes, pins
 from e2e.api.training_story import CLAIM, assert_at_rest
-from e2e.api.world import Story, World, eventually
+from e2e.api.world import Story, World, eventually, world
+from e2e.cluster.control_plane import ControlPlane
+from stoker.operator.cluster.kinds import device_kinds
+from stoker.operator.cluster.kube.connection import ApiConnection
+from stoker.operator.cluster.kube.credentials import Access
+from stoker.operator.cluster.kube.kube_cluster import KubeCluster
+from stoker.operator.cluster.kube.rate_limit import RateLimit
+from stoker.operator.cluster.pod_http import PodHttp
+from stoker.operator.domain.clock import SystemClock
 from stoker.operator.domain.plan import Object
+from stoker.operator.loop.capacity_watch import CapacityWatch
+from stoker.operator.loop.device_watch import DEVICE_KINDS
+from stoker.operator.service.discovery import discover
+from stoker.pod.control_key import new_private_key
 from testing.operator.devices import claim, device, device_class, request, resource_slice, template
 
 KINDS = {
@@ -81,3 +99,61 @@ def test_gangs_get_nodes_with_free_devices_and_wait_while_claims_hold_them(run: 
             assert "PlacementLimited" not in conditions
 
     run(story)
+
+
+def test_what_the_real_scheduler_allocated_is_counted_for_its_pods(tmp_path: Path) -> None:
+    """Kubernetes' own controller makes the claims, its scheduler chooses the devices; no kubelet is needed for that."""
+    flags = ("--node-monitor-grace-period=30m",)  # nodes that nobody keeps alive
+    with ControlPlane(tmp_path / "plane", "devices", controllers=True, scheduler=True, controller_flags=flags) as plane:
+        asyncio.run(_count_what_was_allocated(Plane(plane)))
+
+
+async def _count_what_was_allocated(plane: Plane) -> None:
+    clock = SystemClock()
+    connection = ApiConnection(Access(str(plane.kubeconfig)), RateLimit(clock, per_second=1000, burst=2000))
+    version = (await discover(connection)).devices
+    cluster = KubeCluster(connection, PodHttp(new_private_key(), clock, str), more_kinds=device_kinds(version))
+    spec = {
+        "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "two"}],
+        "containers": [{"name": "main", "image": "none", "resources": {"claims": [{"name": "gpu"}]}}],
+    }
+    try:
+        async with ApiClient(plane.access) as api, world(plane, "idle", plane.control_plane.folder) as idle:
+            found = replace(idle, namespace="devices")  # in which no fake kubelet binds pods
+            await api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "devices"}})
+            devices = [device(f"d{index}") for index in range(5)]
+            await publish(
+                found,
+                device_class("gpu", "device.driver == 'gpu.example.com'"),
+                resource_slice("devices-a", devices[:3]),
+                resource_slice("devices-b", devices),
+                template("two", request("r", "gpu", 2)),
+            )
+            async with nodes(found, a=0, b=0):
+                for name in ("one", "two"):
+                    metadata = {"name": name, "namespace": "devices"}
+                    await api.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+
+                async def bound() -> bool:
+                    return all(pod["spec"].get("nodeName") for pod in await api.list("Pod", "devices"))
+
+                await eventually(bound, what="the scheduler bound both pods")
+                watch = CapacityWatch(lambda: None)
+                watch.devices.seen = lambda: True
+                for kind in ("Node", "Pod"):
+                    for item in (await cluster.list(kind, keep=watch.pruned)).items:
+                        watch.put(item)
+                for kind in DEVICE_KINDS:
+                    for item in (await cluster.list(kind, keep=watch.devices.pruned)).items:
+                        watch.devices.put(item)
+                pods = await api.list("Pod", "devices")
+                for pod in pods:
+                    held = watch.devices.allocated_to(pod["metadata"]["uid"])
+                    assert len(held["gpu"].devices) == 2
+                need = watch.needs("devices", spec)
+                left = {one.name: one.free["devices of gpu"] for one in watch.nodes() if one.name.startswith("devices")}
+                used = Counter(pod["spec"]["nodeName"] for pod in pods)
+                assert left == {"devices-a": 3 - 2 * used["devices-a"], "devices-b": 5 - 2 * used["devices-b"]}
+                assert need == {"devices of gpu": 2}
+    finally:
+        await cluster.close()

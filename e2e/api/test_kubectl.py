@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from e2e.api.api_client import Object
 from e2e.api.plane import KubectlFailed, Plane
 from e2e.api.training_story import CLAIM, begin, finish, to_the_end, trains
 from e2e.api.world import Story, World, eventually, job
+from e2e.cluster import binaries
 from stoker.operator.api.crd import KIND_INFOS, KindInfo
 from testing.operator.bad_manifests import DEPLOYMENT, GOOD, changed
 
@@ -44,6 +48,18 @@ def test_get_shows_the_columns_of_the_kind(plane: Plane, namespace: str, info: K
     assert list(wide[0]) == ["NAME", *(column.name.upper() for column in info.columns)]
     assert [row["NAME"] for row in short] == ["x"]
     assert "x" in plane.kubectl("get", "stoker", "-n", namespace)
+
+
+def test_the_plugin_answers_below_kubectl(plane: Plane, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = str(Path(sys.executable).parent)
+    assert (Path(programs) / "kubectl-stoker").exists()
+    monkeypatch.setenv("PATH", programs, prepend=":")
+    monkeypatch.setenv("KUBECONFIG", str(plane.kubeconfig))
+    plane.kubectl("create", "-f", "-", stdin=changed(GOOD["TrainingJob"], {"metadata.namespace": namespace}))
+    program = str(binaries.bin_folder() / "kubectl")
+    command = [program, "stoker", "get", "tj", "-n", namespace, "--json"]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert [found["metadata"]["name"] for found in json.loads(answer.stdout)["items"]] == ["x"]
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,8 @@ def _compile(tool: Tool, target: Path, caches: dict[str, str]) -> None:
     shutil.rmtree(draft, ignore_errors=True)
     start = time.monotonic()
     print(f"building {tool.name} (once; minutes on a small machine)", file=sys.stderr, flush=True)
+    modules = draft.with_suffix(".modules")
+    patched = _patched(tool, modules, caches)
     stamps = "".join(f" -X {name}={value}" for name, value in tool.stamps.items())
     for package, name in tool.programs.items():
         command = [
@@ -159,6 +161,7 @@ def _compile(tool: Tool, target: Path, caches: dict[str, str]) -> None:
             f"-s -w{stamps}",
             "-tags",
             ",".join(tool.tags),
+            *patched,
             "-o",
             str(draft / name),
             package,
@@ -166,6 +169,7 @@ def _compile(tool: Tool, target: Path, caches: dict[str, str]) -> None:
         _go(tool, command, caches)
     for path in tool.files:
         _keep(tool, path, draft / "files", caches)
+    shutil.rmtree(modules, ignore_errors=True)
     draft.rename(target)
     print(f"built {tool.name} in {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
 
@@ -185,6 +189,24 @@ def _source(tool: Tool, path: str, caches: dict[str, str]) -> Path:
     module = _module_of(tool, path)
     downloaded = json.loads(_go(tool, [str(shutil.which("go")), "mod", "download", "-json", module], caches))
     return Path(downloaded["Dir"]) / path.removeprefix(f"{module}/")
+
+
+def _patched(tool: Tool, folder: Path, caches: dict[str, str]) -> list[str]:
+    """Copy the modules of `tool.replaced` below `folder`, with our files in them; return the flag that selects them."""
+    if not tool.replaced:
+        return []
+    shutil.rmtree(folder, ignore_errors=True)
+    recipe = (tool.module / "go.mod").read_text()
+    for path, own in tool.replaced.items():
+        source, module = _source(tool, path, caches), _module_of(tool, path)
+        inside = Path(path.removeprefix(f"{module}/"))
+        copy = folder / module
+        shutil.copytree(source.parents[len(inside.parts) - 1], copy, dirs_exist_ok=True)
+        shutil.copy(tool.module / own, copy / inside)
+        recipe += f"\nreplace {module} => {copy}\n"
+    (folder / "go.mod").write_text(recipe)
+    shutil.copy(tool.module / "go.sum", folder / "go.sum")
+    return ["-modfile", str(folder / "go.mod")]
 
 
 def _module_of(tool: Tool, path: str) -> str:

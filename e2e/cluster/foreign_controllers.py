@@ -1,4 +1,4 @@
-"""Controllers of others beside a ControlPlane, as processes of this machine: Kueue, JobSet, Flux.
+"""Controllers of others beside a ControlPlane, as processes of this machine: Kueue, JobSet, Flux, Traefik.
 
 Their definitions and webhooks come from their own modules (`Tool.files`). The API server calls the webhooks of Kueue
 and JobSet at a loopback address; their certificates are signed by the cluster's authority.
@@ -131,6 +131,24 @@ def kustomize_controller(plane: ControlPlane) -> ForeignController:
     folder = plane.folder / "kustomize-controller"
     return ForeignController(
         tools.KUSTOMIZE_CONTROLLER, folder, f"http://127.0.0.1:{health}/readyz", flags=flags, definitions=""
+    )
+
+
+def traefik(plane: ControlPlane, port: int) -> ForeignController:
+    """Traefik as a gateway of Gateway API that listens on a port of loopback."""
+    health = free_port()
+    flags = (
+        "--providers.kubernetesgateway=true",
+        f"--entrypoints.web.address=127.0.0.1:{port}",
+        f"--entrypoints.traefik.address=127.0.0.1:{health}",
+        "--ping=true",
+        "--global.checknewversion=false",
+        "--global.sendanonymoususage=false",
+        "--log.level=INFO",
+    )
+    folder = plane.folder / "traefik"
+    return ForeignController(
+        tools.TRAEFIK, folder, f"http://127.0.0.1:{health}/ping", flags=flags, definitions="standard"
     )
 
 

@@ -26,6 +26,8 @@ class Tool:
     stamps: dict[str, str] = field(default_factory=dict)
     files: tuple[str, ...] = ()
     """`MODULE/PATH` of files and folders of its dependencies that are kept beside the programs, in `files/`."""
+    replaced: dict[str, str] = field(default_factory=dict)
+    """`MODULE/PATH` of a dependency's source file -> file beside `go.mod` that is compiled in its place."""
 
     @property
     def module(self) -> Path:
@@ -38,7 +40,7 @@ class Tool:
         files = [list(self.files)] if self.files else []
         recipe = json.dumps([self.programs, self.tags, self.stamps, platform.machine(), *files], sort_keys=True)
         digest = hashlib.sha256(recipe.encode())
-        for name in ("go.mod", "go.sum"):
+        for name in ("go.mod", "go.sum", *sorted(self.replaced.values())):
             digest.update((self.module / name).read_bytes())
         return f"{self.name}-{digest.hexdigest()[:12]}"
 
@@ -107,8 +109,15 @@ KUSTOMIZE_CONTROLLER = Tool(
 )
 """Flux's controller that applies manifests. source-controller, which fetches them, cannot be built: no version of its
 dependency github.com/fluxcd/pkg/artifact is in the module proxy."""
+TRAEFIK = Tool(
+    "traefik",
+    {"github.com/traefik/traefik/v3/cmd/traefik": "traefik"},
+    files=("sigs.k8s.io/gateway-api/config/crd/standard",),
+    replaced={"github.com/go-acme/lego/v4/providers/dns/zz_gen_dns_providers.go": "dns_providers.go.txt"},
+)
+"""A gateway that speaks Gateway API, with the definitions of that API."""
 
 ALL = (ETCD, KUBERNETES, HELM, CONTAINERD, COREDNS, KWOK)
 """Tools in the order of their build; those that most tests need come first."""
-OPTIONAL = (KUEUE, JOBSET, KUSTOMIZE_CONTROLLER)
+OPTIONAL = (KUEUE, JOBSET, KUSTOMIZE_CONTROLLER, TRAEFIK)
 """Programs of others, which only the targets of their own tests need; each keeps its own folder."""

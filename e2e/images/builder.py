@@ -97,7 +97,7 @@ class Builder:
         base = self.base()
         self.wheels.mkdir(parents=True, exist_ok=True)
         start = time.monotonic()
-        self._buildah("bud", *_bud_options(recipe, base, self.wheels), str(REPOSITORY), what=recipe.name)
+        self._buildah("bud", *_bud_options(recipe, base, self.wheels), str(recipe.context), what=recipe.name)
         say(f"{recipe.name} built in {time.monotonic() - start:.0f} s")
         return recipe.name
 

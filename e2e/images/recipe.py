@@ -26,6 +26,8 @@ class Recipe:
     """The lock file of its large layers, relative to the repository."""
     labels: dict[str, str] = field(default_factory=dict)
     """Labels beyond the Dockerfile's; a label makes another image of the same layers."""
+    context: Path = REPOSITORY
+    """The checkout whose sources go into the image; Dockerfiles are always the repository's."""
 
     @property
     def large_layers(self) -> tuple[str, ...]:

@@ -13,8 +13,10 @@ from e2e.charts.release import Releases
 from e2e.cluster.cluster import Cluster
 from e2e.cluster.waiting import wait_until
 from e2e.images.build import build_images
+from e2e.images.recipe import ALL
 from e2e.stories.installation import NODES, install
 from e2e.stories.story import Story, namespaces_gone
+from e2e.upgrade.previous import recipes
 
 KEPT_VARIABLE = "STOKER_E2E_CLUSTER"
 
@@ -27,8 +29,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster with a control node and two nodes with GPUs, the images of this checkout in their stores.
+
+    The previous release's are there, too, where the checkout has its history.
 
     For work on a story, `STOKER_E2E_CLUSTER=NAME` keeps a cluster of that name running after the tests and reuses it
     the next time.
@@ -36,7 +40,7 @@ def cluster() -> Iterator[Cluster]:
     kept = os.environ.get(KEPT_VARIABLE)
     running = Cluster(kept or "stories", NODES, detached=bool(kept))
     if not (kept and running.running):
-        build_images()
+        build_images((*ALL, *recipes(tmp_path_factory.mktemp("previous") / "checkout")))
         running.up()
     yield running
     if not kept:

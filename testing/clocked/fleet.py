@@ -18,8 +18,9 @@ from stoker.operator.domain.autoscaling.decision import REVIEW_S, Decision, Limi
 from stoker.operator.domain.autoscaling.load_window import LoadWindow
 from stoker.operator.domain.autoscaling.prediction import Goals
 from stoker.operator.domain.autoscaling.rule import review
+from stoker.router.pairs import PairPolicy
 from stoker.router.policy import Policy, policy_named
-from stoker.router.work import NO_WORK
+from stoker.router.work import NO_WORK, Work
 from testing.clocked.replica import ClockedReplica, EngineSettings, Served
 from testing.clocked.trace import TracedRequest
 
@@ -123,10 +124,21 @@ class Fleet:
             self.held.append(served)
             return
         self._turn += 1
-        replica = self.policy(self.ready, self._turn, NO_WORK)
-        replica.add(now_s, served)
+        replica, uncached = self._chosen(now_s, served.request)
+        replica.add(now_s, served, uncached)
         if not replica.stepping:
             self._step(now_s, replica)
+
+    def _chosen(self, now_s: float, request: TracedRequest) -> tuple[ClockedReplica, int]:
+        """As `Backends` chooses: the replica, and the tokens that it is expected to compute."""
+        if not isinstance(self.policy, PairPolicy):
+            return self.policy(self.ready, self._turn, NO_WORK), request.prompt
+        for replica in self.ready:
+            replica.tell(now_s)
+        work = Work(request.prompt, request.chain())
+        pair = self.policy.pair(self.ready, (), self._turn, work)
+        self.policy.note(work, pair)
+        return pair.answers, max(pair.uncached, 0)
 
     def _step(self, now_s: float, replica: ClockedReplica) -> None:
         replica.stepping = replica.busy

@@ -18,11 +18,14 @@ from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.core.step_budget import StepBudget
 from stoker.engine.execution.executor import RankState
 from stoker.engine.execution.step import StepInput, StepOutput
+from stoker.engine.http.load import REPORT_S, LoadLedger
 from stoker.engine.http.load_counters import LoadCounters
 from stoker.engine.sampling import SamplingParams
 from stoker.operator.domain.autoscaling.load_report import LoadReport, read_load
 from stoker.operator.domain.autoscaling.prediction import Goals
 from stoker.operator.domain.autoscaling.step_curve import StepCurve
+from stoker.router.load import Load
+from stoker.router.snapshot import Role
 from testing.clocked.trace import TracedRequest
 
 VOCABULARY = 1 << 62
@@ -61,6 +64,8 @@ class Served:
     first_s: float | None = None
     last_s: float | None = None
     tokens: int = 0
+    uncached: int = 0
+    """Tokens of the prompt that were computed."""
 
     @property
     def first_token_s(self) -> float:
@@ -119,10 +124,19 @@ class ClockedExecutor:
 
 
 class ClockedReplica:
-    """An engine replica. `pending` counts its unfinished requests, as a router does."""
+    """An engine replica, and what a router knows of it. `pending` counts its unfinished requests, as a router does."""
+
+    role: Role = "colocated"
+    revision = ""
+    silent = False
 
     def __init__(self, name: str, settings: EngineSettings) -> None:
         self.name = name
+        self.identity = name, "1"
+        self.unstarted_tokens = 0
+        """Prompt tokens of requests without a first token, as a router counts them."""
+        self.load: Load | None = None
+        """The newest report to the router."""
         self.settings = settings
         self.pending = 0
         self.draining = False
@@ -139,7 +153,8 @@ class ClockedReplica:
         )
         limits = ModelLimits(VOCABULARY, settings.kv_tokens, ())
         self.engine = LLMEngine(ClockedExecutor(settings.curve, self._clock), scheduler, limits, self._clock)
-        self.load = LoadCounters()
+        self.counters = LoadCounters()
+        self._ledger, self._reported_s, self._unstarted = LoadLedger(clock=self._clock), -REPORT_S, dict[str, int]()
         self._served: dict[str, Served] = {}
         self._facts = ModelFacts(
             "", "", None, "", VOCABULARY, settings.kv_tokens, (), settings.block_size, blocks.num_blocks
@@ -149,14 +164,23 @@ class ClockedReplica:
     def busy(self) -> bool:
         return self.engine.has_unfinished
 
-    def add(self, now_s: float, served: Served) -> None:
-        """Queue a request now."""
+    def tell(self, now_s: float) -> None:
+        """Report its load to the router, if it may already."""
+        if now_s - self._reported_s >= REPORT_S:
+            self._reported_s = now_s
+            self.load = Load.model_construct(seq=int(1000 * now_s), **{**self._ledger.report(), "queue_s": {}})
+
+    def add(self, now_s: float, served: Served, uncached: int = 0) -> None:
+        """Queue a request now; `uncached`: tokens that the router expects to be computed."""
         request_id = str(served.request.number)
         params = SamplingParams(max_tokens=served.request.output, ignore_eos=True, seed=0)
         self._clock.now_s = now_s
         self._served[request_id] = served
         self.pending += 1
-        self.load.arrived += 1
+        self.counters.arrived += 1
+        self._ledger.waiting[request_id] = served.request.prompt
+        self._unstarted[request_id] = uncached
+        self.unstarted_tokens += uncached
         self.engine.add_request(request_id, served.request.tokens(), params, arrival_s=served.arrived_s)
 
     def step(self, now_s: float) -> tuple[float, list[Served]]:
@@ -170,20 +194,25 @@ class ClockedReplica:
         served.tokens += len(delta.tokens)
         if served.first_s is None:
             served.first_s = now_s
-            self.load.first_token(served.first_token_s)
+            self.counters.first_token(served.first_token_s)
+            self._ledger.first_token(delta.request_id, delta.facts)
+            self.unstarted_tokens -= self._unstarted.pop(delta.request_id)
         else:
-            self.load.more_tokens(now_s - (served.last_s or now_s), len(delta.tokens))
+            self.counters.more_tokens(now_s - (served.last_s or now_s), len(delta.tokens))
+            self._ledger.gap(now_s - (served.last_s or now_s))
         served.last_s = now_s
         if delta.finish_reason is None:
             return None
         if delta.facts is not None:
-            self.load.finished(delta.facts)
+            self.counters.finished(delta.facts)
+            served.uncached = delta.facts.prompt_tokens - delta.facts.cached_tokens
+        self._ledger.running.discard(delta.request_id)
         return self._served.pop(delta.request_id)
 
     def report(self) -> LoadReport:
         """The engine's load, through the form of `/status`."""
         settings = self.settings
-        wire: Any = self.load.report(
+        wire: Any = self.counters.report(
             self.engine.stats(), self._facts,
             max_requests=settings.max_requests, max_batch_tokens=settings.max_batch_tokens,
         )  # fmt: skip

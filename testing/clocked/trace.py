@@ -7,12 +7,16 @@ ms, `input_length`, `output_length`, `hash_ids` of blocks of 512 tokens; equal i
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+
+from stoker.router.prefix_index import MAX_PIECES, PIECE_BYTES
+from stoker.router.work import BYTES_PER_TOKEN
 
 HASH_TOKENS = 512
 
@@ -34,6 +38,13 @@ class TracedRequest:
             return (self.number + (1 << 40),) * self.prompt
         parts = [token for found in self.hash_ids for token in (found,) * HASH_TOKENS]
         return tuple(parts[: self.prompt])
+
+    def chain(self) -> tuple[int, ...]:
+        """Keys of its beginnings for a router: one for each piece of `PIECE_BYTES`, from the trace's ids."""
+        pieces = HASH_TOKENS * BYTES_PER_TOKEN // PIECE_BYTES
+        most = min(self.prompt * BYTES_PER_TOKEN // PIECE_BYTES, MAX_PIECES)
+        keys = (hash((found, part)) & (1 << 64) - 1 for found in self.hash_ids for part in range(pieces))
+        return tuple(key or 1 for key in itertools.islice(keys, most))
 
 
 def read_trace(path: Path) -> list[TracedRequest]:

@@ -1,6 +1,7 @@
 """Generated histories of two engines that hand requests over, with everything that can happen to them and their link.
 
-A history is a number: the same one gives the same events. Run many with
+A history is a number: the same one gives the same events. Half of them are of engines on GPUs: writers map the landing
+zone, copies end after the call that begins them, and those of a killed writer arrive after its death. Run many with
 
     python -m testing.engine.handover_histories 1000
 
@@ -58,18 +59,21 @@ class History:
 
     def __init__(self, number: int) -> None:
         self.number, self.chance = number, random.Random(number)
-        self.clock, self.mail, self.network = Clock(), Mail(), Network()
+        self.on_devices = self.chance.random() < 0.5
+        self.clock, self.mail, self.network = Clock(), Mail(), Network(mapped=self.on_devices)
         self.epochs: Counter[str] = Counter()
         self.d, self.p = self._station("d:1"), self._station("p:1")
         self.asked: list[Asked] = []
-        self.events: Counter[str] = Counter()
+        self.events: Counter[str] = Counter({"on devices": int(self.on_devices)})
         self.outcomes: Counter[str] = Counter()
 
     def _station(self, name: str) -> Station:
         self.epochs[name] += 1
         engine = make_engine(self.chance.choice((30, 60, 200)), self.chance.choice((8, 16, 32)))
         slots = self.chance.choice((1, 3, 8, 24))
-        return Station(name, engine, self.mail, self.network, self.clock, slots=slots, epoch=self.epochs[name])
+        late = self.chance if self.on_devices else None
+        epoch = self.epochs[name]
+        return Station(name, engine, self.mail, self.network, self.clock, slots=slots, epoch=epoch, late=late)
 
     @property
     def stations(self) -> Iterator[Station]:

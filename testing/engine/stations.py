@@ -24,6 +24,7 @@ from stoker.engine.core.messages import AddRequest, Delta, Outputs
 from stoker.engine.errors import RequestRefused
 from stoker.engine.execution.executor import InProcess
 from stoker.engine.execution.runner import Runner
+from stoker.engine.transfer.cuda_ipc import LATE_S
 from stoker.engine.transfer.fingerprint import Fingerprint
 from stoker.engine.transfer.in_process import InProcessPort, Network
 from stoker.engine.transfer.layout import BlockLayout
@@ -31,6 +32,7 @@ from stoker.engine.transfer.port import Link, PortInfo
 from stoker.engine.transfer.ticket import TransferError
 from stoker.engine.transfer.zone_memory import SharedZone
 from testing.engine.digest_runner import WORD, DigestRunner
+from testing.engine.late_store import LateStore
 
 FACTS = Fingerprint("weights", "1", "model", "float32", 2, 2, 16)
 
@@ -168,9 +170,10 @@ class Station:
 
     def __init__(
         self, name: str, engine: LLMEngine, mail: Mail, network: Network, clock: Clock, *, slots: int = 8,
-        facts: Fingerprint = FACTS, epoch: int = 1,
+        facts: Fingerprint = FACTS, epoch: int = 1, late: random.Random | None = None,
     ) -> None:  # fmt: skip
-        self.mail, self.network = mail, network
+        """`late`: blocks are copied as a device does it, with delays by this chance."""
+        self.mail, self.network, self.late = mail, network, late
         engine.clock = clock
         cache_BN, layout = memory_of(engine)
         zone = SharedZone(slots, layout.block_bytes, clock=clock)
@@ -183,6 +186,7 @@ class Station:
     ) -> Station:
         """A station with a post and ports of its own; its clock is the engine's."""
         station = cls.__new__(cls)
+        station.late = None
         station._open(name, engine, zone, post, ports(memory_of(engine)[1]), FACTS)
         return station
 
@@ -191,7 +195,9 @@ class Station:
     ) -> None:
         self.name, self.engine, self.zone = name, engine, zone
         hello = PeerHello(port.describe(), facts, "host")
-        store = HostStore(zone.memory_SN, memory_of(engine)[0])
+        host = HostStore(zone.memory_SN, memory_of(engine)[0])
+        self.device = LateStore(host, self.late) if self.late is not None else None
+        store = self.device or host
         front = Front(self.add, self.withdraw, self.send)
         office = Office(engine, hello, zone, store, port, post, front, engine.clock)
         self.desk = Desk(office, endpoint=name)
@@ -242,7 +248,11 @@ class Station:
         self.send_all(deltas)
 
     def turn(self) -> None:
+        if self.device is not None:
+            self.device.pass_time()
         self.desk.turn()
+        if self.device is not None:
+            self.device.begin_step()
         if self.engine.has_unfinished:
             self.send_all(self.engine.step())
 
@@ -265,7 +275,10 @@ class Station:
     def notice_death(self, other: Station) -> None:
         """What sockets do when a process ends: its slots are free, and the desk is told."""
         peer = other.port.describe().peer
-        self.zone.bury(peer)
+        if self.network.mapped:
+            self.zone.detach(peer, LATE_S)
+        else:
+            self.zone.bury(peer)
         self.port.lost.append(peer)
 
 

@@ -43,6 +43,8 @@ MOMENT_TOLERANCE = 2e-6
 """The same of a moment: the gradients of weights of q and k are sums that nearly cancel."""
 ADAPTER_TOLERANCE = 5e-6
 """The same of an adapter, which is nothing but a sum of such updates, and of its moments."""
+EXPERT_ADAPTER_TOLERANCE = 2e-5
+"""The same of an adapter of an expert, which few tokens reach."""
 MODEL = ModelConfig(
     architecture="qwen3",
     vocab_size=64,

@@ -21,7 +21,7 @@ EMITTERS = (
     "engine/stoker/router/metrics.py",
 )
 SUFFIXES = ("", "_total", "_bucket", "_count", "_sum")
-PREFIXES = ("", "vllm:", "stoker_operator_")
+PREFIXES = ("", "vllm:", "stoker_operator_", "stoker_operator_pool_")
 """Prefixes that a program puts before the names in its tables."""
 METRIC = re.compile(r"\b(?:stoker_[a-z_]+|stoker:[a-z_]+|vllm:[a-z_0-9]+)")
 LITERALS = {

@@ -126,6 +126,13 @@ def test_a_conversation_needs_no_torch() -> None:
     assert [name for name in loaded if name.startswith(("stoker.engine", "stoker.model", "stoker.operator"))] == []
 
 
+def test_the_plugin_of_kubectl_is_the_same_command_under_its_own_name() -> None:
+    code = "from stoker.cli.main import kubectl_main; kubectl_main()"
+    run = subprocess.run([sys.executable, "-c", code, "get", "--help"], capture_output=True, text=True, check=True)
+    assert "Usage: kubectl stoker get" in run.stdout
+    assert run.stdout.replace("kubectl stoker", "stoker") == stoker("get", "--help")
+
+
 def test_the_version_is_the_packages() -> None:
     from importlib.metadata import version
 

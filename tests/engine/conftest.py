@@ -77,7 +77,14 @@ def decoder_of(
 
 
 def runner_of(
-    decoder: Decoder, *, num_blocks: int, block_size: int, seats: int, budget: int, graphs: Any = True
+    decoder: Decoder,
+    *,
+    num_blocks: int,
+    block_size: int,
+    seats: int,
+    budget: int,
+    graphs: Any = True,
+    long_prompts: Any = None,
 ) -> Runner:
     weight = next(decoder.parameters())
     cache = KVCache(
@@ -91,6 +98,7 @@ def runner_of(
         max_batch_tokens=budget,
         attention="auto",
         graphs=graphs,
+        long_prompts=long_prompts,
     )
 
 

@@ -1,4 +1,5 @@
-"""Links carry blocks whole into granted slots, and nothing else: in one process, over shared memory, over TCP."""
+"""Links carry blocks whole into granted slots, and nothing else: in one process, over shared memory, over TCP,
+and over a stand-in for the memory of GPUs."""
 
 from __future__ import annotations
 
@@ -17,12 +18,14 @@ from stoker.engine.transfer.landing_zone import Grant, Owner, SlotState
 from stoker.engine.transfer.port import BlockPort, LayoutMismatch, Link, Move, TransportRefused, connect_best
 from stoker.engine.transfer.tcp import TcpPort
 from stoker.engine.transfer.ticket import PeerLost, TransferError
-from testing.engine.transfers import FINGERPRINT, KEY, LAYOUT, WAIT_S, Port, Ports, random_blocks, wait_for
+from testing.engine.transfers import FINGERPRINT, KEY, LAYOUT, WAIT_S, Port, Ports, random_blocks, slots_of, wait_for
 
 SECONDS = 600.0
+MAPPED = ("shared-memory", "cuda-ipc")
+"""Here a writer can write anything: the checksum finds it."""
 
 
-@pytest.fixture(params=["in-process", "shared-memory", "tcp"])
+@pytest.fixture(params=["in-process", "shared-memory", "tcp", "cuda-ipc"])
 def ports(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ports]:
     made = Ports(request.param, tmp_path)
     yield made
@@ -46,6 +49,12 @@ def write(link: Link, blocks: list[int], grants: list[Grant], tag: bytes = b"") 
     return ticket.error()
 
 
+def all_free(port: Port) -> bool:
+    with port.zone.lock:
+        port.zone.zone.expire(port.zone.clock())
+        return port.zone.zone.credits == port.zone.num_slots
+
+
 def test_blocks_arrive_with_their_tag_and_pass_the_intake(ports: Ports) -> None:
     blocks = random_blocks(6)
     writer, receiver = ports.make("writer", blocks), ports.make("receiver", random_blocks(1), slots=3)
@@ -53,7 +62,7 @@ def test_blocks_arrive_with_their_tag_and_pass_the_intake(ports: Ports) -> None:
     assert link.transport == ports.transport
     cache_BN = np.zeros((5, LAYOUT.block_bytes), dtype=np.uint8)
     intake = Intake(
-        receiver.zone.zone, owner_of(writer), host_copy(receiver.zone.memory_SN, cache_BN),
+        receiver.zone.zone, owner_of(writer), host_copy(slots_of(receiver), cache_BN),
         target=lambda place: place + 1, seed=lambda place: 77 + place,
     )  # fmt: skip
     sums = [seeded(int(raw), 77 + place) for place, raw in enumerate(raw_sums(blocks[[4, 0, 5]]))]
@@ -71,7 +80,8 @@ def test_blocks_arrive_with_their_tag_and_pass_the_intake(ports: Ports) -> None:
 
 
 def test_a_block_of_another_generation_request_or_peer_is_refused(ports: Ports) -> None:
-    writer, other = ports.make("writer", random_blocks(2)), ports.make("other", random_blocks(2, seed=1))
+    blocks = random_blocks(2)
+    writer, other = ports.make("writer", blocks), ports.make("other", random_blocks(2, seed=1))
     receiver = ports.make("receiver", random_blocks(1), slots=2)
     link, foreign = writer.connect(receiver.describe()), other.connect(receiver.describe())
     mine, late = grants_for(receiver, writer, 2)
@@ -83,8 +93,8 @@ def test_a_block_of_another_generation_request_or_peer_is_refused(ports: Ports) 
         assert "1 block" in str(write(used, [1], [grant])) or "0 of 1" in str(write(used, [1], [grant]))
     assert receiver.zone.zone.refused.total() > refused_before
     assert [arrival.slots for arrival in receiver.arrivals() if arrival.slots] == [((mine.slot, mine.generation),)]
-    if ports.transport != "shared-memory":  # there the writer can write anything: the checksum finds it
-        assert np.array_equal(receiver.zone.memory_SN[mine.slot], writer.local_BN[0])
+    if ports.transport not in MAPPED:
+        assert np.array_equal(slots_of(receiver)[mine.slot], blocks[0])
 
 
 def test_a_damaged_block_is_asked_for_again_once_and_then_given_up(ports: Ports) -> None:
@@ -95,18 +105,18 @@ def test_a_damaged_block_is_asked_for_again_once_and_then_given_up(ports: Ports)
     total = int(raw_sums(blocks)[0])
     for heals in (True, False):
         intake = Intake(
-            receiver.zone.zone, owner_of(writer), host_copy(receiver.zone.memory_SN, cache_BN),
+            receiver.zone.zone, owner_of(writer), host_copy(slots_of(receiver), cache_BN),
             target=lambda place: place, seed=lambda place: 5,
         )  # fmt: skip
         (grant,) = grants_for(receiver, writer, 1)
         assert write(link, [0], [grant]) is None
-        receiver.zone.memory_SN[grant.slot, 3] ^= 1
+        slots_of(receiver)[grant.slot, 3] ^= 1
         taken = intake.take([Announcement(0, grant, seeded(total, 5))], receiver.zone.clock())
         ((place, again),) = taken.again
         assert (place, taken.sound, again.slot) == (0, [], grant.slot)
         assert write(link, [0], [again]) is None
         if not heals:
-            receiver.zone.memory_SN[again.slot, 9] ^= 128
+            slots_of(receiver)[again.slot, 9] ^= 128
         second = intake.take([Announcement(0, again, seeded(total, 5))], receiver.zone.clock())
         assert (second.sound, second.lost, second.again) == (([0], [], []) if heals else ([], [0], []))
         assert receiver.zone.zone.credits == 2
@@ -141,7 +151,7 @@ def test_a_closed_peer_is_noticed_and_its_slots_are_free(ports: Ports) -> None:
         writer.connect(receiver.describe())
     writer.close()
     if ports.transport != "in-process":
-        wait_for(lambda: again.zone.zone.credits == again.zone.num_slots, "the slots of the writer that has gone")
+        wait_for(lambda: all_free(again), "the slots of the writer that has gone")
 
 
 def test_the_transport_is_named_and_a_demand_that_is_not_met_is_refused(ports: Ports) -> None:
@@ -149,6 +159,9 @@ def test_the_transport_is_named_and_a_demand_that_is_not_met_is_refused(ports: P
     mine: list[tuple[str, BlockPort]] = [("tcp", writer), (ports.transport, writer)]
     link = connect_best(mine[ports.transport == "tcp" :], receiver.describe())
     assert link.transport == ports.transport
+    if ports.transport == "cuda-ipc":
+        assert connect_best(mine, receiver.describe(), "nvlink").transport == "cuda-ipc"
+        return
     with pytest.raises(TransportRefused, match=f"require: nvlink .*{ports.transport}: is not nvlink"):
         connect_best(mine[1:], receiver.describe(), "nvlink")
 
@@ -186,7 +199,7 @@ def write_for_ever(transport: str, folder: Path, peer: object, ready: object) ->
         ready.set()  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("transport", ["shared-memory", "tcp"])
+@pytest.mark.parametrize("transport", ["shared-memory", "tcp", "cuda-ipc"])
 def test_a_killed_writer_frees_its_slots_and_the_receiver_goes_on(transport: str, tmp_path: Path) -> None:
     ports = Ports(transport, tmp_path)
     try:
@@ -203,7 +216,7 @@ def test_a_killed_writer_frees_its_slots_and_the_receiver_goes_on(transport: str
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
         process.join()
-        wait_for(lambda: receiver.zone.zone.credits == 2, "the slots of the killed writer")
+        wait_for(lambda: all_free(receiver), "the slots of the killed writer")
         writer = ports.make("next", random_blocks(1))
         assert write(writer.connect(receiver.describe()), [0], grants_for(receiver, writer, 1)) is None
     finally:

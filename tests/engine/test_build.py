@@ -39,7 +39,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"parallelism": {"pipeline": 2}}, "parallelism.pipeline 2 is not supported yet"),
     ({"parallelism": {"expert": 2}}, "parallelism.expert 2 is not supported yet"),
     ({"kernels": "fused"}, "'fused' needs a CUDA device, not 'cpu'"),
-    ({"attention": "flash"}, "attention flash is not supported yet; allowed: auto, sdpa, stoker"),
+    ({"attention": "cudnn"}, "attention cudnn is not supported yet; allowed: auto, sdpa, stoker, flash"),
+    ({"attention": "flash"}, "'flash' is not built for kernels 'reference' with deterministic = False"),
     ({"deterministic": True, "threads": 2}, "threads must be 1 where deterministic is true, got 2"),
     ({"scheduler": {"max_model_len": 161}}, "max_model_len must be at most 160, the max_position_embeddings"),
     (

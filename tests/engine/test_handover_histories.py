@@ -17,9 +17,8 @@ HISTORIES = 60
 
 def test_histories_lose_nothing_double_nothing_and_leave_nothing() -> None:
     events, outcomes = run_histories(0, HISTORIES)
-    assert all(
-        events[name] for name in ("kill p", "kill d", "cut", "repeat", "swap", "late block", "cancel", "drain p")
-    )
+    happened = ("on devices", "kill p", "kill d", "cut", "repeat", "swap", "late block", "cancel", "drain p")
+    assert all(events[name] for name in happened)
     assert all(outcomes[name] for name in ("split", "prefill_only", "local", "cancelled", "local lost", "local silent"))
     assert outcomes["refused late"] > 0
     assert outcomes["refused damaged"] + outcomes["refused stale"] > 0
@@ -34,9 +33,10 @@ def test_loopback_needs_no_key(host: str) -> None:
     ("settings", "device", "problem"),
     [
         ({"transfer": {"listen": "0.0.0.0:7000"}}, "cpu", "needs transfer.key_file; without one only loopback"),
-        ({"transfer": {"listen": "7000"}}, "cpu", "must be host:port with a port from 0 to 65534, got '7000'"),
-        ({"transfer": {"listen": "127.0.0.1:65535"}}, "cpu", "must be host:port with a port from 0 to 65534"),
-        ({}, "cuda", "transfer.listen needs device cpu, got cuda"),
+        ({"transfer": {"listen": "7000"}}, "cpu", "must be host:port with a port from 0 to 65533, got '7000'"),
+        ({"transfer": {"listen": "127.0.0.1:65534"}}, "cpu", "must be host:port with a port from 0 to 65533"),
+        ({"transfer": {"listen": "127.0.0.1:0", "transports": ["cuda-ipc"]}}, "cpu", "cuda-ipc needs device cuda"),
+        ({"cache": {"prefix_cache": False}}, "cuda", "transfer.listen needs cache.prefix_cache, got false"),
         ({"cache": {"prefix_cache": False}}, "cpu", "transfer.listen needs cache.prefix_cache, got false"),
         ({"parallelism": {"tensor": 2}}, "cpu", "transfer.listen needs parallelism.tensor 1, got 2"),
         ({"parallelism": {"data": 2}}, "cpu", "transfer.listen needs parallelism.data 1, got 2"),

@@ -8,10 +8,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -63,7 +64,9 @@ class Fleet:
         (folder / "key").write_text("5a" * 32)
         self.made: list[Served] = []
 
-    def start(self, name: str, role: str, **settings: Any) -> Served:
+    def start(
+        self, name: str, role: str, environment: Mapping[str, str] = MappingProxyType({}), **settings: Any
+    ) -> Served:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         config = {
@@ -76,7 +79,7 @@ class Fleet:
         with log.open("wb") as file:
             process = subprocess.Popen(
                 [sys.executable, "-m", "stoker.engine", "--config", str(self.folder / f"{name}.json")],
-                env={**os.environ, "STOKER_POD_UID": name, "OMP_NUM_THREADS": "1"}, stderr=file,
+                env={**os.environ, "STOKER_POD_UID": name, "OMP_NUM_THREADS": "1", **environment}, stderr=file,
             )  # fmt: skip
         served = Served(f"http://127.0.0.1:{port}", process, log)
         self.made.append(served)

@@ -100,7 +100,14 @@ class Poisoned:
 
 
 def engine_of(
-    twin: Any, *, kernels: KernelsName, graphs: Any, num_blocks: int, chunk: int | None, deterministic: bool
+    twin: Any,
+    *,
+    kernels: KernelsName,
+    graphs: Any,
+    num_blocks: int,
+    chunk: int | None,
+    deterministic: bool,
+    long_prompts: Any = None,
 ) -> Any:
     from stoker.engine.core.blocks import BlockManager
     from stoker.engine.core.engine import LLMEngine
@@ -111,7 +118,8 @@ def engine_of(
     from tests.engine.conftest import MAX_LEN, VOCAB, decoder_of, runner_of
 
     decoder = decoder_of(twin, Ops(kernels, deterministic=deterministic))
-    runner = runner_of(decoder, num_blocks=num_blocks, block_size=BLOCK, seats=SEATS, budget=BUDGET, graphs=graphs)
+    sizes = {"num_blocks": num_blocks, "block_size": BLOCK, "seats": SEATS, "budget": BUDGET}
+    runner = runner_of(decoder, **sizes, graphs=graphs, long_prompts=long_prompts)
     scheduler = Scheduler(
         BlockManager(num_blocks, BLOCK),
         max_batch_tokens=BUDGET,

@@ -49,7 +49,11 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("TrainingJob", {"runtime": {"kernels": "fused", "attention": "flash"}, "training": {"deterministic": "SameLayout"}}, ["spec.runtime.attention flash is not supported yet with runtime.kernels fused and training.deterministic SameLayout; allowed: auto, stoker"]),
     ("InferenceDeployment", {"engine": {"kernels": "reference", "deterministic": True, "attention": "sdpa"}}, ["spec.engine.attention sdpa is not supported yet with engine.kernels reference and engine.deterministic true; allowed: auto, stoker"]),
     ("InferenceDeployment", {"engine": {"kernels": "fused", "attention": "stoker"}}, []),
-    ("InferenceDeployment", {"engine": {"attention": "flash"}}, ["spec.engine.attention flash is not supported yet; allowed: auto, sdpa, stoker"]),
+    ("InferenceDeployment", {"engine": {"attention": "cudnn"}}, ["spec.engine.attention cudnn is not supported yet; allowed: auto, sdpa, stoker, flash"]),
+    ("InferenceDeployment", {"engine": {"attention": "flash"}}, []),
+    ("InferenceDeployment", {"engine": {"kernels": "fused", "attention": "flash"}}, []),
+    ("InferenceDeployment", {"engine": {"kernels": "reference", "attention": "flash"}}, ["spec.engine.attention flash is not supported yet with engine.kernels reference; allowed: auto, sdpa"]),
+    ("InferenceDeployment", {"engine": {"kernels": "fused", "attention": "flash", "deterministic": True}}, ["spec.engine.attention flash is not supported yet with engine.kernels fused and engine.deterministic true; allowed: auto, stoker"]),
     ("Checkpoint", {"source": {"import": {"storage": {"s3": {"bucket": "b"}}}}}, []),
     ("InferenceDeployment", {"model": {"uri": "hf://a/b"}}, []),
     ("InferenceDeployment", {"model": {"uri": "pvc://models/a"}}, []),
@@ -64,13 +68,20 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     (
         "InferenceDeployment",
         {
+            "pools": [{"name": "a", "role": "prefill", "gpusPerPod": 1}, {"name": "b", "role": "decode", "gpusPerPod": 1}],
+            "engine": {"device": "cuda", "transfer": {"require": "nvlink"}},
+        },
+        [],
+    ),
+    (
+        "InferenceDeployment",
+        {
             "pools": [{"name": "a", "role": "prefill", "gpusPerPod": 2, "parallelism": {"tensor": 2}}, {"name": "b", "role": "decode"}],
             "engine": {"cache": {"prefixCache": False}, "device": "cuda"},
         },
         [
             "spec.engine.cache.prefixCache false is not supported yet with prefill and decode pools; allowed: true",
-            "spec.engine.device cuda is not supported yet with prefill and decode pools; allowed: auto, cpu",
-            "spec.pools[a].gpusPerPod 2 is not supported yet with prefill and decode pools; allowed: 0",
+            "spec.pools[a].gpusPerPod 2 is not supported yet with prefill and decode pools; allowed: 0, 1",
             "spec.pools[a].parallelism.tensor 2 is not supported yet with prefill and decode pools; allowed: 1",
         ],
     ),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.operator.domain.autoscaling.decision import REVIEW_S, Decision, Limits, Measured, Memory, PoolInput
+from stoker.operator.domain.autoscaling.decision import REVIEW_S, Change, Decision, Limits, Measured, Memory, PoolInput
 from stoker.operator.domain.autoscaling.demand import Demand
 from stoker.operator.domain.autoscaling.need import needed_by_goals
 from stoker.operator.domain.autoscaling.prediction import EngineShape, Goals
@@ -196,6 +196,56 @@ def test_a_second_change_of_direction_waits() -> None:
     downs = turns[0::2]
     assert all(later - earlier >= 600 for earlier, later in itertools.pairwise(downs))
     assert turns
+
+
+BURSTS = st.lists(st.tuples(st.integers(2, 130), st.integers(1, 11), st.floats(0.6, 150)), min_size=3, max_size=8)
+"""(reviews of rest, reviews of a burst that is shorter than a start, requests/s)."""
+
+
+def turns(decisions: list[Decision]) -> list[float]:
+    """Times at which the pool changed its direction."""
+    changes = [found for found in decisions if found.after != found.before]
+    pairs = itertools.pairwise(changes)
+    return [after.at_s for before, after in pairs if (before.after > before.before) != (after.after > after.before)]
+
+
+@settings(max_examples=12, deadline=None)
+@given(BURSTS, st.integers(1, 30), st.floats(0, 1), st.booleans())
+def test_bursts_shorter_than_a_start_change_the_direction_at_most_once_in_ten_minutes(
+    bursts: list[tuple[int, int, float]], replicas: int, remembered: float, missed: bool
+) -> None:
+    """`remembered`: the share of the last burst that the forecast still expects at rest."""
+    memory, now_s, decisions, before = Memory(), 0.0, list[Decision](), 0.0
+    limits = Limits(1, 64, goals=GOALS)
+    for rest, length, rate in bursts:
+        for present in [0.5] * rest + [rate] * length:
+            seen = pool(replicas, present, measured=Measured(9.0 if missed and present > 0.5 else 0.1, 0.01))
+            forecast = max(present, remembered * before)
+            assert seen.demand is not None
+            seen = replace(seen, demand=replace(seen.demand, rate=forecast))
+            decision, memory = review(now_s, limits, seen, memory)
+            decisions.append(decision)
+            replicas, now_s = decision.after, now_s + REVIEW_S
+        before = rate
+    assert all(late - early >= 600 for early, late in itertools.pairwise(turns(decisions)))
+
+
+def test_work_that_outlasts_a_start_gets_replicas_soon_after_the_pool_went_down() -> None:
+    limits = Limits(1, 64, goals=GOALS, scale_down_after_s=60)
+    needed = needed_by_goals(limits, pool(1, 20.0), 0.8).replicas
+    decisions = run(limits, pool(needed, 0.5), 100, Memory())
+    assert decisions[-1].after < needed
+    memory, seen = Memory(changes=tuple(changes_of(decisions, needed))), pool(decisions[-1].after, 20.0)
+    surge = run(limits, seen, 120, memory, begin_s=100)
+    added = next(found for found in surge if found.after > found.before)
+    assert {found.reason for found in surge if found.at_s < added.at_s} == {"Burst"}
+    assert added.at_s - 100 == seen.startup_s
+
+
+def changes_of(decisions: list[Decision], risen_to: int) -> list[Change]:
+    """The changes of these decisions, after one that added replicas long ago."""
+    found = [Change(one.at_s, one.before, one.after) for one in decisions if one.after != one.before]
+    return [Change(-1000.0, 1, risen_to), *found]
 
 
 @pytest.mark.parametrize(

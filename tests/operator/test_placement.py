@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.operator.domain.placement.gang import Gang, Level
+from stoker.operator.domain.placement.job_gang import gang_of_rendering
 from stoker.operator.domain.placement.node_capacity import (
     NodeCapacity,
     affinity_to,
@@ -24,6 +25,7 @@ from stoker.operator.domain.placement.node_capacity import (
 from stoker.operator.domain.placement.place import Placement, place
 from stoker.operator.domain.placement.quantity import amount
 from stoker.operator.domain.placement.unplaceable import Unplaceable
+from stoker.trainer.protocol.parallel_dims import ParallelDims
 
 GPU = "nvidia.com/gpu"
 CLIQUE, RACK, ZONE = "nvidia.com/gpu.clique", "rack", "zone"
@@ -159,6 +161,42 @@ def test_pods_are_numbered_with_the_stage_outermost() -> None:
 def test_the_gang_of_a_rank_grid(grid: dict[str, int], shape: tuple[int, int, int]) -> None:
     found = Gang.of_ranks(requests={}, **grid)
     assert (found.parts, found.stages, found.replicas) == shape
+
+
+@pytest.mark.parametrize(
+    ("sizes", "world", "ranks_per_pod", "shape"),
+    [
+        ({"expert": 8}, 32, 4, (2, 1, 4)),
+        ({"tensor": 2, "expert": 8, "pipeline": 2}, 32, 4, (2, 2, 2)),
+        ({"tensor": 8, "expert": 4}, 32, 4, (2, 1, 4)),
+        ({"tensor": 2, "expert": 4, "context": 2}, 32, 4, (2, 1, 4)),
+        ({"tensor": 4, "expert": 6}, 24, 4, (3, 1, 2)),
+        ({"tensor": 2, "expert": 4, "replicate": 2}, 16, 4, (1, 1, 4)),
+    ],
+)
+def test_the_narrowest_unit_holds_whole_groups_of_experts_as_the_trainer_lays_them(
+    sizes: dict[str, int], world: int, ranks_per_pod: int, shape: tuple[int, int, int]
+) -> None:
+    config = {"parallelism": sizes, "gang": {"nodes": world // ranks_per_pod, "ranks_per_node": ranks_per_pod}}
+    found = gang_of_rendering({"pod": {"spec": {"containers": []}}, "config": config})
+    assert (found.parts, found.stages, found.replicas) == shape
+    pods = list(found.pods_by_replica())
+    unit_of = {pod: index // found.parts for index, pod in enumerate(pods)}
+    inner = sizes.get("context", 1) * sizes.get("tensor", 1) * sizes.get("pipeline", 1) * sizes.get("replicate", 1)
+    dims = ParallelDims(**sizes, shard=world // inner)
+    for ranks in (*dims.expert_groups(), *dims.groups("context", "tensor")):
+        assert len({unit_of[rank // ranks_per_pod] for rank in ranks}) == 1, ranks
+
+
+def test_a_group_of_experts_without_room_is_named() -> None:
+    config = {"parallelism": {"expert": 8}, "gang": {"nodes": 4, "ranks_per_node": 4}}
+    spec = {"containers": [{"resources": {"limits": {GPU: "4"}}}]}
+    wanted = gang_of_rendering({"pod": {"spec": spec}, "config": config})
+    nodes = [node(f"n{index}", 4, **{CLIQUE: f"c{index}"}) for index in range(4)]
+    assert place(wanted, nodes, [Level(CLIQUE)]) == Unplaceable(
+        "TopologyUnsatisfied",
+        "no nvidia.com/gpu.clique has room for the 2 pods of an expert group; the largest, c3, has room for 1",
+    )
 
 
 def test_what_is_missing_is_said_in_one_line() -> None:

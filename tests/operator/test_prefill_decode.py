@@ -70,7 +70,7 @@ def test_engines_of_both_roles_share_a_key_and_reach_each_other() -> None:
                   policy["spec"]["ingress"]]  # fmt: skip
         uid = world.cluster.objects[CHAT]["metadata"]["uid"]
         others = {"stoker.dev/deployment-uid": uid, "stoker.dev/role": "engine"}
-        assert opened[1:] == [(8101, others), (8102, others)]
+        assert opened[1:] == [(8101, others), (8102, others), (8103, others)]
     assert {entry["role"] for entry in world.snapshot()["backends"]} == {"prefill", "decode"}
     world.cluster.delete(CHAT)
     world.rest(3)

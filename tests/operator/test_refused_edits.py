@@ -101,9 +101,9 @@ LIVES = {
         begin=serving,
         key=CHAT,
         edits=(
-            {"router": {"policy": "cacheAware"}, "engine": {"attention": "flash"}},
+            {"router": {"policy": "cacheAware"}, "engine": {"attention": "cudnn"}},
             {"engine": {"attention": "cudnn"}},
-            {"router": {"image": "other:2", "replicas": 3}, "engine": {"seed": 7, "attention": "flash"}},
+            {"router": {"image": "other:2", "replicas": 3}, "engine": {"seed": 7, "attention": "cudnn"}},
             {
                 "rollout": {"type": "canary", "canary": {"steps": [{"percent": 10}]}, "paused": True},
                 "engine": {"attention": "cudnn"},

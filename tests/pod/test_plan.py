@@ -22,8 +22,8 @@ from stoker.pod.plan.layouts import layouts
 from stoker.pod.plan.measured import check_plan
 from stoker.pod.plan.memory import fullest, memory_by_rank
 from stoker.pod.plan.model_size import ModelSize
+from stoker.pod.plan.optimizer_time import NVME, PCIE, early_share
 from stoker.pod.plan.stage import pipeline_ranks, pipeline_shape, rank_parameters
-from stoker.pod.plan.step_time import NVME
 from stoker.pod.plan.traffic import flows
 from testing.pod.model_sizes import LLAMA_1B, LLAMA_8B
 
@@ -244,6 +244,31 @@ def test_state_in_a_file_needs_a_volume_and_its_seconds() -> None:
     assert moved.time is not None
     assert moved.time.optimizer == pytest.approx(12 * LLAMA_8B.parameters / NVME)
     assert moved.to_json()["memory_bytes"]["disk"] == moved.fullest.disk
+
+
+def test_state_in_host_memory_arrives_beside_backward_and_leaves_beside_the_next_passes() -> None:
+    """T9: 4 micro-batches. On four ranks three shards of the gradient's sum hold all of a shard's state."""
+    shares = {
+        (ranks, stage): early_share(job(batch=4 * ranks, shard=ranks, zero_stage=stage, offload="host"))
+        for ranks in (1, 2, 4, 8)
+        for stage in (0, 1, 2)
+    }
+    assert [shares[ranks, 1] for ranks in (1, 2, 4, 8)] == [0.0, 1 / 3, 1.0, 1.0]
+    assert {share for (_, stage), share in shares.items() if stage != 1} == {0.0}
+    assert early_share(job(shard=4, offload="host")) == 0.0, "one micro-batch is sent as it is"
+    kept, moved = (make_plan(job(batch=16, shard=4, offload=place), GPUS["H200"]).time for place in ("", "host"))
+    assert kept is not None
+    assert moved is not None
+    assert moved.optimizer == kept.optimizer, "4 ranks: every copy is beside a pass"
+    one_way = 12 * SLICE.parameters / 2 / PCIE
+    kept, moved = (make_plan(job(SLICE, batch=8, shard=2, offload=place), GPUS["H200"]).time for place in ("", "host"))
+    assert kept is not None
+    assert moved is not None
+    passes = (kept.total - kept.optimizer) / 4
+    assert moved.optimizer == pytest.approx(2 / 3 * one_way - passes / 3, rel=0.05)
+    slow = make_plan(job(SLICE, batch=2, shard=2, offload="host"), GPUS["H200"]).time
+    assert slow is not None
+    assert slow.optimizer > moved.optimizer
 
 
 def test_tensor_parallel_ranks_share_matrices_and_not_norms() -> None:

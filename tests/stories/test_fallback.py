@@ -1,9 +1,10 @@
-"""A deployment without an engine: another one's smaller model answers under its own name, streams too."""
+"""A deployment without an engine: a smaller model of another one answers, whose endpoint has both models."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -19,6 +20,9 @@ def test_a_smaller_model_answers_while_no_engine_can(cluster: StoryCluster, taug
     big["spec"]["pools"][0]["replicas"] = 0
     cluster.apply(claim("archive", taught.parent), adopted("newest", "archive", "taught", newest), big)
     cluster.wait_until(lambda: cluster.condition("InferenceDeployment", "big", "FallbackMissing"), "named as missing")
+    small["spec"]["router"]["models"] = [
+        {"name": name, "deploymentRef": {"name": deployment}} for name, deployment in (("big", "big"), ("no", "where"))
+    ]
     cluster.apply(small)
     cluster.wait_for_phase("InferenceDeployment", "small", "Serving")
     cluster.wait_until(lambda: not cluster.condition("InferenceDeployment", "big", "FallbackMissing"), "found")
@@ -35,5 +39,28 @@ def test_a_smaller_model_answers_while_no_engine_can(cluster: StoryCluster, taug
     ]
     assert {chunk["model"] for chunk in chunks} == {"tiny"}
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == answer.json()["choices"][0]["text"]
+    serves_both_models(cluster, body, answer.json()["choices"][0]["text"])
     for name in ("big", "small"):
         cluster.delete("InferenceDeployment", name)
+
+
+def serves_both_models(cluster: StoryCluster, body: dict[str, Any], text: str) -> None:
+    """At the endpoint of `small`: its own model, `big`, whose fallback is `small` again, and one that is missing."""
+    with httpx.Client(base_url=cluster.url("small"), timeout=60) as client:
+        answers = {name: client.post("/v1/completions", json={**body, "model": name}) for name in ("tiny", "big")}
+        assert [answer.json()["model"] for answer in answers.values()] == ["tiny", "tiny"]
+        assert {answer.json()["choices"][0]["text"] for answer in answers.values()} == {text}
+        passed = [answers[name].headers.get("x-stoker-passed-on") for name in ("tiny", "big")]
+        assert passed == [None, "big"]
+        missing = client.post("/v1/completions", json={**body, "model": "no"})
+        assert (missing.status_code, missing.json()["error"]["code"]) == (503, "model_unavailable")
+        unknown = client.post("/v1/completions", json={**body, "model": "x"})
+        assert (unknown.status_code, unknown.json()["error"]["param"]) == (404, "model")
+        listed = client.get("/v1/models").json()["data"]
+    assert [(card["id"], card.get("ready", True)) for card in listed] == [("tiny", True), ("big", False), ("no", False)]
+    others = cluster.get("InferenceDeployment", "small")["status"]["otherModels"]
+    assert [(one["name"], one["deployment"], one["ready"]) for one in others] == [
+        ("big", "big", False),
+        ("no", "where", False),
+    ]
+    assert cluster.condition("InferenceDeployment", "small", "ModelsMissing")

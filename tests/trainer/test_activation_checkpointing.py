@@ -20,7 +20,7 @@ from stoker.trainer.rank.pipeline.stage import StageInputs
 from stoker.trainer.rank.plan_check import planned_job
 from stoker.trainer.rank.train_step import ForwardPass
 from testing.trainer.live_bytes import LiveBytes
-from testing.trainer.tiny_run import TINY, SyntheticBatches, alone, empty_decoder, tiny_config
+from testing.trainer.tiny_run import SMALL, TINY, SyntheticBatches, alone, empty_decoder, tiny_config
 
 MODES = ("none", "selective", "full")
 WIDE = replace(TINY, hidden_size=64, intermediate_size=160, num_layers=4, head_dim=16, max_position_embeddings=256)
@@ -131,6 +131,59 @@ def test_a_budget_is_kept_with_the_bits_of_a_run_without_one() -> None:
         assert found[0] == loss
         for name, gradient in expected.items():
             np.testing.assert_array_equal(found[1][name], gradient, err_msg=f"{mib} MiB {name}")
+
+
+FUSED: dict[str, Any] = {
+    "kernels": "fused",
+    "attention": "stoker",
+    "memory__precision": "bf16",
+    "training__deterministic": "Off",
+    "training__sequence_length": 2048,
+}
+ON_A_GPU = replace(SMALL, hidden_size=512, intermediate_size=1024, num_layers=4, num_heads=8, num_kv_heads=4)
+
+
+def kept_on_a_gpu(mode: str, **changes: Any) -> tuple[float, int]:
+    """Return the loss of a second micro-batch, and the bytes that its forward pass kept in the GPU's memory."""
+    model = replace(ON_A_GPU, max_position_embeddings=2048)
+    config = tiny_config(memory__activation_checkpointing=mode, **FUSED, **changes)
+    context = alone("cuda")
+    decoder, start = empty_decoder(config, context.device, model)
+    zero = make_zero(config, decoder, context.mesh, context.device, start.fill)
+    forward = make_passes(config, context, decoder, zero)
+    assert isinstance(forward, ForwardPass)
+    kept, loss = 0, 0.0
+    for index in range(2):  # the first one compiles kernels and makes what is kept
+        batch = SyntheticBatches(config).micro_batch(index)
+        zero.begin_step(1)
+        before = torch.cuda.memory_allocated()
+        loss_sum = forward.loss_sum(batch)
+        kept, loss = torch.cuda.memory_allocated() - before, float(loss_sum.detach())
+        loss_sum.backward()
+        del loss_sum
+        forward.end_backward()
+        zero.end_micro_batch()
+    zero.close()
+    return loss, kept
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_budget_is_kept_on_a_gpu() -> None:
+    loss, most = kept_on_a_gpu("none")
+    config = tiny_config(memory__activation_checkpointing="selective", **FUSED)
+    model = replace(ON_A_GPU, max_position_embeddings=2048)
+    table = 2 * model.vocab_size * model.hidden_size  # its gradient, which the plan counts as a buffer
+    for part in (0.9, 0.6, 0.35):
+        gib = part * most / 2**30
+        limited: dict[str, Any] = {"memory__activation_budget_gib": gib}
+        planned = planned_job(tiny_config(memory__activation_checkpointing="selective", **FUSED, **limited), model)
+        costs = [layer_cost(planned, choice) for choice in layer_choices(planned)]
+        expected = config.training.sequence_length * (sum(cost.kept for cost in costs) + beside_layers(planned))
+        found, kept = kept_on_a_gpu("selective", **limited)
+        assert found == loss
+        assert kept - table == pytest.approx(expected, rel=0.1)
+        assert kept - table <= 1.01 * part * most
 
 
 def stage_gradients(mode: str, schedule: ScheduleName) -> tuple[list[Tensor], int]:

@@ -17,6 +17,7 @@ from testing.trainer.layouts import (
     ADAPTER_TOLERANCE,
     DEEP,
     DEEP_SPARSE,
+    EXPERT_ADAPTER_TOLERANCE,
     MIXED,
     MOMENT_TOLERANCE,
     SPARSE,
@@ -142,6 +143,15 @@ LORA = (
     Layout(tensor=2, shard=2, changes=SEQUENCE, lora=True, zero_stage=3),
     Layout(replicate=2, shard=2, lora=True),
     Layout(context=2, shard=2, lora=True, zero_stage=3),
+    Layout(pipeline=2, lora=True, changes=ZERO_BUBBLE),
+    Layout(pipeline=2, shard=2, lora=True, changes=ZERO_BUBBLE, zero_stage=3, model=TIED),
+    Layout(pipeline=2, tensor=2, lora=True, changes={**GPIPE, **SEQUENCE}, recompute=True),
+    Layout(pipeline=2, stages=2, lora=True, changes=INTERLEAVED, model=DEEP),
+    Layout(shard=4, expert=2, lora=True, model=SPARSE),
+    Layout(tensor=2, lora=True, model=SPARSE, changes=SEQUENCE, zero_stage=2),
+    Layout(tensor=2, shard=2, expert=4, lora=True, model=SPARSE, zero_stage=0),
+    Layout(pipeline=2, shard=2, expert=2, lora=True, model=SPARSE, changes=ZERO_BUBBLE, zero_stage=3),
+    Layout(context=2, tensor=2, expert=2, lora=True, model=MIXED, recompute=True),
 )
 ROWS = (*DATA, *TENSOR, *REPLICATE, *CONTEXT, *PIPELINE, *EXPERT, *LORA)
 
@@ -203,6 +213,7 @@ RESUMED = (
     Layout(context=2, zero_stage=2),
     Layout(context=2, shard=2, changes=RING, recompute=True),
     Layout(context=2, tensor=2, changes=ULYSSES),
+    Layout(pipeline=2, shard=2, expert=2, lora=True, model=SPARSE, changes=ZERO_BUBBLE),
 )
 WIDE = (
     Layout(tensor=2, shard=2, changes=SEQUENCE),
@@ -313,5 +324,5 @@ def assert_equal(got: Result, expected: Result) -> None:
 def tolerance_of(name: str) -> float:
     """The largest relative difference of a tensor of the state."""
     if ".lora_" in name:
-        return ADAPTER_TOLERANCE
+        return EXPERT_ADAPTER_TOLERANCE if ".experts." in name else ADAPTER_TOLERANCE
     return TOLERANCE if name.startswith("model.") else MOMENT_TOLERANCE

@@ -27,20 +27,24 @@ from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.model.kernels.ops import Ops
 from stoker.model.lora import TARGETS, LoraSettings, adapt, adapter_parts
+from stoker.model.parameter import Part
 from stoker.model.weights.source import open_weights
 from stoker.pod.capabilities import refusals
 from stoker.pod.config_file import ConfigError
 from stoker.pod.plan.job import Job
 from stoker.pod.plan.memory import memory_by_rank
 from stoker.pod.plan.model_size import ModelSize
+from stoker.pod.plan.stage import pipeline_ranks, rank_parameters
 from stoker.trainer.errors import OtherModel
 from stoker.trainer.protocol.config import LoraConfig
 from stoker.trainer.rank.build import make_zero
 from stoker.trainer.rank.schedule import learning_rate
+from stoker.trainer.rank.train_step import ForwardPass
 from testing.model.transformers_twin import twin
 from testing.trainer.layouts import (
     DEEP,
     LORA,
+    MIXED,
     MODEL,
     SPARSE,
     STEPS,
@@ -328,15 +332,108 @@ def test_lamb_trains_adapters_and_leaves_the_rest(tmp_path: Path) -> None:
     assert changed == {name for name in start if name.startswith("adapter.")}
 
 
-def test_what_is_not_built_is_refused_by_name(tmp_path: Path) -> None:
+def test_targets_that_a_model_lacks_are_refused_with_those_that_it_has(tmp_path: Path) -> None:
+    """The experts of mixtral have matrices of other names."""
+    mixtral = replace(SPARSE, architecture="mixtral", moe_intermediate_size=None, norm_topk_prob=True)
+    with pytest.raises(
+        ConfigError,
+        match=r"lora.targets: the model has no projection gate_proj, up_proj, down_proj; "
+        "allowed: q_proj, k_proj, v_proj, o_proj$",
+    ):
+        run_alone(replace(ROW, model=mixtral), tmp_path)
     asked = {"lora": {"rank": 4}, "parallelism": {"pipeline": 2, "expert": 2}}
-    assert refusals("trainer", asked) == [
-        "parallelism.pipeline 2 is not supported yet with lora; allowed: 1",
-        "parallelism.expert 2 is not supported yet with lora; allowed: 1",
-    ]
-    assert refusals("TrainingJob", asked, "spec")[0].startswith("spec.parallelism.pipeline 2")
-    with pytest.raises(ConfigError, match=r"lora is not supported yet with a model with experts \(num_experts 8\)"):
-        run_alone(replace(ROW, model=SPARSE), tmp_path)
+    assert refusals("trainer", asked) == refusals("TrainingJob", asked, "spec") == []
+
+
+@pytest.fixture(scope="module")
+def trained_experts(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """A checkpoint of a run of a model with a dense layer and one with experts, after ten steps."""
+    folder = tmp_path_factory.mktemp("lora")
+    run_alone(replace(ROW, model=MIXED), folder, optimization__learning_rate=0.02)
+    return CheckpointRoot(folder / "root").committed()[0]
+
+
+def with_loaded_adapters(found: Found) -> Decoder:
+    """The frozen decoder with the adapters of a checkpoint beside it."""
+    decoder = starting_decoder(MIXED)
+    adapt(decoder, LoraSettings(rank=RANK, alpha=ALPHA))
+    reader = CheckpointReader(found.path)
+    with torch.no_grad():
+        for part in adapter_parts(decoder):
+            part.local().copy_(torch.from_numpy(reader.read(f"adapter.{part.hf_name}")))
+    return decoder
+
+
+def loss_of(decoder: Decoder, batch: Any) -> Tensor:
+    forward = ForwardPass(decoder, "sdpa", torch.device("cpu"), lambda _unit: None)
+    return forward.loss_sum(batch, 1.0)
+
+
+def gradient_of(part: Part) -> Tensor:
+    assert part.parameter.grad is not None
+    return part.parameter.grad[part.row_start : part.row_end]
+
+
+def test_each_expert_has_an_adapter_that_changes_its_weight_alone(trained_experts: Found) -> None:
+    """Against the merged weights: the same loss, and gradients by the chain rule of W + alpha / rank * B A."""
+    adapted, merged_one = with_loaded_adapters(trained_experts), Decoder(MIXED, Ops())
+    open_weights(trained_experts.path).load_into(merged_one)
+    batch = MotifBatches(ROW.config("unused"), MIXED.vocab_size).micro_batch(3)
+    losses = loss_of(adapted, batch), loss_of(merged_one, batch)
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-6, atol=0)
+    for loss in losses:
+        loss.backward()
+    weights = {part.hf_name: gradient_of(part) for part in merged_one.named_parts()}
+    parts = {part.hf_name: part for part in adapter_parts(adapted)}
+    experts = [name.removesuffix(".lora_A.weight") for name in parts if ".experts." in name and ".lora_A" in name]
+    assert len(experts) == 3 * 8 * len(MIXED.expert_layers)
+    for name in experts:
+        a, b = (parts[f"{name}.lora_{letter}.weight"] for letter in "AB")
+        of_weight = ALPHA / RANK * weights[f"{name}.weight"]
+        torch.testing.assert_close(gradient_of(a), b.local().T @ of_weight, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(gradient_of(b), of_weight @ a.local().T, rtol=1e-3, atol=1e-5)
+    assert all(part.local().any() for part in parts.values())
+
+
+def test_adapters_of_experts_are_exported_in_the_form_of_peft_and_merged(
+    trained_experts: Found, tmp_path: Path
+) -> None:
+    reader = CheckpointReader(trained_experts.path)
+    export_adapter(reader, tmp_path / "peft")
+    export_hugging_face(reader, tmp_path / "merged")
+    tensors = load_file(tmp_path / "peft" / "adapter_model.safetensors")
+    merged_tensors = load_file(tmp_path / "merged" / "model.safetensors")
+    name = "model.layers.1.mlp.experts.5.down_proj"
+    a, b = (tensors[f"base_model.model.{name}.lora_{letter}.weight"] for letter in "AB")
+    plain = torch.from_numpy(reader.read(f"model.{name}.weight"))
+    torch.testing.assert_close(merged_tensors[f"{name}.weight"], plain + ALPHA / RANK * b @ a, rtol=1e-6, atol=1e-7)
+    assert not torch.equal(merged_tensors[f"{name}.weight"], plain)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(model=SPARSE, lora=True),
+        Layout(model=MIXED, lora=True, shard=4, expert=2),
+        Layout(model=SPARSE, lora=True, tensor=2),
+        Layout(model=DEEP, lora=True, pipeline=2, shard=2),
+    ],
+    ids=str,
+)
+def test_the_plan_counts_the_adapters_of_a_rank(layout: Layout) -> None:
+    """Elements on one rank, as the model itself has them."""
+    planned_job = Job.from_config(layout.config("unused").model_dump(), ModelSize.from_fields(asdict(layout.model)))
+    whole = Decoder(layout.model, Ops(), device="meta")
+    adapt(whole, LoraSettings(rank=RANK, alpha=ALPHA))
+    experts = sum(part.num_elements for part in adapter_parts(whole) if ".experts." in part.hf_name)
+    cut = [part for part in adapter_parts(whole) if ".experts." not in part.hf_name]
+    dense = sum(part.num_elements / (1 if part.shard_dim is None else layout.tensor) for part in cut)
+    if layout.tensor > 1:
+        parts = [part for part in adapter_parts(whole) if ".experts." in part.hf_name]
+        experts = sum(part.num_elements // (1 if part.shard_dim is None else layout.tensor) for part in parts)
+    expected = (dense + experts / layout.expert) / layout.pipeline
+    ranks = pipeline_ranks(planned_job)
+    assert sum(rank_parameters(planned_job, rank).trained for rank in ranks) / len(ranks) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

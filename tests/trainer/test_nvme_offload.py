@@ -30,6 +30,7 @@ from stoker.trainer.rank.disk_adam import DiskAdam
 from stoker.trainer.rank.main import cause_of
 from stoker.trainer.rank.optimizer import Adam, HeldState, UpdateNumbers
 from stoker.trainer.rank.state_file import DiskState, StateFile, aligned_memory
+from testing.trainer.any_order import AnyOrder, QueuedAdam
 from testing.trainer.layouts import MODEL, check_bits_across_saves
 from testing.trainer.tiny_run import alone, empty_decoder, tiny_config
 
@@ -72,11 +73,14 @@ def rows_of(state: HeldState) -> Tensor:
     return torch.stack([state.master, *rows] if state.parameters is not None else rows).cpu()
 
 
-def check_updates(folder: Path, device: str, kernels: Any, lines: int, wide: bool) -> None:
+def check_updates(
+    folder: Path, device: str, kernels: Any, lines: int, wide: bool, queues: AnyOrder | None = None
+) -> None:
     """Several buckets, more pieces than buffers, a save that is held over later updates, a state that is replaced."""
     file = StateFile(str(folder), 0)
-    adam = Adam(OptimizationConfig(weight_decay=0.5), Ops(kernels))
-    streamed = DiskAdam(adam, torch.device(device), lines * LINE, file)
+    adam = Adam(config := OptimizationConfig(weight_decay=0.5), Ops(kernels))
+    inner = adam if queues is None else QueuedAdam(config, queues)
+    streamed = DiskAdam(inner, torch.device(device), lines * LINE, file, queues)
     both = [state_on_disk(file, random_rows(seed, 4, size), lines, device, wide) for seed, size in enumerate((7, 1, 4))]
     done: list[Bucket] = []
     held: list[tuple[Any, Tensor]] = []
@@ -106,6 +110,13 @@ def check_updates(folder: Path, device: str, kernels: Any, lines: int, wide: boo
 @pytest.mark.parametrize("lines", [1, 3, 16])
 def test_updates_of_state_in_a_file_have_the_bits_of_those_in_memory(tmp_path: Path, lines: int, wide: bool) -> None:
     check_updates(tmp_path, "cpu", "reference", lines, wide)
+
+
+@pytest.mark.parametrize("last", ["arriving", "updates", "leaving", "main"])
+def test_no_order_of_the_streams_changes_a_bit(tmp_path: Path, last: str) -> None:
+    queues = AnyOrder(lambda ready: next((one for one in ready if one is not getattr(queues, last)), ready[0]))
+    with queues.running():
+        check_updates(tmp_path, "cpu", "reference", 3, False, queues)
 
 
 @pytest.mark.gpu

@@ -18,6 +18,7 @@ from stoker.pod.plan.model_size import ModelSize
 from stoker.trainer.protocol.config import OptimizationConfig
 from stoker.trainer.rank.bucket import LINE, Bucket
 from stoker.trainer.rank.build import make_zero
+from stoker.trainer.rank.communicator import DONE
 from stoker.trainer.rank.offload import OffloadedAdam, pieces_of
 from stoker.trainer.rank.optimizer import Adam, HeldState, HostCopy, UpdateNumbers
 from testing.trainer.layouts import MODEL, check_bits_across_saves
@@ -59,7 +60,8 @@ def values_of(state: HeldState) -> Iterator[Tensor]:
             yield value.cpu()
 
 
-def check_pieces(device: str, kernels: Any, lines: int, wide: bool) -> None:
+def check_pieces(device: str, kernels: Any, lines: int, wide: bool, spare: int = 0) -> None:
+    """`spare`: lines of device memory into which the first pieces of each bucket are read ahead."""
     adam = Adam(OptimizationConfig(weight_decay=0.5), Ops(kernels))
     streamed = OffloadedAdam(adam, torch.device(device), lines * LINE)
     plain, host = held(1, device, wide=wide), held(1, device, on_host=True, wide=wide)
@@ -67,13 +69,28 @@ def check_pieces(device: str, kernels: Any, lines: int, wide: bool) -> None:
     for step, scale in enumerate((1.0, float("nan"), 0.25), start=1):
         numbers = UpdateNumbers(step=step, learning_rate=0.1, scale=torch.tensor(scale, device=device))
         adam.update(plain, numbers, lambda _bucket: None)
-        streamed.update(host, numbers, done.append)
+        room = [torch.empty(size, device=device) for size in (spare * LINE, spare * LINE - 5) if spare]
+        early = [replace(state, early=streamed.read_ahead(state, room, DONE)) for state in host[:1]]
+        assert sum(piece.tensors[0].numel() for piece in early[0].early) == early_elements(spare, wide)
+        streamed.update(early + host[1:], numbers, done.append)
         if device == "cuda":
             torch.cuda.synchronize()
         for one, other in zip(plain, host, strict=True):
             for expected, found in zip(values_of(one), values_of(other), strict=True):
                 assert torch.equal(found, expected)
     assert done == [state.bucket for state in host] * 3
+
+
+def early_elements(spare: int, wide: bool) -> int:
+    """Of the first bucket, 7 lines: whole lines of all rows in two runs, of which one lacks 5 elements."""
+    rows = 2 if wide else 3
+    return min(7, spare // rows + max(0, spare - 1) // rows) * LINE
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("spare", [1, 4, 7, 40])
+def test_pieces_that_were_read_ahead_have_the_bits_of_a_whole_update(spare: int, wide: bool) -> None:
+    check_pieces("cpu", "reference", 2, wide, spare)
 
 
 @pytest.mark.parametrize("wide", [False, True])
@@ -86,7 +103,8 @@ def test_an_update_in_pieces_has_the_bits_of_a_whole_one(lines: int, wide: bool)
 @pytest.mark.parametrize("wide", [False, True])
 def test_three_lanes_of_a_gpu_give_the_bits_of_one(wide: bool) -> None:
     for lines in (1, 2, 7):
-        check_pieces("cuda", "fused", lines, wide)
+        for spare in (0, 4, 40):
+            check_pieces("cuda", "fused", lines, wide, spare)
 
 
 def test_pieces_cover_each_element_once_and_keep_where_decay_ends() -> None:

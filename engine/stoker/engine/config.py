@@ -140,21 +140,22 @@ class EngineParallelismConfig(Config):
 Role = Literal["colocated", "prefill", "decode"]
 
 
-Transport = Literal["shared-memory", "tcp"]
+Transport = Literal["cuda-ipc", "shared-memory", "tcp"]
 
 
 class TransferConfig(Config):
     """Prefill and decode at two engines: prompts computed for others, and by others."""
 
     listen: str | None = None
-    """`host:port` for the messages of other engines; blocks over TCP use the port behind it (any two, for 0). Default:
-    no hand-over. A host that others reach needs `key_file`."""
+    """`host:port` for the messages of other engines; blocks over TCP use the port behind it, links between GPUs the
+    next one (any ports, for 0). Default: no hand-over. A host that others reach needs `key_file`."""
     zone_blocks: int = Field(default=256, ge=1, le=65536)
     """Slots of the landing zone, the only memory that other engines write to; each has the size of a block."""
     require: Literal["any", "nvlink", "rdma"] = "any"
     """What the way to other engines must be. An engine that cannot offer it is not ready."""
-    transports: tuple[Transport, ...] = Field(default=("shared-memory", "tcp"), min_length=1)
-    """Ways that may be used, the preferred one first. Shared memory reaches processes of the same host and user."""
+    transports: tuple[Transport, ...] | None = Field(default=None, min_length=1)
+    """Ways that may be used, the preferred one first; default: `cuda-ipc` (GPUs of one host) on a GPU, then
+    `shared-memory` (processes of one host and user), then `tcp`."""
     key_file: str | None = None
     """File with the secret of the deployment: 32 bytes, or 64 hexadecimal digits."""
 

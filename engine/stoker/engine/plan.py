@@ -18,6 +18,7 @@ from stoker.model.config import ModelConfig
 from stoker.model.kernels.kernel_set import resolve_kernels
 from stoker.model.kernels.ops import Ops
 from stoker.model.paged_attend import KVCache
+from stoker.model.paged_prompts import prompt_keys, scratch_bytes
 from stoker.model.tensor_group import kv_head_shard
 from stoker.model.weights.source import WeightsSource
 from stoker.pod.capabilities import refusals
@@ -90,7 +91,9 @@ def plan_engine(config: EngineConfig, source: WeightsSource, others_free_bytes: 
     dtype = choose_dtype(config.model.dtype, device)
     ops = Ops(resolve_kernels(config.kernels, device), config.deterministic)
     block_size = config.cache.block_size or BLOCK_SIZES[device]
-    num_blocks = count_blocks(config, source.config, block_size, dtype, device, others_free_bytes)
+    attention = ops.attention(config.attention, dtype, "paged")
+    kept_bytes = prompt_bytes(config, source.config, dtype) if attention == "flash" else 0
+    num_blocks = count_blocks(config, source.config, block_size, dtype, device, others_free_bytes, kept_bytes)
     scheduler = config.scheduler
     return EnginePlan(
         model_path=config.model.path,
@@ -98,7 +101,7 @@ def plan_engine(config: EngineConfig, source: WeightsSource, others_free_bytes: 
         device=device,
         dtype=dtype,
         kernels=ops.kernels,
-        attention=ops.attention(config.attention, dtype, "paged"),
+        attention=attention,
         deterministic=config.deterministic,
         threads=choose_threads(config),
         block_size=block_size,
@@ -138,8 +141,8 @@ def refuse_transfer(config: EngineConfig, device: str) -> None:
     if config.transfer.listen is None:
         return
     parse_listen(config.transfer.listen, keyed=config.transfer.key_file is not None)
-    if device != "cpu":
-        raise ConfigError(f"transfer.listen needs device cpu, got {device}: links between GPUs are not built yet")
+    if device == "cpu" and "cuda-ipc" in (config.transfer.transports or ()):
+        raise ConfigError("transfer.transports: cuda-ipc needs device cuda, got cpu")
     if not config.cache.prefix_cache:
         raise ConfigError("transfer.listen needs cache.prefix_cache, got false")
     parallelism = config.parallelism
@@ -152,8 +155,8 @@ def parse_listen(listen: str, *, keyed: bool) -> tuple[str, int]:
     """Host and port of `transfer.listen`. `keyed`: a secret protects it, so that it may be reached from outside."""
     host, _, port = listen.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isdigit() or int(port) > 65534:
-        raise ConfigError(f"transfer.listen must be host:port with a port from 0 to 65534, got {listen!r}")
+    if not host or not port.isdigit() or int(port) > 65533:
+        raise ConfigError(f"transfer.listen must be host:port with a port from 0 to 65533, got {listen!r}")
     if not keyed and not is_loopback(host):
         message = "without one only loopback addresses are allowed, such as 127.0.0.1"
         raise ConfigError(f"transfer.listen {listen!r} needs transfer.key_file; {message}")
@@ -261,8 +264,10 @@ def count_blocks(
     dtype: torch.dtype,
     device: str,
     others_free_bytes: int | None = None,
+    kept_bytes: int = 0,
 ) -> int:
-    """Blocks of the pool: by number, by size, or from the memory that the weights leave free on the fullest rank."""
+    """Blocks of the pool: by number, by size, or from the memory that the weights and `kept_bytes` leave free on the
+    fullest rank."""
     cache, tensor = config.cache, config.parallelism.tensor
     block_bytes = KVCache.block_bytes(model, block_size=block_size, dtype=dtype, tp_size=tensor)
     if cache.num_blocks is not None:
@@ -276,12 +281,24 @@ def count_blocks(
         free = smallest_free_bytes(device, others_free_bytes)
         copies = config.parallelism.data
         free -= weight_bytes // tensor if device == "cuda" else copies * weight_bytes // config.replica.pods
+        if device == "cuda" and config.transfer.listen is not None:
+            free -= config.transfer.zone_blocks * block_bytes
+        free -= kept_bytes
         pool_bytes = int(cache.memory_fraction * free)
         if device == "cpu":
             pool_bytes = min(pool_bytes, CPU_CACHE_LIMIT_BYTES) // (ranks_here(config) * copies)
     if pool_bytes < block_bytes:
         raise ConfigError(f"cache: {pool_bytes} bytes hold no block of {block_bytes} bytes ({block_size} tokens)")
     return pool_bytes // block_bytes
+
+
+def prompt_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
+    """Memory in which a rank lays out the keys of long prompts for flash-attn-4; at least what it needs."""
+    scheduler = config.scheduler
+    longest = model.max_position_embeddings if scheduler.max_model_len is None else scheduler.max_model_len
+    num_keys = prompt_keys(longest, scheduler.max_batch_tokens)
+    heads = max(model.num_kv_heads // config.parallelism.tensor, 1)
+    return scratch_bytes(heads, model.head_dim, num_keys, dtype)
 
 
 def count_host_blocks(config: EngineConfig, model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:

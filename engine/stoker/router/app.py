@@ -28,10 +28,11 @@ from stoker.router.backend import Backend, Timeouts
 from stoker.router.backends import Backends
 from stoker.router.class_metrics import ClassMetrics
 from stoker.router.config import RouterConfig
+from stoker.router.limits import ProxyLimits
 from stoker.router.metrics import RouterMetrics
 from stoker.router.node import NOWHERE, Node
 from stoker.router.policy import Policy, policy_named
-from stoker.router.proxy import Proxy, ProxyLimits
+from stoker.router.proxy import Proxy
 from stoker.router.snapshot import BackendSnapshot, parse_snapshot
 
 FORWARDED = ("/tokenize", "/detokenize", "/version", "/openapi.json", "/docs")
@@ -131,6 +132,7 @@ class Router:
             "running": self.proxy.running,
             "held": self.metrics.held,
             "queued": self.admission.queued() if self.admission is not None else {},
+            "models": self.backends.others.status() if self.backends.others is not None else [],
             "window": self.metrics.revisions.status(),
             "backends": self.backends.status(),
         }

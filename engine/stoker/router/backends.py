@@ -16,8 +16,9 @@ from typing import Any
 from stoker.pod.histogram import Histogram
 from stoker.router.backend import Backend, Timeouts
 from stoker.router.connection import BackendError
-from stoker.router.fallback import Fallback
+from stoker.router.endpoint import Endpoint
 from stoker.router.load import NotReported
+from stoker.router.other_models import OtherModels
 from stoker.router.pairs import Pair, PairPolicy, of_role, split_or_whole
 from stoker.router.policy import Policy
 from stoker.router.shares import Shares
@@ -69,8 +70,10 @@ class Backends:
         self._followers: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._snapshot: BackendSnapshot | None = None
         self.shares = Shares()
-        self.fallback: Fallback | None = None
+        self.fallback: Endpoint | None = None
         """Another deployment, for requests that no backend can take."""
+        self.others: OtherModels | None = None
+        """Models of other deployments; None: there are none."""
         self.queued: Callable[[BackendEntry, Histogram], None] = _ignore
         """Called with times in an engine's queue."""
         self._turn = 0
@@ -115,7 +118,8 @@ class Backends:
             else:
                 self._add(Backend(entry, self.times, self.clock))
         target = snapshot.fallback
-        self.fallback = Fallback(target, self.times, self.clock) if target is not None else None
+        self.fallback = Endpoint(target, self.times, self.clock) if target is not None else None
+        self.others = OtherModels(snapshot, self.times, self.clock) if snapshot.models else None
         self.shares = Shares(tuple((share.revision, share.percent) for share in snapshot.shares))
         self.version, self._snapshot = snapshot.version, snapshot
         self._follow_loads()

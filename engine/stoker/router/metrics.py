@@ -45,6 +45,10 @@ class RouterMetrics:
             "stoker_router_fallback_requests", "Requests that another deployment got: no engine could take them.",
             ["deployment"], registry=registry,
         )  # fmt: skip
+        self.passed_on = Counter(
+            "stoker_router_passed_on_requests", "Requests for a model of another deployment, sent there.",
+            ["deployment"], registry=registry,
+        )  # fmt: skip
         self.left = Counter("stoker_router_client_disconnects", "Clients that left before the end.", registry=registry)
         self.first_byte = Histogram(
             "stoker_router_first_byte_seconds", "From a request to the first byte of its answer.",

@@ -13,16 +13,20 @@ TYPES = {429: "rate_limit_error"}
 class Refused(Exception):
     """A request that the router answers itself, in OpenAI's shape."""
 
-    def __init__(self, status: int, code: str, message: str, retry_after_s: int | None = None) -> None:
+    def __init__(
+        self, status: int, code: str, message: str, retry_after_s: int | None = None, *, param: str | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
         self.retry_after_s = retry_after_s
+        self.param = param
 
     def body(self) -> bytes:
         """The answer's body."""
         kind = TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return json.dumps({"error": {"message": str(self), "type": kind, "param": None, "code": self.code}}).encode()
+        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        return json.dumps({"error": error}).encode()
 
     def headers(self, request_id: bytes) -> list[tuple[bytes, bytes]]:
         """The answer's headers."""

@@ -1,7 +1,8 @@
 """The versioned list of backends that the operator sends to its routers.
 
 `{"version": 7, "backends": [{url, pod_uid, role, revision, pool, draining, host, zone}]}`, with a canary also
-`"shares": [{revision, percent}], "window": "r0123456789.1"`
+`"shares": [{revision, percent}], "window": "r0123456789.1"`, with models of other deployments also
+`"own_models": ["chat"], "models": [{name, deployment, endpoint: {url, deployment, model} | problem}]`
 
 Parsed from the mounted file at the start and from `PUT /backends` later. A snapshot never changes; a newer version
 replaces it (`Backends.apply`).
@@ -19,6 +20,18 @@ from pydantic import Field, field_validator, model_validator
 from stoker.pod.config_file import Config, load, parse
 
 Role = Literal["colocated", "prefill", "decode"]
+
+
+def plain_http(url: str) -> str:
+    """Return `http://HOST:PORT` without a slash at its end.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    parts = urlsplit(url)
+    if parts.scheme != "http" or not parts.hostname or parts.path not in ("", "/") or parts.query or parts.username:
+        raise ValueError("http://HOST:PORT is needed")
+    return url.rstrip("/")
 
 
 class BackendEntry(Config):
@@ -42,10 +55,7 @@ class BackendEntry(Config):
     @field_validator("url")
     @classmethod
     def _plain_http(cls, url: str) -> str:
-        parts = urlsplit(url)
-        if parts.scheme != "http" or not parts.hostname or parts.path not in ("", "/") or parts.query or parts.username:
-            raise ValueError("http://HOST:PORT is needed")
-        return url.rstrip("/")
+        return plain_http(url)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -58,14 +68,39 @@ class BackendEntry(Config):
         return self.url, self.pod_uid
 
 
-class FallbackEntry(Config):
-    """Endpoint of the deployment that answers while no backend can."""
+class EndpointEntry(Config):
+    """The endpoint of another deployment, and the name by which it serves its model."""
 
     url: str
     """`http://HOST:PORT`, without a path."""
     deployment: str = Field(min_length=1)
     model: str = Field(min_length=1)
-    """The name that it serves its model by."""
+
+    @field_validator("url")
+    @classmethod
+    def _plain_http(cls, url: str) -> str:
+        return plain_http(url)
+
+
+class FallbackEntry(EndpointEntry):
+    """Endpoint of the deployment that answers while no backend can."""
+
+
+class OtherModel(Config):
+    """A model of another deployment that this endpoint serves too."""
+
+    name: str = Field(min_length=1, max_length=128)
+    """The name in requests and in `/v1/models` here."""
+    deployment: str = Field(min_length=1)
+    endpoint: EndpointEntry | None = None
+    problem: str = ""
+    """Why there is no endpoint."""
+
+    @model_validator(mode="after")
+    def _known(self) -> OtherModel:
+        if (self.endpoint is None) != bool(self.problem):
+            raise ValueError(f"model {self.name}: either endpoint or problem is needed")
+        return self
 
 
 class RevisionShare(Config):
@@ -83,6 +118,10 @@ class BackendSnapshot(Config):
     shares: tuple[RevisionShare, ...] = Field(default=(), max_length=4)
     """Empty: backends of every revision get requests. A revision that is not listed gets none."""
     fallback: FallbackEntry | None = None
+    own_models: tuple[str, ...] = Field(default=(), max_length=8)
+    """Names of the model that the backends serve; needed beside `models`."""
+    models: tuple[OtherModel, ...] = Field(default=(), max_length=32)
+    """Models of other deployments; empty: every request is for the backends."""
     window: str = Field(default="", max_length=128)
     """Name of the time over which revisions are compared; a new one begins their counts anew."""
 
@@ -91,6 +130,11 @@ class BackendSnapshot(Config):
         urls = [entry.url for entry in self.backends]
         if twice := sorted({url for url in urls if urls.count(url) > 1}):
             raise ValueError(f"backends: listed twice: {', '.join(twice)}")
+        served = [*self.own_models, *(other.name for other in self.models)]
+        if twice := sorted({name for name in served if served.count(name) > 1}):
+            raise ValueError(f"models: listed twice: {', '.join(twice)}")
+        if self.models and not self.own_models:
+            raise ValueError("own_models: needed beside models")
         names = [share.revision for share in self.shares]
         if len(set(names)) < len(names):
             raise ValueError(f"shares: listed twice: {', '.join(sorted({n for n in names if names.count(n) > 1}))}")

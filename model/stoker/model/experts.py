@@ -9,6 +9,7 @@ Made by `block`. Parameters change by the trainer's optimizer and by the loaders
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from stoker.model.expert_exchange import plan_exchange, return_rows, send_rows
 from stoker.model.group_sums import GroupSums
 from stoker.model.kernels.expert_rows import Routes, count_rows, sort_rows
 from stoker.model.kernels.ops import Ops
+from stoker.model.lora import AdaptedTensor, LoraAdapter, LoraSettings
 from stoker.model.parallel import Norm
 from stoker.model.parameter import Part
 from stoker.model.tensor_group import (
@@ -81,6 +83,8 @@ class Experts(nn.Module):
         self.gate_up = parameter(len(self.own) * 2 * self.local_width, self.hidden)
         """Rows of gate, then of up, expert by expert."""
         self.down = parameter(len(self.own) * self.hidden, self.local_width)
+        self.adapters = nn.ModuleDict()
+        """By `gate`, `up` and `down`; each has all experts of this rank."""
         self.sums: GroupSums | None = None
         """Set where the norm that follows adds the ranks' parts (`Decoder.defer_sums`)."""
 
@@ -125,7 +129,50 @@ class Experts(nn.Module):
     def products(self, x_SD: Tensor, ends_E: Tensor) -> Tensor:
         """Return the experts' results for rows sorted by expert."""
         gate_up_SF = self.ops.grouped_linear(x_SD, self.gate_up, ends_E)
-        return self.ops.grouped_linear(self.ops.swiglu(gate_up_SF), self.down, ends_E)
+        if "gate" in self.adapters or "up" in self.adapters:
+            halves = zip(("gate", "up"), torch.split(gate_up_SF, self.local_width, 1), strict=True)
+            gate_up_SF = torch.cat([self._adapted(name, x_SD, y_SF, ends_E) for name, y_SF in halves], 1)
+        activated_SF = self.ops.swiglu(gate_up_SF)
+        y_SD = self.ops.grouped_linear(activated_SF, self.down, ends_E)
+        return self._adapted("down", activated_SF, y_SD, ends_E)
+
+    def _adapted(self, name: str, x_SD: Tensor, y_SE: Tensor, ends_E: Tensor) -> Tensor:
+        """Add what the adapters of a projection give, if it has some."""
+        if name not in self.adapters:
+            return y_SE
+        adapter = self.adapters[name]
+        assert isinstance(adapter, LoraAdapter)
+        return y_SE + adapter.of_experts(x_SD, ends_E)
+
+    def add_adapters(self, settings: LoraSettings) -> set[str]:
+        """Add an adapter to each expert's projections that the settings name; return the targets that were found."""
+        size, begin = self.local_width, self.local_width * group_rank(self.width_group)
+        into: Any = {
+            "shape": (self.width, self.hidden),
+            "start": (begin, 0),
+            "size": (size, self.hidden),
+            "shard_dim": 0,
+        }
+        out: Any = {
+            "shape": (self.hidden, self.width),
+            "start": (0, begin),
+            "size": (self.hidden, size),
+            "shard_dim": 1,
+        }
+        found = set()
+        projections = (("gate", self.names.gate, into), ("up", self.names.up, into), ("down", self.names.down, out))
+        for name, hf_name, box in projections:
+            tensors = [
+                AdaptedTensor(hf_name=f"{self.hf_name}.experts.{expert}.{hf_name}", **box) for expert in self.own
+            ]
+            if settings.adapts(hf_name):
+                self.adapters[name] = LoraAdapter(settings, tensors[0], self.ops, self.gate_up, *tensors[1:])
+                found.add(hf_name)
+        return found
+
+    def held_by_expert(self) -> Iterator[nn.Parameter]:
+        """Yield the parameters that belong to the experts, not to the router."""
+        yield from (self.gate_up, self.down, *self.adapters.parameters())
 
     def names_elsewhere(self) -> Iterator[str]:
         """Yield the names of the tensors that only other ranks of the expert group hold."""

@@ -1,8 +1,8 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685): W x + alpha / rank * B (A x) with a frozen W.
 
-An adapter belongs to one Hugging Face tensor, also where that tensor is a section of a fused parameter. Over a
-tensor-parallel group A or B is cut as the tensor is; the other one is whole on every rank, and its gradient there is a
-part of the sum. T tokens, D input size, E output size, R rank of the adapter.
+An adapter belongs to one Hugging Face tensor, also where that tensor is a section of a fused parameter, or the matrix
+of one expert. Over a tensor-parallel group A or B is cut as the tensor is; the other one is whole on every rank, and
+its gradient there is a part of the sum. T tokens, D input size, E output size, R rank of the adapter.
 
 `adapt` adds adapters to a decoder once, before its parameters get memory; the layers of `parallel` apply them.
 """
@@ -53,49 +53,61 @@ class AdaptedTensor:
     shard_dim: int
     """Dim that is cut over the tensor-parallel group."""
 
+    @property
+    def target(self) -> str:
+        """The word by which settings name it."""
+        return self.hf_name.rsplit(".", 1)[-1]
+
 
 class LoraAdapter(nn.Module):
-    """A and B of one tensor."""
+    """A and B of one tensor, or of the same tensor of several experts: their rows expert by expert."""
 
-    def __init__(self, settings: LoraSettings, tensor: AdaptedTensor, ops: Ops, like: Tensor) -> None:
-        """`like`: a tensor of the dtype and on the device that the parameters get."""
+    def __init__(
+        self, settings: LoraSettings, tensor: AdaptedTensor, ops: Ops, like: Tensor, *experts: AdaptedTensor
+    ) -> None:
+        """`like`: a tensor of the dtype and on the device that the parameters get. `experts`: further ones."""
         super().__init__()
-        self.ops, self.scale, self.tensor = ops, settings.scale, tensor
-        rows, columns = tensor.size
-        self.a = nn.Parameter(torch.empty(settings.rank, columns, dtype=like.dtype, device=like.device))
-        self.b = nn.Parameter(torch.empty(rows, settings.rank, dtype=like.dtype, device=like.device))
+        self.ops, self.scale, self.tensors = ops, settings.scale, (tensor, *experts)
+        self.rank, count, (rows, columns) = settings.rank, 1 + len(experts), tensor.size
+        self.a = nn.Parameter(torch.empty(count * self.rank, columns, dtype=like.dtype, device=like.device))
+        self.b = nn.Parameter(torch.empty(count * rows, self.rank, dtype=like.dtype, device=like.device))
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """Return what is added to the product with the frozen weight, y_TE."""
         return self.ops.linear(self.ops.linear(x_TD, self.a) * self.scale, self.b)
 
+    def of_experts(self, x_SD: Tensor, ends_E: Tensor) -> Tensor:
+        """Return the same for rows sorted by expert, y_SE."""
+        inner_SR = self.ops.grouped_linear(x_SD, self.a, ends_E)
+        return self.ops.grouped_linear(inner_SR * self.scale, self.b, ends_E)
+
     def parts(self, prefix: str) -> Iterator[Part]:
         """Yield A and B under the names that the PEFT library gives them, without its own prefix."""
-        tensor, (rows, columns) = self.tensor, self.tensor.shape
-        rank = self.a.shape[0]
-        cut_a, cut_b = (None, 0) if tensor.shard_dim == 0 else (1, None)
-        for letter, held, shape, start, cut in (
-            ("A", self.a, (rank, columns), (0, tensor.start[1]), cut_a),
-            ("B", self.b, (rows, rank), (tensor.start[0], 0), cut_b),
-        ):
-            yield Part(
-                f"{tensor.hf_name}.lora_{letter}.weight",
-                f"{prefix}.{letter.lower()}",
-                held,
-                0,
-                held.shape[0],
-                shape,
-                start,
-                cut,
-                is_adapter=True,
-            )
+        for place, tensor in enumerate(self.tensors):
+            (rows, columns), rank, size = tensor.shape, self.rank, tensor.size[0]
+            cut_a, cut_b = (None, 0) if tensor.shard_dim == 0 else (1, None)
+            for letter, held, height, shape, start, cut in (
+                ("A", self.a, rank, (rank, columns), (0, tensor.start[1]), cut_a),
+                ("B", self.b, size, (rows, rank), (tensor.start[0], 0), cut_b),
+            ):
+                yield Part(
+                    f"{tensor.hf_name}.lora_{letter}.weight",
+                    f"{prefix}.{letter.lower()}",
+                    held,
+                    place * height,
+                    (place + 1) * height,
+                    shape,
+                    start,
+                    cut,
+                    is_adapter=True,
+                )
 
 
 def adapt(decoder: nn.Module, settings: LoraSettings) -> None:
     """Freeze all parameters of a decoder and add adapters to the projections that the settings name.
 
     Raises:
-        ValueError: a target is no projection of this model.
+        ValueError: a target is no projection of this model; the message has the targets that are.
     """
     for parameter in decoder.parameters():
         parameter.requires_grad_(False)
@@ -105,7 +117,15 @@ def adapt(decoder: nn.Module, settings: LoraSettings) -> None:
         if add is not None:
             found |= add(settings)
     if missing := [name for name in settings.targets if name not in found]:
-        raise ValueError(f"targets: the model has no projection {', '.join(missing)}; allowed: {', '.join(TARGETS)}")
+        here = targets_of(decoder)
+        allowed = ", ".join(name for name in TARGETS if name in here)
+        raise ValueError(f"targets: the model has no projection {', '.join(missing)}; allowed: {allowed}")
+
+
+def targets_of(decoder: nn.Module) -> set[str]:
+    """Return the last words of the names of all tensors that a decoder's parts have."""
+    parts: Callable[[], Iterator[Part]] = decoder.named_parts  # type: ignore[assignment]
+    return {part.hf_name.removesuffix(".weight").rsplit(".", 1)[-1] for part in parts()}
 
 
 def adapter_parts(decoder: nn.Module) -> Iterator[Part]:

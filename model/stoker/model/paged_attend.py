@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from stoker.model.kernels.sequences import DeviceSequences, PagedSequences
 from stoker.model.paged_batch import PagedBatch, PagedSize
 from stoker.model.paged_buffers import PagedBuffers
 from stoker.model.paged_plan import HostPlan
+from stoker.model.paged_prompts import PromptPlan
 from stoker.model.tensor_group import group_size, kv_head_shard, shard_size
 
 __all__ = ["KVCache", "PagedAttend", "PagedBatch", "PagedSize"]
@@ -105,13 +107,20 @@ class PagedAttend:
     """
 
     def __init__(
-        self, ops: Ops, attention: str, cache: KVCache, size: PagedSize, buffers: PagedBuffers | None = None
+        self,
+        ops: Ops,
+        attention: str,
+        cache: KVCache,
+        size: PagedSize,
+        buffers: PagedBuffers | None = None,
+        prompts: PromptPlan | None = None,
     ) -> None:
         """`attention`: auto, or what `ops.attention(name, program="paged")` allows.
 
-        `buffers`: of a larger PagedAttend, to be shared.
+        `buffers`: of a larger PagedAttend, to be shared. `prompts`: what attends for long prompts of prepared steps,
+        with fused kernels; None: the kernel that attends for all of them.
         """
-        self.ops, self.cache, self.size = ops, cache, size
+        self.ops, self.cache, self.size, self.prompts = ops, cache, size, prompts
         self.attention = ops.attention(attention, program="paged")
         self.buffers = PagedBuffers(cache.data, cache.num_heads, size, buffers) if ops.kernels == "fused" else None
         self.plan = self.buffers or HostPlan(cache.data, size, groups_decodes=self.attention != "stoker")
@@ -121,6 +130,9 @@ class PagedAttend:
     def prepare(self, batch: PagedBatch) -> None:
         """Take over one step. Checks its shapes; the contents are the scheduler's promise."""
         self.sequences = self.plan.take(batch)
+        if self.prompts is not None and isinstance(self.sequences, DeviceSequences):
+            prompts = self.prompts.plan(batch, self.sequences.num_decodes)
+            self.sequences = replace(self.sequences, prompts=prompts)
         self.rotary.forget()
 
     def adopt(self, *, num_tokens: int, num_sequences: int, num_decodes: int) -> None:

@@ -55,7 +55,8 @@ class PagedBuffers:
         columns = -(-size.max_blocks // COLUMN_ALIGNMENT) * COLUMN_ALIGNMENT
         tables = torch.zeros(size.max_sequences, columns, dtype=torch.int32, device=device)
         self.block_tables = tables[:, : size.max_blocks]
-        self.scratch = DecodeScratch(size.max_sequences, num_heads, cache.shape[-2], cache.shape[-1], device)
+        max_keys = size.max_blocks * cache.shape[3]
+        self.scratch = DecodeScratch(size.max_sequences, num_heads, cache.shape[-2], cache.shape[-1], device, max_keys)
 
     def share(self, larger: PagedBuffers) -> None:
         size = self.size

@@ -97,7 +97,7 @@ class ColumnParallelLinear(nn.Module):
                 )
                 found[str(index)] = LoraAdapter(settings, tensor, self.ops, self.weight)
         self.adapters.update(found)
-        return {adapter.tensor.hf_name.rsplit(".", 1)[-1] for adapter in found.values()}
+        return {adapter.tensors[0].target for adapter in found.values()}
 
     def of_norm(self, norm: Norm, x_tD: Tensor, update_tD: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return (self(norm(x + update)), x + update)."""
@@ -201,7 +201,7 @@ class RowParallelLinear(nn.Module):
             shard_dim=self.shard_dim,
         )
         self.adapter = LoraAdapter(settings, tensor, self.ops, self.weight)
-        return {self.section.hf_name.rsplit(".", 1)[-1]}
+        return {tensor.target}
 
     def _shared(self, bias: Tensor) -> Tensor:
         return bias if self.sequence_parallel else counted_once(bias, self.group)

@@ -70,17 +70,18 @@ CONTEXT_ATTENTION: Mapping[ContextMethod, tuple[AttentionName, ...]] = {
 """How ranks of `parallelism.context` exchange keys -> attention that can do it: the first two need kernels of ours,
 whose queries attend to keys of other ranks, and whose log-sums can be merged."""
 
-PAGED_ATTENTION: Mapping[tuple[KernelsName, bool], AttentionName] = {
-    ("reference", False): "sdpa",
-    ("reference", True): "stoker",
-    ("fused", False): "stoker",
-    ("fused", True): "stoker",
+PAGED_ATTENTION: Mapping[tuple[KernelsName, bool], tuple[AttentionName, ...]] = {
+    ("reference", False): ("sdpa",),
+    ("reference", True): ("stoker",),
+    ("fused", False): ("stoker", "flash"),
+    ("fused", True): ("stoker",),
 }
-"""(kernels, deterministic) -> attention over the cache (the engine's); with fused kernels always our own."""
+"""(kernels, deterministic) -> attention over the cache (the engine's); `auto` is the first. `flash` is flash-attn-4 for
+long prompts, which must be installed, and our own kernels for all else."""
 
 _KERNELS = only("auto", "reference", "fused")
 _PACKED = tuple(dict.fromkeys(name for names in ATTENTION.values() for name in names))
-_PAGED = tuple(dict.fromkeys(PAGED_ATTENTION.values()))
+_PAGED = tuple(dict.fromkeys(name for names in PAGED_ATTENTION.values() for name in names))
 
 _TRAINER: Mapping[str, Row] = {
     "kernels": _KERNELS,
@@ -126,12 +127,6 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
 }
 """Program or kind -> path -> what works. Programs have the names of their configuration, kinds those below `spec`."""
 
-BESIDE_LORA: Mapping[str, Row] = {
-    "parallelism.pipeline": only(1),
-    "parallelism.expert": only(1),
-}
-"""Rows of a run that trains adapters (`lora`), beside those above. The trainer refuses a model with experts."""
-
 BESIDE_OFFLOAD: Mapping[str, Row] = {"optimization.optimizer": only("adam", "adamw")}
 """Rows of a run with `memory.cpu_offload` or `nvme_offload`: LAMB needs the norms of whole tensors before it changes
 any of them.
@@ -152,8 +147,7 @@ the data, and so on.
 
 BESIDE_ROLES: Mapping[str, Row] = {
     "engine.cache.prefixCache": only(True),
-    "engine.device": only("auto", "cpu"),
-    "pools[].gpusPerPod": only(0),
+    "pools[].gpusPerPod": only(0, 1),
     "pools[].parallelism.tensor": only(1),
     "pools[].parallelism.pipeline": only(1),
     "pools[].parallelism.data": only(1),
@@ -161,7 +155,7 @@ BESIDE_ROLES: Mapping[str, Row] = {
 }
 """Rows of an InferenceDeployment with prefill and decode pools, beside those above.
 
-Blocks travel between engines of one rank, on the CPU, and land in the prefix cache.
+Blocks travel between engines of one rank, on CPUs or on one GPU each, and land in the prefix cache.
 """
 
 BESIDE_PODS: Mapping[str, Mapping[str, Row]] = {
@@ -184,8 +178,6 @@ def refusals(program: str, config: Any, root: str = "") -> list[str]:
     """
     rows = {path: (row, "") for path, row in CAPABILITIES[program].items()}
     if program in ("trainer", "TrainingJob"):
-        if _value_at(config, "lora", None) is not None:
-            rows |= {_own_path(program, path): (row, " with lora") for path, row in BESIDE_LORA.items()}
         if _value_at(config, _own_path(program, "memory.cpu_offload"), False):
             condition = f" with {_own_path(program, 'memory.cpu_offload')} true"
             rows |= {_own_path(program, path): (row, condition) for path, row in BESIDE_OFFLOAD.items()}
@@ -271,7 +263,7 @@ def _attention_row(kind: str, config: Any) -> dict[str, tuple[Row, str]]:
     key = kernels, deterministic not in (False, "Off")
     if key not in ATTENTION:
         return {}
-    choices = ATTENTION[key] if kind == "TrainingJob" else (PAGED_ATTENTION[key],)
+    choices = ATTENTION[key] if kind == "TrainingJob" else PAGED_ATTENTION[key]
     condition = f" with {section}.kernels {kernels}" + (f" and {field} {shown(deterministic)}" if key[1] else "")
     return {f"{section}.attention": (only("auto", *choices), condition)}
 

@@ -28,6 +28,7 @@ from stoker.model.decoder import Decoder
 from stoker.model.group_sums import GroupSums
 from stoker.model.kernels.ops import Ops
 from stoker.model.paged_attend import KVCache
+from stoker.model.paged_prompts import choose_prompts
 
 OUTPUT = 3
 """Tokens of each answer."""
@@ -132,6 +133,7 @@ def one_layer_runner(
     cache = KVCache(
         small, num_blocks=load.num_blocks, block_size=plan.block_size, dtype=plan.dtype, device=device, group=group
     )
+    prompts = choose_prompts(ops, plan.attention, plan.dtype, None)
     return Runner(
         decoder,
         cache,
@@ -140,4 +142,6 @@ def one_layer_runner(
         max_batch_tokens=load.max_batch_tokens,
         attention=plan.attention,
         graphs=False,
+        # flash-attn-4 attends here for every prompt; our kernel is compiled by the steps of every size
+        long_prompts=None if prompts is None else replace(prompts, fewest_pairs=1, ungraphed_pairs=1),
     )

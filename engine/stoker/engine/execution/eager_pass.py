@@ -40,7 +40,7 @@ class EagerPass:
         self.halved = halved
         self.attends = [attend]
         if halved is not None:
-            self.attends.append(PagedAttend(model.ops, attend.attention, cache, attend.size))
+            self.attends.append(PagedAttend(model.ops, attend.attention, cache, attend.size, None, attend.prompts))
 
     def compute(self, rows: StepRows) -> Tensor:
         """Return hidden_TD."""

@@ -33,8 +33,10 @@ from stoker.engine.execution.step_rows import StepRows, step_rows
 from stoker.engine.execution.token_mask import mask_logits
 from stoker.model.decoder import Decoder
 from stoker.model.group_sums import GroupSums
+from stoker.model.kernels.long_prompts import PromptAttention, count_pairs
 from stoker.model.kernels.sampling import Adjustments, SampleRows
 from stoker.model.paged_attend import KVCache, PagedAttend, PagedSize
+from stoker.model.paged_prompts import PromptPlan, choose_prompts, prompt_keys
 
 WANTED_ROWS = 8192
 """Rows of padding that a graph would have saved before it is captured while requests wait: several times the rows that
@@ -102,11 +104,13 @@ class Runner:
         timed: bool = False,
         sums: GroupSums | None = None,
         halved: int = HALVED_TOKENS,
+        long_prompts: PromptAttention | None = None,
     ) -> None:
         """`graphs`: whether to capture steps, with fused kernels; or what captures them.
 
         `timed`: keep the times of steps for a time line. `sums`: of the ranks that share the model.
-        `halved`: tokens from which on such ranks compute a pass as two halves.
+        `halved`: tokens from which on such ranks compute a pass as two halves. `long_prompts`: what attends for them
+        in place of flash-attn-4, where attention is flash.
         """
         self.model, self.cache, self.sums = model, cache, sums
         self.device = cache.data.device
@@ -121,7 +125,13 @@ class Runner:
             max_sequences=shapes.largest.sequences,
             max_blocks=max_blocks,
         )
-        self.attend = PagedAttend(model.ops, attention, cache, size)
+        long_prompts = choose_prompts(model.ops, attention, cache.data.dtype, long_prompts)
+        self.prompts: PromptPlan | None = None
+        """Long prompts, where flash-attn-4 attends for them; our kernel then attends for all else."""
+        if long_prompts is not None:
+            self.prompts = PromptPlan(cache.data, prompt_keys(max_model_len, max_batch_tokens), long_prompts)
+            attention = "stoker"
+        self.attend = PagedAttend(model.ops, attention, cache, size, prompts=self.prompts)
         self.graphs: StepGraphs | None = None
         self.seats = SeatTables(num_seats, max_model_len, max_blocks, self.staging)
         if model.ops.kernels == "fused":
@@ -237,7 +247,7 @@ class Runner:
 
     def _shape(self, step: StepInput, rows: StepRows) -> PassShape | None:
         """The shape whose graph gives what the step's samples request, or from whose hidden states they are drawn."""
-        if self.graphs is None:
+        if self.graphs is None or self._pays_ungraphed(rows):
             return None
         seats, values = rows.sample_seats, self.values
         if not len(seats) or any(step.scored) or step.masks:
@@ -245,6 +255,13 @@ class Runner:
         plain = (values.top_logprobs[seats] < 0).all() and (values.adjusted_until[seats] <= rows.sample_positions).all()
         filtered = plain and values.filtered[seats].any()
         return self.graphs.shape_for(rows, samples=bool(plain), filtered=bool(filtered))
+
+    def _pays_ungraphed(self, rows: StepRows) -> bool:
+        """Whether the step's prompts are so long that their attention by flash-attn-4 is worth the launches."""
+        if self.prompts is None or not rows.num_prompts:
+            return False
+        prompts = slice(rows.num_decodes, None)
+        return self.prompts.pays_ungraphed(count_pairs(rows.starts[prompts].tolist(), rows.lengths[prompts].tolist()))
 
     def _sampled(self, step: StepInput, rows: StepRows, shape: PassShape, out_2B: Tensor) -> LaunchedStep:
         places, num_chunks = sample_places(shape, rows), len(step.seats)

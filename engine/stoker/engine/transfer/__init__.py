@@ -2,7 +2,8 @@
 scheduler.
 
 One seam for all of them: a `BlockPort` is one rank's end, a `Link` leads from it to one peer, and a `Ticket` is one
-transfer under way (`port`). Links: `in_process`, `shared_memory`, `tcp`; the host tier's is `execution.host_link`.
+transfer under way (`port`). Links: `in_process`, `shared_memory`, `tcp`, `cuda_ipc` between GPUs; the host tier's is
+`execution.host_link`. What a GPU does is behind `device_memory`, implemented by `cuda_memory` over `cuda_driver`.
 
 A peer writes only into the receiver's landing zone (`landing_zone`), never into its cache. A slot of the zone is
 granted for one request with a new generation each time. `intake` copies announced slots into the cache and compares the
@@ -10,5 +11,5 @@ checksum of what it stored (`checksum`) with what the sender announced. What is 
 refused and counted.
 
 Read in this order: `port`, `landing_zone`, `checksum`, `intake`, `fingerprint`, `layout`, `repack`, `serial`, `wire`,
-then the links. May import nothing of the engine but `errors`.
+`device_memory`, then the links. May import nothing of the engine but `errors`.
 """

@@ -5,6 +5,8 @@ The kernel copies blocks while it adds them up: memory is read once. What it sum
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import torch
 import triton
@@ -41,6 +43,13 @@ def torch_sums(source_SN: Tensor, sources_B: Tensor) -> Tensor:
     return ((padded.view(-1, rows, COLUMNS) * columns_C).sum(2) * rows_R).sum(1)
 
 
+def torch_copy_and_sum(source_SN: Tensor, sources_B: Tensor, target_TN: Tensor, targets_B: Tensor) -> Tensor:
+    """[B] int64: copy rows of bytes and sum what was stored, in plain torch."""
+    target_TN.index_copy_(0, targets_B, source_SN.index_select(0, sources_B))
+    return torch_sums(target_TN, targets_B)
+
+
+@cache
 def keys(rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """The tables of columns [COLUMNS] and rows [rows], as int64 with the same bits."""
     tables = column_keys(), row_keys(rows)

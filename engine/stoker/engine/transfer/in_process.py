@@ -34,9 +34,10 @@ class Write:
 class Network:
     """The ports of one process, by peer."""
 
-    def __init__(self, *, holds: bool = False) -> None:
-        """`holds`: keep writes in `posted` until `deliver` is called."""
-        self.holds = holds
+    def __init__(self, *, holds: bool = False, mapped: bool = False) -> None:
+        """`holds`: keep writes in `posted` until `deliver` is called. `mapped`: writers map the receiver's memory, as
+        over `cuda_ipc`: bytes arrive first, whatever the slot's state, and are checked then."""
+        self.holds, self.mapped = holds, mapped
         self.posted: list[Write] = []
         self.ports: dict[str, InProcessPort] = {}
 
@@ -88,9 +89,12 @@ class InProcessPort:
 
     def take(self, write: Write) -> list[Grant]:
         """Take the blocks that may be written."""
+        if self.network.mapped:
+            self.zone.memory_SN[[grant.slot for grant in write.grants]] = write.data
         written = [grant for grant in write.grants if self.zone.begin_write(grant, write.source)]
         for grant in written:
-            self.zone.memory_SN[grant.slot] = write.data[write.grants.index(grant)]
+            if not self.network.mapped:
+                self.zone.memory_SN[grant.slot] = write.data[write.grants.index(grant)]
             self.zone.end_write(grant.slot)
         slots = tuple((grant.slot, grant.generation) for grant in written)
         self._arrivals.append(Arrival(write.source, write.tag, slots))

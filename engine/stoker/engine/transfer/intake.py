@@ -1,22 +1,48 @@
 """The way of announced blocks from the landing zone into the cache: copied, compared, and only then handed on.
 
+On a GPU a copy ends after the call that begins it: `settled` compares what has been copied meanwhile.
+
 The sum is that of what was stored in the cache, so damage at any point before it is found. A damaged block is asked for
 once more; damaged again, it is given up, and its receiver computes from there on.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from stoker.engine.transfer.checksum import raw_sums, seeded
 from stoker.engine.transfer.landing_zone import BlockRefused, Grant, LandingZone, Owner, SlotState
 
-CopyAndSum = Callable[[Sequence[int], Sequence[int]], Sequence[int]]
-"""(slots, cache blocks) -> raw sums of what was stored."""
+
+class Sums(Protocol):
+    """Raw sums of blocks, which a device may still be computing."""
+
+    def done(self) -> bool:
+        """Whether they are there. Does not wait."""
+        ...
+
+    def values(self) -> Sequence[int]:
+        """In the order in which the blocks were named; waits for them."""
+        ...
+
+
+class ReadySums(list[int]):
+    """Sums that are there."""
+
+    def done(self) -> bool:
+        return True
+
+    def values(self) -> Sequence[int]:
+        return self
+
+
+CopyAndSum = Callable[[Sequence[int], Sequence[int]], Sums]
+"""(slots, cache blocks) -> raw sums of what was stored. What is computed after the call comes after the copies."""
 
 
 class Announcement(NamedTuple):
@@ -53,17 +79,32 @@ class Intake:
         self.zone, self.owner, self.copy_and_sum = zone, owner, copy_and_sum
         self.target, self.seed = target, seed
         self._tried: set[int] = set()
+        self._copying: deque[tuple[list[Announcement], Sums]] = deque()
+
+    @property
+    def copying(self) -> bool:
+        """Whether copies are under way whose blocks are not compared yet."""
+        return bool(self._copying)
 
     def take(self, announced: Sequence[Announcement], now_s: float) -> Taken:
-        """Copy and compare the announced blocks."""
+        """Begin to copy the announced blocks; compare those whose copies have ended."""
         taken = Taken()
         ready = [one for one in announced if self._is_ready(one, now_s, taken)]
-        for one in ready:
-            self.zone.begin_copy(one.grant)
-        sums = self.copy_and_sum([one.grant.slot for one in ready], [self.target(one.place) for one in ready])
-        for one, raw in zip(ready, sums, strict=True):
-            self.zone.end_copy(one.grant)
-            self._compare(one, int(raw), now_s, taken)
+        if ready:
+            for one in ready:
+                self.zone.begin_copy(one.grant)
+            places = [one.grant.slot for one in ready], [self.target(one.place) for one in ready]
+            self._copying.append((ready, self.copy_and_sum(*places)))
+        return self.settled(now_s, taken)
+
+    def settled(self, now_s: float, taken: Taken | None = None) -> Taken:
+        """Compare the blocks whose copies have ended."""
+        taken = Taken() if taken is None else taken
+        while self._copying and self._copying[0][1].done():
+            copied, sums = self._copying.popleft()
+            for one, raw in zip(copied, sums.values(), strict=True):
+                self.zone.end_copy(one.grant)
+                self._compare(one, int(raw), now_s, taken)
         return taken
 
     def _is_ready(self, one: Announcement, now_s: float, taken: Taken) -> bool:
@@ -96,9 +137,9 @@ class Intake:
 def host_copy(zone_SN: np.ndarray, cache_BN: np.ndarray) -> CopyAndSum:
     """Copy between arrays of bytes in this process."""
 
-    def copy(slots: Sequence[int], blocks: Sequence[int]) -> Sequence[int]:
+    def copy(slots: Sequence[int], blocks: Sequence[int]) -> ReadySums:
         for slot, block in zip(slots, blocks, strict=True):
             cache_BN[block] = zone_SN[slot]
-        return [int(raw_sums(cache_BN[block : block + 1])[0]) for block in blocks]
+        return ReadySums(int(raw_sums(cache_BN[block : block + 1])[0]) for block in blocks)
 
     return copy

@@ -137,6 +137,17 @@ class LandingZone:
             if slot.owner is not None and slot.owner.peer == peer:
                 self._disown(slot)
 
+    def detach(self, peer: str, until_s: float) -> None:
+        """The peer is gone, but its device may write what it has begun until then: free what it has written, and keep
+        what it had still to write in quarantine."""
+        for slot in self._slots:
+            if slot.owner is None or slot.owner.peer != peer:
+                continue
+            if slot.state in (SlotState.GRANTED, SlotState.QUARANTINED):
+                self._quarantine(slot, until_s)
+            else:
+                self._disown(slot)
+
     def expire(self, now_s: float) -> None:
         """Move on what time alone moves: grants into quarantine, quarantined slots to the free ones."""
         for slot in self._slots:

@@ -16,8 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from stoker.engine.transfer.device_memory import Mark
 from stoker.engine.transfer.landing_zone import Grant
 from stoker.engine.transfer.layout import BlockLayout
+from stoker.engine.transfer.local_blocks import LocalBlocks
 from stoker.engine.transfer.port import Move, PortInfo, TransportRefused
 from stoker.engine.transfer.socket_port import CONNECT_S, SocketLink, SocketPort
 from stoker.engine.transfer.ticket import PeerLost
@@ -31,7 +33,7 @@ class SharedMemoryPort(SocketPort):
     transport = "shared-memory"
 
     def __init__(
-        self, pod_uid: str, epoch: int, fingerprint: bytes, layout: BlockLayout, local_BN: np.ndarray,
+        self, pod_uid: str, epoch: int, fingerprint: bytes, layout: BlockLayout, local: np.ndarray | LocalBlocks,
         zone: SharedZone, folder: Path,
     ) -> None:  # fmt: skip
         """`zone` must be named: its memory is sent to the writers. `folder`: only this user may enter it."""
@@ -47,7 +49,7 @@ class SharedMemoryPort(SocketPort):
         except OSError:
             listener.close()
             raise
-        super().__init__(pod_uid, epoch, fingerprint, layout, local_BN, zone, listener, NO_KEY)
+        super().__init__(pod_uid, epoch, fingerprint, layout, local, zone, listener, NO_KEY)
 
     def endpoint(self) -> bytes:
         return os.fsencode(self.path)
@@ -74,7 +76,7 @@ class SharedMemoryPort(SocketPort):
             wire.close()
             raise TransportRefused([(self.transport, str(error))]) from error
         try:
-            link = SharedMemoryLink(wire, self.local_BN, descriptor, num_slots)
+            link = SharedMemoryLink(wire, self.local, descriptor, num_slots)
         except (OSError, ValueError) as error:
             wire.close()
             raise TransportRefused([(self.transport, f"the peer's zone cannot be mapped: {error}")]) from error
@@ -92,7 +94,10 @@ class SharedMemoryPort(SocketPort):
         written = []
         for grant in grants:
             if self.zone.begin_write(grant, peer):
-                self.zone.end_write(grant.slot)
+                try:
+                    self.zone.fill(grant.slot)
+                finally:
+                    self.zone.end_write(grant.slot)
                 written.append(grant)
         return written
 
@@ -104,21 +109,21 @@ class SharedMemoryPort(SocketPort):
 class SharedMemoryLink(SocketLink):
     transport = "shared-memory"
 
-    def __init__(self, wire: Wire, local_BN: np.ndarray, descriptor: int, num_slots: int) -> None:
-        block_bytes = local_BN.shape[1]
+    def __init__(self, wire: Wire, local: LocalBlocks, descriptor: int, num_slots: int) -> None:
+        block_bytes = local.block_bytes
         size = num_slots * block_bytes
         self._map = mmap.mmap(descriptor, max(size, 1))
         self._remote_SN = np.frombuffer(self._map, dtype=np.uint8, count=size).reshape(num_slots, block_bytes)
         self._copying = threading.Lock()
         self._closing = False
-        super().__init__(wire, local_BN, num_slots)
+        super().__init__(wire, local, num_slots)
 
-    def send_blocks(self, wire: Wire, message: list[Any], moves: Sequence[Move]) -> None:
+    def send_blocks(self, wire: Wire, message: list[Any], moves: Sequence[Move], after: Mark | None) -> None:
         with self._copying:
             if self._closing:
                 raise PeerLost("the link is closed")
-            for move in moves:
-                self._remote_SN[move.remote] = self._local_BN[move.local]
+            for move, block_N in zip(moves, self._local.read([move.local for move in moves], after), strict=True):
+                self._remote_SN[move.remote] = block_N
         wire.send(message)
 
     def close(self) -> None:

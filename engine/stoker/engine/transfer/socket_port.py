@@ -14,12 +14,15 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from stoker.engine.transfer.device_memory import Mark
 from stoker.engine.transfer.landing_zone import Grant
 from stoker.engine.transfer.layout import BlockLayout
+from stoker.engine.transfer.local_blocks import LocalBlocks, local_blocks
 from stoker.engine.transfer.port import Arrival, LayoutMismatch, Move, PortInfo, TransportRefused
 from stoker.engine.transfer.ticket import LinkMeter, PeerLost, ThreadTicket, TransferError
 from stoker.engine.transfer.wire import Wire
@@ -41,15 +44,17 @@ class SocketPort(ABC):
     transport: str
 
     def __init__(
-        self, pod_uid: str, epoch: int, fingerprint: bytes, layout: BlockLayout, local_BN: np.ndarray,
+        self, pod_uid: str, epoch: int, fingerprint: bytes, layout: BlockLayout, local: np.ndarray | LocalBlocks,
         zone: SharedZone, listener: socket.socket, key: bytes,
     ) -> None:  # fmt: skip
-        """`local_BN`: this side's blocks, [blocks, block_bytes] uint8. The port owns zone and listener from here on."""
-        if zone.slot_bytes != layout.block_bytes or local_BN.shape[1] != layout.block_bytes:
-            sizes = f"{zone.slot_bytes} and {local_BN.shape[1]}"
+        """`local`: this side's blocks; in main memory, [blocks, block_bytes] uint8. The port owns zone and listener
+        from here on."""
+        self.local = local_blocks(local)
+        if zone.slot_bytes != layout.block_bytes or self.local.block_bytes != layout.block_bytes:
+            sizes = f"{zone.slot_bytes} and {self.local.block_bytes}"
             raise ValueError(f"slots and blocks must have {layout.block_bytes} bytes, got {sizes}")
         self.pod_uid, self.epoch, self.fingerprint, self.layout = pod_uid, epoch, fingerprint, layout
-        self.local_BN, self.zone, self.key = local_BN, zone, key
+        self.zone, self.key = zone, key
         self.lost: queue.SimpleQueue[str] = queue.SimpleQueue()
         """Peers whose connection has ended."""
         self._listener = listener
@@ -182,8 +187,12 @@ class SocketPort(ABC):
                 self._sockets.discard(sock)
             sock.close()
             if peer is not None:
-                self.zone.bury(peer)
+                self.end_of(peer)
                 self.lost.put(peer)
+
+    def end_of(self, peer: str) -> None:
+        """A writer's connection has ended: it writes no more."""
+        self.zone.bury(peer)
 
     def _greet(self, wire: Wire) -> str | None:
         """Compare the writer's introduction. None: refused."""
@@ -208,22 +217,37 @@ class SocketPort(ABC):
         wire.send(["written", len(written)])
 
 
+@dataclass(frozen=True)
+class Posted:
+    """A write in a link's queue."""
+
+    moves: Sequence[Move]
+    tag: bytes
+    ticket: ThreadTicket
+    after: Mark | None
+    """What was computed before it is in the blocks."""
+
+    @property
+    def message(self) -> list[Any]:
+        return ["write", self.tag, [[move.remote, move.generation] for move in self.moves]]
+
+
 class SocketLink(ABC):
     """The writer's end: a queue of writes and the thread that carries them out."""
 
     transport: str
 
-    def __init__(self, wire: Wire, local_BN: np.ndarray, num_slots: int) -> None:
+    def __init__(self, wire: Wire, local: LocalBlocks, num_slots: int) -> None:
         self.meter = LinkMeter()
-        self._wire, self._local_BN, self._num_slots = wire, local_BN, num_slots
-        self._queue: queue.SimpleQueue[tuple[Sequence[Move], bytes, ThreadTicket] | None] = queue.SimpleQueue()
+        self._wire, self._local, self._num_slots = wire, local, num_slots
+        self._queue: queue.SimpleQueue[Posted | None] = queue.SimpleQueue()
         self._lost: str | None = None
         self._thread = threading.Thread(target=self._run, name=f"{self.transport} writes", daemon=True)
         self._thread.start()
 
     @abstractmethod
-    def send_blocks(self, wire: Wire, message: list[Any], moves: Sequence[Move]) -> None:
-        """Move the bytes and send the message about them."""
+    def send_blocks(self, wire: Wire, message: list[Any], moves: Sequence[Move], after: Mark | None) -> None:
+        """Move the bytes of what was computed before `after`, and send the message about them."""
 
     @property
     def lost(self) -> str | None:
@@ -234,11 +258,11 @@ class SocketLink(ABC):
         if len(moves) > MOST_MOVES:
             raise ValueError(f"a write has at most {MOST_MOVES} blocks, got {len(moves)}")
         for local, remote, _ in moves:
-            if not (0 <= local < len(self._local_BN) and 0 <= remote < self._num_slots):
-                most = f"{len(self._local_BN)} blocks and {self._num_slots} slots"
+            if not (0 <= local < self._local.count and 0 <= remote < self._num_slots):
+                most = f"{self._local.count} blocks and {self._num_slots} slots"
                 raise ValueError(f"there are {most}, got block {local} and slot {remote}")
-        ticket = ThreadTicket(len(moves) * self._local_BN.shape[1])
-        self._queue.put((moves, tag, ticket))
+        ticket = ThreadTicket(len(moves) * self._local.block_bytes)
+        self._queue.put(Posted(moves, tag, ticket, self._local.mark()))
         if self._lost is not None:
             ticket.complete(PeerLost(self._lost))
         return ticket
@@ -251,31 +275,41 @@ class SocketLink(ABC):
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
-            moves, tag, ticket = item
-            if ticket.start():
-                ticket.complete(self._write(moves, tag, ticket))
-        self._lost = self._lost or "the link is closed"
-        for moves_tag_ticket in drained(self._queue):
-            if moves_tag_ticket is not None:
-                moves_tag_ticket[2].complete(PeerLost(self._lost))
+            if item.ticket.start():
+                item.ticket.complete(self._write(item))
+        self._end()
 
-    def _write(self, moves: Sequence[Move], tag: bytes, ticket: ThreadTicket) -> TransferError | None:
+    def _end(self) -> None:
+        """Refuse what is still queued, and all that follows."""
+        self._lost = self._lost or "the link is closed"
+        for item in drained(self._queue):
+            if item is not None:
+                item.ticket.complete(PeerLost(self._lost))
+
+    def _write(self, item: Posted) -> TransferError | None:
         """Carry out one write. Returns why it failed."""
         if self._lost is not None:
             return PeerLost(self._lost)
         try:
-            pairs = [[move.remote, move.generation] for move in moves]
-            self.send_blocks(self._wire, ["write", tag, pairs], moves)
+            self.send_blocks(self._wire, item.message, item.moves, item.after)
             answer = self._wire.receive()
         except TransferError as error:
-            self._lost = str(error)
+            return self._fail(error)
+        return self._judge(item, answer)
+
+    def _fail(self, error: TransferError) -> PeerLost:
+        """Give the link up."""
+        self._lost = str(error)
+        self.meter.failures += 1
+        self._wire.close()
+        return error if isinstance(error, PeerLost) else PeerLost(self._lost)
+
+    def _judge(self, item: Posted, answer: list[Any]) -> TransferError | None:
+        """Compare the peer's answer with what was written."""
+        if answer != ["written", len(item.moves)]:
             self.meter.failures += 1
-            self._wire.close()
-            return error if isinstance(error, PeerLost) else PeerLost(self._lost)
-        if answer != ["written", len(moves)]:
-            self.meter.failures += 1
-            return TransferError(f"{answer[-1]} of {len(moves)} blocks were taken; the others were refused")
-        self.meter.record(ticket.bytes, ticket.seconds)
+            return TransferError(f"{answer[-1]} of {len(item.moves)} blocks were taken; the others were refused")
+        self.meter.record(item.ticket.bytes, item.ticket.seconds)
         return None
 
 

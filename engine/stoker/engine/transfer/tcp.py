@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from stoker.engine.transfer.device_memory import Mark
 from stoker.engine.transfer.landing_zone import Grant
 from stoker.engine.transfer.layout import BlockLayout
+from stoker.engine.transfer.local_blocks import LocalBlocks
 from stoker.engine.transfer.port import Move, PortInfo, TransportRefused
 from stoker.engine.transfer.socket_port import CONNECT_S, SocketLink, SocketPort
 from stoker.engine.transfer.wire import NO_KEY, Wire
@@ -28,7 +30,7 @@ class TcpPort(SocketPort):
     transport = "tcp"
 
     def __init__(
-        self, pod_uid: str, epoch: int, fingerprint: bytes, layout: BlockLayout, local_BN: np.ndarray,
+        self, pod_uid: str, epoch: int, fingerprint: bytes, layout: BlockLayout, local: np.ndarray | LocalBlocks,
         zone: SharedZone, *, key: bytes, host: str, port: int = 0, shown_host: str | None = None,
     ) -> None:  # fmt: skip
         """`key`: 32 bytes that all engines of the deployment share. `shown_host`: where peers reach this one."""
@@ -36,15 +38,13 @@ class TcpPort(SocketPort):
             raise ValueError("key must be 32 secret bytes")
         listener = socket.create_server((host, port))
         self.address = (shown_host or host, listener.getsockname()[1])
-        super().__init__(pod_uid, epoch, fingerprint, layout, local_BN, zone, listener, key)
+        super().__init__(pod_uid, epoch, fingerprint, layout, local, zone, listener, key)
 
     def endpoint(self) -> bytes:
         return f"{self.address[0]} {self.address[1]}".encode()
 
     def dial(self, endpoint: bytes) -> socket.socket:
-        host, _, port = endpoint.decode().rpartition(" ")
-        sock = socket.create_connection((host, int(port)), timeout=CONNECT_S)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock = dialed(endpoint)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
         return sock
 
@@ -54,7 +54,7 @@ class TcpPort(SocketPort):
             wire.close()
             reason = f"the peer's slots have {slot_bytes} bytes, blocks here {self.layout.block_bytes}: repack first"
             raise TransportRefused([(self.transport, reason)])
-        link = TcpLink(wire, self.local_BN, num_slots)
+        link = TcpLink(wire, self.local, num_slots)
         self.keep(link)
         return link
 
@@ -70,14 +70,24 @@ class TcpPort(SocketPort):
                 continue
             try:
                 wire.receive_into(memoryview(self.zone.memory_SN[grant.slot]))
+                self.zone.fill(grant.slot)
             finally:
                 self.zone.end_write(grant.slot)
             written.append(grant)
         return written
 
 
+def dialed(endpoint: bytes) -> socket.socket:
+    """A connection to `host port`, for small messages without delay."""
+    host, _, port = endpoint.decode().rpartition(" ")
+    sock = socket.create_connection((host, int(port)), timeout=CONNECT_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
 class TcpLink(SocketLink):
     transport = "tcp"
 
-    def send_blocks(self, wire: Wire, message: list[Any], moves: Sequence[Move]) -> None:
-        wire.send(message, [memoryview(self._local_BN[move.local]) for move in moves])
+    def send_blocks(self, wire: Wire, message: list[Any], moves: Sequence[Move], after: Mark | None) -> None:
+        blocks = self._local.read([move.local for move in moves], after)
+        wire.send(message, (block_N.data for block_N in blocks))

@@ -20,7 +20,7 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -59,13 +59,15 @@ class Wire:
         if self.receive()[:1] != ["proof"]:
             raise PeerLost("the peer sent no proof of the key")
 
-    def send(self, message: list[Any], payload: Sequence[memoryview] = ()) -> None:
-        """Send a message and the bytes after it."""
+    def send(self, message: list[Any], payload: Iterable[memoryview] = ()) -> None:
+        """Send a message and the bytes after it. A part is asked for once the one before it is sent."""
         packed: bytes = msgpack.packb(message)
         with self._sending:
             code = _code(self._send_key, self._sent, packed)
             self._sent += 1
-            self._send_all([_LENGTH.pack(len(packed)) + code + packed, *payload])
+            self._send_all([_LENGTH.pack(len(packed)) + code + packed])
+            for part in payload:
+                self._send_all([part])
 
     def receive(self) -> list[Any]:
         """Wait for a message.

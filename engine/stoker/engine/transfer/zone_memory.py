@@ -15,7 +15,7 @@ from stoker.engine.transfer.landing_zone import BlockRefused, Grant, LandingZone
 
 
 class SharedZone:
-    """Slots under one lock, and their bytes.
+    """Slots under one lock, and their bytes. `DeviceZone` has them in a device's memory, too.
 
     Take `lock` around every use of `zone`. The memory itself needs none: the states say who may touch a slot.
     """
@@ -53,9 +53,17 @@ class SharedZone:
         with self.lock:
             self.zone.end_write(slot)
 
+    def fill(self, slot: int) -> None:
+        """A port has written the slot's bytes into `memory_SN`. Called between `begin_write` and `end_write`."""
+
     def bury(self, peer: str) -> None:
         with self.lock:
             self.zone.bury(peer)
+
+    def detach(self, peer: str, seconds: float) -> None:
+        """A writer is gone, but copies that it has begun may still arrive for `seconds`."""
+        with self.lock:
+            self.zone.detach(peer, self.clock() + seconds)
 
     def close(self) -> None:
         """Release the memory. May be called twice."""

@@ -193,7 +193,7 @@ def obstacle(attention: str, dtype: torch.dtype | None) -> str | None:
     if attention == "cudnn" and torch.are_deterministic_algorithms_enabled():
         return "has no backward pass that repeats bitwise"
     if attention == "flash" and not has_flash():
-        return "needs flash-attn-4, which is not installed: pip install 'stoker[trainer,flash]'"
+        return "needs flash-attn-4, which is not installed: pip install 'stoker[flash]'"
     return None
 
 

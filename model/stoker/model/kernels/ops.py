@@ -80,7 +80,7 @@ class Ops:
         what the caller can use of it; None: all.
         """
         key = self.kernels, self.deterministic
-        allowed = (PAGED_ATTENTION[key],) if program == "paged" else ATTENTION[key]
+        allowed = PAGED_ATTENTION[key] if program == "paged" else ATTENTION[key]
         if among is not None:
             allowed = tuple(choice for choice in allowed if choice in among)
         if name == "auto":

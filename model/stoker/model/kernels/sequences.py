@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from stoker.model.kernels.fused.attention.splits import DecodeScratch
+from stoker.model.kernels.long_prompts import LongPrompts
 
 PADDING_LIMIT = 2
 """A sequence joins a group whose longest one is at most so many times longer."""
@@ -133,6 +134,8 @@ class DeviceSequences:
     block_tables: Tensor
     """int32 [S, B]"""
     scratch: DecodeScratch
+    prompts: LongPrompts | None = None
+    """All sequences that are no decodes, where flash-attn-4 attends for them; then the step has no padding."""
 
     @property
     def is_decode(self) -> bool:

@@ -56,6 +56,10 @@ class Layout:
         return max(1, self.shard * self.context * self.tensor // self.expert_cut)
 
 
+OF_FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
+"""The targets of adapters that experts have, too."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Adapters:
     """Low-rank adapters, which are trained while the model is frozen."""
@@ -64,19 +68,25 @@ class Adapters:
     targets: tuple[str, ...]
 
     def layer_elements(self, model: ModelSize, tensor: int) -> float:
-        """Return the elements of a layer's adapters on one of `tensor` ranks."""
+        """Return the elements of a layer's adapters on one of `tensor` ranks, those of experts left out."""
         heads, kv_heads = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-        hidden, width = model.hidden_size, model.intermediate_size
+        hidden, width, dense = model.hidden_size, model.intermediate_size, 1 - model.expert_share
         whole_and_cut = {
-            "q_proj": (hidden, heads),
-            "k_proj": (hidden, kv_heads),
-            "v_proj": (hidden, kv_heads),
-            "o_proj": (hidden, heads),
-            "gate_proj": (hidden, width),
-            "up_proj": (hidden, width),
-            "down_proj": (hidden, width),
+            "q_proj": (hidden, heads, 1.0),
+            "k_proj": (hidden, kv_heads, 1.0),
+            "v_proj": (hidden, kv_heads, 1.0),
+            "o_proj": (hidden, heads, 1.0),
+            **dict.fromkeys(OF_FEED_FORWARD, (hidden, width, dense)),
         }
-        return sum(self.rank * (whole + cut / tensor) for whole, cut in map(whole_and_cut.__getitem__, self.targets))
+        found = map(whole_and_cut.__getitem__, self.targets)
+        return sum(share * self.rank * (whole + cut / tensor) for whole, cut, share in found)
+
+    def expert_elements(self, model: ModelSize, layout: Layout) -> float:
+        """Return the elements of the adapters of a layer's experts on one rank; a mean over all layers."""
+        named = sum(target in OF_FEED_FORWARD for target in self.targets)
+        experts = model.num_experts / layout.expert
+        width = model.expert_size / (layout.tensor if layout.expert == 1 else 1)  # else a rank has whole experts
+        return model.expert_share * experts * named * self.rank * (model.hidden_size + width)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,7 +87,8 @@ def sharded(job: Job, parameters: Parameters) -> float:
 def sharded_state(job: Job, parameters: Parameters) -> float:
     """Return the elements of a rank's shard of the ZeRO state."""
     if parameters.adapters is not None:
-        return parameters.adapters / job.layout.state_shards
+        experts = parameters.expert_adapters / job.layout.expert_shards
+        return parameters.adapters / job.layout.state_shards + experts
     return sharded(job, parameters)
 
 
@@ -105,7 +106,7 @@ def _rank_memory(job: Job, rank: PipelineRank) -> Memory:
     snapshot = shard * (MOMENTS_BYTES + MASTER_BYTES)
     adapters = 0.0
     if parameters.adapters is not None:
-        adapters = job.value_bytes * parameters.adapters
+        adapters = job.value_bytes * parameters.trained
         snapshot += job.value_bytes * sharded(job, parameters)
     if job.offload == "nvme":
         snapshot = DISK_BUFFERS * _offload_piece(job, parameters) * state_bytes(job)
@@ -170,7 +171,7 @@ def _wires(job: Job, rank: PipelineRank, parameters: Parameters) -> float:
     if job.layout.state_shards * job.layout.replicate == 1:
         return 0.0
     if parameters.adapters is not None:
-        return 2 * SUM_BYTES * parameters.adapters
+        return 2 * SUM_BYTES * parameters.trained
     if not sends_each(job):
         return SUM_BYTES * parameters.largest
     layers = min(WIRE_BUFFERS, rank.layers) * parameters.block

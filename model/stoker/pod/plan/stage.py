@@ -75,7 +75,8 @@ class Parameters:
     embedding: float
     head: float
     adapters: float | None = None
-    """Of a model that is frozen but for them."""
+    """Of a model that is frozen but for them; those of experts left out."""
+    expert_adapters: float = 0.0
 
     @property
     def total(self) -> float:
@@ -85,7 +86,7 @@ class Parameters:
     @property
     def trained(self) -> float:
         """Elements that have a gradient."""
-        return self.total if self.adapters is None else self.adapters
+        return self.total if self.adapters is None else self.adapters + self.expert_adapters
 
     @property
     def largest(self) -> float:
@@ -110,4 +111,5 @@ def rank_parameters(job: Job, rank: PipelineRank) -> Parameters:
         embedding=embedding,
         head=head,
         adapters=None if job.adapters is None else rank.layers * job.adapters.layer_elements(model, tensor),
+        expert_adapters=0.0 if job.adapters is None else rank.layers * job.adapters.expert_elements(model, job.layout),
     )

@@ -10,16 +10,11 @@ from stoker.pod.plan.context import merged_bytes
 from stoker.pod.plan.expert_time import host_waits, moved_bytes
 from stoker.pod.plan.gpu import ALL_TO_ALL, ATTENTION, COPIES, HIDDEN_COST, OWN_ATTENTION, PRODUCTS, Gpu
 from stoker.pod.plan.job import Job
-from stoker.pod.plan.memory import recomputed, sharded_state, state_bytes
-from stoker.pod.plan.stage import PipelineRank, pipeline_ranks, pipeline_shape, rank_parameters
+from stoker.pod.plan.memory import recomputed
+from stoker.pod.plan.optimizer_time import optimizer_time
+from stoker.pod.plan.stage import PipelineRank, pipeline_ranks, pipeline_shape
 from stoker.pod.plan.traffic import EXPERTS, Flow, flows
 
-OPTIMIZER_BYTES = 30
-"""Read and written for one element: gradient, master, two moments, the rounded weight."""
-NVME = 3e9
-"""Bytes per second of a data-centre NVMe drive, one direction, shared by the ranks of a node."""
-PCIE = 50e9
-"""Bytes per second between device and host, one direction."""
 CAST_BYTES = {"Tensorwise": 8.0, "Rowwise": 20.0}
 """Bytes, at the rate of copies, that casting one value in both orders costs; measured on an H200."""
 
@@ -81,7 +76,7 @@ def _rank_time(job: Job, gpu: Gpu, rank: PipelineRank) -> StepTime:
         elementwise=elementwise,
         recompute=again,
         communication=exposed + hidden * HIDDEN_COST + max(0.0, hidden - busy),
-        optimizer=_optimizer(job, gpu, rank),
+        optimizer=optimizer_time(job, gpu, rank, busy / job.micro_batches),
         bubble=busy * share / (1 - share),
         bubble_share=share,
     )
@@ -120,16 +115,6 @@ def _cast_bytes(job: Job) -> float:
     dense = 1 - model.expert_share
     values = (2 + 2 * dense) * model.hidden_size + (heads + 3 * dense * model.intermediate_size) / job.layout.tensor
     return CAST_BYTES[job.fp8_recipe] * values
-
-
-def _optimizer(job: Job, gpu: Gpu, rank: PipelineRank) -> float:
-    parameters = rank_parameters(job, rank)
-    elements = parameters.trained if job.layout.zero_stage == 0 else sharded_state(job, parameters)
-    update = elements * OPTIMIZER_BYTES / (gpu.bandwidth * COPIES)
-    if job.offload == "nvme":  # reads and writes at the same time, but not beside a pass
-        ranks = min(job.ranks_per_node, job.layout.world_size)
-        return max(update, elements * state_bytes(job) * ranks / NVME)
-    return max(update, elements * 12 / PCIE) if job.offload else update
 
 
 def _rate(gpu: Gpu, flow: Flow) -> float:

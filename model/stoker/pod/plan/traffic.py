@@ -61,8 +61,9 @@ def _zero(job: Job, parameters: Parameters) -> list[Flow]:
     gathered = {0: SUM_BYTES, 1: size, 2: size, 3: 0}[stage] * trained * others
     if stage == 3:
         # For forward and for backward, which needs no embedding and begins with the output layer that is still there.
+        adapters = 0.0 if parameters.adapters is None else parameters.trained
         passes = 2 * parameters.total - parameters.embedding - parameters.head
-        gathered = size * (job.micro_batches * passes + (parameters.adapters or 0.0)) * others
+        gathered = size * (job.micro_batches * passes + adapters) * others
     copies = 2 * _others(replicas) * SUM_BYTES * trained / shards
     inner, outer = link_of(job, "shard", "context"), link_of(job, "replicate")
     return [

@@ -101,6 +101,14 @@ class FallbackSettings(Value):
     deployment_ref: LocalRef
 
 
+class OtherModelSettings(Value):
+    """Model of another deployment of the namespace that this endpoint serves too."""
+
+    name: ServedName
+    """Name in requests and in `/v1/models` of this endpoint."""
+    deployment_ref: LocalRef
+
+
 class RequestClassSettings(Value):
     """Requests with one goal. A request names its class by the header `X-Stoker-Class`, or by `service_tier`."""
 
@@ -156,6 +164,7 @@ class RouterSettings(SmallPod):
     goal. The first is that of requests that name none. Default: every request goes to an engine at once."""
     max_body_bytes: Count = 16777216
     fallback: FallbackSettings | None = None
+    models: Annotated[tuple[OtherModelSettings, ...], Field(max_length=32, json_schema_extra=list_map("name"))] = ()
     grace_period_seconds: Annotated[int, Field(ge=1, le=86400)] = 60
     service: ServiceSettings = ServiceSettings()
 
@@ -181,6 +190,12 @@ class InferenceDeploymentSpec(Value):
                 "transfer has no effect in a colocated pool: it belongs to prefill and decode pools",
                 field=".engine.transfer",
                 reason="FieldValueForbidden",
+            ),
+            rule(
+                "!has(self.router.models) || !has(self.model.names)"
+                " || self.router.models.all(m, !(m.name in self.model.names))",
+                "a name of router.models is one of model.names",
+                field=".router.models",
             ),
             rule(
                 "self.router.holdSeconds > 0"
@@ -309,9 +324,18 @@ class RouterStatus(Value):
     """Internal: the routers' pod that every restart reuses."""
 
 
+class OtherModelStatus(Value):
+    """Model of another deployment."""
+
+    name: Annotated[str, Field(max_length=128)]
+    deployment: Annotated[str, Field(max_length=253)]
+    ready: bool = False
+    message: Text | None = None
+
+
 class InferenceDeploymentStatus(EditableStatus):
     """Conditions: Ready, Reconciling, Stalled, EditRefused, ModelResolved, RouterReady, AutoscalingLimited,
-    Disaggregated, PoolsIncompatible, FallbackMissing."""
+    Disaggregated, PoolsIncompatible, FallbackMissing, ModelsMissing."""
 
     phase: DeploymentPhase = "Pending"
     endpoint: Annotated[str, Field(max_length=512)] | None = None
@@ -319,6 +343,7 @@ class InferenceDeploymentStatus(EditableStatus):
     models: Annotated[
         tuple[ServedName, ...], Field(max_length=8, json_schema_extra={"x-kubernetes-list-type": "set"})
     ] = ()
+    other_models: Annotated[tuple[OtherModelStatus, ...], Field(max_length=32, json_schema_extra=list_map("name"))] = ()
     current_checkpoint: CurrentCheckpoint | None = None
     """Checkpoint that serves most requests."""
     model_digest: Annotated[str, Field(max_length=128)] | None = None

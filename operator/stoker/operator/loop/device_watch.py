@@ -1,7 +1,7 @@
 """The devices that drivers publish and the claims that hold some, kept from four kinds of `resource.k8s.io`.
 
 The sink of their informers, which run only where the API server has these kinds. It keeps a small value of each object
-and builds a catalog when slices, classes or templates have changed.
+and builds a catalog when slices, classes or templates have changed; templates alone leave the verdicts about devices.
 
 Owned by the loop.
 """
@@ -14,6 +14,7 @@ from typing import Any
 from stoker.operator.domain.placement.device import DeviceId, DeviceSlice, read_slice, usable_devices
 from stoker.operator.domain.placement.device_catalog import DeviceCatalog
 from stoker.operator.domain.placement.device_claim import Claim, ClaimRequests, allocated_claim, requests_of_template
+from stoker.operator.domain.placement.device_members import DeviceMembers
 from stoker.operator.domain.placement.device_selector import DeviceSelectors
 from stoker.operator.domain.plan import Key, Object
 
@@ -34,6 +35,7 @@ class DeviceWatch:
         self._changed = changed
         self._found: dict[str, dict[Key, Any]] = {kind: {} for kind in DEVICE_KINDS}
         self._selectors = DeviceSelectors()
+        self._members: DeviceMembers | None = None
         self._catalog: DeviceCatalog | None = None
         self._by_pod: dict[str, Mapping[str, Claim]] = {}
         self.seen: Callable[[], bool] = lambda: False
@@ -92,10 +94,11 @@ class DeviceWatch:
         before = self._found[key.kind].pop(key, None)
         if not gone:
             self._found[key.kind][key] = value
-        if key.kind != "ResourceClaim":
-            self._catalog = None
-        else:
+        if key.kind == "ResourceClaim":
             self._index(before, value)
+        else:
+            self._catalog = None
+            self._members = self._members if key.kind == "ResourceClaimTemplate" else None
         self._changed()
 
     def _index(self, before: Claim | None, claim: Claim | None) -> None:
@@ -109,17 +112,22 @@ class DeviceWatch:
             self._by_pod[claim.pod_uid] = {**self.allocated_to(claim.pod_uid), claim.pod_claim: claim}
 
     def _built(self) -> DeviceCatalog:
-        slices: Iterable[DeviceSlice] = self._found["ResourceSlice"].values()
-        classes: dict[str, tuple[str, ...]] = {key.name: value for key, value in self._found["DeviceClass"].items()}
         templates: dict[tuple[str, str], ClaimRequests] = {
             (key.namespace, key.name): value for key, value in self._found["ResourceClaimTemplate"].items()
         }
+        if self._members is None:
+            self._members = self._all_members(templates.values())
+        return DeviceCatalog(self._members, templates)
+
+    def _all_members(self, templates: Iterable[ClaimRequests]) -> DeviceMembers:
+        slices: Iterable[DeviceSlice] = self._found["ResourceSlice"].values()
+        classes: dict[str, tuple[str, ...]] = {key.name: value for key, value in self._found["DeviceClass"].items()}
         devices = usable_devices(slices)
-        asked = {text for found in templates.values() for one, _ in found.counts for text in one.selectors}
+        asked = {text for found in templates for one, _ in found.counts for text in one.selectors}
         asked |= {text for selectors in classes.values() for text in selectors}
         known: set[DeviceId] = {device.id for found in devices.values() for device in found}
         self._selectors.keep(asked, known)
-        return DeviceCatalog(devices, classes, templates, self._selectors)
+        return DeviceMembers(devices, classes, self._selectors)
 
 
 def _selectors_of_class(found: Object) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ def engine_policies(pool: EnginePool, resource: Object, settings: Settings) -> t
     ingress = [_on_port(settings.engine_port, [*peers, *_outside(wanted)])]
     if any(revision.template.role != "colocated" for revision in pool.spec.revisions):
         engines = _pods({DEPLOYMENT_UID: uid, ROLE: "engine"})
-        ingress += [_on_port(settings.transfer_port + offset, [engines]) for offset in (0, 1)]
+        ingress += [_on_port(settings.transfer_port + offset, [engines]) for offset in (0, 1, 2)]
     if any(revision.template.pods_per_replica > 1 for revision in pool.spec.revisions):
         ingress.append({"from": [_pods(selector_of(pool))]})  # collectives take any port
     return (_policy(metadata, selector_of(pool), ingress),)

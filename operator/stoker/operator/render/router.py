@@ -113,9 +113,9 @@ def router_base(deployment: InferenceDeployment, settings: Settings) -> dict[str
 
 
 def router_intent(spec: InferenceDeploymentSpec) -> str:
-    """Return the hash of `spec.router` without their number, the Service and the fallback."""
+    """Return the hash of `spec.router` without their number, the Service, and other deployments."""
     wire = spec.router.to_wire()
-    without = {"replicas", "service", "fallback"} | ({"classes"} if not spec.router.classes else set())
+    without = {"replicas", "service", "fallback", "models"} | ({"classes"} if not spec.router.classes else set())
     return digest_of({name: value for name, value in wire.items() if name not in without}, 8)
 
 

@@ -91,6 +91,16 @@ class BucketPlan:
         """First and last element of a shard: contiguous and equal."""
         return index * self.shard_numel, (index + 1) * self.shard_numel
 
+    def gaps(self) -> Iterator[slice]:
+        """Yield the runs of elements that belong to no parameter."""
+        begin = 0
+        for item in sorted(self.ranges, key=lambda item: item.offset):
+            if item.offset > begin:
+                yield slice(begin, item.offset)
+            begin = item.end
+        if self.numel > begin:
+            yield slice(begin, self.numel)
+
 
 def plan_bucket(
     parameters: Sequence[tuple[str, tuple[int, ...]]],
@@ -279,6 +289,7 @@ def _bucket_key(unit: str, parameter: nn.Parameter, reduction: Reduction, is_ada
         name = f"{ADAPTERS}.replicated" if is_adapter else f"replicated{frozen}"
         return BucketKey(name, EVERY_UNIT, reduction, is_adapter)
     if is_adapter:
-        return BucketKey(ADAPTERS, EVERY_UNIT, reduction, holds_adapters=True)
+        name = f"{ADAPTERS}.experts" if reduction == "expert" else ADAPTERS
+        return BucketKey(name, EVERY_UNIT, reduction, holds_adapters=True)
     name = f"{unit}.experts" if reduction == "expert" else unit
     return BucketKey(name + frozen, unit, reduction, holds_adapters=False)

@@ -6,7 +6,7 @@ Made and driven by `Zero`; `snapshot` reads it for saves.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -20,10 +20,12 @@ from stoker.trainer.rank.gathered_weights import ShardedBucket
 from stoker.trainer.rank.gradient_sum import GradientSum
 from stoker.trainer.rank.gradient_wire import GradientWire, Loan, WireBuffers
 from stoker.trainer.rank.offload import host_memory, updated_here
-from stoker.trainer.rank.optimizer import HeldState, HostCopy
+from stoker.trainer.rank.optimizer import EarlyPiece, HeldState, HostCopy
 from stoker.trainer.rank.ordered_sum import sum_in_order
 from stoker.trainer.rank.state_file import DiskState, StateFile
 
+ReadAhead = Callable[[HeldState, Sequence[Tensor], Pending], Sequence[EarlyPiece]]
+"""Reads the first pieces of offloaded state into spare memory (`OffloadedAdam.read_ahead`)."""
 MOMENTS = ("optimizer.exp_avg", "optimizer.exp_avg_sq")
 STATE_KINDS = (WEIGHTS, *MOMENTS)
 """State per parameter element: fp32 master weight and the two moments."""
@@ -92,6 +94,9 @@ class BucketState:
         self._updating: Pending = DONE
         self.copied = HostCopy() if settings.offload and settings.disk is None else None
         """Of state in host memory: its last copy there."""
+        self._spare: Tensor | None = None
+        """The sum of a gradient whose shards of other ranks nothing reads, until the next gradient arrives."""
+        self._early: Sequence[EarlyPiece] = ()
         self.disk: DiskState | None = None
         """State in a file. The tensors here then have a length alone."""
         self._filling: tuple[Tensor, Tensor, Tensor] | None = None
@@ -200,6 +205,7 @@ class BucketState:
         self.closed = False
         self.micro_batches_left = num_micro_batches
         self._num_sent = 0
+        self._early = ()
         ranks = self._communicator.size * self._communicator.replicas
         sends_each = self._settings.sends_each(ranks, num_micro_batches)
         self.gradients = self._wire if sends_each else self._sum
@@ -207,7 +213,13 @@ class BucketState:
 
     def grad_destination(self, index: int) -> Tensor | None:
         """The memory where the gradient of parameter `index` may be written now, or None."""
+        self._take_back()
         return self.gradients.grad_destination(index)
+
+    def add(self, index: int, gradient: Tensor) -> bool:
+        """Add the gradient of parameter `index`; True when it was the last one of this micro-batch."""
+        self._take_back()
+        return self.gradients.add(index, gradient)
 
     def square(self) -> None:
         """Note the squares of the reduced gradient again, after a change of it."""
@@ -217,12 +229,30 @@ class BucketState:
     def end_micro_batch(self, last: bool) -> None:
         """Close this micro-batch: send its gradient, or wait for the next one."""
         self.closed = True
+        self._take_back()
         flat = self.gradients.end_micro_batch()
         if self.gradients is self._wire:
             self._send(flat, last)
         elif last:
             self.gradient = flat if self._whole else self._communicator.shard(flat)
             self._reducing = self._communicator.reduce_scatter(flat, self.owned(self.gradient), total=self._total)
+            self._spare = None if self._whole or self.copied is None else flat
+
+    def read_ahead(self, read: ReadAhead) -> None:
+        """Read what there is room for of the state in host memory, after the reduction that was started last."""
+        if self._spare is not None:
+            start, end = self.bucket.plan.shard(self._communicator.rank)
+            self._early = read(self._held_now(), (self._spare[:start], self._spare[end:]), self._reducing)
+
+    def _take_back(self) -> None:
+        """Before a gradient is written: let pieces of the state leave the memory of its sum."""
+        if self._spare is None or self.gradients is not self._sum:
+            return
+        assert self.copied is not None
+        self.copied.before_here(self.bucket.device)
+        for gap in self.bucket.plan.gaps():  # they are zero in every sum
+            self._spare[gap].zero_()
+        self._spare = None
 
     def _send(self, flat: Tensor, last: bool) -> None:
         if not self._communicator.eager:
@@ -261,6 +291,10 @@ class BucketState:
         """What an update may change now: it waits (on the device) for copies of the state that are being made."""
         self._copying.wait()
         self._copying = DONE
+        held, self._early = replace(self._held_now(), early=self._early), ()
+        return held
+
+    def _held_now(self) -> HeldState:
         return HeldState(
             bucket=self.bucket,
             start=0 if self._whole else self.bucket.plan.shard(self._communicator.rank)[0],

@@ -148,9 +148,10 @@ def stage_buckets(
 
 
 def whole_names(model: Model) -> list[str]:
-    """The names of all tensors of the model, wherever they are."""
+    """The names of all tensors of the model, wherever they are; of the adapters those of this rank."""
     whole = whole_of(model)
-    return [*(part.hf_name for part in all_parts(whole)), *sorted(whole.names_elsewhere())]
+    names = [*(part.hf_name for part in all_parts(whole)), *sorted(whole.names_elsewhere())]
+    return list(dict.fromkeys([*names, *(part.hf_name for part in all_parts(model))]))
 
 
 def make_optimizer(
@@ -190,7 +191,7 @@ def reductions(decoder: Decoder, mesh: Mesh) -> Mapping[int, Reduction]:
     if mesh.dims.tensor > 1:
         kinds = {id(part.parameter): "replicated" for part in all_parts(decoder) if part.shard_dim is None}
     if mesh.expert is not None:
-        kinds |= {id(held): "expert" for layer in decoder.experts() for held in (layer.gate_up, layer.down)}
+        kinds |= {id(held): "expert" for layer in decoder.experts() for held in layer.held_by_expert()}
     return kinds
 
 
@@ -281,7 +282,8 @@ def make_stage(number: int, decoder: Decoder, zero: Zero, name: ScheduleName, re
     queue = WeightQueue() if name == "ZeroBubble" else None
     if queue is not None:
         for parameter in decoder.blocks.parameters():
-            set_weight_queue(parameter, queue)
+            if parameter.requires_grad:
+                set_weight_queue(parameter, queue)
     savings = Savings(decoder.ops, zero.gathered)
     return Stage(number, decoder, zero.ready, zero, recompute=recompute, queue=queue, savings=savings)
 

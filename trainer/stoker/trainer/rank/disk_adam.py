@@ -16,6 +16,7 @@ from torch import Tensor
 
 from stoker.pod.plan.memory import DISK_BUFFERS
 from stoker.trainer.rank.bucket import Bucket
+from stoker.trainer.rank.copy_queues import Queues
 from stoker.trainer.rank.offload import OffloadedAdam, pieces_of
 from stoker.trainer.rank.optimizer import Adam, HeldState, HostCopy, UpdateNumbers
 from stoker.trainer.rank.state_file import DiskState, StateFile, aligned_memory
@@ -50,9 +51,11 @@ class Arriving:
 class DiskAdam:
     """Adam and AdamW on state in a file."""
 
-    def __init__(self, inner: Adam, device: torch.device, piece: int, file: StateFile) -> None:
+    def __init__(
+        self, inner: Adam, device: torch.device, piece: int, file: StateFile, queues: Queues | None = None
+    ) -> None:
         """`piece`: elements that are read, updated and written at once; a multiple of a line."""
-        self._lanes = OffloadedAdam(inner, device, piece)
+        self._lanes = OffloadedAdam(inner, device, piece, queues)
         self._pinned, self._piece, self._file = device.type == "cuda", piece, file
         self._buffers: deque[Buffer] = deque()
         self._ahead: deque[Arriving] = deque()
@@ -63,9 +66,10 @@ class DiskAdam:
         order = [(disk, start) for disk in map(_disk_of, held) for start in disk.starts]
         coming = iter(self._check_ahead(order))
         self._read_ahead(coming)
-        for state in held:
-            self._update_bucket(state, numbers, coming)
-            updated(state.bucket)
+        with self._lanes.updating(numbers.scale):
+            for state in held:
+                self._update_bucket(state, numbers, coming)
+                updated(state.bucket)
         self._read_ahead(iter(order))  # for the next update, beside the passes
 
     def _update_bucket(self, state: HeldState, numbers: UpdateNumbers, coming: Iterator[tuple[DiskState, int]]) -> None:

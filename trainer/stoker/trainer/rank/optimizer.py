@@ -5,9 +5,9 @@ Change masters and moments in place. Called by `zero` once per step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,15 +20,31 @@ from stoker.trainer.rank.state_file import DiskState
 
 
 class HostCopy:
-    """The last copy of a bucket's state to host memory."""
+    """The last copy of a bucket's state from or to host memory."""
 
     def __init__(self) -> None:
-        self.event: torch.cuda.Event | None = None
+        self.event: Any = None
+        """Of a stream; None: it has ended."""
 
     def wait(self) -> None:
         """Block the host until the memory holds the values of the last update."""
         if self.event is not None:
             self.event.synchronize()
+
+    def before_here(self, device: torch.device) -> None:
+        """Let what is queued in the current stream from now on wait for it."""
+        if self.event is not None:
+            torch.cuda.current_stream(device).wait_event(self.event)
+
+
+@dataclass(frozen=True, eq=False)
+class EarlyPiece:
+    """A piece of state that is read from host memory before its update."""
+
+    tensors: tuple[Tensor, ...]
+    """Device memory: the master, if it is not the weights, and the moments."""
+    arrived: Any
+    """Event of the copy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +63,8 @@ class HeldState:
     """Memory into which the masters are rounded; None when it is the masters' own."""
     copied: HostCopy | None = None
     """Of state in host memory: its last copy there."""
+    early: Sequence[EarlyPiece] = ()
+    """Of state in host memory: its first elements, which were read ahead."""
     disk: DiskState | None = None
     """Of state in a file: the tensors of masters (if they are not the weights) and moments have a length alone."""
 

@@ -20,7 +20,7 @@ from stoker.checkpoint.manifest import TensorInfo
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.model.parameter import Part
 from stoker.trainer.errors import OtherModel
-from stoker.trainer.rank.bucket_state import STATE_KINDS, BucketState, HeldBucket
+from stoker.trainer.rank.bucket_state import BucketState, HeldBucket
 from stoker.trainer.rank.communicator import Pending
 from stoker.trainer.rank.frozen import FrozenState
 from stoker.trainer.rank.mesh import Mesh
@@ -41,11 +41,10 @@ def all_state_tensors(parts: Sequence[Part], mesh: Mesh, group: SaveGroup) -> li
     # The first expert group of a stage holds all of the stage.
     first_of_replicate = mesh.rank in dims.group_of(mesh.rank, "replicate", "context")[:1]
     lists = first_of_replicate and mesh.rank in dims.group_of(mesh.rank, "shard", "tensor")[: dims.expert]
-    stages = group.gather([[part.hf_name, part.global_shape] for part in parts] if lists else [])
-    merged = group.broadcast({name: shape for stage in stages for name, shape in stage})
-    return [
-        TensorInfo(f"{kind}.{name}", tuple(shape), "float32") for kind in STATE_KINDS for name, shape in merged.items()
-    ]
+    mine = state_tensors(parts) if lists else []
+    stages = group.gather([[info.name, info.shape, info.dtype] for info in mine])
+    merged = group.broadcast({name: [shape, dtype] for stage in stages for name, shape, dtype in stage})
+    return [TensorInfo(name, tuple(shape), dtype) for name, (shape, dtype) in merged.items()]
 
 
 @dataclass(frozen=True)

@@ -166,6 +166,11 @@ class DiskState:
         """The pieces that were stored are the state."""
         self._current = self._target
 
+    def wait_written(self) -> None:
+        """Block until every write has ended. Raises StorageFailed."""
+        for written in self._written.values():
+            written.result()
+
     def hold(self) -> Callable[[], Tensor]:
         """Keep the state of now until the next `hold`. The result reads it, [R, N], in any thread."""
         held = self._held = self._current
@@ -178,8 +183,7 @@ class DiskState:
     def fill(self, rows: Tensor) -> None:
         """Replace the state by `rows` [R, N]."""
         self.version += 1
-        for written in self._written.values():
-            written.result()
+        self.wait_written()
         for start in self.starts:
             memory = aligned_memory(self.rows * self.length(start), pinned=False)
             memory.view(self.rows, -1).copy_(rows[:, start : start + self.length(start)])

@@ -30,6 +30,7 @@ from stoker.trainer.rank.frozen import Fill
 from stoker.trainer.rank.gathered_weights import GatheredWeights, ShardedBucket
 from stoker.trainer.rank.gradient_wire import WireBuffers
 from stoker.trainer.rank.mesh import Mesh
+from stoker.trainer.rank.offload import OffloadedAdam
 from stoker.trainer.rank.optimizer import Optimizer, UpdateNumbers
 from stoker.trainer.rank.pipeline.tied_table import TiedTable
 
@@ -122,7 +123,7 @@ class Zero:
         return None if holds else state.grad_destination(index)
 
     def _add(self, state: BucketState, index: int, gradient: Tensor) -> None:
-        if state.gradients.add(index, gradient):
+        if state.add(index, gradient):
             self._close(state)
 
     def add_gradient(self, parameter: Tensor, gradient: Tensor) -> None:
@@ -184,7 +185,10 @@ class Zero:
         assert not any(left.values()), f"stage {stage}: micro-batches are missing: {left}"
 
     def _close(self, state: BucketState) -> None:
-        state.end_micro_batch(state.micro_batches_left == 1)
+        last = state.micro_batches_left == 1
+        state.end_micro_batch(last)
+        if last and state.communicator.eager:
+            self._read_ahead(state)
         if self.settings.stage < 2 or self.mesh.gradient.eager:
             return
         self._sent.append(state)
@@ -196,8 +200,15 @@ class Zero:
         self._sent.clear()
         for state in self.states:
             state.finish_reduce()
+            if not state.communicator.eager:
+                self._read_ahead(state)
         for tie in self.ties:
             tie.add_gradients()
+
+    def _read_ahead(self, state: BucketState) -> None:
+        """State in host memory: start to read it while other buckets are still in backward."""
+        if isinstance(self._optimizer, OffloadedAdam):
+            state.read_ahead(self._optimizer.read_ahead)
 
     def gradient_norm(self) -> Tensor:
         """Norm of the whole gradient, each parameter counted once; fp64 scalar on the device (collective)."""

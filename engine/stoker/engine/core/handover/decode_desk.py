@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from stoker.engine.core.handover.cache_room import CacheRoom
 from stoker.engine.core.handover.contents import BlockSeeds
 from stoker.engine.core.handover.decode_side import Split, Stage
+from stoker.engine.core.handover.intakes import Intakes
 from stoker.engine.core.handover.messages import (
     Beat,
     BlocksReady,
@@ -39,7 +40,7 @@ from stoker.engine.core.handover.takeover_watch import TakeoverWatch
 from stoker.engine.core.messages import AddRequest, Delta, Outputs, RequestProgress, RequestState
 from stoker.engine.core.request import Begun
 from stoker.engine.errors import RequestRefused
-from stoker.engine.transfer.intake import Announcement, Intake
+from stoker.engine.transfer.intake import Announcement, Intake, Taken
 from stoker.engine.transfer.landing_zone import Grant, Owner
 
 LATE_S = 10.0
@@ -57,7 +58,7 @@ class DecodeDesk:
         """By the dispatch's id."""
         self.peers = Peers()
         self._by_key: dict[tuple[str, str], Split] = {}
-        self._intakes: dict[str, Intake] = {}
+        self.intakes = Intakes(self.zone)
         self._takeovers = TakeoverWatch(self.tally)
         self._room = CacheRoom(self.engine.scheduler)
         self._beat_s = office.clock()
@@ -120,10 +121,9 @@ class DecodeDesk:
         split.stage, split.moved_s = Stage.RESERVED, now_s
         split.owner = Owner(hello.port.peer, split.id)
         table, seeds = self.blocks, BlockSeeds(hello.port.fingerprint, split.request.prompt_tokens, split.block_size)
-        self._intakes[split.id] = Intake(
-            self.zone.zone, split.owner, self.office.store.copy_and_sum,
-            target=lambda index: table.table(split)[index], seed=seeds,
-        )  # fmt: skip
+        target = lambda index: table.table(split)[index]  # noqa: E731
+        copy_and_sum = self.office.store.copy_and_sum
+        self.intakes.open(split.id, Intake(self.zone.zone, split.owner, copy_and_sum, target=target, seed=seeds))
         request = split.request
         slots = self._grant(split, now_s)
         message = Prefill(
@@ -150,9 +150,7 @@ class DecodeDesk:
         self._part_with(split, "the client has gone")
         split.stage = Stage.ENDED
         facts = split.facts(0, self.office.clock())
-        return [
-            (front, Delta(request_id, choice, (), finish_reason="abort", facts=facts)) for choice in ended
-        ]  # fmt: skip
+        return [(front, Delta(request_id, choice, (), finish_reason="abort", facts=facts)) for choice in ended]
 
     def finish_choice(self, front: str, request_id: str, choice: int) -> bool:
         """End a choice whose text is complete. False: the request is not here."""
@@ -234,8 +232,10 @@ class DecodeDesk:
         if size > len(self.blocks.table(split)) and not self.engine.scheduler.grow_landing(split, size):
             self._local(split, "full")
             return
-        with self.zone.lock:
-            taken = self._intakes[split.id].take(announced, now_s)
+        self._note_taken(split, self.intakes.take(split.id, announced, now_s), now_s)
+
+    def _note_taken(self, split: Split, taken: Taken, now_s: float) -> None:
+        """Use the blocks that are sound, ask for the others, and give slots for more."""
         self.tally.blocks["received"] += len(taken.sound)
         split.note_sound(taken.sound, now_s)
         self.blocks.commit(split, split.request.prompt_tokens, split.num_verified * split.block_size)
@@ -333,7 +333,7 @@ class DecodeDesk:
     def _forget(self, split: Split) -> None:
         """Give its blocks back; those that were verified can be found in the cache."""
         self.engine.scheduler.close_landing(split)
-        self._intakes.pop(split.id, None)
+        self.intakes.close(split.id)
         del self.open[split.id], self._by_key[split.key]
         self.tally.changes += 1
 
@@ -351,6 +351,8 @@ class DecodeDesk:
         """Do what time, room and lost connections call for."""
         now_s = self.office.clock()
         self._follow_lost()
+        for name, taken in self.intakes.settled(now_s):
+            self._note_taken(self.open[name], taken, now_s)
         with self.zone.lock:
             self.zone.zone.expire(now_s)
         self._takeovers.measure()

@@ -36,7 +36,7 @@ class Desk:
     @property
     def busy(self) -> bool:
         """Whether something is to be noticed soon that sends no message."""
-        return self.prefill.busy
+        return self.prefill.busy or self.decode.intakes.busy
 
     def turn(self) -> None:
         """Read letters, then act on time."""

@@ -1,4 +1,4 @@
-"""The ports of an engine whose blocks are in main memory: shared memory for peers of this host, TCP for all others."""
+"""The ports of an engine, the fastest first: GPU to GPU or shared memory for peers of this host, TCP for all others."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import TypedDict, cast
 
 import numpy as np
 
 from stoker.engine.config import Transport
+from stoker.engine.transfer.cuda_ipc import CudaIpcPort
+from stoker.engine.transfer.device_zone import DeviceZone
 from stoker.engine.transfer.layout import BlockLayout
+from stoker.engine.transfer.local_blocks import LocalBlocks, MappableBlocks
 from stoker.engine.transfer.port import BlockPort, Link, PortInfo, Require, connect_best
 from stoker.engine.transfer.shared_memory import SharedMemoryPort
 from stoker.engine.transfer.tcp import TcpPort
@@ -21,25 +25,40 @@ from stoker.engine.transfer.zone_memory import SharedZone
 WILDCARDS = ("0.0.0.0", "::")
 
 
+class _Tcp(TypedDict):
+    """How a port over TCP is reached."""
+
+    key: bytes
+    host: str
+    shown_host: str
+
+
 class HostPorts:
     """One port for each transport, over one landing zone."""
 
     def __init__(
-        self, fingerprint: bytes, layout: BlockLayout, cache_BN: np.ndarray, zone: SharedZone, *, pod_uid: str,
-        folder: Path, host: str, port: int, key: bytes, require: Require, transports: Sequence[Transport],
+        self, fingerprint: bytes, layout: BlockLayout, local: np.ndarray | LocalBlocks, zone: SharedZone, *,
+        pod_uid: str, folder: Path, host: str, port: int, key: bytes, require: Require, transports: Sequence[Transport],
     ) -> None:  # fmt: skip
-        """`folder`: of the socket for peers of this host. `port`: of TCP. Raises OSError: it is taken."""
+        """`folder`: of the socket for peers of this host. `port`: of TCP; links between GPUs use the one behind it.
+
+        Raises:
+            OSError: a port is taken.
+        """
         self.require, self.zone = require, zone
-        epoch = time.time_ns() // 1000
-        common = (pod_uid, epoch, fingerprint, layout, cache_BN, zone)
-        shown = own_address() if host in WILDCARDS else host
-        self._ports: list[SharedMemoryPort | TcpPort] = []
+        common = (pod_uid, time.time_ns() // 1000, fingerprint, layout)
+        tcp: _Tcp = {"key": key, "host": host, "shown_host": own_address() if host in WILDCARDS else host}
+        self._ports: list[SharedMemoryPort | TcpPort | CudaIpcPort] = []
         try:
             for name in transports:
                 if name == "tcp":
-                    self._ports.append(TcpPort(*common, key=key, host=host, port=port, shown_host=shown))
+                    self._ports.append(TcpPort(*common, local, zone, port=port, **tcp))
+                elif name == "shared-memory":
+                    self._ports.append(SharedMemoryPort(*common, local, zone, folder))
                 else:
-                    self._ports.append(SharedMemoryPort(*common, folder))
+                    device_blocks, device_zone = cast(MappableBlocks, local), cast(DeviceZone, zone)
+                    next_port = port + 1 if port else 0
+                    self._ports.append(CudaIpcPort(*common, device_blocks, device_zone, port=next_port, **tcp))
         except OSError:
             self._close_ports()
             raise

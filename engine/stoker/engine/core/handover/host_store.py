@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from stoker.engine.transfer.checksum import raw_sums
-from stoker.engine.transfer.intake import host_copy
+from stoker.engine.transfer.intake import ReadySums, host_copy
 
 
 class HostStore:
@@ -17,5 +17,5 @@ class HostStore:
         self.cache_BN = cache_BN
         self.copy_and_sum = host_copy(zone_SN, cache_BN)
 
-    def sums(self, blocks: Sequence[int]) -> Sequence[int]:
-        return [int(raw_sums(self.cache_BN[block : block + 1])[0]) for block in blocks]
+    def sums(self, blocks: Sequence[int]) -> ReadySums:
+        return ReadySums(int(raw_sums(self.cache_BN[block : block + 1])[0]) for block in blocks)

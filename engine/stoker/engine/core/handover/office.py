@@ -12,7 +12,7 @@ from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.handover.messages import PeerHello, PeerMessage
 from stoker.engine.core.messages import AddRequest, Outputs, RequestFacts
 from stoker.engine.transfer.fingerprint import root_digest
-from stoker.engine.transfer.intake import CopyAndSum
+from stoker.engine.transfer.intake import CopyAndSum, Sums
 from stoker.engine.transfer.port import Link, PortInfo
 from stoker.engine.transfer.zone_memory import SharedZone
 from stoker.pod.tracing import NoTracer, Tracer
@@ -82,10 +82,11 @@ class Post(Protocol):
 class BlockStore(Protocol):
     """The cache's blocks and the zone's slots as memory."""
 
-    copy_and_sum: CopyAndSum
+    @property
+    def copy_and_sum(self) -> CopyAndSum: ...
 
-    def sums(self, blocks: Sequence[int]) -> Sequence[int]:
-        """Raw sums of cache blocks that are computed."""
+    def sums(self, blocks: Sequence[int]) -> Sums:
+        """Raw sums of cache blocks whose computation has been launched."""
         ...
 
 

@@ -26,7 +26,6 @@ from stoker.engine.core.handover.messages import (
     PeerHello,
     PeerRefused,
     Prefill,
-    ReadyBlock,
     TakeOver,
     Tokens,
 )
@@ -34,10 +33,11 @@ from stoker.engine.core.handover.office import SILENT_S, Gone, Office
 from stoker.engine.core.handover.prefill_side import Help, HelpStage, Writing
 from stoker.engine.core.messages import AddRequest, Delta
 from stoker.engine.core.request_spans import prompt_spans
-from stoker.engine.transfer.checksum import seeded
 from stoker.engine.transfer.port import LayoutMismatch, Link, Move
 from stoker.engine.transfer.ticket import TransferError
 
+PIECE_BYTES = 256 << 20
+"""Most bytes of one write, so that the receiver copies the first blocks while the others are on their way."""
 FRONT = "peer "
 """Begins the name of a front that is an engine. Other fronts have hexadecimal names."""
 
@@ -68,6 +68,8 @@ class PrefillDesk:
         self.blocks = office.engine.scheduler.blocks
         self.callers: dict[str, Caller] = {}
         self._seeds: dict[Help, BlockSeeds] = {}
+        self._piece = max(PIECE_BYTES // office.hello.port.layout.block_bytes, 1)
+        """Blocks of one write."""
 
     @property
     def num_open(self) -> int:
@@ -174,8 +176,13 @@ class PrefillDesk:
             self.tally.prefilled(deltas[0].facts)
             prompt_spans(self.office.tracer, one.prefill.trace, deltas[0].facts)
             self.tally.changes += 1
-        self._push(caller, one)  # blocks first, so that the owner can go on at once
-        self.office.post.answer(caller.name, Tokens(one.id, one.parts_of(deltas)))
+        parts = one.parts_of(deltas)
+        if one.unfinished:  # the client waits for the tokens
+            self.office.post.answer(caller.name, Tokens(one.id, parts))
+            self._push(caller, one)
+        else:  # the owner ends with the last of them
+            self._push(caller, one)
+            self.office.post.answer(caller.name, Tokens(one.id, parts))
 
     def refused(self, front: str, dispatch: str, message: str) -> None:
         """The engine did not take a helped request."""
@@ -194,20 +201,17 @@ class PrefillDesk:
         if not taken:
             return
         table = self.blocks.table(one)
-        sums = self.office.store.sums([table[index] for index, _ in taken])
-        seeds = self._seeds[one]
-        blocks = tuple(
-            ReadyBlock(index, grant.slot, grant.generation, seeded(int(raw), seeds(index)))
-            for (index, grant), raw in zip(taken, sums, strict=True)
-        )
-        moves = [Move(table[index], grant.slot, grant.generation) for index, grant in taken]
-        one.writing.append(Writing(caller.link.result().write(moves, one.id.encode()), blocks))
-        self.tally.blocks["sent"] += len(blocks)
+        for first in range(0, len(taken), self._piece):
+            piece = tuple(taken[first : first + self._piece])
+            moves = [Move(table[index], grant.slot, grant.generation) for index, grant in piece]
+            ticket = caller.link.result().write(moves, one.id.encode())
+            one.writing.append(Writing(ticket, self.office.store.sums([move.local for move in moves]), piece))
+        self.tally.blocks["sent"] += len(taken)
         self._announce(caller, one)
 
     def _announce(self, caller: Caller, one: Help) -> None:
         """Announce the blocks whose writes have ended."""
-        while one.writing and one.writing[0].ticket.done():
+        while one.writing and one.writing[0].ended:
             writing = one.writing.pop(0)
             error = writing.ticket.error()
             if one.id not in caller.helps:
@@ -215,7 +219,7 @@ class PrefillDesk:
             if error is not None:
                 self._fail(caller, one, "transport", str(error))
                 return
-            self.office.post.answer(caller.name, BlocksReady(one.id, writing.blocks))
+            self.office.post.answer(caller.name, BlocksReady(one.id, writing.announcement(self._seeds[one])))
 
     # Ends.
 

@@ -8,12 +8,14 @@ QUEUED: in the engine's queue. PREFILLING: blocks are being sent. STREAMING: its
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from stoker.engine.core.handover.messages import Part, Prefill, ReadyBlock
 from stoker.engine.core.messages import Delta
+from stoker.engine.transfer.checksum import seeded
+from stoker.engine.transfer.intake import Sums
 from stoker.engine.transfer.landing_zone import Grant
 from stoker.engine.transfer.ticket import Ticket
 
@@ -33,8 +35,21 @@ class Writing:
     """Blocks on their way to the peer's zone."""
 
     ticket: Ticket
-    blocks: tuple[ReadyBlock, ...]
-    """As they are announced once they are there."""
+    sums: Sums
+    blocks: tuple[tuple[int, Grant], ...]
+    """(index in the request, slot)."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the blocks can be announced, or are lost."""
+        return self.ticket.done() and (self.ticket.error() is not None or self.sums.done())
+
+    def announcement(self, seed: Callable[[int], int]) -> tuple[ReadyBlock, ...]:
+        """The blocks as they are announced once they are there. `seed`: of the block with an index."""
+        return tuple(
+            ReadyBlock(index, grant.slot, grant.generation, seeded(int(raw), seed(index)))
+            for (index, grant), raw in zip(self.blocks, self.sums.values(), strict=True)
+        )
 
 
 @dataclass(eq=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stoker.engine.core.handover.messages import ReadyBlock
-from stoker.engine.transfer.intake import Announcement, Intake
+from stoker.engine.transfer.intake import Announcement, Intake, ReadySums
 from stoker.engine.transfer.landing_zone import Grant, Owner
 from stoker.engine.transfer.zone_memory import SharedZone
 
@@ -17,8 +17,8 @@ def count_stale(zone: SharedZone, owner: Owner, blocks: Sequence[ReadyBlock], no
         intake.take([Announcement(one.place, Grant(one.slot, one.generation), 0) for one in blocks], now_s)
 
 
-def _copy_nothing(slots: object, blocks: object) -> list[int]:  # noqa: ARG001 - no slot passes before it
-    return []
+def _copy_nothing(slots: object, blocks: object) -> ReadySums:  # noqa: ARG001 - no slot passes before it
+    return ReadySums()
 
 
 def _no_place(index: int) -> int:

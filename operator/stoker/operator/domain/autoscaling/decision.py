@@ -18,7 +18,7 @@ REVIEW_S = 5.0
 Mode = Literal["slo", "load"]
 Reason = Literal[
     "Bounds", "Unknown", "Load", "Missed", "Proven", "Sufficient", "Proving", "AtMax", "WaitingForRoom",
-    "InfeasibleGoal", "Idle", "Wake",
+    "InfeasibleGoal", "Idle", "Wake", "Burst",
 ]  # fmt: skip
 
 
@@ -98,6 +98,8 @@ class Memory:
     since_s: float | None = None
     """Since when needs were known without a break."""
     changes: tuple[Change, ...] = ()
+    short_s: float | None = None
+    """Since when the present work needs more replicas than there are."""
     missed_at: int = 0
     """Replicas at which a goal was missed although the prediction met it."""
     missed_rate: float = 0.0

@@ -5,7 +5,8 @@
 3. More replicas at once, at most twice as many; fewer one by one, after a whole `scale_down_after_s` in which fewer
    were predicted to meet 0.7 of each goal.
 4. A goal that is missed although the prediction met it adds a replica, and keeps it while the demand lasts.
-5. A pool that went up again after going down needs a longer proof for a while, so that it does not swing.
+5. A pool that went up again after going down needs a longer proof for a while, so that it does not swing. One that
+   has just begun to go down gets replicas only for what outlasts their start: a burst is over before they are ready.
 
 Called by the loop's `LoadWatch` and by the clocked simulation, each `REVIEW_S`.
 """
@@ -32,7 +33,7 @@ UP_SHARE, DOWN_SHARE = 0.8, 0.7
 """Of a goal, that a prediction must meet to add and to remove replicas."""
 MISS_LASTS_S = 900.0
 SWING_S = 600.0
-"""At most one change of direction in this time, where removing a replica would be the second."""
+"""At most one change of direction in this time, but for work that outlasts the start of the replica that it needs."""
 REMEMBERED_S = 3600.0
 
 
@@ -55,13 +56,15 @@ def review(now_s: float, limits: Limits, seen: PoolInput, memory: Memory) -> tup
         return _decided(now_s, limits, seen, memory, bounded, "Bounds", text)
     if seen.unknown:
         text = f"not known: {'; '.join(seen.unknown)}"
-        return _decided(now_s, limits, seen, replace(memory, needs=(), since_s=None), seen.replicas, "Unknown", text)
+        memory = replace(memory, needs=(), since_s=None, short_s=None)
+        return _decided(now_s, limits, seen, memory, seen.replicas, "Unknown", text)
     if seen.replicas and not seen.ready:
         memory = replace(memory, needs=(), since_s=None)  # a pool that has not begun to serve proves nothing
     needs = _needs(limits, seen)
     memory = _with_miss(now_s, limits, seen, memory, needs)
     floor = _floor(now_s, seen, memory)
     memory = _with_need(now_s, limits, memory, max(needs.down.replicas, floor))
+    memory = _with_shortage(now_s, limits, seen, memory, needs, floor)
     if max(needs.up.replicas, floor) > seen.replicas:
         return _go_up(now_s, limits, seen, memory, needs, floor)
     return _go_down(now_s, limits, seen, memory, needs)
@@ -89,11 +92,34 @@ def _go_up(
     after = min(wanted, room)
     reason: Reason = "Load" if needs.up.replicas > seen.replicas else "Missed"
     text = needs.up.text if reason == "Load" else f"a goal is missed with {memory.missed_at} replicas"
+    if left_s := _burst_left_s(now_s, seen, memory):
+        text = f"{text}; that has to last {left_s:.0f} s more, because the pool has just gone down"
+        return _decided(now_s, limits, seen, memory, seen.replicas, "Burst", text, needs.up)
     if after < wanted:
         reason, text = "WaitingForRoom", f"{text}; there is room for {limits.placeable} replicas"
     elif after == seen.replicas:
         reason, text = "AtMax", f"{text}; max is {limits.max}"
     return _decided(now_s, limits, seen, memory, after, reason, text, needs.up)
+
+
+def _with_shortage(now_s: float, limits: Limits, seen: PoolInput, memory: Memory, needs: Needs, floor: int) -> Memory:
+    """Note since when there are too few replicas for the work of now: no forecast, the whole of each goal."""
+    need = needs.up.replicas
+    if limits.mode == "slo" and seen.demand is not None and need > seen.replicas:
+        now = replace(seen, demand=replace(seen.demand, rate=seen.rate))
+        need = needed_by_goals(limits, now, 1.0).replicas
+    if need > seen.replicas or (floor > seen.replicas and _is_missed(limits, seen.measured)):
+        return memory if memory.short_s is not None else replace(memory, short_s=now_s)
+    return replace(memory, short_s=None)
+
+
+def _burst_left_s(now_s: float, seen: PoolInput, memory: Memory) -> float:
+    """Seconds for which going up would be a second change of direction and the shortage has not outlasted a start."""
+    turns = _turns(memory.changes)
+    if not turns or memory.changes[-1].up or not seen.ready:
+        return 0.0
+    since_s = memory.short_s if memory.short_s is not None else now_s
+    return max(min(SWING_S - (now_s - turns[-1]), seen.startup_s - (now_s - since_s)), 0.0)
 
 
 def _with_miss(now_s: float, limits: Limits, seen: PoolInput, memory: Memory, needs: Needs) -> Memory:

@@ -5,5 +5,6 @@ ranks of a TrainingJob, for serving replicas of several pods, and for prefill an
 else of the operator.
 
 Reading order: `gang`, `node_capacity`, `node_affinity`, `quantity`, `place`, `unplaceable`; then devices of claims:
-`device`, `device_claim`, `device_selector`, `device_catalog`, which turns them into amounts like those of CPUs.
+`device`, `device_claim`, `device_selector`, `device_members`, and `device_catalog`, which turns them into amounts like
+those of CPUs.
 """

@@ -12,14 +12,13 @@ Made by the loop of what the API server has; verdicts and sets are remembered, d
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
 from typing import Any
 
-from stoker.operator.domain.placement.device import Device, DeviceId
+from stoker.operator.domain.placement.device import DeviceId
 from stoker.operator.domain.placement.device_claim import (
     Claim,
     ClaimRequests,
@@ -27,8 +26,7 @@ from stoker.operator.domain.placement.device_claim import (
     PodClaims,
     claims_of_pod,
 )
-from stoker.operator.domain.placement.device_selector import DeviceSelectors
-from stoker.operator.domain.placement.node_capacity import repels
+from stoker.operator.domain.placement.device_members import DeviceMembers
 
 MAX_SETS = 4
 """Sets of one pod whose unions are all counted; of more the sets and the union of all."""
@@ -48,23 +46,14 @@ class DeviceCatalog:
     """The devices of all nodes, the classes and the templates of one moment.
 
     Args:
-        devices: by node; those that several nodes reach have the empty name.
-        classes: selectors of each DeviceClass.
+        devices: the devices of each set, by node.
         templates: by namespace and name.
     """
 
-    def __init__(
-        self,
-        devices: Mapping[str, Sequence[Device]],
-        classes: Mapping[str, Sequence[str]],
-        templates: Mapping[tuple[str, str], ClaimRequests],
-        selectors: DeviceSelectors,
-    ) -> None:
-        self._devices, self._classes, self._templates, self._selectors = devices, classes, templates, selectors
+    def __init__(self, devices: DeviceMembers, templates: Mapping[tuple[str, str], ClaimRequests]) -> None:
+        self._devices, self._templates = devices, templates
         self._needs: dict[PodClaims, DeviceNeeds] = {}
         self._keys: dict[str, _Sets] = {}
-        self._members: dict[DeviceSet, dict[str, frozenset[DeviceId]]] = {}
-        self._undecided: dict[DeviceSet, bool] = {}
 
     @property
     def version(self) -> int:
@@ -109,7 +98,9 @@ class DeviceCatalog:
         taken = {}
         for key, sets in self._keys.items():
             ids = self._union(sets, node)
-            later = sum(count for one, count in pending if one in sets or ids & self._of(one).get(node, frozenset()))
+            later = sum(
+                count for one, count in pending if one in sets or ids & self._devices.of(one).get(node, frozenset())
+            )
             if total := len(ids & held) + later:
                 taken[key] = total
         return taken
@@ -128,13 +119,13 @@ class DeviceCatalog:
             doubts += found.doubts
             for one, count in found.counts:
                 counts[one] += count
-        missing_classes = sorted({name for one in counts for name in one.classes if name not in self._classes})
+        missing_classes = sorted({name for one in counts for name in one.classes if name not in self._devices.classes})
         for one in [one for one in counts if {*one.classes} & {*missing_classes}]:
             del counts[one]
         for one in list(counts):
             if reason := self._doubt(one):
                 doubts.append(reason)
-            if self._of(one).get(""):
+            if self._on(one, ""):
                 doubts.append(f"{one.text}: devices that several nodes reach are not counted")
                 del counts[one]
         amounts = {f"ResourceClaimTemplate {name} (there is none)": 1 for name in missing}
@@ -146,47 +137,20 @@ class DeviceCatalog:
         return DeviceNeeds(amounts, tuple(dict.fromkeys(doubts)))
 
     def _doubt(self, one: DeviceSet) -> str:
-        self._of(one)
+        if not self._devices.is_undecided(one):
+            return ""
         why = "a selector cannot be decided here, or several claims may share a device"
-        return f"{one.text}: at most so many as are counted are free, since {why}" if self._undecided[one] else ""
+        return f"{one.text}: at most so many as are counted are free, since {why}"
+
+    def _on(self, one: DeviceSet, node: str) -> frozenset[DeviceId]:
+        return self._devices.of(one).get(node, frozenset())
 
     def _union(self, sets: _Sets, node: str) -> frozenset[DeviceId]:
-        return frozenset(chain.from_iterable(self._of(one).get(node, ()) for one in sets))
+        return frozenset(chain.from_iterable(self._on(one, node) for one in sets))
 
     def _by_node(self, sets: _Sets) -> dict[str, frozenset[DeviceId]]:
-        nodes = {node for one in sets for node in self._of(one)}
+        nodes = {node for one in sets for node in self._devices.of(one)}
         return {node: self._union(sets, node) for node in nodes}
-
-    def _of(self, one: DeviceSet) -> dict[str, frozenset[DeviceId]]:
-        """The devices of a set by node."""
-        if one not in self._members:
-            undecided = False
-            members = {}
-            for node, devices in self._devices.items():
-                verdicts = {device.id: self._verdict(one, device) for device in devices}
-                undecided |= None in verdicts.values()
-                if ids := frozenset(found for found, verdict in verdicts.items() if verdict is not False):
-                    members[node] = ids
-            self._members[one], self._undecided[one] = members, undecided
-        return self._members[one]
-
-    def _verdict(self, one: DeviceSet, device: Device) -> bool | None:
-        """Whether a device is in a set; None where a selector that may leave it out cannot be decided."""
-        if repels(device.taints, json.loads(one.tolerations)):
-            return False
-        own = self._all(one.selectors, device)
-        if own is False:
-            return False
-        verdicts = {self._all(self._classes.get(name, ("false",)), device) for name in one.classes}
-        if True in verdicts:
-            return None if own is None or device.divisible else True
-        return None if None in verdicts else False
-
-    def _all(self, expressions: Iterable[str], device: Device) -> bool | None:
-        verdicts = {self._selectors.matches(expression, device) for expression in expressions}
-        if False in verdicts:
-            return False
-        return None if None in verdicts else True
 
 
 NOT_SEEN = (

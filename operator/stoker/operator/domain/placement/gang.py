@@ -11,6 +11,8 @@ from typing import Any, Literal, Self
 
 UNITS = ("tensor group", "model replica", "gang")
 """The units that a topology keeps together, narrowest first."""
+EXPERT_GROUP = "expert group"
+"""The narrowest unit of a gang whose experts lie over more ranks than a tensor group has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +22,7 @@ class Gang:
     requests: Mapping[str, int]
     """Of one pod, in the units of `quantity.amount`."""
     parts: int = 1
-    """Pods of one tensor group."""
+    """Pods of one tensor group, or of one expert group where that is larger."""
     stages: int = 1
     """Tensor groups of one model replica: its pipeline."""
     replicas: int = 1
@@ -28,6 +30,8 @@ class Gang:
     tolerations: Sequence[Mapping[str, Any]] = ()
     affinity_terms: Sequence[Mapping[str, Any]] = ()
     """`nodeSelectorTerms` of the required node affinity."""
+    unit: str = UNITS[0]
+    """Name of the narrowest unit, for messages."""
 
     @classmethod
     def of_ranks(cls, *, pipeline: int, data: int, inner: int, ranks_per_pod: int, **fields: Any) -> Self:
@@ -35,7 +39,7 @@ class Gang:
 
         Args:
             data: replicate x shard.
-            inner: context x tensor, the ranks that exchange most.
+            inner: the ranks that exchange most: context x tensor, or the experts' groups over them.
 
         A pod may carry a piece of a tensor group, several groups of a stage, or several stages. Where the ranks of a
         pod match none of these, each pod stands for itself.

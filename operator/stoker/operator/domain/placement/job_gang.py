@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import lcm
 from typing import Any
 
-from stoker.operator.domain.placement.gang import Gang
+from stoker.operator.domain.placement.gang import EXPERT_GROUP, UNITS, Gang
 from stoker.operator.domain.placement.node_capacity import pod_requests, required_terms
 
 
 def gang_of_rendering(rendered: Mapping[str, Any], devices: Mapping[str, int] | None = None) -> Gang:
     """Return the gang: the requests of its pods and the grid of its ranks.
+
+    Experts lie over shard x tensor: a group of them is a run of neighbours there, so the ranks that exchange most are
+    the smallest run that holds whole tensor groups and whole expert groups.
 
     Args:
         rendered: `status.pinned.rendered`, with `pod` and `config`.
@@ -18,13 +22,15 @@ def gang_of_rendering(rendered: Mapping[str, Any], devices: Mapping[str, int] | 
     """
     spec, config = rendered["pod"]["spec"], rendered["config"]
     sizes, ranks = config["parallelism"], config["gang"]["ranks_per_node"]
-    inner = sizes.get("context", 1) * sizes.get("tensor", 1)
+    tensor, expert = sizes.get("tensor", 1), sizes.get("expert", 1)
+    inner = sizes.get("context", 1) * lcm(tensor, expert)
     world = config["gang"]["nodes"] * ranks
     return Gang.of_ranks(
         pipeline=sizes.get("pipeline", 1),
         data=world // (sizes.get("pipeline", 1) * inner),
         inner=inner,
         ranks_per_pod=ranks,
+        unit=UNITS[0] if inner == sizes.get("context", 1) * tensor else EXPERT_GROUP,
         requests={**pod_requests(spec), **(devices or {})},
         node_selector=spec.get("nodeSelector") or {},
         tolerations=tuple(spec.get("tolerations") or ()),

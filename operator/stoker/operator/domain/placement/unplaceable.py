@@ -90,7 +90,7 @@ def _unkept(
         largest = max(domains, key=lambda name: (domains[name], name))
         if domains[largest] < size:
             return (
-                f"no {level.key} has room for the {size} pods of a {unit}; the largest, {largest}, has room for "
+                f"no {level.key} has room for the {size} pods of {_a(unit)}; the largest, {largest}, has room for "
                 f"{domains[largest]}"
             )
     kept = " and ".join(
@@ -102,9 +102,13 @@ def _unkept(
 
 def _required(gang: Gang, levels: Sequence[Level]) -> Iterator[tuple[Level, str, int]]:
     sizes = (gang.parts, gang.parts * gang.stages, gang.size)
-    for level, unit, size in zip(levels, UNITS, sizes, strict=False):
+    for level, unit, size in zip(levels, (gang.unit, *UNITS[1:]), sizes, strict=False):
         if level.mode == "Required":
             yield level, unit, size
+
+
+def _a(unit: str) -> str:
+    return f"an {unit}" if unit[0] in "aeio" else f"a {unit}"
 
 
 def _shown(resource: str, amount: int) -> str:

@@ -17,6 +17,7 @@ from stoker.operator.reconcile.enginepool.replica import draining, revision_of
 from stoker.operator.reconcile.inferencedeployment.canary import traffic_shares
 from stoker.operator.reconcile.inferencedeployment.disaggregation import role_of_engine
 from stoker.operator.reconcile.inferencedeployment.fallback import fallback_target
+from stoker.operator.reconcile.inferencedeployment.other_models import other_models
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
 from stoker.operator.render.engine import engine_url
 from stoker.operator.render.names import digest_of
@@ -37,7 +38,8 @@ def wanted_snapshot(view: DeploymentView, rollout: RolloutStatus | None, current
     shares, window = traffic_shares(rollout, current)
     canary = {"shares": shares, "window": window} if shares else {}
     target = fallback_target(view)
-    extra: dict[str, Any] = {**canary, **({"fallback": target} if target is not None else {})}
+    fallback = {"fallback": target} if target is not None else {}
+    extra: dict[str, Any] = {**canary, **fallback, **other_models(view)}
     content = digest_of([backends, extra] if extra else backends, 16)
     status = view.router_status
     version = status.snapshot_version if content == status.snapshot_hash else status.snapshot_version + 1

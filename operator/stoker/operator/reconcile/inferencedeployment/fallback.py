@@ -6,8 +6,8 @@ Called by `backends` and `status`.
 from __future__ import annotations
 
 from stoker.operator.api.inferencedeployment import InferenceDeployment
-from stoker.operator.api.metadata import read
 from stoker.operator.domain.conditions import Condition
+from stoker.operator.reconcile.inferencedeployment.endpoints import endpoint_of, other_deployment
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
 
 FALLBACK_MISSING = "FallbackMissing"
@@ -19,12 +19,7 @@ def fallback_target(view: DeploymentView) -> dict[str, str] | None:
     found = _resolve(view)
     if not isinstance(found, InferenceDeployment):
         return None
-    metadata, names = found.metadata, found.spec.model.names
-    return {
-        "url": f"http://{metadata.name}.{metadata.namespace}.svc:{found.spec.router.service.port}",
-        "deployment": metadata.name,
-        "model": names[0] if names else metadata.name,
-    }
+    return endpoint_of(found)
 
 
 def fallback_condition(view: DeploymentView) -> Condition:
@@ -44,9 +39,8 @@ def _resolve(view: DeploymentView) -> InferenceDeployment | tuple[str, str] | No
     where = "spec.router.fallback.deploymentRef"
     if name == own:
         return "Loop", f"{where} names the deployment itself"
-    others = (read(InferenceDeployment, item) for item in view.seen.of_kind("InferenceDeployment"))
-    found = next((item for item in others if item.metadata.name == name), None)
-    if found is None or found.deleting:
+    found = other_deployment(view, name)
+    if found is None:
         return "NotFound", f"{where}: InferenceDeployment {name} does not exist"
     back = found.spec.router.fallback
     if back is not None and back.deployment_ref.name == own:

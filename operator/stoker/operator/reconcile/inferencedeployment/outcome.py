@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 from stoker.operator.api.inferencedeployment import (
     CurrentCheckpoint,
     DeploymentPhase,
+    OtherModelStatus,
     PoolSummary,
     RevisionStatus,
     RolloutStatus,
@@ -36,6 +37,7 @@ class DeploymentFields(TypedDict):
     phase: DeploymentPhase
     endpoint: str
     models: tuple[str, ...]
+    other_models: tuple[OtherModelStatus, ...]
     current_checkpoint: CurrentCheckpoint | None
     model_digest: str | None
     current_revision: str | None

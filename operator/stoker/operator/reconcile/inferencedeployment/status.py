@@ -11,7 +11,9 @@ from stoker.operator.reconcile.inferencedeployment.autoscaling import (
     scaling_events,
 )
 from stoker.operator.reconcile.inferencedeployment.disaggregation import disaggregation_conditions
+from stoker.operator.reconcile.inferencedeployment.endpoints import own_names, url_of
 from stoker.operator.reconcile.inferencedeployment.fallback import fallback_condition
+from stoker.operator.reconcile.inferencedeployment.other_models import other_model_statuses, other_models_condition
 from stoker.operator.reconcile.inferencedeployment.outcome import DeploymentFields, DeploymentOutcome
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
 from stoker.operator.reconcile.intent import EDIT_REFUSED, edit_conditions, edit_events
@@ -31,6 +33,7 @@ def derive_status(view: DeploymentView, outcome: DeploymentOutcome) -> Plan:
             *edit_conditions(view.intent),
             autoscaling_condition(view),
             fallback_condition(view),
+            other_models_condition(view),
             *disaggregation_conditions(view),
         ),
         events=(*edit_events(view.intent, status), *scaling_events(view)),
@@ -48,8 +51,9 @@ def _fields(view: DeploymentView, outcome: DeploymentOutcome) -> DeploymentField
     serving = next((found for found in outcome.revisions if found.name == outcome.current_revision), None)
     return DeploymentFields(
         phase=outcome.phase,
-        endpoint=_endpoint(view),
-        models=tuple(view.deployment.spec.model.names or (view.deployment.metadata.name,)),
+        endpoint=url_of(view.deployment),
+        models=own_names(view.deployment),
+        other_models=other_model_statuses(view),
         current_checkpoint=serving.checkpoint if serving else None,
         model_digest=_model_digest(view, outcome.current_revision),
         current_revision=outcome.current_revision,
@@ -86,9 +90,3 @@ def _model_digest(view: DeploymentView, revision: str | None) -> str | None:
     pools = filter(None, map(view.engine_pool, view.deployment.spec.pools))
     engines = [engine for pool in pools for engine in pool.status.engines if engine.revision == revision]
     return min(filter(None, (engine.model_digest for engine in engines)), default=None)
-
-
-def _endpoint(view: DeploymentView) -> str:
-    metadata = view.deployment.metadata
-    port = view.deployment.spec.router.service.port
-    return f"http://{metadata.name}.{metadata.namespace}.svc:{port}"

@@ -50,8 +50,7 @@ Model = Decoder | Slices
 
 def all_parts(model: Model) -> list[Part]:
     """Return the parts of a model and of its adapters."""
-    adapters = adapter_parts(model) if isinstance(model, Decoder) else ()
-    return [*model.named_parts(), *adapters]
+    return [*model.named_parts(), *(part for decoder in slices_of(model).values() for part in adapter_parts(decoder))]
 
 
 def slices_of(model: Model) -> Mapping[int, Decoder]:
@@ -81,37 +80,32 @@ def empty_model(
         lora: add adapters, and freeze everything else.
 
     Raises:
-        ConfigError: adapters are not built for this model or grid, the model has fewer layers than the pipeline has
-            stages, its experts do not fit the grid (see `check_experts`), or it cannot be cut over a group; the
-            message shows the arithmetic.
+        ConfigError: the model has no such targets of adapters, it has fewer layers than the pipeline has stages, its
+            experts do not fit the grid (see `check_experts`), or it cannot be cut over a group; the message shows the
+            arithmetic.
     """
 
     def decoder(layers: range | None) -> Decoder:
         made: Any = {"group": group, "sequence_parallel": sequence_parallel, "layers": layers}
         try:
-            return Decoder(config, ops, dtype=torch.float32, device="meta", expert_group=expert_group, **made)
+            held = Decoder(config, ops, dtype=torch.float32, device="meta", expert_group=expert_group, **made)
         except ValueError as error:
             raise ConfigError(f"parallelism: {error}") from error
+        return held if lora is None else with_adapters(held, lora)
 
     check_experts(config, dims)
-    if lora is not None:
-        return with_adapters(decoder(None), lora, dims)
     if dims.pipeline == 1:
         return decoder(None)
     layers = stage_layers(config, dims.pipeline * dims.stages_per_rank, sequence_length)
     return Slices({number: decoder(layers[number]) for number in range(stage, len(layers), dims.pipeline)})
 
 
-def with_adapters(decoder: Decoder, lora: LoraSettings, dims: ParallelDims) -> Decoder:
-    """Add adapters to a whole model.
+def with_adapters(decoder: Decoder, lora: LoraSettings) -> Decoder:
+    """Add adapters to a model, or to the layers of one stage.
 
     Raises:
-        ConfigError: they are not built for a pipeline or experts, or the model has no such targets.
+        ConfigError: the model has no such targets.
     """
-    number = decoder.config.num_experts
-    if number or dims.pipeline > 1:
-        got = f"a model with experts (num_experts {number})" if number else f"parallelism.pipeline {dims.pipeline}"
-        raise ConfigError(f"lora is not supported yet with {got}; leave it out")
     try:
         adapt(decoder, lora)
     except ValueError as error:

@@ -21,7 +21,14 @@ import triton.language as tl
 from torch import Tensor
 
 from stoker.model.kernels.fused.attention.forward import LOG2_E, LOWEST, check_scale, precision
-from stoker.model.kernels.fused.attention.splits import DecodeScratch, is_small, num_splits, split_keys
+from stoker.model.kernels.fused.attention.splits import (
+    LONG_KEYS,
+    MAX_SPLITS,
+    DecodeScratch,
+    is_small,
+    num_splits,
+    split_keys,
+)
 from stoker.model.kernels.fused.attention.tile import key_places, load_rows, softmax_step, tile_blocks
 from stoker.model.kernels.fused.launch import overlap, wait_for_last
 
@@ -60,6 +67,8 @@ def attend_decode(
     out_TNH: Tensor | None = None,
     config: DecodeConfig | None = None,
     min_keys: int | None = None,
+    splits: int | None = None,
+    long_keys: int = LONG_KEYS,
 ) -> Tensor:
     """out_TNH, whose row i is sequence i's query; further rows are not touched. k and v are [blocks, block_size, K, H]
     views of one layer.
@@ -73,7 +82,8 @@ def attend_decode(
     num_heads, head_dim = q_TNH.shape[1:]
     num_kv_heads, group = k.shape[2], num_heads // k.shape[2]
     config = decode_config(q_TNH.dtype, head_dim, num_sequences, num_kv_heads) if config is None else config
-    splits = num_splits(num_sequences, num_kv_heads)
+    if splits is None:
+        splits = num_splits(num_sequences, num_kv_heads, block_tables.shape[1] * k.shape[1])
     attention_decode_kernel[(num_kv_heads, splits, num_sequences)](
         q_TNH,
         k,
@@ -105,6 +115,8 @@ def attend_decode(
         PRECISION=precision(q_TNH.dtype),
         BLOCK_M=max(16, triton.next_power_of_2(group)),
         BLOCK_N=config.keys,
+        LONG_KEYS=long_keys,
+        SHORT_SPLITS=MAX_SPLITS,
         HEADS=triton.next_power_of_2(group),
         PARTS=max(1, config.parts // triton.next_power_of_2(group)),
         num_warps=config.num_warps,
@@ -147,6 +159,8 @@ def attention_decode_kernel(
     PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    LONG_KEYS: tl.constexpr,
+    SHORT_SPLITS: tl.constexpr,
     HEADS: tl.constexpr,
     PARTS: tl.constexpr,
     OVERLAPS: tl.constexpr,
@@ -161,7 +175,8 @@ def attention_decode_kernel(
     begin = 0
     if HAS_WINDOW:
         begin = tl.maximum(seq_len - window, 0) // BLOCK_N * BLOCK_N
-    wanted = tl.minimum(tl.cdiv(seq_len - begin, min_keys), splits)
+    most = tl.minimum(tl.maximum(tl.cdiv(seq_len - begin, LONG_KEYS), SHORT_SPLITS), splits)
+    wanted = tl.minimum(tl.cdiv(seq_len - begin, min_keys), most)
     split_keys = tl.cdiv(tl.cdiv(seq_len - begin, tl.maximum(wanted, 1)), BLOCK_N) * BLOCK_N
     active = tl.cdiv(seq_len - begin, tl.maximum(split_keys, 1))  # rounding up may leave splits without keys
     if split >= tl.maximum(active, 1):

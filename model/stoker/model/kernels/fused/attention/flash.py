@@ -1,7 +1,7 @@
 """Attention by flash-attn-4, an optional package: imported at the first call only, which takes seconds, and compiled
 for each new kind of call. Its compiled kernels are kept beside Triton's.
 
-Called by `packed`.
+Called by `packed` and `prompts`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ import torch
 from torch import Tensor
 
 from stoker.model.kernels.sequences import PackedSequences
+
+ONE_KERNEL_QUERIES = 256
+"""Least bound on the queries of a sequence that is stated: with one below a tile the package compiles another kernel,
+in the middle of a request. Bounds may be too large."""
 
 
 def attend_flash(
@@ -37,6 +41,32 @@ def attend_flash(
         causal=True,
         window_size=(None, None) if window is None else (window - 1, 0),
         deterministic=torch.are_deterministic_algorithms_enabled(),
+    )
+    return cast("Tensor", out[0] if isinstance(out, tuple) else out)
+
+
+def attend_varlen(
+    q_TNH: Tensor,
+    k_LKH: Tensor,
+    v_LKH: Tensor,
+    query_start: Tensor,
+    key_start: Tensor,
+    longest: tuple[int, int],
+    scale: float,
+    window: int | None,
+) -> Tensor:
+    """Attend for the last queries of each sequence of keys (`VarlenAttention`). No gradient."""
+    out = import_flash().flash_attn_varlen_func(
+        q_TNH,
+        k_LKH,
+        v_LKH,
+        cu_seqlens_q=query_start,
+        cu_seqlens_k=key_start,
+        max_seqlen_q=max(longest[0], ONE_KERNEL_QUERIES),
+        max_seqlen_k=longest[1],
+        softmax_scale=scale,
+        causal=True,
+        window_size=(None, None) if window is None else (window - 1, 0),
     )
     return cast("Tensor", out[0] if isinstance(out, tuple) else out)
 

@@ -1,4 +1,5 @@
-"""Attention over a block cache for the engine: split-KV decode and chunked prefill, always our own kernels.
+"""Attention over a block cache for the engine: split-KV decode and chunked prefill by our own kernels; long prompts by
+flash-attn-4 where the step was planned so.
 
 T tokens, S sequences, N heads, H head_dim.
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from stoker.model.kernels.fused.attention.decode import attend_decode
 from stoker.model.kernels.fused.attention.forward import attend_forward
+from stoker.model.kernels.fused.attention.prompts import attend_long_prompts
 from stoker.model.kernels.sequences import DeviceSequences
 
 
@@ -38,6 +40,9 @@ def paged_attention(
         window=window,
         out_TNH=out_TNH,
     )
+    if sequences.prompts is not None:
+        tables = sequences.block_tables
+        return attend_long_prompts(q_TNH, k, v, tables, sequences.prompts, scale, window, out_TNH)
     if not sequences.is_decode:
         attend_prefill(q_TNH, k, v, sequences, num_decodes, scale, window, out_TNH)
     return out_TNH

@@ -10,6 +10,14 @@ from __future__ import annotations
 import torch
 
 MAX_SPLITS = 32
+"""Of sequences below `MAX_SPLITS * LONG_KEYS` keys: the last program to finish adds the parts one after another."""
+LONG_KEYS = 1024
+"""Keys of a split from which on further splits are worth their parts."""
+LONG_SPLITS = 128
+"""Most splits of a longer sequence."""
+LONG_PROGRAMS = 512
+"""Programs that longer sequences are cut for where few rows give fewer: four for each multiprocessor, whose loads hide
+each other's latency. 256 left memory at 2.8 TB/s for one sequence of 120,000 keys."""
 MIN_SPLITS = 4
 """Used also where there are enough programs: the longest sequences must not be the last to finish."""
 WANTED_PROGRAMS = 4096
@@ -17,10 +25,21 @@ SMALL_PROGRAMS = 16
 """Sequences times kv heads of what is a small launch."""
 
 
-def num_splits(num_rows: int, num_kv_heads: int) -> int:
-    """Return the splits of each sequence in a launch over so many rows: a power of two."""
-    wanted = WANTED_PROGRAMS // max(1, num_rows * num_kv_heads)
-    return max(MIN_SPLITS, min(MAX_SPLITS, 1 << max(0, wanted.bit_length() - 1)))
+def num_splits(num_rows: int, num_kv_heads: int, max_keys: int = 0) -> int:
+    """Return the most splits of each sequence in a launch over so many rows: a power of two.
+
+    `max_keys`: those of the longest sequence that the launch may serve.
+    """
+    programs = max(1, num_rows * num_kv_heads)
+    most = MAX_SPLITS
+    if max_keys > MAX_SPLITS * LONG_KEYS:
+        most = max(most, min(LONG_SPLITS, power_of_two(LONG_PROGRAMS // programs)))
+    return max(MIN_SPLITS, min(most, power_of_two(WANTED_PROGRAMS // programs)))
+
+
+def power_of_two(number: int) -> int:
+    """Return the largest power of two up to the number; 1 below it."""
+    return 1 << max(0, number.bit_length() - 1)
 
 
 def is_small(num_rows: int, num_kv_heads: int) -> bool:
@@ -45,9 +64,16 @@ class DecodeScratch:
     """
 
     def __init__(
-        self, max_rows: int, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device | str
+        self,
+        max_rows: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        device: torch.device | str,
+        max_keys: int = 0,
     ) -> None:
-        parts = max((rows * num_splits(rows, num_kv_heads) for rows in range(1, max_rows + 1)), default=0)
+        """`max_keys`: those of the longest sequence."""
+        parts = max((rows * num_splits(rows, num_kv_heads, max_keys) for rows in range(1, max_rows + 1)), default=0)
         self.out = torch.empty(parts * num_heads * head_dim, dtype=torch.float32, device=device)
         """[rows, K, splits, G, H]: weighted values of each split."""
         self.sums = torch.empty(2 * parts * num_heads, dtype=torch.float32, device=device)

@@ -1,0 +1,152 @@
+"""The processes of `bench.pd_gpu`: a prefill engine, a decode engine, a router, and the memory of their GPUs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.engine_gpu_start import free_port, get
+
+LIMIT_S = 150.0
+FREE_MIB = 1500
+"""A GPU with less in use counts as free: what drivers and other programs' contexts take."""
+FREED_S = 30.0
+
+
+@dataclass
+class Started:
+    process: subprocess.Popen[bytes]
+    port: int
+    gpu: str = ""
+
+
+class Engines:
+    """Processes by name: engines `p` and `d`, and `router`."""
+
+    def __init__(self, model: Path, folder: Path, out: Path, device: str) -> None:
+        self.model, self.folder, self.out, self.device = model, folder, out, device
+        self.started: dict[str, Started] = {}
+        self.key = folder / "key"
+        self.key.write_text(secrets.token_hex(32))
+        self._version = 0
+
+    def start(self, name: str, role: str, gpu: str) -> None:
+        port = free_port()
+        config: dict[str, Any] = {
+            "listen": {"host": "127.0.0.1", "port": port}, "device": self.device, "role": role,
+            "model": {"path": str(self.model), "names": ["m"]},
+            "scheduler": {"max_model_len": 16384 if self.device == "cuda" else 2048},
+            "transfer": {"listen": "127.0.0.1:0", "key_file": str(self.key)},
+        }  # fmt: skip
+        self._run(name, "stoker.engine", config, port, gpu)
+
+    def start_router(self) -> None:
+        port = free_port()
+        roles = {"p": "prefill", "d": "decode"}
+        backends = [
+            {"url": f"http://127.0.0.1:{self.port(name)}", "pod_uid": name, "role": role, "host": "here"}
+            for name, role in roles.items()
+        ]  # fmt: skip
+        (self.folder / "backends.json").write_text(json.dumps({"version": 1, "backends": backends}))
+        config = {
+            "deployment": "bench", "listen": {"host": "127.0.0.1", "port": port}, "policy": "cacheAware",
+            "backends_file": str(self.folder / "backends.json"), "hold_s": 30.0,
+        }  # fmt: skip
+        self._run("router", "stoker.router", config, port, "")
+        self._wait("router", "/readyz")
+
+    def _run(self, name: str, module: str, config: dict[str, Any], port: int, gpu: str) -> None:
+        if name in self.started:  # the router knows it by its address
+            port = config["listen"]["port"] = self.started[name].port
+        file = self.folder / f"{name}.json"
+        file.write_text(json.dumps(config))
+        visible = {"CUDA_VISIBLE_DEVICES": gpu} if self.device == "cuda" else {}
+        environment = os.environ | {"STOKER_POD_UID": name} | visible
+        with (self.out / f"pd-{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", module, "--config", str(file)], stdout=log, stderr=log, env=environment,
+                start_new_session=True,
+            )  # fmt: skip
+        self.started[name] = Started(process, port, gpu)
+
+    def port(self, name: str) -> int:
+        return self.started[name].port
+
+    def gpu(self, name: str) -> str:
+        return self.started[name].gpu
+
+    def status(self, name: str) -> dict[str, Any]:
+        return dict(get(self.port(name), "/status"))
+
+    def endpoint(self, name: str) -> str:
+        """Where other engines call this one."""
+        return str(self.status(name)["peer"]["endpoint"])
+
+    def wait_until_ready(self) -> float:
+        """Seconds until every engine serves and knows its peer object."""
+        begun_s = time.monotonic()
+        for name in self.started:
+            self._wait(name, "/readyz")
+            while name != "router" and self.status(name).get("peer") is None:
+                time.sleep(0.05)
+        return round(time.monotonic() - begun_s, 1)
+
+    def _wait(self, name: str, path: str) -> None:
+        one, until_s = self.started[name], time.monotonic() + LIMIT_S
+        while not self._answers(one.port, path):
+            if one.process.poll() is not None or time.monotonic() > until_s:
+                log = (self.out / f"pd-{name}.log").read_text()[-2000:]
+                raise SystemExit(f"{name} is not ready (exit {one.process.poll()}):\n{log}")
+            time.sleep(0.1)
+
+    @staticmethod
+    def _answers(port: int, path: str) -> bool:
+        import http.client
+
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().status == 200
+        except OSError:
+            return False
+        finally:
+            connection.close()
+
+    def kill(self, name: str) -> None:
+        """Kill all processes of an engine at once."""
+        os.killpg(self.started[name].process.pid, signal.SIGKILL)
+        self.started[name].process.wait()
+
+    def memory_used(self) -> dict[str, float]:
+        """GiB in use on each GPU; empty without GPUs."""
+        if self.device != "cuda":
+            return {}
+        query = ["nvidia-smi", "--query-gpu=index,memory.used", "--format=csv,noheader,nounits"]
+        lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
+        return {index.strip(): round(float(used) / 1024, 2) for index, used in (line.split(",") for line in lines)}
+
+    async def wait_until_free(self, name: str, killed_s: float) -> float | str:
+        """Seconds from the kill until the GPU of the engine is empty."""
+        if self.device != "cuda":
+            return 0.0
+        while time.monotonic() - killed_s < FREED_S:
+            used = (await asyncio.to_thread(self.memory_used))[self.gpu(name)]
+            if used * 1024 < FREE_MIB:
+                return round(time.monotonic() - killed_s, 2)
+            await asyncio.sleep(0.05)
+        return f"{used} GiB are in use after {FREED_S} s"
+
+    def close(self) -> None:
+        for one in self.started.values():
+            if one.process.poll() is None:
+                os.killpg(one.process.pid, signal.SIGKILL)
+                one.process.wait()

@@ -1,0 +1,94 @@
+"""The router's strategies on the Mooncake conversation trace in virtual time: first tokens, and requests within goals.
+
+The engine's real scheduler, blocks and load reports, and the router's real policies. 100 % of load is the rate at which
+the pool ends the slice when all of it waits from the beginning (`leastPending`); the slice's arrivals are stretched to
+a share of it. Prompts share what the trace says.
+
+    python -m bench.strategies_traces TRACES --requests 1500 --replicas 4
+
+The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bench.autoscaling_traces import CURVE
+from stoker.operator.domain.autoscaling.prediction import Goals
+from testing.clocked.fleet import FleetResult, FleetSettings, simulate
+from testing.clocked.replica import EngineSettings
+from testing.clocked.trace import TracedRequest, read_trace
+
+LOADS = (0.3, 0.7, 0.95)
+STRATEGIES = ("cacheAware", "leastPending", "powerOfTwo", "roundRobin", "random")
+"""`locality` is `leastPending` where all engines are equally near."""
+GOALS = Goals(first_token_s=8.0, gap_s=0.2)
+
+
+def main() -> None:
+    """Compare the strategies."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--requests", type=int, default=1500)
+    parser.add_argument("--replicas", type=int, default=4)
+    parser.add_argument("--strategies", nargs="*", default=list(STRATEGIES))
+    arguments = parser.parse_args()
+    found = read_trace(arguments.folder / "mooncake_conversation.jsonl")[: arguments.requests]
+    settings = FleetSettings(EngineSettings(CURVE, kv_tokens=400_000), replicas=arguments.replicas)
+    rate = capacity(settings, found)
+    print(f"100 % is {rate:.2f} requests/s", flush=True)
+    rows = [row(settings, name, at_rate(found, rate * load), load) for load in LOADS for name in arguments.strategies]
+    print(json.dumps({"requests": len(found), "replicas": settings.replicas, "capacity": rate, "rows": rows}))
+
+
+def capacity(settings: FleetSettings, requests: Sequence[TracedRequest]) -> float:
+    """Requests per second that the pool ends while there are always more."""
+    result = simulate(settings, [replace(request, at_s=0.0) for request in requests])
+    ends = sorted(found.last_s or math.inf for found in result.served)
+    enough = round(0.8 * len(ends))  # at the end not all replicas are busy
+    return enough / ends[enough - 1]
+
+
+def at_rate(requests: Sequence[TracedRequest], rate: float) -> list[TracedRequest]:
+    """The slice with its arrivals stretched to a mean rate."""
+    factor = len(requests) / rate / requests[-1].at_s
+    return [replace(request, at_s=request.at_s * factor) for request in requests]
+
+
+def row(settings: FleetSettings, name: str, requests: Sequence[TracedRequest], load: float) -> dict[str, Any]:
+    """One strategy at one load."""
+    began = time.process_time()
+    result = simulate(replace(settings, policy=name), requests)
+    first = sorted(found.first_token_s for found in result.served)
+    measured = {
+        "load": load,
+        "strategy": name,
+        "within_goals": round(result.attained(GOALS), 4),
+        "mean_first_token_s": round(sum(first) / len(first), 3),
+        "p50_first_token_s": round(_quantile(first, 0.5), 3),
+        "p95_first_token_s": round(_quantile(first, 0.95), 3),
+        "computed_share": round(_computed(result), 3),
+        "processor_s": round(time.process_time() - began),
+    }
+    print(measured, flush=True)
+    return measured
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    return ordered[math.ceil(share * len(ordered)) - 1]
+
+
+def _computed(result: FleetResult) -> float:
+    """Prompt tokens that were computed, of all."""
+    return sum(found.uncached for found in result.served) / sum(found.request.prompt for found in result.served)
+
+
+if __name__ == "__main__":
+    main()

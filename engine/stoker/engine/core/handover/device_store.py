@@ -1,0 +1,68 @@
+"""Blocks of a cache and slots of a landing zone that are both in a GPU's memory.
+
+Copies into the cache run in order with the computation: whatever is launched later finds them done, and a block that is
+given to another request meanwhile is overwritten by that request and never by the copy. Sums of computed blocks run on
+a stream of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stoker.engine.transfer.checksum_kernel import copy_and_sum, sums, torch_copy_and_sum, torch_sums
+
+
+class StreamSums:
+    """Sums that a stream computes."""
+
+    def __init__(self, sums_B: Tensor, stream: torch.cuda.Stream) -> None:
+        """`sums_B`: int64 in pinned memory, being filled by what the stream has been given."""
+        self._sums_B = sums_B
+        self._end: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._end.record(stream)
+
+    def done(self) -> bool:
+        return bool(self._end.query())  # type: ignore[no-untyped-call]
+
+    def values(self) -> Sequence[int]:
+        self._end.synchronize()
+        found: list[int] = self._sums_B.numpy().view(np.uint64).tolist()
+        return found
+
+
+class DeviceStore:
+    """A GPU engine's cache and its landing zone."""
+
+    def __init__(self, zone_SN: Tensor, cache_BN: Tensor, *, fused: bool) -> None:
+        """Both uint8 on one GPU. `fused`: copy and sum by the Triton kernel, which is compiled here."""
+        self.zone_SN, self.cache_BN = zone_SN, cache_BN
+        self._copy = copy_and_sum if fused else torch_copy_and_sum
+        self._sums = sums if fused else torch_sums
+        self._stream = torch.cuda.Stream(cache_BN.device)  # type: ignore[no-untyped-call]
+        first_B = self._rows([0])
+        self._copy(cache_BN, first_B, cache_BN, first_B)
+        self.sums([0]).values()
+
+    @torch.inference_mode()
+    def copy_and_sum(self, slots: Sequence[int], blocks: Sequence[int]) -> StreamSums:
+        """Begin to copy slots into cache blocks, behind what this thread has launched before."""
+        stream = torch.cuda.current_stream(self.cache_BN.device)
+        return self._read_back(self._copy(self.zone_SN, self._rows(slots), self.cache_BN, self._rows(blocks)), stream)
+
+    @torch.inference_mode()
+    def sums(self, blocks: Sequence[int]) -> StreamSums:
+        self._stream.wait_stream(torch.cuda.current_stream(self.cache_BN.device))
+        with torch.cuda.stream(self._stream):
+            return self._read_back(self._sums(self.cache_BN, self._rows(blocks)), self._stream)
+
+    def _rows(self, rows: Sequence[int]) -> Tensor:
+        return torch.tensor(list(rows), dtype=torch.int64).pin_memory().to(self.cache_BN.device, non_blocking=True)
+
+    @staticmethod
+    def _read_back(sums_B: Tensor, stream: torch.cuda.Stream) -> StreamSums:
+        pinned_B = torch.empty(sums_B.shape, dtype=torch.int64, pin_memory=True)
+        return StreamSums(pinned_B.copy_(sums_B, non_blocking=True), stream)

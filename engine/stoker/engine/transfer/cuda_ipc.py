@@ -1,0 +1,174 @@
+"""Blocks between GPUs of one host: the writer maps the receiver's landing zone and its copy engines write into it.
+
+The zone's handle travels over a TCP connection with the deployment's key, so the two may be processes of one pod or of
+two. A copy into the memory of a dead process goes on without an error: the end of that connection alone tells of its
+death, and the writer then unmaps the zone, which gives its memory back.
+
+    writer                                        receiver
+    map the zone                <- handle -       one allocation, exported once
+    copy blocks on a stream                       (nothing to do)
+    wait for the stream         - write ->        check the grants
+                                <- written -
+"""
+
+from __future__ import annotations
+
+import queue
+import socket
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from stoker.engine.transfer.device_memory import Copy, DeviceError, DeviceMemory, Mark
+from stoker.engine.transfer.device_zone import DeviceZone
+from stoker.engine.transfer.landing_zone import Grant
+from stoker.engine.transfer.layout import BlockLayout
+from stoker.engine.transfer.local_blocks import MappableBlocks
+from stoker.engine.transfer.port import Move, PortInfo, TransportRefused
+from stoker.engine.transfer.socket_port import Posted, SocketLink, SocketPort
+from stoker.engine.transfer.tcp import dialed
+from stoker.engine.transfer.ticket import PeerLost, TransferError
+from stoker.engine.transfer.wire import Wire
+
+LATE_S = 2.0
+"""Time in which copies of a writer that is gone may still arrive; a killed process is torn down within 0.2 s."""
+
+
+class CudaIpcPort(SocketPort):
+    """A port for engines whose GPUs can write this one's memory."""
+
+    transport = "cuda-ipc"
+
+    def __init__(
+        self, pod_uid: str, epoch: int, fingerprint: bytes, layout: BlockLayout, local: MappableBlocks,
+        zone: DeviceZone, *, key: bytes, host: str, port: int = 0, shown_host: str | None = None,
+    ) -> None:  # fmt: skip
+        """`key`: 32 bytes that all engines of the deployment share. `shown_host`: where peers reach this one."""
+        listener = socket.create_server((host, port))
+        self.address = (shown_host or host, listener.getsockname()[1])
+        self.mappable, self.device_zone = local, zone
+        super().__init__(pod_uid, epoch, fingerprint, layout, local, zone, listener, key)
+
+    @property
+    def device(self) -> DeviceMemory:
+        return self.device_zone.device
+
+    def endpoint(self) -> bytes:
+        return f"{self.address[0]} {self.address[1]}".encode()
+
+    def dial(self, endpoint: bytes) -> socket.socket:
+        return dialed(endpoint)
+
+    def connect(self, peer: PortInfo) -> CudaIpcLink:
+        wire, (_, num_slots, slot_bytes) = self.introduce(self.connected(peer))
+        try:
+            link = CudaIpcLink(wire, self.mappable, num_slots, self.device, self._map(wire, slot_bytes))
+        except TransferError as error:
+            wire.close()
+            raise TransportRefused([(self.transport, str(error))]) from error
+        self.keep(link)
+        return link
+
+    def _map(self, wire: Wire, slot_bytes: int) -> int:
+        """The address here of the peer's zone. Raises TransferError."""
+        message = wire.receive()
+        if len(message) != 3 or message[0] != "memory":
+            raise TransferError("the peer sent no memory")
+        _, host_id, handle = message
+        if host_id != self.device.host_id:
+            raise TransferError("the peer is on another host")
+        if slot_bytes != self.layout.block_bytes:
+            raise TransferError(f"the peer's slots have {slot_bytes} bytes, blocks here {self.layout.block_bytes}")
+        return self.device.open(handle)
+
+    def welcome(self, wire: Wire) -> None:
+        wire.send(["memory", self.device.host_id, self.device_zone.handle])
+
+    def take_blocks(self, wire: Wire, peer: str, grants: Sequence[Grant]) -> list[Grant]:  # noqa: ARG002
+        """Check a write that has happened. What was written into another's slot fails its checksum there."""
+        written = []
+        for grant in grants:
+            if self.zone.begin_write(grant, peer):
+                self.zone.end_write(grant.slot)
+                written.append(grant)
+        return written
+
+    def end_of(self, peer: str) -> None:
+        """The system tears a killed writer's copies down somewhat later than its connections."""
+        self.zone.detach(peer, LATE_S)
+
+
+class CudaIpcLink(SocketLink):
+    """The writer's end. Copies of all queued writes are begun at once; they end, and are told of, in order."""
+
+    transport = "cuda-ipc"
+
+    def __init__(
+        self, wire: Wire, local: MappableBlocks, num_slots: int, device: DeviceMemory, zone_address: int
+    ) -> None:
+        self._device, self._copies = device, device.queue()
+        self._source, self._zone = local.address, zone_address
+        self._mapped = True
+        super().__init__(wire, local, num_slots)
+
+    def send_blocks(self, wire: Wire, message: list[Any], moves: Sequence[Move], after: Mark | None) -> None:
+        self._begin(moves, after).wait()
+        wire.send(message)
+
+    def _begin(self, moves: Sequence[Move], after: Mark | None) -> Mark:
+        """Post the copies of a write."""
+        size = self._local.block_bytes
+        copies = [Copy(self._source + local * size, self._zone + slot * size, size) for local, slot, _ in moves]
+        return self._copies.post(copies, after)
+
+    def _run(self) -> None:
+        flying: deque[tuple[Posted, Mark]] = deque()
+        while self._take(flying):
+            item, mark = flying.popleft()
+            item.ticket.complete(self._finish(item, mark))
+        for item, _ in flying:
+            item.ticket.complete(PeerLost("the link is closed"))
+        self._end()
+
+    def _take(self, flying: deque[tuple[Posted, Mark]]) -> bool:
+        """Begin all that is queued; wait for a write where none is under way. False: the link is closed."""
+        while True:
+            try:
+                item = self._queue.get(block=not flying)
+            except queue.Empty:
+                return True
+            if item is None:
+                return False
+            if item.ticket.start():
+                self._launch(item, flying)
+
+    def _launch(self, item: Posted, flying: deque[tuple[Posted, Mark]]) -> None:
+        if self._lost is not None:
+            item.ticket.complete(PeerLost(self._lost))
+            return
+        try:
+            flying.append((item, self._begin(item.moves, item.after)))
+        except DeviceError as error:
+            item.ticket.complete(self._fail(error))
+
+    def _finish(self, item: Posted, mark: Mark) -> TransferError | None:
+        """Wait for the copies of a write and tell the receiver. Returns why it failed."""
+        try:
+            mark.wait()
+            if self._lost is not None:
+                return PeerLost(self._lost)
+            self._wire.send(item.message)
+            answer = self._wire.receive()
+        except TransferError as error:
+            return self._fail(error)
+        return self._judge(item, answer)
+
+    def close(self) -> None:
+        """Unmap the peer's zone behind the last copy; a dead peer's memory is given back with it."""
+        super().close()
+        if self._mapped:
+            self._mapped = False
+            with suppress(DeviceError):  # the context is gone with the engine
+                self._copies.close()
+                self._device.close(self._zone)

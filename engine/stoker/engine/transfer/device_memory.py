@@ -1,0 +1,98 @@
+"""The seam to a device's memory: what links between GPUs need of it. Implemented by `cuda_memory`.
+
+Addresses are those of the device. What is posted runs in order on a queue of its own, beside all else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from stoker.engine.transfer.ticket import TransferError
+
+
+class DeviceError(TransferError):
+    """The device or its driver refused. Names the call and the driver's word for it."""
+
+
+class Copy(NamedTuple):
+    """One run of bytes."""
+
+    source: int
+    target: int
+    num_bytes: int
+
+
+class Mark(Protocol):
+    """A place in the order of work of a device."""
+
+    def reached(self) -> bool:
+        """Whether all work before it is done. Does not wait."""
+        ...
+
+    def wait(self) -> None:
+        """Wait until all work before it is done. Raises DeviceError."""
+        ...
+
+
+class CopyQueue(Protocol):
+    """Copies in order, beside the computation. Used by one thread."""
+
+    def post(self, copies: Sequence[Copy], after: Mark | None) -> Mark:
+        """Begin copies once `after` is reached; returns the mark of their end. Raises DeviceError."""
+        ...
+
+    def close(self) -> None:
+        """Wait for what was posted."""
+        ...
+
+
+class DeviceMemory(Protocol):
+    """One device of this process. May be used by several threads."""
+
+    host_id: str
+    """The same for all processes that could map each other's memory."""
+    nvlinks: int
+    """Active NVLinks of the device."""
+
+    def mark(self) -> Mark:
+        """All that this thread has launched so far."""
+        ...
+
+    def queue(self) -> CopyQueue: ...
+
+    def allocate(self, num_bytes: int) -> int:
+        """Take memory that other processes can map; never a part of a pool. Raises DeviceError."""
+        ...
+
+    def free(self, address: int) -> None: ...
+
+    def export(self, address: int) -> bytes:
+        """A handle with which another process of this host maps the memory. Raises DeviceError."""
+        ...
+
+    def open(self, handle: bytes) -> int:
+        """Map the memory of another process. Raises DeviceError."""
+        ...
+
+    def close(self, address: int) -> None:
+        """Unmap it. Works after the death of its owner, too, and gives its memory back then."""
+        ...
+
+    def pin(self, address: int, num_bytes: int) -> None:
+        """Make main memory directly readable by the device. Raises DeviceError."""
+        ...
+
+    def unpin(self, address: int) -> None: ...
+
+
+def merged(copies: Sequence[Copy]) -> list[Copy]:
+    """The same bytes with neighbours joined: what follows in source and target at once is one copy."""
+    runs: list[Copy] = []
+    for copy in copies:
+        last = runs[-1] if runs else None
+        if last and (last.source + last.num_bytes, last.target + last.num_bytes) == (copy.source, copy.target):
+            runs[-1] = last._replace(num_bytes=last.num_bytes + copy.num_bytes)
+        else:
+            runs.append(copy)
+    return runs

@@ -1,0 +1,45 @@
+"""One exchange with one backend: send the request, wait until its answer begins. Called by `Dispatch` and `Carrier`."""
+
+from __future__ import annotations
+
+from stoker.router.answer import BackendAnswer
+from stoker.router.backend import Backend
+from stoker.router.connection import Connection, Outgoing, Silent, Unreachable
+
+
+async def ask(backend: Backend, request: Outgoing) -> BackendAnswer:
+    """Send the request and wait for the first part of the answer's body.
+
+    Raises:
+        BackendError: nothing of an answer has come, so the request may go elsewhere.
+    """
+    with backend.request():
+        connection = await _connect(backend)
+        stale = not connection.fresh
+        try:
+            return await _exchange(backend, connection, request)
+        except Unreachable:
+            if not stale or backend.stalled:
+                raise
+        connection = await _connect(backend, fresh=True)  # the kept one was closed meanwhile: no fault
+        return await _exchange(backend, connection, request)
+
+
+async def _connect(backend: Backend, *, fresh: bool = False) -> Connection:
+    try:
+        return await backend.connect(fresh=fresh)
+    except Silent as silence:  # the request itself was not sent: another backend may have it
+        raise Unreachable(str(silence)) from silence
+
+
+async def _exchange(backend: Backend, connection: Connection, request: Outgoing) -> BackendAnswer:
+    silence_s = backend.times.silence_s
+    try:
+        with backend.unanswered(connection):
+            head = await connection.exchange(request, silence_s)
+            rest = connection.chunks(silence_s)
+            first = await anext(rest, None)
+    except BaseException:
+        connection.close()
+        raise
+    return BackendAnswer(backend, connection, head, first, rest)

@@ -1,0 +1,48 @@
+"""The heads of a request and of its answer: what passes between a client and a backend, and what does not. Pure.
+
+Called by `Proxy`.
+"""
+
+from __future__ import annotations
+
+from stoker.pod.asgi import Scope
+from stoker.pod.marked_streams import RESUMABLE_PATHS, RESUME_HEADER
+from stoker.pod.split_requests import PREFILL_HEADER
+from stoker.router.connection import Headers, Outgoing
+from stoker.router.refusal import Refused
+
+HOP_BY_HOP = frozenset(
+    (b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te",
+     b"trailer", b"transfer-encoding", b"upgrade", b"expect")
+)  # fmt: skip
+
+
+def outgoing(scope: Scope, body: bytes, request_id: bytes, *, marked: bool = False) -> Outgoing:
+    """Build the request for the backend: credentials and unknown headers pass, hop-by-hop headers do not.
+
+    `marked`: ask for a stream that another backend could go on with.
+
+    Raises:
+        Refused: its head is one that servers take and clients may not send.
+    """
+    dropped = HOP_BY_HOP | {b"host", b"content-length", b"x-request-id", RESUME_HEADER, PREFILL_HEADER}
+    headers = [(key, value.strip(b" \t")) for key, value in scope["headers"] if key not in dropped]
+    headers.append((b"x-request-id", request_id))
+    if marked and scope["path"] in RESUMABLE_PATHS:
+        headers.append((RESUME_HEADER, b"1"))
+    if scope.get("client"):
+        headers.append((b"x-forwarded-for", str(scope["client"][0]).encode()))
+    target = scope.get("raw_path") or scope["path"].encode()
+    if scope.get("query_string"):
+        target += b"?" + scope["query_string"]
+    request = Outgoing(scope["method"], target, headers, body)
+    if problem := request.problem:
+        raise Refused(400, "invalid_request", f"The head of the request cannot be passed on: {problem}.")
+    return request
+
+
+def answer_headers(headers: Headers, request_id: bytes) -> list[tuple[bytes, bytes]]:
+    """Build the headers for the client from the backend's, with the request's id once."""
+    dropped = HOP_BY_HOP | {b"x-request-id", RESUME_HEADER, b"date"}  # the server writes a date of its own
+    kept = [(key, value) for key, value in headers if key not in dropped]
+    return [*kept, (b"x-request-id", request_id)]

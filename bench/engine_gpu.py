@@ -8,10 +8,11 @@
 P1, P2: 256 requests drawn as nano-vllm's bench draws them (`random.seed(0)`, all prompts first, then the output
 lengths), temperature 0.6, end tokens ignored: output tokens per second. P3: 256 requests of 1,024 tokens in and 256
 out: all tokens per second; `:first-graphs` is the first round of a fresh server. P4, P5: one stream, 128 tokens in and
-512 out: milliseconds per token. P6: one prompt of 8192 tokens: milliseconds to the first token. P16: one stream at
-120,000 tokens: its prefill, and milliseconds per token. M1: chunks of 512 of a long prompt beside 16 streams:
-milliseconds per step at several contexts. `:attention=flash` needs flash-attn-4, installed or in the folder of packages
-that STOKER_BENCH_SITE names. A1, A2: requests of 64
+512 out: milliseconds per token. P6: one prompt of 8192 tokens: milliseconds to the first token. P8, P8S: P1's requests
+and P4's stream with experts, and how the routers share a step of 256 decodes. P16: one stream at 120,000 tokens: its
+prefill, and milliseconds per token. M1: chunks of 512 of a long prompt beside 16 streams: milliseconds per step at
+several contexts. `:attention=flash` needs flash-attn-4, installed or in the folder of packages that STOKER_BENCH_SITE
+names. A1, A2: requests of 64
 to 256 tokens in and 256 out arrive one by one at a fixed pace while others decode: the gaps between a request's
 tokens, and the time to its first one. One warm-up of the same kind comes before each. Start-up (P9) is
 `engine_gpu_start.py`. Each row is written to `<out>/<row>.json` as soon as it is measured, before its profile; one
@@ -38,7 +39,8 @@ from typing import Any
 
 import torch
 
-from bench.model_shapes import LLAMA31_8B, QWEN3_06B
+from bench.model_shapes import LLAMA31_8B, QWEN3_06B, QWEN3_30B_A3B
+from bench.router_report import counted_routes, report
 from bench.row_limit import tried
 from stoker.engine.core.blocks import BlockManager
 from stoker.engine.core.engine import LLMEngine
@@ -129,8 +131,11 @@ def measure(spec: str, label: str, out: Path) -> dict[str, Any]:
     with timed_parts(engine) as parts:
         rounds = [row.run(engine) for _ in range(options.rounds)]
     best = {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
+    if row.shape.num_experts is not None:
+        about["router"] = routing(engine, row)
     result = {**best, "goal": row.goal, "rounds": rounds, "host_ms_per_step": parts, **about}
-    print(f"{label}: {json.dumps({**best, 'goal': row.goal, 'host_ms_per_step': parts})}", flush=True)
+    shown = {**best, "goal": row.goal, "host_ms_per_step": parts, "router": about.get("router")}
+    print(f"{label}: {json.dumps(shown)}", flush=True)
     (out / f"{label}.json").write_text(json.dumps(result, indent=1) + "\n")
     if options.profile:
         profile(engine, row, out / f"{label}-profile.txt")
@@ -419,6 +424,8 @@ ROWS = {
     "P6": Row(LLAMA31_8B, first_token, 16384, 8192, 256, "<= 235 ms"),
     "P16": Row(LLAMA31_8B, long_stream, 131072, 8192, 2, "<= 8.0 ms, prefill <= 9.3 s with flash"),
     "M1": Row(LLAMA31_8B, mixed_steps, 69632, 4096, 17, "-", chunk_tokens=512),
+    "P8": Row(QWEN3_30B_A3B, throughput, 2304, 16384, 256, ">= 6700 tokens/s"),
+    "P8S": Row(QWEN3_30B_A3B, one_stream, 2304, 8192, 256, "<= 2.5 ms"),
     "A1": Row(QWEN3_06B, paced_small, 4096, 8192, 256, "first token <= 10 ms"),
     "A2": Row(LLAMA31_8B, paced_large, 4096, 8192, 256, "first token <= 20 ms"),
 }
@@ -499,6 +506,22 @@ def profile(engine: LLMEngine, row: Row, file: Path) -> None:
     host = averages.table(sort_by="self_cpu_time_total", row_limit=25, max_name_column_width=60)
     file.write_text("\n".join([*lines, "", "By host time:", host]))
     print("\n".join(lines[:16]), flush=True)
+
+
+def routing(engine: LLMEngine, row: Row) -> dict[str, float]:
+    """Count the routers' choices in some steps of the most decodes, launched one by one."""
+    runner = engine.executor.runner  # type: ignore[attr-defined]
+    graphs, runner.graphs.graphs = runner.graphs.graphs, {}
+    start_workload(engine, replace(row, run=throughput), max_requests=row.max_requests, max_tokens=64)
+    while engine.scheduler.waiting:
+        engine.step()
+    with counted_routes(runner.model, row.max_requests) as counts:
+        for _ in range(4):
+            engine.step()
+    engine.end_everything("abort")
+    engine.step()
+    runner.graphs.graphs = graphs
+    return report(counts)
 
 
 def start_workload(engine: LLMEngine, row: Row, max_requests: int = 256, max_tokens: int = 512) -> None:

@@ -2,7 +2,8 @@
 
     python bench/engine_ranks_gpu.py P17 P17:tensor=1 --out DIR     # 8B: one stream, then P1's requests
     python bench/engine_ranks_gpu.py P17:profile P17:nccl P17:no-graphs
-    python bench/engine_ranks_gpu.py P18:tensor=4 P19:tensor=4
+    python bench/engine_ranks_gpu.py P18:tensor=4 P19:tensor=4:expert=4
+    python bench/engine_ranks_gpu.py P17:tensor=1:pipeline=2        # two stages, two or three steps in flight
     python bench/engine_ranks_gpu.py sums --tensor 2                # one-shot sums against NCCL, by size
 
 P17 is Llama-3.1-8B's shape, P18 70B's, P19 Qwen3-30B-A3B's: milliseconds per token of one stream (128 in, 512 out),
@@ -43,9 +44,11 @@ from stoker.engine.core.blocks import BlockManager
 from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.request_check import ModelLimits
 from stoker.engine.core.scheduler import Scheduler
+from stoker.engine.core.step_flight import StepFlight
 from stoker.engine.execution.executor import Executor, OnDevice
-from stoker.engine.execution.load import make_runner
+from stoker.engine.execution.load import make_decoder, make_runner
 from stoker.engine.execution.peer_sums import peer_sums
+from stoker.engine.execution.rank_place import place_of
 from stoker.engine.execution.runner import Runner
 from stoker.engine.plan import EnginePlan
 from stoker.engine.ranks.executor import Ranks
@@ -54,7 +57,6 @@ from stoker.engine.ranks.rendezvous import NCCL_DEFAULTS
 from stoker.engine.ranks.worker import Worker
 from stoker.engine.ranks.workers import Workers
 from stoker.model.config import ModelConfig
-from stoker.model.decoder import Decoder
 from stoker.model.group_sums import GroupSums, ordered_sum
 from stoker.model.kernels.ops import Ops
 from stoker.model.paged_attend import KVCache
@@ -71,6 +73,8 @@ class Options:
     """Options of a row, written behind its name, as in `P17:tensor=1:profile`."""
 
     tensor: int = 2
+    pipeline: int = 1
+    expert: int = 1
     nccl: bool = False
     no_graphs: bool = False
     profile: bool = False
@@ -112,14 +116,15 @@ def measure(spec: str, _: int, out: Path) -> dict[str, Any]:
     name, options = parse_row(spec)
     shape = replace(SHAPES[name], num_layers=options.layers or SHAPES[name].num_layers)
     begin = time.perf_counter()
-    engine = open_engine(plan_of(name, shape, options), shape, options)
+    engine = open_engine(plan_of(name, shape, options), shape)
     captured = time.perf_counter()
     graphs = 0
     while engine.executor.capture_next_graph():
         graphs += 1
     figures: dict[str, Any] = {"open_s": round(captured - begin, 2), "graphs_after_start": graphs}
     figures["capture_s"] = round(time.perf_counter() - captured, 2)
-    figures |= {"tensor": options.tensor, "gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+    figures |= {"tensor": options.tensor, "pipeline": options.pipeline, "expert": options.expert}
+    figures |= {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
     keep(out, spec, figures)
     try:
         for title, run in (("one_stream", one_stream), ("requests", throughput), ("prompt_8192", first_token)):
@@ -172,25 +177,30 @@ def plan_of(name: str, shape: ModelConfig, options: Options) -> EnginePlan:
         max_batch_tokens=BUDGET,
         num_seats=SEATS,
         tensor=options.tensor,
+        pipeline=options.pipeline,
+        expert=options.expert,
         overlap=True,
         graphs=not options.no_graphs,
     )
 
 
-def open_engine(plan: EnginePlan, shape: ModelConfig, options: Options) -> LLMEngine:
+def open_engine(plan: EnginePlan, shape: ModelConfig) -> LLMEngine:
     executor: Executor
-    if options.tensor == 1:
+    if plan.ranks == 1:
         torch.cuda.set_device(0)
         executor = OnDevice(random_runner(plan, None))
     else:
-        workers = Workers(options.tensor, "cuda", command=worker_command)
+        workers = Workers(plan.ranks, "cuda", command=worker_command)
         workers.smallest_free_bytes()
         executor = Ranks(plan, workers, lambda part: print(part, flush=True), nothing_beside, random_runner)
+    flight = StepFlight(plan.pipeline, overlap=True)
     scheduler = Scheduler(
         BlockManager(plan.num_blocks, BLOCK, prefix_cache=False),
         max_batch_tokens=BUDGET,
         max_requests=SEATS,
         max_queued_requests=1024,
+        chunk_tokens=flight.chunk_tokens(None),
+        flight=flight,
     )
     return LLMEngine(executor, scheduler, ModelLimits(shape.vocab_size, MAX_LEN, ()), overlap=True)
 
@@ -215,16 +225,17 @@ def random_runner(
     name, layers, nccl = plan.model_path.split(":")
     shape = replace(SHAPES[name], num_layers=int(layers) or SHAPES[name].num_layers)
     device, ops = torch.device("cuda", torch.cuda.current_device()), Ops("fused")
-    sums = None if group is None else GroupSums(group, ops)
+    place = place_of(plan, shape, group, device)
+    sums = None if place.tensor is None else GroupSums(place.tensor, ops)
     if sums is not None and nccl == "0":
         sums = peer_sums(sums, shape.hidden_size, plan.dtype) or sums
         progress(f"sums: {type(sums).__name__}")
-    decoder = Decoder(shape, ops, dtype=plan.dtype, device=device, group=group, copies_kv_heads=True)
+    decoder = make_decoder(plan, shape, ops, device, place)
     torch.manual_seed(0 if group is None else dist.get_rank(group))
     with torch.no_grad():
         for parameter_name, parameter in decoder.named_parameters():
             parameter.fill_(1) if "norm" in parameter_name else parameter.normal_(0, 0.02)
-    return make_runner(plan, decoder, sums)
+    return make_runner(plan, decoder, sums, place.links)
 
 
 # Sums alone.

@@ -1,6 +1,6 @@
 """Times of the fused kernels on one GPU against the limits of its memory and tensor cores.
 
-The shapes are those of Llama-3.1-8B and Qwen3-0.6B.
+The shapes are those of Llama-3.1-8B and Qwen3-0.6B; `experts` are the layers of Qwen3-30B-A3B with an even router.
 
 `python -m bench.kernels_gpu --out FOLDER [--only NAME ...] [--limit-s SECONDS]` writes kernels.json and kernels.md anew
 after each row; rows that fail or pass their limit are listed with the reason. Each time is that of one call inside a
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from bench.row_limit import tried
 from stoker.model.kernels.adam import AdamStep
+from stoker.model.kernels.expert_weights import ExpertWeights
 from stoker.model.kernels.ops import Ops
 from stoker.model.kernels.rotation import CacheLayer, Rotation
 from stoker.model.kernels.sampling import SampleRows, SamplingTable
@@ -330,6 +331,22 @@ def optimizer_works(ops: Ops) -> Iterator[Work]:
     yield Work("line_squares", name, 4.0 * size, 0, lines)
 
 
+def expert_works(ops: Ops) -> Iterator[Work]:
+    """Yield a whole layer of experts, choice and order included; the bytes are those of the experts that are chosen."""
+    experts, choices, hidden, width = 128, 8, 2048, 768
+    for tokens in (1, 8, 32, 256, 2048, 16384):
+        distinct = experts * (1 - (1 - choices / experts) ** tokens)
+        operations = 6.0 * tokens * choices * hidden * width
+
+        def make(tokens: int = tokens) -> Callable[[], object]:
+            router, gate_up = random(experts, hidden), random(experts * 2 * width, hidden)
+            down = random(experts * hidden, width)
+            weights, x = ExpertWeights(router, gate_up, down, choices, True), random(tokens, hidden)
+            return lambda: ops.experts(x, weights)
+
+        yield Work("experts", f"30B-A3B T={tokens}", 6 * distinct * hidden * width, operations, make, 4)
+
+
 def works(ops: Ops) -> Iterator[Work]:
     for shape in SHAPES:
         for tokens in (1, 32, 256, 8192):
@@ -341,12 +358,13 @@ def works(ops: Ops) -> Iterator[Work]:
         yield from (work for rows in (1, 32, 256) for work in sampler_works(shape, rows, ops))
         yield from training_works(shape, 8192, ops)
     if not ops.deterministic:
+        yield from expert_works(ops)
         yield from optimizer_works(ops)
 
 
 UNCAPTURED = ("cross_entropy",)
 """Kernels timed by events, because they wait for the host or hold autograd's own streams."""
-TWINLESS = ("sample", "cross_entropy", "adam_")
+TWINLESS = ("sample", "cross_entropy", "adam_", "experts")
 """Kernels without a time of torch's own, which waits for the device or does not fit."""
 
 

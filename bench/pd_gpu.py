@@ -59,7 +59,7 @@ def main() -> None:
         return
     results: dict[str, Any] = {}
     for row in arguments.rows:
-        results[row] = in_own_process(row, arguments)
+        results |= in_own_process(row, arguments)
         (arguments.out / "pd_gpu.json").write_text(json.dumps(results, indent=1) + "\n")
 
 
@@ -74,13 +74,16 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--long", type=int, default=8192, help="tokens of a long prompt")
     parser.add_argument("--count", type=int, default=12, help="prompts of each kind when idle")
     parser.add_argument("--seconds", type=float, default=12.0, help="of each phase with streams")
+    parser.add_argument("--cache-gib", type=float, help="of each engine (default: what its GPU has)")
+    parser.add_argument("--parts", nargs="+", default=["idle", "beside", "kill"], help="of `serve`")
+    parser.add_argument("--victims", default="pd", help="engines that are killed, in this order")
     parser.add_argument("--folder", type=Path, help="of the model; made if it does not exist")
     parser.add_argument("--limit-s", type=float, help="of each row")
     parser.add_argument("--out", type=Path, default=Path("bench/out"))
     return parser.parse_args()
 
 
-def in_own_process(row: str, arguments: argparse.Namespace) -> Any:
+def in_own_process(row: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Run a row and collect the lines that it prints: one JSON object for each part."""
     command = [sys.executable, "-m", "bench.pd_gpu", "--row", row, *sys.argv[1:]]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -97,7 +100,7 @@ def in_own_process(row: str, arguments: argparse.Namespace) -> Any:
         process.terminate()
         process.wait()
         limit.cancel()
-    return parts or {"failed": f"exit {process.returncode}"}
+    return parts or {row: {"failed": f"exit {process.returncode}"}}
 
 
 def measure(row: str, arguments: argparse.Namespace) -> Any:
@@ -118,15 +121,15 @@ def serve(arguments: argparse.Namespace, prefill_gpu: str, decode_gpu: str) -> d
         folder = arguments.folder or Path(scratch, "model")
         if not folder.exists():
             make_random_folder(folder, SHAPES[arguments.shape])
-        engines = Engines(folder, Path(scratch), arguments.out, arguments.device)
+        engines = Engines(folder, Path(scratch), arguments.out, arguments.device, arguments.cache_gib)
         try:
             engines.start("p", "prefill", prefill_gpu)
             engines.start("d", "decode", decode_gpu)
             ready_s = engines.wait_until_ready()
             show("ready", {"s": ready_s, "transports": engines.status("d")["transfer"]["transports"]})
             load = Load(arguments, engines)
-            for name, part in (("idle", load.idle), ("beside", load.beside), ("kill", load.kill)):
-                show(name, part())
+            for name in arguments.parts:
+                show(name, getattr(load, name)())
             return {"outcomes": engines.status("p")["transfer"]["helps"]}
         finally:
             engines.close()
@@ -225,13 +228,13 @@ class Load:
     # Kills.
 
     def kill(self) -> dict[str, Any]:
-        """Kill each side once under load through the router; the decode engine last."""
+        """Kill the sides one by one under load through the router, the prefill engine first."""
         self.engines.start_router()
         found: dict[str, Any] = {}
-        for victim in ("p", "d"):
+        for victim in self.arguments.victims:
             found[victim] = asyncio.run(self._kill(victim))
             show(f"kill {victim}", found[victim])
-            if victim == "p":
+            if victim != self.arguments.victims[-1]:
                 self.engines.start("p", "prefill", self.engines.gpu("p"))
                 self.engines.wait_until_ready()
                 self.helper = self.engines.endpoint("p")
@@ -249,7 +252,7 @@ class Load:
         await asyncio.sleep(0.2)
         killed_s = time.monotonic()
         self.engines.kill(victim)
-        freed = asyncio.ensure_future(self.engines.wait_until_free(victim, killed_s))
+        freed = asyncio.ensure_future(self.engines.wait_until_free(victim, before, killed_s))
         await asyncio.gather(*tasks)
         lost = [one for one in streams if not one.complete]
         return {

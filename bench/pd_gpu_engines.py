@@ -17,8 +17,8 @@ from typing import Any
 from bench.engine_gpu_start import free_port, get
 
 LIMIT_S = 150.0
-FREE_MIB = 1500
-"""A GPU with less in use counts as free: what drivers and other programs' contexts take."""
+FREED = 0.98
+"""Part of an engine's memory that must be free again; engines of one GPU have equal parts of what is in use."""
 FREED_S = 30.0
 
 
@@ -32,8 +32,9 @@ class Started:
 class Engines:
     """Processes by name: engines `p` and `d`, and `router`."""
 
-    def __init__(self, model: Path, folder: Path, out: Path, device: str) -> None:
-        self.model, self.folder, self.out, self.device = model, folder, out, device
+    def __init__(self, model: Path, folder: Path, out: Path, device: str, cache_gib: float | None) -> None:
+        """`cache_gib`: of each engine; None: what its GPU has."""
+        self.model, self.folder, self.out, self.device, self.cache_gib = model, folder, out, device, cache_gib
         self.started: dict[str, Started] = {}
         self.key = folder / "key"
         self.key.write_text(secrets.token_hex(32))
@@ -47,6 +48,8 @@ class Engines:
             "scheduler": {"max_model_len": 16384 if self.device == "cuda" else 2048},
             "transfer": {"listen": "127.0.0.1:0", "key_file": str(self.key)},
         }  # fmt: skip
+        if self.cache_gib is not None:
+            config["cache"] = {"memory_bytes": int(self.cache_gib * 2**30)}
         self._run(name, "stoker.engine", config, port, gpu)
 
     def start_router(self) -> None:
@@ -134,13 +137,16 @@ class Engines:
         lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
         return {index.strip(): round(float(used) / 1024, 2) for index, used in (line.split(",") for line in lines)}
 
-    async def wait_until_free(self, name: str, killed_s: float) -> float | str:
-        """Seconds from the kill until the GPU of the engine is empty."""
+    async def wait_until_free(self, name: str, before: dict[str, float], killed_s: float) -> float | str:
+        """Seconds from the kill until the engine's memory is free. `before`: GiB in use on each GPU."""
         if self.device != "cuda":
             return 0.0
+        sharing = sum(one.gpu == self.gpu(name) for one in self.started.values())
+        left = before[self.gpu(name)] * (1 - FREED / sharing)
+        used = float("inf")
         while time.monotonic() - killed_s < FREED_S:
             used = (await asyncio.to_thread(self.memory_used))[self.gpu(name)]
-            if used * 1024 < FREE_MIB:
+            if used <= left:
                 return round(time.monotonic() - killed_s, 2)
             await asyncio.sleep(0.05)
         return f"{used} GiB are in use after {FREED_S} s"

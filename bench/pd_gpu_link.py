@@ -43,8 +43,9 @@ def measure_link(gpus: tuple[str, str]) -> dict[str, Any]:
     control, of_writer = context.Pipe()
     receiver = context.Process(target=receive, args=(gpus[1], theirs, of_writer), daemon=True)
     writer = context.Process(target=write, args=(gpus[0], control), daemon=True)
-    receiver.start()
-    writer.start()
+    for process, gpu in ((receiver, gpus[1]), (writer, gpus[0])):
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # a driver that has begun takes no other
+        process.start()
     try:
         if not ours.poll(120):
             return {"failed": "no result in 120 s"}
@@ -58,7 +59,7 @@ class Side:
     """One process's memory and port."""
 
     def __init__(self, gpu: str, name: str, slots: int) -> None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == gpu, "set before the process began"
         device = torch.device("cuda", 0)
         self.cache_BN = torch.randint(0, 256, (BLOCKS, LAYOUT.block_bytes), dtype=torch.uint8, device=device)
         self.memory = CudaMemory(device, "host")
@@ -75,7 +76,7 @@ def write(gpu: str, pipe: Connection) -> None:
     link = side.port.connect(pipe.recv())
     pipe.send({"nvlinks": side.memory.nvlinks, "batch": side.memory.driver.batch})
     batch = side.memory.driver.batch
-    flying: list[tuple[list[tuple[int, int, int]], Any, Any]] = []
+    flying: list[tuple[list[tuple[int, int, int]], Any, Any, int]] = []
     while True:
         if not flying or pipe.poll(0):
             kind, work = pipe.recv()
@@ -86,15 +87,18 @@ def write(gpu: str, pipe: Connection) -> None:
                 pipe.send(copied(link, work))
                 continue
             posted_s = time.monotonic()
-            for first in range(0, len(work), PIECE):
-                piece = work[first : first + PIECE]
-                ticket = link.write([Move(block, slot, generation) for block, slot, generation in piece], b"")
-                flying.append((piece, ticket, side.store.sums([block for block, _, _ in piece])))
+            pieces = [work[first : first + PIECE] for first in range(0, len(work), PIECE)]
+            tickets = [link.write([Move(*one) for one in piece], b"") for piece in pieces]
+            sums = side.store.sums([block for block, _, _ in work])
+            flying += [
+                (piece, ticket, sums, number * PIECE)
+                for number, (piece, ticket) in enumerate(zip(pieces, tickets, strict=True))
+            ]  # fmt: skip
             pipe.send(("posted", posted_s, time.monotonic() - posted_s))
         while flying and flying[0][1].done() and flying[0][2].done():
-            piece, ticket, sums = flying.pop(0)
+            piece, ticket, sums, first = flying.pop(0)
             assert ticket.error() is None, ticket.error()
-            pipe.send(("ready", piece, sums.values()))
+            pipe.send(("ready", piece, sums.values()[first : first + len(piece)]))
 
 
 def copied(link: Any, work: list[tuple[int, int, int]]) -> float:
@@ -198,8 +202,8 @@ def measure_namespaces(gpus: tuple[str, str]) -> dict[str, str]:
     os.environ["CUDA_VISIBLE_DEVICES"] = gpus[0]
     memory = CudaMemory(torch.device("cuda", 0), "host")
     found = {}
-    for name, before in (("shared", []), ("pid", ["unshare", "-p", "-f"]), ("ipc", ["unshare", "-i"]),
-                         ("pid_ipc", ["unshare", "-p", "-i", "-f"])):  # fmt: skip
+    for name, before in (("shared", []), ("pid", ["unshare", "-p", "-f", "--mount-proc"]), ("ipc", ["unshare", "-i"]),
+                         ("pid_ipc", ["unshare", "-p", "-i", "-f", "--mount-proc"])):  # fmt: skip
         found[name] = _opened(memory, before, gpus[1])
     return found
 

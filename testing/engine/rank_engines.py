@@ -6,12 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import transformers
+
 from stoker.engine.config import EngineConfig
 from stoker.engine.core.blocks import BlockManager
+from stoker.engine.core.build import build_engine
 from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.scheduler import Scheduler
+from stoker.engine.core.step_flight import StepFlight
 from stoker.engine.output_grammar import OutputGrammar
+from stoker.engine.ranks.executor import Ranks
 from stoker.engine.sampling import SamplingParams
+from testing.engine.tiny_tokenizer import tokenizer_json
 
 Answers = dict[tuple[str, int], list[tuple[int, float]]]
 """(request, choice) -> (token, log-probability)."""
@@ -28,6 +34,12 @@ PROMPTS = {
 }
 
 
+def saved(twin: transformers.PreTrainedModel, folder: Path) -> Path:
+    twin.save_pretrained(folder)
+    (folder / "tokenizer.json").write_bytes(tokenizer_json())
+    return folder
+
+
 def config_of(folder: Path, tensor: int, **more: Any) -> EngineConfig:
     return EngineConfig.model_validate(
         {
@@ -42,10 +54,13 @@ def config_of(folder: Path, tensor: int, **more: Any) -> EngineConfig:
     )
 
 
-def beside(engine: LLMEngine, *, overlap: bool = False, budget: int = 16, num_blocks: int = 100) -> LLMEngine:
-    """Make another engine on the same executor, whose cache begins empty."""
+def beside(
+    engine: LLMEngine, *, overlap: bool = False, budget: int = 16, num_blocks: int = 100, stages: int = 1
+) -> LLMEngine:
+    """Make another engine on the same executor, whose cache begins empty. `stages`: of which steps are in flight."""
     blocks = BlockManager(num_blocks, 4)
-    scheduler = Scheduler(blocks, max_batch_tokens=budget, max_requests=6, max_queued_requests=100)
+    flight = StepFlight(stages, overlap=overlap)
+    scheduler = Scheduler(blocks, max_batch_tokens=budget, max_requests=6, max_queued_requests=100, flight=flight)
     return LLMEngine(engine.executor, scheduler, engine.limits, overlap=overlap, grammars=engine.grammars)
 
 
@@ -69,3 +84,18 @@ def answers(engine: LLMEngine, names: tuple[str, ...] = tuple(PROMPTS), turn: st
 
 def tokens_of(found: Answers) -> dict[tuple[str, int], list[int]]:
     return {key: [token for token, _ in entries] for key, entries in found.items()}
+
+
+def started(folder: Path, tensor: int, **parallelism: int) -> LLMEngine:
+    engine, plan = build_engine(
+        config_of(folder, tensor, deterministic=True, parallelism={"tensor": tensor, **parallelism})
+    )
+    assert plan.ranks == tensor * parallelism.get("pipeline", 1)
+    return engine
+
+
+def closed(engine: LLMEngine) -> None:
+    engine.close()
+    assert isinstance(engine.executor, Ranks)
+    codes = {process.returncode for process in engine.executor.workers.processes.values()}
+    assert codes == {0}, "none was killed"

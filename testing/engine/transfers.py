@@ -84,8 +84,8 @@ def slots_of(port: Port) -> np.ndarray:
     return port.zone.memory_SN
 
 
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    until_s = time.monotonic() + WAIT_S
+def wait_for(condition: Callable[[], bool], what: str, limit_s: float = WAIT_S) -> None:
+    until_s = time.monotonic() + limit_s
     while not condition():
-        assert time.monotonic() < until_s, f"waited {WAIT_S} s for {what}"
+        assert time.monotonic() < until_s, f"waited {limit_s} s for {what}"
         time.sleep(0.002)

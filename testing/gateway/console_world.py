@@ -147,7 +147,9 @@ def running_job(found: World, start: datetime, *, steps: int = 1200) -> Object:
     second = {"number": 1, "phase": "Running", "startedAt": time_at(start, 16), "firstStep": 401}
     return found.put_status(
         job, phase="Running", startedAt=time_at(start, 1), restarts=1, lostSteps=30, worldSize=8, dataParallel=4,
-        attempt={**second, "lastStep": steps, "resumedFrom": {**resumed, "verified": True}},
+        attempt={**second, "lastStep": steps, "resumedFrom": {**resumed, "verified": True},
+                 "startup": {"firstStep": 6, "load": 25, "pull": 26, "queue": 0, "schedule": 4, "start": 11,
+                             "rendezvous": 4, "compile": 8}},
         attempts=[{**first, "firstStep": 1, "lastStep": 430, "failure": failure}],
         goodput={
             "since": time_at(start, 50), "state": "productive", "productive": 2460, "checkpointing": 96,

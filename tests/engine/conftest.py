@@ -68,9 +68,14 @@ def twins() -> dict[str, transformers.PreTrainedModel]:
 
 
 def decoder_of(
-    twin: transformers.PreTrainedModel, ops: Ops, dtype: torch.dtype = torch.float32, device: str = "cpu"
+    twin: transformers.PreTrainedModel,
+    ops: Ops,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    layers: range | None = None,
 ) -> Decoder:
-    decoder = Decoder(ModelConfig.from_hugging_face(twin.config.to_dict()), ops, dtype=dtype, device=device)
+    config = ModelConfig.from_hugging_face(twin.config.to_dict())
+    decoder = Decoder(config, ops, dtype=dtype, device=device, layers=layers)
     for part in decoder.named_parts():
         part.local().copy_(part.cut(find(twin, part.hf_name, grad=False)[1]))
     return decoder.requires_grad_(False)
@@ -84,11 +89,17 @@ def runner_of(
     seats: int,
     budget: int,
     graphs: Any = True,
+    links: Any = None,
     long_prompts: Any = None,
 ) -> Runner:
     weight = next(decoder.parameters())
     cache = KVCache(
-        decoder.config, num_blocks=num_blocks, block_size=block_size, dtype=weight.dtype, device=weight.device
+        decoder.config,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        dtype=weight.dtype,
+        device=weight.device,
+        layers=decoder.layers,
     )
     return Runner(
         decoder,
@@ -98,6 +109,7 @@ def runner_of(
         max_batch_tokens=budget,
         attention="auto",
         graphs=graphs,
+        links=links,
         long_prompts=long_prompts,
     )
 

@@ -36,8 +36,20 @@ def config_of(folder: Path, **more: Any) -> EngineConfig:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"parallelism": {"pipeline": 2}}, "parallelism.pipeline 2 is not supported yet"),
-    ({"parallelism": {"expert": 2}}, "parallelism.expert 2 is not supported yet"),
+    ({"parallelism": {"pipeline": 3}}, "parallelism.pipeline must be at most 2, the model's layers, got 3"),
+    (
+        {"parallelism": {"tensor": 2, "pipeline": 2}, "replica": {"pods": 2}},
+        "parallelism.pipeline must be 1 with replica.pods 2, got 2",
+    ),
+    ({"parallelism": {"expert": 2}}, "parallelism.expert 2 does not divide parallelism.tensor 1: 1 or a divisor"),
+    (
+        {"parallelism": {"tensor": 2, "expert": 2}},
+        "parallelism.expert must be 1 for a model without experts, got 2",
+    ),
+    (
+        {"cache": {"host_memory_bytes": 1 << 20}, "parallelism": {"pipeline": 2}},
+        "cache.host_memory_bytes is not supported yet with parallelism.pipeline 2; allowed: 1",
+    ),
     ({"kernels": "fused"}, "'fused' needs a CUDA device, not 'cpu'"),
     ({"attention": "cudnn"}, "attention cudnn is not supported yet; allowed: auto, sdpa, stoker, flash"),
     ({"attention": "flash"}, "'flash' is not built for kernels 'reference' with deterministic = False"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stoker.engine.core.handover.host_ports import HostPorts
@@ -106,6 +106,50 @@ def test_a_copy_that_fails_ends_the_link_and_all_that_waits(pair: Pair, call: st
     again = pair.connect()
     wait_for(lambda: "writer/1" in pair.receiver.lost_peers(), "the end at the receiver")
     assert again.lost is None
+
+
+EVENTS = ("write", "write", "write", "fail post", "fail wait", "heal", "receiver ends", "close", "connect")
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(events=st.lists(st.sampled_from(EVENTS), max_size=14))
+def test_every_write_ends_and_all_memory_comes_back(
+    events: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    pair = Pair(tmp_path_factory.mktemp("events"))
+    link, fails, alive = pair.connect(), set[str](), True
+    pair.device("writer").fails = lambda call: call in fails
+    posted: list[tuple[ThreadTicket, Grant, int]] = []
+    for number, event in enumerate(events):
+        if event == "write" and pair.receiver.zone.zone.credits:
+            ticket, (grant,) = pair.post(link, [number % len(pair.blocks)])
+            posted.append((ticket, grant, number % len(pair.blocks)))
+        elif event.startswith("fail"):
+            fails.add(event.removeprefix("fail "))
+        elif event == "heal":
+            fails.clear()
+        elif event == "receiver ends" and alive:
+            alive = False
+            check_written(pair, posted)
+            pair.receiver.close()
+        elif event == "close":
+            link.close()
+        elif event == "connect" and alive and link.lost is not None:
+            link.close()
+            link = pair.connect()
+    if alive:
+        check_written(pair, posted)
+    link.close()
+    assert all(ticket.wait(WAIT_S) for ticket, _, _ in posted)
+    pair.ports.close()
+    assert [device.num_mapped for device in pair.ports.devices.values()] == [0, 0]
+
+
+def check_written(pair: Pair, posted: list[tuple[ThreadTicket, Grant, int]]) -> None:
+    """A write that has ended well is in its slot, whole."""
+    for ticket, grant, block in posted:
+        if ended(ticket) is None:
+            assert np.array_equal(slots_of(pair.receiver)[grant.slot], pair.blocks[block])
 
 
 def test_a_zone_that_cannot_be_mapped_is_refused_with_the_drivers_word(pair: Pair) -> None:

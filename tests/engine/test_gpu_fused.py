@@ -27,6 +27,7 @@ from stoker.model.decoder import Decoder
 from stoker.model.kernels.ops import Ops
 from stoker.model.paged_attend import KVCache
 from stoker.pod.capabilities import KernelsName
+from testing.model.transformers_twin import find
 from tests.engine.test_engine import drive, tokens_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -46,24 +47,25 @@ SHAPE: dict[str, Any] = {
     "eos_token_id": 2,
     "tie_word_embeddings": True,
 }
-MODELS = {
-    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
-    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+EXPERTS = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 96, "norm_topk_prob": True}
+MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM, {}),
+    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM, {}),
+    "qwen3-moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM, EXPERTS),
 }
 
 
 @pytest.fixture(scope="module", params=list(MODELS))
 def twin(request: pytest.FixtureRequest) -> Any:
     torch.manual_seed(5)
-    config, model = MODELS[request.param]
-    return model(config(**SHAPE)).eval()
+    config, model, more = MODELS[request.param]
+    return model(config(**SHAPE, **more)).eval()
 
 
 def decoder_of(twin: Any, ops: Ops, dtype: torch.dtype) -> Decoder:
     decoder = Decoder(ModelConfig.from_hugging_face(twin.config.to_dict()), ops, dtype=dtype, device="cuda")
-    weights = twin.state_dict()
     for part in decoder.named_parts():
-        part.local().copy_(part.cut(weights[part.hf_name]))
+        part.local().copy_(part.cut(find(twin, part.hf_name, grad=False)[1]))
     return decoder.requires_grad_(False)
 
 

@@ -16,9 +16,11 @@ from tests.engine.test_handover_served import BODY, PROMPT, Fleet, Served, answe
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 ON_GPU: dict[str, Any] = {
-    "device": "cuda", "deterministic": True, "cache": {"num_blocks": 200, "block_size": 16}, "capture_s": 0.0,
+    "device": "cuda", "deterministic": True, "cache": {"num_blocks": 200, "block_size": 8}, "capture_s": 0.0,
 }  # fmt: skip
-LONG: dict[str, Any] = {"prompt": PROMPT * 2, "max_tokens": 100, "ignore_eos": True}
+READY_S = 300.0
+"""Longest start: kernels may have to be compiled."""
+LONG: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 60, "ignore_eos": True}
 
 
 def gpu(place: int) -> str:
@@ -29,10 +31,13 @@ def gpu(place: int) -> str:
 def start(fleet: Fleet, name: str, role: str, place: int, *transports: str) -> Served:
     transfer = {"listen": "127.0.0.1:0", "zone_blocks": 8, "key_file": str(fleet.folder / "key")}
     more = {"transports": transports} if transports else {}
-    made = fleet.start(name, role, environment={"CUDA_VISIBLE_DEVICES": gpu(place)}, transfer=transfer | more, **ON_GPU)
-    wait_for(answers(made), "a ready engine")
-    wait_for(lambda: made.status()["peer"] is not None, "the first report")
-    return made
+    return fleet.start(name, role, environment={"CUDA_VISIBLE_DEVICES": gpu(place)}, transfer=transfer | more, **ON_GPU)
+
+
+def until_ready(*served: Served) -> None:
+    for one in served:
+        wait_for(answers(one), "a ready engine", READY_S)
+        wait_for(lambda one=one: one.status()["peer"] is not None, "the first report")  # type: ignore[misc]
 
 
 @pytest.fixture
@@ -46,8 +51,9 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 def test_a_split_answer_is_that_of_one_engine(fleet: Fleet, transport: str) -> None:
     d = start(fleet, "d", "decode", 1, *([] if transport == "cuda-ipc" else [transport]))
     p = start(fleet, "p", "prefill", 0)
+    until_ready(d, p)
     for first in range(3, 9):
-        body: dict[str, Any] = {"prompt": [first, *PROMPT * 2]}
+        body: dict[str, Any] = {"prompt": [first, *PROMPT]}
         assert texts(d.ask(p.endpoint, **body)) == texts(p.ask(**body))
     assert d.outcomes()["split"] > 0
     wait_for(lambda: p.status()["transfer"]["transport"] == transport, "the transport in use")
@@ -60,12 +66,13 @@ def test_a_split_answer_is_that_of_one_engine(fleet: Fleet, transport: str) -> N
 def test_a_killed_side_leaves_the_other_whole(fleet: Fleet, victim: str) -> None:
     made = {"d": start(fleet, "d", "decode", 1), "p": start(fleet, "p", "prefill", 0)}
     d, p = made["d"], made["p"]
+    until_ready(d, p)
     whole = texts(p.ask(**LONG))
     assert texts(d.ask(p.endpoint, **LONG)) == whole
     free = torch.cuda.mem_get_info(int(gpu(1)))[0]
     other = made["p" if victim == "d" else "d"]
     with ThreadPoolExecutor(4) as pool:
-        asked = [pool.submit(d.ask, p.endpoint, **LONG | {"prompt": [40 + n, *PROMPT * 2]}) for n in range(4)]
+        asked = [pool.submit(d.ask, p.endpoint, **LONG | {"prompt": [40 + n, *PROMPT]}) for n in range(4)]
         wait_for(lambda: d.status()["transfer"]["receiving"] > 0 or all(one.done() for one in asked), "requests")
         os.kill(made[victim].core_pid(), signal.SIGKILL)
         if victim == "p":

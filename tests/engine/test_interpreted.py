@@ -109,7 +109,7 @@ def check_finish_rows() -> None:
 
 
 def check_engine(architecture: str) -> None:
-    """Check every kind of request, overlapped, with captured decode steps.
+    """Check every kind of request, overlapped, with captured decode steps; also cut into two stages.
 
     The tokens are those of the reference kernels, step by step.
     """
@@ -118,9 +118,13 @@ def check_engine(architecture: str) -> None:
     from stoker.engine.core.grammars import GrammarCompiler
     from stoker.engine.core.request_check import ModelLimits
     from stoker.engine.core.scheduler import Scheduler
+    from stoker.engine.core.step_flight import StepFlight
     from stoker.engine.execution.executor import InProcess, OnDevice
+    from stoker.engine.execution.runner import Runner
+    from stoker.engine.execution.stage_links import StageLinks
     from stoker.engine.output_grammar import OutputGrammar
     from stoker.model.kernels.ops import Ops
+    from testing.engine.stages import local_stages
     from testing.engine.tiny_tokenizer import tokenizer_json
     from tests.engine.conftest import MAX_LEN, VOCAB, decoder_of, make_twin, runner_of
     from tests.engine.test_engine import random_prompts, tokens_of
@@ -130,38 +134,47 @@ def check_engine(architecture: str) -> None:
     answers = []
     grammars = GrammarCompiler(tokenizer_json(), VOCAB, (2,))
     words = replace(PARAMS[1], grammar=OutputGrammar.regex("[ab]{2}x"), bad_sequences=((3, 4),))
-    for kernels in ("reference", "fused"):
-        decoder = decoder_of(twin, Ops(kernels))
-        blocks = BlockManager(TINY["num_blocks"], TINY["block_size"])
-        runner = runner_of(
-            decoder,
-            num_blocks=blocks.num_blocks,
-            block_size=blocks.block_size,
-            seats=TINY["seats"],
-            budget=TINY["budget"],
-            graphs=lambda body: body,
-        )
+    for ops, stages in ((Ops("reference"), 1), (Ops("fused"), 1), (Ops("fused"), 2)):
+        blocks, overlap = BlockManager(TINY["num_blocks"], TINY["block_size"]), ops.kernels == "fused"
+
+        def make_stage(layers: range | None, links: StageLinks | None, ops: Ops = ops) -> Runner:
+            return runner_of(decoder_of(twin, ops, layers=layers), graphs=lambda body: body, links=links, **TINY)
+
+        if stages == 1:
+            runner = make_stage(None, None)
+            capture = runner.capture
+            executor: Any = OnDevice(runner) if overlap else InProcess(runner)
+        else:
+            sizes = {"hidden_size": twin.config.hidden_size, "num_seats": TINY["seats"]}
+            executor = local_stages(make_stage, [range(1), range(1, 2)], **sizes)
+            runner, capture = executor.stages[-1], executor.capture
         scheduler = Scheduler(
-            blocks, max_batch_tokens=TINY["budget"], max_requests=TINY["seats"], max_queued_requests=99
+            blocks,
+            max_batch_tokens=TINY["budget"],
+            max_requests=TINY["seats"],
+            max_queued_requests=99,
+            flight=StepFlight(stages, overlap=overlap),
         )
-        execute = OnDevice if kernels == "fused" else InProcess
-        engine = LLMEngine(execute(runner), scheduler, ModelLimits(VOCAB, MAX_LEN, (2,)), overlap=kernels == "fused")
+        engine = LLMEngine(executor, scheduler, ModelLimits(VOCAB, MAX_LEN, (2,)), overlap=overlap)
         engine.grammars = grammars
         prompts = random_prompts(4, seed=4, shared=True)
-        for index, params in enumerate((PARAMS[1], PARAMS[3], PARAMS[4], words)):
-            engine.add_request(str(index), prompts[index][:17], replace(params, max_tokens=4))
+        requests = dict(enumerate((PARAMS[1], PARAMS[3], PARAMS[4], words)))
+        for index in requests if stages == 1 else (0, 3):  # interpreted programs are slow
+            engine.add_request(str(index), prompts[index][:17], replace(requests[index], max_tokens=4))
         deltas = []
         with torch.inference_mode():
             while engine.has_unfinished:
                 deltas += [delta for _, delta in engine.step()]
-                if runner.graphs is not None:
-                    runner.graphs.capture_next(runner.graphs.most_wanted(1))
+                shape = None if runner.graphs is None else runner.graphs.missing(runner.graphs.most_wanted(1))
+                if shape is not None:
+                    capture(shape)
         assert all(delta.error is None for delta in deltas), [delta.error for delta in deltas]
         answers.append(tokens_of(deltas))
-        if kernels == "fused":
+        if overlap:
             assert runner.graphs is not None
             assert {bool(shape.prompts) for shape in runner.graphs.graphs} == {True, False}
     assert answers[0] == answers[1]
+    assert answers[2] == {key: tokens for key, tokens in answers[0].items() if key[0] in "03"}
 
 
 def check_a_graph_that_another_rank_lacks() -> None:

@@ -29,10 +29,11 @@ def start_two(twins: dict[str, Any], tmp_path: Path) -> Iterator[StartTwo]:
     """Start an engine of two ranks."""
     started: list[LLMEngine] = []
 
-    def start(command: WorkerCommand = worker_command) -> tuple[LLMEngine, Workers]:
+    def start(command: WorkerCommand = worker_command, **parallelism: int) -> tuple[LLMEngine, Workers]:
         twins["llama"].save_pretrained(tmp_path)
         engine, _ = build_engine(
-            config_of(tmp_path, 2), start=lambda size, device: Workers(size, device, command=command, limits=LIMITS)
+            config_of(tmp_path, 2, parallelism=parallelism or {"tensor": 2}),
+            start=lambda size, device: Workers(size, device, command=command, limits=LIMITS),
         )
         started.append(engine)
         assert isinstance(engine.executor, Ranks)
@@ -52,8 +53,9 @@ def finish(engine: LLMEngine) -> None:
         engine.step()
 
 
-def test_a_killed_rank_ends_the_step_under_way(start_two: StartTwo) -> None:
-    engine, workers = start_two()
+@pytest.mark.parametrize("parallelism", [{"tensor": 2}, {"pipeline": 2}], ids=["tensor", "pipeline"])
+def test_a_killed_rank_ends_the_step_under_way(start_two: StartTwo, parallelism: dict[str, int]) -> None:
+    engine, workers = start_two(**parallelism)
     engine.add_request("a", [3, 4], LONG)
     engine.step()
     workers.processes[1].send_signal(signal.SIGKILL)

@@ -15,6 +15,7 @@ from stoker.engine.core.blocks import BlockManager
 from stoker.engine.core.request import Request, Sequence, State
 from stoker.engine.core.schedule import Schedule
 from stoker.engine.core.scheduler import Scheduler
+from stoker.engine.core.step_flight import StepFlight
 from stoker.engine.errors import RequestRefused
 from stoker.engine.sampling import SamplingParams
 from testing.engine.audits import assert_sound
@@ -37,12 +38,18 @@ class World:
         prefix_cache: bool = True,
         queue: int = 100,
         overlap: bool = False,
+        stages: int = 1,
     ) -> None:
-        self.overlap = overlap
+        self.overlap, self.stages = overlap, stages
         self.flights: list[Schedule] = []
         self.blocks = BlockManager(num_blocks, BLOCK, prefix_cache)
         self.scheduler = Scheduler(
-            self.blocks, max_batch_tokens=budget, max_requests=seats, max_queued_requests=queue, chunk_tokens=chunk
+            self.blocks,
+            max_batch_tokens=budget,
+            max_requests=seats,
+            max_queued_requests=queue,
+            chunk_tokens=chunk,
+            flight=StepFlight(stages, overlap=overlap),
         )
         self.cache: dict[tuple[int, int], tuple[int, ...]] = {}
         self.requests: list[Request] = []
@@ -65,12 +72,21 @@ class World:
         assert len({chunk.sequence for chunk in schedule.chunks}) == len(schedule.chunks)
         if not self.flights:
             assert bool(schedule.chunks) == self.scheduler.has_unfinished, "somebody advances while anybody waits"
+        self._assert_apart(schedule)
         self._compute(schedule)
-        self.flights.append(schedule)
-        while len(self.flights) > (self.overlap and bool(schedule.chunks)):
+        if schedule.chunks:
+            self.flights.append(schedule)
+        keep = self.stages - 1 + self.overlap if schedule.chunks else max(len(self.flights) - 1, 0)
+        while len(self.flights) > keep:
             self._take(self.flights.pop(0))
         self.steps += 1
         return schedule
+
+    def _assert_apart(self, schedule: Schedule) -> None:
+        """No sequence's token is needed while the step that samples it is in flight, but for the one launched ahead."""
+        for chunk in schedule.chunks:
+            flying = [flight for flight in self.flights if chunk.sequence in sampled_in(flight)]
+            assert len(flying) <= (self.overlap and len(chunk.samples) > 0)
 
     def _take(self, schedule: Schedule) -> None:
         for chunk in schedule.chunks:
@@ -118,6 +134,10 @@ class World:
                 if sequence.state is not State.ABORTED:
                     assert sequence.tokens == expected(request, sequence.choice)
         assert self.blocks.num_owned == 0
+
+
+def sampled_in(schedule: Schedule) -> set[Sequence]:
+    return {sequence for chunk in schedule.chunks for sequence in chunk.samples}
 
 
 def next_token(tokens: list[int], choice: int) -> int:
@@ -249,6 +269,7 @@ def test_ending_twice_is_harmless() -> None:
     chunk=st.none() | st.integers(1, 5),
     prefix_cache=st.booleans(),
     overlap=st.booleans(),
+    stages=st.integers(1, 4),
     requests=st.lists(
         st.tuples(
             st.lists(st.integers(0, 1), min_size=1, max_size=10),
@@ -267,9 +288,10 @@ def test_everybody_ends_with_its_own_tokens_whatever_the_sizes(
     chunk: int | None,
     prefix_cache: bool,
     overlap: bool,
+    stages: int,
     requests: list[tuple[list[int], int, int, int]],
 ) -> None:
-    world = World(num_blocks, budget, seats, chunk, prefix_cache, overlap=overlap)
+    world = World(num_blocks, budget, seats, chunk, prefix_cache, overlap=overlap, stages=stages)
     for prompt, max_tokens, n, priority in requests:
         world.add(prompt, max_tokens, min(n, world.scheduler.num_seats), priority)
     world.finish_all()
@@ -279,10 +301,11 @@ class AnyOrder(RuleBasedStateMachine):
     """Requests that come, end and are aborted between any steps."""
 
     overlap = False
+    stages = 1
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(num_blocks=9, budget=5, seats=4, chunk=3, overlap=self.overlap)
+        self.world = World(num_blocks=9, budget=5, seats=4, chunk=3, overlap=self.overlap, stages=self.stages)
 
     @rule(
         prompt=st.lists(st.integers(0, 1), min_size=1, max_size=9),
@@ -320,10 +343,19 @@ class AnyOrderOverlapped(AnyOrder):
     overlap = True
 
 
+class AnyOrderInStages(AnyOrder):
+    """The same with steps in three stages, and one launched ahead."""
+
+    overlap = True
+    stages = 3
+
+
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestAnyOrderOverlapped = AnyOrderOverlapped.TestCase
 TestAnyOrderOverlapped.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAnyOrderInStages = AnyOrderInStages.TestCase
+TestAnyOrderInStages.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 def test_blocks_scheduler_and_request_never_import_torch() -> None:

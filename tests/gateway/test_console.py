@@ -146,6 +146,7 @@ def test_a_job_shows_curves_attempts_ranks_and_goodput(console: Stage) -> None:
         await shows(page, ".timeline", "OutOfMemory rank 5 on gpu-node-3 at step 430: the container")
         attempts = await text_of(page, ".timeline")
         assert "resumed from step 400" in attempts
+        assert "first step after 1 min 24 s (schedule 4 s, pull 26 s" in attempts
         assert "reaction: Retry" in attempts
         await shows(page, ".nodes", "gpu-node-4")
         assert await page.locator(".rank").all_inner_texts() == [str(rank) for rank in range(8)]

@@ -36,6 +36,9 @@ def test_attempts_tell_causes_and_the_use_of_time(tell: Tell) -> None:
             "gpu-node-3",
         )
         assert (second["resumed_from"], second["failure"]) == ({"checkpoint_name": "teach-400", "step": 400}, None)
+        assert (first["startup"], list(second["startup"].items())[-3:]) == (
+            {}, [("load", 25), ("compile", 8), ("first_step", 6)],
+        )  # fmt: skip
         assert (history["goodput"]["productive"], history["goodput"]["state"]) == (2460, "productive")
         pods = (await found.client.get("/v1/training/jobs/teach/pods")).json()
         assert [(pod["attempt"], pod["first_rank"], pod["last_rank"], pod["node"]) for pod in pods] == [

@@ -212,7 +212,7 @@ def test_the_readme_lists_what_is_not_built(tmp_path: Path, capsys: pytest.Captu
     text = stale.read_text()
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
-    assert "`engine.attention` cudnn;" in text
+    assert "* InferenceDeployment: `engine.attention` cudnn." in text
     assert "runtime.kernels" not in text
     with pytest.raises(ValueError, match="are missing"):
         with_listing("no marks")

@@ -110,7 +110,7 @@ LIVES = {
                 "model": {"checkpointSelector": {"jobRef": {"name": "another-run"}}},
             },
             {"pools": [{"name": "main", "replicas": 0, "podsPerReplica": 2, "parallelism": {"data": 2}}]},
-            {"pools": [{"name": "other", "replicas": 1, "parallelism": {"pipeline": 2}, "ranksPerPod": 2}]},
+            {"pools": [{"name": "other", "replicas": 1, "parallelism": {"pipeline": 2}, "podsPerReplica": 2}]},
         ),
         events=SERVING_EVENTS,
         last=("deployment", 6),

@@ -146,6 +146,9 @@ def test_a_pool_shows_the_start_of_its_newest_replica_and_its_deployment_too() -
     become_ready(serving, first, after_s=18)
     serving.cluster.settle()
     assert "lastStart" not in serving.pool_status, "the engine has not told its parts"
+    serving.cluster.report(first, {"phase": "Loading", "startup_s": {"Importing": 2.4, "Planning": 0.3}})
+    serving.cluster.settle()
+    assert "lastStart" not in serving.pool_status, "a report from before the end of the start"
     serving.cluster.report(first, {"phase": "Serving", "startup_s": PARTS_OF_AN_ENGINE})
     serving.cluster.settle()
     expected = {

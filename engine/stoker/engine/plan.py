@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from stoker.engine.config import EngineConfig, Preemption
+from stoker.engine.stage_cut import stage_layers, stage_parameters
 from stoker.model.config import ModelConfig
 from stoker.model.kernels.kernel_set import resolve_kernels
 from stoker.model.kernels.ops import Ops
@@ -58,6 +59,11 @@ class EnginePlan:
     max_batch_tokens: int
     num_seats: int
     tensor: int
+    """Ranks that share each layer."""
+    pipeline: int = 1
+    """Stages of neighbouring layers."""
+    expert: int = 1
+    """Runs of whole experts over the tensor ranks; 1: each of them has a slice of every expert."""
     mixed_tokens: int | None = None
     """Prompt tokens of a step beside decodes, while few prompts wait; None: as many as fit."""
     overlap: bool = False
@@ -75,6 +81,10 @@ class EnginePlan:
     """Pods that the ranks are spread over."""
     source_digest: str | None = None
     """Digest under which the model was fetched from its URI."""
+
+    @property
+    def ranks(self) -> int:
+        return self.tensor * self.pipeline
 
 
 def plan_engine(config: EngineConfig, source: WeightsSource, others_free_bytes: int | None = None) -> EnginePlan:
@@ -110,6 +120,8 @@ def plan_engine(config: EngineConfig, source: WeightsSource, others_free_bytes: 
         max_batch_tokens=scheduler.max_batch_tokens,
         num_seats=min(scheduler.max_requests, scheduler.max_batch_tokens),
         tensor=config.parallelism.tensor,
+        pipeline=config.parallelism.pipeline,
+        expert=config.parallelism.expert,
         pods=config.replica.pods,
         mixed_tokens=choose_mixed_tokens(config, source.config, device),
         overlap=device == "cuda" if scheduler.overlap is None else scheduler.overlap,
@@ -146,8 +158,8 @@ def refuse_transfer(config: EngineConfig, device: str) -> None:
     if not config.cache.prefix_cache:
         raise ConfigError("transfer.listen needs cache.prefix_cache, got false")
     parallelism = config.parallelism
-    for name, ranks in (("tensor", parallelism.tensor), ("data", parallelism.data)):
-        if ranks > 1:
+    for name in ("tensor", "pipeline", "data"):
+        if (ranks := getattr(parallelism, name)) > 1:
             raise ConfigError(f"transfer.listen needs parallelism.{name} 1, got {ranks}")
 
 
@@ -171,35 +183,62 @@ def is_loopback(host: str) -> bool:
 
 
 def refuse_uneven(config: EngineConfig, model: ModelConfig) -> None:
-    """Refuse a tensor group that cannot share the model evenly."""
-    tensor = config.parallelism.tensor
+    """Refuse ranks that cannot share the model."""
+    tensor, pipeline = config.parallelism.tensor, config.parallelism.pipeline
+    if pipeline > model.num_layers:
+        raise ConfigError(
+            f"parallelism.pipeline must be at most {model.num_layers}, the model's layers, got {pipeline}"
+        )
+    if pipeline > 1 and config.replica.pods > 1:
+        raise ConfigError(f"parallelism.pipeline must be 1 with replica.pods {config.replica.pods}, got {pipeline}")
     if kv_head_shard(model.num_kv_heads, tensor) is None:
         raise ConfigError(
             f"parallelism.tensor {tensor} is neither a divisor nor a multiple of the model's {model.num_kv_heads} key "
             "and value heads"
         )
-    sparse = len(model.expert_layers)
+    refuse_uneven_experts(config, model)
     for name, total in (
         ("attention heads", model.num_heads),
         ("tokens of the vocabulary", model.vocab_size),
-        ("columns of the feed-forward part", model.intermediate_size if sparse < model.num_layers else 0),
-        ("columns of an expert", model.expert_size if sparse else 0),
+        (
+            "columns of the feed-forward part",
+            model.intermediate_size if len(model.expert_layers) < model.num_layers else 0,
+        ),
     ):
         if total % tensor:
             raise ConfigError(f"parallelism.tensor {tensor} does not divide the model's {total} {name}")
 
 
+def refuse_uneven_experts(config: EngineConfig, model: ModelConfig) -> None:
+    """Refuse a tensor group that cannot share the experts evenly: in runs, and each run cut over its ranks."""
+    tensor, expert = config.parallelism.tensor, config.parallelism.expert
+    if tensor % expert:
+        raise ConfigError(f"parallelism.expert {expert} does not divide parallelism.tensor {tensor}: 1 or a divisor")
+    if not model.expert_layers:
+        if expert > 1:
+            raise ConfigError(f"parallelism.expert must be 1 for a model without experts, got {expert}")
+        return
+    assert model.num_experts is not None, "there are layers with experts"
+    if model.num_experts % expert:
+        raise ConfigError(f"parallelism.expert {expert} does not divide the model's {model.num_experts} experts")
+    if model.expert_size % (tensor // expert):
+        cut = f"parallelism.tensor {tensor}" + (f" / parallelism.expert {expert}" if expert > 1 else "")
+        raise ConfigError(f"{cut} does not divide the model's {model.expert_size} columns of an expert")
+
+
 def refuse_missing_gpus(config: EngineConfig, device: str) -> None:
-    tensor, found = config.parallelism.tensor, torch.cuda.device_count() if device == "cuda" else 0
+    found = torch.cuda.device_count() if device == "cuda" else 0
     if device == "cuda" and ranks_here(config) > found:
         each = f" in each of {config.replica.pods} pods" if config.replica.pods > 1 else ""
-        needed = f"needs {ranks_here(config)} GPUs{each}" if each else "needs as many GPUs"
-        raise ConfigError(f"parallelism.tensor {tensor} {needed}, {found} are visible here")
+        parallelism = config.parallelism
+        stages = f" x parallelism.pipeline {parallelism.pipeline}" if parallelism.pipeline > 1 else ""
+        needed = f"needs {ranks_here(config)} GPUs{each}" if each or stages else "needs as many GPUs"
+        raise ConfigError(f"parallelism.tensor {parallelism.tensor}{stages} {needed}, {found} are visible here")
 
 
 def ranks_here(config: EngineConfig) -> int:
-    """Tensor ranks of one pod."""
-    return config.parallelism.tensor // config.replica.pods
+    """Ranks of one core in one pod."""
+    return config.parallelism.tensor * config.parallelism.pipeline // config.replica.pods
 
 
 def choose_device(name: str) -> str:
@@ -269,7 +308,9 @@ def count_blocks(
     """Blocks of the pool: by number, by size, or from the memory that the weights and `kept_bytes` leave free on the
     fullest rank."""
     cache, tensor = config.cache, config.parallelism.tensor
-    block_bytes = KVCache.block_bytes(model, block_size=block_size, dtype=dtype, tp_size=tensor)
+    stages = stage_layers(model, config.parallelism.pipeline)
+    layer_bytes = KVCache.block_bytes(model, block_size=block_size, dtype=dtype, tp_size=tensor) // model.num_layers
+    block_bytes = max(map(len, stages)) * layer_bytes
     if cache.num_blocks is not None:
         refuse_oversize(f"cache.num_blocks {cache.num_blocks}", cache.num_blocks * block_bytes, device)
         return cache.num_blocks
@@ -277,16 +318,32 @@ def count_blocks(
     if pool_bytes is not None:
         refuse_oversize(f"cache.memory_bytes {pool_bytes}", pool_bytes, device)
     if pool_bytes is None:
-        weight_bytes = model.num_parameters * dtype.itemsize
         free = smallest_free_bytes(device, others_free_bytes)
-        copies = config.parallelism.data
-        free -= weight_bytes // tensor if device == "cuda" else copies * weight_bytes // config.replica.pods
-        if device == "cuda" and config.transfer.listen is not None:
-            free -= config.transfer.zone_blocks * block_bytes
         free -= kept_bytes
+        if device == "cuda":
+            if config.transfer.listen is not None:
+                free -= config.transfer.zone_blocks * block_bytes
+            return blocks_beside_weights(config, model, dtype, free, layer_bytes, block_size)
+        weight_bytes, copies = model.num_parameters * dtype.itemsize, config.parallelism.data
+        free -= copies * weight_bytes // config.replica.pods
         pool_bytes = int(cache.memory_fraction * free)
-        if device == "cpu":
-            pool_bytes = min(pool_bytes, CPU_CACHE_LIMIT_BYTES) // (ranks_here(config) * copies)
+        pool_bytes = min(pool_bytes, CPU_CACHE_LIMIT_BYTES) // (ranks_here(config) * copies)
+    return blocks_in(pool_bytes, block_bytes, block_size)
+
+
+def blocks_beside_weights(
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, free_bytes: int, layer_bytes: int, block_size: int
+) -> int:
+    """Blocks that fit the GPU of every stage beside its weights, where each has so much free memory."""
+    found = []
+    for layers in stage_layers(model, config.parallelism.pipeline):
+        weight_bytes = stage_parameters(model, layers) * dtype.itemsize // config.parallelism.tensor
+        pool_bytes = int(config.cache.memory_fraction * (free_bytes - weight_bytes))
+        found.append(blocks_in(pool_bytes, len(layers) * layer_bytes, block_size))
+    return min(found)
+
+
+def blocks_in(pool_bytes: int, block_bytes: int, block_size: int) -> int:
     if pool_bytes < block_bytes:
         raise ConfigError(f"cache: {pool_bytes} bytes hold no block of {block_bytes} bytes ({block_size} tokens)")
     return pool_bytes // block_bytes
@@ -311,9 +368,11 @@ def count_host_blocks(config: EngineConfig, model: ModelConfig, block_size: int,
         return 0
     if not cache.prefix_cache:
         raise ConfigError("cache.host_memory_bytes needs cache.prefix_cache true: saved blocks return through it")
-    if config.parallelism.tensor > 1:
-        tensor = config.parallelism.tensor
-        raise ConfigError(f"cache.host_memory_bytes is not supported yet with parallelism.tensor {tensor}; allowed: 1")
+    for name in ("tensor", "pipeline"):
+        if (ranks := getattr(config.parallelism, name)) > 1:
+            raise ConfigError(
+                f"cache.host_memory_bytes is not supported yet with parallelism.{name} {ranks}; allowed: 1"
+            )
     refuse_oversize(f"cache.host_memory_bytes {cache.host_memory_bytes}", cache.host_memory_bytes, "cpu")
     block_bytes = KVCache.block_bytes(model, block_size=block_size, dtype=dtype)
     if cache.host_memory_bytes < block_bytes:

@@ -272,7 +272,7 @@ class Engine:
             if config.cache_events is not None:
                 config = config.model_copy(update={"cache_events": config.cache_events.of_rank(number)})
             if config.device == "cuda":
-                environment = visible_gpus(environment, number, parallelism.tensor)
+                environment = visible_gpus(environment, number, parallelism.tensor * parallelism.pipeline)
         config_file = self.folder / f"config{number}.json"
         config_file.write_text(config.model_dump_json())
         return CoreStart(self.environment.command(config_file, self.links[number].address), environment)

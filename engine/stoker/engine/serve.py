@@ -180,7 +180,9 @@ def engine_config(arguments: argparse.Namespace, model: str | None = None) -> di
             or None,
             "role": arguments.role,
             "transfer": _given({"listen": arguments.transfer_listen, "key_file": arguments.transfer_key_file}),
-            "parallelism": _given({"tensor": arguments.tensor, "data": arguments.data}),
+            "parallelism": _given(
+                {name: getattr(arguments, name) for name in ("tensor", "pipeline", "expert", "data")}
+            ),
         }
     )
 
@@ -341,6 +343,20 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         metavar="RANKS",
         help="ranks that share each layer, one per GPU (default 1)",
+    )
+    add(
+        "--pipeline",
+        "--pipeline-parallel-size",
+        type=int,
+        metavar="STAGES",
+        help="stages of neighbouring layers, each of --tensor ranks (default 1)",
+    )
+    add(
+        "--expert",
+        "--expert-parallel-size",
+        type=int,
+        metavar="RUNS",
+        help="runs of whole experts over the tensor ranks; 1: each has a slice of every expert (default 1)",
     )
     return parser
 

@@ -46,8 +46,8 @@ class Decoder(nn.Module):
     Parameters are uninitialised until `init_weights` or a loader fills them. With a `group` the products are cut over
     it; with `sequence_parallel` hidden states between them are cut by tokens, whose number must be a multiple of the
     group's size. With an `expert_group` each of its ranks holds a run of every layer's experts, and rows are
-    exchanged. `copies_kv_heads`: a group larger than the number of heads of keys and values may have copies of them,
-    for serving.
+    exchanged. For serving: `expert_runs` deals experts out over `group` (see `Experts`), and with `copies_kv_heads` a
+    group larger than the number of heads of keys and values may have copies of them.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class Decoder(nn.Module):
         group: ProcessGroup | None = None,
         sequence_parallel: bool = False,
         expert_group: ProcessGroup | None = None,
+        expert_runs: int = 1,
         layers: range | None = None,
         copies_kv_heads: bool = False,
     ) -> None:
@@ -79,7 +80,16 @@ class Decoder(nn.Module):
 
         self.embedding = table("model.embed_tokens") if self.is_first else None
         self.blocks = nn.ModuleList(
-            Block(config, layer, ops, self.rope, expert_group=expert_group, copies_kv_heads=copies_kv_heads, **made)
+            Block(
+                config,
+                layer,
+                ops,
+                self.rope,
+                expert_group=expert_group,
+                expert_runs=expert_runs,
+                copies_kv_heads=copies_kv_heads,
+                **made,
+            )
             for layer in self.layers
         )
         self.final_norm = Norm("model.norm", config.hidden_size, config.norm_eps, ops, **made) if self.is_last else None
@@ -119,6 +129,25 @@ class Decoder(nn.Module):
         for block in self.blocks:
             x_TD, update_TD = block(x_TD, update_TD, positions_T, attend, aux)
         return self.norm(x_TD, update_TD)
+
+    def stage(self, part: PartOfPass, stream_2TD: Tensor | None = None) -> Tensor:
+        """Compute this slice's layers without gradient: a pipeline stage of an engine.
+
+        Args:
+            stream_2TD: what the slice before returned; None for the first one, which embeds the tokens.
+
+        Returns:
+            hidden_TD from the last slice, after the last norm; from another one the residual stream and its update,
+            stream_2TD. With deferred sums the update is this rank's part, which the next slice's rank of the same
+            number goes on with.
+        """
+        x_TD, update_TD = (self.embed(part.tokens), None) if stream_2TD is None else (stream_2TD[0], stream_2TD[1])
+        for block in self.blocks:
+            x_TD, update_TD = block(x_TD, update_TD, part.positions, part.attend)
+        if self.is_last:
+            return self.norm(x_TD, update_TD)
+        assert update_TD is not None, "a slice has a layer"
+        return torch.stack([x_TD, update_TD])
 
     def in_parts(self, parts: Sequence[PartOfPass]) -> Tensor:
         """Return hidden_TD of parts of one pass, one after the other in each layer.

@@ -9,7 +9,7 @@ Made by `block`. Parameters change by the trainer's optimizer and by the loaders
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,8 @@ from stoker.model.aux import Aux
 from stoker.model.config import ModelConfig
 from stoker.model.expert_exchange import plan_exchange, return_rows, send_rows
 from stoker.model.group_sums import GroupSums
-from stoker.model.kernels.expert_rows import Routes, count_rows, sort_rows
+from stoker.model.kernels.expert_rows import Routes, count_rows, sort_own_rows, sort_rows
+from stoker.model.kernels.expert_weights import ExpertWeights
 from stoker.model.kernels.ops import Ops
 from stoker.model.lora import AdaptedTensor, LoraAdapter, LoraSettings
 from stoker.model.parallel import Norm
@@ -33,7 +34,6 @@ from stoker.model.tensor_group import (
     group_size,
     reduce_from_group,
     scatter_tokens,
-    shard_size,
     take_tokens,
 )
 
@@ -45,7 +45,9 @@ class Experts(nn.Module):
     """Router and experts of layer `layer`.
 
     With an expert group every rank holds a run of whole experts, and rows are exchanged. Without one every rank holds
-    a slice of every expert, cut over the tensor-parallel group like a dense layer.
+    a slice of every expert, cut over the tensor-parallel group like a dense layer. For serving, `expert_runs` deals the
+    experts out over that group in so many runs, and only the ranks of a run cut its experts: no rows are exchanged,
+    because every rank has all tokens, and the sum over the group adds the runs.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Experts(nn.Module):
         group: ProcessGroup | None,
         sequence_parallel: bool = False,
         expert_group: ProcessGroup | None = None,
+        expert_runs: int = 1,
     ) -> None:
         """Raises ValueError with the arithmetic where experts, or an expert's width, cannot be cut evenly."""
         super().__init__()
@@ -71,10 +74,12 @@ class Experts(nn.Module):
         self.hf_name = f"model.layers.{layer}.{names.part}"
         self.num_experts, self.num_choices = config.num_experts, config.num_experts_per_token
         self.normalise, self.hidden, self.width = config.norm_topk_prob, config.hidden_size, config.expert_size
-        self.own = own_experts(self.num_experts, expert_group)
+        share = expert_share(group, expert_group, expert_runs)
+        self.own = own_experts(self.num_experts, share.run, share.runs)
         """Numbers of the experts that this rank holds."""
-        self.width_group = group if expert_group is None else None
-        self.local_width = shard_size(self.width, self.width_group, f"{self.hf_name}.experts")
+        self.is_run = expert_runs > 1
+        self.slice = share.slice
+        self.local_width = even_part(self.width, share.slices, f"{self.hf_name}.experts")
 
         def parameter(rows: int, columns: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(rows, columns, dtype=dtype, device=device))
@@ -90,16 +95,34 @@ class Experts(nn.Module):
 
     def forward(self, norm: Norm, x_tD: Tensor, attended_tD: Tensor, aux: Aux | None = None) -> tuple[Tensor, Tensor]:
         """Return (experts(norm(x + attended)), x + attended)."""
+        if self.group is None and self.is_alone(aux):
+            whole = self.ops.norm_experts(x_tD, attended_tD, norm.weight, norm.eps, self.weights)
+            if whole is not None:
+                return whole
         normed_tD, x_tD = norm.of_sum(x_tD, attended_tD)
         return self.compute(normed_tD, aux), x_tD
 
+    def is_alone(self, aux: Aux | None) -> bool:
+        """Whether only the result of this layer matters, and all rows are computed here by weights as they are."""
+        whole = self.expert_group is None and not self.is_run and not self.sequence_parallel
+        return aux is None and whole and not self.adapters
+
+    @property
+    def weights(self) -> ExpertWeights:
+        """The parameters as kernels take them, anew because they may have been replaced or gathered."""
+        return ExpertWeights(self.router, self.gate_up, self.down, self.num_choices, self.normalise, self.own.start)
+
     def compute(self, x_tD: Tensor, aux: Aux | None = None) -> Tensor:
         """Return the weighted sum of each token's experts, y_tD."""
+        if self.is_alone(aux) and (y_TD := self.ops.experts(x_tD, self.weights)) is not None:
+            return self.sums.begin(y_TD) if self.sums is not None else reduce_from_group(y_TD, self.group)
         # The router is computed on all tokens by each rank of tp, so its losses are those of the whole micro-batch.
         whole_TD = gather_tokens_of_whole(x_tD, self.group) if self.sequence_parallel else x_tD
         weights_TK, experts_TK = self.choose(whole_TD, aux)
         if self.expert_group is not None:
             return self.compute_own_tokens(x_tD, weights_TK, experts_TK, self.expert_group)
+        if self.is_run:
+            return self.compute_own_run(x_tD, weights_TK, experts_TK)
         # Each rank computes a slice of every expert: gradients of tokens and weights are sums over tp.
         enter, leave = (gather_tokens, scatter_tokens) if self.sequence_parallel else (copy_to_group, reduce_from_group)
         rows, weights_TK = sort_rows(experts_TK, self.num_experts), copy_to_group(weights_TK, self.group)
@@ -126,6 +149,14 @@ class Experts(nn.Module):
         y_tD = self.ops.combine(return_rows(y_RD, exchange), weights_tK, rows)
         return gather_tokens_of_whole(y_tD, repeated)
 
+    def compute_own_run(self, x_TD: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
+        """Return the part of each token's sum that this rank's experts give, or the sum over the group; no gradient."""
+        rows, ends_E = sort_own_rows(experts_TK, self.own)
+        y_SD = self.products(self.ops.dispatch(x_TD, rows), ends_E)
+        behind_S1 = torch.arange(len(y_SD), device=y_SD.device).unsqueeze(1) >= ends_E[-1]
+        y_TD = self.ops.combine(y_SD.masked_fill_(behind_S1, 0), weights_TK, rows)  # what is behind is undefined
+        return self.sums.begin(y_TD) if self.sums is not None else reduce_from_group(y_TD, self.group)
+
     def products(self, x_SD: Tensor, ends_E: Tensor) -> Tensor:
         """Return the experts' results for rows sorted by expert."""
         gate_up_SF = self.ops.grouped_linear(x_SD, self.gate_up, ends_E)
@@ -146,7 +177,7 @@ class Experts(nn.Module):
 
     def add_adapters(self, settings: LoraSettings) -> set[str]:
         """Add an adapter to each expert's projections that the settings name; return the targets that were found."""
-        size, begin = self.local_width, self.local_width * group_rank(self.width_group)
+        size, begin = self.local_width, self.local_width * self.slice
         into: Any = {
             "shape": (self.width, self.hidden),
             "start": (begin, 0),
@@ -190,7 +221,7 @@ class Experts(nn.Module):
             yield self.down_part(prefix, place)
 
     def gate_up_parts(self, prefix: str, place: int) -> Iterator[Part]:
-        begin = self.local_width * group_rank(self.width_group)
+        begin = self.local_width * self.slice
         for number, name in enumerate((self.names.gate, self.names.up)):
             row = (2 * place + number) * self.local_width
             yield Part(
@@ -212,21 +243,45 @@ class Experts(nn.Module):
             place * self.hidden,
             (place + 1) * self.hidden,
             (self.hidden, self.width),
-            (0, self.local_width * group_rank(self.width_group)),
+            (0, self.local_width * self.slice),
             1,
         )
 
 
-def own_experts(num_experts: int, group: ProcessGroup | None) -> range:
-    """Return the run of experts that this rank of the group holds."""
-    ranks = group_size(group)
-    if num_experts % ranks:
+class ExpertShare(NamedTuple):
+    """What one rank holds: one of `runs` of the experts, and of these one of `slices` of their width."""
+
+    run: int
+    runs: int
+    slice: int
+    slices: int
+
+
+def expert_share(group: ProcessGroup | None, expert_group: ProcessGroup | None, expert_runs: int) -> ExpertShare:
+    """Return the share of this rank. Raises ValueError where the runs do not divide the tensor-parallel group."""
+    if expert_group is not None:
+        return ExpertShare(group_rank(expert_group), group_size(expert_group), 0, 1)
+    slices = even_part(group_size(group), expert_runs, "tensor parallel size")
+    rank = group_rank(group)
+    return ExpertShare(rank // slices, expert_runs, rank % slices, slices)
+
+
+def even_part(total: int, parts: int, name: str) -> int:
+    """Return one part. Raises ValueError with the arithmetic where the cut is not even."""
+    if total % parts:
+        raise ValueError(f"{name}: {total} cannot be cut into {parts} parts: {total} % {parts} = {total % parts}")
+    return total // parts
+
+
+def own_experts(num_experts: int, run: int, runs: int) -> range:
+    """Return one run of the experts."""
+    if num_experts % runs:
         raise ValueError(
-            f"expert: {num_experts} experts cannot be cut over {ranks} ranks: {num_experts} % {ranks} = "
-            f"{num_experts % ranks}"
+            f"expert: {num_experts} experts cannot be cut over {runs} ranks: {num_experts} % {runs} = "
+            f"{num_experts % runs}"
         )
-    size = num_experts // ranks
-    return range(group_rank(group) * size, (group_rank(group) + 1) * size)
+    size = num_experts // runs
+    return range(run * size, (run + 1) * size)
 
 
 def note_routing(aux: Aux, layer: int, logits_TE: Tensor, routes: Routes) -> Routes:

@@ -96,8 +96,6 @@ _TRAINER: Mapping[str, Row] = {
 _ENGINE: Mapping[str, Row] = {
     "kernels": _KERNELS,
     "attention": only("auto", *_PAGED),
-    "parallelism.pipeline": only(1),
-    "parallelism.expert": only(1),
 }
 _ROUTER: Mapping[str, Row] = {}
 
@@ -159,7 +157,7 @@ Blocks travel between engines of one rank, on CPUs or on one GPU each, and land 
 """
 
 BESIDE_PODS: Mapping[str, Mapping[str, Row]] = {
-    "InferenceDeployment": {"pools[].parallelism.data": only(1)},
+    "InferenceDeployment": {"pools[].parallelism.data": only(1), "pools[].parallelism.pipeline": only(1)},
     "EnginePool": {"revisions[].template.role": only("colocated")},
 }
 """Kind -> rows of its pools or revisions with several pods in a replica, beside those above.

@@ -38,6 +38,9 @@ class Attempt(BaseModel):
     last_step: int | None
     resumed_from: SavedAt | None
     failure: Failure | None
+    startup: dict[str, int] = Field(
+        default={}, description="Seconds of each part of its start, in their order; empty before its first step"
+    )
 
 
 class Goodput(BaseModel):

@@ -30,6 +30,7 @@ from stoker.engine.core.kernel_warmup import warm_up_beside_weights
 from stoker.engine.core.request_check import ModelLimits
 from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.core.step_budget import StepBudget
+from stoker.engine.core.step_flight import StepFlight
 from stoker.engine.core.tier_costs import TierCosts
 from stoker.engine.core.timeline import FileTimeline
 from stoker.engine.execution.executor import Executor, InProcess, OnDevice
@@ -76,14 +77,16 @@ def build_engine(
     keeps_digests = plan.num_host_blocks or config.cache_events is not None
     root = (identity.root if identity is not None else root_digest(b"host tier")) if keeps_digests else None
     blocks = BlockManager(plan.num_blocks, plan.block_size, config.cache.prefix_cache, root)
+    flight = StepFlight(plan.pipeline, overlap=plan.overlap)
     scheduler = Scheduler(
         blocks,
         max_batch_tokens=plan.max_batch_tokens,
         max_requests=plan.num_seats,
         max_queued_requests=config.scheduler.max_queued_requests,
-        chunk_tokens=config.scheduler.chunk_tokens,
+        chunk_tokens=flight.chunk_tokens(config.scheduler.chunk_tokens),
         budget=StepBudget(plan.max_batch_tokens, plan.mixed_tokens, TOKENS),
         tier=make_tier(config, plan, blocks, executor, identity),
+        flight=flight,
     )
     engine = LLMEngine(
         executor,
@@ -91,7 +94,7 @@ def build_engine(
         limits,
         overlap=plan.overlap,
         grammars=reading.result(),
-        num_devices=plan.tensor if plan.device == "cuda" else 1,
+        num_devices=plan.ranks if plan.device == "cuda" else 1,
     )
     if config.cache_events is not None:
         engine.cache_events = publish_cache(config.cache_events, blocks, plan.device)
@@ -136,7 +139,7 @@ def make_executor(
 
     `plan`: as far as this process can plan alone, so that nothing is started that will be refused.
     """
-    if plan.tensor > 1:
+    if plan.ranks > 1:
         return start_ranks(config, source, plan, progress, start)
     runner = load_runner(plan, None, progress, warm_up_beside_weights)
     return (OnDevice(runner) if plan.device == "cuda" else InProcess(runner)), plan
@@ -147,7 +150,7 @@ def start_ranks(
 ) -> tuple[Ranks, EnginePlan]:
     """Start the further ranks, plan again with their memory, and load all."""
     progress("StartingRanks")
-    workers = start(plan.tensor, plan.device)
+    workers = start(plan.ranks, plan.device)
 
     def waiting(pods: tuple[int, ...]) -> None:
         progress(f"StartingRanks waiting for pods {', '.join(map(str, pods))}" if pods else "StartingRanks")

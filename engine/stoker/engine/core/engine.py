@@ -42,7 +42,7 @@ class LLMEngine:
 
     With `overlap` the host stays one step ahead of the device: `step` schedules and submits the next step before it
     reads the output of the one before. A sequence whose end only that output shows has computed one token too many; it
-    is discarded.
+    is discarded. Over the stages of a pipeline several steps are in flight (`step_flight`).
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class LLMEngine:
     @property
     def open_until_s(self) -> float:
         """Time until which the next step may be left to requests that arrive; the device is busy until then."""
-        if not self._submitted or not self.scheduler.takes_more:
+        if not self._submitted or not self.scheduler.takes_more or self.scheduler.flight.stages > 1:
             return 0.0
         last = self._submitted[-1]
         return self.step_clock.open_until(last.size, self._device_free_s)
@@ -209,13 +209,21 @@ class LLMEngine:
             self._begin_step(schedule.num_tokens)
             self._submitted.append(self._submit(schedule))
         deltas: list[Addressed] = []
-        while len(self._submitted) > (self.overlap and bool(schedule.chunks)):
+        for _ in range(self._num_due(bool(schedule.chunks))):
             self._collect(self._submitted.popleft(), deltas)
         if self.cache_events is not None:
             self.cache_events.publish()
         if self.tier is not None and not schedule.chunks and self.has_unfinished and not deltas:
             self.tier.wait(TIER_WAIT_S)
         return deltas
+
+    def _num_due(self, goes_on: bool) -> int:
+        """Number of submitted steps to collect now. Where no step could be scheduled, the oldest one may free some
+        sequence."""
+        submitted = len(self._submitted)
+        if goes_on:
+            return max(submitted - (self.scheduler.flight.stages - 1 + self.overlap), 0)
+        return min(submitted, 1)
 
     def rest(self) -> None:
         """Go on with the tiers' transfers while no request is open."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -123,7 +124,8 @@ def one_layer_runner(
 ) -> Runner:
     small = replace(config, num_layers=1)
     group = None if sums is None else sums.group
-    decoder = Decoder(small, ops, dtype=plan.dtype, device=device, group=group, copies_kv_heads=True)
+    made: Any = {"dtype": plan.dtype, "device": device, "group": group}
+    decoder = Decoder(small, ops, expert_runs=plan.expert, copies_kv_heads=True, **made)
     with torch.no_grad():
         for parameter in decoder.parameters():
             parameter.zero_()

@@ -149,6 +149,8 @@ class Sequence:
         """Row of the runner's per-sequence tensors, while RUNNING."""
         self.stop_token: int | None = None
         self.error: str | None = None
+        self.last_step = -1
+        """The last step that samples for it, in the scheduler's count."""
         self.preemptions = 0
         self.constraint = request.constraint and request.constraint.copy()
         self.waits = self.constraint is not None and self.constraint.needs_tokens
@@ -170,6 +172,11 @@ class Sequence:
             return 0
         length = len(self.tokens) + self.num_pending
         return length - self.num_computed if length < self.max_length else 0
+
+    @property
+    def decodes(self) -> bool:
+        """Whether its prompt is computed, or its last part is about to be."""
+        return self.num_pending > 0 or len(self.tokens) - self.num_computed == 1
 
     @property
     def num_seats(self) -> int:

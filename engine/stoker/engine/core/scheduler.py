@@ -31,6 +31,7 @@ from stoker.engine.core.messages import FinishReason
 from stoker.engine.core.request import Request, Sequence, State
 from stoker.engine.core.schedule import Chunk, Schedule, TableChange
 from stoker.engine.core.step_budget import StepBudget
+from stoker.engine.core.step_flight import StepFlight
 from stoker.engine.errors import RequestRefused
 from stoker.pod.histogram import Histogram
 
@@ -48,9 +49,13 @@ class Scheduler:
         chunk_tokens: int | None = None,
         budget: StepBudget | None = None,
         tier: HostTier | None = None,
+        flight: StepFlight | None = None,
     ) -> None:
-        """`budget`: of a step's tokens, at most `max_batch_tokens`, which is the default."""
-        self.blocks, self.tier = blocks, tier
+        """`budget`: of a step's tokens, at most `max_batch_tokens`, which is the default.
+
+        `flight`: of a pipeline's steps; default: one stage.
+        """
+        self.blocks, self.tier, self.flight = blocks, tier, flight or StepFlight()
         self.max_batch_tokens = max_batch_tokens
         self.budget = budget or StepBudget(max_batch_tokens)
         self.chunk_tokens = min(chunk_tokens or max_batch_tokens, max_batch_tokens)
@@ -120,7 +125,8 @@ class Scheduler:
         sequence.end(reason)
 
     def schedule(self, now_s: float) -> Schedule:
-        """Decide the next step; it is empty only when no sequence runs or waits, or all wait for the host tier."""
+        """Decide the next step; it is empty only when no sequence runs or waits, or all wait for the host tier or for
+        steps in flight."""
         step = Schedule()
         self._make_room_for_priority(step)
         budget = self._step_tokens()
@@ -133,6 +139,7 @@ class Scheduler:
             self._dirty = self.tier.not_loading(self._dirty)
         if step.chunks:
             step.cleared, self._dirty = self._dirty, []
+            self.flight.begin()
         return step
 
     def complete(self, chunk: Chunk) -> None:
@@ -198,7 +205,7 @@ class Scheduler:
         """Schedule running sequences, those that decode first. True if none had to pause or was preempted."""
         undisturbed = True
         done: set[Sequence] = set()
-        for sequence, missing in self._in_order_of_service():
+        for sequence, missing in self.flight.able(self.running):
             if sequence.state is not State.RUNNING:
                 undisturbed = False  # preempted by one before it
                 continue
@@ -212,11 +219,6 @@ class Scheduler:
             self._take_part(sequence, length, length == missing, step)
             budget -= length
         return undisturbed
-
-    def _in_order_of_service(self) -> list[tuple[Sequence, int]]:
-        """Running sequences that can advance, and by how many tokens at most; those that decode first."""
-        able = [(sequence, sequence.missing) for sequence in self.running]
-        return [one for one in able if one[1] == 1] + [one for one in able if one[1] > 1]
 
     def _secure(self, sequence: Sequence, length: int, step: Schedule, done: set[Sequence]) -> bool:
         """Give the sequence own, unshared blocks for the chunk, preempting lower-ranked ones. False: it must pause."""
@@ -254,10 +256,12 @@ class Scheduler:
         if is_last and sequence.num_seats == 1:
             samples = (sequence,)
             sequence.num_pending += 1
+            self.flight.sampled(sequence)
         elif is_last:
             samples = (sequence, *self._fork(sequence, step))
             for sampled in samples:
                 sampled.num_pending += 1
+                self.flight.sampled(sampled)
         step.chunks.append(Chunk(sequence, start, length, samples))
 
     def _fork(self, sequence: Sequence, step: Schedule) -> list[Sequence]:

@@ -42,12 +42,10 @@ class EagerPass:
         if halved is not None:
             self.attends.append(PagedAttend(model.ops, attend.attention, cache, attend.size, None, attend.prompts))
 
-    def compute(self, rows: StepRows) -> Tensor:
-        """Return hidden_TD."""
+    def compute(self, rows: StepRows, stream_2TD: Tensor | None = None) -> Tensor:
+        """Return hidden_TD, or of a pipeline's stage what `Decoder.stage` returns for the rows that entered it."""
         if self.halved is None or rows.num_tokens < max(self.halved, 2):
-            part = self._prepared(rows, self.attends[0])
-            hidden_TD: Tensor = self.model(part.tokens, part.positions, part.attend)
-            return hidden_TD
+            return self.model.stage(self._prepared(rows, self.attends[0]), stream_2TD)
         middle, end = rows.num_tokens // 2, rows.num_tokens
         halves = (rows_between(rows, 0, middle), rows_between(rows, middle, end))
         return self.model.in_parts(

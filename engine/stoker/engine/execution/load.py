@@ -16,8 +16,10 @@ from torch.distributed import ProcessGroup
 from stoker.engine.execution.kernel_cache import bound_kernel_caches
 from stoker.engine.execution.pass_shape import PassShape
 from stoker.engine.execution.peer_sums import group_sums
+from stoker.engine.execution.rank_place import RankPlace, place_of
 from stoker.engine.execution.runner import Runner
 from stoker.engine.execution.shipped_kernels import look_up_shipped_kernels
+from stoker.engine.execution.stage_links import StageLinks
 from stoker.engine.plan import EnginePlan
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
@@ -46,7 +48,7 @@ def load_runner(
 ) -> Runner:
     """Load one rank's weights and cache onto its device. Sets the process's intra-op threads.
 
-    Several ranks capture graphs later, together: `ranks` chooses the shapes.
+    `group`: all ranks. Several ranks capture graphs later, together: `ranks` chooses the shapes.
     """
     torch.set_num_threads(plan.threads)
     keep_freed_memory()
@@ -55,13 +57,14 @@ def load_runner(
     ops = Ops(resolve_kernels(plan.kernels, plan.device), plan.deterministic)
     device = torch.device(plan.device, torch.cuda.current_device()) if plan.device == "cuda" else torch.device("cpu")
     lookups = look_up_shipped_kernels(ops.kernels, device)
-    sums = group_sums(plan, source.config, ops, group)
+    place = place_of(plan, source.config, group, device)
+    sums = group_sums(plan, source.config, ops, place.tensor)
     with beside_weights(plan, source.config, ops, device, sums):
-        decoder = Decoder(source.config, ops, dtype=plan.dtype, device=device, group=group, copies_kv_heads=True)
+        decoder = make_decoder(plan, source.config, ops, device, place)
         source.load_into(decoder, lambda done, total: progress(f"LoadingWeights {100 * done // max(total, 1)} %"))
         progress("CompilingKernels")
     progress("AllocatingCache")
-    runner = make_runner(plan, decoder, sums)
+    runner = make_runner(plan, decoder, sums, place.links)
     if group is None:
         progress("CapturingGraphs")
         capture_first(runner, plan.capture_s, runner.capture)
@@ -70,8 +73,25 @@ def load_runner(
     return runner
 
 
-def make_runner(plan: EnginePlan, decoder: Decoder, sums: GroupSums | None) -> Runner:
-    """Make the cache of a loaded model and its runner. Packs the weights. `sums`: of the ranks that share it."""
+def make_decoder(plan: EnginePlan, config: ModelConfig, ops: Ops, device: torch.device, place: RankPlace) -> Decoder:
+    """Make a rank's part of the model, without numbers yet."""
+    return Decoder(
+        config,
+        ops,
+        dtype=plan.dtype,
+        device=device,
+        group=place.tensor,
+        expert_runs=plan.expert,
+        layers=place.layers,
+        copies_kv_heads=True,
+    )
+
+
+def make_runner(plan: EnginePlan, decoder: Decoder, sums: GroupSums | None, links: StageLinks | None = None) -> Runner:
+    """Make the cache of a loaded model and its runner. Packs the weights.
+
+    `sums`: of the ranks that share each layer; `links`: to a pipeline's other stages.
+    """
     decoder.requires_grad_(False).eval().pack_weights()
     if sums is not None:
         decoder.defer_sums(sums)
@@ -82,6 +102,7 @@ def make_runner(plan: EnginePlan, decoder: Decoder, sums: GroupSums | None) -> R
         dtype=plan.dtype,
         device=next(decoder.parameters()).device,
         group=decoder.group,
+        layers=decoder.layers,
     )
     return Runner(
         decoder,
@@ -93,6 +114,7 @@ def make_runner(plan: EnginePlan, decoder: Decoder, sums: GroupSums | None) -> R
         graphs=plan.graphs,
         timed=plan.timed,
         sums=sums,
+        links=links,
     )
 
 

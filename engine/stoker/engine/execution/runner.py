@@ -12,8 +12,7 @@ Called by an executor, one step at a time. It has no requests and no scheduler.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from itertools import chain
 
 import numpy as np
@@ -22,12 +21,14 @@ from torch import Tensor
 
 from stoker.engine.errors import ExecutorLost
 from stoker.engine.execution.eager_pass import HALVED_TOKENS, EagerPass
+from stoker.engine.execution.launched_step import LaunchedStep, StepTiming, unpacked
 from stoker.engine.execution.pass_inputs import sample_places
 from stoker.engine.execution.pass_shape import MOST_TOKENS, PassShape, pass_shapes
 from stoker.engine.execution.sampler import Logprobs, Rows, Sampled, banned, biased, raw_logprobs, sample, score
 from stoker.engine.execution.seats import DeviceSeatTables, SeatTables
-from stoker.engine.execution.staging import Fetched, Staging
-from stoker.engine.execution.step import StepInput, StepOutput, StepTrace, TokenLogprobs
+from stoker.engine.execution.stage_links import StageLinks, TokenWrite
+from stoker.engine.execution.staging import Staging
+from stoker.engine.execution.step import StepInput, StepOutput
 from stoker.engine.execution.step_graphs import Capture, CudaCapture, StepGraphs
 from stoker.engine.execution.step_rows import StepRows, step_rows
 from stoker.engine.execution.token_mask import mask_logits
@@ -43,49 +44,6 @@ WANTED_ROWS = 8192
 the device could compute meanwhile."""
 _SCORED_ROWS = 256
 """Prompt positions whose logits are in memory at once."""
-
-
-@dataclass(frozen=True)
-class StepTiming:
-    """A step's beginning on the device, and the end of the step before it; None on a CPU."""
-
-    way: str
-    shape: tuple[int, int]
-    begin: torch.cuda.Event | None
-    before: torch.cuda.Event | None
-
-    def trace(self, fetched: Fetched) -> StepTrace:
-        device_ms = idle_ms = 0.0
-        if self.begin is not None and fetched.event is not None:
-            device_ms = self.begin.elapsed_time(fetched.event)
-            idle_ms = self.before.elapsed_time(self.begin) if self.before is not None else 0.0
-        return StepTrace(self.way, *self.shape, device_ms=device_ms, device_idle_ms=idle_ms)
-
-
-class LaunchedStep:
-    """A started step; `result` waits for the device."""
-
-    def __init__(self, number: int, fetched: Fetched, unpack: Callable[[list[np.ndarray]], StepOutput]) -> None:
-        self.number, self.fetched, self.unpack = number, fetched, unpack
-        self.output: StepOutput | None = None
-        self.shape: PassShape | None = None
-        """The pass that it was padded to."""
-        self.timing: StepTiming | None = None
-        """Only where a time line is written."""
-
-    @property
-    def trace(self) -> StepTrace | None:
-        """How the step was computed, once its result has been read."""
-        return self.timing.trace(self.fetched) if self.timing is not None else None
-
-    def result(self) -> StepOutput:
-        """Wait for the output. Raises ExecutorLost where the device failed, because later steps would be wrong."""
-        if self.output is None:
-            try:
-                self.output = self.unpack(self.fetched.wait())
-            except torch.AcceleratorError as error:
-                raise ExecutorLost(f"the device failed in step {self.number}: {error}") from error
-        return self.output
 
 
 class Runner:
@@ -104,15 +62,17 @@ class Runner:
         timed: bool = False,
         sums: GroupSums | None = None,
         halved: int = HALVED_TOKENS,
+        links: StageLinks | None = None,
         long_prompts: PromptAttention | None = None,
     ) -> None:
         """`graphs`: whether to capture steps, with fused kernels; or what captures them.
 
         `timed`: keep the times of steps for a time line. `sums`: of the ranks that share the model.
-        `halved`: tokens from which on such ranks compute a pass as two halves. `long_prompts`: what attends for them
-        in place of flash-attn-4, where attention is flash.
+        `halved`: tokens from which on such ranks compute a pass as two halves; a pipeline's never do.
+        `links`: to the other stages of a pipeline, of which `model` is one. `long_prompts`: what attends for them in
+        place of flash-attn-4, where attention is flash.
         """
-        self.model, self.cache, self.sums = model, cache, sums
+        self.model, self.cache, self.sums, self.links = model, cache, sums, links
         self.device = cache.data.device
         self.max_model_len = max_model_len
         self.staging = Staging(self.device, timed=timed)
@@ -139,7 +99,8 @@ class Runner:
             capture = self._capture(graphs)
             agree = bool if sums is None else sums.agree
             self.graphs = StepGraphs(model, cache, self.attend, seats, self.staging, shapes, capture, agree)
-        self.eager = EagerPass(model, cache, self.seats, self.staging, self.attend, None if sums is None else halved)
+        halves = None if sums is None or links is not None else halved
+        self.eager = EagerPass(model, cache, self.seats, self.staging, self.attend, halves)
         self.tokens_SL, self.values = self.seats.tokens_SL, self.seats.values
 
     def _capture(self, graphs: bool | Capture) -> Capture | None:
@@ -151,6 +112,13 @@ class Runner:
     def num_exchanges(self) -> int:
         """Exchanges with the other ranks so far; graphs count when they are captured."""
         return 0 if self.sums is None else self.sums.calls
+
+    def abort(self) -> None:
+        """End the exchanges in which this rank waits for a lost one. For any thread."""
+        if self.sums is not None:
+            self.sums.abort()
+        if self.links is not None:
+            self.links.abort()
 
     def run(self, step: StepInput) -> StepOutput:
         """Compute one step and wait for its output.
@@ -178,18 +146,82 @@ class Runner:
         self._last = launched.fetched.event
 
     def _launch(self, step: StepInput, rows: StepRows) -> LaunchedStep:
+        if self.links is not None:
+            return self._launch_stage(step, rows, self.links)
+        self._set_up(step, rows)
+        return self._compute(step, rows, None)
+
+    def _set_up(self, step: StepInput, rows: StepRows) -> None:
         decodes_alone = not rows.num_prompts and not rows.num_others
         self._apply(step, tables_follow=self.graphs is not None and decodes_alone and not step.openings)
+
+    def _compute(self, step: StepInput, rows: StepRows, stream_2TD: Tensor | None) -> LaunchedStep:
+        """Compute a step of the whole model, or of a pipeline's last stage."""
         try:
             shape = self._shape(step, rows)
             if self.graphs is None or shape is None:
-                return self._finish(step, rows, self.eager.compute(rows))
-            result = self.graphs.compute(shape, rows)
+                return self._finish(step, rows, self.eager.compute(rows, stream_2TD))
+            result = self.graphs.compute(shape, rows, stream_2TD)
             launched = self._sampled(step, rows, shape, result) if shape.samples else self._finish(step, rows, result)
             launched.shape = shape
             return launched
         except torch.AcceleratorError as error:
             raise ExecutorLost(f"the device failed in step {step.number}: {error}") from error
+
+    # A stage of a pipeline.
+
+    def _launch_stage(self, step: StepInput, rows: StepRows, links: StageLinks) -> LaunchedStep:
+        """Launch a stage's part of a step.
+
+        What fails before the last stage ends the replica: other stages wait for its rows.
+        """
+        try:
+            for write in links.begin(rows, step.openings):
+                self._write_tokens(write)
+            self._set_up(step, rows)
+            stream_2TD = links.receive(rows.num_tokens)
+            if not links.is_last:
+                return self._pass_on(step, rows, stream_2TD, links)
+        except ExecutorLost:
+            raise
+        except Exception as error:
+            raise ExecutorLost(f"stage {links.stage} fails in step {step.number}: {error}") from error
+        return self._end_pipeline(step, rows, stream_2TD, links)
+
+    def _end_pipeline(
+        self, step: StepInput, rows: StepRows, stream_2TD: Tensor | None, links: StageLinks
+    ) -> LaunchedStep:
+        """Compute the last stage. After an error, too, the first one gets tokens, so that all can compute another
+        step."""
+        try:
+            return self._compute(step, rows, stream_2TD)
+        finally:
+            if step.sample_seats:
+                links.send_tokens(self._sampled_tokens(rows))
+
+    def _pass_on(self, step: StepInput, rows: StepRows, stream_2TD: Tensor | None, links: StageLinks) -> LaunchedStep:
+        """Compute a stage that does not sample and send its rows on."""
+        shape = self._shape(step, rows)
+        if self.graphs is None or shape is None:
+            links.send(self.eager.compute(rows, stream_2TD))
+        else:
+            left_2TD = self.graphs.compute(shape, rows, stream_2TD)[:, : rows.num_tokens]
+            links.send(left_2TD.clone(memory_format=torch.contiguous_format))  # the next step overwrites the buffer
+        links.expect_tokens(rows)
+        output = StepOutput(step.number, (), (), (), ((),) * len(step.seats))
+        launched = LaunchedStep(step.number, self.staging.fetch([]), lambda _: output)
+        launched.shape = shape
+        return launched
+
+    def _write_tokens(self, write: TokenWrite) -> None:
+        """Write tokens that the last stage has sampled to their seats."""
+        (targets,) = self.staging.send(write.seats * self.tokens_SL.shape[1] + write.positions)
+        self.tokens_SL.view(-1).index_copy_(0, targets, write.tokens)
+
+    def _sampled_tokens(self, rows: StepRows) -> Tensor:
+        """Return the step's tokens, which are in their seats' rows."""
+        (places,) = self.staging.send(rows.sample_seats * self.tokens_SL.shape[1] + rows.sample_positions)
+        return self.tokens_SL.view(-1).index_select(0, places)
 
     def capture_next_graph(self, *, wanted: bool = False) -> bool:
         """Capture the graph of one more shape. False: none is left. `wanted`: only one whose lack has cost much."""
@@ -211,6 +243,10 @@ class Runner:
     def capture(self, shape: PassShape) -> None:
         """Capture the graph of one shape: on all ranks, between the same two steps."""
         assert self.graphs is not None, "a shape is one of its"
+        if self.links is not None and not self.links.is_last:
+            shape = shape._replace(samples=False, filtered=False)
+            if shape in self.graphs.graphs:
+                return
         self.graphs.capture_shape(shape)
 
     @torch.inference_mode()
@@ -249,6 +285,8 @@ class Runner:
         """The shape whose graph gives what the step's samples request, or from whose hidden states they are drawn."""
         if self.graphs is None or self._pays_ungraphed(rows):
             return None
+        if self.links is not None and not self.links.is_last:
+            return self.graphs.shape_for(rows, samples=False, filtered=False)
         seats, values = rows.sample_seats, self.values
         if not len(seats) or any(step.scored) or step.masks:
             return self.graphs.shape_for(rows, samples=False, filtered=False)
@@ -357,40 +395,6 @@ class Runner:
         num_parts = [len(parts) for parts in scores]
 
         def unpack(arrays: list[np.ndarray]) -> StepOutput:
-            return _unpacked(step, arrays, wanted if has_logprobs else None, num_parts)
+            return unpacked(step, arrays, wanted if has_logprobs else None, num_parts)
 
         return LaunchedStep(step.number, self.staging.fetch(tensors), unpack)
-
-
-def _unpacked(
-    step: StepInput, arrays: list[np.ndarray], wanted: Sequence[int] | None, num_parts: list[int]
-) -> StepOutput:
-    """Unpack a step's arrays.
-
-    `wanted`: number of top log-probabilities by sample, -1 for none at all; None where no sample requests any.
-    """
-    rest = iter(arrays)
-    tokens: tuple[int, ...] = ()
-    valid: tuple[bool, ...] = ()
-    if step.sample_seats:
-        tokens, valid = tuple(next(rest).tolist()), tuple(next(rest).tolist())
-    logprobs: tuple[TokenLogprobs | None, ...] = (None,) * len(tokens)
-    if wanted is not None:
-        entries = iter(_entries([next(rest) for _ in range(3)], [count for count in wanted if count >= 0]))
-        logprobs = tuple(next(entries) if count >= 0 else None for count in wanted)
-    prompts = tuple(
-        tuple(entry for _ in range(count) for entry in _entries([next(rest) for _ in range(3)], None))
-        for count in num_parts
-    )
-    return StepOutput(step.number, tokens, valid, logprobs, prompts)
-
-
-def _entries(arrays: list[np.ndarray], counts: list[int] | None) -> list[TokenLogprobs]:
-    """Log-probabilities as values, from chosen [rows], top tokens and top logprobs [rows, k], of which row r gets
-    `counts[r]`."""
-    chosen, top_tokens, top = (array.tolist() for array in arrays)
-    widths = counts if counts is not None else [len(row) for row in top]
-    return [
-        TokenLogprobs(logprob, tuple(zip(tokens[:width], values[:width], strict=True)))
-        for logprob, tokens, values, width in zip(chosen, top_tokens, top, widths, strict=True)
-    ]

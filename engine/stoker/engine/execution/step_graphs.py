@@ -25,7 +25,7 @@ from stoker.engine.execution.pass_shape import PassShape, PassShapes, lost_rows,
 from stoker.engine.execution.seats import DeviceSeatTables
 from stoker.engine.execution.staging import Staging
 from stoker.engine.execution.step_rows import StepRows, no_rows
-from stoker.model.decoder import Decoder
+from stoker.model.decoder import Decoder, PartOfPass
 from stoker.model.kernels.sampling import SampleRows
 from stoker.model.paged_attend import KVCache, PagedAttend, PagedSize
 
@@ -115,8 +115,12 @@ class StepGraphs:
         self.tokens = torch.zeros(largest.tokens, dtype=torch.int32, device=device)
         self.positions = torch.zeros(largest.tokens, dtype=torch.int32, device=device)
         self.out = torch.zeros(2 * largest.sequences, dtype=torch.int32, device=device)
-        self.hidden = torch.zeros(largest.tokens, model.config.hidden_size, dtype=cache.data.dtype, device=device)
-        """Hidden states that a pass without sampler leaves."""
+        stream = (2, largest.tokens, model.config.hidden_size)
+        self.entering = None if model.is_first else torch.zeros(stream, dtype=cache.data.dtype, device=device)
+        """What the pipeline's stage before has computed, [2, T, D]."""
+        hidden = stream[1:] if model.is_last else stream
+        self.hidden = torch.zeros(hidden, dtype=cache.data.dtype, device=device)
+        """What a pass without sampler leaves: hidden states [T, D], or what enters the next stage."""
         self.way = ""
         """How the last step was computed (`StepTrace.way`)."""
 
@@ -138,8 +142,14 @@ class StepGraphs:
         self.wanted[exact] += lost_rows(exact, found)
         return found or (None if exact.prompts else exact)
 
-    def compute(self, shape: PassShape, rows: StepRows) -> Tensor:
-        """Compute a step: sampled tokens and validity [2, B], or hidden states [T, D]. Valid until the next step."""
+    def compute(self, shape: PassShape, rows: StepRows, stream_2TD: Tensor | None = None) -> Tensor:
+        """Compute a step: sampled tokens and validity [2, B], or what `hidden` holds. Valid until the next step.
+
+        `stream_2TD`: the step's rows as they enter a pipeline's further stage.
+        """
+        if stream_2TD is not None:
+            assert self.entering is not None, "rows enter a further stage"
+            self.entering[:, : rows.num_tokens].copy_(stream_2TD)
         held = self._pass(shape)
         decodes = slice(rows.num_decodes)
         blocks_D = self.seats.tables[rows.seats[decodes], rows.starts[decodes] // self.cache.block_size]
@@ -147,7 +157,7 @@ class StepGraphs:
         if shape in self.graphs:
             self.way = "graph"
             self.graphs[shape]()
-            return held.out if shape.samples else self.hidden[: shape.tokens]
+            return held.out if shape.samples else self.hidden[..., : shape.tokens, :]
         self.way = "padded"
         return self._launch_kernels(shape, held)
 
@@ -205,9 +215,10 @@ class StepGraphs:
     def _launch_kernels(self, shape: PassShape, held: _Pass) -> Tensor:
         """Launch all kernels of a pass. Nothing here depends on numbers that exist on the host only."""
         self._fill_pass(shape, held)
-        hidden_TD: Tensor = self.model(held.tokens, held.positions, held.attend)
+        stream_2TD = None if self.entering is None else self.entering[:, : shape.tokens]
+        hidden_TD = self.model.stage(PartOfPass(held.tokens, held.positions, held.attend), stream_2TD)
         if not shape.samples:
-            return self.hidden[: shape.tokens].copy_(hidden_TD)
+            return self.hidden[..., : shape.tokens, :].copy_(hidden_TD)
         from stoker.engine.execution import step_kernels  # imports triton, which a machine without a GPU may lack
 
         inputs, seats = held.inputs, self.seats

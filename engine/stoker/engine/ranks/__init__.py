@@ -2,8 +2,9 @@
 machine or in another pod of the replica.
 
 All ranks compute every step together. Rank 0 sends a step to the others over a socket pair, as packed numbers; tensors
-travel through the ranks' process group. Every rank samples by itself, from the same logits with the same random
-numbers, so no token has to travel; a digest of the tokens is compared about once a second.
+travel through the ranks' process group. Every rank of a model's last layers samples by itself, from the same logits
+with the same random numbers; a digest of the tokens is compared about once a second. Ranks of other layers, in a
+pipeline, get rows and tokens from rank to rank (`execution.stage_links`).
 
 It imports `execution`; the core knows only the executor.
 

@@ -29,8 +29,8 @@ class TokenDigests:
         self._digest = 0
         self._after: dict[int, int] = {0: 0}
         """Steps read -> digest, of those steps that a rank may still report."""
-        self._reported: dict[int, tuple[int, int]] = {}
-        """Rank -> its newest (steps, digest)."""
+        self._reported: dict[int, tuple[int, int | None]] = {}
+        """Rank -> its newest (steps, digest); without a digest where it has no tokens."""
         self._lock = threading.Lock()
 
     def read(self, output: StepOutput) -> None:
@@ -45,7 +45,7 @@ class TokenDigests:
             self.steps += 1
             self._after[self.steps] = self._digest
 
-    def report(self, rank: int, steps: int, digest: int) -> None:
+    def report(self, rank: int, steps: int, digest: int | None) -> None:
         """Note a further rank's digest after so many steps."""
         with self._lock:
             self._reported[rank] = (steps, digest)
@@ -56,7 +56,7 @@ class TokenDigests:
             wrong = {
                 rank: steps
                 for rank, (steps, digest) in self._reported.items()
-                if steps in self._after and self._after[steps] != digest
+                if digest is not None and steps in self._after and self._after[steps] != digest
             }
             oldest = min((self._reported.get(rank, (0, 0))[0] for rank in range(1, ranks)), default=self.steps)
             for steps in [steps for steps in self._after if steps < min(oldest, self.steps)]:

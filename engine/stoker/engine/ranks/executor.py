@@ -22,12 +22,13 @@ import torch.distributed as dist
 
 from stoker.engine.errors import ExecutorLost
 from stoker.engine.execution.executor import RankState
+from stoker.engine.execution.launched_step import LaunchedStep
 from stoker.engine.execution.load import BesideWeights, LoadRunner, Progress, capture_first, load_runner
 from stoker.engine.execution.pass_shape import PassShape
-from stoker.engine.execution.runner import LaunchedStep, Runner
+from stoker.engine.execution.runner import Runner
 from stoker.engine.execution.step import StepInput, StepOutput, StepTrace
 from stoker.engine.plan import EnginePlan
-from stoker.engine.ranks.failures import StepFailure
+from stoker.engine.ranks.failures import StepFailure, StepFailures
 from stoker.engine.ranks.rendezvous import MeetingPoint
 from stoker.engine.ranks.wire import Capture, Setup, Step
 from stoker.engine.ranks.workers import POLL_S, STOP_S, Workers
@@ -62,7 +63,7 @@ class RankThread:
 
 
 class Ranks:
-    """`plan.tensor` ranks that compute every step together."""
+    """`plan.ranks` ranks that compute every step together."""
 
     def __init__(
         self,
@@ -84,6 +85,7 @@ class Ranks:
         self._submitted = 0
         """Steps since the start."""
         workers.on_lost = self._abort
+        workers.failures = StepFailures(plan.tensor)  # what requests do to a step shows in a pipeline's last stage
         self._loaded: Runner | None = None
         try:
             self._runner = self._load(progress, beside_weights)
@@ -96,7 +98,7 @@ class Ranks:
         try:
             self.workers.send(Setup(self.plan, meeting.port, meeting.host))
             loading = self._thread.submit(
-                lambda: self.load(self.plan, meeting.join(self.plan.tensor, self.plan.device), progress, beside_weights)
+                lambda: self.load(self.plan, meeting.join(self.plan.ranks, self.plan.device), progress, beside_weights)
             )
             runner = self.wait(loading)
         except RuntimeError as error:  # a collective's, too, where another rank has ended
@@ -173,14 +175,16 @@ class Ranks:
     def _abort(self) -> None:
         """End the exchanges in which rank 0 waits for a lost rank; Gloo's end with the ranks' sockets."""
         with contextlib.suppress(Exception):  # the group may be half made, and the replica ends in any case
-            if self._loaded is not None and self._loaded.sums is not None:
-                self._loaded.sums.abort()
+            if self._loaded is not None and (self._loaded.sums is not None or self._loaded.links is not None):
+                self._loaded.abort()
             elif self.plan.device == "cuda" and dist.is_initialized():
                 dist.group.WORLD._get_backend(torch.device("cuda")).abort()  # type: ignore[union-attr]
 
     def _leave_group(self) -> None:
         """Leave the group, in rank 0's thread. Graphs hold the group's communicator, so they go first."""
         if dist.is_initialized():
+            if self._loaded is not None and self._loaded.links is not None:
+                self._loaded.links.abort()  # a step whose result was not read may wait for a rank that has ended
             if self._loaded is not None and self._loaded.graphs is not None:
                 self._loaded.graphs.graphs.clear()
             dist.destroy_process_group()

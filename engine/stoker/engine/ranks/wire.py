@@ -73,8 +73,8 @@ class Beat(NamedTuple):
     """Steps begun since the start."""
     done: int
     """Steps whose tokens are known."""
-    digest: int
-    """Digest of the tokens of those steps (`digests`)."""
+    digest: int | None
+    """Digest of the tokens of those steps (`digests`); None for a rank that samples none."""
 
 
 class StepFailed(NamedTuple):

@@ -68,7 +68,7 @@ class Worker:
         self.rank, self.device, self.link, self.load, self.pod = rank, device, link, load, pod
         self.local_rank = rank if pod is None else pod.local_rank
         self._begun = 0
-        self._done = (0, 0)
+        self._done: tuple[int, int | None] = (0, None)
         """Steps whose tokens are known, and their digest: one value, because two threads use it."""
         self._results: queue.SimpleQueue[PendingOutput | None] = queue.SimpleQueue()
         self._ending = threading.Lock()
@@ -93,12 +93,13 @@ class Worker:
         if self.pod is not None:
             plan = self.pod.localise(plan)
         store, own = addresses(self.link, setup)
-        group = join(self.rank, plan.tensor, plan.device, (store, setup.port), own, self.local_rank)
+        group = join(self.rank, plan.ranks, plan.device, (store, setup.port), own, self.local_rank)
         runner = self.load(plan, group, beside_weights=beside_weights)
         self.link.send(pack(Ready()))
         if self.pod is not None:
             self.pod.tell("Serving")
-        threading.Thread(target=self._read_results, name="results", daemon=True).start()
+        samples = runner.links is None or runner.links.is_last
+        threading.Thread(target=self._read_results, args=(samples,), name="results", daemon=True).start()
         while True:
             match unpack(self.link.receive()):
                 case Step(step=step):
@@ -118,14 +119,14 @@ class Worker:
             self.link.send(pack(StepFailed(self._begun, runner.num_exchanges, _text(error))))
             return None
 
-    def _read_results(self) -> None:
-        digest = done = 0
+    def _read_results(self, samples: bool) -> None:
+        digest, done = 0, 0
         try:
             while True:
                 pending = self._results.get()
                 digest = extended(digest, pending.result()) if pending is not None else digest
                 done += 1
-                self._done = (done, digest)
+                self._done = (done, digest if samples else None)
         except BaseException as error:  # noqa: BLE001 - as in `run`
             self._fail(error)
 

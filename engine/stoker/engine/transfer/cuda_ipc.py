@@ -13,9 +13,7 @@ death, and the writer then unmaps the zone, which gives its memory back.
 
 from __future__ import annotations
 
-import queue
 import socket
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -26,7 +24,7 @@ from stoker.engine.transfer.landing_zone import Grant
 from stoker.engine.transfer.layout import BlockLayout
 from stoker.engine.transfer.local_blocks import MappableBlocks
 from stoker.engine.transfer.port import Move, PortInfo, TransportRefused
-from stoker.engine.transfer.socket_port import Posted, SocketLink, SocketPort
+from stoker.engine.transfer.socket_port import SocketLink, SocketPort
 from stoker.engine.transfer.tcp import dialed
 from stoker.engine.transfer.ticket import PeerLost, TransferError
 from stoker.engine.transfer.wire import Wire
@@ -100,7 +98,7 @@ class CudaIpcPort(SocketPort):
 
 
 class CudaIpcLink(SocketLink):
-    """The writer's end. Copies of all queued writes are begun at once; they end, and are told of, in order."""
+    """The writer's end. Copies begin where they are posted; a thread waits for each write's and tells the receiver."""
 
     transport = "cuda-ipc"
 
@@ -112,63 +110,40 @@ class CudaIpcLink(SocketLink):
         self._mapped = True
         super().__init__(wire, local, num_slots)
 
-    def send_blocks(self, wire: Wire, message: list[Any], moves: Sequence[Move], after: Mark | None) -> None:
-        self._begin(moves, after).wait()
-        wire.send(message)
-
-    def _begin(self, moves: Sequence[Move], after: Mark | None) -> Mark:
-        """Post the copies of a write."""
+    def prepare(self, moves: Sequence[Move], after: Mark | None) -> Mark:
+        """Post the copies of a write behind `after`; returns their end."""
+        if self._lost is not None:
+            return FailedMark(PeerLost(self._lost))
         size = self._local.block_bytes
         copies = [Copy(self._source + local * size, self._zone + slot * size, size) for local, slot, _ in moves]
-        return self._copies.post(copies, after)
-
-    def _run(self) -> None:
-        flying: deque[tuple[Posted, Mark]] = deque()
-        while self._take(flying):
-            item, mark = flying.popleft()
-            item.ticket.complete(self._finish(item, mark))
-        for item, _ in flying:
-            item.ticket.complete(PeerLost("the link is closed"))
-        self._end()
-
-    def _take(self, flying: deque[tuple[Posted, Mark]]) -> bool:
-        """Begin all that is queued; wait for a write where none is under way. False: the link is closed."""
-        while True:
-            try:
-                item = self._queue.get(block=not flying)
-            except queue.Empty:
-                return True
-            if item is None:
-                return False
-            if item.ticket.start():
-                self._launch(item, flying)
-
-    def _launch(self, item: Posted, flying: deque[tuple[Posted, Mark]]) -> None:
-        if self._lost is not None:
-            item.ticket.complete(PeerLost(self._lost))
-            return
         try:
-            flying.append((item, self._begin(item.moves, item.after)))
+            return self._copies.post(copies, after)
         except DeviceError as error:
-            item.ticket.complete(self._fail(error))
+            return FailedMark(error)
 
-    def _finish(self, item: Posted, mark: Mark) -> TransferError | None:
-        """Wait for the copies of a write and tell the receiver. Returns why it failed."""
-        try:
-            mark.wait()
-            if self._lost is not None:
-                return PeerLost(self._lost)
-            self._wire.send(item.message)
-            answer = self._wire.receive()
-        except TransferError as error:
-            return self._fail(error)
-        return self._judge(item, answer)
+    def send_blocks(self, wire: Wire, message: list[Any], moves: Sequence[Move], after: Mark | None) -> None:  # noqa: ARG002
+        assert after is not None, "the end of the copies"
+        after.wait()
+        wire.send(message)
 
     def close(self) -> None:
         """Unmap the peer's zone behind the last copy; a dead peer's memory is given back with it."""
         super().close()
         if self._mapped:
             self._mapped = False
-            with suppress(DeviceError):  # the context is gone with the engine
-                self._copies.close()
-                self._device.close(self._zone)
+            for work in (self._copies.close, lambda: self._device.close(self._zone)):
+                with suppress(DeviceError):  # a device that has failed gives its memory back with the process
+                    work()
+
+
+class FailedMark:
+    """The end of copies that could not begin."""
+
+    def __init__(self, error: TransferError) -> None:
+        self.error = error
+
+    def reached(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        raise self.error

@@ -51,7 +51,10 @@ class StreamQueue:
         return EventMark(self._stream)
 
     def close(self) -> None:
-        self._stream.synchronize()
+        try:
+            self._stream.synchronize()
+        except RuntimeError as error:
+            raise DeviceError(f"the device has failed: {error}") from error
 
 
 class CudaMemory:

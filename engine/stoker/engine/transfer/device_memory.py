@@ -36,14 +36,14 @@ class Mark(Protocol):
 
 
 class CopyQueue(Protocol):
-    """Copies in order, beside the computation. Used by one thread."""
+    """Copies in order, beside the computation. One thread posts; others may wait for the marks."""
 
     def post(self, copies: Sequence[Copy], after: Mark | None) -> Mark:
         """Begin copies once `after` is reached; returns the mark of their end. Raises DeviceError."""
         ...
 
     def close(self) -> None:
-        """Wait for what was posted."""
+        """Wait for what was posted. Raises DeviceError."""
         ...
 
 

@@ -225,7 +225,7 @@ class Posted:
     tag: bytes
     ticket: ThreadTicket
     after: Mark | None
-    """What was computed before it is in the blocks."""
+    """What is to be waited for before the write is sent (`SocketLink.prepare`)."""
 
     @property
     def message(self) -> list[Any]:
@@ -245,9 +245,13 @@ class SocketLink(ABC):
         self._thread = threading.Thread(target=self._run, name=f"{self.transport} writes", daemon=True)
         self._thread.start()
 
+    def prepare(self, moves: Sequence[Move], after: Mark | None) -> Mark | None:  # noqa: ARG002
+        """Begin what can be begun by the thread that writes; returns what `send_blocks` has to wait for."""
+        return after
+
     @abstractmethod
     def send_blocks(self, wire: Wire, message: list[Any], moves: Sequence[Move], after: Mark | None) -> None:
-        """Move the bytes of what was computed before `after`, and send the message about them."""
+        """Move the bytes and send the message about them. `after`: what `prepare` has returned."""
 
     @property
     def lost(self) -> str | None:
@@ -262,7 +266,7 @@ class SocketLink(ABC):
                 most = f"{self._local.count} blocks and {self._num_slots} slots"
                 raise ValueError(f"there are {most}, got block {local} and slot {remote}")
         ticket = ThreadTicket(len(moves) * self._local.block_bytes)
-        self._queue.put(Posted(moves, tag, ticket, self._local.mark()))
+        self._queue.put(Posted(moves, tag, ticket, self.prepare(moves, self._local.mark())))
         if self._lost is not None:
             ticket.complete(PeerLost(self._lost))
         return ticket

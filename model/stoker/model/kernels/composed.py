@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from stoker.model.kernels.expert_weights import ExpertWeights
+
 
 def norm_linear(
     _x_TD: Tensor, _update_TD: Tensor | None, _norm_D: Tensor, _eps: float, _weight_ED: Tensor, _bias_E: Tensor | None
@@ -21,4 +23,14 @@ def norm_linear_swiglu(
 
 
 def linear_swiglu(_x_TD: Tensor, _weight_FD: Tensor) -> None:
+    return None
+
+
+def experts(_x_TD: Tensor, _weights: ExpertWeights) -> None:
+    return None
+
+
+def norm_experts(
+    _x_TD: Tensor, _update_TD: Tensor | None, _norm_D: Tensor, _eps: float, _weights: ExpertWeights
+) -> None:
     return None

@@ -52,6 +52,17 @@ def sort_rows(experts_TK: Tensor, num_experts: int) -> ExpertRows:
     return ExpertRows(sources_S, places_S, ends_E, experts_TK.shape[1])
 
 
+def sort_own_rows(experts_TK: Tensor, own: range) -> tuple[ExpertRows, Tensor]:
+    """Sort the choices by expert, with those of experts outside of the run `own` behind all others.
+
+    Returns:
+        The rows, and int32 [len(own)]: where the rows of each own expert end.
+    """
+    local_TK = experts_TK - own.start
+    rows = sort_rows(local_TK.masked_fill((local_TK < 0) | (local_TK >= len(own)), len(own)), len(own) + 1)
+    return rows, rows.ends[:-1]
+
+
 def count_rows(choices_S: Tensor, num_experts: int) -> Tensor:
     """Return the number of rows of each expert, int64 [E]. `bincount` would wait for the device."""
     counts_E = torch.zeros(num_experts, dtype=torch.int64, device=choices_S.device)

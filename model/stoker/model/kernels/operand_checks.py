@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from stoker.model.kernels.expert_rows import ExpertRows
+from stoker.model.kernels.expert_weights import ExpertWeights
 from stoker.model.kernels.rotation import CacheLayer, Rotation
 from stoker.model.kernels.runs import AttentionRuns
 from stoker.model.kernels.sampling import SampleRows
@@ -57,6 +58,20 @@ def check_combine(y_SD: Tensor, weights_TK: Tensor, rows: ExpertRows) -> None:
         raise ValueError(
             f"combine: y {tuple(y_SD.shape)}, weights {tuple(weights_TK.shape)} and {len(rows.sources)} rows do not fit"
         )
+
+
+def check_experts(x_TD: Tensor, weights: ExpertWeights) -> None:
+    experts, own, hidden, width = weights.num_experts, weights.num_own, weights.hidden, weights.width
+    shapes = (tuple(weights.gate_up.shape), tuple(weights.down.shape))
+    if x_TD.shape[-1] != hidden or shapes != ((own * 2 * width, hidden), (own * hidden, width)):
+        raise ValueError(
+            f"experts: x {tuple(x_TD.shape)}, router {tuple(weights.router.shape)}, gate and up {shapes[0]} and down "
+            f"{shapes[1]} do not fit"
+        )
+    if not 1 <= weights.num_choices <= experts:
+        raise ValueError(f"experts: {weights.num_choices} experts of a token, of {experts}")
+    if weights.first < 0 or weights.first + own > experts:
+        raise ValueError(f"experts: {own} experts from {weights.first} on, of {experts}")
 
 
 def check_cross_entropy(hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, weights_T: Tensor) -> None:

@@ -16,19 +16,16 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from stoker.model.kernels.adam import AdamStep
-from stoker.model.kernels.expert_rows import ExpertRows, Routes
+from stoker.model.kernels.expert_ops import ExpertOps
 from stoker.model.kernels.fp8 import fp8_of
 from stoker.model.kernels.kernel_set import CrossEntropy, MissingKernel, choose_kernels, obstacle
 from stoker.model.kernels.operand_checks import (
     check_adam,
     check_attention,
     check_cache_write,
-    check_combine,
     check_cross_entropy,
-    check_grouped_linear,
     check_norm_linear,
     check_rotate,
-    check_route,
     check_runs,
     check_sample,
 )  # fmt: skip
@@ -39,7 +36,7 @@ from stoker.model.kernels.sequences import DeviceSequences, PackedSequences, Pag
 from stoker.pod.capabilities import ATTENTION, PAGED_ATTENTION, AttentionName, KernelsName
 
 
-class Ops:
+class Ops(ExpertOps):
     """The operations with one set of kernels. Nothing changes after construction; equal where the choice is equal."""
 
     keeps_casts = True
@@ -195,38 +192,6 @@ class Ops:
         """Return swiglu(linear(x)), in one kernel where that is faster; the weight holds gate's rows, then up's."""
         fused = self.impl.linear_swiglu(x_TD, gate_up_FD) if fp8_of(gate_up_FD) is None else None
         return self.swiglu(self.linear(x_TD, gate_up_FD)) if fused is None else fused
-
-    def route(self, logits_TE: Tensor, num_choices: int, normalise: bool) -> Routes:
-        """Choose the most probable experts of each token; softmax over all experts, in float32, differentiable.
-
-        `normalise`: the weights of a token's experts add up to one.
-        """
-        check_route(logits_TE, num_choices)
-        return self.impl.route(logits_TE, num_choices, normalise)
-
-    def dispatch(self, x_TD: Tensor, rows: ExpertRows) -> Tensor:
-        """Return the tokens in the order in which experts compute, x_SD: one row for each choice of each token."""
-        if x_TD.shape[0] * rows.num_choices != len(rows.sources):
-            raise ValueError(f"dispatch: x {tuple(x_TD.shape)} does not fit {len(rows.sources)} rows")
-        return self.impl.dispatch(x_TD, rows)
-
-    def grouped_linear(self, x_SD: Tensor, weight_RD: Tensor, ends_E: Tensor) -> Tensor:
-        """Return y_SO: each expert's run of rows times its own weight, transposed.
-
-        Rows behind the last end are no expert's: their results are undefined.
-
-        Args:
-            x_SD: rows sorted by expert.
-            weight_RD: the weights of the E experts one below the other, R = E * O rows.
-            ends_E: int32, where each expert's run of rows ends; not below the one before.
-        """
-        check_grouped_linear(x_SD, weight_RD, ends_E)
-        return self.impl.grouped_linear(x_SD, weight_RD, ends_E)
-
-    def combine(self, y_SD: Tensor, weights_TK: Tensor, rows: ExpertRows) -> Tensor:
-        """Return each token's weighted sum over its experts, y_TD; summed in float32, in the order of its choices."""
-        check_combine(y_SD, weights_TK, rows)
-        return self.impl.combine(y_SD, weights_TK, rows)
 
     def rotate(self, q_TNH: Tensor, k_TKH: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
         """Normalise q and k per head where the rotation has norms, then rotate them."""

@@ -38,6 +38,13 @@ export function duration(seconds) {
   return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
 }
 
+/** A time and its parts that took a second at least: `18 s (pull 5 s, load 9 s)`. */
+export function inParts(parts) {
+  const all = Object.entries(parts);
+  const shown = all.filter(([, took]) => took > 0).map(([part, took]) => `${part.replace("_", " ")} ${duration(took)}`);
+  return `${duration(all.reduce((sum, [, took]) => sum + took, 0))}${shown.length ? ` (${shown.join(", ")})` : ""}`;
+}
+
 /** Milliseconds or seconds, for latencies. */
 export function latency(seconds) {
   if (seconds === null || seconds === undefined) return DASH;

@@ -1,6 +1,6 @@
 // Attempts of a run on a time line, its use of time, and its ranks on nodes. Every picture is a list with words.
 import { el } from "./dom.js";
-import { DASH, badge, count, duration, moment, percent, seconds } from "./format.js";
+import { DASH, badge, count, duration, inParts, moment, percent, seconds } from "./format.js";
 
 /** One bar for each attempt, on one scale of time, with the cause of its end in words. */
 export function timeline(attempts) {
@@ -25,6 +25,7 @@ function attempt(one, from, span) {
   const resumed = one.resumed_from && `resumed from step ${count(one.resumed_from.step)}`;
   const steps =
     one.first_step !== null && one.last_step !== null && `steps ${count(one.first_step)} to ${count(one.last_step)}`;
+  const started = Object.keys(one.startup).length > 0 && `first step after ${inParts(one.startup)}`;
   const length = duration(seconds(one.started_at, one.ended_at));
   return el(
     "li",
@@ -34,7 +35,7 @@ function attempt(one, from, span) {
       { class: "attempt-words" },
       el("strong", {}, `Attempt ${one.attempt}`),
       badge(one.failure ? "Failed" : one.phase || "Running"),
-      el("span", { class: "muted" }, [length, resumed, steps].filter(Boolean).join(" · ")),
+      el("span", { class: "muted" }, [length, resumed, steps, started].filter(Boolean).join(" · ")),
     ),
     el(
       "div",

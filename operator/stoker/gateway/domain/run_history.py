@@ -10,6 +10,17 @@ from stoker.gateway.observations import Attempt, Failure, Goodput, RankPod, RunH
 
 Object = Mapping[str, Any]
 SECONDS = ("productive", "checkpointing", "starting", "restarting", "queued", "suspended", "lost")
+START_PARTS = {
+    "queue": "queue",
+    "schedule": "schedule",
+    "pull": "pull",
+    "start": "start",
+    "rendezvous": "rendezvous",
+    "load": "load",
+    "compile": "compile",
+    "firstStep": "first_step",
+}
+"""Parts of a start in their order, with their names here; an API server keeps no order."""
 
 
 def run_history(job: Object) -> RunHistory:
@@ -38,7 +49,12 @@ def _attempt(found: Object) -> Attempt:
         last_step=found.get("lastStep"),
         resumed_from=saved_at(found.get("resumedFrom")),
         failure=_failure(found.get("failure")),
+        startup=_startup(found.get("startup") or {}),
     )
+
+
+def _startup(found: Object) -> dict[str, int]:
+    return {name: found[part] for part, name in START_PARTS.items() if part in found}
 
 
 def saved_at(found: Object | None) -> SavedAt | None:

@@ -23,7 +23,7 @@ class EngineParallelism(Value):
     pipeline: Degree = 1
     data: Degree = 1
     expert: Degree = 1
-    """Ranks that share the experts, out of the tensor and data ranks."""
+    """Runs of whole experts over the tensor ranks."""
 
 
 class Autoscaling(Value):
@@ -94,9 +94,9 @@ class Pool(PodFields):
                 field=".parallelism",
             ),
             rule(
-                "p.tensor * p.data % p.expert == 0",
-                "expert must divide tensor x data",
-                shown="expert {p.expert} does not divide tensor {p.tensor} x data {p.data}",
+                "p.tensor % p.expert == 0",
+                "expert must divide tensor",
+                shown="expert {p.expert} does not divide tensor {p.tensor}",
                 names={"p": "self.parallelism"},
                 field=".parallelism.expert",
             ),

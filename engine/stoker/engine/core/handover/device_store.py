@@ -43,15 +43,17 @@ class DeviceStore:
         self._copy = copy_and_sum if fused else torch_copy_and_sum
         self._sums = sums if fused else torch_sums
         self._stream = torch.cuda.Stream(cache_BN.device)  # type: ignore[no-untyped-call]
-        first_B = self._rows([0])
-        self._copy(cache_BN, first_B, cache_BN, first_B)
+        for rows in ([0], [0, 0]):  # the second of the two lists that are sent as one may be aligned otherwise
+            first_B, second_B = self._rows([*rows, *rows]).chunk(2)
+            self._copy(cache_BN, first_B, cache_BN, second_B)
         self.sums([0]).values()
 
     @torch.inference_mode()
     def copy_and_sum(self, slots: Sequence[int], blocks: Sequence[int]) -> StreamSums:
         """Begin to copy slots into cache blocks, behind what this thread has launched before."""
         stream = torch.cuda.current_stream(self.cache_BN.device)
-        return self._read_back(self._copy(self.zone_SN, self._rows(slots), self.cache_BN, self._rows(blocks)), stream)
+        slots_B, blocks_B = self._rows([*slots, *blocks]).chunk(2)
+        return self._read_back(self._copy(self.zone_SN, slots_B, self.cache_BN, blocks_B), stream)
 
     @torch.inference_mode()
     def sums(self, blocks: Sequence[int]) -> StreamSums:

@@ -33,8 +33,9 @@ from stoker.engine.core.handover.office import SILENT_S, Gone, Office
 from stoker.engine.core.handover.prefill_side import Help, HelpStage, Writing
 from stoker.engine.core.messages import AddRequest, Delta
 from stoker.engine.core.request_spans import prompt_spans
+from stoker.engine.transfer.landing_zone import Grant
 from stoker.engine.transfer.port import LayoutMismatch, Link, Move
-from stoker.engine.transfer.ticket import TransferError
+from stoker.engine.transfer.ticket import Ticket, TransferError
 
 PIECE_BYTES = 256 << 20
 """Most bytes of one write, so that the receiver copies the first blocks while the others are on their way."""
@@ -201,11 +202,15 @@ class PrefillDesk:
         if not taken:
             return
         table = self.blocks.table(one)
+        tickets: list[tuple[Ticket, tuple[tuple[int, Grant], ...]]] = []
         for first in range(0, len(taken), self._piece):
             piece = tuple(taken[first : first + self._piece])
             moves = [Move(table[index], grant.slot, grant.generation) for index, grant in piece]
-            ticket = caller.link.result().write(moves, one.id.encode())
-            one.writing.append(Writing(ticket, self.office.store.sums([move.local for move in moves]), piece))
+            tickets.append((caller.link.result().write(moves, one.id.encode()), piece))
+        sums = self.office.store.sums([table[index] for index, _ in taken])  # while the copies run
+        one.writing += [
+            Writing(ticket, sums, number * self._piece, piece) for number, (ticket, piece) in enumerate(tickets)
+        ]  # fmt: skip
         self.tally.blocks["sent"] += len(taken)
         self._announce(caller, one)
 

@@ -36,6 +36,9 @@ class Writing:
 
     ticket: Ticket
     sums: Sums
+    """Of these blocks, with others before and after them."""
+    first: int
+    """Place of the first block's sum."""
     blocks: tuple[tuple[int, Grant], ...]
     """(index in the request, slot)."""
 
@@ -48,7 +51,7 @@ class Writing:
         """The blocks as they are announced once they are there. `seed`: of the block with an index."""
         return tuple(
             ReadyBlock(index, grant.slot, grant.generation, seeded(int(raw), seed(index)))
-            for (index, grant), raw in zip(self.blocks, self.sums.values(), strict=True)
+            for (index, grant), raw in zip(self.blocks, self.sums.values()[self.first :], strict=False)
         )
 
 

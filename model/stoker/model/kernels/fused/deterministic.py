@@ -10,7 +10,13 @@ from __future__ import annotations
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from stoker.model.kernels.composed import linear_swiglu, norm_linear, norm_linear_swiglu
+from stoker.model.kernels.composed import (
+    experts,
+    linear_swiglu,
+    norm_experts,
+    norm_linear,
+    norm_linear_swiglu,
+)
 from stoker.model.kernels.fused.adam import adam_
 from stoker.model.kernels.fused.attention.packed import packed_attention
 from stoker.model.kernels.fused.attention.paged import paged_attention_deterministic as paged_attention
@@ -38,6 +44,7 @@ __all__ = [
     "cross_entropy",
     "dispatch",
     "embedding",
+    "experts",
     "fp8_linear",
     "grouped_linear",
     "line_squares",
@@ -45,6 +52,7 @@ __all__ = [
     "linear_swiglu",
     "log_softmax",
     "logits",
+    "norm_experts",
     "norm_linear",
     "norm_linear_swiglu",
     "pack",

@@ -11,6 +11,7 @@ from stoker.model.kernels.fused.attention.paged import paged_attention
 from stoker.model.kernels.fused.attention.runs import attend_runs, attend_runs_backward
 from stoker.model.kernels.fused.cross_entropy import chunked_cross_entropy
 from stoker.model.kernels.fused.embedding import embedding
+from stoker.model.kernels.fused.expert_layer import experts, norm_experts
 from stoker.model.kernels.fused.experts import combine, dispatch, route
 from stoker.model.kernels.fused.fp8 import fp8_linear
 from stoker.model.kernels.fused.grouped_linear import grouped_linear
@@ -33,6 +34,7 @@ __all__ = [
     "cross_entropy",
     "dispatch",
     "embedding",
+    "experts",
     "fp8_linear",
     "grouped_linear",
     "line_squares",
@@ -40,6 +42,7 @@ __all__ = [
     "linear_swiglu",
     "log_softmax",
     "logits",
+    "norm_experts",
     "norm_linear",
     "norm_linear_swiglu",
     "pack",

@@ -2,7 +2,7 @@
 import { actionButton, confirmed, send } from "../actions.js";
 import { address, resource } from "../api.js";
 import { el, fill, panel } from "../dom.js";
-import { DASH, badge, count, duration, latency, meter, moment, number } from "../format.js";
+import { DASH, badge, count, inParts, latency, meter, moment, number } from "../format.js";
 import { liveOne, reader } from "../live.js";
 import { table } from "../table.js";
 import { facts } from "../timeline.js";
@@ -147,18 +147,10 @@ function poolTable() {
       { title: "Role", cell: (one) => one.role },
       { title: "Ready", numeric: true, cell: (one) => `${one.ready} / ${one.replicas}` },
       { title: "Updated", numeric: true, cell: (one) => count(one.updated) },
-      { title: "Last start", cell: (one) => start(one.last_start) },
+      { title: "Last start", cell: (one) => (one.last_start ? inParts(one.last_start.parts) : DASH) },
       { title: "Why", cell: (one) => one.message },
     ],
   });
-}
-
-/** The time until the newest replica was ready, and its parts that took a second at least. */
-function start(found) {
-  if (!found) return DASH;
-  const parts = Object.entries(found.parts).filter(([, seconds]) => seconds > 0);
-  const shown = parts.map(([part, seconds]) => `${part} ${duration(seconds)}`).join(", ");
-  return `${duration(found.seconds)}${shown ? ` (${shown})` : ""}`;
 }
 
 /** The autoscaler's decisions of all pools; nothing is shown where it has made none. */

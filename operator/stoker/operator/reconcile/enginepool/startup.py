@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from stoker.operator.api.enginepool import ReplicaStart, StartParts
 from stoker.operator.domain.clock import timestamp
+from stoker.operator.domain.plan import Report
 from stoker.operator.domain.pods import created_at, ready_at, scheduled_at, started_at
 from stoker.operator.domain.startup import engine_start
 from stoker.operator.reconcile.enginepool.replica import Replica, is_leader
 from stoker.operator.reconcile.enginepool.view import PoolView
+
+_STARTED = ("Serving", "Draining", "Drained")
+"""Phases of an engine whose start is over."""
 
 
 def last_start(view: PoolView) -> ReplicaStart | None:
@@ -31,7 +35,7 @@ def _start_of(view: PoolView, replica: Replica, known: ReplicaStart | None) -> R
         return None
     if known is not None and timestamp(created) <= known.created_at:
         return None
-    reported = (view.report(leader) or {}).get("startup_s")
+    reported = _whole_report(view.report(leader) or {})
     started, ready = _last(map(started_at, replica.pods)), _last(map(ready_at, replica.pods))
     if not reported or started is None or ready is None:
         return None
@@ -43,6 +47,11 @@ def _start_of(view: PoolView, replica: Replica, known: ReplicaStart | None) -> R
         seconds=sum(parts.values()),
         parts=StartParts.model_validate(parts),
     )
+
+
+def _whole_report(report: Report) -> Mapping[str, float]:
+    """The engine's parts; empty in a report from before its end, which may still be the newest of a ready pod."""
+    return (report.get("startup_s") or {}) if report.get("phase") in _STARTED else {}
 
 
 def _last(moments: Iterable[datetime | None]) -> datetime | None:

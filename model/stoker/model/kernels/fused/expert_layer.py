@@ -1,0 +1,71 @@
+"""A whole layer of experts for serving: choose, sort and multiply on the device, in two to six kernels.
+
+Few tokens go pair by pair (`expert_pairs`), more go expert by expert (`expert_products`). Nothing waits for the device,
+so graphs hold all of it. Without gradient only; sums have a fixed order, but that order depends on the number of rows,
+so the deterministic mode keeps to the single operations. T tokens, D hidden.
+
+Called through `Ops`.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from stoker.model.kernels.expert_weights import ExpertWeights
+from stoker.model.kernels.fused.expert_order import order_rows
+from stoker.model.kernels.fused.expert_pairs import pair_products
+from stoker.model.kernels.fused.expert_products import grouped_products
+from stoker.model.kernels.fused.expert_router import route_few, route_rows
+from stoker.model.kernels.fused.expert_tiles import tiles_for
+from stoker.model.kernels.fused.few_rows import RowNorm
+from stoker.model.kernels.fused.norm import add_rms_norm, rms_norm, wants_grad
+
+MAX_PAIR_TOKENS = 2
+"""Most tokens whose pairs read weights on their own."""
+MAX_PAIR_DEPTH = 8192
+"""Deepest rows of pairs: a program holds whole rows of weights."""
+
+
+def experts(x_TD: Tensor, weights: ExpertWeights) -> Tensor | None:
+    """Return the weighted sum of each token's experts, y_TD; None where the single operations have to be called."""
+    if not suits(x_TD, weights) or wants_grad(x_TD, *weights[:3]):
+        return None
+    x_TD = x_TD.contiguous()
+    if suits_pairs(x_TD):
+        return pair_products(x_TD, route_few(x_TD, None, weights)[0], weights)
+    choices = route_rows(x_TD, weights)
+    order = order_rows(choices.experts, weights.num_own, weights.first)
+    tiles = tiles_for(len(order.sources), weights.num_experts, x_TD.dtype)
+    return grouped_products(x_TD, choices, order, weights, tiles)
+
+
+def norm_experts(
+    x_TD: Tensor, update_TD: Tensor | None, norm_D: Tensor, eps: float, weights: ExpertWeights
+) -> tuple[Tensor, Tensor] | None:
+    """Return (experts(norm(x + update)), x + update); None where the single operations have to be called."""
+    tensors = (x_TD, norm_D, *weights[:3]) if update_TD is None else (x_TD, update_TD, norm_D, *weights[:3])
+    if not suits(x_TD, weights) or wants_grad(*tensors):
+        return None
+    if suits_pairs(x_TD):
+        choices, few = route_few(x_TD, RowNorm(update_TD, norm_D, eps), weights)
+        return pair_products(few.normed, choices, weights), few.total
+    normed_TD, total_TD = (
+        (rms_norm(x_TD, norm_D, eps), x_TD) if update_TD is None else add_rms_norm(update_TD, x_TD, norm_D, eps)
+    )
+    y_TD = experts(normed_TD, weights)
+    assert y_TD is not None
+    return y_TD, total_TD
+
+
+def suits(x_TD: Tensor, weights: ExpertWeights) -> bool:
+    tensors = weights[:3]
+    return (
+        x_TD.dim() == 2
+        and x_TD.numel() > 0
+        and weights.width > 0
+        and all(tensor.dtype is x_TD.dtype and tensor.is_contiguous() for tensor in tensors)
+    )
+
+
+def suits_pairs(x_TD: Tensor) -> bool:
+    return x_TD.shape[0] <= MAX_PAIR_TOKENS and x_TD.shape[1] <= MAX_PAIR_DEPTH

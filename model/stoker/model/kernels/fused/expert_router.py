@@ -1,0 +1,247 @@
+"""Choice of experts for serving: the router's product, softmax and the most probable experts, on the device.
+
+Of equal probabilities the lower expert comes first. Logits that are no numbers still choose experts that exist. Without
+gradient only; `experts.route` is the differentiable choice. T tokens, D hidden, E experts, K experts of a token.
+
+Called by `expert_layer`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from stoker.model.kernels.expert_weights import ExpertWeights
+from stoker.model.kernels.fused.few_rows import RowNorm
+from stoker.model.kernels.fused.launch import overlap, wait_for_last
+
+FEW_EXPERTS = 2
+"""Experts of one program where rows are few."""
+MAX_COLUMNS = 128
+STAGE_BYTES = 32768
+"""Most bytes of the router in one of the product's stages."""
+STAGES = 3
+
+
+class Choices(NamedTuple):
+    """The experts of each token."""
+
+    experts: Tensor
+    """int32 [T, K], the most probable first."""
+    weights: Tensor
+    """float32 [T, K]"""
+
+
+class FewLogits(NamedTuple):
+    logits: Tensor
+    """float32 [T, E]"""
+    normed: Tensor
+    """[T, D]"""
+    total: Tensor
+    """[T, D]: x + update"""
+
+
+def route_rows(x_TD: Tensor, weights: ExpertWeights) -> Choices:
+    """Compute product, softmax and choice in one kernel, some rows per program."""
+    num_tokens, depth = x_TD.shape
+    choices = empty_choices(num_tokens, weights.num_choices, x_TD.device)
+    rows = 16 if num_tokens <= 1024 else 64
+    experts = max(16, triton.next_power_of_2(weights.num_experts))
+    columns = max(16, min(MAX_COLUMNS, STAGE_BYTES // (experts * x_TD.element_size())))
+    route_rows_kernel[(triton.cdiv(num_tokens, rows),)](
+        x_TD,
+        weights.router,
+        choices.experts,
+        choices.weights,
+        num_tokens,
+        weights.num_experts,
+        depth,
+        CHOICES=weights.num_choices,
+        PLACES=triton.next_power_of_2(weights.num_choices),
+        NORMALISE=weights.normalise,
+        ROWS=rows,
+        EXPERTS=experts,
+        COLUMNS=columns,
+        WHOLE=depth % columns == 0,
+        enable_fp_fusion=True,
+        num_warps=4 if rows == 16 and experts <= 128 else 8,
+        num_stages=STAGES,
+        **overlap(),
+    )
+    return choices
+
+
+def route_few(x_TD: Tensor, norm: RowNorm | None, weights: ExpertWeights) -> tuple[Choices, FewLogits]:
+    """Compute norm and product of few rows by many programs, then choose."""
+    few = few_logits(x_TD, norm, weights.router)
+    num_tokens, num_experts = few.logits.shape
+    choices = empty_choices(num_tokens, weights.num_choices, x_TD.device)
+    choose_kernel[(num_tokens,)](
+        few.logits,
+        choices.experts,
+        choices.weights,
+        num_experts,
+        CHOICES=weights.num_choices,
+        PLACES=triton.next_power_of_2(weights.num_choices),
+        NORMALISE=weights.normalise,
+        EXPERTS=triton.next_power_of_2(num_experts),
+        num_warps=1,
+        **overlap(),
+    )
+    return choices, few
+
+
+def few_logits(x_TD: Tensor, norm: RowNorm | None, router_ED: Tensor) -> FewLogits:
+    """Return the logits of norm(x + update), and both sums. Without a norm x is normed already."""
+    num_rows, depth = x_TD.shape
+    x, update = x_TD.contiguous(), None if norm is None or norm.update is None else norm.update.contiguous()
+    logits_TE = torch.empty(num_rows, router_ED.shape[0], dtype=torch.float32, device=x.device)
+    normed_TD = x if norm is None else torch.empty_like(x)
+    total_TD = x if update is None else torch.empty_like(x)
+    few_logits_kernel[(triton.cdiv(router_ED.shape[0], FEW_EXPERTS),)](
+        x,
+        update,
+        None if norm is None else norm.weight,
+        router_ED,
+        logits_TE,
+        normed_TD,
+        total_TD,
+        router_ED.shape[0],
+        depth,
+        0.0 if norm is None else norm.eps,
+        ROWS=num_rows,
+        HAS_UPDATE=update is not None,
+        HAS_NORM=norm is not None,
+        EXPERTS=FEW_EXPERTS,
+        DEPTH=max(512, triton.next_power_of_2(depth)),
+        enable_fp_fusion=True,
+        num_warps=4,
+        **overlap(),
+    )
+    return FewLogits(logits_TE, normed_TD, total_TD)
+
+
+def empty_choices(num_tokens: int, num_choices: int, device: torch.device) -> Choices:
+    experts = torch.empty(num_tokens, num_choices, dtype=torch.int32, device=device)
+    return Choices(experts, torch.empty(num_tokens, num_choices, dtype=torch.float32, device=device))
+
+
+@triton.jit
+def choose(
+    logits_RE, num_experts,
+    CHOICES: tl.constexpr, PLACES: tl.constexpr, NORMALISE: tl.constexpr, ROWS: tl.constexpr, EXPERTS: tl.constexpr,
+):  # fmt: skip
+    """Softmax, then repeated maximum: experts and their weights, [ROWS, PLACES]."""
+    expert_E = tl.arange(0, EXPERTS)[None, :]
+    place_K = tl.arange(0, PLACES)[None, :]
+    inside = expert_E < num_experts
+    exponentials = tl.where(
+        inside, tl.exp(logits_RE - tl.max(tl.where(inside, logits_RE, -float("inf")), 1)[:, None]), 0.0
+    )
+    left = tl.where(inside, exponentials / tl.sum(exponentials, 1)[:, None], -1.0)
+    experts = tl.zeros([ROWS, PLACES], dtype=tl.int32)
+    weights = tl.zeros([ROWS, PLACES], dtype=tl.float32)
+    for choice in tl.static_range(CHOICES):
+        best_R = tl.max(left, 1)[:, None]
+        chosen_R = tl.min(tl.where(left == best_R, expert_E, EXPERTS), 1)[:, None]
+        chosen_R = tl.minimum(chosen_R, num_experts - 1)
+        left = tl.where(expert_E == chosen_R, -1.0, left)
+        experts = tl.where(place_K == choice, chosen_R, experts)
+        weights = tl.where(place_K == choice, best_R, weights)
+    if NORMALISE:
+        weights = weights / tl.sum(weights, 1)[:, None]
+    return experts, weights
+
+
+@triton.jit
+def store_choices(
+    experts_RK, weights_RK, row, num_tokens, experts, weights, CHOICES: tl.constexpr, PLACES: tl.constexpr
+):  # fmt: skip
+    place_K = tl.arange(0, PLACES)[None, :]
+    inside = (row < num_tokens)[:, None] & (place_K < CHOICES)
+    place = row.to(tl.int64)[:, None] * CHOICES + place_K
+    tl.store(experts + place, experts_RK, mask=inside)
+    tl.store(weights + place, weights_RK, mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def route_rows_kernel(
+    x, router, experts, weights, num_tokens, num_experts, depth,
+    CHOICES: tl.constexpr, PLACES: tl.constexpr, NORMALISE: tl.constexpr, ROWS: tl.constexpr, EXPERTS: tl.constexpr,
+    COLUMNS: tl.constexpr, WHOLE: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    wait_for_last(OVERLAPS)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    expert = tl.arange(0, EXPERTS)
+    column = tl.arange(0, COLUMNS)
+    # Rows and experts beyond the end repeat the last one instead of a mask: their results are dropped.
+    inputs = x + tl.minimum(row, num_tokens - 1).to(tl.int64)[:, None] * depth + column[None, :]
+    own = router + tl.minimum(expert, num_experts - 1)[:, None] * depth + column[None, :]
+    logits_RE = tl.zeros([ROWS, EXPERTS], dtype=tl.float32)
+    for begin in range(0, depth, COLUMNS):
+        if WHOLE:
+            x_RC = tl.load(inputs + begin)
+            router_EC = tl.load(own + begin)
+        else:
+            inside = (begin + column < depth)[None, :]
+            x_RC = tl.load(inputs + begin, mask=inside, other=0.0)
+            router_EC = tl.load(own + begin, mask=inside, other=0.0)
+        logits_RE = tl.dot(x_RC, tl.trans(router_EC), logits_RE, input_precision="ieee")
+    experts_RK, weights_RK = choose(logits_RE, num_experts, CHOICES, PLACES, NORMALISE, ROWS, EXPERTS)
+    store_choices(experts_RK, weights_RK, row, num_tokens, experts, weights, CHOICES, PLACES)
+
+
+@triton.jit
+def choose_kernel(
+    logits, experts, weights, num_experts,
+    CHOICES: tl.constexpr, PLACES: tl.constexpr, NORMALISE: tl.constexpr, EXPERTS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    wait_for_last(OVERLAPS)
+    row = tl.program_id(0) + tl.arange(0, 1)
+    expert = tl.arange(0, EXPERTS)
+    place = row.to(tl.int64)[:, None] * num_experts + expert[None, :]
+    logits_RE = tl.load(logits + place, mask=(expert < num_experts)[None, :], other=0.0)
+    experts_RK, weights_RK = choose(logits_RE, num_experts, CHOICES, PLACES, NORMALISE, 1, EXPERTS)
+    store_choices(experts_RK, weights_RK, row, tl.num_programs(0), experts, weights, CHOICES, PLACES)
+
+
+@triton.jit
+def few_logits_kernel(
+    x, update, norm, router, logits, normed, total, num_experts, depth, eps,
+    ROWS: tl.constexpr, HAS_UPDATE: tl.constexpr, HAS_NORM: tl.constexpr, EXPERTS: tl.constexpr, DEPTH: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    """Read weights before waiting for the last kernel, as `few_rows` does; the first program keeps the rows."""
+    if OVERLAPS:
+        gdc_launch_dependents()
+    expert = tl.program_id(0) * EXPERTS + tl.arange(0, EXPERTS)
+    column = tl.arange(0, DEPTH)
+    has_expert, inside = expert < num_experts, column < depth
+    place = router + expert[:, None] * depth + column[None, :]
+    router_ED = tl.load(place, mask=has_expert[:, None] & inside[None, :], other=0.0)
+    if HAS_NORM:
+        scaling_D = tl.load(norm + column, mask=inside, other=0.0)
+    if OVERLAPS:
+        gdc_wait()
+    for row in tl.static_range(ROWS):
+        row_D = tl.load(x + row * depth + column, mask=inside, other=0.0).to(tl.float32)
+        if HAS_UPDATE:
+            row_D += tl.load(update + row * depth + column, mask=inside, other=0.0).to(tl.float32)
+            rounded = row_D.to(total.dtype.element_ty)
+            if tl.program_id(0) == 0:
+                tl.store(total + row * depth + column, rounded, mask=inside)
+            row_D = rounded.to(tl.float32)
+        if HAS_NORM:
+            scale = 1.0 / tl.sqrt_rn(tl.sum(row_D * row_D, 0) / depth + eps)
+            scaled = (row_D * scale * scaling_D.to(tl.float32)).to(x.dtype.element_ty)
+            if tl.program_id(0) == 0:
+                tl.store(normed + row * depth + column, scaled, mask=inside)
+            row_D = scaled.to(tl.float32)
+        result_E = tl.sum(router_ED.to(tl.float32) * row_D[None, :], 1)
+        tl.store(logits + row * num_experts + expert, result_E, mask=has_expert)

@@ -60,7 +60,7 @@ def first_step(arguments: argparse.Namespace, cache: Path) -> dict[str, Any]:
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return {"error": f"no result within {arguments.limit_s:g} s"}
-    found = [line for line in done.stdout.splitlines() if '"step_ms"' in line]
+    found = [line for line in done.stdout.splitlines() if '"step_ms": [' in line]
     if not found:
         return {"error": f"exit code {done.returncode}: {done.stdout[-500:]}"}
     result = json.loads(found[-1])

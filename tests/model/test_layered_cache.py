@@ -102,3 +102,18 @@ def test_kernels_that_cannot_be_used_are_left_alone_and_named(shipped: Path, cap
 def test_a_folder_that_the_environment_names_must_have_kernels(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot be read"):
         use(tmp_path / "absent")
+
+
+def test_a_library_that_was_made_again_here_goes_before_the_shipped_one(own: Path, shipped: Path) -> None:
+    (shipped / KEY / "__triton_launcher.so").write_text("cannot be loaded")
+    lookups = use(shipped)
+    assert manager(KEY).get_file("__triton_launcher.so") == str(shipped / KEY / "__triton_launcher.so")
+    manager(KEY).put(b"library", "__triton_launcher.so")
+    assert manager(KEY).get_file("__triton_launcher.so") == str(own / KEY / "__triton_launcher.so")
+    assert (lookups.shipped, lookups.kept) == (["__triton_launcher.so"], ["__triton_launcher.so"])
+
+
+def test_the_stand_in_of_the_driver_defines_what_starts_a_kernel() -> None:
+    from stoker.model.kernels.ahead.driver_library import driver_functions
+
+    assert {"cuInit", "cuModuleLoadData", "cuLaunchKernelEx", "cuDeviceGetAttribute"} <= driver_functions()

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from stoker.checkpoint.remote.model_cache import fetch_model
 from stoker.checkpoint.remote.model_uri import is_model_uri
 from stoker.engine.config import EngineConfig
 
@@ -27,6 +26,8 @@ def with_fetched_model(config: EngineConfig, progress: Progress = lambda _: None
     model = config.model
     if not is_model_uri(model.path):
         return config, None
+    from stoker.checkpoint.remote.model_cache import fetch_model  # imports clients of hubs and registries
+
     progress("FetchingModel")
     last_s = 0.0
 

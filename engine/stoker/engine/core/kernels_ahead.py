@@ -20,6 +20,7 @@ from stoker.engine.plan import BLOCK_SIZES, EnginePlan
 from stoker.engine.sampling import SamplingParams
 from stoker.model.config import ModelConfig
 from stoker.model.kernels.ops import Ops
+from stoker.model.paged_attend import KVCache
 
 LENGTHS = (1, 2, 3, 4, 5, 8, 48, 300, 700, 1100, 2600)
 """Lengths of prompts: a pass of each number of rows that has a kernel of its own, up to one without a graph."""
@@ -55,6 +56,16 @@ def launch_kernels(config: ModelConfig, sizes: ServerSizes) -> None:
     plan, ops, device = plan_ahead(config, sizes), Ops("fused"), torch.device("cpu")
     for load in (AT_START, server_load(plan)):
         compile_kernels(plan, config, ops, device, None, load, lambda runner: InProcess(AssumedTokens(runner)))
+    launch_checksums(KVCache.block_bytes(config, block_size=plan.block_size, dtype=plan.dtype))
+
+
+def launch_checksums(block_bytes: int) -> None:
+    """Launch the sums of blocks that leave the GPU: to the host tier, and to another engine."""
+    from stoker.engine.transfer.checksum_kernel import copy_and_sum, sums  # imports triton
+
+    blocks_BN, rows_B = torch.empty(2, block_bytes, dtype=torch.uint8), torch.arange(2)
+    sums(blocks_BN, rows_B)
+    copy_and_sum(blocks_BN, rows_B, blocks_BN, rows_B)
 
 
 def plan_ahead(config: ModelConfig, sizes: ServerSizes) -> EnginePlan:

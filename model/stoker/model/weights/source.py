@@ -16,7 +16,6 @@ from stoker.checkpoint.bucket_storage import is_bucket_path
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.model.weights.checkpoint import CheckpointWeights
-from stoker.model.weights.gguf_weights import GgufWeights
 from stoker.model.weights.hugging_face import HuggingFaceWeights
 from stoker.model.weights.loading import OnProgress, TensorStore, WeightsError
 
@@ -72,6 +71,8 @@ def open_weights(path: Path | str, digest: str | None = None) -> WeightsSource:
     if (path / "config.json").is_file():
         return HuggingFaceWeights(path)
     if path.is_file():
+        from stoker.model.weights.gguf_weights import GgufWeights  # imports tables of its formats
+
         return GgufWeights(path)
     if not path.exists():
         raise WeightsError(f"{path} does not exist")

@@ -50,6 +50,7 @@ class AbsentGpu:
 
     def launcher_cls(self, src: Any, metadata: Any) -> Callable[..., None]:
         """Make what starts this kernel, which older Triton compiles by a C compiler, and return what does not."""
+        _ = self.utils.real  # makes the driver's library
         CudaLauncher(src, metadata)
         return lambda *_: None
 

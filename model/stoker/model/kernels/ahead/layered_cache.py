@@ -90,6 +90,9 @@ class LayeredCache(CacheManager):  # type: ignore[misc]
         return self._own
 
     def get_file(self, filename: str) -> str | None:
+        if Path(triton.knobs.cache.dir, self.key, filename).exists():  # made here, where the shipped one did not load
+            self.lookups.kept.append(filename)
+            return str(self.own.get_file(filename))
         shipped = self.folder / self.key / filename
         if filename.startswith(DRIVER_LIBRARY) and not shipped.exists():
             shipped = self.folder / filename

@@ -10,6 +10,7 @@ Called through `Ops`.
 from __future__ import annotations
 
 import torch
+import triton
 from torch import Tensor
 
 from stoker.model.kernels.fused.few_rows import few_rows, suits_rows
@@ -19,10 +20,10 @@ from stoker.model.kernels.fused.linear import linear
 def logits(hidden_TD: Tensor, weight_VD: Tensor) -> Tensor:
     """Compute logits from products that are summed in float32 and not rounded at the end.
 
-    With gradient: as every other product.
+    With gradient, and interpreted on a CPU: as every other product.
     """
     differentiable = torch.is_grad_enabled() and (hidden_TD.requires_grad or weight_VD.requires_grad)
-    if differentiable or hidden_TD.dtype is torch.float32 or not hidden_TD.is_cuda:
+    if differentiable or hidden_TD.dtype is torch.float32 or triton.knobs.runtime.interpret:
         return linear(hidden_TD, weight_VD, None)
     if suits_rows(hidden_TD, weight_VD):
         return few_rows(hidden_TD, weight_VD, out_dtype=torch.float32)

@@ -76,7 +76,7 @@ def has_moved(found: Object) -> bool:
     """Whether a later attempt runs and has saved: a save of the first attempt may be verified late."""
     if attempt(found) == 0 or found["status"]["phase"] != "Running":
         return False
-    return saved(found) > found["status"]["attempt"]["resumedFrom"]["step"]
+    return saved(found) > int(found["status"]["attempt"]["resumedFrom"]["step"])
 
 
 def is_in_outage(found: Object) -> bool:

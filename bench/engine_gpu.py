@@ -12,11 +12,10 @@ out: all tokens per second; `:first-graphs` is the first round of a fresh server
 and P4's stream with experts, and how the routers share a step of 256 decodes. P16: one stream at 120,000 tokens: its
 prefill, and milliseconds per token. M1: chunks of 512 of a long prompt beside 16 streams: milliseconds per step at
 several contexts. `:attention=flash` needs flash-attn-4, installed or in the folder of packages that STOKER_BENCH_SITE
-names. A1, A2: requests of 64
-to 256 tokens in and 256 out arrive one by one at a fixed pace while others decode: the gaps between a request's
-tokens, and the time to its first one. One warm-up of the same kind comes before each. Start-up (P9) is
-`engine_gpu_start.py`. Each row is written to `<out>/<row>.json` as soon as it is measured, before its profile; one
-that fails or passes `--limit-s` leaves `<row>.error.txt`. The last line is JSON of all.
+names. A1, A2: requests of 64 to 256 tokens in and 256 out arrive one by one at a fixed pace while others decode: the
+gaps between a request's tokens, and the time to its first one. One warm-up of the same kind comes before each. Start-up
+(P9) is `engine_gpu_start.py`. Each row is written to `<out>/<row>.json` as soon as it is measured, before its profile;
+one that fails or passes `--limit-s` leaves `<row>.error.txt`. The last line is JSON of all.
 """
 
 from __future__ import annotations
@@ -289,16 +288,21 @@ def long_answers(engine: LLMEngine) -> dict[str, float]:
     }
 
 
+def stamps_of_tokens(engine: LLMEngine) -> tuple[list[float], list[float]]:
+    """Run the engine until nothing is left. Return the time of each token, and the sorted gaps between them."""
+    stamps = []
+    while engine.has_unfinished:
+        deltas = engine.step()
+        stamps += [time.perf_counter()] * len(deltas)
+    return stamps, sorted(later - earlier for earlier, later in itertools.pairwise(stamps))
+
+
 def one_stream(engine: LLMEngine) -> dict[str, float]:
     rng = random.Random(0)
     begin = time.perf_counter()
     prompt = [rng.randint(0, 10000) for _ in range(128)]
     engine.add_request("0", prompt, SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=512, seed=0))
-    stamps = []
-    while engine.has_unfinished:
-        deltas = engine.step()
-        stamps += [time.perf_counter()] * len(deltas)
-    gaps = sorted(later - earlier for earlier, later in itertools.pairwise(stamps))
+    stamps, gaps = stamps_of_tokens(engine)
     return {
         "ms_per_token": round(1000 * (stamps[-1] - stamps[0]) / (len(stamps) - 1), 4),
         "ms_per_token_with_prompt": round(1000 * (stamps[-1] - begin) / len(stamps), 4),
@@ -365,11 +369,7 @@ def long_stream(engine: LLMEngine) -> dict[str, float]:
     prompt = [rng.randint(0, 10000) for _ in range(120_000)]
     begin = time.perf_counter()
     engine.add_request("0", prompt, SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=129, seed=0))
-    stamps = []
-    while engine.has_unfinished:
-        deltas = engine.step()
-        stamps += [time.perf_counter()] * len(deltas)
-    gaps = sorted(later - earlier for earlier, later in itertools.pairwise(stamps))
+    stamps, gaps = stamps_of_tokens(engine)
     return {
         "prefill_s": round(stamps[0] - begin, 3),
         "ms_per_token": round(1000 * (stamps[-1] - stamps[0]) / (len(stamps) - 1), 4),
@@ -416,12 +416,12 @@ def drain(engine: LLMEngine, begin: float) -> tuple[float, int, int]:
 
 
 ROWS = {
-    "P1": Row(QWEN3_06B, throughput, 4096, 16384, 256, ">= 20000 tokens/s"),
-    "P2": Row(LLAMA31_8B, throughput, 4096, 16384, 256, ">= 8500 tokens/s"),
+    "P1": Row(QWEN3_06B, throughput, 4096, 16384, 256, ">= 29500 tokens/s"),
+    "P2": Row(LLAMA31_8B, throughput, 4096, 16384, 256, ">= 11000 tokens/s"),
     "P3": Row(LLAMA31_8B, long_answers, 4096, 16384, 256, ">= 33000 tokens/s"),
-    "P4": Row(LLAMA31_8B, one_stream, 4096, 8192, 256, "<= 5.0 ms"),
-    "P5": Row(QWEN3_06B, one_stream, 4096, 8192, 256, "<= 1.4 ms"),
-    "P6": Row(LLAMA31_8B, first_token, 16384, 8192, 256, "<= 235 ms"),
+    "P4": Row(LLAMA31_8B, one_stream, 4096, 8192, 256, "<= 3.7 ms"),
+    "P5": Row(QWEN3_06B, one_stream, 4096, 8192, 256, "<= 0.5 ms"),
+    "P6": Row(LLAMA31_8B, first_token, 16384, 8192, 256, "<= 205 ms, 190 with flash"),
     "P16": Row(LLAMA31_8B, long_stream, 131072, 8192, 2, "<= 8.0 ms, prefill <= 9.3 s with flash"),
     "M1": Row(LLAMA31_8B, mixed_steps, 69632, 4096, 17, "-", chunk_tokens=512),
     "P8": Row(QWEN3_30B_A3B, throughput, 2304, 16384, 256, ">= 6700 tokens/s"),

@@ -33,15 +33,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.model_shapes import LLAMA31_8B, QWEN3_06B
+from bench.model_shapes import LLAMA31_8B, QWEN3_06B, QWEN3_8B
 from bench.pd_gpu_engines import Engines
 from bench.pd_gpu_streams import Ask, Stream, gaps_of, run_all
 from bench.random_model import make_random_folder
 from bench.serve_load import spread
 
-QWEN3_8B = replace(
-    QWEN3_06B, hidden_size=4096, intermediate_size=12288, num_layers=36, num_heads=32, tie_embeddings=False
-)
 TINY = replace(
     LLAMA31_8B, vocab_size=4096, hidden_size=64, intermediate_size=128, num_layers=2, num_heads=4, num_kv_heads=2,
     head_dim=16,

@@ -13,6 +13,7 @@ from stoker.engine.execution.rank_place import rank_of, stage_of
 from stoker.engine.plan import blocks_beside_weights, count_blocks
 from stoker.engine.stage_cut import stage_layers, stage_parameters
 from stoker.model.config import ModelConfig
+from stoker.model.known_shapes import LLAMA31_8B
 from stoker.model.paged_attend import KVCache
 
 TINY = ModelConfig(
@@ -35,16 +36,6 @@ DENSE: dict[str, Any] = {
     "moe_intermediate_size": None,
     "mlp_only_layers": (),
 }
-LLAMA_8B = ModelConfig(
-    architecture="llama",
-    vocab_size=128256,
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_layers=32,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-)
 MODELS = [
     TINY,
     replace(TINY, tie_embeddings=True),
@@ -67,21 +58,21 @@ def test_the_stages_hold_all_weights_once_and_a_tied_table_twice(model: ModelCon
 
 
 def test_the_cut_evens_out_the_weights_that_a_decode_step_reads() -> None:
-    assert [len(layers) for layers in stage_layers(LLAMA_8B, 2)] == [17, 15]
-    assert [len(layers) for layers in stage_layers(LLAMA_8B, 4)] == [8, 9, 9, 6]
+    assert [len(layers) for layers in stage_layers(LLAMA31_8B, 2)] == [17, 15]
+    assert [len(layers) for layers in stage_layers(LLAMA31_8B, 4)] == [8, 9, 9, 6]
     with pytest.raises(ValueError, match="7 layers cannot be cut into 8"):
         stage_layers(TINY, 8)
 
 
 def test_the_cache_has_the_blocks_that_every_stage_has_room_for() -> None:
-    layer_bytes, block_size = KVCache.block_bytes(LLAMA_8B, block_size=64, dtype=torch.bfloat16) // 32, 64
+    layer_bytes, block_size = KVCache.block_bytes(LLAMA31_8B, block_size=64, dtype=torch.bfloat16) // 32, 64
     free = 40 * 2**30
-    rooms = [(free - 2 * stage_parameters(LLAMA_8B, layers)) / len(layers) for layers in stage_layers(LLAMA_8B, 2)]
+    rooms = [(free - 2 * stage_parameters(LLAMA31_8B, layers)) / len(layers) for layers in stage_layers(LLAMA31_8B, 2)]
     config = config_of(memory_fraction=0.5)
-    found = blocks_beside_weights(config, LLAMA_8B, torch.bfloat16, free, layer_bytes, block_size)
+    found = blocks_beside_weights(config, LLAMA31_8B, torch.bfloat16, free, layer_bytes, block_size)
     assert found == int(min(rooms) / 2 / layer_bytes)
     given = config_of(memory_bytes=100 * 17 * layer_bytes)
-    assert count_blocks(given, LLAMA_8B, block_size, torch.bfloat16, "cpu") == 100, "the longest stage has 17 layers"
+    assert count_blocks(given, LLAMA31_8B, block_size, torch.bfloat16, "cpu") == 100, "the longest stage has 17 layers"
 
 
 def test_the_leader_is_in_the_last_stage_and_neighbours_share_layers() -> None:

@@ -16,12 +16,13 @@ from stoker.router.backend import Backend, Timeouts
 from stoker.router.cache_aware import ALIKE, MAX_SESSIONS, PIECE_TOKENS, CacheAware
 from stoker.router.connection import Broken
 from stoker.router.load import SILENT_S, YOUNG_S, Load, parse_report
-from stoker.router.pairs import GAP_S, Pair, measured, whole_s
+from stoker.router.pairs import GAP_S, Pair, measured
 from stoker.router.prefix_index import MAX_PIECES, PIECE_BYTES, WAYS, PrefixIndex, Slots, chain_of
 from stoker.router.snapshot import BackendEntry, Role
 from stoker.router.work import NO_WORK, Work, session_of, work_of
 from testing.router.fake_engine import Exchange, FakeEngine, say_hello
 from testing.router.harness import routed, run, until
+from testing.router.pair_costs import whole_s
 
 
 def report(**fields: Any) -> Load:

@@ -17,16 +17,15 @@ from stoker.router.pairs import (
     SPLIT_GAIN,
     Measured,
     Pair,
-    against,
     costs_of,
     exposed_s,
     link_rate,
     measured,
     of_role,
     split_or_whole,
-    whole_s,
 )
 from stoker.router.work import Work
+from testing.router.pair_costs import against, decode_s, whole_s
 from testing.router.places import FLEETS, Engine, named, peer, report
 
 
@@ -42,7 +41,7 @@ def naive_split_s(answers: Engine, helper: Engine, tokens: int, rate: float) -> 
     if exposed is None:
         return None
     prices = against(answers, "prefill") + against(helper, "decode")
-    return help_.prefill_s(tokens) + exposed + seen.decode_s + prices
+    return help_.prefill_s(tokens) + exposed + decode_s(seen) + prices
 
 
 def naive_best(fleet: list[Engine], tokens: int, rate: float) -> tuple[float, float | None]:
@@ -212,4 +211,4 @@ def test_the_fast_cost_of_an_engine_is_the_formulas(drawn: list[Engine], uncache
         seen = measured(one, one.load, rate)
         assert whole == pytest.approx(whole_s(one, seen, uncached), rel=1e-9)
         assert helping == pytest.approx(seen.prefill_s(uncached) + against(one, "decode"), rel=1e-9)
-        assert answering == pytest.approx(seen.decode_s + against(one, "prefill"), rel=1e-9)
+        assert answering == pytest.approx(decode_s(seen) + against(one, "prefill"), rel=1e-9)

@@ -138,10 +138,6 @@ class Measured(NamedTuple):
         own = uncached / self.rate if uncached > 0 else 0.0
         return self.queue / self.rate + own * (1 + self.decoding * STREAM_WEIGHT)
 
-    @property
-    def decode_s(self) -> float:
-        return self.pending * self.gap_s
-
 
 def measured(place: Place, load: Load | None, default_rate: float = TOKENS_PER_S) -> Measured:
     """Join an engine's report, while it is young, with this router's own requests, which count at once."""
@@ -151,17 +147,6 @@ def measured(place: Place, load: Load | None, default_rate: float = TOKENS_PER_S
         pending = load.requests if load.requests > pending else pending
         rate, gap, decoding = load.prefill_tokens_per_s or rate, load.gap_s or gap, load.decoding
     return Measured(queue, pending, decoding, rate, gap)
-
-
-def whole_s(place: Place, seen: Measured, uncached: int) -> float:
-    """Predict the cost of a request that one engine serves alone."""
-    price = AGAINST_ROLE_S if place.role == "prefill" else 0.0
-    return seen.prefill_s(uncached) + seen.pending * seen.gap_s + price
-
-
-def against(place: Place, other: Role) -> float:
-    """The price of work that is the other role's."""
-    return AGAINST_ROLE_S if place.role == other else 0.0
 
 
 def link_rate(one: Peer, other: Peer) -> float | None:
@@ -190,7 +175,7 @@ def costs_of(
 ) -> tuple[list[float], list[float], list[float]]:
     """Each engine's cost of a request alone, of its prompt as the helper, and of the rest as the one that answers.
 
-    The fast twin of `whole_s` and of the parts of `split`: one pass over all engines, without a call for each.
+    One pass over all engines, without a call for each. Its slow twin is in the tests, by `measured`.
 
     Args:
         rate: of engines that have not measured their own.

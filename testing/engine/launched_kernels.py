@@ -5,11 +5,13 @@ Triton's settings and what it compiles stay with the process.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,10 +25,11 @@ from stoker.engine.core.kernels_ahead import AssumedTokens, ServerSizes, launch_
 from stoker.engine.execution.executor import InProcess
 from stoker.model.config import ModelConfig
 from stoker.model.kernels.ahead.absent_gpu import absent_gpu
-from stoker.model.kernels.ahead.build import compiling_into, listing_launches
+from stoker.model.kernels.ahead.build import compiling_into
 from stoker.model.kernels.ahead.driver_library import stand_in_driver
 from stoker.model.kernels.ahead.layered_cache import use_shipped_kernels
 from stoker.model.kernels.ahead.manifest import KernelsManifest
+from stoker.model.kernels.ahead.products import ShapesOnly
 from stoker.model.kernels.fused.norm import forward_kernel
 from stoker.model.kernels.ops import Ops
 
@@ -68,6 +71,20 @@ def launched(sizes: ServerSizes, launch: Any = launch_kernels) -> set[tuple[str,
     with listing_launches(90) as launches:
         launch(TINY, sizes)
     return set(launches)
+
+
+@contextlib.contextmanager
+def listing_launches(architecture: int) -> Iterator[dict[tuple[str, str], str]]:
+    """List what is launched on CPU tensors inside, and compile nothing: (module and name, Triton's key) -> name."""
+    launches: dict[tuple[str, str], str] = {}
+
+    def note(*, key: str, fn: Any, **_: Any) -> bool:
+        launches[f"{fn.module}.{fn.name}", str(key)] = fn.name
+        return True  # do not compile
+
+    with triton.knobs.runtime.scope(), absent_gpu(architecture), ShapesOnly():
+        triton.knobs.runtime.jit_cache_hook = note
+        yield launches
 
 
 def run_load(load: WarmupLoad, config: ModelConfig, sizes: ServerSizes) -> None:

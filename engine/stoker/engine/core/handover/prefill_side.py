@@ -88,11 +88,6 @@ class Help:
         """Full blocks of the prompt."""
         return len(self.prefill.prompt) // self.block_size
 
-    @property
-    def all_sent(self) -> bool:
-        """Whether every block has been written and announced once."""
-        return self.next_block == self.num_blocks and not self.writing and not self.again
-
     def take_slots(self, num_computed: int) -> list[tuple[int, Grant]]:
         """The blocks that can be sent now, each with its slot."""
         taken = list(self.again)

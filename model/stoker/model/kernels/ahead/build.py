@@ -66,20 +66,6 @@ def settings(folder: Path, compiled: CompiledKernels) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def listing_launches(architecture: int) -> Iterator[dict[tuple[str, str], str]]:
-    """List what is launched on CPU tensors inside, and compile nothing: (module and name, Triton's key) -> name."""
-    launches: dict[tuple[str, str], str] = {}
-
-    def note(*, key: str, fn: Any, **_: Any) -> bool:
-        launches[f"{fn.module}.{fn.name}", str(key)] = fn.name
-        return True  # do not compile
-
-    with triton.knobs.runtime.scope(), absent_gpu(architecture), ShapesOnly():  # type: ignore[no-untyped-call]
-        triton.knobs.runtime.jit_cache_hook = note
-        yield launches
-
-
 def lift_driver_library(folder: Path) -> None:
     """Put the driver's library where it is found by its name."""
     for file in folder.glob(f"*/{DRIVER_LIBRARY}*"):

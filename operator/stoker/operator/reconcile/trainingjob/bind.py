@@ -42,7 +42,6 @@ LIMITED = "PlacementLimited"
 _WITHOUT_NODES = Condition(
     LIMITED, True, "NoNodes", "the operator has no view of nodes: each pod is scheduled by itself"
 )
-_WITH_NODES = Condition(LIMITED, None, "NoNodes")
 CLAIMS = "ResourceClaims"
 """Reason while devices of claims are not counted, or not exactly."""
 

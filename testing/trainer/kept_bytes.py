@@ -76,7 +76,7 @@ def kept_by_forward(config: TrainerConfig, context: RankContext, model: ModelCon
             parameter.detach()  # so that the weights count before the pass
         before = live.now
         loss_sum = forward.loss_sum(batch, 1.0, aux)
-        kept = live.now - before
+        kept = live.settled() - before
     loss_sum.backward()
     forward.end_backward()
     zero.end_micro_batch()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count
+from time import sleep
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from torch.utils._pytree import tree_leaves
 
 SAMPLED = 8
 """The peak is measured at each of that many operations that make a storage."""
+STILL_READINGS = 20
+READING_S = 0.01
 
 
 class LiveBytes(TorchDispatchMode):
@@ -53,6 +56,18 @@ class LiveBytes(TorchDispatchMode):
         """Bytes that live now."""
         self._storages = {key: item for key, item in self._storages.items() if not item[0].expired()}
         return sum(size for _, size in self._storages.values())
+
+    def settled(self) -> int:
+        """Bytes that live when the threads of a communicator have let go of what they sent and received last.
+
+        Gloo's thread wakes the waiter first and drops the tensors afterwards: read until nothing more is freed.
+        """
+        lowest, still = self.now, 0
+        while still < STILL_READINGS:
+            sleep(READING_S)
+            now = self.now
+            lowest, still = min(lowest, now), 0 if now < lowest else still + 1
+        return lowest
 
     def restart_peak(self) -> int:
         """Begin a new peak; return the bytes that live now."""

@@ -77,7 +77,7 @@ def measure(contexts: dict[ParallelDims, RankContext | None], dims: ParallelDims
             own = batches.micro_batches(number, held.mesh.data_index, dims.data_parallel)
             step(number + 1, own, MICRO_BATCHES, batches.target_tokens(number), 1e-3, StepSignals)
             zero.wait_parameters()
-            found.append(live.now)
+            found.append(live.settled())
     zero.close()
     return Measured(found, live.peak, [state.bucket.plan.numel for state in zero.states])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def is_compilable() -> bool:
 
 needs_compiler = pytest.mark.skipif(not is_compilable(), reason="this machine has no C compiler")
 SETTINGS = settings(max_examples=40, deadline=None, derandomize=True)
-ONE_ROUNDING = {"rtol": 2**-7, "atol": 1e-6}
+ONE_ROUNDING: dict[str, Any] = {"rtol": 2**-7, "atol": 1e-6}
 """bfloat16 numbers that are neighbours: sums have another order."""
 
 
@@ -126,8 +127,9 @@ def test_rotation_and_attention_equal_the_reference(
     qkv = randn(sequences.num_tokens, num_heads + 2 * num_kv_heads, head_dim, seed=4)
     q_TNH, k_TKH, v_TKH = torch.split(qkv, [num_heads, num_kv_heads, num_kv_heads], 1)
     table = randn(sequences.num_tokens, 2, head_dim, seed=5).float()
-    norms = (randn(head_dim, seed=6), randn(head_dim, seed=7), 1e-5) if has_norms else ()
-    rotation = Rotation(*table.chunk(2, 1), *norms)
+    norms: Any = (randn(head_dim, seed=6), randn(head_dim, seed=7), 1e-5) if has_norms else ()
+    cos_T1H, sin_T1H = table.chunk(2, 1)
+    rotation = Rotation(cos_T1H, sin_T1H, *norms)
     rotated = kernels().rotate_and_write(q_TNH, k_TKH, v_TKH, rotation, CacheLayer(ours, 1, sequences))
     expected = reference.rotate_and_write(q_TNH, k_TKH, v_TKH, rotation, CacheLayer(theirs, 1, sequences))
     torch.testing.assert_close(rotated, expected, rtol=2**-6, atol=2**-6)  # the sum of a pair can cancel
@@ -141,8 +143,6 @@ def test_rotation_and_attention_equal_the_reference(
 
 def plan_again(sequences: PagedSequences) -> PagedSequences:
     """The same step without the masks, which have the dtype of their first use."""
-    from dataclasses import replace
-
     return replace(
         sequences,
         decode=tuple(replace(group, masks={}) for group in sequences.decode),

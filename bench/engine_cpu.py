@@ -11,6 +11,7 @@ sides must give the same number of tokens: end tokens are ignored.
     make model                                             # once: brings the weights
     python bench/engine_cpu.py                             # about 3 minutes on two cores
     python bench/engine_cpu.py --dtype bfloat16 --rounds 5
+    OMP_NUM_THREADS=1 python bench/engine_cpu.py --dtype bfloat16 --threads 1 --clock processor    # on a busy machine
 
 The last line is JSON.
 """
@@ -46,18 +47,20 @@ Run = Callable[[], int]
 
 def main() -> None:
     arguments = parse_arguments()
-    lines: dict[str, Any] = {"model": arguments.model.name, "output_tokens": OUTPUT, "threads": torch.get_num_threads()}
+    torch.set_num_threads(arguments.threads)
+    clock = time.process_time if arguments.clock == "processor" else time.perf_counter
+    lines: dict[str, Any] = {"model": arguments.model.name, "output_tokens": OUTPUT, "threads": arguments.threads}
     for dtype in arguments.dtype:
-        ours = open_llm(arguments.model, dtype)
+        ours = open_llm(arguments.model, dtype, arguments.kernels, arguments.threads)
         theirs = open_twin(arguments.model, dtype)
         prompts = [prompt_of(ours, topic) for topic in TOPICS]
         for name, batch in (("16 requests", prompts), ("1 request", prompts[:1])):
             runs = {"stoker": run_ours(ours, batch), "transformers": run_theirs(theirs, batch)}
-            lines[f"{name}, {dtype}"] = compare(runs, arguments.rounds)
+            lines[f"{name}, {dtype}"] = compare(runs, arguments.rounds, clock)
             report(f"{name}, {dtype}", lines[f"{name}, {dtype}"])
         if arguments.gguf and dtype != "float32" and importlib.util.find_spec("llama_cpp"):
             runs = {"stoker": run_ours(ours, prompts[:1]), "llama.cpp": run_llama_cpp(arguments.gguf, prompts[0])}
-            lines[f"1 request, {dtype}, llama.cpp f16"] = compare(runs, arguments.rounds)
+            lines[f"1 request, {dtype}, llama.cpp f16"] = compare(runs, arguments.rounds, clock)
             report(f"1 request, {dtype}, llama.cpp f16", lines[f"1 request, {dtype}, llama.cpp f16"])
         ours.close()
     print(json.dumps(lines))
@@ -68,19 +71,24 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, default=FOLDER)
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--kernels", default="auto", choices=["auto", "reference"], help="the engine's")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument(
+        "--clock", default="wall", choices=["wall", "processor"], help="time that tokens are divided by"
+    )
     parser.add_argument("--gguf", type=Path, help="f16 file of the same model, for llama.cpp")
     return parser.parse_args()
 
 
-def compare(runs: dict[str, Run], rounds: int) -> dict[str, Any]:
+def compare(runs: dict[str, Run], rounds: int, clock: Callable[[], float]) -> dict[str, Any]:
     """Return best and median tokens per second of both, and the ratios of the first to the second."""
     rates: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(rounds + 1):
         for name, run in runs.items():
-            begin = time.perf_counter()
+            begin = clock()
             num_tokens = run()
             if turn > 0:  # the first turn warms up
-                rates[name].append(num_tokens / (time.perf_counter() - begin))
+                rates[name].append(num_tokens / (clock() - begin))
     best = {name: round(max(values), 1) for name, values in rates.items()}
     median = {name: round(statistics.median(values), 1) for name, values in rates.items()}
     ours, theirs = runs
@@ -93,10 +101,12 @@ def report(name: str, line: dict[str, Any]) -> None:
     print(f"{name}: {rates}; ratio {line['ratio']:.2f} (of medians {line['ratio_of_medians']:.2f})", flush=True)
 
 
-def open_llm(folder: Path, dtype: str) -> LLM:
+def open_llm(folder: Path, dtype: str, kernels: Any, threads: int) -> LLM:
     config = EngineConfig(
         model=ServedModelConfig(path=str(folder), dtype=dtype),
         device="cpu",
+        kernels=kernels,
+        threads=threads,
         cache=CacheConfig(num_blocks=400, prefix_cache=False),
         scheduler=SchedulerConfig(max_requests=16),
     )

@@ -230,3 +230,43 @@ def test_a_source_is_compiled_once_and_a_failure_leaves_nothing(tmp_path: Path) 
     with pytest.raises(CompileError, match=r"ended with 3: rows\.c: no such flag"):
         compiled_file(tmp_path / "other", fails)
     assert list((tmp_path / "other").iterdir()) == []
+
+
+@needs_compiler
+@SETTINGS
+@given(
+    rows=st.one_of(st.integers(1, 70), st.just(130)),
+    sizes=st.sampled_from([(32, 32), (64, 96), (320, 576), (96, 1536), (48, 64), (64, 40)]),
+    has_bias=st.booleans(),
+    threads=st.sampled_from([1, 3]),
+)
+@torch.inference_mode()
+def test_products_of_few_rows_equal_the_reference(
+    rows: int, sizes: tuple[int, int], has_bias: bool, threads: int
+) -> None:
+    """Sizes that are no multiples of a tile, and more rows, go to the reference."""
+    x_TD, weight_ED = randn(rows, sizes[1], seed=1), randn(*sizes, seed=2)
+    bias_E = randn(sizes[0], seed=3) if has_bias else None
+    exact = torch.nn.functional.linear(x_TD.double(), weight_ED.double(), None if bias_E is None else bias_E.double())
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        ours = kernels().linear(x_TD, kernels().pack(weight_ED), bias_E)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(ours.double(), exact, rtol=2**-8, atol=1e-4 * sizes[1])
+    if rows <= kernels().MOST_ROWS and kernels().HAS_PRODUCT and not any(size % 32 for size in sizes):
+        alone = torch.cat([kernels().linear(x_TD[row : row + 1], weight_ED, bias_E) for row in range(rows)])
+        assert torch.equal(ours, alone), "a row's bits depend on the others"
+
+
+@needs_compiler
+@torch.inference_mode()
+def test_products_of_torch_are_right_after_products_in_c() -> None:
+    """Both use the processor's tiles, whose shape oneDNN sets once per thread and kernel."""
+    x_TD, weight_ED = randn(40, 64), randn(96, 64, seed=1)
+    packed = reference.pack(weight_ED)
+    first = reference.linear(x_TD, packed, None)
+    for rows in (1, 5, 16, 40):
+        kernels().linear(x_TD[:rows], weight_ED, None)
+        assert torch.equal(reference.linear(x_TD, packed, None), first)

@@ -1,4 +1,4 @@
-"""The C kernels as a loaded library: compiled once per source, compiler and processor, and kept in the user's cache.
+"""The C kernels as a loaded library: compiled once per sources, compiler and processor, and kept in the user's cache.
 
 Called by `compiled.kernels` when it is imported, and by `kernel_set` to find out why it cannot be.
 """
@@ -14,8 +14,9 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
-SOURCE = Path(__file__).parent / "rows.c"
+SOURCES = tuple(Path(__file__).parent / name for name in ("rows.c", "products.c"))
 FLAGS = (
     *("-O3", "-march=native", "-std=gnu11", "-fopenmp", "-shared", "-fPIC"),
     # Sums may be reordered, so that they become vectors. Infinities and NaN keep their meaning.
@@ -25,13 +26,16 @@ WIDE_VECTORS = "-mprefer-vector-width=512"
 COMPILE_TIMEOUT_S = 120.0
 
 _POINTER, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
-SIGNATURES = {
+RETURN_INT = ("stoker_product", "stoker_has_product")
+SIGNATURES: dict[str, list[Any]] = {
+    "stoker_has_product": [],
     "stoker_rms_norm": [_POINTER] * 2 + [_FLOAT, _POINTER] + [_LONG] * 2,
     "stoker_add_rms_norm": [_POINTER] * 3 + [_FLOAT] + [_POINTER] * 2 + [_LONG] * 2,
     "stoker_swiglu": [_POINTER] * 2 + [_LONG] * 2,
     "stoker_rotate_and_write": (
         [_POINTER] * 3 + [_LONG] + [_POINTER] * 2 + [_LONG] + [_POINTER] * 2 + [_FLOAT] + [_POINTER] * 3 + [_LONG] * 4
     ),
+    "stoker_product": [_POINTER] * 4 + [_LONG] * 3,
     "stoker_attend": [_POINTER] * 6 + [_LONG] * 6 + [_FLOAT, _LONG],
 }
 
@@ -55,7 +59,7 @@ def load_library() -> ctypes.CDLL:
         raise CompileError(f"the C kernels cannot be loaded: {error}") from error
     for name, arguments in SIGNATURES.items():
         function = getattr(library, name)
-        function.argtypes, function.restype = arguments, None
+        function.argtypes, function.restype = arguments, ctypes.c_int if name in RETURN_INT else None
     return library
 
 
@@ -74,7 +78,7 @@ def compiled_file(folder: Path, compiler: str) -> Path:
     if program is None:
         raise CompileError(f"there is no C compiler {compiler!r}; install one, or name it in CC")
     command = (program, *FLAGS, *((WIDE_VECTORS,) if platform.machine() == "x86_64" else ()))
-    target = folder / f"rows-{key_of(command)}.so"
+    target = folder / f"kernels-{key_of(command)}.so"
     if not target.exists():
         try:
             compile_into(target, command)
@@ -86,7 +90,7 @@ def compiled_file(folder: Path, compiler: str) -> Path:
 def key_of(command: tuple[str, ...]) -> str:
     """A name for the result: it depends on the source, the compiler and what `-march=native` stands for."""
     compiler = Path(command[0]).resolve().stat()
-    parts = (SOURCE.read_text(), *command, compiler.st_size, compiler.st_mtime_ns, processor())
+    parts = (*(source.read_text() for source in SOURCES), *command, compiler.st_size, compiler.st_mtime_ns, processor())
     return hashlib.blake2b("\0".join(map(str, parts)).encode(), digest_size=12).hexdigest()
 
 
@@ -104,7 +108,7 @@ def compile_into(target: Path, command: tuple[str, ...]) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         result = Path(folder) / target.name
         ended = subprocess.run(
-            [*command, "-o", str(result), str(SOURCE), "-lm"],
+            [*command, "-o", str(result), *map(str, SOURCES), "-lm"],
             capture_output=True,
             text=True,
             timeout=COMPILE_TIMEOUT_S,

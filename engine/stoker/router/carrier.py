@@ -120,7 +120,7 @@ class Carrier:
                 return found
             found.connection.close()
             refused.add(backend.entry.key)
-            problem = f"{backend.entry.url} answered {found.head.status}: {(found.first or b'')[:300]!r}"
+            problem = f"{backend.entry.url} answered {found.head.status}: {found.first[:300]!r}"
             log.warning("a stream cannot go on at %s", problem)
         raise self._lost("no_backend", "no other engine could go on")
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from stoker.pod.asgi import Scope
 from stoker.pod.marked_streams import RESUMABLE_PATHS, RESUME_HEADER
 from stoker.pod.split_requests import PREFILL_HEADER
-from stoker.router.connection import Headers, Outgoing
+from stoker.router.answer_parser import Headers
+from stoker.router.connection import Outgoing
 from stoker.router.refusal import Refused
 
 HOP_BY_HOP = frozenset(

@@ -13,7 +13,7 @@ from typing import Any
 from stoker.pod.asgi import Message
 from stoker.router.answer_parser import Head
 from stoker.router.backend import Backend
-from stoker.router.connection import Connection
+from stoker.router.connection import Connection, Sink
 
 
 @dataclass
@@ -31,8 +31,8 @@ class BackendAnswer:
         """Whether it comes as server-sent events."""
         return self.head.header(b"content-type").startswith(b"text/event-stream")
 
-    async def body(self) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives.
+    async def body(self, sink: Sink | None = None) -> AsyncIterator[bytes]:
+        """Yield the body as it arrives, but for the parts that `sink` takes.
 
         Raises:
             BackendError: it broke off.
@@ -40,7 +40,7 @@ class BackendAnswer:
         part, silence_s = self.first, self.backend.times.silence_s
         while part:
             yield part
-            part = await self.connection.read(silence_s)
+            part = await self.connection.read(silence_s, sink)
 
 
 async def whole_events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

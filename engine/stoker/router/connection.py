@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from stoker.router.answer_parser import AnswerParser, Head, Headers
 
@@ -86,6 +86,17 @@ class Outgoing:
         return b"\r\n".join(lines) + b"\r\n\r\n"
 
 
+class Sink(Protocol):
+    """What takes parts of a body where they arrive, without a task."""
+
+    @property
+    def open(self) -> bool:
+        """Whether it takes a part now."""
+        ...
+
+    def add(self, part: bytes) -> None: ...
+
+
 class Connection(asyncio.Protocol):
     """An open connection. It can carry another exchange while it is `reusable`.
 
@@ -100,6 +111,9 @@ class Connection(asyncio.Protocol):
         self._wire = AnswerParser()
         self._paused = False
         self._waiter: asyncio.Future[None] | None = None
+        self._sink: Sink | None = None
+        self._failure: Exception | None = None
+        """Of a sink."""
         self._silence_s = self._silent_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self.idle_since = 0.0
@@ -203,20 +217,24 @@ class Connection(asyncio.Protocol):
         while part := await self.read(timeout_s):
             yield part
 
-    async def read(self, timeout_s: float) -> bytes:
-        """Return the next part of the body; nothing at its end.
+    async def read(self, timeout_s: float, sink: Sink | None = None) -> bytes:
+        """Return the next part of the body that `sink` does not take; nothing at the body's end.
+
+        While `sink` is open, parts go to it as they arrive and the caller is not woken.
 
         Raises:
             Broken: the connection ended before the body did.
             Silent: nothing came for `timeout_s`.
         """
         wire = self._wire
-        while not wire.held_bytes:
+        while not wire.held_bytes or self._failure is not None:
+            if self._failure is not None:
+                raise self._failure
             if wire.complete:
                 return b""
             if wire.problem:
                 raise Broken(f"the answer broke off: {wire.problem}")
-            await self._arrival(timeout_s)
+            await self._arrival(timeout_s, sink)
         part = wire.take()
         if self._paused and not self._transport.is_closing():
             self._paused = False
@@ -245,8 +263,14 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        self._wire.feed(data)
-        if self._wire.held_bytes > MAX_HELD_BYTES and not self._paused:
+        wire = self._wire
+        wire.feed(data)
+        if wire.held_bytes and self._sink is not None and self._sink.open:
+            self._pass_to(self._sink, wire.take())
+            if not wire.complete and not wire.problem and self._failure is None:
+                self._silent_at = self._loop.time() + self._silence_s
+                return
+        if wire.held_bytes > MAX_HELD_BYTES and not self._paused:
             self._paused = True
             self._transport.pause_reading()
         self._wake()
@@ -266,8 +290,8 @@ class Connection(asyncio.Protocol):
 
     # Waiting.
 
-    async def _arrival(self, timeout_s: float) -> None:
-        """Wait until something arrives, or the connection ends.
+    async def _arrival(self, timeout_s: float, sink: Sink | None = None) -> None:
+        """Wait until something arrives that `sink` does not take, or the connection ends.
 
         Raises:
             Silent: neither happened for `timeout_s`.
@@ -275,11 +299,17 @@ class Connection(asyncio.Protocol):
         self._silence_s, self._silent_at = timeout_s, self._loop.time() + timeout_s
         if self._timer is None or self._timer.when() > self._silent_at:
             self._watch()
-        self._waiter = self._loop.create_future()
+        self._waiter, self._sink = self._loop.create_future(), sink
         try:
             await self._waiter
         finally:
-            self._waiter = None
+            self._waiter = self._sink = None
+
+    def _pass_to(self, sink: Sink, part: bytes) -> None:
+        try:
+            sink.add(part)
+        except Exception as error:  # noqa: BLE001 - the reader's to handle, not the event loop's
+            self._failure, self._sink = error, None
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -25,6 +25,8 @@ class BackendAnswer:
     head: Head
     first: bytes
     """Empty: so is the body."""
+    place: int | None = None
+    """The number of the request's class; None: it has none."""
 
     @property
     def is_stream(self) -> bool:

@@ -35,6 +35,20 @@ def test_experts_over_tensor_ranks_of_two_stages_equal_one_rank(folder: Path) ->
         closed(engine)
 
 
+def test_experts_over_ranks_wait_in_main_memory(folder: Path) -> None:
+    """Two ranks, each with half of the experts and slots for two of these."""
+    expected = answers(started(folder, 1))
+    engine = started(folder, 2, expert=2, experts={"on_device": 2})
+    try:
+        assert_equal(answers(engine), expected)
+        stats = engine.stats().experts
+        assert stats is not None
+        assert (stats.slots, stats.experts) == (2 * 2, 2 * 4)
+        assert stats.misses > 4
+    finally:
+        closed(engine)
+
+
 def own_experts(engine: LLMEngine) -> list[range]:
     assert isinstance(engine.executor, Ranks)
     return [layer.own for layer in engine.executor._runner.model.experts()]

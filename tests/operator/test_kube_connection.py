@@ -11,7 +11,7 @@ import pytest
 
 from stoker.operator.cluster.interface import ClusterError
 from stoker.operator.cluster.kube.connection import ApiConnection
-from stoker.operator.cluster.kube.credentials import Access
+from stoker.operator.cluster.kube.credentials import Access, load_configuration
 from stoker.operator.cluster.kube.rate_limit import RateLimit
 from stoker.operator.domain.clock import SystemClock
 
@@ -59,3 +59,25 @@ def test_a_closed_connection_opens_again(tmp_path: Path) -> None:
             await connection.close()
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("environment", "proxy"),
+    [
+        ({"https_proxy": "http://proxy:3128"}, "http://proxy:3128"),
+        ({"https_proxy": "http://proxy:3128", "no_proxy": "10.0.0.1,127.0.0.1"}, None),
+        ({"http_proxy": "http://proxy:3128"}, None),
+        ({}, None),
+    ],
+)
+def test_the_proxy_of_the_environment_is_read_with_the_credentials_and_not_for_each_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], proxy: str | None
+) -> None:
+    for name in ("http_proxy", "https_proxy", "no_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    found = asyncio.run(load_configuration(kubeconfig(tmp_path, Path(certifi.where()))))
+    assert found.proxy == proxy
+    assert found.client_session_kwargs == {"trust_env": False}

@@ -9,8 +9,8 @@ import pytest
 from stoker.operator.cluster import interface
 from stoker.operator.cluster.kinds import KINDS
 from stoker.operator.cluster.kube.errors import error_of, status_of
-from stoker.operator.cluster.kube.kube_cluster import pod_url
 from stoker.operator.cluster.kube.paths import collection, selector, single
+from stoker.operator.cluster.kube.pod_addresses import PodAddresses, pod_url
 
 
 def cause(**given: str) -> dict[str, Any]:
@@ -92,3 +92,31 @@ def test_a_pod_is_reached_at_its_address_and_named_port() -> None:
         pod_url(pod("", ports))
     with pytest.raises(interface.PodUnreachable, match="no port"):
         pod_url(pod("10.0.0.1", []))
+
+
+def test_addresses_of_polled_pods_are_taken_from_what_a_watch_shows() -> None:
+    ports = [{"name": "http", "containerPort": 8080}]
+
+    def shown(uid: str, ip: str, **labels: str) -> dict[str, Any]:
+        found = pod(ip, ports)
+        return {**found, "metadata": {"name": uid, "uid": uid, "labels": labels}}
+
+    book = PodAddresses(most=2)
+    leader, role = {"stoker.dev/role": "trainer", "stoker.dev/node-rank": "0"}, "stoker.dev/role"
+    book.note(shown("leader", "", **leader))
+    assert book.get("leader") is None, "it has no address yet"
+    for found in (
+        shown("leader", "10.0.0.1", **leader),
+        shown("second", "10.0.0.2", **{**leader, "stoker.dev/node-rank": "1"}),
+        shown("foreign", "10.0.0.3"),
+        shown("engine", "10.0.0.4", **{role: "engine"}),
+    ):
+        book.note(found)
+    assert [book.get(uid) for uid in ("second", "foreign")] == [None, None], "they are never asked"
+    assert book.get("engine") == "http://10.0.0.4:8080"
+    assert book.get("leader") == "http://10.0.0.1:8080"
+    book.note(shown("router", "10.0.0.5", **{role: "router"}))
+    assert book.get("engine") is None, "only so many are kept, and the leader was used later"
+    book.forget("leader")
+    book.note(shown("leader", "10.0.0.6", **leader))
+    assert book.get("leader") == "http://10.0.0.6:8080"

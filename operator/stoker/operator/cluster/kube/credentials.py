@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from kubernetes.aio import config
 from kubernetes.aio.client import Configuration
@@ -50,7 +52,19 @@ async def load_configuration(access: Access) -> Any:
     except (config.ConfigException, OSError, ValueError) as error:
         source = access.kubeconfig or f"the service account in {SERVICE_ACCOUNT}"
         raise NoCredentials(f"api.kubeconfig: {source}: {error}") from error
+    _read_environment_once(configuration)
     return configuration
+
+
+def _read_environment_once(configuration: Any) -> None:
+    """Take the proxy from the environment now, instead of in two threads for each request.
+
+    Those threads would also read ~/.netrc, whose passwords are not for an API server.
+    """
+    configuration.client_session_kwargs = {"trust_env": False}
+    server = urlsplit(configuration.host)
+    if configuration.proxy is None and server.hostname and not proxy_bypass(server.netloc):
+        configuration.proxy = getproxies().get(server.scheme)
 
 
 def context_namespace(access: Access) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -9,8 +11,10 @@ import pytest
 from stoker.operator.cluster import interface
 from stoker.operator.cluster.kinds import KINDS
 from stoker.operator.cluster.kube.errors import error_of, status_of
+from stoker.operator.cluster.kube.kube_cluster import KubeCluster
 from stoker.operator.cluster.kube.paths import collection, selector, single
 from stoker.operator.cluster.kube.pod_addresses import PodAddresses, pod_url
+from stoker.operator.domain.plan import Ref
 
 
 def cause(**given: str) -> dict[str, Any]:
@@ -120,3 +124,56 @@ def test_addresses_of_polled_pods_are_taken_from_what_a_watch_shows() -> None:
     book.forget("leader")
     book.note(shown("leader", "10.0.0.6", **leader))
     assert book.get("leader") == "http://10.0.0.6:8080"
+
+
+class Shown:
+    """A connection whose watch and list show these events, and which counts what else is asked."""
+
+    def __init__(self, *events: dict[str, Any]) -> None:
+        self.events = events
+        self.asked: list[str] = []
+
+    async def stream(self, *_: Any, **__: Any) -> AsyncIterator[dict[str, Any]]:
+        for event in self.events:
+            yield event
+
+    async def request(self, method: str, path: str, **_: Any) -> dict[str, Any]:
+        self.asked.append(f"{method} {path}")
+        if path.endswith("/pods"):
+            return {"items": [event["object"] for event in self.events], "metadata": {"resourceVersion": "1"}}
+        raise interface.NotFound(path)
+
+
+class Answers:
+    async def poll(self, url: str, _uid: str) -> dict[str, Any]:
+        return {"url": url}
+
+
+def engine(uid: str, ip: str) -> dict[str, Any]:
+    found = pod(ip, [{"name": "http", "containerPort": 8000}])
+    metadata = {"name": uid, "namespace": "a", "uid": uid, "labels": {"stoker.dev/role": "engine"}}
+    return {**found, "metadata": {**metadata, "resourceVersion": "1"}}
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_pod_that_was_listed_or_watched_is_polled_without_being_read(listed: bool) -> None:
+    pods = [{"type": "ADDED", "object": engine("e", "")}, {"type": "MODIFIED", "object": engine("e", "10.0.0.1")}]
+    mark = {"type": "BOOKMARK", "object": {"kind": "Pod", "metadata": {"resourceVersion": "9"}}}
+    gone = {"type": "DELETED", "object": engine("gone", "10.0.0.2")}
+    seen = {"type": "ADDED", "object": engine("gone", "10.0.0.2")}
+    connection = Shown(*pods) if listed else Shown(mark, *pods, seen, gone, mark)
+    cluster = KubeCluster(connection, Answers())  # type: ignore[arg-type]
+
+    async def story() -> None:
+        if listed:
+            await cluster.list("Pod")
+        else:
+            assert len([event async for event in cluster.watch("Pod", "1")]) == 6
+        before = len(connection.asked)
+        assert await cluster.poll(Ref("Pod", "a", "e", "e")) == {"url": "http://10.0.0.1:8000"}
+        assert len(connection.asked) == before
+        with pytest.raises(interface.PodUnreachable, match="gone"):
+            await cluster.poll(Ref("Pod", "a", "gone", "gone"))
+        assert connection.asked[before:] == ["GET /api/v1/namespaces/a/pods/gone"]
+
+    asyncio.run(story())

@@ -7,7 +7,7 @@ Made by `service/program`, called by the loop. No state beside its connections.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -106,7 +106,8 @@ class KubeCluster:
             path, accept = collection(found, namespace), self._accept(kind, METADATA_LIST)
             page = await self.connection.request("GET", path, resource=found.plural, query=query, accept=accept)
             listed = page.get("items") or []
-            self._note_addresses(found, listed)
+            for pod in listed if found.name == "Pod" else ():
+                self.addresses.note(pod)
             items.extend(_taken(listed, found, keep))
             version = version or str(page["metadata"]["resourceVersion"])
             following = page["metadata"].get("continue")
@@ -133,7 +134,8 @@ class KubeCluster:
         async for event in events:
             if event.get("type") == "ERROR":
                 raise _watch_error(event.get("object") or {}, f"watching {path}")
-            self._note_addresses(found, (event["object"],), gone=event["type"] == "DELETED")
+            if found.name == "Pod":
+                self._note_event(event)
             yield WatchEvent(event["type"], _named(event["object"], found))
 
     async def get(self, kind: str, namespace: str, name: str) -> Object:
@@ -298,12 +300,12 @@ class KubeCluster:
             body=body,
         )
 
-    def _note_addresses(self, kind: Kind, shown: Iterable[Object], *, gone: bool = False) -> None:
-        for pod in shown if kind.name == "Pod" else ():
-            if gone:
-                self.addresses.forget(pod["metadata"]["uid"])
-            else:
-                self.addresses.note(pod)
+    def _note_event(self, event: Mapping[str, Any]) -> None:
+        """Take the address of a pod that came or changed; a bookmark carries no pod."""
+        if event["type"] in ("ADDED", "MODIFIED"):
+            self.addresses.note(event["object"])
+        if event["type"] == "DELETED":
+            self.addresses.forget(event["object"]["metadata"]["uid"])
 
     def _selection(self, kind: str, labels: Mapping[str, str] | None) -> dict[str, str]:
         wanted = {**self.view.labels.get(kind, {}), **(labels or {})}

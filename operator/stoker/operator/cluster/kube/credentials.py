@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.operator.cluster.kube.service_account import FOLDER, ServiceAccount
+from stoker.operator.cluster.kube.service_account import SERVICE_ACCOUNT, ServiceAccount
 
 
 class NoCredentials(ValueError):
@@ -37,12 +37,13 @@ async def load_configuration(access: Access) -> Any:
         try:
             return ServiceAccount()
         except (OSError, ValueError) as error:
-            raise NoCredentials(f"api.kubeconfig: the service account in {FOLDER}: {error}") from error
-    from kubernetes.aio import client, config
+            raise NoCredentials(f"api.kubeconfig: the service account in {SERVICE_ACCOUNT}: {error}") from error
+    from kubernetes.aio import client, config  # 12 MB that an operator in a pod does not need
 
+    loader: Any = config  # untyped
     configuration = client.Configuration()
     try:
-        await config.load_kube_config(
+        await loader.load_kube_config(
             config_file=access.kubeconfig, context=access.context, client_configuration=configuration
         )
     except (config.ConfigException, OSError, ValueError) as error:
@@ -60,8 +61,9 @@ def context_namespace(access: Access) -> str | None:
         return None
     from kubernetes.aio import config
 
+    loader: Any = config  # untyped
     try:
-        contexts, current = config.list_kube_config_contexts(config_file=access.kubeconfig)
+        contexts, current = loader.list_kube_config_contexts(config_file=access.kubeconfig)
     except (config.ConfigException, OSError, ValueError) as error:
         raise NoCredentials(f"{access.kubeconfig}: {error}") from error
     chosen = next((one for one in contexts if one["name"] == access.context), None) if access.context else current
@@ -71,7 +73,7 @@ def context_namespace(access: Access) -> str | None:
 
 def own_namespace(access: Access) -> str | None:
     """The namespace of this pod's service account; None where there is none."""
-    file = FOLDER / "namespace"
+    file = SERVICE_ACCOUNT / "namespace"
     if access.kubeconfig is not None or not file.exists():
         return None
     return file.read_text(encoding="ascii").strip() or None

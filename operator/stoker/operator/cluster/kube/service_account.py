@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TOKEN_S = 60.0
 """Time after which the token is read again: the kubelet replaces it long before it expires."""
 
@@ -31,7 +31,7 @@ class ServiceAccount:
 
     def __init__(
         self,
-        folder: Path = FOLDER,
+        folder: Path = SERVICE_ACCOUNT,
         *,
         environment: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,

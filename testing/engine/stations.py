@@ -214,7 +214,7 @@ class Station:
                 return
             self.engine.add_request(
                 request.request_id, request.prompt_tokens, request.params, priority=request.priority,
-                arrival_s=request.arrival_s, front=front, resumed=request.resumed,
+                place=request.place, arrival_s=request.arrival_s, front=front, resumed=request.resumed,
             )  # fmt: skip
         except RequestRefused as refused:
             if Desk.is_peer(front):

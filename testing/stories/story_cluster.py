@@ -142,7 +142,7 @@ class StoryCluster(Stage):
 
     def wait_until_nothing_runs(self) -> None:
         """Wait for the end of the pods of a killed supervisor."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while found := self.runs():
             assert time.monotonic() < deadline, found
             time.sleep(0.05)

@@ -92,6 +92,21 @@ def pair(make_engine: Callable[..., Any]) -> Pair:
     return Pair(make_engine)
 
 
+def test_the_prefill_engine_gets_class_and_priority_too(pair: Pair) -> None:
+    request = AddRequest("r", PROMPT, SamplingParams(seed=1), 0.0, priority=7, prefill="p:1", place=2)
+    pair.d.ask(request)
+    seen: set[tuple[str, int, int]] = set()
+    for _ in range(400):
+        for station in (pair.d, pair.p):
+            seen |= {(station.name, one.place, one.priority) for one in station.engine.requests.values()}
+        if pair.d.idle and pair.p.idle:
+            break
+        pair.turn()
+    assert seen == {("d:1", 2, 7), ("p:1", 2, 7)}
+    pair.run()
+    pair.assert_right(request)
+
+
 @pytest.mark.parametrize("kind", sorted(PARAMS))
 def test_a_split_answer_is_that_of_one_engine(pair: Pair, kind: str) -> None:
     request = pair.ask(**PARAMS[kind])

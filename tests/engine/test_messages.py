@@ -25,6 +25,7 @@ MESSAGES = [
     m.AddRequest("a", (1, 2, 3), SamplingParams(temperature=0.5, logit_bias={3: 1.5}, stop=("x",), seed=-7), 12.5, -1),
     m.AddRequest("a", (1,), SamplingParams(grammar=OutputGrammar.regex("a"), bad_sequences=((1, 2),)), 12.5),
     m.AddRequest("a", (1,), SamplingParams(n=3, seed=1), 12.5, resumed=((4, 5), None, ())),
+    m.AddRequest("a", (1,), SamplingParams(), 12.5, priority=3, place=2),
     m.Inspect("q", ("a", "b")),
     m.Inspected("q", (m.RequestProgress("a", "PREEMPTED", 2, 1),)),
     m.Abort(("a", "b")),

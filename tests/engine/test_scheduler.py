@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -39,6 +40,7 @@ class World:
         queue: int = 100,
         overlap: bool = False,
         stages: int = 1,
+        aging_s: float = math.inf,
     ) -> None:
         self.overlap, self.stages = overlap, stages
         self.flights: list[Schedule] = []
@@ -49,17 +51,18 @@ class World:
             max_requests=seats,
             max_queued_requests=queue,
             chunk_tokens=chunk,
+            aging_s=aging_s,
             flight=StepFlight(stages, overlap=overlap),
         )
         self.cache: dict[tuple[int, int], tuple[int, ...]] = {}
         self.requests: list[Request] = []
         self.steps = 0
 
-    def add(self, prompt: Iterable[int], max_tokens: int, n: int = 1, priority: int = 0) -> Request:
+    def add(self, prompt: Iterable[int], max_tokens: int, n: int = 1, priority: int = 0, place: int = 0) -> Request:
         prompt = tuple(prompt)
-        number = len(self.requests)
+        number, now_s = len(self.requests), float(self.steps)
         request = Request(
-            ("front", str(number)), prompt, SamplingParams(n=n), max_tokens, frozenset(), number, 0.0, priority
+            ("front", str(number)), prompt, SamplingParams(n=n), max_tokens, frozenset(), number, now_s, priority, place
         )
         self.scheduler.check(len(prompt), max_tokens, n)
         self.scheduler.add(request)
@@ -270,11 +273,13 @@ def test_ending_twice_is_harmless() -> None:
     prefix_cache=st.booleans(),
     overlap=st.booleans(),
     stages=st.integers(1, 4),
+    aging_s=st.sampled_from([1, 5, math.inf]),
     requests=st.lists(
         st.tuples(
             st.lists(st.integers(0, 1), min_size=1, max_size=10),
             st.integers(1, 6),
             st.integers(1, 3),
+            st.integers(0, 2),
             st.integers(0, 2),
         ),
         min_size=1,
@@ -289,11 +294,12 @@ def test_everybody_ends_with_its_own_tokens_whatever_the_sizes(
     prefix_cache: bool,
     overlap: bool,
     stages: int,
-    requests: list[tuple[list[int], int, int, int]],
+    aging_s: float,
+    requests: list[tuple[list[int], int, int, int, int]],
 ) -> None:
-    world = World(num_blocks, budget, seats, chunk, prefix_cache, overlap=overlap, stages=stages)
-    for prompt, max_tokens, n, priority in requests:
-        world.add(prompt, max_tokens, min(n, world.scheduler.num_seats), priority)
+    world = World(num_blocks, budget, seats, chunk, prefix_cache, overlap=overlap, stages=stages, aging_s=aging_s)
+    for prompt, max_tokens, n, priority, place in requests:
+        world.add(prompt, max_tokens, min(n, world.scheduler.num_seats), priority, place)
     world.finish_all()
 
 
@@ -305,16 +311,17 @@ class AnyOrder(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(num_blocks=9, budget=5, seats=4, chunk=3, overlap=self.overlap, stages=self.stages)
+        self.world = World(9, 5, 4, 3, overlap=self.overlap, stages=self.stages, aging_s=6)
 
     @rule(
         prompt=st.lists(st.integers(0, 1), min_size=1, max_size=9),
         max_tokens=st.integers(1, 6),
         n=st.integers(1, 3),
         priority=st.integers(0, 1),
+        place=st.integers(0, 1),
     )
-    def add(self, prompt: list[int], max_tokens: int, n: int, priority: int) -> None:
-        self.world.add(prompt, max_tokens, n, priority)
+    def add(self, prompt: list[int], max_tokens: int, n: int, priority: int, place: int) -> None:
+        self.world.add(prompt, max_tokens, n, priority, place)
 
     @rule()
     def step(self) -> None:

@@ -10,12 +10,17 @@ from typing import Any
 import httpx
 import pytest
 
+from stoker.pod.class_place import PLACE_HEADER
 from stoker.pod.config_file import ConfigError, parse
+from stoker.pod.marked_streams import RESUME_PATH
 from stoker.router.app import Router
 from stoker.router.config import RouterConfig
 from stoker.router.request_class import RequestClass, UnknownClass, class_of
 from testing.router.fake_engine import Exchange, FakeEngine, stream
 from testing.router.harness import routed, run, until
+from testing.router.resumable_engine import Resumable, marked_stream
+
+HEADER = PLACE_HEADER.decode()
 
 CLASSES = [
     {"name": "interactive", "ttft_goal_s": 2.0, "service_tiers": ["priority"]},
@@ -240,3 +245,43 @@ def test_wrong_classes_are_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             parse(RouterConfig, {"deployment": "d", "backends_file": "f", "classes": classes})
+
+
+def test_the_engine_gets_the_number_of_the_class_and_not_a_client_s() -> None:
+    """Also the engine at which a broken stream goes on."""
+
+    async def scenario() -> None:
+        engine = await engine_with(0)
+        async with routed(engine, clock=Clock(), classes=CLASSES) as (router, client):
+            await until(sees(router, 0))
+            for name, place in (("interactive", "0"), ("batch", "1")):
+                headers = {"X-Stoker-Class": name, HEADER: "5"}
+                answer = await client.post("/v1/completions", json=SHORT, headers=headers)
+                assert answer.json()["headers"][HEADER] == place
+                assert HEADER not in answer.headers
+            others = await client.get("/v1/models", headers={HEADER: "5"})
+            assert HEADER not in others.json()["headers"]
+        seen: list[tuple[str, str]] = []
+        resumable = Resumable(3, [len(marked_stream(3)[0]) + 5])
+
+        async def behaviour(exchange: Exchange) -> None:
+            seen.append((exchange.path, exchange.headers[HEADER]))
+            await resumable(exchange)
+
+        pair = [await FakeEngine(name, behaviour).start() for name in "ab"]
+        async with routed(*pair, hold_s=20, connect_timeout_s=20, classes=CLASSES) as (_, client):
+            body = {"stream": True, "prompt": "x", "service_tier": "flex"}
+            assert (await client.post("/v1/completions", json=body)).text.endswith("data: [DONE]\n\n")
+        assert seen == [("/v1/completions", "1"), (RESUME_PATH, "1")]
+
+    run(scenario)
+
+
+def test_without_classes_no_number_is_sent() -> None:
+    async def scenario() -> None:
+        engine = await engine_with(0)
+        async with routed(engine) as (_, client):
+            answer = await client.post("/v1/completions", json=SHORT, headers={HEADER: "5"})
+            assert HEADER not in answer.json()["headers"]
+
+    run(scenario)

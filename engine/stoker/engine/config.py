@@ -106,6 +106,8 @@ class SchedulerConfig(Config):
     """Sequences in one step."""
     max_queued_requests: int = Field(default=1024, ge=1)
     """Longest queue; further requests are refused with 429."""
+    aging_s: int = Field(default=60, ge=1)
+    """Time in the queue after which a request goes before all classes and priorities, one request at a time."""
     chunk_tokens: int | None = Field(default=None, ge=1)
     """Longest prefill chunk; default: the step's budget."""
     max_model_len: int | None = Field(default=None, ge=1)

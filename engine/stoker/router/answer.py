@@ -25,6 +25,8 @@ class BackendAnswer:
     first: bytes | None
     """None: the body is empty."""
     rest: AsyncIterator[bytes] = field(repr=False)
+    place: int | None = None
+    """The number of the request's class; None: it has none."""
 
     @property
     def is_stream(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
+from stoker.pod.class_place import MAX_CLASSES
 from stoker.pod.config_file import Config
 from stoker.pod.listen import ListenConfig
 from stoker.router.request_class import RequestClass
@@ -38,7 +39,7 @@ class RouterConfig(Config):
     """Bytes of running streams that are kept, so that other engines can go on with them; 0: none is."""
     resume_wait_s: float = Field(default=10.0, ge=0)
     """How long a stream whose engine is gone waits for another one."""
-    classes: tuple[RequestClass, ...] = Field(default=(), max_length=8)
+    classes: tuple[RequestClass, ...] = Field(default=(), max_length=MAX_CLASSES)
     """In their order; the first is that of requests that name none. Empty: every request goes at once."""
     grace_period_s: float = Field(default=30, gt=0)
 

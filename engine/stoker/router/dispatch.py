@@ -16,6 +16,7 @@ from stoker.router.backends import Backends
 from stoker.router.connection import BackendError, Outgoing, Silent
 from stoker.router.exchange import ask
 from stoker.router.fallback import FALLBACK_HEADER, for_fallback
+from stoker.router.heads import of_class
 from stoker.router.limits import ProxyLimits
 from stoker.router.metrics import RouterMetrics
 from stoker.router.pairs import Pair
@@ -99,10 +100,11 @@ class Dispatch:
             return await self._begin_in_turn(request, work, key, None)
         ticket = await self.admission.admit(request, work, key)
         with self.admission.unanswered(ticket):
-            answer = await self._begin_in_turn(request, work, key, ticket.pair)
+            answer = await self._begin_in_turn(of_class(request, ticket.waiting.place), work, key, ticket.pair)
         self.admission.began(ticket, is_stream=answer.is_stream)
         named = (CLASS_HEADER, ticket.name.encode())
-        return replace(answer, head=replace(answer.head, headers=[*answer.head.headers, named]))
+        head = replace(answer.head, headers=[*answer.head.headers, named])
+        return replace(answer, head=head, place=ticket.waiting.place)
 
     async def _begin_in_turn(
         self, request: Outgoing, work: Work, key: bytes, first: Pair[Backend] | None

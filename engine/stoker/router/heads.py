@@ -5,7 +5,10 @@ Called by `Proxy`.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from stoker.pod.asgi import Scope
+from stoker.pod.class_place import PLACE_HEADER
 from stoker.pod.marked_streams import RESUMABLE_PATHS, RESUME_HEADER
 from stoker.pod.split_requests import PREFILL_HEADER
 from stoker.router.connection import Headers, Outgoing
@@ -25,7 +28,7 @@ def outgoing(scope: Scope, body: bytes, request_id: bytes, *, marked: bool = Fal
     Raises:
         Refused: its head is one that servers take and clients may not send.
     """
-    dropped = HOP_BY_HOP | {b"host", b"content-length", b"x-request-id", RESUME_HEADER, PREFILL_HEADER}
+    dropped = HOP_BY_HOP | {b"host", b"content-length", b"x-request-id", RESUME_HEADER, PREFILL_HEADER, PLACE_HEADER}
     headers = [(key, value.strip(b" \t")) for key, value in scope["headers"] if key not in dropped]
     headers.append((b"x-request-id", request_id))
     if marked and scope["path"] in RESUMABLE_PATHS:
@@ -39,6 +42,13 @@ def outgoing(scope: Scope, body: bytes, request_id: bytes, *, marked: bool = Fal
     if problem := request.problem:
         raise Refused(400, "invalid_request", f"The head of the request cannot be passed on: {problem}.")
     return request
+
+
+def of_class(request: Outgoing, place: int | None) -> Outgoing:
+    """The request with the number of its class for the engine; None: as it is."""
+    if place is None:
+        return request
+    return replace(request, headers=[*request.headers, (PLACE_HEADER, b"%d" % place)])
 
 
 def answer_headers(headers: Headers, request_id: bytes) -> list[tuple[bytes, bytes]]:

@@ -35,7 +35,7 @@ from stoker.router.connection import BackendError, Outgoing
 from stoker.router.dispatch import Dispatch
 from stoker.router.endpoint import Endpoint
 from stoker.router.exchange import ask
-from stoker.router.heads import answer_headers, outgoing
+from stoker.router.heads import answer_headers, of_class, outgoing
 from stoker.router.kept_stream import RAW_BYTES, KeptStream
 from stoker.router.limits import ProxyLimits
 from stoker.router.metrics import RouterMetrics
@@ -177,7 +177,7 @@ class Proxy:
         except BodyBudgetSpent:
             self.metrics.not_kept.inc()
             return None
-        return KeptStream(request, request.target.partition(b"?")[0].decode())
+        return KeptStream(of_class(request, answer.place), request.target.partition(b"?")[0].decode())
 
     async def _carry(self, answer: BackendAnswer, kept: KeptStream, request_id: bytes, send: Send) -> None:
         """Send a stream that other backends can go on with."""

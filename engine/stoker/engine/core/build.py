@@ -84,6 +84,7 @@ def build_engine(
         max_requests=plan.num_seats,
         max_queued_requests=config.scheduler.max_queued_requests,
         chunk_tokens=flight.chunk_tokens(config.scheduler.chunk_tokens),
+        aging_s=config.scheduler.aging_s,
         budget=StepBudget(plan.max_batch_tokens, plan.mixed_tokens, TOKENS),
         tier=make_tier(config, plan, blocks, executor, identity),
         flight=flight,

@@ -559,6 +559,7 @@ class Core:
                 request.prompt_tokens,
                 request.params,
                 priority=request.priority,
+                place=request.place,
                 arrival_s=request.arrival_s,
                 front=front,
                 resumed=request.resumed,

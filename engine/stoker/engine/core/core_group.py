@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any
 
 from stoker.engine.core.core_client import CoreClient, RunningRequest
 from stoker.engine.core.messages import AddRequest, CoreState, ModelFacts, Phase, RequestProgress
-from stoker.engine.core.stats import ColdTierStats, HostTierStats, Stats, TransferStats
+from stoker.engine.core.stats import ClassStats, ColdTierStats, HostTierStats, Stats, TransferStats
 
 PHASES: Sequence[Phase] = ("Failed", "Loading", "Warming", "Draining", "Serving", "Drained")
 """The group is in the first of these in which a core is."""
@@ -148,10 +148,23 @@ def merged_stats(stats: Sequence[Stats]) -> Stats:
     values: dict[str, Any] = {field.name: _sum([getattr(one, field.name) for one in stats]) for field in fields(Stats)}
     values |= {name: max(getattr(one, name) for one in stats) for name in NEWEST}
     ranks = [state for one in stats for state in one.ranks]
+    values["classes"] = merged_classes(one for stat in stats for one in stat.classes)
     values["ranks"] = tuple(state._replace(rank=number) for number, state in enumerate(ranks))
     return Stats(**values)
 
 
+def merged_classes(parts: Iterable[ClassStats]) -> tuple[ClassStats, ...]:
+    """The sums by class, in the order of classes."""
+    by_place: dict[int, list[ClassStats]] = {}
+    for part in parts:
+        by_place.setdefault(part.place, []).append(part)
+    return tuple(
+        ClassStats(place, *(_sum([getattr(one, name) for one in found]) for name in CLASS_SUMS))
+        for place, found in sorted(by_place.items())
+    )
+
+
+CLASS_SUMS = tuple(field.name for field in fields(ClassStats) if field.name != "place")
 TIER_SUMS = ("total_blocks", "used_blocks", "saved", "loaded", "evicted", "damaged", "failed", "swapped", "late")
 """Counts of `HostTierStats`; its other fields are those of the first core."""
 COLD_SUMS = (

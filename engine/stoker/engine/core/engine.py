@@ -93,12 +93,13 @@ class LLMEngine:
         params: SamplingParams,
         *,
         priority: int = 0,
+        place: int = 0,
         arrival_s: float | None = None,
         front: str = "",
         resumed: Seq[tuple[int, ...] | None] = (),
         begun: Begun | None = None,
     ) -> None:
-        """Queue a request; a missing seed is drawn here. `resumed` is explained at `AddRequest`.
+        """Queue a request; a missing seed is drawn here. `place` and `resumed` are explained at `AddRequest`.
 
         `begun`: of one that `check_request` has accepted before; it is not refused because the queue is full.
 
@@ -122,6 +123,7 @@ class LLMEngine:
             arrival=self._arrivals,
             arrival_s=now_s if arrival_s is None else arrival_s,
             priority=priority,
+            place=place,
             constraint=constraint,
             resumed=tuple(resumed),
         )
@@ -276,6 +278,7 @@ class LLMEngine:
             ranks=self.executor.rank_states(),
             host=self.tier.stats() if self.tier is not None else None,
             queue_s=dict(scheduler.queue_s.counts),
+            classes=scheduler.classes.stats(scheduler.waiting, scheduler.running),
             disk=self.tier.below("disk") if self.tier is not None else None,
             store=self.tier.below("store") if self.tier is not None else None,
         )

@@ -29,14 +29,14 @@ from typing import Literal, NamedTuple
 import msgpack
 
 from stoker.engine.core.frames import FrameFormat, many, many_or_none, one
-from stoker.engine.core.stats import ColdTierStats, HostTierStats, Stats, TransferStats
+from stoker.engine.core.stats import ClassStats, ColdTierStats, HostTierStats, Stats, TransferStats
 from stoker.engine.errors import RefusalKind, RequestRefused
 from stoker.engine.execution.executor import RankState
 from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.output_grammar import OutputGrammar
 from stoker.engine.sampling import SamplingParams
 
-PROTOCOL = 9
+PROTOCOL = 10
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 RequestState = Literal["QUEUED", "PREFILLING", "DECODING", "PREEMPTED"]
@@ -64,7 +64,7 @@ class AddRequest:
     arrival_s: float
     """When the request reached the engine's front; queue time and time to first token count from here."""
     priority: int = 0
-    """A lower number is served first."""
+    """A lower number is served first, within a class."""
     resumed: tuple[tuple[int, ...] | None, ...] = ()
     """Output tokens of each choice that another engine made, None for a choice that has ended; empty: a new request.
     The next token of a choice is the one that the other engine would have sampled."""
@@ -72,6 +72,8 @@ class AddRequest:
     """`host:port` at which another engine takes prompts for this one; empty: the prompt is computed here."""
     trace: str = ""
     """W3C `traceparent` of the request's span at the front; empty without one."""
+    place: int = 0
+    """The number of its class; a lower one is served first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +274,7 @@ _FORMAT = FrameFormat(
             "store": one(ColdTierStats),
             "transfer": one(TransferStats),
             "ranks": many(RankState),
+            "classes": many(ClassStats),
         },
         Delta: {
             "logprobs": many_or_none(TokenLogprobs),

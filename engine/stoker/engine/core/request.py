@@ -38,6 +38,9 @@ _ENDS: dict[FinishReason, State] = {
     "abort": State.ABORTED,
 }
 
+AGED = (-1, 0)
+"""`Request.standing` of one that has waited too long."""
+
 RequestKey = tuple[str, str]
 """(front, request id): request ids belong to the front that chose them."""
 
@@ -71,7 +74,9 @@ class Request:
     """Position in the order of arrival, which decides among equal priorities."""
     arrival_s: float
     priority: int = 0
-    """A lower number is served first."""
+    """A lower number is served first, within a class."""
+    place: int = 0
+    """The number of its class; a lower one is served first."""
     constraint: TokenConstraint | None = None
     """The tokens that may be chosen, before the first one; each sequence follows a copy."""
     resumed: tuple[tuple[int, ...] | None, ...] = ()
@@ -80,8 +85,11 @@ class Request:
     cached_tokens: int = 0
     """Prompt tokens that the first admission found in the prefix cache."""
     scheduled_s: float | None = None
+    standing: tuple[int, int] = field(init=False)
+    """Order of service before the arrival: place and priority, or `AGED`."""
 
     def __post_init__(self) -> None:
+        self.standing = (self.place, self.priority)
         if not self.resumed:
             self.sequences.append(Sequence(self, 0))
         for choice, tokens in enumerate(self.resumed):
@@ -97,6 +105,12 @@ class Request:
         self.scheduled_s, self.cached_tokens = scheduled_s, cached_tokens
         for sequence, first_s in zip(self.sequences, first_token_s, strict=False):
             sequence.first_token_s = first_s
+
+    def age(self) -> None:
+        """Put it before all classes. The caller orders its sequences anew."""
+        self.standing = AGED
+        for sequence in self.sequences:
+            sequence.rank = (*AGED, self.arrival, sequence.choice)
 
     @property
     def first_choice(self) -> int:
@@ -158,7 +172,7 @@ class Sequence:
         self.prompt_logprobs: list[TokenLogprobs | None] = [None]
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
-        self.rank = (request.priority, request.arrival, choice)
+        self.rank = (*request.standing, request.arrival, choice)
         """Order of service; smaller ranks come first."""
 
     @property

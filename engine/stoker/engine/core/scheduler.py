@@ -1,7 +1,8 @@
 """The scheduler: which sequences take part in the next step, with how many tokens. Owns queue and seats; no torch, no
 rank.
 
-The order is by priority, then arrival, then choice. Each step first gives one token to every sequence that decodes,
+The order is by class, then priority, then arrival, then choice; one request at a time that has waited too long goes
+before all classes (`ageing`). Each step first gives one token to every sequence that decodes,
 then fills the budget (`step_budget`) with chunks of prompts, then admits from the queue. There are never more seats
 than tokens in the largest budget, so a prompt in progress always advances.
 
@@ -20,15 +21,18 @@ Called by the engine, in the core's thread.
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from itertools import islice
 
+from stoker.engine.core.ageing import Ageing
 from stoker.engine.core.blocks import BlockAudit, BlockManager
+from stoker.engine.core.class_counts import ClassCounts
 from stoker.engine.core.host_tier import LOOK_AHEAD, HostTier
 from stoker.engine.core.messages import FinishReason
-from stoker.engine.core.request import Request, Sequence, State
+from stoker.engine.core.request import AGED, Request, Sequence, State
 from stoker.engine.core.schedule import Chunk, Schedule, TableChange
 from stoker.engine.core.step_budget import StepBudget
 from stoker.engine.core.step_flight import StepFlight
@@ -47,11 +51,14 @@ class Scheduler:
         max_requests: int,
         max_queued_requests: int,
         chunk_tokens: int | None = None,
+        aging_s: float = math.inf,
         budget: StepBudget | None = None,
         tier: HostTier | None = None,
         flight: StepFlight | None = None,
     ) -> None:
-        """`budget`: of a step's tokens, at most `max_batch_tokens`, which is the default.
+        """`aging_s`: time in the queue after which a request goes before all classes and priorities.
+
+        `budget`: of a step's tokens, at most `max_batch_tokens`, which is the default.
 
         `flight`: of a pipeline's steps; default: one stage.
         """
@@ -63,11 +70,13 @@ class Scheduler:
         self.max_queued_requests = max_queued_requests
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        self.ageing = Ageing(aging_s)
         self.num_preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.queue_s = Histogram()
         """Time from arrival to the first step, in seconds."""
+        self.classes = ClassCounts()
         self._free_seats = list(range(self.num_seats - 1, -1, -1))
         self._reserved_seats = 0
         self._dirty: list[int] = []
@@ -128,6 +137,7 @@ class Scheduler:
         """Decide the next step; it is empty only when no sequence runs or waits, or all wait for the host tier or for
         steps in flight."""
         step = Schedule()
+        self._let_age(now_s)
         self._make_room_for_priority(step)
         budget = self._step_tokens()
         if self._schedule_running(step, budget):
@@ -285,16 +295,26 @@ class Scheduler:
         victim.num_computed = 0
         victim.preemptions += 1
         self.num_preemptions += 1
+        self.classes.preempted(victim.request.place)
         self._wait(victim)
         step.preempted.append(victim)
 
     def _make_room_for_priority(self, step: Schedule) -> None:
-        """Preempt running sequences, the last in rank first, for a waiting one of a higher priority."""
-        if not self.waiting or self.waiting[0].num_pending:
+        """Preempt running sequences, the last in rank first, for a waiting one of a higher class or priority. An aged
+        one preempts none: it is the next to be admitted."""
+        if not self.waiting or self.waiting[0].num_pending or self.waiting[0].request.standing == AGED:
             return
         first = self.waiting[0]
-        while self.running and self.running[-1].request.priority > first.request.priority and not self._fits(first):
+        while self.running and self.running[-1].request.standing > first.request.standing and not self._fits(first):
             self._preempt(self.running[-1], step)
+
+    def _let_age(self, now_s: float) -> None:
+        """Put the request whose turn has come before all others."""
+        if request := self.ageing.turn(self.waiting, now_s):
+            request.age()
+            self.classes.aged(request.place)
+            self.waiting.sort(key=_rank)
+            self.running.sort(key=_rank)
 
     # Admission.
 
@@ -344,7 +364,9 @@ class Scheduler:
         request = sequence.request
         if request.scheduled_s is None:
             request.scheduled_s = now_s
-            self.queue_s.add(max(now_s - request.arrival_s, 0.0))
+            queued_s = max(now_s - request.arrival_s, 0.0)
+            self.queue_s.add(queued_s)
+            self.classes.began(request.place, queued_s)
             request.cached_tokens = min(cached, sequence.num_prompt)  # a resumed one has output, too
             self.prefix_queries += sequence.num_prompt
             self.prefix_hits += request.cached_tokens
@@ -352,6 +374,7 @@ class Scheduler:
     # Seats and queues.
 
     def _wait(self, sequence: Sequence) -> None:
+        self.ageing.waits(sequence)
         insort(self.waiting, sequence, key=_rank)
 
     def _sit(self, sequence: Sequence, step: Schedule) -> None:
@@ -370,5 +393,5 @@ class Scheduler:
         return self.blocks.release(sequence, forget=forget)
 
 
-def _rank(sequence: Sequence) -> tuple[int, int, int]:
+def _rank(sequence: Sequence) -> tuple[int, int, int, int]:
     return sequence.rank

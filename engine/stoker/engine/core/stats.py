@@ -70,6 +70,22 @@ class ColdTierStats:
 
 
 @dataclass(frozen=True, slots=True)
+class ClassStats:
+    """Sequences of one class now, and its counters since the start."""
+
+    place: int
+    """The number of the class."""
+    waiting: int
+    running: int
+    preemptions: int
+    aged: int
+    """Requests that went before all classes because they had waited too long."""
+    queue_sum_s: float
+    queue_s: Mapping[int, int]
+    """As `Stats.queue_s`."""
+
+
+@dataclass(frozen=True, slots=True)
 class TransferStats:
     """What this engine exchanges with others, now and since the start."""
 
@@ -182,3 +198,5 @@ class Stats:
     queue_s: Mapping[int, int] = field(default_factory=dict)
     """Time from arrival to the first step in seconds: the buckets of `stoker.pod.histogram`. Of all requests that
     began, also those whose prompt is computed here for another engine."""
+    classes: tuple[ClassStats, ...] = ()
+    """Of the classes of its requests so far."""

@@ -35,6 +35,8 @@ class HttpCall:
     """Where a router lets the prompt be computed."""
     trace: str = ""
     """W3C `traceparent` of the request."""
+    place: int = 0
+    """The number of the request's class, which a router found."""
 
     def parse(self, cls: type[B]) -> B:
         """Parse the body as `cls`.

@@ -26,7 +26,7 @@ from stoker.engine.http.load_counters import LoadCounters
 from stoker.engine.http.metrics import FrontMetrics
 from stoker.engine.http.openai.answer import Envelope, UsageChunks
 from stoker.engine.http.openai.chat import ChatAnswer
-from stoker.engine.http.openai.completions import CompletionAnswer, CompletionFields, EchoedPrompt
+from stoker.engine.http.openai.completions import CompletionAnswer, CompletionFields
 from stoker.engine.http.openai.logprobs import TokenNames
 from stoker.engine.http.openai.params import (
     GenerationDefaults,
@@ -38,7 +38,6 @@ from stoker.engine.http.openai.params import (
 from stoker.engine.http.openai.parser_choice import AnswerParsers, ParserChoice
 from stoker.engine.http.openai.protocol import (
     ChatBody,
-    ChatMessage,
     CompletionBody,
     DetokenizeBody,
     GenerationBody,
@@ -48,15 +47,24 @@ from stoker.engine.http.openai.responses import ResponsesAnswer
 from stoker.engine.http.openai.responses_body import ResponsesBody, renamed
 from stoker.engine.http.openai.resume import ResumeState, begun_job, check_resumed
 from stoker.engine.http.openai.tool_parser import ReasoningParser
+from stoker.engine.http.prompts import (
+    check_tokens,
+    decode,
+    echo_all,
+    encode,
+    encode_all,
+    encode_bad_words,
+    encode_chat,
+    encode_rendered,
+    render_chat,
+)
 from stoker.engine.http.request_log import LoggedRequest, RequestLog
 from stoker.engine.http.text import Detokenizer, TextCodec
-from stoker.engine.sampling import MAX_BAD_SEQUENCES, SamplingParams
+from stoker.engine.sampling import SamplingParams
 from stoker.pod.causes import Cause
 from stoker.pod.tracing import NoTracer, Tracer
 
 T = TypeVar("T")
-OWN_SETTINGS = frozenset({"self", "messages", "add_generation_prompt", "tools"})
-"""Variables of a chat template that `chat_template_kwargs` may not set."""
 
 
 class PreparedChat(NamedTuple):
@@ -230,8 +238,8 @@ class Front:
         name = self._name(body.model)
         body.check_supported()
         facts, codec = self._served()
-        prompts = await self._in_thread(_encode_all, codec, body)
-        bad_sequences = await self._in_thread(_encode_bad_words, codec, body)
+        prompts = await self._in_thread(encode_all, codec, body)
+        bad_sequences = await self._in_thread(encode_bad_words, codec, body)
         jobs = []
         for number, whole in enumerate(prompts):
             prompt = truncated(body, whole, facts.max_model_len, body.max_tokens)
@@ -245,7 +253,7 @@ class Front:
         echoes = None
         if body.echo:
             shown = [job.prompt_tokens for job in jobs]
-            echoes = await self._in_thread(_echo_all, codec, shown, body.skip_special_tokens)
+            echoes = await self._in_thread(echo_all, codec, shown, body.skip_special_tokens)
         envelope = self._envelope("cmpl-", name, facts, resumed)
         check_resumed(resumed, body, jobs, _fingerprint(facts), facts.vocab_size)
         generation = self._generation(codec, jobs)
@@ -287,11 +295,11 @@ class Front:
         facts, codec = self._served()
         use = body.tool_use
         text = await self._in_thread(
-            _render_chat, codec, body.messages, body.add_generation_prompt, body.tools, body.chat_template_kwargs or {}
+            render_chat, codec, body.messages, body.add_generation_prompt, body.tools, body.chat_template_kwargs or {}
         )
-        whole = await self._in_thread(_encode_rendered, codec, text)
+        whole = await self._in_thread(encode_rendered, codec, text)
         prompt = truncated(body, whole, facts.max_model_len, body.output_limit)
-        bad_sequences = await self._in_thread(_encode_bad_words, codec, body)
+        bad_sequences = await self._in_thread(encode_bad_words, codec, body)
         params = chat_params(body, self._defaults, facts.max_model_len - len(prompt), bad_sequences)
         parsers = self.parsers.for_request(
             use,
@@ -315,7 +323,7 @@ class Front:
     ) -> None:
         assert params.max_tokens is not None
         check_length(body, facts.max_model_len, len(prompt), params.max_tokens)
-        _check_tokens(prompt, facts.vocab_size)  # of a length that takes no time
+        check_tokens(prompt, facts.vocab_size)  # of a length that takes no time
         self.metrics.started(params, params.max_tokens)
 
     def _generation(self, codec: TextCodec, jobs: Sequence[Job]) -> Generation:
@@ -383,7 +391,7 @@ class Front:
         facts, codec = self._served()
         if body.messages is not None:
             tokens = await self._in_thread(
-                _encode_chat,
+                encode_chat,
                 codec,
                 body.messages,
                 body.add_generation_prompt,
@@ -392,7 +400,7 @@ class Front:
             )
         else:
             special = body.add_special_tokens if body.add_special_tokens is not None else True
-            tokens = tuple(await self._in_thread(_encode, codec, body.prompt or "", special))
+            tokens = tuple(await self._in_thread(encode, codec, body.prompt or "", special))
         names = TokenNames(codec)
         strings = [names.name(token) for token in tokens] if body.return_token_strs else None
         return {
@@ -406,8 +414,8 @@ class Front:
         """`POST /detokenize`."""
         self._name(body.model)
         facts, codec = self._served()
-        _check_tokens(body.tokens, facts.vocab_size, "tokens")
-        return {"prompt": await self._in_thread(_decode, codec, body.tokens, body.skip_special_tokens)}
+        check_tokens(body.tokens, facts.vocab_size, "tokens")
+        return {"prompt": await self._in_thread(decode, codec, body.tokens, body.skip_special_tokens)}
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         try:
@@ -426,83 +434,3 @@ def _fingerprint(facts: ModelFacts) -> str | None:
 
 def _usage_chunks(body: GenerationBody) -> UsageChunks:
     return UsageChunks(last=body.wants_usage, running=body.wants_running_usage, timing=body.include_timing)
-
-
-def _check_tokens(tokens: Sequence[int], vocab_size: int, field: str = "prompt") -> None:
-    wrong = next((token for token in tokens if not 0 <= token < vocab_size), None)
-    if wrong is not None:
-        message = f"{field}: token ids from 0 to {vocab_size - 1} are allowed, got {wrong}"
-        raise bad_request(message, field, "invalid_value")
-
-
-def _encode(codec: TextCodec, text: str, special: bool) -> list[int]:
-    return codec.encode(text, add_special_tokens=special)
-
-
-def _decode(codec: TextCodec, tokens: Sequence[int], skip_special_tokens: bool) -> str:
-    return codec.decode(tokens, skip_special_tokens=skip_special_tokens)
-
-
-def _encode_all(codec: TextCodec, body: CompletionBody) -> list[tuple[int, ...]]:
-    special = body.add_special_tokens if body.add_special_tokens is not None else True
-    return [tuple(_encode(codec, prompt, special) if isinstance(prompt, str) else prompt) for prompt in body.prompts]
-
-
-def _encode_bad_words(codec: TextCodec, body: GenerationBody) -> tuple[tuple[int, ...], ...]:
-    """The tokens of each bad word, at the beginning of a text and behind a blank."""
-    words = body.bad_words or ()
-    if len(words) > MAX_BAD_SEQUENCES // 2 or not all(word.strip() for word in words):
-        message = f"bad_words: at most {MAX_BAD_SEQUENCES // 2} words that are not blank are allowed"
-        raise bad_request(message, "bad_words", "invalid_value")
-    spellings = (text for word in words for text in (word.strip(), f" {word.strip()}"))
-    return tuple(dict.fromkeys(tuple(_encode(codec, text, False)) for text in spellings))
-
-
-def _encode_chat(
-    codec: TextCodec,
-    messages: Sequence[ChatMessage],
-    add_generation_prompt: bool,
-    tools: Sequence[Mapping[str, Any]] | None,
-    settings: Mapping[str, Any],
-) -> tuple[int, ...]:
-    """The prompt's token ids."""
-    return _encode_rendered(codec, _render_chat(codec, messages, add_generation_prompt, tools, settings))
-
-
-def _encode_rendered(codec: TextCodec, text: str) -> tuple[int, ...]:
-    """The token ids of a conversation's text, in which the template wrote the special tokens itself."""
-    return tuple(codec.encode(text, add_special_tokens=False))
-
-
-def _render_chat(
-    codec: TextCodec,
-    messages: Sequence[ChatMessage],
-    add_generation_prompt: bool,
-    tools: Sequence[Mapping[str, Any]] | None,
-    settings: Mapping[str, Any],
-) -> str:
-    """The prompt's text."""
-    if not codec.has_chat_template:
-        raise bad_request("This model has no chat template; use /v1/completions.", "messages", "no_chat_template")
-    if taken := sorted(OWN_SETTINGS & settings.keys()):
-        raise bad_request(
-            f"chat_template_kwargs: {taken[0]} cannot be set here", "chat_template_kwargs", "invalid_value"
-        )
-    prepared = [message.for_template() for message in messages]
-    if tools:
-        settings = {**settings, "tools": tools}
-    return codec.render_chat(prepared, add_generation_prompt=add_generation_prompt, **settings)
-
-
-def _echo_all(codec: TextCodec, prompts: Sequence[tuple[int, ...]], skip_special_tokens: bool) -> list[EchoedPrompt]:
-    return [_echo(codec, prompt, skip_special_tokens) for prompt in prompts]
-
-
-def _echo(codec: TextCodec, prompt: tuple[int, ...], skip_special_tokens: bool) -> EchoedPrompt:
-    """Return the prompt detokenised, with the begin of each token."""
-    detokenizer = codec.detokenizer(skip_special_tokens=skip_special_tokens)
-    text, offsets = "", []
-    for token in prompt:
-        offsets.append(len(text))
-        text += detokenizer.add(token)
-    return EchoedPrompt(text + detokenizer.finish(), prompt, tuple(offsets))

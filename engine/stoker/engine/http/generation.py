@@ -113,6 +113,8 @@ class Generation:
         """Entered for the time of the run."""
         self.prefill = ""
         """`AddRequest.prefill` of all jobs."""
+        self.place = 0
+        """`AddRequest.place` of all jobs."""
         self.trace = ""
         """`traceparent` of the request."""
         self.tracer: Tracer = NoTracer()
@@ -205,7 +207,8 @@ class Generation:
         if resumed and all(tokens is None for tokens in resumed):
             return
         request = AddRequest(
-            job.id, job.prompt_tokens, job.params, job.arrival_s, job.priority, resumed, self.prefill, self.trace
+            job.id, job.prompt_tokens, job.params, job.arrival_s, job.priority, resumed, self.prefill, self.trace,
+            self.place,
         )  # fmt: skip
         own_tokens = 0 if self.prefill else len(job.prompt_tokens)
         texts = self._resumed_texts.get(number) or [self._text(job) for _ in range(job.params.n)]

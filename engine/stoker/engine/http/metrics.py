@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from stoker.engine.core.messages import ModelFacts, RequestFacts
 from stoker.engine.core.stats import STEP_TOKENS, HostTierStats, Stats
+from stoker.engine.http.class_metrics import class_metrics
 from stoker.engine.http.cold_tier_metrics import cold_tier_metrics
 from stoker.engine.http.load_counters import LoadCounters
 from stoker.engine.http.transfer_metrics import transfer_metrics
@@ -195,6 +196,7 @@ class _CoreCollector(Collector):
             yield from transfer_metrics(self._labels, stats.transfer)
         yield _token_rates(self._labels, stats)
         yield from _ranks(self._labels, stats)
+        yield from class_metrics(self._labels, stats)
         yield _by("vllm:request_success", "Ended requests.", "finished_reason", self._labels, stats.finished)
         yield _by("stoker:request_refused", "Requests not taken.", "kind", self._labels, stats.refused)
 

@@ -19,8 +19,9 @@ from starlette.routing import BaseRoute
 from stoker.engine.http.api_document import DOCS_PATH, OPENAPI_PATH, REQUESTS_PATH, docs_page, openapi_document
 from stoker.engine.http.api_keys import check_api_key
 from stoker.engine.http.call import Events, Handler, HttpCall, Result, Stream
-from stoker.engine.http.errors import RETRY_AFTER_S, ApiError, shortened
+from stoker.engine.http.errors import RETRY_AFTER_S, ApiError, bad_request, shortened
 from stoker.engine.http.event_stream import chunk_events, send_stream, typed_events
+from stoker.engine.http.generation import Generation
 from stoker.engine.http.openai.chat import ChatAnswer
 from stoker.engine.http.openai.completions import CompletionAnswer
 from stoker.engine.http.openai.protocol import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
@@ -40,6 +41,7 @@ from stoker.pod.asgi import (
     request_id,
 )
 from stoker.pod.body_budget import BodyBudget, BodyBudgetSpent, BodyShare
+from stoker.pod.class_place import PLACE_HEADER, place_in
 from stoker.pod.marked_streams import RESUME_HEADER, RESUME_PATH
 from stoker.pod.split_requests import PREFILL_HEADER
 from stoker.pod.tracing import TRACE_HEADER, trace_of
@@ -145,6 +147,7 @@ class OpenAiServer:
         reply = Reply(send, request_id(scope).decode(), self.pod_uid)
         try:
             self._authorise(scope)
+            place = _place(scope)
             body = await self._read_body(receive, share)
         except ClientLeft:
             return
@@ -157,7 +160,7 @@ class OpenAiServer:
         call = HttpCall(
             scope["path"], body, uuid.uuid4().hex, reply.request_id, arrival_s, marks,
             prefill=header(scope, PREFILL_HEADER).decode("latin-1"),
-            trace=trace_of(header(scope, TRACE_HEADER)),
+            trace=trace_of(header(scope, TRACE_HEADER)), place=place,
         )  # fmt: skip
         work = asyncio.create_task(_answer(handler, call, reply))
         gone = asyncio.create_task(client_gone(receive))
@@ -225,7 +228,7 @@ class OpenAiServer:
     async def _responses(self, call: HttpCall) -> Result:
         body = call.parse(ResponsesBody)
         answer = await self.front.responses(body, call.id, call.arrival_s, call.request_id)
-        answer.generation.prefill, answer.generation.trace = call.prefill, call.trace
+        _pass_on(call, answer.generation)
         return Stream(typed_events(answer)) if body.stream else await answer.whole()
 
     async def _models(self, call: HttpCall) -> Mapping[str, Any]:
@@ -269,6 +272,14 @@ class OpenAiServer:
         return Page(200, {"content-type": "text/html; charset=utf-8"}, docs_page())
 
 
+def _place(scope: Scope) -> int:
+    """The number of the request's class. Raises ApiError 400."""
+    try:
+        return place_in(header(scope, PLACE_HEADER))
+    except ValueError as error:
+        raise bad_request(str(error), code="invalid_value") from error
+
+
 def _wrong_method(methods: Sequence[str]) -> Handler:
     async def refuse(call: HttpCall) -> Result:
         allow = ", ".join((*methods, "OPTIONS"))
@@ -297,13 +308,18 @@ async def _unknown_path(call: HttpCall) -> Result:
 
 
 async def _whole_or_stream(call: HttpCall, body: GenerationBody, answer: CompletionAnswer | ChatAnswer) -> Result:
-    answer.generation.prefill, answer.generation.trace = call.prefill, call.trace
+    _pass_on(call, answer.generation)
     if not body.stream:
         return await answer.whole()
     if not (call.marks_tokens and resumable(answer.jobs)):
         return Stream(chunk_events(answer))
     answer.marks = TokenMarks(answer.jobs)
     return Stream(chunk_events(answer), {RESUME_HEADER.decode(): "1"})
+
+
+def _pass_on(call: HttpCall, generation: Generation) -> None:
+    """Give the jobs what a router found out about the request."""
+    generation.prefill, generation.trace, generation.place = call.prefill, call.trace, call.place
 
 
 async def _answer(handler: Handler, call: HttpCall, reply: Reply) -> None:

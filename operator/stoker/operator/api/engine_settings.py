@@ -86,6 +86,8 @@ class SchedulerSettings(Value):
     """Sequences of one step."""
     max_queued_requests: Count = 1024
     """Waiting requests; further ones get 429."""
+    aging_seconds: Count = 60
+    """A request that waits so long goes before all classes, one at a time."""
     chunk_tokens: Count | None = None
     """Longest prefill chunk; default: `maxBatchTokens`."""
     max_model_len: Count | None = None

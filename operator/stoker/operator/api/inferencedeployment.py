@@ -34,6 +34,7 @@ from stoker.operator.api.value import (
     rule,
     rules,
 )
+from stoker.pod.class_place import MAX_CLASSES
 
 DeploymentPhase = Literal[
     "Pending", "WaitingForCheckpoint", "Starting", "Serving", "Updating", "Degraded", "ScaledToZero", "Failed"
@@ -159,7 +160,9 @@ class RouterSettings(SmallPod):
     hold_seconds: Annotated[int, Field(ge=0, le=86400)] = 0
     """Time that a request waits for a ready engine before it gets 503."""
     max_held_requests: Int32 = 256
-    classes: Annotated[tuple[RequestClassSettings, ...], Field(max_length=8, json_schema_extra=list_map("name"))] = ()
+    classes: Annotated[
+        tuple[RequestClassSettings, ...], Field(max_length=MAX_CLASSES, json_schema_extra=list_map("name"))
+    ] = ()
     """Classes of requests: one that waits goes before those of later classes, and later ones delay none beyond its
     goal. The first is that of requests that name none. Default: every request goes to an engine at once."""
     max_body_bytes: Count = 16777216

@@ -127,7 +127,8 @@ class DecodeDesk:
         request = split.request
         slots = self._grant(split, now_s)
         message = Prefill(
-            split.id, request.prompt_tokens, request.params, request.priority, split.first_block, slots, request.trace
+            split.id, request.prompt_tokens, request.params, request.priority, split.first_block, slots, request.trace,
+            request.place,
         )  # fmt: skip
         self.office.post.call(split.peer, message)
 
@@ -314,7 +315,7 @@ class DecodeDesk:
         begun = Begun(split.began_s, split.cached_tokens, firsts) if split.begun else Begun(None, 0)
         self.engine.add_request(
             request.request_id, request.prompt_tokens, request.params, priority=request.priority,
-            arrival_s=request.arrival_s, front=split.front, resumed=split.resumed(), begun=begun,
+            place=request.place, arrival_s=request.arrival_s, front=split.front, resumed=split.resumed(), begun=begun,
         )  # fmt: skip
         self._forget(split)
 

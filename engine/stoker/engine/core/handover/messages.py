@@ -22,7 +22,7 @@ from stoker.engine.transfer.landing_zone import Grant
 from stoker.engine.transfer.layout import BlockLayout
 from stoker.engine.transfer.port import PortInfo
 
-HANDOVER_PROTOCOL = 2
+HANDOVER_PROTOCOL = 3
 
 FailureCode = Literal["refused", "transport", "aborted", "unknown"]
 
@@ -61,6 +61,8 @@ class Prefill:
     slots: tuple[Grant, ...]
     trace: str = ""
     """`traceparent` of the request's span at D."""
+    place: int = 0
+    """The number of its class."""
 
 
 @dataclass(frozen=True, slots=True)

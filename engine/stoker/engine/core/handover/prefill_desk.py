@@ -151,7 +151,9 @@ class PrefillDesk:
         caller.helps[prefill.id] = one
         self.tally.changes += 1
         self._seeds[one] = BlockSeeds(self.office.hello.port.fingerprint, prefill.prompt, self.blocks.block_size)
-        request = AddRequest(prefill.id, prefill.prompt, prefill.params, self.office.clock(), prefill.priority)
+        request = AddRequest(
+            prefill.id, prefill.prompt, prefill.params, self.office.clock(), prefill.priority, place=prefill.place
+        )
         self.office.front.add(front_of(caller.name), request)
 
     # The engine's answers.

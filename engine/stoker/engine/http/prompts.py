@@ -1,0 +1,95 @@
+"""Between the text of a request and its token ids: render, encode, decode, echo. Run in threads by `front`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stoker.engine.http.errors import bad_request
+from stoker.engine.http.openai.completions import EchoedPrompt
+from stoker.engine.http.openai.protocol import ChatMessage, CompletionBody, GenerationBody
+from stoker.engine.http.text import TextCodec
+from stoker.engine.sampling import MAX_BAD_SEQUENCES
+
+OWN_SETTINGS = frozenset({"self", "messages", "add_generation_prompt", "tools"})
+"""Variables of a chat template that `chat_template_kwargs` may not set."""
+
+
+def check_tokens(tokens: Sequence[int], vocab_size: int, field: str = "prompt") -> None:
+    wrong = next((token for token in tokens if not 0 <= token < vocab_size), None)
+    if wrong is not None:
+        message = f"{field}: token ids from 0 to {vocab_size - 1} are allowed, got {wrong}"
+        raise bad_request(message, field, "invalid_value")
+
+
+def encode(codec: TextCodec, text: str, special: bool) -> list[int]:
+    return codec.encode(text, add_special_tokens=special)
+
+
+def decode(codec: TextCodec, tokens: Sequence[int], skip_special_tokens: bool) -> str:
+    return codec.decode(tokens, skip_special_tokens=skip_special_tokens)
+
+
+def encode_all(codec: TextCodec, body: CompletionBody) -> list[tuple[int, ...]]:
+    special = body.add_special_tokens if body.add_special_tokens is not None else True
+    return [tuple(encode(codec, prompt, special) if isinstance(prompt, str) else prompt) for prompt in body.prompts]
+
+
+def encode_bad_words(codec: TextCodec, body: GenerationBody) -> tuple[tuple[int, ...], ...]:
+    """The tokens of each bad word, at the beginning of a text and behind a blank."""
+    words = body.bad_words or ()
+    if len(words) > MAX_BAD_SEQUENCES // 2 or not all(word.strip() for word in words):
+        message = f"bad_words: at most {MAX_BAD_SEQUENCES // 2} words that are not blank are allowed"
+        raise bad_request(message, "bad_words", "invalid_value")
+    spellings = (text for word in words for text in (word.strip(), f" {word.strip()}"))
+    return tuple(dict.fromkeys(tuple(encode(codec, text, False)) for text in spellings))
+
+
+def encode_chat(
+    codec: TextCodec,
+    messages: Sequence[ChatMessage],
+    add_generation_prompt: bool,
+    tools: Sequence[Mapping[str, Any]] | None,
+    settings: Mapping[str, Any],
+) -> tuple[int, ...]:
+    """The prompt's token ids."""
+    return encode_rendered(codec, render_chat(codec, messages, add_generation_prompt, tools, settings))
+
+
+def encode_rendered(codec: TextCodec, text: str) -> tuple[int, ...]:
+    """The token ids of a conversation's text, in which the template wrote the special tokens itself."""
+    return tuple(codec.encode(text, add_special_tokens=False))
+
+
+def render_chat(
+    codec: TextCodec,
+    messages: Sequence[ChatMessage],
+    add_generation_prompt: bool,
+    tools: Sequence[Mapping[str, Any]] | None,
+    settings: Mapping[str, Any],
+) -> str:
+    """The prompt's text."""
+    if not codec.has_chat_template:
+        raise bad_request("This model has no chat template; use /v1/completions.", "messages", "no_chat_template")
+    if taken := sorted(OWN_SETTINGS & settings.keys()):
+        raise bad_request(
+            f"chat_template_kwargs: {taken[0]} cannot be set here", "chat_template_kwargs", "invalid_value"
+        )
+    prepared = [message.for_template() for message in messages]
+    if tools:
+        settings = {**settings, "tools": tools}
+    return codec.render_chat(prepared, add_generation_prompt=add_generation_prompt, **settings)
+
+
+def echo_all(codec: TextCodec, prompts: Sequence[tuple[int, ...]], skip_special_tokens: bool) -> list[EchoedPrompt]:
+    return [echo(codec, prompt, skip_special_tokens) for prompt in prompts]
+
+
+def echo(codec: TextCodec, prompt: tuple[int, ...], skip_special_tokens: bool) -> EchoedPrompt:
+    """Return the prompt detokenised, with the begin of each token."""
+    detokenizer = codec.detokenizer(skip_special_tokens=skip_special_tokens)
+    text, offsets = "", []
+    for token in prompt:
+        offsets.append(len(text))
+        text += detokenizer.add(token)
+    return EchoedPrompt(text + detokenizer.finish(), prompt, tuple(offsets))

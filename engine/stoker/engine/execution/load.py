@@ -82,6 +82,7 @@ def make_decoder(plan: EnginePlan, config: ModelConfig, ops: Ops, device: torch.
         device=device,
         group=place.tensor,
         expert_runs=plan.expert,
+        experts_on_device=plan.experts_on_device,
         layers=place.layers,
         copies_kv_heads=True,
     )

@@ -5,8 +5,10 @@ its rule are those of production. A replica starts in 120 s. The static fleet is
 
     python -m bench.autoscaling_traces FOLDER azure_2023_code
     python -m bench.autoscaling_traces FOLDER azure_2023_code_day mooncake_conversation
+    python -m bench.autoscaling_traces FOLDER azure_2023_code --static 18 --foresight 4 25
 
-FOLDER holds the traces (`azure_2023_code.csv`, `mooncake_conversation.jsonl`). The last line is JSON.
+The last asks what a pool of 4 to 25 replicas would cost that knows the trace. FOLDER holds the traces
+(`azure_2023_code.csv`, `mooncake_conversation.jsonl`). The last line is JSON.
 """
 
 from __future__ import annotations
@@ -24,11 +26,14 @@ from stoker.operator.domain.autoscaling.decision import Limits
 from stoker.operator.domain.autoscaling.prediction import Goals
 from stoker.operator.domain.autoscaling.step_curve import StepCurve
 from testing.clocked.fleet import FleetSettings, simulate, smallest_static
+from testing.clocked.foresight import least_hours
 from testing.clocked.replica import EngineSettings
 from testing.clocked.trace import TracedRequest, multiplied, read_trace, repeated
 
 SHARE = 0.958
 STARTUP_S = 120.0
+SLOT_S = 300.0
+"""A pool with foresight keeps its size for so long."""
 CURVE = StepCurve(base_s=0.015, prompt_token_s=8e-5, decode_token_s=1e-4)
 """About an 8B model on a third of an H200: 12,500 prompt tokens/s, 15 ms a step."""
 
@@ -73,8 +78,31 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("cases", nargs="*", default=list(CASES))
     parser.add_argument("--static", type=int, help="size of the smallest static fleet, where it is known")
+    parser.add_argument("--foresight", type=int, nargs=2, metavar=("LOW", "HIGH"), help="sizes of a pool that knows")
     arguments = parser.parse_args()
+    if arguments.foresight:
+        low, high = arguments.foresight
+        for name in arguments.cases:
+            print(json.dumps({name: foreseen(CASES[name], arguments.folder, arguments.static, range(low, high + 1))}))
+        return
     print(json.dumps({name: measure(CASES[name], arguments.folder, arguments.static) for name in arguments.cases}))
+
+
+def foreseen(case: Case, folder: Path, static: int | None, sizes: Sequence[int]) -> dict[str, Any]:
+    """Hours of a pool that knows the trace, starts replicas at once and turns at most once in ten minutes."""
+    requests = case.requests(folder)
+    settings = FleetSettings(case.engine, startup_s=STARTUP_S, policy=case.policy)
+    slots = int(requests[-1].at_s // SLOT_S) + 1
+    missed = {size: [0] * slots for size in sizes}
+    for size in sizes:
+        for served in simulate(replace(settings, replicas=size), requests).served:
+            missed[size][int(served.request.at_s // SLOT_S)] += not served.meets(case.goals)
+    plan = least_hours(missed, int((1 - SHARE) * len(requests)), round(600 / SLOT_S))
+    if plan is None:
+        return {"sizes": [*sizes], "plan": None}
+    share = round(plan.cost / (slots * static), 3) if static else None
+    attained = round(1 - plan.missed / len(requests), 4)
+    return {"plan": plan.sizes, "slot_s": SLOT_S, "attained": attained, "hours_share": share}
 
 
 def measure(case: Case, folder: Path, known: int | None) -> dict[str, Any]:

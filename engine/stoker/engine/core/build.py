@@ -101,6 +101,7 @@ def build_engine(
     )
     if config.cache.store is not None and identity is not None and scheduler.tier is not None:
         engine.beginnings = tell_stored(config.cache.store, identity, blocks, scheduler.tier)
+    engine.hosted_experts = leading_runner(executor).hosted
     if config.cache_events is not None:
         engine.cache_events = publish_cache(config.cache_events, blocks, plan.device)
     if config.timeline is not None:
@@ -196,6 +197,11 @@ def make_tier(
     if identity is not None:
         cold = open_cold_traffic(config, identity, index, link.memory, costs, clock)
     return HostTier(blocks, index, link, costs, cache.data[0].nbytes, clock, cold)
+
+
+def leading_runner(executor: Executor) -> Runner:
+    """The runner of rank 0."""
+    return executor.runner if isinstance(executor, Ranks) else runner_of(executor)
 
 
 def runner_of(executor: Executor) -> Runner:

@@ -16,7 +16,15 @@ from typing import Any
 
 from stoker.engine.core.core_client import CoreClient, RunningRequest
 from stoker.engine.core.messages import AddRequest, CoreState, ModelFacts, Phase, RequestProgress
-from stoker.engine.core.stats import ClassStats, ColdTierStats, HostTierStats, SharedStoreStats, Stats, TransferStats
+from stoker.engine.core.stats import (
+    ClassStats,
+    ColdTierStats,
+    ExpertStats,
+    HostTierStats,
+    SharedStoreStats,
+    Stats,
+    TransferStats,
+)
 from stoker.pod.beginnings import MOST_ANNOUNCED
 
 PHASES: Sequence[Phase] = ("Failed", "Loading", "Warming", "Draining", "Serving", "Drained")
@@ -168,6 +176,8 @@ def merged_classes(parts: Iterable[ClassStats]) -> tuple[ClassStats, ...]:
 CLASS_SUMS = tuple(field.name for field in fields(ClassStats) if field.name != "place")
 TIER_SUMS = ("total_blocks", "used_blocks", "saved", "loaded", "evicted", "damaged", "failed", "swapped", "late")
 """Counts of `HostTierStats`; its other fields are those of the first core."""
+EXPERT_SUMS = ("slots", "experts", "hits", "misses", "loaded_bytes", "waited_s")
+"""Counts of `ExpertStats`; the size of an expert is that of the first core."""
 COLD_SUMS = (
     "total_bytes", "used_bytes", "blocks", "found", "saved", "loaded", "evicted", "damaged", "foreign", "failed",
     "cleaned", "late",
@@ -187,6 +197,8 @@ def _sum(values: list[Any]) -> Any:
         return replace(values[0], announced=dict(list(announced.items())[-MOST_ANNOUNCED:]))
     if isinstance(values[0], HostTierStats):
         return replace(values[0], **{name: sum(getattr(value, name) for value in values) for name in TIER_SUMS})
+    if isinstance(values[0], ExpertStats):
+        return replace(values[0], **{name: sum(getattr(value, name) for value in values) for name in EXPERT_SUMS})
     if isinstance(values[0], ColdTierStats):
         worst = next((value for value in values if value.state != "ok"), values[0])
         return replace(worst, **{name: sum(getattr(value, name) for value in values) for name in COLD_SUMS})

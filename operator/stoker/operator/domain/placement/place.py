@@ -53,17 +53,39 @@ def place(
 
     A preferred level holds for as many units as there is room for inside of its domains.
     """
-    usable = {node.name: node for node in nodes if node.name not in avoid and node.obstacle(gang) is None}
-    slots = {name: node.slots(gang) for name, node in usable.items()}
-    labels = {name: usable[name].labels for name in usable}
-    steps = _steps(gang, levels)
-    packing = _Packing(labels)
-    if packing.room(slots, steps) < 1:
-        return explain(gang, nodes, levels, avoid, slots)
-    chosen = packing.fill(slots, steps, 1)
-    by_pod = dict(zip(gang.pods_by_replica(), chosen, strict=True))
-    names = tuple(by_pod[pod] for pod in range(gang.size))
-    return Placement(names, tuple(_relaxed(chosen, labels, gang, levels)))
+    usable = UsableNodes(gang, nodes, levels, avoid)
+    found = usable.place()
+    return explain(gang, nodes, levels, avoid, usable.slots) if found is None else found
+
+
+class UsableNodes:
+    """The nodes that gangs of one kind may use, with the pods that fit on each, while others take room on them.
+
+    A queue of equal gangs reads every node once, not once for each gang.
+    """
+
+    def __init__(
+        self, gang: Gang, nodes: Sequence[NodeCapacity], levels: Sequence[Level] = (), avoid: Collection[str] = ()
+    ) -> None:
+        usable = [node for node in nodes if node.name not in avoid and node.obstacle(gang) is None]
+        self.slots: _Slots = {node.name: node.slots(gang) for node in usable}
+        self._labels = {node.name: node.labels for node in usable}
+        self._gang, self._levels = gang, levels
+
+    def update(self, node: NodeCapacity) -> None:
+        """Read a node again, whose room has changed and nothing else."""
+        if node.name in self.slots:
+            self.slots[node.name] = node.slots(self._gang)
+
+    def place(self) -> Placement | None:
+        """Choose a node for each pod of one gang, without taking its room; None where there is not enough."""
+        gang, steps, packing = self._gang, _steps(self._gang, self._levels), _Packing(self._labels)
+        if packing.room(self.slots, steps) < 1:
+            return None
+        chosen = packing.fill(dict(self.slots), steps, 1)
+        by_pod = dict(zip(gang.pods_by_replica(), chosen, strict=True))
+        names = tuple(by_pod[pod] for pod in range(gang.size))
+        return Placement(names, tuple(_relaxed(chosen, self._labels, gang, self._levels)))
 
 
 def count_placeable(gang: Gang, nodes: Sequence[NodeCapacity], levels: Sequence[Level] = ()) -> int:
@@ -94,7 +116,7 @@ class _Packing:
         if not steps:
             return sum(slots.values())
         step = steps[0]
-        domains = self._domains(slots, step).values() if step.required else (slots,)
+        domains = self._domains(slots, step.key).values() if step.required and step.key else (slots,)
         return sum(self.room(domain, steps[1:]) // step.count for domain in domains)
 
     def fill(self, slots: _Slots, steps: Sequence[_Step], units: int) -> list[str]:
@@ -102,7 +124,9 @@ class _Packing:
         if not steps:
             return _take(slots, _shares(slots, slots, units))
         step, inner = steps[0], steps[1:]
-        domains = self._domains(slots, step)
+        if step.key is None:  # one domain with all nodes
+            return self.fill(slots, inner, units * step.count)
+        domains = self._domains(slots, step.key)
         rooms = {name: self.room(domain, inner) // step.count for name, domain in domains.items()}
         sizes = {name: sum(domain.values()) for name, domain in domains.items()}
         shares = _shares(rooms, sizes, units)
@@ -113,13 +137,11 @@ class _Packing:
         rest = units - sum(shares.values())
         return chosen + (self.fill(slots, inner, rest * step.count) if rest else [])
 
-    def _domains(self, slots: _Slots, step: _Step) -> dict[str, _Slots]:
-        """The nodes by their value of the step's label; nodes without it are in no domain."""
-        if step.key is None:
-            return {"": dict(slots)}
+    def _domains(self, slots: _Slots, key: str) -> dict[str, _Slots]:
+        """The nodes by their value of a label; nodes without it are in no domain."""
         domains: defaultdict[str, _Slots] = defaultdict(dict)
         for name, free in slots.items():
-            value = self._labels[name].get(step.key)
+            value = self._labels[name].get(key)
             if value is not None:
                 domains[value][name] = free
         return dict(domains)

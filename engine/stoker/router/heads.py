@@ -11,7 +11,8 @@ from stoker.pod.asgi import Scope
 from stoker.pod.class_place import PLACE_HEADER
 from stoker.pod.marked_streams import RESUMABLE_PATHS, RESUME_HEADER
 from stoker.pod.split_requests import PREFILL_HEADER
-from stoker.router.connection import Headers, Outgoing
+from stoker.router.answer_parser import Headers
+from stoker.router.connection import Outgoing
 from stoker.router.refusal import Refused
 
 HOP_BY_HOP = frozenset(

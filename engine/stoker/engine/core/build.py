@@ -97,6 +97,7 @@ def build_engine(
         grammars=reading.result(),
         num_devices=plan.ranks if plan.device == "cuda" else 1,
     )
+    engine.hosted_experts = leading_runner(executor).hosted
     if config.cache_events is not None:
         engine.cache_events = publish_cache(config.cache_events, blocks, plan.device)
     if config.timeline is not None:
@@ -185,6 +186,11 @@ def make_tier(
     if identity is not None:
         cold = open_cold_traffic(config, identity, index, link.memory, costs, clock)
     return HostTier(blocks, index, link, costs, cache.data[0].nbytes, clock, cold)
+
+
+def leading_runner(executor: Executor) -> Runner:
+    """The runner of rank 0."""
+    return executor.runner if isinstance(executor, Ranks) else runner_of(executor)
 
 
 def runner_of(executor: Executor) -> Runner:

@@ -29,7 +29,7 @@ from typing import Literal, NamedTuple
 import msgpack
 
 from stoker.engine.core.frames import FrameFormat, many, many_or_none, one
-from stoker.engine.core.stats import ClassStats, ColdTierStats, HostTierStats, Stats, TransferStats
+from stoker.engine.core.stats import ClassStats, ColdTierStats, ExpertStats, HostTierStats, Stats, TransferStats
 from stoker.engine.errors import RefusalKind, RequestRefused
 from stoker.engine.execution.executor import RankState
 from stoker.engine.execution.step import TokenLogprobs
@@ -272,6 +272,7 @@ _FORMAT = FrameFormat(
             "host": one(HostTierStats),
             "disk": one(ColdTierStats),
             "store": one(ColdTierStats),
+            "experts": one(ExpertStats),
             "transfer": one(TransferStats),
             "ranks": many(RankState),
             "classes": many(ClassStats),

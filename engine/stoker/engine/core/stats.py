@@ -70,6 +70,25 @@ class ColdTierStats:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertStats:
+    """Experts of one rank whose weights wait in main memory, over all layers: slots now, counters since the start."""
+
+    slots: int
+    """On the device."""
+    experts: int
+    """In main memory, those in slots too."""
+    expert_bytes: int
+    """Of one expert of one layer."""
+    hits: int
+    """Experts that were needed and were in a slot."""
+    misses: int
+    """Experts that were loaded."""
+    loaded_bytes: int
+    waited_s: float
+    """Time in which the device computed nothing because of loads; on a GPU known some loads later."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClassStats:
     """Sequences of one class now, and its counters since the start."""
 
@@ -193,6 +212,8 @@ class Stats:
     """None without a disk tier."""
     store: ColdTierStats | None = None
     """None without a store."""
+    experts: ExpertStats | None = None
+    """None where the device holds all experts. Of several ranks the leader's."""
     transfer: TransferStats | None = None
     """None where `transfer.listen` is not set."""
     queue_s: Mapping[int, int] = field(default_factory=dict)

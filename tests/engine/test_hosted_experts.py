@@ -98,7 +98,7 @@ class FailsOnce(HostCopies):
 def test_a_step_whose_loads_fail_is_computed_again(folder: Path, expected: Answers) -> None:
     engine = engine_of(folder, 2)
     engine.hosted_experts[1].copies = copies = FailsOnce()
-    assert answers(engine) == expected
+    assert tokens_of(answers(engine)) == tokens_of(expected), "in other batches, so not bit for bit"
     assert copies.failed
 
 

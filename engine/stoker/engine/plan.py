@@ -17,7 +17,7 @@ from stoker.engine.config import EngineConfig, Preemption
 from stoker.engine.hosted_memory import experts_on_device, host_bytes, slot_bytes
 from stoker.engine.stage_cut import stage_layers, stage_parameters
 from stoker.model.config import ModelConfig
-from stoker.model.kernels.kernel_set import resolve_kernels
+from stoker.model.kernels.kernel_set import resolve_serving_kernels
 from stoker.model.kernels.ops import Ops
 from stoker.model.paged_attend import KVCache
 from stoker.model.paged_prompts import prompt_keys, scratch_bytes
@@ -102,7 +102,8 @@ def plan_engine(config: EngineConfig, source: WeightsSource, others_free_bytes: 
     refuse_transfer(config, device)
     refuse_cache_events(config)
     dtype = choose_dtype(config.model.dtype, device)
-    ops = Ops(resolve_kernels(config.kernels, device), config.deterministic)
+    kernels = resolve_serving_kernels(config.kernels, device, dtype, deterministic=config.deterministic)
+    ops = Ops(kernels, config.deterministic)
     block_size = config.cache.block_size or BLOCK_SIZES[device]
     attention = ops.attention(config.attention, dtype, "paged")
     kept_bytes = prompt_bytes(config, source.config, dtype) if attention == "flash" else 0

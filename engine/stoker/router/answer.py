@@ -45,23 +45,6 @@ class BackendAnswer:
             part = await self.connection.read(silence_s, sink)
 
 
-async def whole_events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield whole server-sent events without delay: a part of one, left by a dying backend, would break parsers."""
-    tail = b""
-    async for chunk in chunks:
-        tail += chunk
-        if end := _end_of_events(tail):
-            yield tail[:end]
-            tail = tail[end:]
-    if tail:
-        yield tail
-
-
-def _end_of_events(data: bytes) -> int:
-    """Return the length of the whole events at the start of `data`."""
-    return max((data.rfind(mark) + len(mark) for mark in (b"\n\n", b"\r\n\r\n") if mark in data), default=0)
-
-
 def lost(reason: str = "") -> bytes:
     """The last events of a stream whose backend is lost."""
     error: Mapping[str, Any] = {

@@ -28,7 +28,7 @@ from stoker.pod.direct_body import direct_body
 from stoker.pod.marked_streams import RESUME_HEADER
 from stoker.pod.tracing import NoTracer, Tracer
 from stoker.router.admission import Admission
-from stoker.router.answer import BackendAnswer, body_message, lost, start_message, whole_events
+from stoker.router.answer import BackendAnswer, body_message, lost, start_message
 from stoker.router.backends import Backends
 from stoker.router.by_model import ByModel, OwnAnswer
 from stoker.router.carrier import Carrier
@@ -42,6 +42,7 @@ from stoker.router.kept_stream import RAW_BYTES, KeptStream
 from stoker.router.limits import ProxyLimits
 from stoker.router.metrics import RouterMetrics
 from stoker.router.refusal import RETRY_AFTER_S, Refused
+from stoker.router.relay import Relay
 from stoker.router.request_span import RequestSpan, traced
 
 
@@ -205,29 +206,22 @@ class Proxy:
 
     async def _relay(self, answer: BackendAnswer, client: Client) -> None:
         """Send the answer to the client as it arrives."""
-        head, events, send = answer.head, answer.is_stream, client.send
-        await send(start_message(head.status, answer_headers(head.headers, client.request_id)))
-        body = whole_events(answer.body()) if events else answer.body()
-        size, last_s = 0, 0.0
+        head = answer.head
+        await client.send(start_message(head.status, answer_headers(head.headers, client.request_id)))
+        relay = Relay(answer, client, self.clock, self.metrics.revisions)
         try:
-            async for chunk in body:
-                now_s = self.clock()
-                if size and events:
-                    self.metrics.revisions.gap(answer.backend.entry, now_s - last_s)
-                last_s = now_s
-                size += len(chunk)
-                await send(body_message(chunk, more=True))
+            await relay.run()
         except BackendError as error:
             self.metrics.cut.inc()
             self.metrics.revisions.broke_off(answer.backend.entry)
             answer.backend.suspect(str(error))
-            if not events:
+            if not answer.is_stream:
                 raise  # a body of known length has begun: only a cut connection can show that it is not complete
             self.metrics.lost.labels("not_resumable").inc()
-            await send(body_message(lost(), more=True))
+            await client.send(body_message(lost(), more=True))
             answer.connection.close()
-        self.metrics.response_bytes.observe(size)
-        await send(body_message(b"", more=False))
+        self.metrics.response_bytes.observe(relay.sent)
+        await client.send(body_message(b"", more=False))
 
     async def _send_own(self, answer: OwnAnswer, client: Client) -> None:
         self.metrics.requests.labels(answer.status).inc()

@@ -72,8 +72,8 @@ class HostPlan:
             token_rows=None if is_whole_pass else torch.tensor([starts[i] for i in members], device=device),
             num_sequences=len(members),
             padded_len=padded_len,
+            seq_lens=seq_lens,
             block_rows=self.block_rows(self.clean_tables(self.block_tables[chosen, :num_blocks], seq_lens)),
-            key_distances=(seq_lens[:, None] - 1 - torch.arange(padded_len, device=device))[:, None, None, :],
             masks={},
         )
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-KernelsName = Literal["reference", "fused"]
+KernelsName = Literal["reference", "compiled", "fused"]
 AttentionName = Literal["stoker", "sdpa", "flash", "cudnn"]
 ContextMethod = Literal["AllGather", "Ring", "Ulysses"]
 
@@ -55,6 +55,7 @@ def absent(instead: str = "") -> Row:
 ATTENTION: Mapping[tuple[KernelsName, bool], tuple[AttentionName, ...]] = {
     ("reference", False): ("sdpa",),
     ("reference", True): ("stoker",),
+    ("compiled", False): ("sdpa",),
     ("fused", False): ("flash", "cudnn", "stoker"),
     ("fused", True): ("stoker",),
 }
@@ -73,6 +74,7 @@ whose queries attend to keys of other ranks, and whose log-sums can be merged.""
 PAGED_ATTENTION: Mapping[tuple[KernelsName, bool], tuple[AttentionName, ...]] = {
     ("reference", False): ("sdpa",),
     ("reference", True): ("stoker",),
+    ("compiled", False): ("sdpa",),
     ("fused", False): ("stoker", "flash"),
     ("fused", True): ("stoker",),
 }

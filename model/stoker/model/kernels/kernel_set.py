@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
+from collections.abc import Callable
 from typing import NamedTuple, Protocol, cast
 
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from stoker.model.kernels.adam import AdamStep
+from stoker.model.kernels.compiled.library import CompileError, load_library
 from stoker.model.kernels.expert_rows import ExpertRows, Routes
 from stoker.model.kernels.expert_weights import ExpertWeights
 from stoker.model.kernels.fp8 import Fp8Weight
@@ -22,6 +25,8 @@ from stoker.model.kernels.runs import AttentionRuns
 from stoker.model.kernels.sampling import Adjustments, SampledTokens, SampleRows, SamplingTable
 from stoker.model.kernels.sequences import DeviceSequences, PackedSequences, PagedSequences
 from stoker.pod.capabilities import AttentionName, KernelsName
+
+log = logging.getLogger("stoker.model")
 
 
 class MissingKernel(ValueError):
@@ -158,10 +163,11 @@ class Kernels(Protocol):
 IMPLEMENTATIONS: dict[tuple[str, bool], str] = {
     ("reference", False): "stoker.model.kernels.reference",
     ("reference", True): "stoker.model.kernels.deterministic",
+    ("compiled", False): "stoker.model.kernels.compiled.kernels",
     ("fused", False): "stoker.model.kernels.fused.kernels",
     ("fused", True): "stoker.model.kernels.fused.deterministic",
 }
-"""Modules, imported when they are chosen: only the fused ones need Triton."""
+"""Modules, imported when they are chosen: the fused ones need Triton, the compiled ones a C compiler."""
 
 
 def choose_kernels(kernels: str, is_deterministic: bool) -> Kernels:
@@ -174,6 +180,8 @@ def choose_kernels(kernels: str, is_deterministic: bool) -> Kernels:
         if error.name != "triton":
             raise
         raise MissingKernel(f"kernels: {kernels!r} needs Triton, which is not installed") from error
+    except CompileError as error:
+        raise MissingKernel(f"kernels: {kernels!r}: {error}") from error
 
 
 def resolve_kernels(name: str, device: str = "cpu") -> KernelsName:
@@ -187,6 +195,25 @@ def resolve_kernels(name: str, device: str = "cpu") -> KernelsName:
     if name == "fused" and not is_cuda:
         raise MissingKernel(f"kernels: 'fused' needs a CUDA device, not {device!r}; allowed there: auto, reference")
     return cast("KernelsName", name)
+
+
+def resolve_serving_kernels(
+    name: str, device: str, dtype: torch.dtype, *, deterministic: bool, load: Callable[[], object] = load_library
+) -> KernelsName:
+    """Resolve the kernels' name for an engine: as `resolve_kernels`, but `auto` in bfloat16 on a CPU is `compiled`.
+
+    Where these cannot be compiled, `auto` is `reference`, and the log names the reason. Raises MissingKernel as
+    `resolve_kernels`. `load`: loads the C kernels, or raises CompileError.
+    """
+    resolved = resolve_kernels(name, device)
+    if name != "auto" or resolved != "reference" or dtype is not torch.bfloat16 or deterministic:
+        return resolved
+    try:
+        load()
+    except CompileError as error:
+        log.warning("kernels: reference, which takes up to twice as long as C kernels: %s", error)
+        return resolved
+    return "compiled"
 
 
 def obstacle(attention: str, dtype: torch.dtype | None) -> str | None:

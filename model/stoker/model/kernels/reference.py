@@ -201,10 +201,23 @@ def paged_attention(
             attend_group(q_TNH.index_select(0, group.token_rows), cache, layer, group, scale, window),
         )
     for sequence in sequences.prefill:
-        rows = slice(sequence.query_start, sequence.query_end)
-        k_LKH, v_LKH = read_cache(cache, layer, sequence)
-        out_TNH[rows] = attend_causally(q_TNH[rows][None], k_LKH[None], v_LKH[None], sequence.masks, scale, window)[0]
+        attend_sequence(q_TNH, out_TNH, cache, layer, sequence, scale, window)
     return out_TNH
+
+
+def attend_sequence(
+    q_TNH: Tensor,
+    out_TNH: Tensor,
+    cache: Tensor,
+    layer: int,
+    sequence: CachedSequence,
+    scale: float,
+    window: int | None,
+) -> None:
+    """Attend for the last tokens of one sequence, into their rows of `out_TNH`."""
+    rows = slice(sequence.query_start, sequence.query_end)
+    k_LKH, v_LKH = read_cache(cache, layer, sequence)
+    out_TNH[rows] = attend_causally(q_TNH[rows][None], k_LKH[None], v_LKH[None], sequence.masks, scale, window)[0]
 
 
 def write_cache(k_TKH: Tensor, v_TKH: Tensor, into: CacheLayer) -> None:

@@ -86,12 +86,18 @@ class DecodeGroup:
     """int64 [S]: their places among the tokens; None: the group is the whole pass in order."""
     num_sequences: int
     padded_len: int
+    seq_lens: Tensor
+    """int64 [S]: keys of each sequence, its own included."""
     block_rows: Tensor
     """int64 [layers, 2 * S * blocks], as in CachedSequence."""
-    key_distances: Tensor
-    """int64 [S, 1, 1, padded_len]: distance of each key from the query; negative beyond the sequence's end."""
     masks: dict[int | None, Tensor]
     """Per window: additive [S, 1, 1, padded_len] in the cache's dtype; made at first use."""
+
+    @cached_property
+    def key_distances(self) -> Tensor:
+        """int64 [S, 1, 1, padded_len]: distance of each key from the query; negative beyond the sequence's end."""
+        places = torch.arange(self.padded_len, device=self.seq_lens.device)
+        return (self.seq_lens[:, None] - 1 - places)[:, None, None, :]
 
 
 @dataclass(frozen=True)

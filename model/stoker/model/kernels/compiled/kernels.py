@@ -1,0 +1,178 @@
+"""The reference kernels, with C in place of what lies between a decoder's products in bfloat16 without gradient.
+
+torch needs about forty operations per layer for it, each of which reads and writes its rows and costs some
+microseconds; for one row that takes as long as the products. The C kernels need four calls, round where torch rounds
+and read keys and values where they lie. What they do not take (a gradient, another dtype, heads of more than 256) goes
+to `reference`, their slow twin. Prompts are attended to by `reference`, whose products are faster for many rows.
+
+T tokens, D hidden, F ffn, N heads, K kv heads, H head_dim, S sequences, B blocks.
+
+Chosen by `choose_kernels` as the set `compiled`.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from stoker.model.kernels import composed, reference
+from stoker.model.kernels.compiled.library import load_library
+from stoker.model.kernels.rotation import CacheLayer, Rotation
+from stoker.model.kernels.sequences import DecodeGroup, PagedSequences
+
+MAX_HEAD = 256
+"""Largest head that the C kernels take."""
+
+_C = load_library()
+
+linear = reference.linear
+fp8_linear = reference.fp8_linear
+logits = reference.logits
+pack = reference.pack
+embedding = reference.embedding
+norm_linear = composed.norm_linear
+norm_linear_swiglu = composed.norm_linear_swiglu
+linear_swiglu = composed.linear_swiglu
+experts = composed.experts
+norm_experts = composed.norm_experts
+route = reference.route
+dispatch = reference.dispatch
+grouped_linear = reference.grouped_linear
+combine = reference.combine
+rotate = reference.rotate
+packed_attention = reference.packed_attention
+attend_runs = reference.attend_runs
+attend_runs_backward = reference.attend_runs_backward
+log_softmax = reference.log_softmax
+cross_entropy = reference.cross_entropy
+sample = reference.sample
+line_squares = reference.line_squares
+sum_of_squares = reference.sum_of_squares
+adam_ = reference.adam_
+
+
+def takes(x: Tensor, weight: Tensor) -> bool:
+    """Whether the C kernels may read these tensors."""
+    return (
+        x.dtype is weight.dtype is torch.bfloat16
+        and x.is_cpu
+        and x.is_contiguous()
+        and weight.is_contiguous()
+        and not torch.is_grad_enabled()
+    )
+
+
+def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    if not takes(x_TD, weight_D):
+        return reference.rms_norm(x_TD, weight_D, eps)
+    out_TD, size = torch.empty_like(x_TD), len(weight_D)
+    _C.stoker_rms_norm(x_TD.data_ptr(), weight_D.data_ptr(), eps, out_TD.data_ptr(), x_TD.numel() // size, size)
+    return out_TD
+
+
+def add_rms_norm(x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    if not takes(x_TD, weight_D) or not takes(residual_TD, weight_D):
+        return reference.add_rms_norm(x_TD, residual_TD, weight_D, eps)
+    out_TD, total_TD, size = torch.empty_like(x_TD), torch.empty_like(x_TD), len(weight_D)
+    _C.stoker_add_rms_norm(
+        x_TD.data_ptr(),
+        residual_TD.data_ptr(),
+        weight_D.data_ptr(),
+        eps,
+        out_TD.data_ptr(),
+        total_TD.data_ptr(),
+        x_TD.numel() // size,
+        size,
+    )
+    return out_TD, total_TD
+
+
+def swiglu(gate_up_TF: Tensor) -> Tensor:
+    if not takes(gate_up_TF, gate_up_TF):
+        return reference.swiglu(gate_up_TF)
+    width = gate_up_TF.shape[-1] // 2
+    out_TF = torch.empty((*gate_up_TF.shape[:-1], width), dtype=torch.bfloat16)
+    if width:
+        _C.stoker_swiglu(gate_up_TF.data_ptr(), out_TF.data_ptr(), out_TF.numel() // width, width)
+    return out_TF
+
+
+def rotate_and_write(q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, rotation: Rotation, into: CacheLayer) -> Tensor:
+    cache, q_norm_H, k_norm_H = into.cache, rotation.q_norm, rotation.k_norm
+    if not takes(cache, cache if q_norm_H is None else q_norm_H) or not are_parts(q_TNH, k_TKH, v_TKH, rotation):
+        return reference.rotate_and_write(q_TNH, k_TKH, v_TKH, rotation, into)
+    (num_tokens, num_heads, head_dim), num_kv_heads = q_TNH.shape, k_TKH.shape[1]
+    out_TNH = torch.empty(q_TNH.shape, dtype=torch.bfloat16)
+    slot_rows = cast("PagedSequences", into.sequences).slot_rows[into.layer]
+    _C.stoker_rotate_and_write(
+        q_TNH.data_ptr(),
+        k_TKH.data_ptr(),
+        v_TKH.data_ptr(),
+        q_TNH.stride(0),
+        rotation.cos.data_ptr(),
+        rotation.sin.data_ptr(),
+        rotation.cos.stride(0),
+        q_norm_H.data_ptr() if q_norm_H is not None else None,
+        k_norm_H.data_ptr() if k_norm_H is not None else None,
+        rotation.eps,
+        out_TNH.data_ptr(),
+        cache.data_ptr(),
+        slot_rows.data_ptr(),
+        num_tokens,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+    )
+    return out_TNH
+
+
+def are_parts(q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, rotation: Rotation) -> bool:
+    """Whether heads lie one after the other in bfloat16 rows of one stride, and the table's rows in float32 ones."""
+    head_dim, cos, sin = q_TNH.shape[2], rotation.cos, rotation.sin
+    strides = (q_TNH.stride(0), head_dim, 1)
+    return (
+        head_dim <= MAX_HEAD
+        and q_TNH.dtype is k_TKH.dtype is v_TKH.dtype is torch.bfloat16
+        and q_TNH.stride() == k_TKH.stride() == v_TKH.stride() == strides
+        and cos.dtype is sin.dtype is torch.float32
+        and cos.stride() == sin.stride()
+        and cos.stride(2) == 1
+    )
+
+
+def paged_attention(
+    q_TNH: Tensor, cache: Tensor, layer: int, sequences: PagedSequences, scale: float, window: int | None
+) -> Tensor:
+    if not sequences.decode or not takes(q_TNH, cache) or q_TNH.shape[2] > MAX_HEAD:
+        return reference.paged_attention(q_TNH, cache, layer, sequences, scale, window)
+    out_TNH = torch.empty_like(q_TNH)
+    for group in sequences.decode:
+        attend_group(q_TNH, out_TNH, cache, layer, group, scale, window)
+    for sequence in sequences.prefill:
+        reference.attend_sequence(q_TNH, out_TNH, cache, layer, sequence, scale, window)
+    return out_TNH
+
+
+def attend_group(
+    q_TNH: Tensor, out_TNH: Tensor, cache: Tensor, layer: int, group: DecodeGroup, scale: float, window: int | None
+) -> None:
+    """Attend for one new token per sequence, straight from the cache's blocks."""
+    block_size, num_kv_heads, head_dim = cache.shape[3:]
+    _C.stoker_attend(
+        q_TNH.data_ptr(),
+        out_TNH.data_ptr(),
+        cache.data_ptr(),
+        None if group.token_rows is None else group.token_rows.data_ptr(),
+        group.block_rows[layer].data_ptr(),
+        group.seq_lens.data_ptr(),
+        group.num_sequences,
+        group.padded_len // block_size,
+        block_size,
+        q_TNH.shape[1],
+        num_kv_heads,
+        head_dim,
+        scale,
+        window or 0,
+    )

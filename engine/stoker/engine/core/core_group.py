@@ -16,7 +16,16 @@ from typing import Any
 
 from stoker.engine.core.core_client import CoreClient, RunningRequest
 from stoker.engine.core.messages import AddRequest, CoreState, ModelFacts, Phase, RequestProgress
-from stoker.engine.core.stats import ClassStats, ColdTierStats, ExpertStats, HostTierStats, Stats, TransferStats
+from stoker.engine.core.stats import (
+    ClassStats,
+    ColdTierStats,
+    ExpertStats,
+    HostTierStats,
+    SharedStoreStats,
+    Stats,
+    TransferStats,
+)
+from stoker.pod.beginnings import MOST_ANNOUNCED
 
 PHASES: Sequence[Phase] = ("Failed", "Loading", "Warming", "Draining", "Serving", "Drained")
 """The group is in the first of these in which a core is."""
@@ -183,6 +192,9 @@ def _sum(values: list[Any]) -> Any:
         return _sum(known) if known else None
     if isinstance(values[0], TransferStats):
         return values[0]  # the plan refuses hand-over with several cores
+    if isinstance(values[0], SharedStoreStats):
+        announced = {name: stored for value in values for name, stored in value.announced.items()}
+        return replace(values[0], announced=dict(list(announced.items())[-MOST_ANNOUNCED:]))
     if isinstance(values[0], HostTierStats):
         return replace(values[0], **{name: sum(getattr(value, name) for value in values) for name in TIER_SUMS})
     if isinstance(values[0], ExpertStats):

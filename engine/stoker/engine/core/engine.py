@@ -24,6 +24,7 @@ from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.core.stats import STEP_TOKENS, Stats
 from stoker.engine.core.step_clock import StepClock
 from stoker.engine.core.step_retry import StepOutcome, SubmittedStep, retry_step
+from stoker.engine.core.stored_beginnings import StoredBeginnings
 from stoker.engine.core.timeline import NO_TIMELINE, Timeline
 from stoker.engine.core.token_rate import TokenCounts, TokenRate
 from stoker.engine.errors import ExecutorLost, RequestRefused
@@ -87,6 +88,8 @@ class LLMEngine:
         self.timeline: Timeline = NO_TIMELINE
         self.cache_events: CacheEventPublisher | None = None
         """Tells subscribers what the prefix cache holds."""
+        self.beginnings: StoredBeginnings | None = None
+        """Tells routers what is in the store; None without one."""
         self._arrivals = 0
         self._submitted: deque[SubmittedStep] = deque()
 
@@ -285,6 +288,7 @@ class LLMEngine:
             classes=scheduler.classes.stats(scheduler.waiting, scheduler.running),
             disk=self.tier.below("disk") if self.tier is not None else None,
             store=self.tier.below("store") if self.tier is not None else None,
+            shared_store=self.beginnings.stats() if self.beginnings is not None else None,
             experts=expert_stats(self.hosted_experts),
         )
 

@@ -105,6 +105,22 @@ class ClassStats:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedStoreStats:
+    """The store that engines share, as a router counts with it (`stored_beginnings`)."""
+
+    name: str
+    """Equal for engines that can read each other's blocks in it."""
+    block_size: int
+    """Tokens of a block."""
+    block_bytes: int
+    block_s: float | None
+    """Measured seconds to bring a block into the cache; None before the first."""
+    readable: bool
+    announced: Mapping[str, bool]
+    """Beginnings by the name that a router gave, the newest changes: whether they are stored."""
+
+
+@dataclass(frozen=True, slots=True)
 class TransferStats:
     """What this engine exchanges with others, now and since the start."""
 
@@ -221,3 +237,5 @@ class Stats:
     began, also those whose prompt is computed here for another engine."""
     classes: tuple[ClassStats, ...] = ()
     """Of the classes of its requests so far."""
+    shared_store: SharedStoreStats | None = None
+    """None without a store."""

@@ -70,6 +70,7 @@ class UsableNodes:
         usable = [node for node in nodes if node.name not in avoid and node.obstacle(gang) is None]
         self.slots: _Slots = {node.name: node.slots(gang) for node in usable}
         self._labels = {node.name: node.labels for node in usable}
+        self._packing = _Packing(self._labels)
         self._gang, self._levels = gang, levels
 
     def update(self, node: NodeCapacity) -> None:
@@ -79,7 +80,7 @@ class UsableNodes:
 
     def place(self) -> Placement | None:
         """Choose a node for each pod of one gang, without taking its room; None where there is not enough."""
-        gang, steps, packing = self._gang, _steps(self._gang, self._levels), _Packing(self._labels)
+        gang, steps, packing = self._gang, _steps(self._gang, self._levels), self._packing
         if packing.room(self.slots, steps) < 1:
             return None
         chosen = packing.fill(dict(self.slots), steps, 1)
@@ -110,6 +111,8 @@ class _Packing:
 
     def __init__(self, labels: Mapping[str, Mapping[str, str]]) -> None:
         self._labels = labels
+        self._by_name = all(own.get(HOSTNAME) == name for name, own in labels.items())
+        """Whether the label of each node's own name is its name, as it nearly always is."""
 
     def room(self, slots: _Slots, steps: Sequence[_Step]) -> int:
         """How many units of the first step fit, with every required level kept."""
@@ -126,6 +129,8 @@ class _Packing:
         step, inner = steps[0], steps[1:]
         if step.key is None:  # one domain with all nodes
             return self.fill(slots, inner, units * step.count)
+        if step.key == HOSTNAME and not inner and self._by_name:
+            return self._fill_nodes(slots, step.count, units)
         domains = self._domains(slots, step.key)
         rooms = {name: self.room(domain, inner) // step.count for name, domain in domains.items()}
         sizes = {name: sum(domain.values()) for name, domain in domains.items()}
@@ -136,6 +141,13 @@ class _Packing:
             slots.update(domains[name])
         rest = units - sum(shares.values())
         return chosen + (self.fill(slots, inner, rest * step.count) if rest else [])
+
+    def _fill_nodes(self, slots: _Slots, count: int, units: int) -> list[str]:
+        """`fill` of the last step where each domain is one node, without a domain for each."""
+        shares = _shares({name: free // count for name, free in slots.items()}, slots, units)
+        chosen = _take(slots, {name: share * count for name, share in shares.items()})
+        rest = units - sum(shares.values())
+        return chosen + (self.fill(slots, (), rest * count) if rest else [])
 
     def _domains(self, slots: _Slots, key: str) -> dict[str, _Slots]:
         """The nodes by their value of a label; nodes without it are in no domain."""
@@ -149,6 +161,9 @@ class _Packing:
 
 def _shares(rooms: Mapping[str, int], sizes: Mapping[str, int], units: int) -> dict[str, int]:
     """Divide units over domains with room: the smallest one that holds the rest, else the largest next."""
+    fitting = [name for name, room in rooms.items() if room >= units] if units else []
+    if fitting:
+        return {min(fitting, key=lambda name: (rooms[name], sizes[name], name)): units}
     open_ = sorted((name for name in rooms if rooms[name]), key=lambda name: (rooms[name], sizes[name], name))
     ascending = [rooms[name] for name in open_]
     shares: dict[str, int] = {}

@@ -4,7 +4,8 @@
 
 A real Chromium in front of the real gateway and an in-memory cluster. While a page is used (sorted, filtered, pointed
 at, changed by events), every frame's time is taken by `requestAnimationFrame`. Frames above 50 ms are felt. Loading a
-page is not counted. The last line is JSON.
+page is not counted. `layout_ms` and `task_ms` are processor time of the page's thread, in layout and in all, which a
+busy machine changes little. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -48,46 +49,72 @@ async def nothing(_: World) -> AsyncIterator[None]:
     yield
 
 
-def jobs_page(found: Stage, jobs: int) -> list[float]:
+@asynccontextmanager
+async def watched(page: Page, found: dict[str, Any]) -> AsyncIterator[None]:
+    """Write the frames and the processor time of what is done inside to `found`."""
+    session = await page.context.new_cdp_session(page)
+    await session.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    async def spent() -> dict[str, float]:
+        metrics = (await session.send("Performance.getMetrics"))["metrics"]
+        return {one["name"]: 1000 * one["value"] for one in metrics}
+
+    before = await spent()
+    await page.evaluate(WATCH)
+    yield
+    found.update(summary(await page.evaluate(READ)))
+    after = await spent()
+    for name, metric in (("layout_ms", "LayoutDuration"), ("task_ms", "TaskDuration")):
+        found[name] = round(after[metric] - before[metric], 1)
+
+
+def jobs_page(found: Stage, jobs: int) -> dict[str, Any]:
     """Frames of the list of jobs while it is sorted, filtered and changed."""
     many_jobs(found.world, jobs)
+    figures: dict[str, Any] = {}
 
-    async def use(page: Page) -> list[float]:
+    async def use(page: Page) -> dict[str, Any]:
         await page.get_by_label("Namespace").fill("many")
         await page.keyboard.press("Enter")
-        await page.locator("tbody tr").nth(jobs - 1).wait_for()
-        await page.evaluate(WATCH)
-        for name in ("Loss", "Step", "Loss"):
-            await page.get_by_role("button", name=name).click()
-        for text in ("run-01", "run", ""):
-            await page.get_by_label("Filter").fill(text)
-        for number in range(min(jobs, 50)):
-            job = found.world.objects.get(Key("TrainingJob", "many", f"run-{number:04}"))
-            found.world.put_status(job, progress={"step": 7, "totalSteps": 9, "loss": "1.5"})
-        await page.locator("tbody tr").filter(has_text="7 / 9").nth(min(jobs, 50) - 1).wait_for()
-        frames: list[float] = await page.evaluate(READ)
-        return frames
+        await page.locator("tbody tr").nth(jobs - 1).wait_for(state="attached")
+        async with watched(page, figures):
+            await use_jobs(found.world, page, jobs)
+        return figures
 
     return found.run(use)
 
 
-def points_page(found: Stage, points: int) -> list[float]:
+async def use_jobs(world: World, page: Page, jobs: int) -> None:
+    """Sort, filter, and change fifty jobs."""
+    for name in ("Loss", "Step", "Loss"):
+        await page.get_by_role("button", name=name).click()
+    for text in ("run-01", "run", ""):
+        await page.get_by_label("Filter").fill(text)
+    for number in range(min(jobs, 50)):
+        job = world.objects.get(Key("TrainingJob", "many", f"run-{number:04}"))
+        world.put_status(job, progress={"step": 7, "totalSteps": 9, "loss": "1.5"})
+    changed = page.locator("tbody tr").filter(has_text="7 / 9").nth(min(jobs, 50) - 1)
+    await changed.wait_for(state="attached")
+
+
+def points_page(found: Stage, points: int) -> dict[str, Any]:
     """Frames of a job's curves while the pointer moves over them and new steps arrive."""
     world = found.world
     job = world.put_status(world.job("long"), phase="Running", progress={"step": points, "totalSteps": 2 * points})
     world.pod(job, 0, step_lines(points))
 
-    async def use(page: Page) -> list[float]:
+    figures: dict[str, Any] = {}
+
+    async def use(page: Page) -> dict[str, Any]:
         await page.evaluate("() => { location.hash = '#/jobs/default/long' }")
         await page.locator(".figure").filter(has_text=f"{points:,} values").first.wait_for()
-        await page.evaluate(WATCH)
-        for number in range(1, 11):
-            if box := await page.locator(".u-over").first.bounding_box():
-                await page.mouse.move(box["x"] + number * box["width"] / 11, box["y"] + box["height"] / 2)
-            world.put_status(job, progress={"step": points + number, "totalSteps": 2 * points, "loss": "2.5"})
-        await page.locator(".facts").filter(has_text=f"{points + 10:,}").first.wait_for()
-        frames: list[float] = await page.evaluate(READ)
-        return frames
+        async with watched(page, figures):
+            for number in range(1, 11):
+                if box := await page.locator(".u-over").first.bounding_box():
+                    await page.mouse.move(box["x"] + number * box["width"] / 11, box["y"] + box["height"] / 2)
+                world.put_status(job, progress={"step": points + number, "totalSteps": 2 * points, "loss": "2.5"})
+            await page.locator(".facts").filter(has_text=f"{points + 10:,}").first.wait_for()
+        return figures
 
     return found.run(use)
 
@@ -111,7 +138,7 @@ def main() -> None:
     if missing := missing_browser():
         sys.exit(missing)
     with tempfile.TemporaryDirectory() as folder, stage(Path(folder), nothing, history=50_000) as found:
-        figures = {"jobs": summary(jobs_page(found, given.jobs)), "points": summary(points_page(found, given.points))}
+        figures = {"jobs": jobs_page(found, given.jobs), "points": points_page(found, given.points)}
     print(json.dumps(figures))
 
 

@@ -32,7 +32,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ from bench.router_report import counted_routes, report
 from bench.row_limit import tried
 from stoker.engine.core.blocks import BlockManager
 from stoker.engine.core.engine import LLMEngine
+from stoker.engine.core.expert_stats import expert_stats
 from stoker.engine.core.request_check import ModelLimits
 from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.execution.executor import OnDevice
@@ -51,6 +52,7 @@ from stoker.engine.execution.runner import Runner
 from stoker.engine.sampling import SamplingParams
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
+from stoker.model.hosted_experts import hosted_layers
 from stoker.model.kernels.kernel_set import resolve_kernels
 from stoker.model.kernels.ops import Ops
 from stoker.model.paged_attend import KVCache
@@ -93,6 +95,8 @@ class Options:
     profile: bool = False
     rounds: int = 1
     attention: str = "auto"
+    experts_on_device: int = 0
+    """Experts of each layer on the device, the others in main memory; 0: all. The counts are in the row's file."""
     layers: int = 0
     """Number of layers below the shape's, to try the script out."""
 
@@ -129,6 +133,8 @@ def measure(spec: str, label: str, out: Path) -> dict[str, Any]:
         compile_flash(engine, row)
     with timed_parts(engine) as parts:
         rounds = [row.run(engine) for _ in range(options.rounds)]
+    if (experts := expert_stats(hosted_layers(engine.executor.runner.model))) is not None:  # type: ignore[attr-defined]
+        about["experts"] = asdict(experts)
     best = {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
     if row.shape.num_experts is not None:
         about["router"] = routing(engine, row)
@@ -175,7 +181,7 @@ def open_engine(row: Row, options: Options) -> tuple[LLMEngine, dict[str, Any]]:
     shape = replace(row.shape, num_layers=options.layers or row.shape.num_layers)
     ops = Ops(resolve_kernels(options.kernels, "cuda"), deterministic=options.deterministic)
     begin = time.perf_counter()
-    decoder = random_decoder(shape, ops)
+    decoder = random_decoder(shape, ops, options.experts_on_device or None)
     block_bytes = KVCache.block_bytes(shape, block_size=options.block_size, dtype=torch.bfloat16)
     num_blocks = min(CACHE_BYTES // block_bytes, row.max_requests * row.max_len // options.block_size)
     cache = KVCache(
@@ -231,15 +237,16 @@ def open_engine(row: Row, options: Options) -> tuple[LLMEngine, dict[str, Any]]:
     return engine, about
 
 
-def random_decoder(shape: ModelConfig, ops: Ops) -> Decoder:
-    decoder = Decoder(shape, ops, dtype=torch.bfloat16, device=torch.device("cuda"))
+def random_decoder(shape: ModelConfig, ops: Ops, experts_on_device: int | None = None) -> Decoder:
+    cuda = torch.device("cuda")
+    decoder = Decoder(shape, ops, dtype=torch.bfloat16, device=cuda, experts_on_device=experts_on_device)
     torch.manual_seed(0)
     with torch.no_grad():
         for name, parameter in decoder.named_parameters():
             if "norm" in name:
                 parameter.fill_(1)
             else:
-                parameter.normal_(0, 0.02)
+                parameter.copy_(torch.empty_like(parameter, device=cuda).normal_(0, 0.02))
     decoder.requires_grad_(False).eval().pack_weights()
     return decoder
 

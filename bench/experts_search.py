@@ -207,7 +207,7 @@ def measure(weights: ExpertWeights, tokens: int, only_layer: bool) -> list[dict[
     timed("route rows", 0, "", lambda one: partial(route_rows, one.x, weights))
     timed("order rows", 0, "", lambda one: partial(order_rows, one.choices.experts, EXPERTS))
     y = torch.randn(rows, HIDDEN, device="cuda").to(BF16)
-    timed("sum choices", 0, "", lambda one: partial(sum_choices, y, one.choices, weights))
+    timed("sum choices", 0, "", lambda one: partial(sum_choices, y, one.choices, weights.first, weights.num_own))
     table = tiles_for(rows, EXPERTS, BF16)
     timed("grouped", 3, "table", lambda one: partial(grouped_products, one.x, one.choices, one.order, weights, table))
     timed("single operations", 3, "", lambda one: partial(single_operations, one.x, weights))

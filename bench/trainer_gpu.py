@@ -48,6 +48,7 @@ from torch import Tensor
 
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
+from stoker.model.pinned import pinned_memory
 from stoker.pod.config_file import parse
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.step_signals import StepSignals
@@ -58,7 +59,6 @@ from stoker.trainer.rank.initial_weights import InitialWeights
 from stoker.trainer.rank.kernel_choice import make_ops
 from stoker.trainer.rank.mesh import data_parallel_mesh
 from stoker.trainer.rank.ordered_sum import sum_in_order
-from stoker.trainer.rank.pinned import pinned_memory
 from stoker.trainer.rank.plan_check import choose_layers, plan_run
 from stoker.trainer.rank.process_group import choose_device, process_group, set_threads
 from stoker.trainer.rank.rank_info import find_rank_info

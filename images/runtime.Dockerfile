@@ -5,8 +5,9 @@
 #
 # PYTHON_BASE      any image with Python >= 3.11, its venv module and apt
 # SYSTEM_PACKAGES  Triton compiles its launchers with a C compiler when a kernel is first used on a GPU
-# KERNEL_ARCHITECTURES, KERNEL_MODELS  GPUs (90 is sm_90) and models (names of `stoker kernels build`) whose kernels are
-#                  compiled into the image; no architecture: none are, and a fresh container compiles them at its start
+# KERNEL_ARCHITECTURES, KERNEL_MODELS, KERNEL_TRAININGS  GPUs (90 is sm_90), and models (names of `stoker kernels
+#                  build`) whose engine's and trainer's kernels are compiled into the image; no architecture: none are,
+#                  and a fresh container compiles them at its start
 # UV_OPTIONS       how dependencies are fetched, e.g. --cache-dir of a mounted folder
 
 ARG PYTHON_BASE=docker.io/library/python:3.12-slim
@@ -43,12 +44,14 @@ RUN sh /opt/stoker/lock/install-locked.sh /opt/stoker/lock/runtime.txt '.'
 FROM dependencies AS runtime
 RUN echo 'stoker:x:65532:65532:stoker:/tmp:/usr/sbin/nologin' >> /etc/passwd && echo 'stoker:x:65532:' >> /etc/group
 COPY --from=code /opt/stoker/app /opt/stoker/app
-# Needs no GPU. The folder is the one that an engine looks into by itself.
+# Needs no GPU. The folder is the one that engines and ranks look into by themselves.
 ARG KERNEL_ARCHITECTURES="90"
 ARG KERNEL_MODELS="llama-3.2-1b llama-3.1-8b llama-3.1-70b qwen3-0.6b qwen3-8b qwen3-30b-a3b"
+ARG KERNEL_TRAININGS="llama-3.2-1b llama-3.1-8b qwen3-0.6b qwen3-8b qwen3-30b-a3b"
 RUN if [ -n "${KERNEL_ARCHITECTURES}" ]; then \
         /opt/stoker/bin/python -m stoker.engine.kernels_main build \
-            $(printf -- '--architecture %s ' ${KERNEL_ARCHITECTURES}) $(printf -- '--model %s ' ${KERNEL_MODELS}); \
+            $(printf -- '--architecture %s ' ${KERNEL_ARCHITECTURES}) ${KERNEL_MODELS:+$(printf -- '--model %s ' ${KERNEL_MODELS})} \
+            ${KERNEL_TRAININGS:+$(printf -- '--trainer %s ' ${KERNEL_TRAININGS})}; \
     fi
 # Nothing is written below /: a pod mounts /tmp and its work folder.
 ENV PATH=/opt/stoker/bin:/usr/local/bin:/usr/bin:/bin \

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import transformers
@@ -86,9 +88,13 @@ def tokens_of(found: Answers) -> dict[tuple[str, int], list[int]]:
     return {key: [token for token, _ in entries] for key, entries in found.items()}
 
 
-def started(folder: Path, tensor: int, **parallelism: int) -> LLMEngine:
+def started(
+    folder: Path, tensor: int, experts: Mapping[str, int] = MappingProxyType({}), **parallelism: int
+) -> LLMEngine:
     engine, plan = build_engine(
-        config_of(folder, tensor, deterministic=True, parallelism={"tensor": tensor, **parallelism})
+        config_of(
+            folder, tensor, deterministic=True, experts=dict(experts), parallelism={"tensor": tensor, **parallelism}
+        )
     )
     assert plan.ranks == tensor * parallelism.get("pipeline", 1)
     return engine

@@ -12,8 +12,10 @@ from stoker.model.config import ModelConfig
 from stoker.model.context_cut import ContextCut
 from stoker.model.decoder import Decoder
 from stoker.model.kernels.ops import Ops
+from stoker.pod.pipeline.actions import Kind
+from stoker.pod.pipeline.schedules import compute_order
 from stoker.pod.plan.layer_choice import beside_layers, layer_choices, layer_cost
-from stoker.pod.plan.stage import stage_layers
+from stoker.pod.plan.stage import pipeline_shape, stage_layers
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.rank.attend_maker import AttendMaker
 from stoker.trainer.rank.build import RankContext, make_passes, make_zero
@@ -124,6 +126,44 @@ def kept_by_stage(
     squares = [float(state.squares.sum()) for state in zero.states]
     zero.close()
     return kept, len(layers), squares
+
+
+def kept_by_late_stage(config: TrainerConfig, model: ModelConfig, number: int) -> tuple[int, list[float]]:
+    """Run the passes of one rank of a zero-bubble pipeline of two in this process, in the order of its schedule.
+
+    Return the most bytes that it keeps after a pass, and the squares of its gradient.
+    """
+    context, job = alone(), planned_job(config, model)
+    whole = Decoder(model, Ops())
+    whole.init_weights(0)
+    decoder = Decoder(model, make_ops(config, context.device)[0], layers=stage_layers(job)[number], device="meta")
+    held = Slices({number: decoder})
+    start = InitialWeights(held, DecoderStore(whole), lambda _done, _total: None)
+    zero = make_zero(config, held, context.mesh, context.device, start.fill)
+    stage = make_stage(number, decoder, zero, "ZeroBubble", False, stage_again(config, number, decoder, zero))
+    batch, attend = one_document(config, model), AttendMaker(decoder.ops, "sdpa", context.device)
+    tokens, hidden = len(batch.tokens_T), model.hidden_size
+    noise = torch.Generator().manual_seed(5)
+    zero.begin_step(job.micro_batches)
+    with LiveBytes() as live:
+        decoder.rope.on(torch.device("cpu"))
+        for parameter in decoder.parameters():
+            parameter.detach()  # so that the weights count before the passes
+        most, before = 0, live.now
+        for kind, _, index in compute_order("ZeroBubble", pipeline_shape(job))[number]:
+            if kind is Kind.FORWARD:
+                received = None if number == 0 else torch.randn(tokens, hidden, generator=noise)
+                stage.forward(index, inputs_of(batch, attend), received)
+                del received
+            elif kind is Kind.BACKWARD_INPUT:
+                stage.backward_input(index, None if decoder.is_last else torch.ones(tokens, hidden))
+            else:
+                stage.backward_weight(index)
+            most = max(most, live.now - before)
+    zero.finish_reduce()
+    squares = [float(state.squares.sum()) for state in zero.states]
+    zero.close()
+    return most, squares
 
 
 def inputs_of(batch: MicroBatch, attend: AttendMaker) -> StageInputs:

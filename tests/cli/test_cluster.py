@@ -130,6 +130,13 @@ def test_logs_of_a_pod_and_of_a_job(server: KubeServer) -> None:
     assert "does not exist" in run(server, "logs", "nothing", code=1)
 
 
+def test_a_job_is_named_as_other_verbs_name_it(server: KubeServer, tmp_path: Path) -> None:
+    run(server, "submit", "-f", manifest(tmp_path))
+    assert run(server, "suspend", "tj/run") == "trainingjob/run is being suspended\n"
+    assert run(server, "resume", "trainingjob/run") == "trainingjob/run goes on\n"
+    assert "'ckpt/run' is no job: give its name, or tj/NAME" in run(server, "save", "ckpt/run", code=2)
+
+
 def test_save_suspend_and_resume(server: KubeServer) -> None:
     job = server.do(lambda found: found.put_status(found.job(), phase="Running"))
     assert run(server, "save", "run", "--pin").startswith("checkpoint/run-save-")

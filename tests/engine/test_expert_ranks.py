@@ -35,6 +35,22 @@ def test_experts_over_tensor_ranks_of_two_stages_equal_one_rank(folder: Path) ->
         closed(engine)
 
 
+@pytest.mark.parametrize("layout", [{"tensor": 2, "expert": 2}, {"tensor": 1, "pipeline": 2}], ids=str)
+def test_experts_over_ranks_wait_in_main_memory(layout: dict[str, int], folder: Path) -> None:
+    """Two ranks, each with half of the experts of two layers or all of one, and slots for two of each layer."""
+    expected = answers(started(folder, 1))
+    engine = started(folder, experts={"on_device": 2}, **layout)
+    try:
+        assert_equal(answers(engine), expected)
+        stats = engine.stats().experts
+        assert stats is not None
+        layers = 2 // layout.get("pipeline", 1)
+        assert (stats.slots, stats.experts) == (layers * 2, 8)
+        assert stats.misses > stats.slots
+    finally:
+        closed(engine)
+
+
 def own_experts(engine: LLMEngine) -> list[range]:
     assert isinstance(engine.executor, Ranks)
     return [layer.own for layer in engine.executor._runner.model.experts()]

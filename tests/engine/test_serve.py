@@ -133,6 +133,12 @@ def test_parsers_reach_the_configuration() -> None:
     assert (api.tool_call_parser, api.reasoning_parser) == ("auto", "none")
 
 
+def test_experts_on_the_device_reach_the_configuration() -> None:
+    for flags, expected in ((["--experts-on-device", "5"], 5), ([], None)):
+        config = parse(EngineConfig, engine_config(_parser().parse_args([*flags, "model"])), "x")
+        assert config.experts.on_device == expected
+
+
 def test_a_list_of_origins_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for wrong in ("[1]", "[", "[*]"):
         with pytest.raises(SystemExit):

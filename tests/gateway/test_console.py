@@ -349,6 +349,80 @@ def test_five_hundred_jobs_stay_usable(console: Stage) -> None:
     console.run(story)
 
 
+def test_a_long_table_lays_out_what_is_in_sight_and_offers_all_rows(console: Stage) -> None:
+    for number in range(200):
+        console.world.job(f"row-{number:03}", "rows")
+
+    async def story(page: Page) -> None:
+        await page.get_by_label("Namespace").fill("rows")
+        await page.keyboard.press("Enter")
+        await page.locator("tbody tr").nth(199).wait_for(state="attached")
+        await page.wait_for_function(  # rows out of sight are skipped before a frame is drawn
+            """() => [...document.querySelectorAll('tbody td')]
+              .filter(one => one.checkVisibility({contentVisibilityAuto: true})).length < 1000"""
+        )
+        edges = await page.evaluate(
+            """() => [...document.querySelectorAll('thead th, tbody tr:first-child > *')]
+              .map(one => Math.round(one.getBoundingClientRect().left))"""
+        )
+        assert edges[:10] == edges[10:], "columns are in line with their heads"
+        offered = await offered_to_screen_readers(page)
+        assert {("table", "Training jobs"), *(("row", f"row-{number:03}") for number in range(200))} <= offered
+        assert {("columnheader", "Phase"), ("rowheader", await first_name(page))} <= offered
+        last = page.get_by_role("link", name="row-199")
+        await last.focus()
+        assert await last.evaluate("one => one.checkVisibility({contentVisibilityAuto: true})"), "focus scrolls to it"
+        found = console.world.objects.get(Key("TrainingJob", "rows", "row-199"))
+        await page.get_by_role("button", name="Step").click()
+        await last.focus()
+        console.world.put_status(found, progress={"step": 3, "totalSteps": 9})
+        await page.locator("tbody tr").first.filter(has_text="3 / 9").wait_for(state="attached")
+        assert await page.evaluate("document.activeElement.textContent") == "row-199", (
+            "a row that moves keeps its focus"
+        )
+
+    console.run(story)
+
+
+async def first_name(page: Page) -> str:
+    return await page.locator("tbody th").first.inner_text()
+
+
+async def offered_to_screen_readers(page: Page) -> set[tuple[str, str]]:
+    """(role, name) of what is in Chromium's accessibility tree."""
+    session = await page.context.new_cdp_session(page)
+    nodes = (await session.send("Accessibility.getFullAXTree"))["nodes"]
+    return {(one["role"]["value"], one.get("name", {}).get("value", "")) for one in nodes if not one["ignored"]}
+
+
+def test_what_is_not_there_is_one_line_and_a_way_on(console: Stage) -> None:
+    async def story(page: Page) -> None:
+        await visit(page, "#/deployments/default/nothing")
+        await shows(page, ".refused", "no InferenceDeployment nothing in namespace default")
+        assert await page.locator(".panel").count() == 0
+        await page.get_by_role("link", name="Show all").click()
+        await page.get_by_role("link", name="chat").wait_for()
+        console.problems.clear()  # Chromium reports the 404
+
+    console.run(story)
+
+
+def test_ages_grow_while_they_are_shown(console: Stage) -> None:
+    async def story(page: Page) -> None:
+        one = page.locator("tr", has=page.get_by_role("link", name="waits", exact=True)).locator("time")
+        await one.wait_for()
+        grown = await one.evaluate(
+            """async one => {
+              one.dataset.since = new Date(Date.now() - 7200000).toISOString();
+              (await import('./format.js')).refreshAges();
+              return one.textContent;
+            }"""
+        )
+        assert grown == "2 h"
+
+    console.run(story)
+
+
 def test_twenty_thousand_points_stay_usable(console: Stage) -> None:
     world = console.world
     found = world.put_status(world.job("long"), phase="Running", progress={"step": 20_000, "totalSteps": 30_000})

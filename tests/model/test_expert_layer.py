@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from stoker.model.aux import Aux
-from stoker.model.experts import Experts
+from stoker.model.experts import Experts, own_experts
+from stoker.model.hosted_experts import HostedExperts
 from stoker.model.kernels.expert_rows import sort_rows
 from stoker.model.kernels.expert_weights import ExpertWeights
 from stoker.model.kernels.ops import Ops
@@ -140,8 +141,37 @@ def check_runs(device: str, shape: Shape, dtype: torch.dtype, runs: tuple[int, .
     close(total, whole, dtype)
 
 
-def check_module(tokens: int) -> None:
-    """Check that a layer of the model takes this way without gradient, and equals itself with other kernels."""
+def check_slots(device: str, shape: Shape, dtype: torch.dtype, num_slots: int, own: range) -> None:
+    """Check that experts in host memory give the bits of those on the device, when they are loaded and when there."""
+    from stoker.model.kernels.fused.expert_layer import suits_pairs
+
+    ops, whole = Ops("fused"), layer(shape, dtype, device)
+    gate_up, down = (
+        part.view(shape.experts, -1, part.shape[1])[own.start : own.stop].flatten(0, 1) for part in whole[1:3]
+    )
+    weights = whole._replace(gate_up=gate_up, down=down, first=own.start)
+    host_gate_up, host_down = (part.cpu().pin_memory() if device == "cuda" else part for part in (gate_up, down))
+    hosted = HostedExperts(host_gate_up, host_down, own, shape.experts, num_slots, torch.device(device))
+    in_host = weights._replace(gate_up=host_gate_up, down=host_down, hosted=hosted)
+    norm = 1 + fresh(shape.hidden, dtype=dtype, device=device)
+    for tokens in (shape.tokens, 1, 1):
+        x = fresh(tokens, shape.hidden, dtype=dtype, device=device) * 3
+        expected, found = (ops.norm_experts(x, x, norm, EPS, one) for one in (weights, in_host))
+        assert expected is not None
+        assert found is not None
+        assert torch.equal(found[1], expected[1])
+        if suits_pairs(x, weights) and num_slots < tokens * shape.choices:  # by rounds, so not pair by pair
+            close(found[0], expected[0], dtype)
+        else:
+            assert torch.equal(found[0], expected[0])
+    assert hosted.meter.misses > 0
+
+
+def check_module(tokens: int, runs: int = 1) -> None:
+    """Check that a layer of the model takes this way without gradient, and equals itself with other kernels.
+
+    `runs`: of which a rank that holds the second one computes its part.
+    """
     results = []
     for ops in (Ops("fused"), Ops()):
         torch.manual_seed(4)
@@ -150,11 +180,24 @@ def check_module(tokens: int) -> None:
         experts, norm = Experts(config, 0, ops, **made), Norm("norm", config.hidden_size, EPS, ops, **made)
         for parameter in (*experts.parameters(), norm.weight):
             torch.nn.init.normal_(parameter, std=0.4).requires_grad_(False)
+        if runs > 1:
+            take_run(experts, 1, runs)
+        assert experts.is_alone(None)
         x, attended = torch.randn(2, tokens, config.hidden_size)
         assert (ops.experts(x, experts.weights) is None) is (ops.kernels == "reference")
         results.append((*experts(norm, x, attended), experts.compute(x)))
     for ours, theirs in zip(*results, strict=True):
         close(ours, theirs, F32)
+
+
+def take_run(experts: Experts, run: int, runs: int) -> None:
+    """Make a layer that of a rank with one run of the experts."""
+    experts.own, experts.is_run = own_experts(experts.num_experts, run, runs), True
+    gate_up, down = (part.view(experts.num_experts, -1, part.shape[1]) for part in (experts.gate_up, experts.down))
+    own = slice(experts.own.start, experts.own.stop)
+    experts.gate_up, experts.down = (
+        torch.nn.Parameter(part[own].flatten(0, 1), requires_grad=False) for part in (gate_up, down)
+    )
 
 
 def check_order(device: str, num_rows: int, num_experts: int) -> None:
@@ -212,7 +255,8 @@ def test_interpreted_layers_of_experts_equal_their_twins() -> None:
             (check_tiles, ("cpu", SMALL[3], F32)),
             (check_runs, ("cpu", SMALL[0], F32, (2, 4))),
             (check_runs, ("cpu", SMALL[2], F32, (1,))),
-            *((check_module, (tokens,)) for tokens in (1, 5)),
+            *((check_slots, ("cpu", SMALL[1], F32, slots, own)) for slots, own in ((2, range(8)), (2, range(3, 8)))),
+            *((check_module, (tokens, runs)) for tokens, runs in ((1, 1), (5, 1), (1, 2), (5, 3))),
             (check_order, ("cpu", 70, 5)),
             (check_order, ("cpu", 5000, 3)),
             (check_odd_logits, ("cpu",)),
@@ -272,6 +316,9 @@ def test_tilings_orders_and_odd_logits_on_the_device() -> None:
         check_tiles("cuda", shape, BF16)
     for shape in (*LARGE[:1], *LARGE[3:5]):
         check_runs("cuda", shape, BF16, (32, 70))
+    for shape in (LARGE[0], LARGE[3], LARGE[4]):
+        for num_slots, own in ((128, range(128)), (20, range(128)), (5, range(32, 96))):
+            check_slots("cuda", shape, BF16, num_slots, own)
     for num_rows in (2, 70, 5000, 131072):
         check_order("cuda", num_rows, 128)
     check_odd_logits("cuda")

@@ -33,7 +33,8 @@ def part_of(layer: Experts, run: int, runs: int, cut: int, cuts: int) -> Experts
     gate_up = layer.gate_up.view(layer.num_experts, 2, layer.width, layer.hidden)
     down = layer.down.view(layer.num_experts, layer.hidden, layer.width)
     part.gate_up = nn.Parameter(gate_up[part.own.start : part.own.stop, :, columns].reshape(-1, layer.hidden))
-    part.down = nn.Parameter(down[part.own.start : part.own.stop, :, columns].reshape(-1, width))
+    part.down = nn.Parameter(down[part.own.start : part.own.stop, :, columns].reshape(-1, width).contiguous())
+    part.local_width = width
     return part
 
 

@@ -4,10 +4,13 @@ With `test_contract_capabilities.py` the only test that may import both sides.
 """
 
 import json
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import torch
 from pydantic import BaseModel
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from stoker.engine.config import (
     CacheConfig,
@@ -15,24 +18,31 @@ from stoker.engine.config import (
     EngineApiConfig,
     EngineConfig,
     EngineParallelismConfig,
+    ExpertsConfig,
     SchedulerConfig,
     ServedModelConfig,
     StoreConfig,
     TransferConfig,
 )
+from stoker.engine.core.build import build_engine
 from stoker.model import config as model_config
+from stoker.operator.admission.admission import Admission
 from stoker.operator.api import engine_settings, inferencedeployment, model_spec, pool, trainingjob
 from stoker.operator.api.metadata import read
 from stoker.operator.api.pod_fields import Runtime
 from stoker.operator.api.value import wire_name
 from stoker.operator.domain.settings import Settings
+from stoker.operator.render.engine import ModelSource, engine_template
 from stoker.operator.render.names import digest_of
 from stoker.operator.render.router import router_config, router_intent
 from stoker.operator.render.trainer import attempt_config, pin
 from stoker.pod.config_file import parse
 from stoker.router.config import RouterConfig
 from stoker.trainer.protocol import config as trainer
+from testing.engine.rank_engines import answers, saved
 from testing.operator.bad_manifests import DEPLOYMENT, JOB, changed
+
+ROOT = Path(__file__).parents[2]
 
 ROUTERS_OWN = {"maxResumeBytes", "resumeWaitSeconds"}
 """Limits of a router that no deployment chooses."""
@@ -56,6 +66,7 @@ SECTIONS: list[tuple[type[BaseModel], type[BaseModel], set[str], set[str]]] = [
     (engine_settings.CacheSettings, CacheConfig, set(), set()),
     (engine_settings.DiskSettings, DiskConfig, {"claimName"}, {"path"}),
     (engine_settings.StoreSettings, StoreConfig, {"claimNames"}, {"paths"}),
+    (engine_settings.ExpertSettings, ExpertsConfig, set(), set()),
     (engine_settings.SchedulerSettings, SchedulerConfig, set(), {"mixedTokens"}),
     (
         engine_settings.EngineApi,
@@ -107,7 +118,7 @@ def test_a_section_has_the_defaults_and_choices_of_its_configuration(
     section: type[BaseModel], config: type[BaseModel], only_resource: set[str], only_config: set[str]
 ) -> None:
     ours, theirs = wire(section), wire(config)
-    for name in (set(ours) & set(theirs)) - {"tokenizer", "cache", "scheduler", "api", "transfer"}:
+    for name in (set(ours) & set(theirs)) - {"tokenizer", "cache", "experts", "scheduler", "api", "transfer"}:
         here, there = section.model_fields[ours[name]], config.model_fields[theirs[name]]
         assert _plain(here.default) == _plain(there.default), name
         assert _choices(here) == _choices(there), name
@@ -131,6 +142,41 @@ def test_the_runtime_section_is_part_of_both_programs_configurations() -> None:
 def test_the_routers_settings_are_in_the_deployment() -> None:
     settings = set(wire(inferencedeployment.RouterSettings))
     assert set(wire(RouterConfig)) - settings == OPERATOR_SETS - {"name"} | ROUTERS_OWN
+
+
+def test_experts_wait_in_main_memory_from_the_manifest_to_a_running_engine(tmp_path: Path) -> None:
+    """A manifest, its admission, its rendered configuration, an engine with that: the answers are the same."""
+    torch.manual_seed(5)
+    threads = torch.get_num_threads()
+    sizes: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    shape: dict[str, Any] = {
+        "vocab_size": 320,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "head_dim": 16,
+    }
+    more: dict[str, Any] = {"num_key_value_heads": 2, "intermediate_size": 48, "initializer_range": 0.2}
+    twin = Qwen3MoeForCausalLM(Qwen3MoeConfig(**shape, **more, **sizes))
+    folder, found = saved(twin, tmp_path / "model"), []
+    admission = Admission.from_folder(ROOT / "crds")
+    for experts in (None, {"onDevice": 3}):
+        engine: dict[str, Any] = {
+            "device": "cpu",
+            "cache": {"numBlocks": 60},
+            **({"experts": experts} if experts else {}),
+        }
+        manifest = changed(DEPLOYMENT, {"metadata.uid": "3b1f", "spec.engine": engine, "spec.model.dtype": "float32"})
+        deployment = read(inferencedeployment.InferenceDeployment, admission.admit(manifest))
+        rendered = engine_template(deployment, deployment.spec.pools[0], ModelSource(str(folder)), Settings())["config"]
+        assert rendered.get("experts") == ({"on_device": 3} if experts else None)
+        built, plan = build_engine(parse(EngineConfig, rendered | {"threads": 1}))
+        assert plan.experts_on_device == (3 if experts else None)
+        found.append(answers(built))
+        assert (built.stats().experts is None) is (experts is None)
+        built.close()
+    torch.set_num_threads(threads)
+    assert found[0] == found[1]
 
 
 def test_the_models_dimensions_have_the_models_names() -> None:

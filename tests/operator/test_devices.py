@@ -129,6 +129,15 @@ def test_after_any_events_the_room_is_that_of_a_watch_that_saw_only_the_end(data
     assert {one.name: dict(one.free) for one in watch.nodes()} == {one.name: dict(one.free) for one in fresh.nodes()}
 
 
+def test_a_pod_that_is_seen_with_other_claims_takes_those() -> None:
+    devices = [device("d0", big=True, fast=False)]
+    templates = [template("one", request("r", "any")), template("two", request("r", "big"), request("s", "any"))]
+    watch = watch_of(node("n0"), resource_slice("n0", devices), *GPUS, *templates, pod("p", pod_spec("two"), "n0"))
+    assert watch.nodes()[0].free["devices of any"] == -1
+    watch.put(pod("p", pod_spec("one"), "n0"))
+    assert watch.nodes()[0].free["devices of any"] == 0
+
+
 @st.composite
 def things(draw: st.DrawFn) -> Object:
     where, number = draw(st.sampled_from(["n0", "n1"])), draw(st.integers(0, 2))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stoker.operator.cluster.interface import Cluster
 from stoker.operator.domain.placement.node_capacity import (
     NodeCapacity,
     affinity_to,
@@ -27,7 +30,7 @@ from stoker.operator.loop.store import key_of
 from stoker.operator.reconcile.trainingjob.reconcile import reconcile_trainingjob
 from stoker.operator.render.keys import keys_object
 from stoker.pod.causes import Cause
-from testing.operator.fakes import FakePods, embedded, settle
+from testing.operator.fakes import FakePods, Flaky, embedded, settle
 from testing.operator.simulated_cluster import Crash
 from testing.operator.training_world import JOB, Run
 
@@ -331,8 +334,11 @@ def stored(resource: Object, version: int) -> Object:
 
 
 @settings(max_examples=100, deadline=None)
-@given(histories(), st.booleans())
-def test_the_room_equals_a_count_from_scratch(history: list[tuple[str, Object | None, str]], listed: bool) -> None:
+@given(histories(), st.booleans(), st.sets(st.integers(1, 25)))
+def test_the_room_equals_a_count_from_scratch(
+    history: list[tuple[str, Object | None, str]], listed: bool, read: set[int]
+) -> None:
+    """The room is kept up to date with every event; it is read after some of them."""
     watch = CapacityWatch(lambda: None)
     now: dict[tuple[str, str], Object] = {}
     for version, (name, found, kind) in enumerate(history, 1):
@@ -342,15 +348,25 @@ def test_the_room_equals_a_count_from_scratch(history: list[tuple[str, Object | 
         else:
             now[kind, name] = found
             watch.put(watch.pruned(stored(found, version)) if listed else stored(found, version))
+        if version in read:
+            assert watch.nodes() == counted(now)
     if listed:
         for kind in ("Node", "Pod"):
             items = [watch.pruned(stored(found, 99)) for (of, _), found in now.items() if of == kind]
             watch.forget_unlisted(kind, items, 99)
             for item in items:
                 watch.put(item)
+    assert watch.nodes() == counted(now)
+    for name in ("p0", "p1", "p2"):
+        others = {key: found for key, found in now.items() if key != ("Pod", name)}
+        assert watch.nodes(without={f"uid-{name}"}) == counted(others)
+    assert watch.nodes() == counted(now)
+
+
+def counted(now: Mapping[tuple[str, str], Object]) -> tuple[NodeCapacity, ...]:
+    """What nodes have left, with every pod counted anew."""
     nodes = [empty_node(found) for (kind, _), found in now.items() if kind == "Node"]
-    uses = [use for (kind, _), found in now.items() if kind == "Pod" and (use := pod_use(found))]
-    assert watch.nodes() == remaining(nodes, uses)
+    return remaining(nodes, [use for (kind, _), found in now.items() if kind == "Pod" and (use := pod_use(found))])
 
 
 def room(watch: CapacityWatch, **given_: Any) -> dict[str, int]:
@@ -455,4 +471,93 @@ def job_body(name: str) -> Object:
         "kind": "TrainingJob",
         "metadata": {"name": name, "namespace": "default"},
         "spec": job["spec"],
+    }
+
+
+class Counted(Flaky):
+    """A cluster that counts requests about single objects by method and kind, and never fails."""
+
+    def __init__(self, inner: Cluster) -> None:
+        super().__init__(inner, fail_at=0, after=False)
+        self.asked: Counter[tuple[str, str]] = Counter()
+
+    async def get(self, kind: str, namespace: str, name: str) -> Object:
+        self.asked["get", kind] += 1
+        return await super().get(kind, namespace, name)
+
+    async def create(self, body: Object) -> Object:
+        self.asked["create", body["kind"]] += 1
+        return await super().create(body)
+
+    async def apply(self, body: Object, *, manager: str) -> Object:
+        self.asked["apply", body["kind"]] += 1
+        return await super().apply(body, manager=manager)
+
+    async def patch(self, ref: Ref, body: Mapping[str, Any]) -> Object:
+        self.asked["patch", ref.kind] += 1
+        return await super().patch(ref, body)
+
+    async def update_status(self, ref: Ref, status: Object, *, resource_version: str | None = None) -> Object:
+        self.asked["status", ref.kind] += 1
+        return await super().update_status(ref, status, resource_version=resource_version)
+
+
+def test_a_gang_costs_this_many_requests_from_its_creation_until_it_runs(tmp_path: Path) -> None:
+    """One request for each child, one for the node of each pod, and nothing is read."""
+
+    async def whole() -> None:
+        pods = FakePods()
+        world_ = embedded(tmp_path, pods=pods)
+        cluster = Counted(world_.cluster)
+        operator = Operator(
+            cluster,
+            Settings(workers=4, resync_interval_s=600),
+            {"TrainingJob": reconcile_trainingjob},
+            clock=world_.clock,
+            jitter=lambda: 0.5,
+            everything=cluster,
+        )
+        running = asyncio.ensure_future(operator.run())
+        await settle()
+        try:
+            world_.objects.create(keys_object("default", operator.settings))
+            claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "claim"}, "spec": {}}
+            world_.objects.create({**claim, "metadata": {"name": "claim", "namespace": "default"}})
+            node = world_.objects.create(raw_node("n0", 4))
+            world_.objects.update_status(ref(node), raw_node("n0", 4)["status"])
+            world_.objects.create(plain_job("a", 4))
+            await world_.clock.advance(5)
+            for pod in world_.objects.of_kind("Pod"):
+                pods.answers[pod["metadata"]["uid"]] = {
+                    "program": "trainer",
+                    "attempt": 0,
+                    "phase": "Training",
+                    "step": 1,
+                }
+            await world_.clock.advance(10)
+            status = world_.objects.get(Key("TrainingJob", "default", "a"))["status"]
+            assert status["phase"] == "Running", status.get("message")
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await world_.kubelet.stop(0)
+        statuses = cluster.asked.pop(("status", "TrainingJob"))
+        assert statuses <= 6, "attempt, placement, counts of pods that start one by one, first report"
+        assert dict(cluster.asked) == {
+            ("apply", "Service"): 1,
+            ("apply", "ConfigMap"): 2,  # of the attempt, and the public keys of the namespace
+            ("create", "Event"): 1,
+            ("create", "Pod"): 4,
+            ("patch", "Pod"): 4,
+        }
+
+    asyncio.run(whole())
+
+
+def plain_job(name: str, pods: int) -> Object:
+    return {
+        "apiVersion": "stoker.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": Run(workers={"replicas": pods}, training={"totalSteps": 5, "globalBatchSize": 4}).job["spec"],
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from stoker.operator.domain.placement.gang import Gang, Level
 from stoker.operator.domain.placement.job_gang import gang_of_rendering
 from stoker.operator.domain.placement.node_capacity import (
+    HOSTNAME,
     NodeCapacity,
     affinity_to,
     empty_node,
@@ -22,7 +24,7 @@ from stoker.operator.domain.placement.node_capacity import (
     pod_use,
     remaining,
 )
-from stoker.operator.domain.placement.place import Placement, place
+from stoker.operator.domain.placement.place import Placement, UsableNodes, _shares, place
 from stoker.operator.domain.placement.quantity import amount
 from stoker.operator.domain.placement.unplaceable import Unplaceable
 from stoker.trainer.protocol.parallel_dims import ParallelDims
@@ -110,6 +112,63 @@ def test_a_gang_is_placed_exactly_when_some_assignment_keeps_every_required_leve
     assert keeps(found.nodes, "Required")
     assert (found.relaxed == ()) == keeps(found.nodes, "all")
     assert set(found.relaxed) <= {level.key for level in levels if level.mode == "Preferred"}
+
+
+@settings(max_examples=100, deadline=None)
+@given(clusters(), gangs(), st.data())
+def test_nodes_that_are_read_again_where_room_changed_give_the_placement_of_a_fresh_reading(
+    nodes: list[NodeCapacity], wanted: Gang, data: st.DataObject
+) -> None:
+    levels = levels_of(data.draw(st.lists(st.sampled_from(["Required", "Preferred", None]), min_size=3, max_size=3)))
+    avoid = data.draw(st.sampled_from([(), ("n0",)]))
+    now = {found.name: found for found in nodes}
+    usable = UsableNodes(wanted, nodes, levels, avoid)
+    for _ in range(data.draw(st.integers(0, 4))):
+        changed = data.draw(st.sampled_from(sorted(now)))
+        now[changed] = replace(now[changed], free={GPU: data.draw(st.integers(0, 3)), "pods": 100})
+        usable.update(now[changed])
+        found = place(wanted, [*now.values()], levels, avoid)
+        assert usable.place() == (found if isinstance(found, Placement) else None)
+
+
+@settings(max_examples=150, deadline=None)
+@given(clusters(), gangs(), st.lists(st.sampled_from(["Required", "Preferred", None]), min_size=3, max_size=3))
+def test_nodes_under_their_own_names_are_placed_as_domains_of_one_node_are(
+    nodes: list[NodeCapacity], wanted: Gang, modes: list[str | None]
+) -> None:
+    """Nodes with other names in the label take the long way."""
+    other = [replace(found, labels={**found.labels, HOSTNAME: f"host-{found.name}"}) for found in nodes]
+    found, slow = (place(wanted, given_, levels_of(modes)) for given_ in (nodes, other))
+    assert isinstance(found, Placement) == isinstance(slow, Placement)
+    assert not isinstance(found, Placement) or found == slow
+
+
+def naive_shares(rooms: Mapping[str, int], sizes: Mapping[str, int], units: int) -> dict[str, int]:
+    """The smallest domain that holds the rest, else the largest next, by sorting anew each time."""
+    left, shares = dict(rooms), dict[str, int]()
+    while units and (some := sorted((room, sizes[name], name) for name, room in left.items() if room)):
+        room, _, name = next((one for one in some if one[0] >= units), some[-1])
+        shares[name] = min(units, left.pop(name))
+        units -= shares[name]
+        assert room
+    return shares
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), max_size=6), st.integers(0, 12))
+def test_shares_take_the_smallest_domain_that_holds_the_rest(drawn: list[tuple[int, int]], units: int) -> None:
+    rooms = {f"d{index}": room for index, (room, _) in enumerate(drawn)}
+    sizes = {f"d{index}": size for index, (_, size) in enumerate(drawn)}
+    assert list(_shares(rooms, sizes, units).items()) == list(naive_shares(rooms, sizes, units).items())
+
+
+@settings(max_examples=100, deadline=None)
+@given(clusters(), gangs())
+def test_a_step_without_a_label_is_one_domain_of_all_nodes(nodes: list[NodeCapacity], wanted: Gang) -> None:
+    """Steps without a label are skipped; a label that all nodes have alike takes the long way."""
+    alike = [replace(found, labels={**found.labels, "all": "x"}) for found in nodes]
+    levels = [Level("all", "Preferred")] * 3
+    assert getattr(place(wanted, nodes), "nodes", None) == getattr(place(wanted, alike, levels), "nodes", None)
 
 
 @settings(max_examples=100, deadline=None)

@@ -6,9 +6,9 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from stoker.operator.domain.labels import NODE_RANK, ROLE
+from stoker.operator.domain.labels import JOB_UID, NODE_RANK, ROLE
 from stoker.operator.domain.plan import Object
-from stoker.operator.loop.poller import Poller, polled_pods
+from stoker.operator.loop.poller import STEADY_POLLS_PER_S, Poller, polled_pods
 from stoker.operator.loop.store import Store
 from testing.operator.fakes import FakeClock, FakePods, embedded
 
@@ -87,3 +87,62 @@ def test_a_slow_pod_delays_no_other_and_is_not_asked_twice_at_once(tmp_path: Pat
         await asyncio.gather(running, return_exceptions=True)
 
     asyncio.run(story())
+
+
+def leader(number: int) -> Object:
+    found = pod(f"t{number:03}", "trainer")
+    found["metadata"]["labels"][JOB_UID] = f"job-{number}"
+    return found
+
+
+def job(number: int, phase: str) -> Object:
+    metadata = {"name": f"j{number:03}", "namespace": "default", "uid": f"job-{number}", "resourceVersion": "1"}
+    return {"kind": "TrainingJob", "metadata": metadata, "spec": {}, "status": {"phase": phase}}
+
+
+def test_undisturbed_jobs_share_a_rate_in_turn_and_all_others_are_asked_in_every_round() -> None:
+    share, store, rounds = int(STEADY_POLLS_PER_S), Store(), list[set[str]]()
+    running, stopping = range(share + 50), range(900, 903)
+    for numbers, phase in ((running, "Running"), (stopping, "Suspending")):
+        for number in numbers:
+            store.put(job(number, phase))
+            store.put(leader(number))
+    store.put(pod("e", "engine"))
+
+    class Cluster:
+        async def poll(self, ref: Any) -> dict[str, Any]:
+            rounds[-1].add(ref.name)
+            return {"phase": "Training"}
+
+    async def story() -> None:
+        poller = Poller(Cluster(), store, FakeClock(), lambda _: None, interval_s=1)  # type: ignore[arg-type]
+        for _ in range(4):
+            rounds.append(set())
+            await poller.poll_once()
+
+    asyncio.run(story())
+    always = {"e", *(f"t{number}" for number in stopping)}
+    assert len(rounds[0]) == share + 50 + len(always), "nothing is known of them yet"
+    assert all(always <= asked and len(asked) == share + len(always) for asked in rounds[1:])
+    assert rounds[1] | rounds[2] == rounds[0], "each has its turn"
+    assert len(rounds[1] & rounds[3]) < share, "and another one after that"
+
+
+def test_few_jobs_are_asked_in_every_round() -> None:
+    store, asked = Store(), list[str]()
+    for number in range(3):
+        store.put(job(number, "Running"))
+        store.put(leader(number))
+
+    class Cluster:
+        async def poll(self, ref: Any) -> dict[str, Any]:
+            asked.append(ref.name)
+            return {"phase": "Training"}
+
+    async def story() -> None:
+        poller = Poller(Cluster(), store, FakeClock(), lambda _: None, interval_s=1)  # type: ignore[arg-type]
+        for _ in range(3):
+            await poller.poll_once()
+
+    asyncio.run(story())
+    assert asked == ["t000", "t001", "t002"] * 3

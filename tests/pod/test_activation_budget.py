@@ -10,11 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker.pod.pipeline.actions import Kind
+from stoker.pod.pipeline.schedules import compute_order
 from stoker.pod.plan.activations import choose_kept
 from stoker.pod.plan.budget import Cost, choose_cheapest, fullest_moment, least_room
 from stoker.pod.plan.estimate import make_plan
 from stoker.pod.plan.gpu import GIB, GPUS
 from stoker.pod.plan.job import Job, Layout
+from stoker.pod.plan.late_gradients import fullest_moments, held_of_layer, late_bytes, turning
 from stoker.pod.plan.layer_choice import (
     KEEP_ALL,
     MODES,
@@ -28,6 +31,7 @@ from stoker.pod.plan.layer_choice import (
 )
 from stoker.pod.plan.memory import fullest
 from stoker.pod.plan.model_size import ModelSize
+from stoker.pod.plan.stage import pipeline_ranks, pipeline_shape
 from testing.pod.model_sizes import LLAMA_8B
 
 TINY = ModelSize(
@@ -160,3 +164,31 @@ def test_a_budget_that_cannot_be_met_is_refused_with_the_arithmetic() -> None:
 def test_a_number_of_bytes_is_shown_as_gib_that_are_not_less(count: float) -> None:
     shown = float(shown_gib(count)) * GIB
     assert count <= shown <= 1.02 * count + 1
+
+
+@given(st.integers(2, 4), st.integers(1, 2), st.integers(1, 9), st.data())
+def test_no_moment_of_a_split_backward_holds_more_than_is_planned(
+    ranks: int, stages: int, batches: int, data: Any
+) -> None:
+    """Layer by layer: a layer's activations go when its late gradients are there."""
+    plain = job(TINY, 16, None, pipeline=ranks, stages_per_rank=stages, schedule="ZeroBubble")
+    found = replace(plain, model=replace(TINY, num_layers=ranks * stages * 2), global_batch_size=batches)
+    late = late_bytes(found)
+    layer = st.floats(0.2 * late, 2 * late)
+    layers = data.draw(st.lists(layer, min_size=2, max_size=2))
+    for rank in pipeline_ranks(found):
+        moments = fullest_moments(found, rank)
+        bound = sum(held_of_layer(found, moments, kept) for kept in layers)
+        bound += max(turning(found, kept) for kept in layers)
+        whole = lates = 0
+        for action in compute_order("ZeroBubble", pipeline_shape(found))[rank.index]:
+            if action.kind is Kind.FORWARD:
+                whole += 1
+            elif action.kind is Kind.BACKWARD_WEIGHT:
+                lates -= 1
+            else:
+                others = (whole - 1) * sum(layers) + lates * 2 * late
+                assert others + sum(layers) + late <= bound * (1 + 1e-9)
+                assert others + layers[0] + 2 * late <= bound * (1 + 1e-9)
+                whole, lates = whole - 1, lates + 1
+            assert whole * sum(layers) + lates * 2 * late <= bound * (1 + 1e-9)

@@ -17,7 +17,7 @@ from stoker.pod.plan.stage import pipeline_ranks
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.rank.mesh import AxisGroups
 from stoker.trainer.rank.plan_check import choose_layers, planned_job
-from testing.trainer.kept_bytes import Kept, kept_by_forward, kept_by_stage
+from testing.trainer.kept_bytes import Kept, kept_by_forward, kept_by_late_stage, kept_by_stage
 from testing.trainer.layouts import LORA, Layout
 from testing.trainer.rank_world import RankWorld
 from testing.trainer.tiny_run import TINY, alone, context_of, tiny_config
@@ -35,6 +35,8 @@ WIDE = replace(
 SPARSE = replace(WIDE, architecture="qwen3-moe", num_experts=8, num_experts_per_token=2, moe_intermediate_size=96)
 PARTS = (1.0, 0.8, 0.6, 0.45)
 """Budgets as parts of what all layers keep."""
+LATE_PARTS = (1.0, 0.96, 0.93, 0.915)
+"""What late gradients read is about as much as what forward keeps, and no choice makes it less."""
 RANKS: dict[str, tuple[Layout, dict[str, Any]]] = {
     "AllGather": (Layout(context=2), {}),
     "Ring": (Layout(context=2), {"parallelism__context_method": "Ring"}),
@@ -54,9 +56,9 @@ def config_of(budget: float, **changes: Any) -> TrainerConfig:
     return tiny_config(**{**fields, **changes})
 
 
-def budgets(model: ModelConfig, changes: dict[str, Any]) -> list[float]:
+def budgets(model: ModelConfig, changes: dict[str, Any], parts: tuple[float, ...] = PARTS) -> list[float]:
     plenty = planned_job(config_of(2**30, **changes), model)
-    return [part * planned_activations(plenty, pipeline_ranks(plenty)[0]) for part in PARTS]
+    return [part * planned_activations(plenty, pipeline_ranks(plenty)[0]) for part in parts]
 
 
 def check(found: list[Kept], limits: list[float]) -> None:
@@ -126,14 +128,47 @@ def test_a_stage_keeps_all_that_its_schedule_has_under_way_within_a_budget(sched
     assert gradients == [gradients[0]] * len(gradients)
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_stage_keeps_what_late_gradients_read_within_a_budget(number: int) -> None:
+    changes: dict[str, Any] = {
+        "parallelism__pipeline": 2,
+        "parallelism__pipeline_schedule": "ZeroBubble",
+        "gang__ranks_per_node": 2,
+        "training__global_batch_size": 6,
+    }
+    kept, gradients = [], []
+    for limit in budgets(WIDE, changes, LATE_PARTS):
+        config = config_of(limit, **changes)
+        job = planned_job(config, WIDE)
+        most, gradient = kept_by_late_stage(config, WIDE, number)
+        planned = planned_activations(job, pipeline_ranks(job)[number])
+        assert 0.6 * planned <= most <= planned <= limit
+        kept.append(most)
+        gradients.append(gradient)
+    assert gradients == [gradients[0]] * len(gradients)
+
+
+@pytest.mark.parametrize(
+    ("changes", "model"),
+    [
+        ({}, SPARSE),
+        (LORA, WIDE),
+        ({"memory__precision": "fp8"}, WIDE),
+        ({"parallelism__tensor": 2, "parallelism__sequence_parallel": True, "gang__ranks_per_node": 4}, WIDE),
+    ],
+)
+def test_late_gradients_that_are_not_counted_are_refused(changes: dict[str, Any], model: ModelConfig) -> None:
+    split = {"parallelism__pipeline": 2, "parallelism__pipeline_schedule": "ZeroBubble", "gang__ranks_per_node": 2}
+    with pytest.raises(ConfigError, match="not planned with pipeline_schedule ZeroBubble beside experts, lora, seq"):
+        choose_layers(config_of(2**30, **{**split, **changes}), model)
+
+
 def test_what_no_bound_is_known_for_is_refused_with_the_reason() -> None:
     asked: dict[str, Any] = {
         "memory": {"activation_budget_gib": 4.0},
         "parallelism": {"pipeline": 2, "pipeline_schedule": "ZeroBubble", "expert": 2},
     }
     assert refusals("trainer", asked) == [
-        "parallelism.pipeline_schedule ZeroBubble is not supported yet with memory.activation_budget_gib 4.0; "
-        "allowed: GPipe, OneFOneB, Interleaved",
         "parallelism.expert 2 is not supported yet with memory.activation_budget_gib 4.0; allowed: 1",
     ]
     mixed = replace(SPARSE, mlp_only_layers=(0,))

@@ -96,6 +96,15 @@ class CacheConfig(Config):
     """The tenant's part of the keys of blocks in files: engines with other salts never read each other's."""
 
 
+class ExpertsConfig(Config):
+    """The weights of a model's experts."""
+
+    on_device: int | None = Field(default=None, ge=1)
+    """Experts of each layer whose weights a rank keeps on its device, of those that it holds; the others wait in main
+    memory, page-locked on a GPU, and are loaded when a token needs them. Default: all. Below all of them steps run
+    without graphs."""
+
+
 class SchedulerConfig(Config):
     max_batch_tokens: int = Field(default=2048, ge=1)
     """Token budget of one step, for decode and prefill chunks together."""
@@ -228,6 +237,7 @@ class EngineConfig(Config):
     """Intra-op threads on the CPU; default: the cores this process may use. `deterministic` needs 1."""
     model: ServedModelConfig
     cache: CacheConfig = CacheConfig()
+    experts: ExpertsConfig = ExpertsConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     api: EngineApiConfig = EngineApiConfig()
     role: Role = "colocated"

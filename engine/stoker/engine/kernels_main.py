@@ -1,6 +1,7 @@
-"""`python -m stoker.engine.kernels_main`: compile an engine's kernels ahead of time; the program `stoker kernels`.
+"""`python -m stoker.engine.kernels_main`: compile kernels ahead of time; the program `stoker kernels`.
 
-Each model and architecture is compiled by a process of its own, a few beside one another, into one folder.
+Each model or training run, and architecture, is compiled by a process of its own, a few beside one another, into one
+folder. Those of the trainer are processes of its own program.
 """
 
 from __future__ import annotations
@@ -34,9 +35,35 @@ GIB_EACH = 3
 """Memory of one process, nearly all of it the compiler's."""
 
 
+TRAINER = "stoker.trainer.kernels_main"
+"""The trainer's program, which only its name is known of here."""
+
+
 class Job(NamedTuple):
-    model: str
+    """What one process compiles: an engine's kernels for a model, or those of a training run."""
+
+    name: str
     architecture: int
+    is_training: bool = False
+
+    @property
+    def label(self) -> str:
+        """Its name in the manifest and in messages."""
+        return f"trainer: {self.name}" if self.is_training else self.name
+
+    @property
+    def command(self) -> list[str]:
+        module, option = (TRAINER, "--run") if self.is_training else ("stoker.engine.kernels_main", "--model")
+        return [
+            sys.executable,
+            "-m",
+            module,
+            "compile-one",
+            option,
+            self.name,
+            "--architecture",
+            str(self.architecture),
+        ]
 
 
 class Compiled(NamedTuple):
@@ -54,7 +81,16 @@ def main() -> None:
 
 @main.command()
 @click.option(
-    "--model", "models", multiple=True, help=f"{', '.join(SHAPES)}, or a folder with config.json. Default: all named."
+    "--model",
+    "models",
+    multiple=True,
+    help=f"Engine: {', '.join(SHAPES)}, or a folder with config.json. Default: all named, unless --trainer is given.",
+)
+@click.option(
+    "--trainer",
+    "trainings",
+    multiple=True,
+    help="Trainer: the same names and folders (data-parallel runs), or a trainer's configuration (JSON; any layout).",
 )
 @click.option("--architecture", "architectures", multiple=True, type=click.Choice(ARCHITECTURES), default=("90",))
 @click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help="Default: the installation's.")
@@ -62,21 +98,29 @@ def main() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def build(
     models: tuple[str, ...],
+    trainings: tuple[str, ...],
     architectures: tuple[str, ...],
     folder: Path | None,
     processes: int | None,
     as_json: bool,
 ) -> None:
-    """Compile every kernel that an engine launches for these models, and write the folder's manifest.
+    """Compile every kernel that an engine or a training run launches, and write the folder's manifest.
 
     A folder that has kernels of this Triton version keeps them; those of another version are refused.
 
-    Example: stoker kernels build --model llama-3.1-8b --model models/my-model --architecture 90
+    \b
+    Examples:
+      stoker kernels build --model llama-3.1-8b --model models/my-model --architecture 90
+      stoker kernels build --trainer llama-3.1-8b --trainer trainer.json
     """
     began_s, folder = time.monotonic(), (folder or default_folder()).resolve()
-    jobs = [Job(model, int(one)) for one in architectures for model in models or tuple(SHAPES)]
-    for model in {job.model for job in jobs}:
+    models = models or (() if trainings else tuple(SHAPES))
+    for model in models:
         load_shape(model)
+    for training in trainings:
+        check_training(training)
+    asked = [(name, True) for name in trainings] + [(name, False) for name in models]
+    jobs = [Job(name, int(one), is_training) for one in architectures for name, is_training in asked]
     import triton  # takes a second
 
     before = manifest_before(folder, triton.__version__)
@@ -85,7 +129,7 @@ def build(
     manifest = KernelsManifest(
         triton=triton.__version__,
         architectures=tuple(sorted({*before.architectures, *(job.architecture for job in jobs)})),
-        models=tuple(sorted({*before.models, *(job.model for job in jobs)})),
+        models=tuple(sorted({*before.models, *(job.label for job in jobs)})),
         num_kernels=count_kernels(folder),
     )
     manifest.write(folder)
@@ -140,6 +184,15 @@ def load_shape(model: str) -> ModelConfig:
         raise click.BadParameter(f"{file}: {error}") from error
 
 
+def check_training(name: str) -> None:
+    """Raises BadParameter where there is no such run; its own process checks the fields."""
+    if name not in SHAPES and not Path(name).is_file() and not Path(name, "config.json").is_file():
+        raise click.BadParameter(
+            f"--trainer {name!r} is neither a trainer's configuration, nor a folder with config.json, nor one of "
+            f"{', '.join(SHAPES)}"
+        )
+
+
 def manifest_before(folder: Path, installed: str) -> KernelsManifest:
     """The folder's manifest, or an empty one. Raises ClickException for kernels of another Triton."""
     if not (folder / MANIFEST).exists():
@@ -157,17 +210,13 @@ def manifest_before(folder: Path, installed: str) -> KernelsManifest:
 
 def run_job(folder: Path, job: Job) -> Compiled:
     """Compile in a process of its own. Raises ClickException with the end of what it printed."""
-    arguments = ["compile-one", "--folder", folder, "--model", job.model, "--architecture", job.architecture]
     environment = {name: value for name, value in os.environ.items() if name not in ("TRITON_INTERPRET", VARIABLE)}
-    done = subprocess.run(
-        [sys.executable, "-m", "stoker.engine.kernels_main", *map(str, arguments)],
-        env=environment, capture_output=True, text=True,
-    )  # fmt: skip
+    done = subprocess.run([*job.command, "--folder", str(folder)], env=environment, capture_output=True, text=True)
     if done.returncode:
-        raise click.ClickException(f"{job.model} for sm_{job.architecture}: {done.stderr[-2000:]}")
+        raise click.ClickException(f"{job.label} for sm_{job.architecture}: {done.stderr[-2000:]}")
     compiled = Compiled(**json.loads(done.stdout.splitlines()[-1]))
     click.echo(
-        f"{job.model} for sm_{job.architecture}: {compiled.num_kernels} kernels, {compiled.num_compiled} of them "
+        f"{job.label} for sm_{job.architecture}: {compiled.num_kernels} kernels, {compiled.num_compiled} of them "
         f"compiled in {compiled.seconds} s",
         err=True,
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from stoker.engine.config import EngineConfig, Preemption
+from stoker.engine.hosted_memory import experts_on_device, host_bytes, slot_bytes
 from stoker.engine.stage_cut import stage_layers, stage_parameters
 from stoker.model.config import ModelConfig
 from stoker.model.kernels.kernel_set import resolve_serving_kernels
@@ -64,6 +65,8 @@ class EnginePlan:
     """Stages of neighbouring layers."""
     expert: int = 1
     """Runs of whole experts over the tensor ranks; 1: each of them has a slice of every expert."""
+    experts_on_device: int | None = None
+    """Experts of each layer that a rank keeps on its device, of those it holds; None: all."""
     mixed_tokens: int | None = None
     """Prompt tokens of a step beside decodes, while few prompts wait; None: as many as fit."""
     overlap: bool = False
@@ -104,6 +107,8 @@ def plan_engine(config: EngineConfig, source: WeightsSource, others_free_bytes: 
     block_size = config.cache.block_size or BLOCK_SIZES[device]
     attention = ops.attention(config.attention, dtype, "paged")
     kept_bytes = prompt_bytes(config, source.config, dtype) if attention == "flash" else 0
+    on_device = experts_on_device(config, source.config)
+    refuse_oversize_experts(config, source.config, dtype)
     num_blocks = count_blocks(config, source.config, block_size, dtype, device, others_free_bytes, kept_bytes)
     scheduler = config.scheduler
     return EnginePlan(
@@ -124,9 +129,10 @@ def plan_engine(config: EngineConfig, source: WeightsSource, others_free_bytes: 
         pipeline=config.parallelism.pipeline,
         expert=config.parallelism.expert,
         pods=config.replica.pods,
+        experts_on_device=on_device,
         mixed_tokens=choose_mixed_tokens(config, source.config, device),
-        overlap=device == "cuda" if scheduler.overlap is None else scheduler.overlap,
-        graphs=config.graphs,
+        overlap=device == "cuda" and on_device is None if scheduler.overlap is None else scheduler.overlap,
+        graphs=config.graphs and on_device is None,
         capture_s=config.capture_s,
         num_host_blocks=count_host_blocks(config, source.config, block_size, dtype),
         preemption=config.cache.preemption,
@@ -225,6 +231,13 @@ def refuse_uneven_experts(config: EngineConfig, model: ModelConfig) -> None:
     if model.expert_size % (tensor // expert):
         cut = f"parallelism.tensor {tensor}" + (f" / parallelism.expert {expert}" if expert > 1 else "")
         raise ConfigError(f"{cut} does not divide the model's {model.expert_size} columns of an expert")
+
+
+def refuse_oversize_experts(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> None:
+    """Refuse experts in main memory that this machine has not in all."""
+    in_host = config.parallelism.tensor * host_bytes(config, model, dtype, range(model.num_layers))
+    copies, pods = config.parallelism.data, config.replica.pods
+    refuse_oversize(f"experts.on_device {config.experts.on_device}", in_host * copies // pods, "cpu")
 
 
 def refuse_missing_gpus(config: EngineConfig, device: str) -> None:
@@ -326,6 +339,7 @@ def count_blocks(
                 free -= config.transfer.zone_blocks * block_bytes
             return blocks_beside_weights(config, model, dtype, free, layer_bytes, block_size)
         weight_bytes, copies = model.num_parameters * dtype.itemsize, config.parallelism.data
+        weight_bytes += tensor * slot_bytes(config, model, dtype, range(model.num_layers))
         free -= copies * weight_bytes // config.replica.pods
         pool_bytes = int(cache.memory_fraction * free)
         pool_bytes = min(pool_bytes, CPU_CACHE_LIMIT_BYTES) // (ranks_here(config) * copies)
@@ -339,6 +353,7 @@ def blocks_beside_weights(
     found = []
     for layers in stage_layers(model, config.parallelism.pipeline):
         weight_bytes = stage_parameters(model, layers) * dtype.itemsize // config.parallelism.tensor
+        weight_bytes += slot_bytes(config, model, dtype, layers) - host_bytes(config, model, dtype, layers)
         pool_bytes = int(config.cache.memory_fraction * (free_bytes - weight_bytes))
         found.append(blocks_in(pool_bytes, len(layers) * layer_bytes, block_size))
     return min(found)

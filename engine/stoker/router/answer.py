@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from stoker.pod.asgi import Message
+from stoker.router.answer_parser import Head
 from stoker.router.backend import Backend
-from stoker.router.connection import Connection, Head
+from stoker.router.connection import Connection, Sink
 
 
 @dataclass
@@ -22,9 +23,8 @@ class BackendAnswer:
     backend: Backend
     connection: Connection
     head: Head
-    first: bytes | None
-    """None: the body is empty."""
-    rest: AsyncIterator[bytes] = field(repr=False)
+    first: bytes
+    """Empty: so is the body."""
     place: int | None = None
     """The number of the request's class; None: it has none."""
 
@@ -33,34 +33,16 @@ class BackendAnswer:
         """Whether it comes as server-sent events."""
         return self.head.header(b"content-type").startswith(b"text/event-stream")
 
-    async def body(self) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives.
+    async def body(self, sink: Sink | None = None) -> AsyncIterator[bytes]:
+        """Yield the body as it arrives, but for the parts that `sink` takes.
 
         Raises:
             BackendError: it broke off.
         """
-        if self.first is None:
-            return
-        yield self.first
-        async for chunk in self.rest:
-            yield chunk
-
-
-async def whole_events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield whole server-sent events without delay: a part of one, left by a dying backend, would break parsers."""
-    tail = b""
-    async for chunk in chunks:
-        tail += chunk
-        if end := _end_of_events(tail):
-            yield tail[:end]
-            tail = tail[end:]
-    if tail:
-        yield tail
-
-
-def _end_of_events(data: bytes) -> int:
-    """Return the length of the whole events at the start of `data`."""
-    return max((data.rfind(mark) + len(mark) for mark in (b"\n\n", b"\r\n\r\n") if mark in data), default=0)
+        part, silence_s = self.first, self.backend.times.silence_s
+        while part:
+            yield part
+            part = await self.connection.read(silence_s, sink)
 
 
 def lost(reason: str = "") -> bytes:

@@ -38,6 +38,10 @@ class Timeouts:
     probe_s: float
 
 
+def _ignore(_: Backend, __: Load) -> None:
+    pass
+
+
 class Backend:
     """One engine replica of the current snapshot, or of an earlier one while it finishes its requests."""
 
@@ -126,8 +130,10 @@ class Backend:
         before = newest.queue_s if newest.epoch == load.epoch else {}
         return Histogram(load.queue_s).since(Histogram(before))
 
-    async def follow_load(self, queued: Callable[[BackendEntry, Histogram], None]) -> None:
-        """Take the engine's reports until the stream ends; pass on the times in its queue that each adds.
+    async def follow_load(
+        self, queued: Callable[[BackendEntry, Histogram], None], took: Callable[[Backend, Load], None] = _ignore
+    ) -> None:
+        """Take the engine's reports until the stream ends; pass each on, and the times in its queue that it adds.
 
         Raises:
             NotReported: the engine has no such stream.
@@ -137,6 +143,7 @@ class Backend:
         try:
             async for load in reports(connection, max(SILENT_S, self.times.probe_s)):
                 times = self.reported(load)
+                took(self, load)
                 if times.counts:
                     queued(self.entry, times)
         finally:

@@ -17,7 +17,7 @@ from stoker.pod.histogram import Histogram
 from stoker.router.backend import Backend, Timeouts
 from stoker.router.connection import BackendError
 from stoker.router.endpoint import Endpoint
-from stoker.router.load import NotReported
+from stoker.router.load import Load, NotReported
 from stoker.router.other_models import OtherModels
 from stoker.router.pairs import Pair, PairPolicy, of_role, split_or_whole
 from stoker.router.policy import Policy
@@ -144,12 +144,21 @@ class Backends:
         while not backend.retired:
             pause_s = RECONNECT_S
             try:
-                await backend.follow_load(self.queued)
+                await backend.follow_load(self.queued, self._took)
             except NotReported:
                 pause_s = UNREPORTED_S
             except BackendError as error:
                 log.debug("load of %s: %s", backend.entry.url, error)
             await asyncio.sleep(pause_s)
+
+    def _took(self, backend: Backend, load: Load) -> None:
+        """Pass a report on to a policy that learns from it."""
+        if isinstance(self.policy, PairPolicy):
+            self.policy.reported(backend, load)
+
+    def name_of(self, work: Work) -> str:
+        """The name of a request's beginning for engines with a store; empty: it needs none."""
+        return self.policy.name_of(work) if isinstance(self.policy, PairPolicy) else ""
 
     async def _keep_probing(self, backend: Backend) -> None:
         while not backend.retired:

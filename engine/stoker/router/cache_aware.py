@@ -10,11 +10,13 @@ Owned by `Backends`. Decides from values alone; knows neither connections nor ti
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from stoker.router.pairs import TOKENS_PER_S, Option, Pair, PairPolicy, Place, cheapest_split, costs_of
+from stoker.router.load import Load, SharedStore
+from stoker.router.pairs import STREAM_WEIGHT, TOKENS_PER_S, Option, Pair, PairPolicy, Place, cheapest_split, costs_of
 from stoker.router.prefix_index import PIECE_BYTES, PrefixIndex, Slots
+from stoker.router.stored_prefixes import StoredPrefixes, name_of
 from stoker.router.work import BYTES_PER_TOKEN, Work
 
 ALIKE = 1.05
@@ -32,6 +34,7 @@ class CacheAware(PairPolicy):
     def __init__(self, index: PrefixIndex | None = None) -> None:
         self.index = index or PrefixIndex()
         self.slots = Slots()
+        self.stored = StoredPrefixes()
         self._sessions: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
         """Slot and prompt tokens of a session's last request."""
 
@@ -50,7 +53,10 @@ class CacheAware(PairPolicy):
         cached = self.cached_tokens(work)
         loads = [one.load for one in able]
         rate = _mean([load.prefill_tokens_per_s for load in loads if load is not None], TOKENS_PER_S)
+        stored = self.stored.depths(work.chain)
         uncached = self._uncached(able, cached, work.tokens)
+        if stored:
+            uncached = self._loading(loads, uncached, stored, work.tokens, rate)
         whole, helping, answering = costs_of(able, loads, uncached, rate)
         least = min(whole)
         limit = least * ALIKE
@@ -64,6 +70,8 @@ class CacheAware(PairPolicy):
             options = list(map(Option, helping, able, uncached))
         else:
             missing = self._uncached(helpers, cached, work.tokens)
+            if stored:
+                missing = self._loading([one.load for one in helpers], missing, stored, work.tokens, rate)
             _, helping, _ = costs_of(helpers, [one.load for one in helpers], missing, rate)
             options = list(map(Option, helping, helpers, missing))
         return cheapest_split(answers, options, turn, rate, least) or alone
@@ -74,6 +82,28 @@ class CacheAware(PairPolicy):
             return [tokens] * len(places)
         number = self.slots.number
         return [tokens - cached.get(number(one.identity), 0) for one in places]
+
+    def _loading(
+        self, loads: Sequence[Load | None], uncached: Sequence[int], stored: Mapping[int, int], tokens: int, rate: float
+    ) -> list[int]:
+        """Tokens to compute at each engine, where those that it would load from its store count by the time of that."""
+        number = self.stored.slots.number
+        counted = []
+        for load, missing in zip(loads, uncached, strict=True):
+            if load is not None and load.store is not None:
+                behind = max(tokens - stored.get(number(load.store.name), 0) * PIECE_TOKENS, 0)
+                missing = loading_tokens(missing, load, load.store, behind, rate)
+            counted.append(missing)
+        return counted
+
+    def reported(self, place: Place, load: Load) -> None:
+        """Take what an engine announces of its store."""
+        if load.store is not None:
+            self.stored.reported(place.identity, load.store)
+
+    def name_of(self, work: Work) -> str:
+        """The name of the request's beginning for engines with a store; empty where none has one."""
+        return name_of(work.chain) if work.chain and self.stored.index is not None else ""
 
     def cached_tokens(self, work: Work) -> dict[int, int]:
         """Tokens of the prompt that each backend has had, by slot, about."""
@@ -91,11 +121,29 @@ class CacheAware(PairPolicy):
                 number = self.slots.number(one.identity)
                 self.slots.used(one.identity)
                 self.index.add(work.chain, number)
+        self.stored.sent(work.chain)
         if work.session:
             self._sessions[work.session] = self.slots.number(pair.answers.identity), work.tokens
             self._sessions.move_to_end(work.session)
             if len(self._sessions) > MAX_SESSIONS:
                 self._sessions.popitem(last=False)
+
+
+def loading_tokens(missing: int, load: Load, store: SharedStore, behind: int, rate: float) -> int:
+    """Tokens to compute, the loaded ones counted as those that the engine would compute in the time of loading them.
+
+    An engine loads only what it cannot compute faster.
+
+    Args:
+        missing: tokens of the prompt that its cache lacks.
+        behind: tokens of the prompt that are not in the store.
+        rate: prompt tokens per second of an engine that has not measured its own.
+    """
+    loaded = missing - behind
+    if loaded <= 0 or not store.readable:
+        return missing
+    share = 1 + load.decoding * STREAM_WEIGHT  # what decodes slows a prefill, not a load
+    return behind + min(loaded, int(store.load_s(loaded) * (load.prefill_tokens_per_s or rate) / share))
 
 
 def _mean(rates: Sequence[float | None], default: float) -> float:

@@ -10,19 +10,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 
-from stoker.pod.asgi import Send
 from stoker.pod.marked_streams import RESUME_HEADER
 from stoker.router.answer import BackendAnswer, body_message, lost
 from stoker.router.backend import Backend
 from stoker.router.backends import Backends
+from stoker.router.client import Client
 from stoker.router.connection import BackendError, Outgoing
-from stoker.router.kept_stream import DONE, KeptStream, NotResumable, UpdateCutter
+from stoker.router.kept_stream import DONE, KeptStream, NotResumable
 from stoker.router.metrics import RouterMetrics
-from stoker.router.revision_counts import RevisionCounts
+from stoker.router.passing import Passing
 
 log = logging.getLogger("stoker.router")
-GONE_CODES = ("engine_lost", "aborted")
-"""Error events of an engine that cannot finish a stream although its connection works: another one can."""
 
 Ask = Callable[[Backend, Outgoing], Awaitable[BackendAnswer]]
 
@@ -45,19 +43,19 @@ class Carrier:
         self.wait_s = wait_s
         self.clock = clock
 
-    async def carry(self, answer: BackendAnswer, kept: KeptStream, send: Send) -> int:
+    async def carry(self, answer: BackendAnswer, kept: KeptStream, client: Client) -> int:
         """Send the body of a stream, from as many backends as it takes; return its bytes. The head has been sent."""
         size = idle_breaks = 0
         while True:
-            passing = _Passing(answer, kept, self.clock, self.metrics.revisions)
+            passing = Passing(answer, kept, client, self.clock, self.metrics.revisions)
             try:
-                problem = await self._pass_on(passing, send)
+                problem = await self._pass_on(passing)
             finally:
                 size += passing.sent
             if problem is None:
                 return size
             if kept.complete:
-                await send(body_message(DONE, more=True))
+                await client.send(body_message(DONE, more=True))
                 return size + len(DONE)
             self.metrics.cut.inc()
             self.metrics.revisions.broke_off(answer.backend.entry)
@@ -68,15 +66,15 @@ class Carrier:
                 answer = await self._go_on(answer, kept, problem)
             except Lost as reason:
                 end = lost(str(reason))
-                await send(body_message(end, more=True))
+                await client.send(body_message(end, more=True))
                 return size + len(end)
 
-    async def _pass_on(self, passing: _Passing, send: Send) -> str | None:
+    async def _pass_on(self, passing: Passing) -> str | None:
         """Send the updates of one backend; return the reason if it cannot finish the stream."""
         answer = passing.answer
         try:
             with answer.backend.request(), answer.backend.carrying(answer.connection, passing.kept):
-                problem = await passing.run(send)
+                problem = await passing.run()
         except BackendError as error:
             problem = str(error)
         except BaseException:
@@ -120,65 +118,10 @@ class Carrier:
                 return found
             found.connection.close()
             refused.add(backend.entry.key)
-            problem = f"{backend.entry.url} answered {found.head.status}: {(found.first or b'')[:300]!r}"
+            problem = f"{backend.entry.url} answered {found.head.status}: {found.first[:300]!r}"
             log.warning("a stream cannot go on at %s", problem)
         raise self._lost("no_backend", "no other engine could go on")
 
     def _lost(self, kind: str, reason: str) -> Lost:
         self.metrics.lost.labels(kind).inc()
         return Lost(reason)
-
-
-class _Passing:
-    """One backend's part of a stream."""
-
-    def __init__(
-        self, answer: BackendAnswer, kept: KeptStream, clock: Callable[[], float], revisions: RevisionCounts
-    ) -> None:
-        self.answer = answer
-        self.kept = kept
-        self.clock = clock
-        self.revisions = revisions
-        self.sent = 0
-        kept.last_byte_s = clock()
-        self._cutter: UpdateCutter | None = UpdateCutter()
-        """None: the marks did not come as promised; bytes pass as they are."""
-
-    async def run(self, send: Send) -> str | None:
-        """Send whole updates until the stream ends; return the reason if it ends too early.
-
-        Raises:
-            BackendError: the connection broke, and the stream is not complete.
-        """
-        try:
-            async for data in self.answer.body():
-                now_s = self.clock()
-                if self.sent:
-                    self.revisions.gap(self.answer.backend.entry, now_s - self.kept.last_byte_s)
-                self.kept.last_byte_s = now_s
-                await self._send(send, self._whole(data))
-        except BackendError:
-            if self._cutter is None or not self._cutter.complete:
-                raise
-        if self._cutter is None:
-            return None
-        if self._cutter.error_code in GONE_CODES:
-            return f"the engine ended the stream: {self._cutter.error_code}"
-        await self._send(send, bytes(self._cutter.tail))
-        return None
-
-    def _whole(self, data: bytes) -> bytes:
-        if self._cutter is None:
-            return data
-        try:
-            whole = self._cutter.add(data)
-        except NotResumable as reason:
-            self.kept.give_up(str(reason))
-            whole, self._cutter = bytes(self._cutter.tail), None
-        return whole
-
-    async def _send(self, send: Send, data: bytes) -> None:
-        if data:
-            self.kept.add(data)
-            self.sent += len(data)
-            await send(body_message(data, more=True))

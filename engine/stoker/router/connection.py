@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection to a backend: one exchange at a time, chunks passed on as they arrive.
+"""One HTTP/1.1 connection to a backend: one exchange at a time, parts of the body passed on as they arrive.
 
 Opened and kept by a `Backend`; `Proxy` runs the exchange of a client's request on it. Decides nothing about
 health or policy.
@@ -8,15 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+import re
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Any, Protocol, cast
 
-import h11
+from stoker.router.answer_parser import AnswerParser, Head, Headers
 
-READ_BYTES = 65536
+MAX_HELD_BYTES = 65536
+"""Bytes of a body that wait for the client; beyond them nothing is read from the backend."""
 MAX_SMALL_BODY_BYTES = 1 << 20
+JOINED_BYTES = 65536
+"""A request up to this size is sent in one piece, which costs a copy."""
+WITH_BODY = frozenset(("POST", "PUT", "PATCH"))
 
-Headers = Sequence[tuple[bytes, bytes]]
+_TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_TARGET = re.compile(rb"[!-~]+")
+_VALUE = re.compile(rb"[\t -~\x80-\xff]*")
 
 
 class BackendError(Exception):
@@ -58,32 +66,56 @@ class Outgoing:
     @property
     def problem(self) -> str | None:
         """Why the head cannot be sent to any backend; None when it can."""
-        try:
-            h11.Request(method=self.method, target=self.target, headers=[(b"host", b"x"), *self.headers])
-        except h11.LocalProtocolError as error:
-            return str(error)
+        if not _TOKEN.fullmatch(self.method.encode()):
+            return f"the method {self.method!r} is no token"
+        if not _TARGET.fullmatch(self.target):
+            return f"the target {self.target!r} has characters that a target may not have"
+        for name, value in self.headers:
+            if not _TOKEN.fullmatch(name):
+                return f"the name of the header {name!r} is no token"
+            if not _VALUE.fullmatch(value):
+                return f"the header {name!r} has characters that a value may not have: {value[:100]!r}"
         return None
 
-
-@dataclass(frozen=True)
-class Head:
-    """Status line and headers of an answer."""
-
-    status: int
-    headers: Headers
-
-    def header(self, name: bytes) -> bytes:
-        return next((value for key, value in self.headers if key == name), b"")
+    def head(self, host: bytes) -> bytes:
+        """Request line and headers as they are sent; `problem` must be None."""
+        lines = [b"%s %s HTTP/1.1\r\nhost: %s" % (self.method.encode(), self.target, host)]
+        lines += [b"%s: %s" % header for header in self.headers]
+        if self.body or self.method in WITH_BODY:
+            lines.append(b"content-length: %d" % len(self.body))
+        return b"\r\n".join(lines) + b"\r\n\r\n"
 
 
-class Connection:
-    """An open connection. It can carry another exchange while it is `reusable`."""
+class Sink(Protocol):
+    """What takes parts of a body where they arrive, without a task."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> None:
-        self._reader = reader
-        self._writer = writer
+    @property
+    def open(self) -> bool:
+        """Whether it takes a part now."""
+        ...
+
+    def add(self, part: bytes) -> None: ...
+
+
+class Connection(asyncio.Protocol):
+    """An open connection. It can carry another exchange while it is `reusable`.
+
+    What arrives is parsed at once and wakes the one reader. A single timer watches for silence: each wait moves its
+    limit, and the timer is set again only when it runs out.
+    """
+
+    def __init__(self, host: str) -> None:
         self._host = host.encode()
-        self._wire = h11.Connection(h11.CLIENT)
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport = cast(Any, None)  # until `connection_made`
+        self._wire = AnswerParser()
+        self._paused = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._sink: Sink | None = None
+        self._failure: Exception | None = None
+        """Of a sink."""
+        self._silence_s = self._silent_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
         self.idle_since = 0.0
         self.fresh = True
         """Used by the identity check only."""
@@ -98,10 +130,12 @@ class Connection:
         host, port = address
         try:
             async with asyncio.timeout(timeout_s):
-                reader, writer = await asyncio.open_connection(host, port)
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    lambda: cls(f"{host}:{port}"), host, port
+                )
         except (OSError, TimeoutError) as error:
             raise Unreachable(f"{host}:{port}: {error or 'no connection within the time limit'}") from error
-        return cls(reader, writer, f"{host}:{port}")
+        return connection
 
     async def check_identity(self, pod_uid: str, timeout_s: float) -> None:
         """Check that the other end is the pod `pod_uid`.
@@ -160,69 +194,137 @@ class Connection:
             Unreachable: the connection broke before the answer.
             Silent: nothing came for `timeout_s`.
         """
-        headers = [(b"host", self._host), *request.headers]
-        if request.body or request.method in ("POST", "PUT", "PATCH"):
-            headers.append((b"content-length", str(len(request.body)).encode()))
-        try:
-            parts = [self._wire.send(h11.Request(method=request.method, target=request.target, headers=headers))]
-            if request.body:
-                parts.append(self._wire.send(h11.Data(data=request.body)))
-            parts.append(self._wire.send(h11.EndOfMessage()))
-            # Not drained: the answer may come before the whole body was read, and must not be lost behind it.
-            self._writer.writelines([part for part in parts if part])
-            while True:
-                event = await self._event(timeout_s)
-                if isinstance(event, h11.Response):
-                    return Head(event.status_code, list(event.headers))
-                if not isinstance(event, h11.InformationalResponse):
-                    raise Unreachable("the connection was closed before an answer")
-        except (OSError, h11.ProtocolError) as error:
-            raise Unreachable(f"the connection broke before an answer: {error}") from error
+        self._wire.begin(request.method)
+        # Not drained: the answer may come before the whole body was read, and must not be lost behind it.
+        head = request.head(self._host)
+        if len(request.body) <= JOINED_BYTES:
+            self._transport.write(head + request.body)
+        else:
+            self._transport.write(head)
+            self._transport.write(request.body)
+        while (answer := self._wire.head) is None:
+            if self._wire.problem:
+                raise Unreachable(f"the connection broke before an answer: {self._wire.problem}")
+            await self._arrival(timeout_s)
+        return answer
 
     async def chunks(self, timeout_s: float) -> AsyncIterator[bytes]:
         """Yield the body as it arrives.
 
         Raises:
+            Broken, Silent: as `read`.
+        """
+        while part := await self.read(timeout_s):
+            yield part
+
+    async def read(self, timeout_s: float, sink: Sink | None = None) -> bytes:
+        """Return the next part of the body that `sink` does not take; nothing at the body's end.
+
+        While `sink` is open, parts go to it as they arrive and the caller is not woken.
+
+        Raises:
             Broken: the connection ended before the body did.
             Silent: nothing came for `timeout_s`.
         """
-        try:
-            while True:
-                event = await self._event(timeout_s)
-                if isinstance(event, h11.Data):
-                    yield bytes(event.data)
-                elif isinstance(event, h11.EndOfMessage):
-                    return
-                else:
-                    raise Broken("the connection was closed in the middle of the answer")
-        except (OSError, h11.ProtocolError) as error:
-            raise Broken(f"the answer broke off: {error}") from error
-
-    async def _event(self, timeout_s: float) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        while True:
-            event = self._wire.next_event()
-            if event is not h11.NEED_DATA:
-                return event
-            try:
-                async with asyncio.timeout(timeout_s):
-                    data = await self._reader.read(READ_BYTES)
-            except TimeoutError as error:
-                raise Silent(f"nothing came for {timeout_s:g} s") from error
-            self._wire.receive_data(data)
+        wire = self._wire
+        while not wire.held_bytes or self._failure is not None:
+            if self._failure is not None:
+                raise self._failure
+            if wire.complete:
+                return b""
+            if wire.problem:
+                raise Broken(f"the answer broke off: {wire.problem}")
+            await self._arrival(timeout_s, sink)
+        part = wire.take()
+        if self._paused and not self._transport.is_closing():
+            self._paused = False
+            self._transport.resume_reading()
+        return part
 
     @property
     def reusable(self) -> bool:
         """Whether another exchange can begin: the last one is finished and the peer has not closed."""
-        sent = self._writer.transport.get_write_buffer_size() == 0
-        return sent and self._wire.our_state is h11.IDLE and not self._reader.at_eof() and not self._writer.is_closing()
+        sent = self._transport.get_write_buffer_size() == 0
+        return sent and self._wire.complete and not self._wire.problem and not self._transport.is_closing()
 
     def finish(self) -> None:
         """End an exchange; leave the connection ready for another one, or closed."""
-        if self._wire.our_state is h11.DONE and self._wire.their_state is h11.DONE:
-            self._wire.start_next_cycle()
-        else:
+        if not self._wire.complete or self._wire.problem:
             self.close()
 
     def close(self) -> None:
         """Close it at once; the backend sees a disconnect."""
-        self._writer.transport.abort()
+        self._wire.end("it was closed here")
+        self._transport.abort()
+
+    # What the transport calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        wire = self._wire
+        wire.feed(data)
+        if wire.held_bytes and self._sink is not None and self._sink.open:
+            self._pass_to(self._sink, wire.take())
+            if not wire.complete and not wire.problem and self._failure is None:
+                self._silent_at = self._loop.time() + self._silence_s
+                return
+        if wire.held_bytes > MAX_HELD_BYTES and not self._paused:
+            self._paused = True
+            self._transport.pause_reading()
+        self._wake()
+
+    def eof_received(self) -> None:
+        self._wire.end_of_connection()
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if exc is not None:
+            self._wire.end(str(exc) or type(exc).__name__)
+        self._wire.end_of_connection()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._wake()
+
+    # Waiting.
+
+    async def _arrival(self, timeout_s: float, sink: Sink | None = None) -> None:
+        """Wait until something arrives that `sink` does not take, or the connection ends.
+
+        Raises:
+            Silent: neither happened for `timeout_s`.
+        """
+        self._silence_s, self._silent_at = timeout_s, self._loop.time() + timeout_s
+        if self._timer is None or self._timer.when() > self._silent_at:
+            self._watch()
+        self._waiter, self._sink = self._loop.create_future(), sink
+        try:
+            await self._waiter
+        finally:
+            self._waiter = self._sink = None
+
+    def _pass_to(self, sink: Sink, part: bytes) -> None:
+        try:
+            sink.add(part)
+        except Exception as error:  # noqa: BLE001 - the reader's to handle, not the event loop's
+            self._failure, self._sink = error, None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _watch(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(self._silent_at, self._check_silence)
+
+    def _check_silence(self) -> None:
+        self._timer = None
+        if self._waiter is None or self._waiter.done():
+            return  # the next wait sets the timer
+        if self._loop.time() < self._silent_at:
+            self._watch()
+        else:
+            self._waiter.set_exception(Silent(f"nothing came for {self._silence_s:g} s"))

@@ -16,7 +16,7 @@ from stoker.router.backends import Backends
 from stoker.router.connection import BackendError, Outgoing, Silent
 from stoker.router.exchange import ask
 from stoker.router.fallback import FALLBACK_HEADER, for_fallback
-from stoker.router.heads import of_class
+from stoker.router.heads import named, of_class
 from stoker.router.limits import ProxyLimits
 from stoker.router.metrics import RouterMetrics
 from stoker.router.pairs import Pair
@@ -85,8 +85,8 @@ class Dispatch:
                 answer = await ask(fallback, passed_on)
             except BackendError as error:
                 raise no_backend(f"{refused}; fallback {fallback.target.deployment}: {error}") from error
-            named = (FALLBACK_HEADER, fallback.target.deployment.encode())
-            return replace(answer, head=replace(answer.head, headers=[*answer.head.headers, named]))
+            named_by = (FALLBACK_HEADER, fallback.target.deployment.encode())
+            return replace(answer, head=replace(answer.head, headers=[*answer.head.headers, named_by]))
 
     async def _begin_here(self, request: Outgoing) -> BackendAnswer:
         """Admit the request, and send it to backends until one answers.
@@ -95,6 +95,7 @@ class Dispatch:
             Refused: it was not admitted, or no backend took it.
         """
         work = self._work(request)
+        request = named(request, self.backends.name_of(work)) if work.may_split else request
         key = key_of(request.body, request.headers) if self.backends.shares.percents else b""
         if self.admission is None or not work.may_split:
             return await self._begin_in_turn(request, work, key, None)
@@ -102,8 +103,8 @@ class Dispatch:
         with self.admission.unanswered(ticket):
             answer = await self._begin_in_turn(of_class(request, ticket.waiting.place), work, key, ticket.pair)
         self.admission.began(ticket, is_stream=answer.is_stream)
-        named = (CLASS_HEADER, ticket.name.encode())
-        head = replace(answer.head, headers=[*answer.head.headers, named])
+        class_named = (CLASS_HEADER, ticket.name.encode())
+        head = replace(answer.head, headers=[*answer.head.headers, class_named])
         return replace(answer, head=head, place=ticket.waiting.place)
 
     async def _begin_in_turn(

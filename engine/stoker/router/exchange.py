@@ -37,9 +37,8 @@ async def _exchange(backend: Backend, connection: Connection, request: Outgoing)
     try:
         with backend.unanswered(connection):
             head = await connection.exchange(request, silence_s)
-            rest = connection.chunks(silence_s)
-            first = await anext(rest, None)
+            first = await connection.read(silence_s)
     except BaseException:
         connection.close()
         raise
-    return BackendAnswer(backend, connection, head, first, rest)
+    return BackendAnswer(backend, connection, head, first)

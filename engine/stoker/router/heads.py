@@ -8,10 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stoker.pod.asgi import Scope
+from stoker.pod.beginnings import BEGINNING_HEADER
 from stoker.pod.class_place import PLACE_HEADER
 from stoker.pod.marked_streams import RESUMABLE_PATHS, RESUME_HEADER
 from stoker.pod.split_requests import PREFILL_HEADER
-from stoker.router.connection import Headers, Outgoing
+from stoker.router.answer_parser import Headers
+from stoker.router.connection import Outgoing
 from stoker.router.refusal import Refused
 
 HOP_BY_HOP = frozenset(
@@ -28,7 +30,15 @@ def outgoing(scope: Scope, body: bytes, request_id: bytes, *, marked: bool = Fal
     Raises:
         Refused: its head is one that servers take and clients may not send.
     """
-    dropped = HOP_BY_HOP | {b"host", b"content-length", b"x-request-id", RESUME_HEADER, PREFILL_HEADER, PLACE_HEADER}
+    dropped = HOP_BY_HOP | {
+        b"host",
+        b"content-length",
+        b"x-request-id",
+        RESUME_HEADER,
+        PREFILL_HEADER,
+        PLACE_HEADER,
+        BEGINNING_HEADER,
+    }
     headers = [(key, value.strip(b" \t")) for key, value in scope["headers"] if key not in dropped]
     headers.append((b"x-request-id", request_id))
     if marked and scope["path"] in RESUMABLE_PATHS:
@@ -49,6 +59,13 @@ def of_class(request: Outgoing, place: int | None) -> Outgoing:
     if place is None:
         return request
     return replace(request, headers=[*request.headers, (PLACE_HEADER, b"%d" % place)])
+
+
+def named(request: Outgoing, beginning: str) -> Outgoing:
+    """The request with the name of its beginning; empty: as it is."""
+    return (
+        replace(request, headers=[*request.headers, (BEGINNING_HEADER, beginning.encode())]) if beginning else request
+    )
 
 
 def answer_headers(headers: Headers, request_id: bytes) -> list[tuple[bytes, bytes]]:

@@ -134,6 +134,8 @@ class UpdateCutter:
             NotResumable: there are none for too long.
         """
         tail = self.tail
+        if not tail and (at := data.rfind(_MARK)) >= 0 and data.find(_END, at) == len(data) - len(_END):
+            return data  # as a rule, a part ends with an update
         tail += data
         for mark in _marks_from_the_end(tail):
             end = tail.find(_END, mark)

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from stoker.pod.beginnings import MOST_ANNOUNCED
 from stoker.router.connection import Broken, Connection, Outgoing, Unreachable
 from stoker.router.snapshot import Role
 
@@ -21,6 +22,8 @@ YOUNG_S = 1.0
 SILENT_S = 5.0
 """An engine that has not reported for so long gets requests last."""
 MAX_REPORT_BYTES = 1 << 16
+STORE_BYTES_PER_S = 0.2e9
+"""Rate of a store while none has been measured."""
 
 
 class Peer(BaseModel):
@@ -47,6 +50,28 @@ class Peer(BaseModel):
     """Measured time from the end of a prefill elsewhere to the takeover; None before the first."""
 
 
+class SharedStore(BaseModel):
+    """The store that an engine shares with others, and what it announces of it."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    name: str = Field(min_length=1, max_length=64)
+    """Equal for engines that can read each other's blocks in it."""
+    block_size: int = Field(ge=1)
+    """Tokens of a block."""
+    block_bytes: int = Field(ge=1)
+    block_s: float | None = Field(default=None, ge=0)
+    """Measured seconds to bring a block into the cache; None before the first."""
+    readable: bool
+    announced: dict[str, bool] = Field(default={}, max_length=4 * MOST_ANNOUNCED)
+    """Newest changes: names of beginnings, and whether they are stored."""
+
+    def load_s(self, tokens: int) -> float:
+        """Predict the time to bring so many tokens into the cache."""
+        block_s = self.block_bytes / STORE_BYTES_PER_S if self.block_s is None else self.block_s
+        return -(-tokens // self.block_size) * block_s
+
+
 class Load(BaseModel):
     """One report. Fields of newer engines are ignored."""
 
@@ -69,6 +94,8 @@ class Load(BaseModel):
     """The role that the engine prefers now; None: the one of its pool."""
     peer: Peer | None = None
     """None: it exchanges no blocks with other engines."""
+    store: SharedStore | None = None
+    """None: it shares none."""
     queue_s: dict[int, int] = {}
     """Time in seconds from arrival to the first step of all its requests so far: buckets of a `Histogram`."""
 

@@ -117,6 +117,13 @@ class PairPolicy(ABC):
     def note(self, work: Work, pair: Pair[P]) -> None:  # noqa: B027  (a policy without memory notes nothing)
         """Remember that the engines of a pair get the request."""
 
+    def reported(self, place: Place, load: Load) -> None:  # noqa: B027
+        """Take a report of an engine."""
+
+    def name_of(self, work: Work) -> str:  # noqa: ARG002
+        """The name of a request's beginning for engines with a store; empty: it needs none."""
+        return ""
+
     @abstractmethod
     def __call__(self, ready: Sequence[P], turn: int, work: Work) -> P:
         """Choose who serves a request alone."""

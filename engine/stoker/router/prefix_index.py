@@ -81,6 +81,19 @@ class PrefixIndex:
             else:
                 self._slots[place] = _with(self._slots[place], slot)
 
+    def remove(self, key: int, slot: int) -> None:
+        """Note that a backend lost the piece of a key. Harmless where it had none."""
+        place = self._place(key)
+        if place is None:
+            return
+        packed, kept, shift = self._slots[place], 0, 0
+        while packed:
+            if packed & _SLOT != slot:
+                kept |= (packed & _SLOT) << shift
+                shift += _SLOT_BITS
+            packed >>= _SLOT_BITS
+        self._slots[place] = kept
+
     def depths(self, chain: Sequence[int]) -> dict[int, int]:
         """Number of leading pieces that each backend has had; backends without the first one are left out."""
         depths: dict[int, int] = {}

@@ -24,13 +24,15 @@ from stoker.pod.asgi import (
     request_id,
 )
 from stoker.pod.body_budget import BodyBudget, BodyBudgetSpent, BodyShare
+from stoker.pod.direct_body import direct_body
 from stoker.pod.marked_streams import RESUME_HEADER
 from stoker.pod.tracing import NoTracer, Tracer
 from stoker.router.admission import Admission
-from stoker.router.answer import BackendAnswer, body_message, lost, start_message, whole_events
+from stoker.router.answer import BackendAnswer, body_message, lost, start_message
 from stoker.router.backends import Backends
 from stoker.router.by_model import ByModel, OwnAnswer
 from stoker.router.carrier import Carrier
+from stoker.router.client import Client
 from stoker.router.connection import BackendError, Outgoing
 from stoker.router.dispatch import Dispatch
 from stoker.router.endpoint import Endpoint
@@ -40,6 +42,7 @@ from stoker.router.kept_stream import RAW_BYTES, KeptStream
 from stoker.router.limits import ProxyLimits
 from stoker.router.metrics import RouterMetrics
 from stoker.router.refusal import RETRY_AFTER_S, Refused
+from stoker.router.relay import Relay
 from stoker.router.request_span import RequestSpan, traced
 
 
@@ -86,17 +89,18 @@ class Proxy:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the request, then forward it."""
         own_id = request_id(scope, self.new_id)
+        client = Client(send, own_id, direct_body(scope))
         with self.bodies.share() as share:
             try:
                 self.dispatch.check_backends()
                 request = outgoing(scope, await self._read_body(receive, share), own_id, marked=self.keeps_streams)
             except Refused as refused:
-                await self._refuse(refused, own_id, send)
+                await self._refuse(refused, client)
             except ClientLeft:
                 self.metrics.left.inc()
             else:
                 self.metrics.request_bytes.observe(len(request.body))
-                work = asyncio.create_task(self._forward(request, share, own_id, send))
+                work = asyncio.create_task(self._forward(request, share, client))
                 del request  # its body is freed when the answer begins
                 await self._until_client_leaves(work, receive)
 
@@ -127,16 +131,16 @@ class Proxy:
         except BodyBudgetSpent as error:
             raise Refused(503, "too_many_body_bytes", f"Try again later: {error}.", RETRY_AFTER_S) from error
 
-    async def _forward(self, request: Outgoing, share: BodyShare, request_id: bytes, send: Send) -> None:
+    async def _forward(self, request: Outgoing, share: BodyShare, client: Client) -> None:
         if not self.tracer.on:
-            await self._answer(request, share, request_id, send)
+            await self._answer(request, share, client)
             return
         with traced(self.tracer, request, self.clock) as (span, own_request):
             del request  # its body is freed when the answer begins
-            await self._answer(own_request.pop(), share, request_id, send, span)
+            await self._answer(own_request.pop(), share, client, span)
 
     async def _answer(
-        self, request: Outgoing, share: BodyShare, request_id: bytes, send: Send, span: RequestSpan | None = None
+        self, request: Outgoing, share: BodyShare, client: Client, span: RequestSpan | None = None
     ) -> None:
         arrived = self.clock()
         try:
@@ -144,10 +148,10 @@ class Proxy:
         except Refused as refused:
             if span is not None:
                 span.refused(refused.status)
-            await self._refuse(refused, request_id, send)
+            await self._refuse(refused, client)
             return
         if isinstance(answer, OwnAnswer):
-            await self._send_own(answer, request_id, send)
+            await self._send_own(answer, client)
             return
         if span is not None:
             span.answered(answer)
@@ -163,9 +167,9 @@ class Proxy:
             del request  # it is not sent again as it is
             share.release()
             if kept is not None:
-                await self._carry(answer, kept, request_id, send)
+                await self._carry(answer, kept, client)
             else:
-                await self._pass_on(answer, request_id, send)
+                await self._pass_on(answer, client)
 
     def _kept(self, request: Outgoing, answer: BackendAnswer, share: BodyShare) -> KeptStream | None:
         """What another engine needs to go on with the stream; None where it is none or cannot go on."""
@@ -179,59 +183,52 @@ class Proxy:
             return None
         return KeptStream(of_class(request, answer.place), request.target.partition(b"?")[0].decode())
 
-    async def _carry(self, answer: BackendAnswer, kept: KeptStream, request_id: bytes, send: Send) -> None:
+    async def _carry(self, answer: BackendAnswer, kept: KeptStream, client: Client) -> None:
         """Send a stream that other backends can go on with."""
         head = answer.head
         try:
-            await send(start_message(head.status, answer_headers(head.headers, request_id)))
+            await client.send(start_message(head.status, answer_headers(head.headers, client.request_id)))
         except BaseException:
             answer.connection.close()
             raise
-        size = await self.carrier.carry(answer, kept, send)
+        size = await self.carrier.carry(answer, kept, client)
         self.metrics.response_bytes.observe(size)
-        await send(body_message(b"", more=False))
+        await client.send(body_message(b"", more=False))
 
-    async def _pass_on(self, answer: BackendAnswer, request_id: bytes, send: Send) -> None:
+    async def _pass_on(self, answer: BackendAnswer, client: Client) -> None:
         try:
             with answer.backend.request():
-                await self._relay(answer, request_id, send)
+                await self._relay(answer, client)
         except BaseException:
             answer.connection.close()
             raise
         answer.backend.give_back(answer.connection)
 
-    async def _relay(self, answer: BackendAnswer, request_id: bytes, send: Send) -> None:
+    async def _relay(self, answer: BackendAnswer, client: Client) -> None:
         """Send the answer to the client as it arrives."""
-        head, events = answer.head, answer.is_stream
-        await send(start_message(head.status, answer_headers(head.headers, request_id)))
-        body = whole_events(answer.body()) if events else answer.body()
-        size, last_s = 0, 0.0
+        head = answer.head
+        await client.send(start_message(head.status, answer_headers(head.headers, client.request_id)))
+        relay = Relay(answer, client, self.clock, self.metrics.revisions)
         try:
-            async for chunk in body:
-                now_s = self.clock()
-                if size and events:
-                    self.metrics.revisions.gap(answer.backend.entry, now_s - last_s)
-                last_s = now_s
-                size += len(chunk)
-                await send(body_message(chunk, more=True))
+            await relay.run()
         except BackendError as error:
             self.metrics.cut.inc()
             self.metrics.revisions.broke_off(answer.backend.entry)
             answer.backend.suspect(str(error))
-            if not events:
+            if not answer.is_stream:
                 raise  # a body of known length has begun: only a cut connection can show that it is not complete
             self.metrics.lost.labels("not_resumable").inc()
-            await send(body_message(lost(), more=True))
+            await client.send(body_message(lost(), more=True))
             answer.connection.close()
-        self.metrics.response_bytes.observe(size)
-        await send(body_message(b"", more=False))
+        self.metrics.response_bytes.observe(relay.sent)
+        await client.send(body_message(b"", more=False))
 
-    async def _send_own(self, answer: OwnAnswer, request_id: bytes, send: Send) -> None:
+    async def _send_own(self, answer: OwnAnswer, client: Client) -> None:
         self.metrics.requests.labels(answer.status).inc()
-        await send(start_message(answer.status, answer_headers(answer.headers, request_id)))
-        await send(body_message(answer.body, more=False))
+        await client.send(start_message(answer.status, answer_headers(answer.headers, client.request_id)))
+        await client.send(body_message(answer.body, more=False))
 
-    async def _refuse(self, refused: Refused, request_id: bytes, send: Send) -> None:
+    async def _refuse(self, refused: Refused, client: Client) -> None:
         self.metrics.requests.labels(refused.status).inc()
-        await send(start_message(refused.status, refused.headers(request_id)))
-        await send(body_message(refused.body(), more=False))
+        await client.send(start_message(refused.status, refused.headers(client.request_id)))
+        await client.send(body_message(refused.body(), more=False))

@@ -16,7 +16,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from stoker.pod.histogram import RATIO, Histogram, merged
+from stoker.pod.histogram import RATIO, Histogram, bucket_of, merged
 from stoker.router.snapshot import BackendEntry
 
 EDGES = range(-72, 73, 8)
@@ -90,8 +90,9 @@ class RevisionCounts(Collector):
 
     def gap(self, entry: BackendEntry, seconds: float) -> None:
         """Count the time between two parts of a stream."""
+        bucket = bucket_of(seconds)
         for counts in self._both(entry):
-            counts.token_gap_s.add(seconds)
+            counts.token_gap_s.put(bucket)
             counts.token_gap_sum_s += seconds
 
     def queued(self, entry: BackendEntry, times: Histogram) -> None:

@@ -43,6 +43,7 @@ class Block(nn.Module):
         sequence_parallel: bool = False,
         expert_group: ProcessGroup | None = None,
         expert_runs: int = 1,
+        experts_on_device: int | None = None,
         copies_kv_heads: bool = False,
     ) -> None:
         super().__init__()
@@ -93,7 +94,15 @@ class Block(nn.Module):
         self.mlp_norm = norm("post_attention_layernorm", hidden)
         feed_forward = Experts if config.has_experts(layer) else DenseFeedForward
         self.feed_forward = feed_forward(
-            config, layer, ops, dtype=dtype, device=device, expert_group=expert_group, expert_runs=expert_runs, **cut
+            config,
+            layer,
+            ops,
+            dtype=dtype,
+            device=device,
+            expert_group=expert_group,
+            expert_runs=expert_runs,
+            experts_on_device=experts_on_device,
+            **cut,
         )
 
     @property

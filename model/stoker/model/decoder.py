@@ -46,8 +46,9 @@ class Decoder(nn.Module):
     Parameters are uninitialised until `init_weights` or a loader fills them. With a `group` the products are cut over
     it; with `sequence_parallel` hidden states between them are cut by tokens, whose number must be a multiple of the
     group's size. With an `expert_group` each of its ranks holds a run of every layer's experts, and rows are
-    exchanged. For serving: `expert_runs` deals experts out over `group` (see `Experts`), and with `copies_kv_heads` a
-    group larger than the number of heads of keys and values may have copies of them.
+    exchanged. For serving: `expert_runs` deals experts out over `group`, `experts_on_device` keeps the weights of all
+    others in host memory (see `Experts`), and with `copies_kv_heads` a group larger than the number of heads of keys
+    and values may have copies of them.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Decoder(nn.Module):
         sequence_parallel: bool = False,
         expert_group: ProcessGroup | None = None,
         expert_runs: int = 1,
+        experts_on_device: int | None = None,
         layers: range | None = None,
         copies_kv_heads: bool = False,
     ) -> None:
@@ -87,6 +89,7 @@ class Decoder(nn.Module):
                 self.rope,
                 expert_group=expert_group,
                 expert_runs=expert_runs,
+                experts_on_device=experts_on_device,
                 copies_kv_heads=copies_kv_heads,
                 **made,
             )

@@ -8,6 +8,7 @@ Made by `block`. Parameters change by the trainer's optimizer and by the loaders
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -19,12 +20,14 @@ from stoker.model.aux import Aux
 from stoker.model.config import ModelConfig
 from stoker.model.expert_exchange import plan_exchange, return_rows, send_rows
 from stoker.model.group_sums import GroupSums
+from stoker.model.hosted_experts import HostedExperts
 from stoker.model.kernels.expert_rows import Routes, count_rows, sort_own_rows, sort_rows
 from stoker.model.kernels.expert_weights import ExpertWeights
 from stoker.model.kernels.ops import Ops
 from stoker.model.lora import AdaptedTensor, LoraAdapter, LoraSettings
 from stoker.model.parallel import Norm
 from stoker.model.parameter import Part
+from stoker.model.pinned import pinned_memory
 from stoker.model.tensor_group import (
     copy_to_group,
     counted_once,
@@ -47,7 +50,8 @@ class Experts(nn.Module):
     With an expert group every rank holds a run of whole experts, and rows are exchanged. Without one every rank holds
     a slice of every expert, cut over the tensor-parallel group like a dense layer. For serving, `expert_runs` deals the
     experts out over that group in so many runs, and only the ranks of a run cut its experts: no rows are exchanged,
-    because every rank has all tokens, and the sum over the group adds the runs.
+    because every rank has all tokens, and the sum over the group adds the runs. With `experts_on_device`, for serving
+    too, the parameters are in host memory, and the device has slots for so many of this rank's experts.
     """
 
     def __init__(
@@ -62,8 +66,10 @@ class Experts(nn.Module):
         sequence_parallel: bool = False,
         expert_group: ProcessGroup | None = None,
         expert_runs: int = 1,
+        experts_on_device: int | None = None,
     ) -> None:
-        """Raises ValueError with the arithmetic where experts, or an expert's width, cannot be cut evenly."""
+        """Raises ValueError with the arithmetic where experts, or an expert's width, cannot be cut evenly, and for
+        more experts on the device than this rank holds."""
         super().__init__()
         names = config.family.experts
         assert names is not None
@@ -81,13 +87,20 @@ class Experts(nn.Module):
         self.slice = share.slice
         self.local_width = even_part(self.width, share.slices, f"{self.hf_name}.experts")
 
-        def parameter(rows: int, columns: int) -> nn.Parameter:
-            return nn.Parameter(torch.empty(rows, columns, dtype=dtype, device=device))
+        self.is_hosted = experts_on_device is not None
 
-        self.router = parameter(self.num_experts, self.hidden)
+        def parameter(rows: int, columns: int) -> nn.Parameter:
+            made = host_memory if self.is_hosted else torch.empty
+            return nn.Parameter(made(rows, columns, dtype=dtype, device=device))
+
+        self.router = nn.Parameter(torch.empty(self.num_experts, self.hidden, dtype=dtype, device=device))
         self.gate_up = parameter(len(self.own) * 2 * self.local_width, self.hidden)
         """Rows of gate, then of up, expert by expert."""
         self.down = parameter(len(self.own) * self.hidden, self.local_width)
+        self.hosted: HostedExperts | None = None
+        if experts_on_device is not None:
+            weights = self.gate_up, self.down
+            self.hosted = HostedExperts(*weights, self.own, self.num_experts, experts_on_device, device)
         self.adapters = nn.ModuleDict()
         """By `gate`, `up` and `down`; each has all experts of this rank."""
         self.sums: GroupSums | None = None
@@ -103,14 +116,15 @@ class Experts(nn.Module):
         return self.compute(normed_tD, aux), x_tD
 
     def is_alone(self, aux: Aux | None) -> bool:
-        """Whether only the result of this layer matters, and all rows are computed here by weights as they are."""
-        whole = self.expert_group is None and not self.is_run and not self.sequence_parallel
+        """Whether only the result of this layer matters, and rows are computed here by weights as they are."""
+        whole = self.expert_group is None and not self.sequence_parallel
         return aux is None and whole and not self.adapters
 
     @property
     def weights(self) -> ExpertWeights:
         """The parameters as kernels take them, anew because they may have been replaced or gathered."""
-        return ExpertWeights(self.router, self.gate_up, self.down, self.num_choices, self.normalise, self.own.start)
+        matrices = self.router, self.gate_up, self.down
+        return ExpertWeights(*matrices, self.num_choices, self.normalise, self.own.start, self.hosted)
 
     def compute(self, x_tD: Tensor, aux: Aux | None = None) -> Tensor:
         """Return the weighted sum of each token's experts, y_tD."""
@@ -121,7 +135,7 @@ class Experts(nn.Module):
         weights_TK, experts_TK = self.choose(whole_TD, aux)
         if self.expert_group is not None:
             return self.compute_own_tokens(x_tD, weights_TK, experts_TK, self.expert_group)
-        if self.is_run:
+        if self.is_run or self.hosted is not None:
             return self.compute_own_run(x_tD, weights_TK, experts_TK)
         # Each rank computes a slice of every expert: gradients of tokens and weights are sums over tp.
         enter, leave = (gather_tokens, scatter_tokens) if self.sequence_parallel else (copy_to_group, reduce_from_group)
@@ -152,10 +166,30 @@ class Experts(nn.Module):
     def compute_own_run(self, x_TD: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
         """Return the part of each token's sum that this rank's experts give, or the sum over the group; no gradient."""
         rows, ends_E = sort_own_rows(experts_TK, self.own)
-        y_SD = self.products(self.ops.dispatch(x_TD, rows), ends_E)
+        x_SD = self.ops.dispatch(x_TD, rows)
+        y_SD = self.products(x_SD, ends_E) if self.hosted is None else self.from_slots(x_SD, experts_TK, self.hosted)
         behind_S1 = torch.arange(len(y_SD), device=y_SD.device).unsqueeze(1) >= ends_E[-1]
         y_TD = self.ops.combine(y_SD.masked_fill_(behind_S1, 0), weights_TK, rows)  # what is behind is undefined
         return self.sums.begin(y_TD) if self.sums is not None else reduce_from_group(y_TD, self.group)
+
+    def from_slots(self, x_SD: Tensor, experts_TK: Tensor, hosted: HostedExperts) -> Tensor:
+        """Return what `products` returns, bit for bit: round by round, expert by expert."""
+        turn, y_SD = hosted.turn(experts_TK), torch.empty_like(x_SD)
+        gate_up_SF = x_SD.new_empty(len(x_SD), 2 * self.local_width)
+        ends = list(itertools.accumulate(turn.counts))
+        for one in hosted.arriving(turn):
+            runs = [(slot, slice(ends[expert] - turn.counts[expert], ends[expert])) for expert, slot in one.places]
+            for slot, rows in runs:
+                gate_up_SF[rows] = self.product(x_SD[rows], hosted.weights_of(slot)[0])
+            activated_SF = self.ops.swiglu(gate_up_SF)  # of all rows: its bits depend on an element's place
+            for slot, rows in runs:
+                y_SD[rows] = self.product(activated_SF[rows], hosted.weights_of(slot)[1])
+        return y_SD
+
+    def product(self, x_RD: Tensor, weight_OD: Tensor) -> Tensor:
+        """Return the rows of one expert times its weight."""
+        end_1 = torch.tensor([len(x_RD)], dtype=torch.int32, device=x_RD.device)
+        return self.ops.grouped_linear(x_RD, weight_OD, end_1)
 
     def products(self, x_SD: Tensor, ends_E: Tensor) -> Tensor:
         """Return the experts' results for rows sorted by expert."""
@@ -176,7 +210,12 @@ class Experts(nn.Module):
         return y_SE + adapter.of_experts(x_SD, ends_E)
 
     def add_adapters(self, settings: LoraSettings) -> set[str]:
-        """Add an adapter to each expert's projections that the settings name; return the targets that were found."""
+        """Add an adapter to each expert's projections that the settings name; return the targets that were found.
+
+        Raises ValueError for experts in host memory.
+        """
+        if self.hosted is not None:
+            raise ValueError(f"{self.hf_name}: adapters of experts in host memory are not supported")
         size, begin = self.local_width, self.local_width * self.slice
         into: Any = {
             "shape": (self.width, self.hidden),
@@ -264,6 +303,13 @@ def expert_share(group: ProcessGroup | None, expert_group: ProcessGroup | None, 
     slices = even_part(group_size(group), expert_runs, "tensor parallel size")
     rank = group_rank(group)
     return ExpertShare(rank // slices, expert_runs, rank % slices, slices)
+
+
+def host_memory(rows: int, columns: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return host memory for weights, page-locked where a GPU copies them."""
+    if device.type == "cuda":
+        return pinned_memory(rows * columns, dtype).view(rows, columns)
+    return torch.empty(rows, columns, dtype=dtype)
 
 
 def even_part(total: int, parts: int, name: str) -> int:

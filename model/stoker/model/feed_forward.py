@@ -35,6 +35,7 @@ class DenseFeedForward(nn.Module):
         sequence_parallel: bool = False,
         expert_group: ProcessGroup | None = None,  # noqa: ARG002  for experts
         expert_runs: int = 1,  # noqa: ARG002  as well
+        experts_on_device: int | None = None,  # noqa: ARG002  as well
     ) -> None:
         super().__init__()
         name, hidden, width = f"model.layers.{layer}.mlp", config.hidden_size, config.intermediate_size

@@ -133,13 +133,12 @@ any of them.
 """
 
 BESIDE_BUDGET: Mapping[str, Row] = {
-    "parallelism.pipeline_schedule": only("GPipe", "OneFOneB", "Interleaved"),
     "parallelism.expert": only(1),
 }
 """Rows of a run with `memory.activation_budget_gib`: elsewhere no bound of what a rank keeps is known.
 
-The rows that a rank of `expert` receives depend on the data, and the late gradients of the zero-bubble schedule keep
-more than the activations. The trainer also refuses a model with both dense layers and layers with experts.
+The rows that a rank of `expert` receives depend on the data. The trainer also refuses a model with both dense layers
+and layers with experts, and the zero-bubble schedule beside experts, adapters, sequence parallelism or fp8.
 """
 
 BESIDE_ROLES: Mapping[str, Row] = {

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import threading
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,16 @@ def sign(private_pem: bytes, *, pod_uid: str, method: str, path: str, body: byte
         "exp": int(now) + LIFETIME_S,
         "jti": token_id,
     }
-    return jwt.encode(claims, private_pem.decode(), algorithm=ALGORITHM)
+    return jwt.encode(claims, _private_key(private_pem), algorithm=ALGORITHM)
+
+
+@lru_cache(maxsize=2)  # the key in use, and the one before it while a rotation is under way
+def _private_key(private_pem: bytes) -> Ed25519PrivateKey:
+    """The key in a PEM text. Reading it costs more than a signature, and a poll of a thousand pods signs as often."""
+    key = serialization.load_pem_private_key(private_pem, password=None)
+    if not isinstance(key, Ed25519PrivateKey):
+        raise TypeError(f"a control key must be an Ed25519 key, not {type(key).__name__}")
+    return key
 
 
 class ControlVerifier:

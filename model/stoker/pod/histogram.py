@@ -24,7 +24,10 @@ class Histogram:
 
     def add(self, value: float, count: int = 1) -> None:
         """Count a value `count` times."""
-        bucket = math.ceil(math.log(max(value, SMALLEST)) / _LOG - 1e-9)
+        self.put(bucket_of(value), count)
+
+    def put(self, bucket: int, count: int = 1) -> None:
+        """Count `count` values of one bucket."""
         self.counts[bucket] = self.counts.get(bucket, 0) + count
 
     @property
@@ -64,6 +67,11 @@ class Histogram:
             ValueError, TypeError: a key or a count is no integer.
         """
         return cls({int(bucket): int(count) for bucket, count in wire.items()})
+
+
+def bucket_of(value: float) -> int:
+    """The bucket that counts a value."""
+    return math.ceil(math.log(max(value, SMALLEST)) / _LOG - 1e-9)
 
 
 def merged(parts: Iterable[Histogram]) -> Histogram:

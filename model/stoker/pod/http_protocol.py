@@ -21,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from stoker.pod.asgi import Receive, Scope, Send
+from stoker.pod.direct_body import offer_direct_body
 from stoker.pod.http_limits import HttpLimits
 
 MAX_PIPELINED = 16
@@ -177,6 +178,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         path = self.url.partition(b"?")[0]
         self.app = self._full if self._spare and path not in PROBE_PATHS else self.config.loaded_app
         super().on_headers_complete()
+        offer_direct_body(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)

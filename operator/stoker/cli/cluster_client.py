@@ -18,7 +18,6 @@ from stoker.operator.cluster.interface import ClusterError, NotFound
 from stoker.operator.cluster.kinds import KINDS
 from stoker.operator.cluster.kube.connection import ApiConnection
 from stoker.operator.cluster.kube.credentials import (
-    SERVICE_ACCOUNT,
     Access,
     NoCredentials,
     context_namespace,
@@ -26,6 +25,7 @@ from stoker.operator.cluster.kube.credentials import (
 )
 from stoker.operator.cluster.kube.kube_cluster import KubeCluster
 from stoker.operator.cluster.kube.rate_limit import RateLimit
+from stoker.operator.cluster.kube.service_account import SERVICE_ACCOUNT
 from stoker.operator.cluster.pod_http import PodHttp
 from stoker.operator.domain.clock import SystemClock
 from stoker.operator.domain.plan import Object, Ref

@@ -11,7 +11,7 @@ import click
 
 from stoker.cli.context import cluster_options, opened
 from stoker.cli.exit_status import FAILED
-from stoker.cli.targets import fail
+from stoker.cli.targets import fail, job_name
 
 if TYPE_CHECKING:
     from stoker.cli.cluster_client import ClusterClient
@@ -20,7 +20,7 @@ LOOK_S = 1.0
 
 
 @click.command(epilog="\b\nExample:\n  stoker save teach --wait")
-@click.argument("job")
+@click.argument("job", callback=job_name)
 @click.option("--pin", is_flag=True, help="Keep it whatever the job's retention allows.")
 @click.option("--wait", is_flag=True, help="End when it is verified; exit code 1 if it fails.")
 @cluster_options
@@ -40,7 +40,7 @@ def save(job: str, pin: bool, wait: bool, namespace: str | None, context: str | 
 
 
 @click.command(epilog="\b\nExample:\n  stoker suspend teach")
-@click.argument("job")
+@click.argument("job", callback=job_name)
 @cluster_options
 def suspend(job: str, namespace: str | None, context: str | None, kubeconfig: str | None) -> None:
     """Suspend a job: it saves, and gives its nodes back until it is resumed."""
@@ -53,7 +53,7 @@ def suspend(job: str, namespace: str | None, context: str | None, kubeconfig: st
 
 
 @click.command(epilog="\b\nExamples:\n  stoker resume teach\n  stoker resume teach --from teach-400 --total-steps 2000")
-@click.argument("job")
+@click.argument("job", callback=job_name)
 @click.option("--from", "checkpoint", help="Checkpoint of a finished job [default: the newest verified one].")
 @click.option("--total-steps", type=click.IntRange(min=1), help="Length of the new job.")
 @cluster_options

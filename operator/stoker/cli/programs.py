@@ -94,6 +94,7 @@ def kernels() -> None:
     \b
     Examples:
       stoker kernels build --model llama-3.1-8b --model models/my-model
+      stoker kernels build --trainer llama-3.1-8b
       stoker kernels show
     """
 
@@ -121,7 +122,7 @@ for _verb, _line in (
 
 
 for _verb, _line in (
-    ("build", "Compile the kernels of an engine for some models."),
+    ("build", "Compile the kernels of engines and training runs."),
     ("show", "Describe the kernels that this installation has."),
 ):
     _passing(kernels, "stoker.engine.kernels_main", _verb, _line)

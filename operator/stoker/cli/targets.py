@@ -33,6 +33,16 @@ def named_once(kind: str, name: str | None) -> tuple[str, str | None]:
     return word, own or name
 
 
+def job_name(_context: click.Context, _parameter: click.Parameter, given: str) -> str:
+    """The name of a job, given as NAME or as KIND/NAME, which other verbs take."""
+    word, slash, name = given.partition("/")
+    if not slash:
+        return given
+    if kind_of(word).name != "TrainingJob" or not name:
+        raise click.BadParameter(f"{given!r} is no job: give its name, or tj/NAME")
+    return name
+
+
 def named_or_filed(
     kind: str | None, names: tuple[str, ...], files: Sequence[Path]
 ) -> tuple[str | None, tuple[str, ...]]:

@@ -10,6 +10,11 @@ from stoker.gateway.domain.states import CheckpointState, JobState
 from stoker.gateway.observations import PoolState, RevisionState, RolloutState
 
 Name = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
+LabelKey = Annotated[
+    str,
+    Field(pattern=r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"),
+]
+LabelValue = Annotated[str, Field(pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$")]
 Positive = Annotated[int, Field(ge=1, le=2**63 - 1)]
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$", max_length=32)]
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -109,7 +114,7 @@ class NewJob(Sections):
 
     job_name: Name
     spec: dict[str, Any] = Field({}, description="Spec of the TrainingJob; sections are merged into it.")
-    labels: dict[str, str] = {}
+    labels: dict[LabelKey, LabelValue] = {}
 
 
 class ResumeRequest(Body):

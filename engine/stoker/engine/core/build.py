@@ -15,12 +15,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from stoker.engine.config import CacheEventsConfig, EngineConfig
+from stoker.engine.config import CacheEventsConfig, EngineConfig, StoreConfig
 from stoker.engine.core.block_identity import BlockIdentity, stored_identity
 from stoker.engine.core.blocks import BlockManager
 from stoker.engine.core.cache_event_publisher import CacheEventPublisher
 from stoker.engine.core.cache_events import CacheEventLog
-from stoker.engine.core.disk.open_tiers import open_cold_traffic
+from stoker.engine.core.disk.open_tiers import open_cold_traffic, store_name
+from stoker.engine.core.disk.store_tier import StoreTier
 from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.fetched_model import with_fetched_model
 from stoker.engine.core.grammars import GrammarCompiler
@@ -31,6 +32,7 @@ from stoker.engine.core.request_check import ModelLimits
 from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.core.step_budget import StepBudget
 from stoker.engine.core.step_flight import StepFlight
+from stoker.engine.core.stored_beginnings import StoredBeginnings
 from stoker.engine.core.tier_costs import TierCosts
 from stoker.engine.core.timeline import FileTimeline
 from stoker.engine.execution.executor import Executor, InProcess, OnDevice
@@ -97,6 +99,9 @@ def build_engine(
         grammars=reading.result(),
         num_devices=plan.ranks if plan.device == "cuda" else 1,
     )
+    if config.cache.store is not None and identity is not None and scheduler.tier is not None:
+        engine.beginnings = tell_stored(config.cache.store, identity, blocks, scheduler.tier)
+    engine.hosted_experts = leading_runner(executor).hosted
     if config.cache_events is not None:
         engine.cache_events = publish_cache(config.cache_events, blocks, plan.device)
     if config.timeline is not None:
@@ -111,6 +116,13 @@ def publish_cache(config: CacheEventsConfig, blocks: BlockManager, device: str) 
     publisher = CacheEventPublisher(config, log, medium="GPU" if device == "cuda" else "CPU")
     publisher.publish()
     return publisher
+
+
+def tell_stored(store: StoreConfig, identity: BlockIdentity, blocks: BlockManager, tier: HostTier) -> StoredBeginnings:
+    """Tell routers which beginnings are in the store."""
+    below = tier.cold.find("store") if tier.cold is not None else None
+    assert isinstance(below, StoreTier), "it is configured"
+    return StoredBeginnings(store_name(store, identity), blocks, below, tier.costs, tier.block_bytes)
 
 
 def build_in_pod(
@@ -185,6 +197,11 @@ def make_tier(
     if identity is not None:
         cold = open_cold_traffic(config, identity, index, link.memory, costs, clock)
     return HostTier(blocks, index, link, costs, cache.data[0].nbytes, clock, cold)
+
+
+def leading_runner(executor: Executor) -> Runner:
+    """The runner of rank 0."""
+    return executor.runner if isinstance(executor, Ranks) else runner_of(executor)
 
 
 def runner_of(executor: Executor) -> Runner:

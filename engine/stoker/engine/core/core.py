@@ -552,6 +552,8 @@ class Core:
                 raise RequestRefused("draining", "the engine is draining and takes no new requests")
             if self._compile_first(self.engine, front, request):
                 return
+            if request.beginning and self.engine.beginnings is not None:
+                self.engine.beginnings.watch(request.beginning, request.prompt_tokens)
             if request.prefill and self.desk is not None and self.desk.take(front, request):
                 return
             self.engine.add_request(

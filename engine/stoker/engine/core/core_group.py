@@ -16,7 +16,16 @@ from typing import Any
 
 from stoker.engine.core.core_client import CoreClient, RunningRequest
 from stoker.engine.core.messages import AddRequest, CoreState, ModelFacts, Phase, RequestProgress
-from stoker.engine.core.stats import ClassStats, ColdTierStats, HostTierStats, Stats, TransferStats
+from stoker.engine.core.stats import (
+    ClassStats,
+    ColdTierStats,
+    ExpertStats,
+    HostTierStats,
+    SharedStoreStats,
+    Stats,
+    TransferStats,
+)
+from stoker.pod.beginnings import MOST_ANNOUNCED
 
 PHASES: Sequence[Phase] = ("Failed", "Loading", "Warming", "Draining", "Serving", "Drained")
 """The group is in the first of these in which a core is."""
@@ -167,6 +176,8 @@ def merged_classes(parts: Iterable[ClassStats]) -> tuple[ClassStats, ...]:
 CLASS_SUMS = tuple(field.name for field in fields(ClassStats) if field.name != "place")
 TIER_SUMS = ("total_blocks", "used_blocks", "saved", "loaded", "evicted", "damaged", "failed", "swapped", "late")
 """Counts of `HostTierStats`; its other fields are those of the first core."""
+EXPERT_SUMS = ("slots", "experts", "hits", "misses", "loaded_bytes", "waited_s")
+"""Counts of `ExpertStats`; the size of an expert is that of the first core."""
 COLD_SUMS = (
     "total_bytes", "used_bytes", "blocks", "found", "saved", "loaded", "evicted", "damaged", "foreign", "failed",
     "cleaned", "late",
@@ -181,8 +192,13 @@ def _sum(values: list[Any]) -> Any:
         return _sum(known) if known else None
     if isinstance(values[0], TransferStats):
         return values[0]  # the plan refuses hand-over with several cores
+    if isinstance(values[0], SharedStoreStats):
+        announced = {name: stored for value in values for name, stored in value.announced.items()}
+        return replace(values[0], announced=dict(list(announced.items())[-MOST_ANNOUNCED:]))
     if isinstance(values[0], HostTierStats):
         return replace(values[0], **{name: sum(getattr(value, name) for value in values) for name in TIER_SUMS})
+    if isinstance(values[0], ExpertStats):
+        return replace(values[0], **{name: sum(getattr(value, name) for value in values) for name in EXPERT_SUMS})
     if isinstance(values[0], ColdTierStats):
         worst = next((value for value in values if value.state != "ok"), values[0])
         return replace(worst, **{name: sum(getattr(value, name) for value in values) for name in COLD_SUMS})

@@ -13,6 +13,7 @@ from stoker.engine.core.blocks import BlockAudit
 from stoker.engine.core.build_step import build_step_input
 from stoker.engine.core.cache_event_publisher import CacheEventPublisher
 from stoker.engine.core.deltas import Addressed, final_delta, first_or_final_delta
+from stoker.engine.core.expert_stats import expert_stats
 from stoker.engine.core.grammars import GrammarCompiler
 from stoker.engine.core.host_tier import HostTier
 from stoker.engine.core.messages import Delta, FinishReason, RequestProgress
@@ -23,12 +24,14 @@ from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.core.stats import STEP_TOKENS, Stats
 from stoker.engine.core.step_clock import StepClock
 from stoker.engine.core.step_retry import StepOutcome, SubmittedStep, retry_step
+from stoker.engine.core.stored_beginnings import StoredBeginnings
 from stoker.engine.core.timeline import NO_TIMELINE, Timeline
 from stoker.engine.core.token_rate import TokenCounts, TokenRate
 from stoker.engine.errors import ExecutorLost, RequestRefused
 from stoker.engine.execution.executor import Executor
 from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.sampling import SamplingParams
+from stoker.model.hosted_experts import HostedExperts
 
 TIER_WAIT_S = 0.02
 """Longest wait for the host tier while nothing else is to be done."""
@@ -58,6 +61,8 @@ class LLMEngine:
     ) -> None:
         """`grammars`: compiles structured output; without it such requests are refused."""
         self.num_devices = num_devices
+        self.hosted_experts: Seq[HostedExperts] = ()
+        """The leader's layers whose experts are in main memory."""
         self._token_rate = TokenRate()
         self.executor, self.scheduler, self.limits, self.clock = executor, scheduler, limits, clock
         self.overlap, self.grammars = overlap, grammars
@@ -83,6 +88,8 @@ class LLMEngine:
         self.timeline: Timeline = NO_TIMELINE
         self.cache_events: CacheEventPublisher | None = None
         """Tells subscribers what the prefix cache holds."""
+        self.beginnings: StoredBeginnings | None = None
+        """Tells routers what is in the store; None without one."""
         self._arrivals = 0
         self._submitted: deque[SubmittedStep] = deque()
 
@@ -281,6 +288,8 @@ class LLMEngine:
             classes=scheduler.classes.stats(scheduler.waiting, scheduler.running),
             disk=self.tier.below("disk") if self.tier is not None else None,
             store=self.tier.below("store") if self.tier is not None else None,
+            shared_store=self.beginnings.stats() if self.beginnings is not None else None,
+            experts=expert_stats(self.hosted_experts),
         )
 
     def audit(self) -> BlockAudit:

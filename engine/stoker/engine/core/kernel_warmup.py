@@ -125,7 +125,8 @@ def one_layer_runner(
     small = replace(config, num_layers=1)
     group = None if sums is None else sums.group
     made: Any = {"dtype": plan.dtype, "device": device, "group": group}
-    decoder = Decoder(small, ops, expert_runs=plan.expert, copies_kv_heads=True, **made)
+    made |= {"expert_runs": plan.expert, "experts_on_device": plan.experts_on_device}
+    decoder = Decoder(small, ops, copies_kv_heads=True, **made)
     with torch.no_grad():
         for parameter in decoder.parameters():
             parameter.zero_()

@@ -29,14 +29,22 @@ from typing import Literal, NamedTuple
 import msgpack
 
 from stoker.engine.core.frames import FrameFormat, many, many_or_none, one
-from stoker.engine.core.stats import ClassStats, ColdTierStats, HostTierStats, Stats, TransferStats
+from stoker.engine.core.stats import (
+    ClassStats,
+    ColdTierStats,
+    ExpertStats,
+    HostTierStats,
+    SharedStoreStats,
+    Stats,
+    TransferStats,
+)
 from stoker.engine.errors import RefusalKind, RequestRefused
 from stoker.engine.execution.executor import RankState
 from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.output_grammar import OutputGrammar
 from stoker.engine.sampling import SamplingParams
 
-PROTOCOL = 10
+PROTOCOL = 11
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 RequestState = Literal["QUEUED", "PREFILLING", "DECODING", "PREEMPTED"]
@@ -74,6 +82,8 @@ class AddRequest:
     """W3C `traceparent` of the request's span at the front; empty without one."""
     place: int = 0
     """The number of its class; a lower one is served first."""
+    beginning: str = ""
+    """A router's name for the beginning of the prompt; empty: it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,9 +282,11 @@ _FORMAT = FrameFormat(
             "host": one(HostTierStats),
             "disk": one(ColdTierStats),
             "store": one(ColdTierStats),
+            "experts": one(ExpertStats),
             "transfer": one(TransferStats),
             "ranks": many(RankState),
             "classes": many(ClassStats),
+            "shared_store": one(SharedStoreStats),
         },
         Delta: {
             "logprobs": many_or_none(TokenLogprobs),

@@ -70,6 +70,25 @@ class ColdTierStats:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertStats:
+    """Experts of one rank whose weights wait in main memory, over all layers: slots now, counters since the start."""
+
+    slots: int
+    """On the device."""
+    experts: int
+    """In main memory, those in slots too."""
+    expert_bytes: int
+    """Of one expert of one layer."""
+    hits: int
+    """Experts that were needed and were in a slot."""
+    misses: int
+    """Experts that were loaded."""
+    loaded_bytes: int
+    waited_s: float
+    """Time in which the device computed nothing because of loads; on a GPU known some loads later."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClassStats:
     """Sequences of one class now, and its counters since the start."""
 
@@ -83,6 +102,22 @@ class ClassStats:
     queue_sum_s: float
     queue_s: Mapping[int, int]
     """As `Stats.queue_s`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedStoreStats:
+    """The store that engines share, as a router counts with it (`stored_beginnings`)."""
+
+    name: str
+    """Equal for engines that can read each other's blocks in it."""
+    block_size: int
+    """Tokens of a block."""
+    block_bytes: int
+    block_s: float | None
+    """Measured seconds to bring a block into the cache; None before the first."""
+    readable: bool
+    announced: Mapping[str, bool]
+    """Beginnings by the name that a router gave, the newest changes: whether they are stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +228,8 @@ class Stats:
     """None without a disk tier."""
     store: ColdTierStats | None = None
     """None without a store."""
+    experts: ExpertStats | None = None
+    """None where the device holds all experts. Of several ranks the leader's."""
     transfer: TransferStats | None = None
     """None where `transfer.listen` is not set."""
     queue_s: Mapping[int, int] = field(default_factory=dict)
@@ -200,3 +237,5 @@ class Stats:
     began, also those whose prompt is computed here for another engine."""
     classes: tuple[ClassStats, ...] = ()
     """Of the classes of its requests so far."""
+    shared_store: SharedStoreStats | None = None
+    """None without a store."""

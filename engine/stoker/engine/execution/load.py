@@ -18,12 +18,12 @@ from stoker.engine.execution.pass_shape import PassShape
 from stoker.engine.execution.peer_sums import group_sums
 from stoker.engine.execution.rank_place import RankPlace, place_of
 from stoker.engine.execution.runner import Runner
-from stoker.engine.execution.shipped_kernels import look_up_shipped_kernels
 from stoker.engine.execution.stage_links import StageLinks
 from stoker.engine.plan import EnginePlan
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.model.group_sums import GroupSums
+from stoker.model.kernels.ahead.look_up import look_up_shipped_kernels
 from stoker.model.kernels.kernel_set import resolve_kernels
 from stoker.model.kernels.ops import Ops
 from stoker.model.memory import keep_freed_memory
@@ -82,6 +82,7 @@ def make_decoder(plan: EnginePlan, config: ModelConfig, ops: Ops, device: torch.
         device=device,
         group=place.tensor,
         expert_runs=plan.expert,
+        experts_on_device=plan.experts_on_device,
         layers=place.layers,
         copies_kv_heads=True,
     )

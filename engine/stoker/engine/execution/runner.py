@@ -34,6 +34,7 @@ from stoker.engine.execution.step_rows import StepRows, step_rows
 from stoker.engine.execution.token_mask import mask_logits
 from stoker.model.decoder import Decoder
 from stoker.model.group_sums import GroupSums
+from stoker.model.hosted_experts import hosted_layers
 from stoker.model.kernels.long_prompts import PromptAttention, count_pairs
 from stoker.model.kernels.sampling import Adjustments, SampleRows
 from stoker.model.paged_attend import KVCache, PagedAttend, PagedSize
@@ -73,8 +74,9 @@ class Runner:
         place of flash-attn-4, where attention is flash.
         """
         self.model, self.cache, self.sums, self.links = model, cache, sums, links
-        self.device = cache.data.device
-        self.max_model_len = max_model_len
+        self.device, self.max_model_len = cache.data.device, max_model_len
+        self.hosted = hosted_layers(model)
+        """Layers whose experts the host loads when they are chosen: no step is padded or captured."""
         self.staging = Staging(self.device, timed=timed)
         self._last: torch.cuda.Event | None = None
         """End of the last step, where a time line is written."""
@@ -106,7 +108,7 @@ class Runner:
     def _capture(self, graphs: bool | Capture) -> Capture | None:
         if not isinstance(graphs, bool):
             return graphs
-        return CudaCapture(self.device) if graphs and self.device.type == "cuda" else None
+        return CudaCapture(self.device) if graphs and not self.hosted and self.device.type == "cuda" else None
 
     @property
     def num_exchanges(self) -> int:
@@ -152,8 +154,8 @@ class Runner:
         return self._compute(step, rows, None)
 
     def _set_up(self, step: StepInput, rows: StepRows) -> None:
-        decodes_alone = not rows.num_prompts and not rows.num_others
-        self._apply(step, tables_follow=self.graphs is not None and decodes_alone and not step.openings)
+        others = rows.num_prompts or rows.num_others or step.openings or self.hosted
+        self._apply(step, tables_follow=self.graphs is not None and not others)
 
     def _compute(self, step: StepInput, rows: StepRows, stream_2TD: Tensor | None) -> LaunchedStep:
         """Compute a step of the whole model, or of a pipeline's last stage."""
@@ -252,7 +254,7 @@ class Runner:
     @torch.inference_mode()
     def warm_up_sizes(self) -> None:
         """Compile kernels by steps of padding in every shape, decode shapes with and without the sampler's filters."""
-        if self.graphs is None:
+        if self.graphs is None or self.hosted:
             return
         shapes = self.graphs.shapes
         for shape in (*shapes.decodes, *(shape._replace(filtered=True) for shape in shapes.decodes), *shapes.mixed):
@@ -283,7 +285,7 @@ class Runner:
 
     def _shape(self, step: StepInput, rows: StepRows) -> PassShape | None:
         """The shape whose graph gives what the step's samples request, or from whose hidden states they are drawn."""
-        if self.graphs is None or self._pays_ungraphed(rows):
+        if self.graphs is None or self.hosted or self._pays_ungraphed(rows):
             return None
         if self.links is not None and not self.links.is_last:
             return self.graphs.shape_for(rows, samples=False, filtered=False)

@@ -37,6 +37,8 @@ class HttpCall:
     """W3C `traceparent` of the request."""
     place: int = 0
     """The number of the request's class, which a router found."""
+    beginning: str = ""
+    """A router's name for the beginning of the prompt."""
 
     def parse(self, cls: type[B]) -> B:
         """Parse the body as `cls`.

@@ -18,7 +18,7 @@ from stoker.engine.config import Role
 from stoker.engine.core.core_client import CoreLost
 from stoker.engine.core.core_group import Cores
 from stoker.engine.core.messages import CoreState, ModelFacts
-from stoker.engine.core.stats import TransferStats
+from stoker.engine.core.stats import SharedStoreStats, TransferStats
 from stoker.engine.http.errors import ApiError, bad_request, model_not_found, shortened
 from stoker.engine.http.generation import Generation, Job
 from stoker.engine.http.load import LoadLedger
@@ -96,7 +96,7 @@ class Front:
         self.managed = managed
         self.core = core
         self.names = tuple(names)
-        self.ledger = LoadLedger(role, lambda: self.transfer, lambda: self.queue_s)
+        self.ledger = LoadLedger(role, lambda: self.transfer, lambda: self.queue_s, store=lambda: self.shared_store)
         self.metrics = metrics
         self.parsers = parsers
         self.clock = clock
@@ -135,6 +135,12 @@ class Front:
         """The core's newest histogram of the time from a request's arrival to its first step."""
         stats = self.core.stats
         return stats.queue_s if stats is not None else {}
+
+    @property
+    def shared_store(self) -> SharedStoreStats | None:
+        """The core's newest report on the store that engines share; None without one."""
+        stats = self.core.stats
+        return stats.shared_store if stats is not None else None
 
     @property
     def transfer(self) -> TransferStats | None:

@@ -115,6 +115,8 @@ class Generation:
         """`AddRequest.prefill` of all jobs."""
         self.place = 0
         """`AddRequest.place` of all jobs."""
+        self.beginning = ""
+        """`AddRequest.beginning` of a single job."""
         self.trace = ""
         """`traceparent` of the request."""
         self.tracer: Tracer = NoTracer()
@@ -208,7 +210,7 @@ class Generation:
             return
         request = AddRequest(
             job.id, job.prompt_tokens, job.params, job.arrival_s, job.priority, resumed, self.prefill, self.trace,
-            self.place,
+            self.place, self.beginning if len(self.jobs) == 1 else "",
         )  # fmt: skip
         own_tokens = 0 if self.prefill else len(job.prompt_tokens)
         texts = self._resumed_texts.get(number) or [self._text(job) for _ in range(job.params.n)]

@@ -11,11 +11,12 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from stoker.engine.config import Role
 from stoker.engine.core.messages import RequestFacts
-from stoker.engine.core.stats import TransferStats
+from stoker.engine.core.stats import SharedStoreStats, TransferStats
 from stoker.engine.http.openai.sse import event
 
 REPORT_S = 0.1
@@ -47,10 +48,12 @@ class LoadLedger:
         transfer: Callable[[], TransferStats | None] = lambda: None,
         queue_s: Callable[[], Mapping[int, int]] = dict,
         clock: Callable[[], float] = time.monotonic,
+        store: Callable[[], SharedStoreStats | None] = lambda: None,
     ) -> None:
         """`transfer`: the newest report of the core on other engines; `queue_s`: that on times in its queue; `clock`:
-        one that processes share."""
+        one that processes share; `store`: the core's newest report on the store that engines share."""
         self.role, self._transfer, self._queue_s, self._clock = role, transfer, queue_s, clock
+        self._store = store
         self.epoch = uuid.uuid4().hex
         """This run of the engine."""
         self.waiting: dict[str, int] = {}
@@ -96,7 +99,7 @@ class LoadLedger:
     def report(self) -> dict[str, Any]:
         """The present load of all fronts, with what is computed for other engines; `GET /load` adds a number."""
         load = summed((self.share, *self.others))
-        helps = self._transfer()
+        helps, store = self._transfer(), self._store()
         helping, waiting, tokens, rate = (
             (helps.helping, helps.helping_waiting, helps.helping_tokens, helps.prefill_tokens_per_s)
             if helps is not None
@@ -112,6 +115,7 @@ class LoadLedger:
             "role": self.role,
             "peer": peer_of(helps),
             "queue_s": dict(self._queue_s()),
+            **({} if store is None else {"store": asdict(store)}),
         }
 
     async def reports(self, going_on: Callable[[], bool]) -> AsyncGenerator[bytes]:

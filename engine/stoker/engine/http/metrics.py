@@ -19,6 +19,7 @@ from stoker.engine.core.messages import ModelFacts, RequestFacts
 from stoker.engine.core.stats import STEP_TOKENS, HostTierStats, Stats
 from stoker.engine.http.class_metrics import class_metrics
 from stoker.engine.http.cold_tier_metrics import cold_tier_metrics
+from stoker.engine.http.expert_metrics import expert_metrics
 from stoker.engine.http.load_counters import LoadCounters
 from stoker.engine.http.transfer_metrics import transfer_metrics
 from stoker.engine.sampling import SamplingParams
@@ -192,6 +193,8 @@ class _CoreCollector(Collector):
         if stats.host is not None:
             yield from _host_tier(self._labels, stats.host)
         yield from cold_tier_metrics(self._labels, stats)
+        if stats.experts is not None:
+            yield from expert_metrics(self._labels, stats.experts)
         if stats.transfer is not None:
             yield from transfer_metrics(self._labels, stats.transfer)
         yield _token_rates(self._labels, stats)

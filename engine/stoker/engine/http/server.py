@@ -40,6 +40,7 @@ from stoker.pod.asgi import (
     read_body,
     request_id,
 )
+from stoker.pod.beginnings import BEGINNING_HEADER, beginning_in
 from stoker.pod.body_budget import BodyBudget, BodyBudgetSpent, BodyShare
 from stoker.pod.class_place import PLACE_HEADER, place_in
 from stoker.pod.marked_streams import RESUME_HEADER, RESUME_PATH
@@ -147,7 +148,7 @@ class OpenAiServer:
         reply = Reply(send, request_id(scope).decode(), self.pod_uid)
         try:
             self._authorise(scope)
-            place = _place(scope)
+            place, beginning = _named_by_router(scope)
             body = await self._read_body(receive, share)
         except ClientLeft:
             return
@@ -160,7 +161,7 @@ class OpenAiServer:
         call = HttpCall(
             scope["path"], body, uuid.uuid4().hex, reply.request_id, arrival_s, marks,
             prefill=header(scope, PREFILL_HEADER).decode("latin-1"),
-            trace=trace_of(header(scope, TRACE_HEADER)), place=place,
+            trace=trace_of(header(scope, TRACE_HEADER)), place=place, beginning=beginning,
         )  # fmt: skip
         work = asyncio.create_task(_answer(handler, call, reply))
         gone = asyncio.create_task(client_gone(receive))
@@ -272,10 +273,10 @@ class OpenAiServer:
         return Page(200, {"content-type": "text/html; charset=utf-8"}, docs_page())
 
 
-def _place(scope: Scope) -> int:
-    """The number of the request's class. Raises ApiError 400."""
+def _named_by_router(scope: Scope) -> tuple[int, str]:
+    """The number of the request's class, and the name of the prompt's beginning. Raises ApiError 400."""
     try:
-        return place_in(header(scope, PLACE_HEADER))
+        return place_in(header(scope, PLACE_HEADER)), beginning_in(header(scope, BEGINNING_HEADER))
     except ValueError as error:
         raise bad_request(str(error), code="invalid_value") from error
 
@@ -320,6 +321,7 @@ async def _whole_or_stream(call: HttpCall, body: GenerationBody, answer: Complet
 def _pass_on(call: HttpCall, generation: Generation) -> None:
     """Give the jobs what a router found out about the request."""
     generation.prefill, generation.trace, generation.place = call.prefill, call.trace, call.place
+    generation.beginning = call.beginning
 
 
 async def _answer(handler: Handler, call: HttpCall, reply: Reply) -> None:

@@ -114,6 +114,11 @@ class Ranks:
         self.wait(self._thread.submit(lambda: capture_first(runner, self.plan.capture_s, self._capturing(runner))))
         return runner
 
+    @property
+    def runner(self) -> Runner:
+        """Rank 0."""
+        return self._runner
+
     def submit(self, step: StepInput) -> RankStep:
         self._submitted += 1
         number = self._submitted

@@ -8,9 +8,12 @@ Made by `experts.Experts`, read by `ExpertOps`.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from stoker.model.hosted_experts import HostedExperts
 
 
 class ExpertWeights(NamedTuple):
@@ -28,6 +31,9 @@ class ExpertWeights(NamedTuple):
     """Whether the weights of a token's experts add up to one."""
     first: int = 0
     """Number of the first expert that is held here. A token's choices of others add nothing to its sum."""
+
+    hosted: HostedExperts | None = None
+    """Slots on the device, where gate, up and down are in host memory."""
 
     @property
     def num_experts(self) -> int:

@@ -93,19 +93,21 @@ def load_direct(
         runs += found
     if not runs:
         return
-    if runs[
-        0
-    ].target.is_cuda:  # the threads copy on streams of their own: not before earlier work on that memory is over
-        torch.cuda.synchronize(runs[0].target.device)
+    # Experts may be in host memory beside parameters on a GPU.
+    device = next((run.target.device for run in runs if run.target.is_cuda), runs[0].target.device)
+    if (
+        device.type == "cuda"
+    ):  # the threads copy on streams of their own: not before earlier work on that memory is over
+        torch.cuda.synchronize(device)
     total, done = sum(len(run.target) for run in runs), 0
-    reader = reader_on(runs[0].target.device)
+    reader = reader_on(device)
     with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="weights") as pool:
         for run, _ in zip(runs, pool.map(reader, runs), strict=True):
             done += len(run.target)
             if progress is not None:
                 progress(done, total)
-    if runs[0].target.is_cuda:
-        torch.cuda.synchronize(runs[0].target.device)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def part_runs(part: Part, place: TensorPlace, names: dict[torch.dtype, str], run_bytes: int) -> Iterator[ByteRun]:
@@ -122,12 +124,15 @@ def part_runs(part: Part, place: TensorPlace, names: dict[torch.dtype, str], run
 
 
 def reader_on(device: torch.device) -> Read:
-    """Return a function that reads runs to this device; several threads call it."""
+    """Return a function that reads runs to this device or to host memory; several threads call it."""
     if device.type != "cuda":
         return lambda run: read_into(run, run.target)
     own = threading.local()
 
     def read(run: ByteRun) -> None:
+        if not run.target.is_cuda:
+            read_into(run, run.target)
+            return
         if not hasattr(own, "lane"):
             own.lane = Lane(device)
         own.lane.read(run)

@@ -14,6 +14,7 @@ from stoker.pod.plan.activations import Kept, Recomputed, layer_tensors, router_
 from stoker.pod.plan.budget import Cost, choose_cheapest, fullest_moment, least_room
 from stoker.pod.plan.context import exchanged_bytes
 from stoker.pod.plan.job import Job
+from stoker.pod.plan.late_gradients import fullest_moments, held_of_layer, late_bytes, turning
 from stoker.pod.plan.stage import PipelineRank, pipeline_ranks, stage_layers
 
 GIB = 2**30
@@ -92,8 +93,10 @@ def check_planned(job: Job) -> None:
     layout, model = job.layout, job.model
     problems = {
         f"expert {layout.expert}: the rows that a rank receives depend on the data": layout.expert > 1,
-        "pipeline_schedule ZeroBubble: late gradients of weights keep more": layout.pipeline > 1
-        and layout.schedule == "ZeroBubble",
+        "pipeline_schedule ZeroBubble beside experts, lora, sequence_parallel or fp8: what late gradients read is not "
+        "counted": layout.pipeline > 1
+        and layout.schedule == "ZeroBubble"
+        and (model.num_experts or job.adapters is not None or layout.sequence_parallel or job.precision == "fp8"),
         "a model with both dense layers and layers with experts": model.num_experts and model.dense_layers,
         "sequence_parallel in fp8 or with lora": layout.sequence_parallel and (job.precision == "fp8" or job.adapters),
     }
@@ -112,9 +115,10 @@ def planned_activations(job: Job, rank: PipelineRank | None = None) -> float:
         chosen = [layer_cost(job, choice) for choice in layer_choices(job)]
         return job.tokens * (fullest_moment(chosen) + beside_layers(job))
     stages = [[layer_cost(job, choice) for choice in stage] for stage in _stages_of(job, rank.index)]
-    kept = max(sum(cost.kept for cost in stage) for stage in stages)
-    again = max(cost.again for stage in stages for cost in stage)
-    return job.tokens * (rank.live_stages * kept + again + _beside_stages(job, rank))
+    moments = fullest_moments(job, rank)
+    held = max(sum(held_of_layer(job, moments, cost.kept) for cost in stage) for stage in stages)
+    again = max(cost.again + turning(job, cost.kept) for stage in stages for cost in stage)
+    return job.tokens * (held + again + _beside_stages(job, rank))
 
 
 def mean_recomputed(job: Job) -> Recomputed:
@@ -146,10 +150,12 @@ def _numbers(job: Job) -> float:
 def _beside_stages(job: Job, rank: PipelineRank) -> float:
     """The same for a rank of a pipeline.
 
-    Of each micro-batch under way the output of its stage in two parts, of all in a step their numbers.
+    Of each micro-batch under way the output of its stage in two parts, or its input and the gradient of that; of all in
+    a step their numbers.
     """
     numbers = beside_layers(job) - 2.0 * job.model.hidden_size * job.value_bytes
-    return rank.live_stages * 2.0 * job.model.hidden_size * job.value_bytes + job.micro_batches * numbers
+    passes = max(moment.passes for moment in fullest_moments(job, rank))
+    return passes * 2.0 * job.model.hidden_size * job.value_bytes + job.micro_batches * numbers
 
 
 @lru_cache(maxsize=64)
@@ -183,22 +189,23 @@ def _within_budget_of(job: Job, rank: PipelineRank) -> tuple[LayerChoice, ...]:
 
     Bound: all of them whole, and what one layer computes again. So for each limit of the latter the rest is a sum.
     """
-    budget, layers, live = job.activation_budget_bytes, rank.largest_stage, rank.live_stages
+    budget, layers = job.activation_budget_bytes, rank.largest_stage
     assert budget is not None
     options = all_options(job)
     costs = [layer_cost(job, option) for option in options]
-    room = budget / job.tokens - _beside_stages(job, rank)
+    room, moments = budget / job.tokens - _beside_stages(job, rank), fullest_moments(job, rank)
+    held = [Cost(held_of_layer(job, moments, cost.kept), 0.0, cost.work) for cost in costs]
+    again = [cost.again + turning(job, cost.kept) for cost in costs]
     found: list[tuple[float, float, list[int]]] = []
-    for limit in {cost.again for cost in costs}:
-        numbers = [number for number, cost in enumerate(costs) if cost.again <= limit]
-        sums = [Cost(live * costs[number].kept, 0.0, costs[number].work) for number in numbers]
-        chosen = choose_cheapest(sums, layers, room - limit)
+    for limit in set(again):
+        numbers = [number for number, most in enumerate(again) if most <= limit]
+        chosen = choose_cheapest([held[number] for number in numbers], layers, room - limit)
         if chosen is not None:
             picked = [numbers[number] for number in chosen]
             found.append((sum(costs[number].work for number in picked), limit, picked))
     if not found:
-        least = min(live * layers * cost.kept + cost.again for cost in costs)
-        raise BudgetTooSmall(_too_small(job, live * layers, least, _beside_stages(job, rank)))
+        least = min(layers * one.kept + most for one, most in zip(held, again, strict=True))
+        raise BudgetTooSmall(_too_small(job, rank.live_stages * layers, least, _beside_stages(job, rank)))
     _, _, picked = min(found)
     picked.sort(key=lambda number: -costs[number].again)
     return tuple(options[number] for number in picked)
@@ -208,10 +215,13 @@ def _too_small(job: Job, layers: int, least: float, outside: float) -> str:
     """`layers`: times the micro-batches that are under way."""
     tokens, inputs = job.tokens, layer_cost(job, LAYER_AGAIN)
     needed = tokens * (least + outside)
+    late = ""
+    if job.layout.pipeline > 1 and job.layout.schedule == "ZeroBubble":
+        late = f"late gradients of a layer read {late_bytes(job):,.0f}, "
     return (
         f"activations of {tokens:,} tokens need at least {shown_gib(needed)} GiB on a rank: {layers} layers keep "
         f"{inputs.kept:,.0f} bytes of a token each where they are computed again, the one that backward computes again "
-        f"has {inputs.again:,.0f}, and {outside:,.0f} are outside of the layers; the smallest that works is "
+        f"has {inputs.again:,.0f}, {late}and {outside:,.0f} are outside of the layers; the smallest that works is "
         f"{shown_gib(needed)}"
     )
 

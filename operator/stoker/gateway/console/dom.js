@@ -44,6 +44,29 @@ export function batched(draw, signal) {
   };
 }
 
+/** Do `pieces` of work, one before each frame. Asked for again meanwhile, all are done once more. */
+export function sliced(pieces, signal) {
+  let next = pieces.length,
+    again = false;
+  const step = batched(() => {
+    pieces[next]();
+    next += 1;
+    if (next === pieces.length && again) {
+      again = false;
+      next = 0;
+    }
+    if (next < pieces.length) step();
+  }, signal);
+  return () => {
+    if (next < pieces.length) {
+      again = true;
+      return;
+    }
+    next = 0;
+    step();
+  };
+}
+
 /** A section with a heading that names it. */
 export function panel(title, ...children) {
   const id = `panel-${++panels}`;

@@ -52,7 +52,28 @@ export function latency(seconds) {
 }
 
 export const seconds = (from, to) => (from ? ((to ? Date.parse(to) : Date.now()) - Date.parse(from)) / 1000 : null);
-export const age = (time) => duration(seconds(time));
+
+/** How long ago something was, in one unit; it stays true while it is shown (`refreshAges`). */
+export const age = (time) =>
+  el("time", { datetime: time, title: time, data: { since: time } }, roughly(seconds(time)));
+
+/** Write all shown ages anew. */
+export function refreshAges() {
+  for (const one of document.querySelectorAll("time[data-since]")) {
+    const now = roughly(seconds(one.dataset.since));
+    if (one.textContent !== now) one.textContent = now;
+  }
+}
+
+/** A duration in its largest unit: `47 min`. */
+export function roughly(seconds) {
+  if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return DASH;
+  const s = Math.max(0, Math.round(seconds));
+  if (s < 60) return `${s} s`;
+  if (s < 5400) return `${Math.round(s / 60)} min`;
+  if (s < 129600) return `${Math.round(s / 3600)} h`;
+  return `${Math.round(s / 86400)} d`;
+}
 
 /** A moment, with the whole time as its title. */
 export function moment(time) {
@@ -93,6 +114,10 @@ const TONES = {
 
 /** A phase as a labelled badge. The word says everything; its colour repeats it. */
 export const badge = (phase) => el("span", { class: "badge", data: { tone: TONES[phase] ?? "calm" } }, phase || DASH);
+
+/** Who uses a checkpoint, of the gateway's `Kind/name`: `deployment chat`. */
+export const users = (found) =>
+  found.map((user) => user.replace("InferenceDeployment/", "deployment ").replace("TrainingJob/", "job "));
 
 /** A share from 0 to 1 as a bar with its number. */
 export function meter(share, label) {

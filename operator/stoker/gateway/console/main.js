@@ -1,5 +1,6 @@
 // The application: which page is shown, whether the connection lives, light or dark, who is signed in.
 import { el, fill } from "./dom.js";
+import { refreshAges } from "./format.js";
 import * as session from "./session.js";
 import * as checkpoints from "./pages/checkpoints.js";
 import * as cluster from "./pages/cluster.js";
@@ -17,6 +18,7 @@ const PAGES = [
   [/^#\/deployments$/, deployments],
   [/^#\/cluster$/, cluster],
 ];
+const AGES_MS = 10000;
 const at = (id) => document.getElementById(id);
 let leave = new AbortController();
 
@@ -64,17 +66,15 @@ function connection(state, why) {
 function refused(error) {
   if (error.status === 401) {
     session.setToken("");
-    route();
-    return;
+    return route();
   }
   connection("idle", "");
-  at("main").prepend(
-    el(
-      "p",
-      { class: "refused", role: "alert" },
-      error.status === 403 ? `Not allowed: ${error.message}` : error.message,
-    ),
-  );
+  const why = error.status === 403 ? `Not allowed: ${error.message}` : error.message;
+  const alert = el("p", { class: "refused", role: "alert" }, why);
+  if (error.status !== 404) return at("main").prepend(alert);
+  leave.abort(); // nothing of this page exists
+  const list = `#/${(location.hash || "#/jobs").split("/")[1]}`;
+  return fill(at("main"), el("h1", {}, "Not found"), alert, el("p", {}, el("a", { href: list }, "Show all")));
 }
 
 function theme() {
@@ -87,6 +87,7 @@ function theme() {
   dispatchEvent(new Event("stoker-theme"));
 }
 
+setInterval(() => !document.hidden && refreshAges(), AGES_MS);
 session.adoptKey();
 const chosen = localStorage.getItem("stoker.theme");
 if (chosen) document.documentElement.dataset.theme = chosen;

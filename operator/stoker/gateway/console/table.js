@@ -2,22 +2,37 @@
 import { el, fill } from "./dom.js";
 
 /**
- * Make a table. A column: `{title, cell(item) -> text or node, sort(item)?, numeric?}`.
+ * Make a table. A column: `{title, cell(item) -> text or node, sort(item)?, numeric?, width?}`.
  * `key(item)` is the item's identity, `version(item)` changes with what its row shows.
+ *
+ * A table that may become long gives each column a `width`: its least width in rem, and its share of what is left.
+ * Its rows are then laid out each by itself, and only those in sight: the time of a frame does not grow with the rows.
+ * All rows stay in the document, for the keyboard, the browser's search and screen readers: hence the roles, and for
+ * each row a name, what its first column sorts by. A browser may leave the cells of a row out of its accessibility tree
+ * until it comes into sight.
  */
 export function table({ caption, columns, key, version, empty, filter, sort = null }) {
+  const widths = columns.map((column) => column.width);
+  const long = widths.every((width) => width > 0);
+  const role = (name) => (long ? name : null);
   const rows = new Map();
   let items = [],
     order = sort ?? { column: -1, down: false },
     wanted = "";
-  const body = el("tbody");
+  const body = el("tbody", { role: role("rowgroup") });
   const none = el("p", { class: "empty", hidden: true }, empty);
   const heads = columns.map((column, index) => head(column, index));
   const count = el("span", { class: "muted", role: "status" });
   const scroll = el(
     "div",
     { class: "scroll" },
-    el("table", {}, el("caption", { class: "unseen" }, caption), el("thead", {}, el("tr", {}, heads)), body),
+    el(
+      "table",
+      { class: role("long"), role: role("table"), "aria-label": role(caption), style: layout(long, widths) },
+      el("caption", { class: "unseen" }, caption),
+      el("thead", { role: role("rowgroup") }, el("tr", { role: role("row") }, heads)),
+      body,
+    ),
   );
   const search =
     filter &&
@@ -48,7 +63,8 @@ export function table({ caption, columns, key, version, empty, filter, sort = nu
     const sortable = Boolean(column.sort);
     const button =
       sortable && el("button", { type: "button", class: "sort", on: { click: () => turn(index) } }, column.title);
-    return el("th", { scope: "col", class: column.numeric ? "number" : null }, button || column.title);
+    const properties = { scope: "col", role: role("columnheader"), class: column.numeric ? "number" : null };
+    return el("th", properties, button || column.title);
   }
 
   function turn(index) {
@@ -63,11 +79,15 @@ export function table({ caption, columns, key, version, empty, filter, sort = nu
     const cells = columns.map((column, index) =>
       el(
         index === 0 ? "th" : "td",
-        { scope: index === 0 ? "row" : null, class: column.numeric ? "number" : null },
+        {
+          scope: index === 0 ? "row" : null,
+          role: role(index === 0 ? "rowheader" : "cell"),
+          class: column.numeric ? "number" : null,
+        },
         column.cell(item),
       ),
     );
-    const made = known?.element ?? el("tr");
+    const made = known?.element ?? el("tr", { role: role("row"), "aria-label": long ? columns[0].sort(item) : null });
     const active = made.contains(document.activeElement) ? document.activeElement.dataset.focus : null;
     fill(made, cells);
     if (active) made.querySelector(`[data-focus="${CSS.escape(active)}"]`)?.focus();
@@ -82,11 +102,7 @@ export function table({ caption, columns, key, version, empty, filter, sort = nu
       if (index === order.column) cell.setAttribute("aria-sort", order.down ? "descending" : "ascending");
       else cell.removeAttribute("aria-sort");
     });
-    const wantedRows = shown.map(row);
-    wantedRows.forEach((made, index) => {
-      if (body.children[index] !== made) body.insertBefore(made, body.children[index] ?? null);
-    });
-    while (body.children.length > wantedRows.length) body.lastChild.remove();
+    place(body, shown.map(row));
     none.hidden = shown.length > 0;
     scroll.hidden = shown.length === 0;
     count.textContent = wanted ? `${shown.length} of ${items.length}` : `${items.length}`;
@@ -101,6 +117,31 @@ export function table({ caption, columns, key, version, empty, filter, sort = nu
   draw();
   none.hidden = true; // nothing is known yet
   return { element, update };
+}
+
+/** Make rows the children of `body`, in their order. A row that is there is moved, and keeps its focus. */
+function place(body, rows) {
+  const active = body.contains(document.activeElement) ? document.activeElement : null;
+  let next = body.firstElementChild;
+  for (const row of rows) {
+    if (row === next) next = next.nextElementSibling;
+    else body.insertBefore(row, next);
+  }
+  while (next) {
+    const left = next;
+    next = next.nextElementSibling;
+    left.remove();
+  }
+  if (active?.isConnected && document.activeElement !== active) active.focus({ preventScroll: true });
+}
+
+/** The widths of a long table, for its style sheet. */
+function layout(long, widths) {
+  if (!long) return {};
+  return {
+    "--columns": widths.map((width) => `minmax(${width}rem, ${width}fr)`).join(" "),
+    "--least": `${widths.reduce((sum, width) => sum + width, 0)}rem`,
+  };
 }
 
 /** Compare by a value; what has none comes last. */

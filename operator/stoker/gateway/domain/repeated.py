@@ -2,11 +2,38 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any
 
 FIXED = ("model", "modelFrom", "training", "optimization", "data")
 """Sections of a TrainingJob that cannot change, so that they show what the first request asked for."""
+
+
+DIGEST = "stoker.dev/request-digest"
+"""Annotation of a resource that was made with an Idempotency-Key: what its request asked for."""
+
+
+def request_digest(asked: Any) -> str:
+    """Digest of a request's values; equal for equal values, whatever their order."""
+    text = json.dumps(asked, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def difference(asked: Mapping[str, Any], stored: Mapping[str, Any]) -> str:
+    """What a resource was made for that the one of a repeated request is not; empty when it is the same.
+
+    Args:
+        asked: the resource that the request would make, with its digest.
+        stored: the resource that has its name.
+    """
+    wanted, made = asked.get("spec") or {}, stored.get("spec") or {}
+    section = next((name for name in FIXED if not is_part_of(wanted.get(name), made.get(name))), "")
+    digests = [(one["metadata"].get("annotations") or {}).get(DIGEST) for one in (asked, stored)]
+    if digests[1] is None:  # made by a release that noted none
+        return section
+    return "" if digests[0] == digests[1] else section or "body"
 
 
 def is_part_of(asked: Any, stored: Any) -> bool:

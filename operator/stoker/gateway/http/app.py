@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from stoker.gateway.cluster.interface import ApiError
-from stoker.gateway.http.caller import Gateway
+from stoker.gateway.http.caller import Gateway, authenticated
 from stoker.gateway.http.checkpoints import checkpoint_routes
 from stoker.gateway.http.cluster import cluster_routes
 from stoker.gateway.http.console import console_routes
@@ -21,6 +21,7 @@ from stoker.gateway.http.job_actions import job_action_routes
 from stoker.gateway.http.jobs import job_routes
 from stoker.gateway.http.logs import log_routes
 from stoker.gateway.http.metric_history import metric_history_routes
+from stoker.gateway.http.query import known_query
 from stoker.gateway.http.requests import RequestGuard
 from stoker.gateway.http.run_history import run_history_routes
 from stoker.gateway.http.serving import serving_routes
@@ -56,7 +57,7 @@ def make_app(gateway: Gateway) -> FastAPI:
         serving_routes(),
         cluster_routes(),
     ):
-        app.include_router(router)
+        app.include_router(router, dependencies=[Depends(authenticated), Depends(known_query)])
     app.add_api_route("/health", health, methods=["GET"], response_model=Health, responses={503: {"model": Health}})
     for path, probe in (("/livez", livez), ("/readyz", health), ("/metrics", metrics)):
         app.add_api_route(path, probe, methods=["GET"], include_in_schema=False)

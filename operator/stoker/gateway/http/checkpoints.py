@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from stoker.gateway.cluster.interface import CHECKPOINT, JOB, ApiError, Object, Selection, list_all
 from stoker.gateway.domain.names import keyed_name
+from stoker.gateway.domain.repeated import DIGEST, request_digest
 from stoker.gateway.domain.resumption import of_job
 from stoker.gateway.domain.states import ENDED, checkpoint_state, job_state
 from stoker.gateway.domain.views import checkpoint_view
@@ -25,6 +26,7 @@ from stoker.gateway.http.caller import (
     one_namespace,
 )
 from stoker.gateway.http.errors import ERRORS
+from stoker.gateway.http.jobs import reused_key
 from stoker.gateway.http.resource_views import EVENTS, PageQuery, Version, Watch, listed, shown
 from stoker.gateway.http.versions import IfNoneMatch
 from stoker.gateway.models import Checkpoint, CheckpointAnswer, CheckpointList, CheckpointRequest
@@ -73,11 +75,12 @@ async def _ask_for_save(call: Call, job: Object, pinned: bool, key: str | None) 
     metadata = job["metadata"]
     token = call.gateway.new_id() if key is None else f"{call.caller.name}\0{key}"
     name = keyed_name(f"{metadata['name'][:48]}-save", metadata["uid"], token)
+    digest = request_digest({"pinned": pinned})
     source = {"jobRef": {"name": metadata["name"], "uid": metadata["uid"]}}
     body = {
         "apiVersion": CHECKPOINT.api_version,
         "kind": CHECKPOINT.name,
-        "metadata": {"name": name, "namespace": metadata["namespace"]},
+        "metadata": {"name": name, "namespace": metadata["namespace"], "annotations": {DIGEST: digest}},
         "spec": {"source": source, "pinned": pinned},
     }
     try:
@@ -85,7 +88,10 @@ async def _ask_for_save(call: Call, job: Object, pinned: bool, key: str | None) 
     except ApiError as error:
         if key is None or error.reason != "AlreadyExists":
             raise
-        return await call.cluster.get(CHECKPOINT, metadata["namespace"], name)
+        found = await call.cluster.get(CHECKPOINT, metadata["namespace"], name)
+        if (found["metadata"].get("annotations") or {}).get(DIGEST, digest) != digest:
+            raise reused_key(found, "value of pinned") from error
+        return found
 
 
 async def list_of_job(

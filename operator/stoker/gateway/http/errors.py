@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from stoker.gateway.cluster.interface import ApiError, Cause
 from stoker.gateway.domain.sections import request_field
@@ -81,12 +82,36 @@ def add_handlers(app: FastAPI) -> None:
 
     async def on_http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        return answer(request, Problem(error.status_code, "request", str(error.detail), headers=error.headers))
+        return answer(request, _of_http(request, error))
 
     app.add_exception_handler(Problem, on_problem)
     app.add_exception_handler(ApiError, on_refusal)
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(HTTPException, on_http)
+
+
+def _of_http(request: Request, error: HTTPException) -> Problem:
+    """The problem of an error that the framework raised, in words that say what to do."""
+    if error.status_code == 405:
+        allowed = ", ".join(_methods(request))
+        return Problem(
+            405, "request", f"{request.method} is not allowed here; {allowed} is", headers={"Allow": allowed}
+        )
+    if error.status_code == 404:
+        return Problem(404, "request", f"no route {request.url.path[:200]}; /openapi.json lists all")
+    if error.status_code == 400:
+        return Problem(400, "request", "the body is no JSON, nests too deeply, or has a number with too many digits")
+    return Problem(error.status_code, "request", str(error.detail), headers=error.headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """The methods of all routes of a path; the framework names those of the first."""
+
+    def has(method: str) -> bool:
+        scope = {**request.scope, "method": method}
+        return any(route.matches(scope)[0] == Match.FULL for route in request.app.router.routes)
+
+    return [method for method in ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT") if has(method)]
 
 
 def answer(request: Request, problem: Problem) -> JSONResponse:
@@ -99,13 +124,24 @@ def answer(request: Request, problem: Problem) -> JSONResponse:
 
 def _invalid(error: RequestValidationError) -> Problem:
     """Name each wrong field of a request, with its value."""
-    found = [FieldProblem(field=_place(item["loc"]), message=_message(item)) for item in error.errors()]
+    found = [_field(item) for item in error.errors()]
     detail = "; ".join(f"{one.field}: {one.message}" for one in found)
     return Problem(422, "invalid", detail[:4000], errors=found)
 
 
+def _field(item: Mapping[str, Any]) -> FieldProblem:
+    if item["type"] == "json_invalid":
+        return FieldProblem(field="body", message=f"is no JSON: {item['ctx']['error']} at character {item['loc'][-1]}")
+    if item["type"] in ("model_attributes_type", "model_type", "dict_type") and item["loc"] == ("body",):
+        given = str(item.get("input"))[:200]
+        message = f"must be a JSON object, with the Content-Type application/json, got {given!r}"
+        return FieldProblem(field="body", message=message)
+    return FieldProblem(field=_place(item["loc"]), message=_message(item))
+
+
 def _place(location: tuple[Any, ...]) -> str:
     """A field of the body by its path, another with the part of the request before it."""
+    location = tuple(part for part in location if part != "[key]")
     parts = list(location[1:]) if location and location[0] == "body" else list(location)
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
     return text.lstrip(".") or "body"

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query, Response
 
 from stoker.gateway.cluster.interface import CHECKPOINT, JOB, ApiError, Object, Selection, list_all
 from stoker.gateway.domain.names import is_uid, keyed_name
+from stoker.gateway.domain.repeated import DIGEST, request_digest
 from stoker.gateway.domain.resumption import continued_spec, newest_verified, of_job, refuse_suspended, usable
 from stoker.gateway.domain.states import ENDED, JobState, job_state, phase_of
 from stoker.gateway.domain.views import job_answer
@@ -102,11 +103,16 @@ async def _begin_anew(
     namespace = job["metadata"]["namespace"]
     token = call.gateway.new_id() if key is None else f"{call.caller.name}\0{key}"
     name = keyed_name(f"{job['metadata']['name'][:48]}-go", job["metadata"]["uid"], token)
+    noted = {DIGEST: request_digest(wanted.model_dump())}
     spec = continued_spec(job, checkpoint, wanted.total_steps)
     body = {
         "apiVersion": JOB.api_version,
         "kind": JOB.name,
-        "metadata": {"name": name, "namespace": namespace},
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "annotations": noted,
+        },
         "spec": spec,
     }
     try:

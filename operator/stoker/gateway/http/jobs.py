@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from stoker.gateway.cluster.interface import JOB, ApiError, Object, Selection
 from stoker.gateway.domain.names import keyed_name
-from stoker.gateway.domain.repeated import FIXED, is_part_of
+from stoker.gateway.domain.repeated import DIGEST, difference, request_digest
 from stoker.gateway.domain.sections import to_spec
 from stoker.gateway.domain.states import JobState, job_state
 from stoker.gateway.domain.views import job_answer, job_view
@@ -112,7 +112,9 @@ def _sections(new: NewJob) -> dict[str, dict[str, Any]]:
 def _manifest(new: NewJob, namespace: str, caller: str, key: str | None) -> Object:
     """The TrainingJob of a request."""
     name = new.job_name if key is None else keyed_name(new.job_name, caller, key)
-    metadata = {"name": name, "namespace": namespace, **({"labels": new.labels} if new.labels else {})}
+    metadata: dict[str, Any] = {"name": name, "namespace": namespace, **({"labels": new.labels} if new.labels else {})}
+    if key is not None:
+        metadata["annotations"] = {DIGEST: request_digest(new.model_dump(by_alias=True, exclude_unset=True))}
     spec = to_spec(_sections(new), new.spec)
     return {"apiVersion": JOB.api_version, "kind": JOB.name, "metadata": metadata, "spec": spec}
 
@@ -121,10 +123,12 @@ async def repeated(call: Call, body: Object) -> Object:
     """The job of an earlier request with the same key. Raises Problem 422 when that asked for something else."""
     metadata = body["metadata"]
     found = await call.cluster.get(JOB, metadata["namespace"], metadata["name"])
-    for section in FIXED:
-        if not is_part_of(body["spec"].get(section), found["spec"].get(section)):
-            detail = (
-                f"Idempotency-Key: used before for a job with another {section} ({metadata['name']}): take a new key"
-            )
-            raise Problem(422, "idempotency-key-reused", detail)
+    if other := difference(body, found):
+        raise reused_key(found, other)
     return found
+
+
+def reused_key(found: Object, other: str) -> Problem:
+    """The refusal of a key whose first request made `found`, with another value of `other`."""
+    detail = f"Idempotency-Key: used before with another {other} ({found['metadata']['name']}): take a new key"
+    return Problem(422, "idempotency-key-reused", detail)

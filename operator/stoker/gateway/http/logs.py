@@ -15,6 +15,7 @@ from stoker.gateway.domain.log_lines import LogLine, log_line, merged
 from stoker.gateway.http.caller import Call, Caller, Namespace, ResourceId, find, one_namespace
 from stoker.gateway.http.errors import ERRORS, problem_of
 from stoker.gateway.http.stream import MEDIA_TYPE, event, with_heartbeat
+from stoker.gateway.problem import Problem
 
 JOB_UID = "stoker.dev/job-uid"
 ATTEMPT = "stoker.dev/attempt"
@@ -45,6 +46,8 @@ async def logs(
     """Read the log of all pods of an attempt, merged by time."""
     pods = await _pods(call, job_id, namespace)
     chosen = _of_attempt(pods, attempt)
+    if attempt is not None and not chosen:
+        raise _no_attempt(attempt, pods)
     as_events = MEDIA_TYPE in request.headers.get("accept", "")
     lines = _followed(call.cluster, chosen, tail_lines) if follow else _read(call.cluster, chosen, tail_lines)
     first = await anext(lines, None)  # a refusal is an answer of its own
@@ -73,6 +76,12 @@ def _label(pod: Object, name: str) -> int:
 def _of_attempt(pods: list[Object], attempt: int | None) -> list[Object]:
     newest = max((_label(pod, ATTEMPT) for pod in pods), default=0) if attempt is None else attempt
     return [pod for pod in pods if _label(pod, ATTEMPT) == newest]
+
+
+def _no_attempt(attempt: int, pods: list[Object]) -> Problem:
+    there = sorted({_label(pod, ATTEMPT) for pod in pods})
+    left = f"there are those of {', '.join(map(str, there))}" if there else "no pod of the job is left"
+    return Problem(404, "not-found", f"query.attempt: no pod of attempt {attempt}; {left}")
 
 
 async def lines_of(cluster: Cluster, pod: Object, tail: int | None) -> list[LogLine]:

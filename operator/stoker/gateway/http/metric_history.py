@@ -18,6 +18,7 @@ from stoker.gateway.http.caller import Call, Caller, Namespace, ResourceId, find
 from stoker.gateway.http.errors import ERRORS
 from stoker.gateway.http.logs import NODE_RANK, lines_of, pods_of
 from stoker.gateway.models import MetricHistory, MetricPoint
+from stoker.gateway.problem import wrong_field
 from stoker.pod.metric_log import COLUMNS, Sample
 from stoker.pod.metric_reader import MOST, BrokenHistory, History, parse_lines
 from stoker.pod.metric_thinning import FEWEST, thinned
@@ -50,6 +51,8 @@ async def history(
     max_points: Annotated[int, Query(ge=FEWEST, le=MOST, description="Of more, extremes and ends are kept")] = MOST,
 ) -> MetricHistory:
     """Read the metrics of a run by step, from its log; where that cannot be read, from the logs of its pods."""
+    if until_step is not None and until_step < after_step:
+        raise wrong_field("query.until_step", f"{until_step} is before after_step {after_step}")
     job = await find(call, JOB, one_namespace(call, namespace), job_id)
     pods = await pods_of(call, job)
     span = Span(after_step, until_step)

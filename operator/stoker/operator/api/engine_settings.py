@@ -77,6 +77,13 @@ class CacheSettings(Value):
     """Tenant's part of the keys of blocks in files."""
 
 
+class ExpertSettings(Value):
+    """Weights of a model's experts."""
+
+    on_device: Count | None = None
+    """Experts of each layer on a rank's device; the others wait in main memory until they are needed. Default: all."""
+
+
 class SchedulerSettings(Value):
     """Limits of one step."""
 
@@ -125,6 +132,7 @@ class EngineSettings(Runtime):
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Intra-op threads on the CPU; default: the cores that the pod may use."""
     cache: CacheSettings = CacheSettings()
+    experts: ExpertSettings | None = None
     scheduler: SchedulerSettings = SchedulerSettings()
     api: EngineApi = EngineApi()
     transfer: TransferSettings | None = None

@@ -5,9 +5,14 @@ Constants, read by renderers, reconcilers and the store.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any
 
 PREFIX = "stoker.dev"
+
+MANAGED_BY: Mapping[str, str] = {"app.kubernetes.io/managed-by": "stoker-operator"}
+"""The label of every object that the operator makes."""
 
 JOB = f"{PREFIX}/job"
 JOB_UID = f"{PREFIX}/job-uid"
@@ -50,3 +55,9 @@ class PodRole(StrEnum):
     ENGINE = "engine"
     ROUTER = "router"
     TASK = "task"
+
+
+def is_managed(resource: Mapping[str, Any]) -> bool:
+    """Whether the operator made an object."""
+    labels = resource["metadata"].get("labels") or {}
+    return all(labels.get(name) == value for name, value in MANAGED_BY.items())

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from stoker.operator.domain.labels import PREFIX
+from stoker.operator.domain.labels import NODE_RANK, PREFIX, ROLE, PodRole
 from stoker.operator.domain.plan import Object, Ref
 from stoker.operator.domain.text import shortened
 from stoker.operator.domain.waiting import waiting
@@ -48,6 +48,12 @@ class PodExit:
     """The program's own; None where it left none."""
     disrupted: bool = False
     """Whether it was evicted, pre-empted or lost with its node."""
+
+
+def answers_polls(pod: Object) -> bool:
+    """Whether the operator asks it for its status: the leader of a gang (it gathers the others), engines, routers."""
+    role = label(pod, ROLE)
+    return role in {PodRole.ENGINE, PodRole.ROUTER} or (role == PodRole.TRAINER and label(pod, NODE_RANK) in {"", "0"})
 
 
 def pod_state(pod: Object) -> PodState:

@@ -15,6 +15,7 @@ from typing import Any
 
 from stoker.operator.domain.placement.device_catalog import needs_of
 from stoker.operator.domain.placement.device_claim import PodClaims, claims_of_pod
+from stoker.operator.domain.placement.free_nodes import FreeNodes
 from stoker.operator.domain.placement.node_capacity import (
     NodeCapacity,
     PodUse,
@@ -52,6 +53,8 @@ class CapacityWatch:
         self._nodes: dict[str, NodeCapacity] = {}
         self._uses: dict[str, PodUse] = {}
         self._assumed: dict[str, PodUse] = {}
+        self._free = FreeNodes()
+        """The same nodes and pods, without devices."""
         self._all: tuple[NodeCapacity, ...] | None = None
         """What `nodes()` returned last; None after a change."""
 
@@ -70,7 +73,7 @@ class CapacityWatch:
     def use_of(self, pod: Object) -> PodUse | None:
         """What a pod takes from which node, seen or assumed; None for one without a node and after its end."""
         uid = pod["metadata"]["uid"]
-        found = self._uses.get(uid) or self._assumed.get(uid)
+        found = self._held(uid)
         return self._with_devices(uid, found) if found is not None else None
 
     def assume(self, patches: Iterable[Patch]) -> None:
@@ -79,7 +82,9 @@ class CapacityWatch:
             node = pinned_node({"spec": patch.body.get("spec") or {}})
             if node is not None:
                 self._all = None
+                before = self._held(patch.ref.uid)
                 self._assumed[patch.ref.uid] = PodUse(node, patch.requests)
+                self._free.count(before, self._held(patch.ref.uid))
 
     # The sink of the informers
 
@@ -100,15 +105,19 @@ class CapacityWatch:
         found = resource if _PART in resource else self.pruned(resource)
         if found["kind"] == "Node":
             return self._put_node(found[_PART])
-        if found[_CLAIMS] is not None:
-            self._claims[found["metadata"]["uid"]] = found[_CLAIMS]
-        return self._put_pod(found["metadata"]["uid"], found[_PART])
+        uid, claims = found["metadata"]["uid"], found[_CLAIMS]
+        if claims is not None and self._claims.get(uid) != claims:
+            self._claims[uid] = claims
+            self._taken.pop(uid, None)
+            self._all = None
+        return self._put_pod(uid, found[_PART])
 
     def remove(self, key: Key, uid: str, _version: int | None = None, *, last: Object | None = None) -> bool:  # noqa: ARG002
         """Forget a node or a pod that is gone."""
         if key.kind == "Node":
             self._all = None
             self._equipped = (None, 0, ())
+            self._free.drop_node(key.name)
             return self._nodes.pop(key.name, None) is not None
         self._claims.pop(uid, None)
         return self._drop_pod(uid)
@@ -119,7 +128,9 @@ class CapacityWatch:
             names = {item["metadata"]["name"] for item in items}
             self._all = None
             self._equipped = (None, 0, ())
-            self._nodes = {name: node for name, node in self._nodes.items() if name in names}
+            for name in self._nodes.keys() - names:
+                self._free.drop_node(name)
+                del self._nodes[name]
             return
         uids = {item["metadata"]["uid"] for item in items}
         self._claims = {uid: claims for uid, claims in self._claims.items() if uid in uids}
@@ -128,7 +139,13 @@ class CapacityWatch:
 
     # Inside
 
+    def _held(self, uid: str) -> PodUse | None:
+        """What is counted for a pod: as it was seen, else as it was assumed."""
+        return self._uses.get(uid) or self._assumed.get(uid)
+
     def _remaining(self, without: frozenset[str]) -> tuple[NodeCapacity, ...]:
+        if self.devices.catalog is None:
+            return self._free.nodes(use for uid in without if (use := self._held(uid)) is not None)
         return remaining(self._with_all_devices(), (*self._counted(without), *self._held_by_others()))
 
     def _counts_others(self) -> bool:
@@ -186,6 +203,7 @@ class CapacityWatch:
         if self._nodes.get(node.name) == node:
             return False
         self._nodes[node.name] = node
+        self._free.put_node(node)
         self._equipped = (None, 0, ())
         self._changed(grown=True)
         return True
@@ -197,6 +215,7 @@ class CapacityWatch:
             return False
         if use is None:
             return self._drop_pod(uid)
+        self._free.count(self._held(uid), use)
         self._assumed.pop(uid, None)
         self._uses[uid] = use
         self._changed(grown=before is not None)
@@ -204,6 +223,7 @@ class CapacityWatch:
 
     def _drop_pod(self, uid: str) -> bool:
         self._taken.pop(uid, None)
+        self._free.count(self._held(uid), None)
         taken = [held.pop(uid, None) for held in (self._uses, self._assumed)]
         if not any(taken):
             return False

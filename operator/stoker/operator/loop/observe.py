@@ -169,7 +169,9 @@ def _labelled(changed: Object) -> Iterator[Key]:
 
 def _both_ways(store: Store, changed: Object) -> Iterator[Key]:
     yield from _keys(found for found in store.referring_to(key_of(changed)) if found["kind"] in OURS)
-    yield from (target for target in references(changed) if target.kind in OURS)
+    key = key_of(changed)
+    named = store.references_of(key) if store.get(key) is changed else references(changed)
+    yield from (target for target in named if target.kind in OURS)
     checkpoint = store.by_uid(_label(changed, CHECKPOINT_UID))
     if checkpoint is not None:
         yield key_of(checkpoint)

@@ -47,6 +47,7 @@ from stoker.operator.loop.observe import interested, observe, only_heartbeat, on
 from stoker.operator.loop.poller import Poller
 from stoker.operator.loop.public_keys import PublicKeys
 from stoker.operator.loop.room_queue import RoomQueue
+from stoker.operator.loop.shared_watch import SharedWatch
 from stoker.operator.loop.store import Change, Store, key_of
 from stoker.operator.loop.work_queue import WorkQueue
 from stoker.operator.render.keys import keys_object
@@ -66,6 +67,8 @@ FIRST_LIST_S = 10.0
 ROOM_S = 1.0
 """Shortest time between two offers of room to gangs that wait for it."""
 
+SHARED = ("Node", "Pod")
+"""Kinds with one watch for store and capacity, where all nodes and pods are in view."""
 WATCHED = tuple(kind for kind in KINDS if kind != "Event")
 
 
@@ -104,6 +107,7 @@ class Operator:
         self.informers = [
             Informer(cluster, kind, self.store, self.clock, jitter, namespace=namespace)
             for kind in kinds
+            if everything is None or kind not in SHARED
             for namespace in (namespaces if namespaces and KINDS[kind].namespaced else (None,))
         ]
         self.capacity = CapacityWatch(self._note_room)
@@ -113,9 +117,8 @@ class Operator:
         self._device_informers: list[Informer] = []
         self._devices_found = asyncio.Event()
         if everything is not None:
-            self.informers += [
-                Informer(everything, kind, self.capacity, self.clock, jitter) for kind in ("Node", "Pod")
-            ]
+            shared = SharedWatch(self.store, self.capacity)
+            self.informers += [Informer(everything, kind, shared, self.clock, jitter) for kind in SHARED]
 
     async def run(self) -> None:
         """Work until cancelled. No pass begins before every kind was listed once."""

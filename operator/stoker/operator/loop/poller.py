@@ -13,14 +13,18 @@ from collections.abc import Callable
 
 from stoker.operator.cluster.interface import Cluster, ClusterError
 from stoker.operator.domain.clock import Clock
-from stoker.operator.domain.labels import NODE_RANK, ROLE
+from stoker.operator.domain.labels import JOB_UID, ROLE, PodRole
 from stoker.operator.domain.plan import Object, Ref, Report
+from stoker.operator.domain.pods import answers_polls, label
 from stoker.operator.loop.store import Store
 
 log = logging.getLogger(__name__)
 
 MAX_POLLS = 64
 """Polls at the same time."""
+STEADY_POLLS_PER_S = 100.0
+"""Polls per second of jobs that run undisturbed: a thousand of them are asked every ten seconds. A job that starts,
+saves, drains or stops is asked in every round, as engines and routers are."""
 
 Wake = Callable[[Object], None]
 Note = Callable[[Object, Report], None]
@@ -43,6 +47,8 @@ class Poller:
         self.note = note
         self._slots = asyncio.Semaphore(MAX_POLLS)
         self._polls: dict[str, asyncio.Task[None]] = {}
+        self._steady: dict[str, None] = {}
+        """Uids of leaders of undisturbed jobs, the one that was asked longest ago first."""
 
     async def run(self) -> None:
         """Poll for ever. A pod that answers slowly delays no other."""
@@ -66,10 +72,22 @@ class Poller:
 
     def _start(self) -> None:
         self._polls = {uid: poll for uid, poll in self._polls.items() if not poll.done()}
-        for pod in polled_pods(self.store):
+        for pod in self._due():
             uid = pod["metadata"]["uid"]
             if uid not in self._polls:
                 self._polls[uid] = asyncio.ensure_future(self._poll(pod))
+
+    def _due(self) -> list[Object]:
+        """The pods of this round: all, but of undisturbed jobs no more than their share, in turn."""
+        pods = {pod["metadata"]["uid"]: pod for pod in polled_pods(self.store)}
+        steady = [uid for uid, pod in pods.items() if _is_steady(self.store, pod)]
+        known = {*steady}
+        in_turn = {**{uid: None for uid in self._steady if uid in known}, **dict.fromkeys(steady)}
+        share = max(1, round(self.interval_s * STEADY_POLLS_PER_S))
+        asked, later = [*in_turn][:share], [*in_turn][share:]
+        self._steady = dict.fromkeys([*later, *asked])
+        waiting = {*later}
+        return [pod for uid, pod in pods.items() if uid not in waiting]
 
     async def _poll(self, pod: Object) -> None:
         metadata = pod["metadata"]
@@ -88,12 +106,16 @@ class Poller:
 
 def polled_pods(store: Store) -> list[Object]:
     """Running pods that report: node rank 0 of a gang (it gathers the others), engines, routers."""
-    return [pod for pod in store.of_kind("Pod") if _reports(pod)]
+    return [pod for pod in store.of_kind("Pod") if _runs(pod) and answers_polls(pod)]
 
 
-def _reports(pod: Object) -> bool:
-    labels = pod["metadata"].get("labels") or {}
-    if (pod.get("status") or {}).get("phase") != "Running":
+def _runs(pod: Object) -> bool:
+    return (pod.get("status") or {}).get("phase") == "Running"
+
+
+def _is_steady(store: Store, pod: Object) -> bool:
+    """Whether it is the leader of a job that runs, and has reported before."""
+    if label(pod, ROLE) != PodRole.TRAINER or store.report(pod["metadata"]["uid"]) is None:
         return False
-    role = labels.get(ROLE)
-    return role in ("engine", "router") or (role == "trainer" and labels.get(NODE_RANK, "0") == "0")
+    job = store.by_uid(label(pod, JOB_UID) or "")
+    return job is not None and (job.get("status") or {}).get("phase") == "Running"

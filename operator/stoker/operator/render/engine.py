@@ -294,6 +294,7 @@ def _config(deployment: InferenceDeployment, pool: Pool, source: ModelSource, se
     plain = engine.model_dump(mode="json", exclude_none=True)
     plain.pop("transfer", None)
     plain["cache"] |= _tiers_config(engine.cache)
+    plain["scheduler"]["aging_s"] = plain["scheduler"].pop("aging_seconds")
     api = plain.pop("api")
     if api.pop("api_key_secret_ref", None) is not None:
         api["api_key_file"] = f"{API_KEYS_FOLDER}/keys"

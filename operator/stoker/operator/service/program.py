@@ -24,9 +24,11 @@ from stoker.operator.cluster.kinds import device_kinds
 from stoker.operator.cluster.kube.connection import ApiConnection
 from stoker.operator.cluster.kube.credentials import Access, own_namespace
 from stoker.operator.cluster.kube.kube_cluster import KubeCluster, View
+from stoker.operator.cluster.kube.pod_addresses import PodAddresses
 from stoker.operator.cluster.kube.rate_limit import RateLimit
 from stoker.operator.cluster.pod_http import PodHttp
 from stoker.operator.domain.clock import Clock, SystemClock, timestamp
+from stoker.operator.domain.labels import MANAGED_BY
 from stoker.operator.domain.plan import Key
 from stoker.operator.loop.metrics import OperatorMetrics, OperatorState
 from stoker.operator.loop.operator import WATCHED, Operator
@@ -51,9 +53,8 @@ KEYS_S = 60.0
 SCHEDULERS_S = 60.0
 """Time between two looks at the API groups."""
 LEASE_QPS = 10.0
-OURS_BY_LABEL = {"app.kubernetes.io/managed-by": "stoker-operator"}
 VIEW = View(
-    labels=dict.fromkeys(("Pod", "Service", "PodDisruptionBudget", "NetworkPolicy"), OURS_BY_LABEL),
+    labels=dict.fromkeys(("Pod", "Service", "PodDisruptionBudget", "NetworkPolicy"), MANAGED_BY),
     metadata_only=frozenset({"ConfigMap", "Secret"}),
 )
 """Pods of others are not listed; of ConfigMaps and Secrets only the metadata is read."""
@@ -108,8 +109,9 @@ class OperatorProgram:
         folder = config.control_key.folder
         pods = PodHttp(b"", self.clock, lambda: secrets.token_hex(16), poll_timeout_s=config.poll.timeout_s)
         connection = self._connection(config.api.qps, config.api.burst, self.metrics.requested)
-        kube = KubeCluster(connection, pods, view=VIEW, page_size=config.api.page_size)
-        everything = KubeCluster(connection, pods, view=View(), page_size=config.api.page_size)
+        size, addresses = config.api.page_size, PodAddresses()
+        kube = KubeCluster(connection, pods, view=VIEW, page_size=size, addresses=addresses)
+        everything = KubeCluster(connection, pods, view=View(), page_size=size, addresses=addresses)
         cluster = FencedCluster(kube, self.elector.valid)
         try:
             secret = KeySecret(

@@ -13,15 +13,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
-
-import kopf
 
 from stoker.operator.cluster.kinds import GROUP, KINDS, OURS, VERSION
 from stoker.operator.cluster.kube.credentials import Access, load_configuration
 from stoker.operator.domain.plan import Key
+
+
+@contextmanager
+def _absent(package: str) -> Iterator[None]:
+    """Hide a package that is not loaded yet."""
+    if package in sys.modules:
+        yield
+        return
+    sys.modules[package] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[package]
+
+
+with _absent("kubernetes"):
+    # Kopf loads the client library where it is installed, to recognise its models: 12 MB for what is not used here.
+    import kopf
 
 log = logging.getLogger(__name__)
 

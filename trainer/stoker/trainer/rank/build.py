@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -23,6 +23,7 @@ from stoker.model.kernels.kernel_set import resolve_kernels
 from stoker.model.kernels.ops import Ops
 from stoker.model.lora import adapter_parts
 from stoker.model.parameter import Part
+from stoker.pod.capabilities import AttentionName
 from stoker.pod.plan.memory import OFFLOAD_PIECE
 from stoker.trainer.protocol.channel import RankChannel
 from stoker.trainer.protocol.config import TrainerConfig
@@ -64,6 +65,9 @@ from stoker.trainer.rank.train_step import ForwardPass, Passes
 from stoker.trainer.rank.weight_decay import decay_by_name
 from stoker.trainer.rank.zero import Zero
 
+if TYPE_CHECKING:
+    from stoker.model.kernels.ahead.layered_cache import KernelLookups
+
 
 @dataclass(frozen=True, kw_only=True)
 class RankContext:
@@ -73,6 +77,8 @@ class RankContext:
     save_group: SaveGroup
     channel: RankChannel
     device: torch.device
+    lookups: KernelLookups | None = None
+    """Of the shipped kernels, where this process looks there."""
 
 
 def make_zero(
@@ -210,7 +216,7 @@ def open_loop(
         OtherModel: it is sound, but not of this model.
         DataError: the corpus is not that of the checkpoint.
     """
-    compiled = CompileClock(context.device)
+    compiled = CompileClock(context.device, context.lookups)
     fill = None if inputs.initial_weights is None else inputs.initial_weights.fill
     zero = make_zero(config, inputs.model, context.mesh, context.device, fill)
     parts = all_parts(inputs.model)
@@ -248,9 +254,14 @@ def open_loop(
             zero.close()
 
 
-def make_passes(config: TrainerConfig, context: RankContext, model: Model, zero: Zero) -> Passes:
-    """Passes through the whole model, or through the stages of a pipeline."""
-    _, attention = make_ops(config, context.device)
+def make_passes(
+    config: TrainerConfig, context: RankContext, model: Model, zero: Zero, attention: AttentionName | None = None
+) -> Passes:
+    """Passes through the whole model, or through the stages of a pipeline.
+
+    `attention`: as the configuration chooses it for the context's device, unless it is given.
+    """
+    attention = attention or make_ops(config, context.device)[1]
     recompute = config.memory.activation_checkpointing == "full"
     group = context.mesh.context
     shared = None if group is None else ContextGroup(group, config.parallelism.context_method)

@@ -234,7 +234,7 @@ class Loop:
             eta_s=self._clock.eta_s(self.total_steps - self.progress.step),
             skipped_steps=self.progress.skipped_steps,
             loss_scale=scale.scale if (scale := self._train_step.loss_scale) else None,
-            compile_s=self._compiled.seconds if self._compiled and self._clock.steps == 1 else None,
+            compile_s=self._compiled.end_first_step() if self._compiled and self._clock.steps == 1 else None,
             **router_fields(result.router),
         )
 

@@ -16,14 +16,16 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
 from stoker.checkpoint.store import CheckpointRoot
+from stoker.model.kernels.ahead.look_up import look_up_shipped_kernels
+from stoker.model.kernels.kernel_set import resolve_kernels
 from stoker.model.memory import keep_freed_memory
 from stoker.pod.causes import EXIT_CODES, Cause, CauseRule, cause_of_error, is_explained, mentions
-from stoker.pod.config_file import load
+from stoker.pod.config_file import ConfigError, load
 from stoker.trainer.protocol.channel import RankChannel
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.error_causes import ERROR_CAUSES, describe_error
@@ -44,6 +46,9 @@ from stoker.trainer.rank.rank_info import RankInfo, find_rank_info
 from stoker.trainer.rank.resume import choose_resume
 from stoker.trainer.rank.run_inputs import check_agreement, collect_run_inputs
 from stoker.trainer.rank.save_group import make_save_group
+
+if TYPE_CHECKING:
+    from stoker.model.kernels.ahead.layered_cache import KernelLookups
 
 MAX_DETAIL = 2000
 LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused")
@@ -120,7 +125,8 @@ def open_rank(options: argparse.Namespace, environment: Mapping[str, str], chann
     report(f"WaitingForRanks {dims.world_size}")
     root = CheckpointRoot(Path(config.checkpoint.root))
     with process_group(config, info, device, listener), hold_root(config, info, root):
-        context = make_rank_context(dims, device, channel, collective_timeout(config))
+        lookups = look_up_kernels(config, device)
+        context = make_rank_context(dims, device, channel, collective_timeout(config), lookups)
         channel.send(MomentEvent(moment="joined"))
         resume = choose_resume(config, root, context.save_group, report)
         inputs = collect_run_inputs(config, context.mesh, device, resume is not None, report)
@@ -129,15 +135,31 @@ def open_rank(options: argparse.Namespace, environment: Mapping[str, str], chann
             yield loop
 
 
+def look_up_kernels(config: TrainerConfig, device: torch.device) -> KernelLookups | None:
+    """Look kernels up among those that were shipped, from now on.
+
+    Raises:
+        ConfigError: the folder that the environment names is none of them, or the kernels are not for this device.
+    """
+    try:
+        return look_up_shipped_kernels(resolve_kernels(config.kernels, device.type), device)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
 def make_rank_context(
-    dims: ParallelDims, device: torch.device, channel: RankChannel, timeout: timedelta
+    dims: ParallelDims,
+    device: torch.device,
+    channel: RankChannel,
+    timeout: timedelta,
+    lookups: KernelLookups | None = None,
 ) -> RankContext:
     """Open this rank's communicators (collective: every rank of the gang calls it)."""
     mesh = open_mesh(dims, AxisGroups(device, timeout))
     save_group = make_save_group(range(dims.world_size), timeout)
     assert mesh is not None
     assert save_group is not None
-    return RankContext(mesh=mesh, save_group=save_group, channel=channel, device=device)
+    return RankContext(mesh=mesh, save_group=save_group, channel=channel, device=device, lookups=lookups)
 
 
 @contextlib.contextmanager

@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stoker.model.pinned import pinned_memory
 from stoker.pod.plan.memory import OFFLOAD_WINDOWS
 from stoker.trainer.rank.bucket import LINE, Bucket
 from stoker.trainer.rank.communicator import DONE, Pending
 from stoker.trainer.rank.copy_queues import Queues, queues_of
 from stoker.trainer.rank.optimizer import Adam, EarlyPiece, HeldState, HostCopy, UpdateNumbers
-from stoker.trainer.rank.pinned import pinned_memory
 
 
 def host_memory(values: Tensor) -> Tensor:

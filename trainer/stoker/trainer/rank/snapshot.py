@@ -19,13 +19,13 @@ from stoker.checkpoint.dtype import to_float32
 from stoker.checkpoint.manifest import TensorInfo
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.model.parameter import Part
+from stoker.model.pinned import pinned_memory
 from stoker.trainer.errors import OtherModel
 from stoker.trainer.rank.bucket_state import BucketState, HeldBucket
 from stoker.trainer.rank.communicator import Pending
 from stoker.trainer.rank.frozen import FrozenState
 from stoker.trainer.rank.mesh import Mesh
 from stoker.trainer.rank.piece_map import ALL_KINDS, HostPiece, ShardPiece, shard_pieces, state_tensors
-from stoker.trainer.rank.pinned import pinned_memory
 from stoker.trainer.rank.save_group import SaveGroup
 from stoker.trainer.rank.zero import Zero
 

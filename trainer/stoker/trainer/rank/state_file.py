@@ -19,9 +19,9 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
+from stoker.model.pinned import pinned_memory
 from stoker.pod.plan.memory import DISK_THREADS
 from stoker.trainer.errors import StorageFailed
-from stoker.trainer.rank.pinned import pinned_memory
 
 T = TypeVar("T")
 Transfer = Callable[..., int]

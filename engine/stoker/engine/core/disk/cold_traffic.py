@@ -164,8 +164,12 @@ class ColdTraffic:
 
     def stats(self, name: str) -> ColdTierStats | None:
         """Figures of one tier; None where it is not configured."""
-        found = next((tier for tier in self.tiers if tier.name == name), None)
+        found = self.find(name)
         return replace(found.stats(), late=self.num_late) if found is not None else None
+
+    def find(self, name: str) -> ColdTier | None:
+        """The tier of a name; None where it is not configured."""
+        return next((tier for tier in self.tiers if tier.name == name), None)
 
     def close(self) -> None:
         for tier in self.tiers:

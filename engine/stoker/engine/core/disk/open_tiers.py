@@ -19,6 +19,7 @@ from stoker.engine.core.disk.shared_index import SharedIndex
 from stoker.engine.core.disk.store_tier import StoreTier
 from stoker.engine.core.host_index import HostIndex
 from stoker.engine.core.tier_costs import TierCosts
+from stoker.engine.transfer.fingerprint import digest_of
 from stoker.pod.config_file import ConfigError
 
 
@@ -39,6 +40,11 @@ def open_cold_traffic(
         tiers.append(store_tier(config.cache.store, identity, slots_SN, clock))
     layout = identity.layout
     return ColdTraffic(index, tiers, costs, layout.block_size, layout.block_bytes, clock)
+
+
+def store_name(store: StoreConfig, identity: BlockIdentity) -> str:
+    """The name of the blocks that an engine can use in its store: equal for engines that share them."""
+    return digest_of({"root": identity.root.hex(), "paths": sorted(store.paths)})[:16]
 
 
 def count_disk_blocks(config: EngineConfig, identity: BlockIdentity) -> int:

@@ -53,6 +53,10 @@ class StoreTier:
     def holds(self, content: BlockContent) -> bool:
         return self._next(content, set()) is not None
 
+    def lists(self, content: BlockContent) -> bool:
+        """Whether some volume has it by its listing, whichever would be read."""
+        return any(volume.holds(content) for volume in self.volumes.values())
+
     def room(self) -> int:
         return max(volume.room() for volume in self.volumes.values())
 

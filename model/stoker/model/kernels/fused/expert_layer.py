@@ -15,9 +15,10 @@ from stoker.model.kernels.expert_weights import ExpertWeights
 from stoker.model.kernels.fused.expert_order import order_rows
 from stoker.model.kernels.fused.expert_pairs import pair_products
 from stoker.model.kernels.fused.expert_products import grouped_products
-from stoker.model.kernels.fused.expert_router import route_few, route_rows
+from stoker.model.kernels.fused.expert_router import Choices, route_few, route_rows
 from stoker.model.kernels.fused.expert_tiles import tiles_for
 from stoker.model.kernels.fused.few_rows import RowNorm
+from stoker.model.kernels.fused.hosted_layer import products_of_slots
 from stoker.model.kernels.fused.norm import add_rms_norm, rms_norm, wants_grad
 
 MAX_PAIR_TOKENS = 2
@@ -34,8 +35,10 @@ def experts(x_TD: Tensor, weights: ExpertWeights) -> Tensor | None:
         return None
     x_TD = x_TD.contiguous()
     if suits_pairs(x_TD, weights):
-        return pair_products(x_TD, route_few(x_TD, None, weights)[0], weights)
+        return products_of_pairs(x_TD, route_few(x_TD, None, weights)[0], weights)
     choices = route_rows(x_TD, weights)
+    if weights.hosted is not None:
+        return products_of_slots(x_TD, choices, weights, weights.hosted)
     order = order_rows(choices.experts, weights.num_own, weights.first)
     tiles = tiles_for(len(order.sources), weights.num_experts, x_TD.dtype)
     return grouped_products(x_TD, choices, order, weights, tiles)
@@ -50,13 +53,20 @@ def norm_experts(
         return None
     if suits_pairs(x_TD, weights):
         choices, few = route_few(x_TD, RowNorm(update_TD, norm_D, eps), weights)
-        return pair_products(few.normed, choices, weights), few.total
+        return products_of_pairs(few.normed, choices, weights), few.total
     normed_TD, total_TD = (
         (rms_norm(x_TD, norm_D, eps), x_TD) if update_TD is None else add_rms_norm(update_TD, x_TD, norm_D, eps)
     )
     y_TD = experts(normed_TD, weights)
     assert y_TD is not None
     return y_TD, total_TD
+
+
+def products_of_pairs(x_TD: Tensor, choices: Choices, weights: ExpertWeights) -> Tensor:
+    """Return the weighted sum of few tokens' experts, y_TD."""
+    if weights.hosted is None:
+        return pair_products(x_TD, choices, weights)
+    return products_of_slots(x_TD, choices, weights, weights.hosted, pairs=True)
 
 
 def suits(x_TD: Tensor, weights: ExpertWeights) -> bool:

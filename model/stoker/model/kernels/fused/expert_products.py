@@ -34,7 +34,8 @@ def grouped_products(
 ) -> Tensor:
     """Return the weighted sum of each token's experts, y_TD."""
     activated_SF = grouped_gate_up(x_TD, order, weights, tiles.gate_up)
-    return sum_choices(grouped_down(activated_SF, order, weights, tiles.down), choices, weights)
+    y_SD = grouped_down(activated_SF, order, weights, tiles.down)
+    return sum_choices(y_SD, choices, weights.first, weights.num_own)
 
 
 def grouped_gate_up(x_TD: Tensor, order: RowOrder, weights: ExpertWeights, tile: ExpertTile) -> Tensor:
@@ -57,10 +58,13 @@ def grouped_gate_up(x_TD: Tensor, order: RowOrder, weights: ExpertWeights, tile:
     return activated_SF
 
 
-def grouped_down(activated_SF: Tensor, order: RowOrder, weights: ExpertWeights, tile: ExpertTile) -> Tensor:
-    """Return each choice's result in the order of tokens and choices, y_SD."""
+def grouped_down(
+    activated_SF: Tensor, order: RowOrder, weights: ExpertWeights, tile: ExpertTile, into: Tensor | None = None
+) -> Tensor:
+    """Return each choice's result in the order of tokens and choices, y_SD: `into`, if given, of which only the rows of
+    the order are written."""
     num_rows = len(order.sources)
-    y_SD = activated_SF.new_empty(num_rows, weights.hidden)
+    y_SD = activated_SF.new_empty(num_rows, weights.hidden) if into is None else into
     described = tile.described and is_aligned(weights.down)
     down_kernel[grid(num_rows, weights.hidden, weights, tile)](
         activated_SF,
@@ -76,8 +80,11 @@ def grouped_down(activated_SF: Tensor, order: RowOrder, weights: ExpertWeights, 
     return y_SD
 
 
-def sum_choices(y_SD: Tensor, choices: Choices, weights: ExpertWeights) -> Tensor:
-    """Return the weighted sum over each token's choices that were computed, y_TD, added in float32."""
+def sum_choices(y_SD: Tensor, choices: Choices, first: int, num_own: int) -> Tensor:
+    """Return the weighted sum over each token's choices, y_TD, added in float32.
+
+    Only those count that were computed: of `num_own` experts from `first` on.
+    """
     num_tokens, num_choices = choices.weights.shape
     y_TD = y_SD.new_empty(num_tokens, y_SD.shape[1])
     sum_kernel[(num_tokens, triton.cdiv(y_SD.shape[1], SUM_BLOCK))](
@@ -86,8 +93,8 @@ def sum_choices(y_SD: Tensor, choices: Choices, weights: ExpertWeights) -> Tenso
         choices.weights,
         y_TD,
         y_SD.shape[1],
-        weights.first,
-        weights.num_own,
+        first,
+        num_own,
         CHOICES=num_choices,
         BLOCK=SUM_BLOCK,
         enable_fp_fusion=True,

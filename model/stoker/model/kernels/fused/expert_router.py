@@ -17,7 +17,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from stoker.model.kernels.expert_weights import ExpertWeights
-from stoker.model.kernels.fused.few_rows import RowNorm
+from stoker.model.kernels.fused.few_rows import RowNorm, normed_row, summed_row
 from stoker.model.kernels.fused.launch import overlap, wait_for_last
 
 FEW_EXPERTS = 2
@@ -293,16 +293,9 @@ def few_logits_kernel(
     if OVERLAPS:
         gdc_wait()
     for row in tl.static_range(ROWS):
-        row_D = tl.load(x + row * depth + column, mask=inside, other=0.0).to(tl.float32)
-        if HAS_UPDATE:
-            row_D += tl.load(update + row * depth + column, mask=inside, other=0.0).to(tl.float32)
-            rounded = row_D.to(total.dtype.element_ty)
-            if tl.program_id(0) == 0:
-                tl.store(total + row * depth + column, rounded, mask=inside)
-            row_D = rounded.to(tl.float32)
+        row_D = summed_row(x, update, total, row, depth, column, inside, HAS_UPDATE)
         if HAS_NORM:
-            scale = 1.0 / tl.sqrt_rn(tl.sum(row_D * row_D, 0) / depth + eps)
-            scaled = (row_D * scale * scaling_D.to(tl.float32)).to(x.dtype.element_ty)
+            scaled = normed_row(row_D, scaling_D, depth, eps).to(x.dtype.element_ty)
             if tl.program_id(0) == 0:
                 tl.store(normed + row * depth + column, scaled, mask=inside)
             row_D = scaled.to(tl.float32)

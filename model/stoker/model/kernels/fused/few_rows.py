@@ -116,6 +116,26 @@ def launch(
 
 
 @triton.jit
+def summed_row(x, update, total, row, depth, column, inside, HAS_UPDATE: tl.constexpr):
+    """A row of x + update in float32, rounded as if it were stored in between; the first program stores it."""
+    row_D = tl.load(x + row * depth + column, mask=inside, other=0.0).to(tl.float32)
+    if HAS_UPDATE:
+        row_D += tl.load(update + row * depth + column, mask=inside, other=0.0).to(tl.float32)
+        rounded = row_D.to(total.dtype.element_ty)
+        if tl.program_id(0) == 0:
+            tl.store(total + row * depth + column, rounded, mask=inside)
+        row_D = rounded.to(tl.float32)
+    return row_D
+
+
+@triton.jit
+def normed_row(row_D, scaling_D, depth, eps):
+    """rms_norm of a row, in float32."""
+    scale = 1.0 / tl.sqrt_rn(tl.sum(row_D * row_D, 0) / depth + eps)
+    return row_D * scale * scaling_D.to(tl.float32)
+
+
+@triton.jit
 def few_rows_kernel(
     x, update, norm, weight, y, total, num_outputs, depth, eps,
     ROWS: tl.constexpr, HAS_UPDATE: tl.constexpr, HAS_NORM: tl.constexpr, IS_GATED: tl.constexpr,
@@ -141,16 +161,9 @@ def few_rows_kernel(
     if OVERLAPS:
         gdc_wait()
     for row in tl.static_range(ROWS):
-        row_D = tl.load(x + row * depth + column, mask=inside, other=0.0).to(tl.float32)
-        if HAS_UPDATE:
-            row_D += tl.load(update + row * depth + column, mask=inside, other=0.0).to(tl.float32)
-            rounded = row_D.to(total.dtype.element_ty)
-            if tl.program_id(0) == 0:
-                tl.store(total + row * depth + column, rounded, mask=inside)
-            row_D = rounded.to(tl.float32)
+        row_D = summed_row(x, update, total, row, depth, column, inside, HAS_UPDATE)
         if HAS_NORM:
-            scale = 1.0 / tl.sqrt_rn(tl.sum(row_D * row_D, 0) / depth + eps)
-            row_D = (row_D * scale * scaling_D.to(tl.float32)).to(x.dtype.element_ty).to(tl.float32)
+            row_D = normed_row(row_D, scaling_D, depth, eps).to(x.dtype.element_ty).to(tl.float32)
         result_E = tl.sum(weights_ED.to(tl.float32) * row_D[None, :], 1)
         if IS_GATED:
             gate = result_E.to(y.dtype.element_ty).to(tl.float32)

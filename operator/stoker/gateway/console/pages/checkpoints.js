@@ -2,7 +2,7 @@
 import { actionButton, confirmed, notice, send } from "../actions.js";
 import { address, read, resource } from "../api.js";
 import { el, fill, panel } from "../dom.js";
-import { badge, bytes, count, moment, number } from "../format.js";
+import { badge, bytes, count, moment, number, users } from "../format.js";
 import { CHECKPOINTS, JOBS, liveList } from "../live.js";
 import { table } from "../table.js";
 import { jobLink } from "./jobs.js";
@@ -16,9 +16,10 @@ export function show(main, page) {
   const rows = table({
     caption: "Checkpoints",
     columns: [
-      { title: "Checkpoint", sort: (one) => one.checkpoint_name, cell: (one) => one.checkpoint_name },
+      { title: "Checkpoint", width: 9, sort: (one) => one.checkpoint_name, cell: (one) => one.checkpoint_name },
       {
         title: "Job",
+        width: 7,
         sort: (one) => one.job_name,
         cell: (one) =>
           one.job_name
@@ -29,24 +30,33 @@ export function show(main, page) {
               )
             : "imported",
       },
-      { title: "Step", numeric: true, sort: (one) => one.step, cell: (one) => count(one.step) },
+      { title: "Step", width: 4.5, numeric: true, sort: (one) => one.step, cell: (one) => count(one.step) },
       {
         title: "State",
+        width: 11.5,
         sort: (one) => one.phase,
         cell: (one) => [badge(one.phase), one.verified ? " verified" : " not verified", one.pinned ? ", pinned" : ""],
       },
-      { title: "Loss", numeric: true, sort: (one) => one.metadata.loss, cell: (one) => number(one.metadata.loss) },
+      {
+        title: "Loss",
+        width: 4.5,
+        numeric: true,
+        sort: (one) => one.metadata.loss,
+        cell: (one) => number(one.metadata.loss),
+      },
       {
         title: "Validation",
+        width: 6,
         numeric: true,
         sort: (one) => one.metadata.validation_loss,
         cell: (one) => number(one.metadata.validation_loss),
       },
-      { title: "Size", numeric: true, sort: (one) => one.size_bytes, cell: (one) => bytes(one.size_bytes) },
-      { title: "Used by", cell: (one) => one.in_use_by.join(", ") },
-      { title: "Saved", sort: (one) => one.timestamp, cell: (one) => moment(one.timestamp) },
+      { title: "Size", width: 5.5, numeric: true, sort: (one) => one.size_bytes, cell: (one) => bytes(one.size_bytes) },
+      { title: "Used by", width: 9, cell: (one) => users(one.in_use_by).join(", ") },
+      { title: "Saved", width: 6.5, sort: (one) => one.timestamp, cell: (one) => moment(one.timestamp) },
       {
         title: "",
+        width: 7,
         cell: (one) =>
           one.verified &&
           one.status === "COMPLETE" &&
@@ -128,13 +138,13 @@ function family(own, origins) {
 
 function save(one, children) {
   const tone = one.phase === "Corrupt" || one.phase === "Failed" ? "bad" : one.verified ? "good" : "busy";
-  const users = [...one.in_use_by, ...children.map(({ job }) => `continued by ${job.job_name}`)];
+  const using = [...users(one.in_use_by), ...children.map(({ job }) => `continued by ${job.job_name}`)];
   return el(
     "li",
     { class: "save", data: { tone }, title: `${one.checkpoint_name}: ${one.phase}` },
     el("span", {}, one.step === null ? one.checkpoint_name : `step ${count(one.step)}`),
     el("span", { class: "unseen" }, one.verified ? ", verified" : `, ${one.phase}, not verified`),
-    users.length > 0 && el("span", { class: "users" }, users.join(", ")),
+    using.length > 0 && el("span", { class: "users" }, using.join(", ")),
   );
 }
 

@@ -19,22 +19,24 @@ export function show(main, page) {
     version: (one) => JSON.stringify(one),
     filter: (one) => `${one.node_id} ${one.status}`,
     columns: [
-      { title: "Node", sort: (one) => one.node_id, cell: (one) => one.node_id },
-      { title: "State", sort: (one) => one.status, cell: (one) => badge(one.status) },
-      { title: "GPUs", numeric: true, sort: (one) => one.gpus, cell: (one) => count(one.gpus) },
+      { title: "Node", width: 12, sort: (one) => one.node_id, cell: (one) => one.node_id },
+      { title: "State", width: 7, sort: (one) => one.status, cell: (one) => badge(one.status) },
+      { title: "GPUs", width: 5, numeric: true, sort: (one) => one.gpus, cell: (one) => count(one.gpus) },
       {
         title: "Available",
+        width: 6,
         numeric: true,
         sort: (one) => one.available_gpus,
         cell: (one) => count(one.available_gpus),
       },
       {
         title: "GPU memory used",
+        width: 9,
         numeric: true,
         cell: (one) => bytes(one.gpu_memory_used?.reduce((sum, value) => sum + value, 0)),
       },
-      { title: "CPU", numeric: true, cell: (one) => one.cpu },
-      { title: "Memory", numeric: true, cell: (one) => one.memory },
+      { title: "CPU", width: 5, numeric: true, cell: (one) => one.cpu },
+      { title: "Memory", width: 8, numeric: true, cell: (one) => one.memory },
     ],
   });
   fill(main, el("h1", {}, "Cluster"), summary, why, panel("Nodes", rows.element));

@@ -12,6 +12,7 @@ export function show(main, page) {
     columns: [
       {
         title: "Deployment",
+        width: 9,
         sort: (one) => one.deployment_name,
         cell: (one) =>
           el(
@@ -23,19 +24,27 @@ export function show(main, page) {
             one.deployment_name,
           ),
       },
-      { title: "Phase", sort: (one) => one.phase, cell: (one) => badge(one.phase) },
-      { title: "Ready", cell: (one) => one.ready },
+      { title: "Phase", width: 7, sort: (one) => one.phase, cell: (one) => badge(one.phase) },
+      { title: "Ready", width: 4.5, cell: (one) => one.ready },
       {
         title: "Checkpoint",
+        width: 12,
         cell: (one) => one.checkpoint && `${one.checkpoint.checkpoint_name} (step ${one.checkpoint.step})`,
       },
       {
         title: "Pools",
+        width: 9,
         cell: (one) => one.pools.map((pool) => `${pool.name} ${pool.ready}/${pool.replicas}`).join(", "),
       },
-      { title: "Why it does not serve", cell: (one) => el("span", { class: "why" }, one.message) },
-      { title: "Namespace", sort: (one) => one.namespace, cell: (one) => one.namespace },
-      { title: "Age", numeric: true, sort: (one) => -Date.parse(one.created_at), cell: (one) => age(one.created_at) },
+      { title: "Why it does not serve", width: 13, cell: (one) => el("span", { class: "why" }, one.message) },
+      { title: "Namespace", width: 6.5, sort: (one) => one.namespace, cell: (one) => one.namespace },
+      {
+        title: "Age",
+        width: 5.5,
+        numeric: true,
+        sort: (one) => -Date.parse(one.created_at),
+        cell: (one) => age(one.created_at),
+      },
     ],
     key: (one) => one.deployment_id,
     version: (one) => one.resource_version,

@@ -1,8 +1,8 @@
 // One job: what it measures, its attempts and their causes, its ranks, its use of time, and the actions on it.
 import { actionButton, confirmed, notice, send } from "../actions.js";
 import { address, onceKey, resource } from "../api.js";
-import { el, fill, panel } from "../dom.js";
-import { badge, bytes, count, duration, moment, number } from "../format.js";
+import { el, fill, panel, sliced } from "../dom.js";
+import { badge, bytes, count, duration, moment, number, users } from "../format.js";
 import { liveOne, reader } from "../live.js";
 import { MISSING, figure, library } from "../plots.js";
 import { table } from "../table.js";
@@ -61,10 +61,16 @@ export async function show(main, page, [place, name]) {
   let newest = 0,
     avoided = [],
     pods = [];
-  const drawPlots = () => {
-    const sorted = [...points.values()].sort((a, b) => a.step - b.step);
-    for (const one of figures) one.update(sorted);
-  };
+  let sorted = [];
+  const drawPlots = sliced(
+    [
+      () => {
+        sorted = [...points.values()].sort((a, b) => a.step - b.step);
+      },
+      ...figures.map((one) => () => one.update(sorted)),
+    ],
+    page.signal,
+  );
   const metrics = reader(
     `${path}/metrics`,
     () => ({ namespace: place, after_step: newest }),
@@ -224,7 +230,7 @@ function checkpointTable() {
       { title: "State", cell: (one) => [badge(one.phase), one.verified ? " verified" : " not verified"] },
       { title: "Loss", numeric: true, sort: (one) => one.metadata.loss, cell: (one) => number(one.metadata.loss) },
       { title: "Size", numeric: true, sort: (one) => one.size_bytes, cell: (one) => bytes(one.size_bytes) },
-      { title: "Used by", cell: (one) => one.in_use_by.join(", ") },
+      { title: "Used by", cell: (one) => users(one.in_use_by).join(", ") },
       { title: "Saved", sort: (one) => one.timestamp, cell: (one) => moment(one.timestamp) },
     ],
     key: (one) => one.checkpoint_id,

@@ -1,6 +1,6 @@
 // All jobs: phase, why one is not running, step, loss.
 import { el, fill } from "../dom.js";
-import { age, badge, count, duration, number } from "../format.js";
+import { age, badge, count, number, roughly } from "../format.js";
 import { JOBS, liveList } from "../live.js";
 import { table } from "../table.js";
 
@@ -13,34 +13,50 @@ export function show(main, page) {
     columns: [
       {
         title: "Job",
+        width: 9,
         sort: (job) => job.job_name,
         cell: (job) =>
           el("a", { href: jobLink(job.namespace, job.job_name), data: { focus: job.job_id } }, job.job_name),
       },
-      { title: "Phase", sort: (job) => job.phase, cell: (job) => badge(job.phase) },
-      { title: "Step", numeric: true, sort: (job) => job.metrics.step, cell: (job) => progress(job) },
-      { title: "Loss", numeric: true, sort: (job) => job.metrics.loss, cell: (job) => number(job.metrics.loss) },
+      { title: "Phase", width: 7.5, sort: (job) => job.phase, cell: (job) => badge(job.phase) },
+      { title: "Step", width: 12, numeric: true, sort: (job) => job.metrics.step, cell: (job) => progress(job) },
+      {
+        title: "Loss",
+        width: 4.5,
+        numeric: true,
+        sort: (job) => job.metrics.loss,
+        cell: (job) => number(job.metrics.loss),
+      },
       {
         title: "Tokens/s",
+        width: 5.5,
         numeric: true,
         sort: (job) => job.metrics.tokens_per_second,
         cell: (job) => count(job.metrics.tokens_per_second && Math.round(job.metrics.tokens_per_second)),
       },
       {
         title: "Left",
+        width: 5.5,
         numeric: true,
         sort: (job) => job.metrics.eta_seconds,
-        cell: (job) => duration(job.status === "RUNNING" ? job.metrics.eta_seconds : null),
+        cell: (job) => roughly(job.status === "RUNNING" ? job.metrics.eta_seconds : null),
       },
       {
         title: "Restarts",
+        width: 5.5,
         numeric: true,
         sort: (job) => job.metrics.restarts,
         cell: (job) => count(job.metrics.restarts),
       },
-      { title: "Why it is not running", cell: (job) => el("span", { class: "why" }, job.message) },
-      { title: "Namespace", sort: (job) => job.namespace, cell: (job) => job.namespace },
-      { title: "Age", numeric: true, sort: (job) => -Date.parse(job.created_at), cell: (job) => age(job.created_at) },
+      { title: "Why it is not running", width: 13, cell: (job) => el("span", { class: "why" }, job.message) },
+      { title: "Namespace", width: 6.5, sort: (job) => job.namespace, cell: (job) => job.namespace },
+      {
+        title: "Age",
+        width: 5.5,
+        numeric: true,
+        sort: (job) => -Date.parse(job.created_at),
+        cell: (job) => age(job.created_at),
+      },
     ],
     key: (job) => job.job_id,
     version: (job) => job.resource_version,

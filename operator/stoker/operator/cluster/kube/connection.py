@@ -18,12 +18,12 @@ from typing import Any
 from urllib.parse import urlencode
 
 import aiohttp
-from kubernetes.aio.client.rest import RESTClientObject
 
 from stoker.operator.cluster.interface import ClusterError
 from stoker.operator.cluster.kube.credentials import Access, load_configuration
 from stoker.operator.cluster.kube.errors import error_of, status_of
 from stoker.operator.cluster.kube.rate_limit import RateLimit
+from stoker.operator.cluster.kube.session import ApiSession
 from stoker.operator.domain.plan import Object
 
 log = logging.getLogger(__name__)
@@ -50,23 +50,23 @@ class ApiConnection:
         self.timeout_s = timeout_s
         self.listener = listener
         self._configuration: Any = None
-        self._client: Any = None
+        self._session: ApiSession | None = None
         self._opening = asyncio.Lock()
 
     async def open(self) -> None:
         """Load the credentials; sessions are kept unless the server or a certificate changed. Raises NoCredentials."""
         configuration = await load_configuration(self.access)
-        old, before = self._client, self._configuration
+        old, before = self._session, self._configuration
         if old is None or _transport(configuration) != _transport(before):
-            self._client = RESTClientObject(configuration)
+            self._session = ApiSession(configuration)
         self._configuration = configuration
-        if old is not None and old is not self._client:
+        if old is not None and old is not self._session:
             await old.close()
 
     async def close(self) -> None:
-        if self._client is not None:
-            await self._client.close()
-            self._client = None
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
 
     @property
     def configuration(self) -> Any:
@@ -156,12 +156,12 @@ class ApiConnection:
                 self.listener(asked.method, asked.resource, code, time.monotonic() - started)
 
     async def _open_response(self, asked: _Asked, limits: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
-        if self._client is None:
+        if self._session is None:
             async with self._opening:
-                if self._client is None:
+                if self._session is None:
                     await self.open()
-        client = self._client
-        assert client is not None
+        session = self._session
+        assert session is not None
         headers = {"Accept": asked.accept, "User-Agent": USER_AGENT, "Content-Type": asked.content_type}
         auth = await self._configuration.auth_settings()
         for setting in auth.values():
@@ -169,9 +169,7 @@ class ApiConnection:
         url = f"{self._configuration.host}{asked.path}"
         if asked.query:
             url += "?" + urlencode(asked.query)
-        answer = await client.request(asked.method, url, headers=headers, body=asked.body, _request_timeout=limits)
-        response: aiohttp.ClientResponse = answer.response
-        return response
+        return await session.request(asked.method, url, headers=headers, body=asked.body, limits=limits)
 
     async def _renew(self) -> bool:
         """Load the credentials again; False when that fails."""

@@ -1,6 +1,6 @@
-"""Address and credentials of the API server: a kubeconfig or the pod's service account, through `kubernetes.aio`.
+"""Address and credentials of the API server: the pod's service account, or a kubeconfig through `kubernetes.aio`.
 
-Tokens are read again when the client library finds them expired; after a refused request the connection loads
+Tokens are read again when they may have expired; after a refused request the connection loads
 everything again.
 
 Called by `service/program`, `connection` and Kopf's shell. Reads files and changes none.
@@ -9,15 +9,9 @@ Called by `service/program`, `connection` and Kopf's shell. Reads files and chan
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from kubernetes.aio import config
-from kubernetes.aio.client import Configuration
-
-_loader: Any = config
-"""Untyped."""
-SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+from stoker.operator.cluster.kube.service_account import SERVICE_ACCOUNT, ServiceAccount
 
 
 class NoCredentials(ValueError):
@@ -34,22 +28,26 @@ class Access:
 
 
 async def load_configuration(access: Access) -> Any:
-    """Load a `kubernetes.aio` Configuration.
+    """Load the credentials: a `ServiceAccount`, or a `kubernetes.aio` Configuration from a kubeconfig.
 
     Raises:
         NoCredentials.
     """
-    configuration = Configuration()
+    if access.kubeconfig is None:
+        try:
+            return ServiceAccount()
+        except (OSError, ValueError) as error:
+            raise NoCredentials(f"api.kubeconfig: the service account in {SERVICE_ACCOUNT}: {error}") from error
+    from kubernetes.aio import client, config  # 12 MB that an operator in a pod does not need
+
+    loader: Any = config  # untyped
+    configuration = client.Configuration()
     try:
-        if access.kubeconfig is None:
-            _loader.load_incluster_config(client_configuration=configuration)
-        else:
-            await _loader.load_kube_config(
-                config_file=access.kubeconfig, context=access.context, client_configuration=configuration
-            )
+        await loader.load_kube_config(
+            config_file=access.kubeconfig, context=access.context, client_configuration=configuration
+        )
     except (config.ConfigException, OSError, ValueError) as error:
-        source = access.kubeconfig or f"the service account in {SERVICE_ACCOUNT}"
-        raise NoCredentials(f"api.kubeconfig: {source}: {error}") from error
+        raise NoCredentials(f"api.kubeconfig: {access.kubeconfig}: {error}") from error
     return configuration
 
 
@@ -61,8 +59,11 @@ def context_namespace(access: Access) -> str | None:
     """
     if access.kubeconfig is None:
         return None
+    from kubernetes.aio import config
+
+    loader: Any = config  # untyped
     try:
-        contexts, current = _loader.list_kube_config_contexts(config_file=access.kubeconfig)
+        contexts, current = loader.list_kube_config_contexts(config_file=access.kubeconfig)
     except (config.ConfigException, OSError, ValueError) as error:
         raise NoCredentials(f"{access.kubeconfig}: {error}") from error
     chosen = next((one for one in contexts if one["name"] == access.context), None) if access.context else current

@@ -7,7 +7,6 @@ Made by `service/program`, called by the loop. No state beside its connections.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,7 +27,8 @@ from stoker.operator.cluster.kube.connection import JSON, ApiConnection
 from stoker.operator.cluster.kube.errors import error_of
 from stoker.operator.cluster.kube.ownership import owned_by_apply
 from stoker.operator.cluster.kube.paths import collection, selector, single
-from stoker.operator.cluster.pod_http import PodHttp, http_port
+from stoker.operator.cluster.kube.pod_addresses import PodAddresses, pod_url
+from stoker.operator.cluster.pod_http import PodHttp
 from stoker.operator.domain.plan import ControlCall, Object, Ref
 
 MANAGER = "stoker-operator"
@@ -43,7 +43,6 @@ WATCH_S = 90
 that the server is alive."""
 SILENCE_S = 120.0
 """Longest silence of a connection that is alive."""
-MAX_ADDRESSES = 10_000
 TRIES = 5
 
 
@@ -68,14 +67,18 @@ class KubeCluster:
         view: View | None = None,
         page_size: int = 100,
         more_kinds: Mapping[str, Kind] | None = None,
+        addresses: PodAddresses | None = None,
     ) -> None:
-        """`more_kinds`: kinds that only some clusters have, to list and to watch."""
+        """`more_kinds`: kinds that only some clusters have, to list and to watch.
+
+        `addresses`: of pods that are polled, shared with other clients of the same API server.
+        """
         self.more_kinds = more_kinds or {}
         self.connection = connection
         self.pods = pods
         self.view = view or View()
         self.page_size = page_size
-        self._addresses: OrderedDict[str, str] = OrderedDict()
+        self.addresses = addresses or PodAddresses()
 
     async def close(self) -> None:
         await self.pods.close()
@@ -102,7 +105,10 @@ class KubeCluster:
         while True:
             path, accept = collection(found, namespace), self._accept(kind, METADATA_LIST)
             page = await self.connection.request("GET", path, resource=found.plural, query=query, accept=accept)
-            items.extend(_taken(page.get("items") or [], found, keep))
+            listed = page.get("items") or []
+            for pod in listed if found.name == "Pod" else ():
+                self.addresses.note(pod)
+            items.extend(_taken(listed, found, keep))
             version = version or str(page["metadata"]["resourceVersion"])
             following = page["metadata"].get("continue")
             if not following:
@@ -128,6 +134,8 @@ class KubeCluster:
         async for event in events:
             if event.get("type") == "ERROR":
                 raise _watch_error(event.get("object") or {}, f"watching {path}")
+            if found.name == "Pod":
+                self._note_event(event)
             yield WatchEvent(event["type"], _named(event["object"], found))
 
     async def get(self, kind: str, namespace: str, name: str) -> Object:
@@ -249,7 +257,7 @@ class KubeCluster:
         try:
             return await self.pods.call(url, call)
         except PodUnreachable:
-            self._addresses.pop(call.pod.uid, None)
+            self.addresses.forget(call.pod.uid)
             raise
 
     async def poll(self, pod: Ref) -> Mapping[str, Any]:
@@ -257,22 +265,19 @@ class KubeCluster:
         try:
             return await self.pods.poll(url, pod.uid)
         except PodUnreachable:
-            self._addresses.pop(pod.uid, None)
+            self.addresses.forget(pod.uid)
             raise
 
     async def _url(self, ref: Ref) -> str:
-        """The pod's URL; read once in its life, and again when it does not answer there."""
-        known = self._addresses.get(ref.uid)
+        """The pod's URL; read where no list or watch has shown it, and again when it does not answer there."""
+        known = self.addresses.get(ref.uid)
         if known is not None:
-            self._addresses.move_to_end(ref.uid)
             return known
         try:
             url = pod_url(await self._own(ref))
         except (NotFound, Conflict) as error:
             raise PodUnreachable(f"pod {ref.namespace}/{ref.name} is gone") from error
-        self._addresses[ref.uid] = url
-        while len(self._addresses) > MAX_ADDRESSES:
-            self._addresses.popitem(last=False)
+        self.addresses.put(ref.uid, url)
         return url
 
     # Inside
@@ -295,28 +300,19 @@ class KubeCluster:
             body=body,
         )
 
+    def _note_event(self, event: Mapping[str, Any]) -> None:
+        """Take the address of a pod that came or changed; a bookmark carries no pod."""
+        if event["type"] in ("ADDED", "MODIFIED"):
+            self.addresses.note(event["object"])
+        if event["type"] == "DELETED":
+            self.addresses.forget(event["object"]["metadata"]["uid"])
+
     def _selection(self, kind: str, labels: Mapping[str, str] | None) -> dict[str, str]:
         wanted = {**self.view.labels.get(kind, {}), **(labels or {})}
         return {"labelSelector": selector(wanted)} if wanted else {}
 
     def _accept(self, kind: str, metadata: str) -> str:
         return metadata if kind in self.view.metadata_only else JSON
-
-
-def pod_url(pod: Object) -> str:
-    """Build the URL `http://IP:PORT` of the port that serves `/status`.
-
-    Raises:
-        PodUnreachable: it has no address yet, or names no port.
-    """
-    address = str((pod.get("status") or {}).get("podIP") or "")
-    if not address:
-        raise PodUnreachable(f"pod {pod['metadata']['name']} has no address yet")
-    port = http_port(pod)
-    if isinstance(port, str):
-        ports = pod["spec"]["containers"][0]["ports"]
-        port = next(int(found["containerPort"]) for found in ports if found.get("name") == port)
-    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
 
 
 def _kind(name: str) -> Kind:

@@ -9,9 +9,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from cel_expr_python import cel
-from cel_expr_python.ext import ext_strings
-
 from stoker.operator.domain.placement.device import Device, DeviceId
 from stoker.operator.domain.placement.quantity import amount
 
@@ -26,7 +23,8 @@ class DeviceSelectors:
     """
 
     def __init__(self) -> None:
-        self._environment = cel.NewEnv(variables={"device": cel.Type.DYN}, extensions=[ext_strings.ExtStrings()])
+        self._environment: Any = None
+        """Made with the first selector: a cluster without any does not pay for the library (8 MB)."""
         self._programs: dict[str, Any] = {}
         self._verdicts: dict[str, dict[DeviceId, tuple[Device, bool | None]]] = {}
 
@@ -62,11 +60,20 @@ class DeviceSelectors:
 
     def _program(self, expression: str) -> Any:
         if expression not in self._programs:
+            if self._environment is None:
+                self._environment = _environment()
             try:
                 self._programs[expression] = self._environment.compile(_COMPARED.sub(_as_difference, expression))
             except (RuntimeError, ValueError):
                 self._programs[expression] = None
         return self._programs[expression]
+
+
+def _environment() -> Any:
+    from cel_expr_python import cel
+    from cel_expr_python.ext import ext_strings
+
+    return cel.NewEnv(variables={"device": cel.Type.DYN}, extensions=[ext_strings.ExtStrings()])
 
 
 def _as_difference(match: re.Match[str]) -> str:

@@ -99,7 +99,7 @@ def remaining(nodes: Iterable[NodeCapacity], uses: Iterable[PodUse]) -> tuple[No
         used[use.node].update(use.taken)
     by_name = sorted(nodes, key=lambda node: node.name)
     return tuple(
-        replace(node, free=_less(node.free, used[node.name])) if node.name in used else node for node in by_name
+        replace(node, free=less(node.free, used[node.name])) if node.name in used else node for node in by_name
     )
 
 
@@ -146,7 +146,8 @@ def pinned_node(pod: Mapping[str, Any]) -> str | None:
     return named.pop() if len(named) == 1 else None
 
 
-def _less(free: Mapping[str, int], used: Mapping[str, int]) -> dict[str, int]:
+def less(free: Mapping[str, int], used: Mapping[str, int]) -> dict[str, int]:
+    """Return what is free once `used` is taken."""
     return {resource: total - used.get(resource, 0) for resource, total in free.items()}
 
 

@@ -53,17 +53,40 @@ def place(
 
     A preferred level holds for as many units as there is room for inside of its domains.
     """
-    usable = {node.name: node for node in nodes if node.name not in avoid and node.obstacle(gang) is None}
-    slots = {name: node.slots(gang) for name, node in usable.items()}
-    labels = {name: usable[name].labels for name in usable}
-    steps = _steps(gang, levels)
-    packing = _Packing(labels)
-    if packing.room(slots, steps) < 1:
-        return explain(gang, nodes, levels, avoid, slots)
-    chosen = packing.fill(slots, steps, 1)
-    by_pod = dict(zip(gang.pods_by_replica(), chosen, strict=True))
-    names = tuple(by_pod[pod] for pod in range(gang.size))
-    return Placement(names, tuple(_relaxed(chosen, labels, gang, levels)))
+    usable = UsableNodes(gang, nodes, levels, avoid)
+    found = usable.place()
+    return explain(gang, nodes, levels, avoid, usable.slots) if found is None else found
+
+
+class UsableNodes:
+    """The nodes that gangs of one kind may use, with the pods that fit on each, while others take room on them.
+
+    A queue of equal gangs reads every node once, not once for each gang.
+    """
+
+    def __init__(
+        self, gang: Gang, nodes: Sequence[NodeCapacity], levels: Sequence[Level] = (), avoid: Collection[str] = ()
+    ) -> None:
+        usable = [node for node in nodes if node.name not in avoid and node.obstacle(gang) is None]
+        self.slots: _Slots = {node.name: node.slots(gang) for node in usable}
+        self._labels = {node.name: node.labels for node in usable}
+        self._packing = _Packing(self._labels)
+        self._gang, self._levels = gang, levels
+
+    def update(self, node: NodeCapacity) -> None:
+        """Read a node again, whose room has changed and nothing else."""
+        if node.name in self.slots:
+            self.slots[node.name] = node.slots(self._gang)
+
+    def place(self) -> Placement | None:
+        """Choose a node for each pod of one gang, without taking its room; None where there is not enough."""
+        gang, steps, packing = self._gang, _steps(self._gang, self._levels), self._packing
+        if packing.room(self.slots, steps) < 1:
+            return None
+        chosen = packing.fill(dict(self.slots), steps, 1)
+        by_pod = dict(zip(gang.pods_by_replica(), chosen, strict=True))
+        names = tuple(by_pod[pod] for pod in range(gang.size))
+        return Placement(names, tuple(_relaxed(chosen, self._labels, gang, self._levels)))
 
 
 def count_placeable(gang: Gang, nodes: Sequence[NodeCapacity], levels: Sequence[Level] = ()) -> int:
@@ -88,13 +111,15 @@ class _Packing:
 
     def __init__(self, labels: Mapping[str, Mapping[str, str]]) -> None:
         self._labels = labels
+        self._by_name = all(own.get(HOSTNAME) == name for name, own in labels.items())
+        """Whether the label of each node's own name is its name, as it nearly always is."""
 
     def room(self, slots: _Slots, steps: Sequence[_Step]) -> int:
         """How many units of the first step fit, with every required level kept."""
         if not steps:
             return sum(slots.values())
         step = steps[0]
-        domains = self._domains(slots, step).values() if step.required else (slots,)
+        domains = self._domains(slots, step.key).values() if step.required and step.key else (slots,)
         return sum(self.room(domain, steps[1:]) // step.count for domain in domains)
 
     def fill(self, slots: _Slots, steps: Sequence[_Step], units: int) -> list[str]:
@@ -102,7 +127,11 @@ class _Packing:
         if not steps:
             return _take(slots, _shares(slots, slots, units))
         step, inner = steps[0], steps[1:]
-        domains = self._domains(slots, step)
+        if step.key is None:  # one domain with all nodes
+            return self.fill(slots, inner, units * step.count)
+        if step.key == HOSTNAME and not inner and self._by_name:
+            return self._fill_nodes(slots, step.count, units)
+        domains = self._domains(slots, step.key)
         rooms = {name: self.room(domain, inner) // step.count for name, domain in domains.items()}
         sizes = {name: sum(domain.values()) for name, domain in domains.items()}
         shares = _shares(rooms, sizes, units)
@@ -113,13 +142,18 @@ class _Packing:
         rest = units - sum(shares.values())
         return chosen + (self.fill(slots, inner, rest * step.count) if rest else [])
 
-    def _domains(self, slots: _Slots, step: _Step) -> dict[str, _Slots]:
-        """The nodes by their value of the step's label; nodes without it are in no domain."""
-        if step.key is None:
-            return {"": dict(slots)}
+    def _fill_nodes(self, slots: _Slots, count: int, units: int) -> list[str]:
+        """`fill` of the last step where each domain is one node, without a domain for each."""
+        shares = _shares({name: free // count for name, free in slots.items()}, slots, units)
+        chosen = _take(slots, {name: share * count for name, share in shares.items()})
+        rest = units - sum(shares.values())
+        return chosen + (self.fill(slots, (), rest * count) if rest else [])
+
+    def _domains(self, slots: _Slots, key: str) -> dict[str, _Slots]:
+        """The nodes by their value of a label; nodes without it are in no domain."""
         domains: defaultdict[str, _Slots] = defaultdict(dict)
         for name, free in slots.items():
-            value = self._labels[name].get(step.key)
+            value = self._labels[name].get(key)
             if value is not None:
                 domains[value][name] = free
         return dict(domains)
@@ -127,6 +161,9 @@ class _Packing:
 
 def _shares(rooms: Mapping[str, int], sizes: Mapping[str, int], units: int) -> dict[str, int]:
     """Divide units over domains with room: the smallest one that holds the rest, else the largest next."""
+    fitting = [name for name, room in rooms.items() if room >= units] if units else []
+    if fitting:
+        return {min(fitting, key=lambda name: (rooms[name], sizes[name], name)): units}
     open_ = sorted((name for name in rooms if rooms[name]), key=lambda name: (rooms[name], sizes[name], name))
     ascending = [rooms[name] for name in open_]
     shares: dict[str, int] = {}

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from stoker.operator.domain.placement.node_capacity import NodeCapacity, PodUse
-from stoker.operator.domain.placement.place import Placement, place
+from stoker.operator.domain.placement.place import Placement, UsableNodes
 from stoker.operator.domain.queue.applicant import Applicant, Holding, Turn
 from stoker.operator.domain.queue.backfill import delays
 from stoker.operator.domain.queue.order import order, total_of
@@ -49,6 +49,10 @@ class _Room:
         self._head: Applicant | None = None
         self._misfits: set[str] = set()
         """Shapes that found no room. Room only shrinks, so they find none later."""
+        self._usable: dict[tuple[str, bool], tuple[UsableNodes, int]] = {}
+        """By shape, and whether avoided nodes are left out; with the length of `_taken` that it has seen."""
+        self._taken: list[str] = []
+        """Names of nodes on which gangs took room, in order."""
         self._held: set[str] = set()
         """Shapes that were held back for the head; the next of them is held too, without a trial."""
 
@@ -58,7 +62,7 @@ class _Room:
             return turn
         if self._head is not None and found.shape in self._held:
             return replace(turn, kept_for=self._head.name)
-        placed = self._placed(found, self._nodes.values())
+        placed = self._placed(found)
         if placed is None:
             self._misfits.add(found.shape)
             if self._head is None and self._fits_at_last(found):
@@ -75,19 +79,24 @@ class _Room:
     def _beside_head(self, head: Applicant, found: Applicant, anywhere: Placement) -> Placement | None:
         """A placement that delays the head in no case: on nodes that are not for it, else anywhere."""
         others = [node for node in self._nodes.values() if node.obstacle(head.gang) is not None]
-        aside = self._placed(found, others) if others else None
+        aside = _placed(found, others) if others else None
         for placed in (aside, anywhere):
             if placed is not None and not delays(head, tuple(self._nodes.values()), self._runs, _uses(found, placed)):
                 return placed
         return None
 
-    def _placed(self, found: Applicant, nodes: Iterable[NodeCapacity]) -> Placement | None:
-        known = tuple(nodes)
-        for avoid in (found.avoid, frozenset[str]()) if found.avoid else (frozenset[str](),):
-            placed = place(found.gang, known, found.levels, avoid)
-            if isinstance(placed, Placement):
-                return placed
-        return None
+    def _placed(self, found: Applicant) -> Placement | None:
+        """A placement on all nodes, each of which is read once for all gangs of a shape."""
+        rounds = (self._up_to_date(found, careful=careful).place() for careful in _rounds(found))
+        return next((placed for placed in rounds if placed is not None), None)
+
+    def _up_to_date(self, found: Applicant, *, careful: bool) -> UsableNodes:
+        known = self._usable.get((found.shape, careful))
+        usable, seen = known or (_usable(found, tuple(self._nodes.values()), careful=careful), len(self._taken))
+        for name in {*self._taken[seen:]}:
+            usable.update(self._nodes[name])
+        self._usable[found.shape, careful] = usable, len(self._taken)
+        return usable
 
     def _fits_at_last(self, found: Applicant) -> bool:
         """Whether the gang fits once every run has ended."""
@@ -96,7 +105,7 @@ class _Room:
             for use in run.uses:
                 held[use.node].update(use.taken)
         emptied = (replace(node, free=Counter(node.free) + held[node.name]) for node in self._nodes.values())
-        return self._placed(found, emptied) is not None
+        return _placed(found, tuple(emptied)) is not None
 
     def _take(self, found: Applicant, placed: Placement) -> None:
         uses = _uses(found, placed)
@@ -105,7 +114,22 @@ class _Room:
             free = Counter(node.free)
             free.subtract(use.taken)
             self._nodes[use.node] = replace(node, free=free)
+            self._taken.append(use.node)
         self._runs.append(Holding(namespace=found.namespace, uses=uses))
+
+
+def _placed(found: Applicant, nodes: Sequence[NodeCapacity]) -> Placement | None:
+    """A placement on these nodes; on those that it avoids only where no others have room."""
+    rounds = (_usable(found, nodes, careful=careful).place() for careful in _rounds(found))
+    return next((placed for placed in rounds if placed is not None), None)
+
+
+def _rounds(found: Applicant) -> tuple[bool, ...]:
+    return (True, False) if found.avoid else (False,)
+
+
+def _usable(found: Applicant, nodes: Sequence[NodeCapacity], *, careful: bool) -> UsableNodes:
+    return UsableNodes(found.gang, nodes, found.levels, found.avoid if careful else ())
 
 
 def _uses(found: Applicant, placed: Placement) -> tuple[PodUse, ...]:

@@ -1,6 +1,6 @@
 """Page-locked host memory, which a GPU can copy to directly.
 
-Called by `snapshot`, `offload` and `state_file`, which own the memory and use it again.
+Called by the trainer for state and snapshots and by `experts` for weights; the caller owns the memory.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The kernels that were shipped with the installation, for this process. Imports Triton only for fused kernels.
 
-Called once by `load`, before the first kernel.
+Called once by a program that has a GPU, before its first kernel.
 """
 
 from __future__ import annotations

@@ -88,7 +88,8 @@ def is_tiled(weight_ED: Tensor) -> bool:
 
 
 def linear(x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None) -> Tensor:
-    takes_all = HAS_PRODUCT and 0 < len(x_TD) <= MOST_ROWS and is_tiled(weight_ED) and takes(x_TD, weight_ED)
+    few = HAS_PRODUCT and x_TD.dim() == 2 and 0 < len(x_TD) <= MOST_ROWS
+    takes_all = few and is_tiled(weight_ED) and takes(x_TD, weight_ED)
     if takes_all and (bias_E is None or bias_E.dtype is torch.bfloat16):
         return product(x_TD, weight_ED, bias_E)
     return reference.linear(x_TD, weight_ED, bias_E)

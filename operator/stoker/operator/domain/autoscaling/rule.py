@@ -1,7 +1,7 @@
 """One review of one pool: the number of replicas, the reason, and the inputs that it came from. Pure.
 
 1. Unknown inputs hold the pool: it never shrinks for want of data. Bounds hold always.
-2. The need is the smallest number that is predicted to meet 0.8 of each goal for the forecast demand.
+2. The need is the smallest number that is predicted to meet 0.75 of each goal for the forecast demand.
 3. More replicas at once, at most twice as many; fewer one by one, after a whole `scale_down_after_s` in which fewer
    were predicted to meet 0.7 of each goal.
 4. A goal that is missed although the prediction met it adds a replica, and keeps it while the demand lasts.
@@ -29,7 +29,7 @@ from stoker.operator.domain.autoscaling.figures import shown_inputs
 from stoker.operator.domain.autoscaling.load_rule import needed_by_load
 from stoker.operator.domain.autoscaling.need import Need, needed_by_goals
 
-UP_SHARE, DOWN_SHARE = 0.8, 0.7
+UP_SHARE, DOWN_SHARE = 0.75, 0.7
 """Of a goal, that a prediction must meet to add and to remove replicas."""
 MISS_LASTS_S = 900.0
 SWING_S = 600.0

@@ -18,8 +18,11 @@ Event = tuple[str, Object]
 
 def pod(name: str, version: int, *, ours: bool, node: str = "", life: int = 0) -> Object:
     metadata: dict[str, Any] = {
-        "name": name, "namespace": "a", "uid": f"uid-{name}-{life}", "resourceVersion": str(version),
-    }  # fmt: skip
+        "name": name,
+        "namespace": "b" if name == "p1" else "a",
+        "uid": f"uid-{name}-{life}",
+        "resourceVersion": str(version),
+    }
     if ours:
         metadata["labels"] = {**MANAGED_BY}
     spec = {
@@ -58,8 +61,9 @@ def histories(draw: st.DrawFn) -> list[Event]:
     return events
 
 
-def is_ours(found: Object) -> bool:
-    return found["kind"] == "Node" or "labels" in found["metadata"]
+def is_ours(found: Object, namespaces: tuple[str, ...] = ()) -> bool:
+    metadata = found["metadata"]
+    return found["kind"] == "Node" or ("labels" in metadata and (not namespaces or metadata["namespace"] in namespaces))
 
 
 def take(sink: Any, event: Event, *, listed: bool) -> None:
@@ -70,13 +74,13 @@ def take(sink: Any, event: Event, *, listed: bool) -> None:
         sink.put(sink.pruned(found) if listed else found)
 
 
-def selected(events: list[Event]) -> list[Event]:
-    """The same history as a watch with our label as its selector shows it."""
+def selected(events: list[Event], namespaces: tuple[str, ...] = ()) -> list[Event]:
+    """The same history as a watch of these namespaces with our label as its selector shows it."""
     shown: dict[str, Object] = {}
     found: list[Event] = []
     for change, one in events:
         name = one["metadata"]["name"]
-        if change != "DELETED" and is_ours(one):
+        if change != "DELETED" and is_ours(one, namespaces):
             found.append((change, one))
             shown[name] = one
         elif name in shown:
@@ -90,15 +94,17 @@ def content(store: Store) -> dict[Any, Object]:
 
 
 @settings(max_examples=200, deadline=None)
-@given(histories(), st.booleans())
-def test_store_and_capacity_are_those_of_two_watches(events: list[Event], listed: bool) -> None:
+@given(histories(), st.booleans(), st.sampled_from([(), ("a",)]))
+def test_store_and_capacity_are_those_of_two_watches(
+    events: list[Event], listed: bool, namespaces: tuple[str, ...]
+) -> None:
     store, capacity = Store(), CapacityWatch(lambda: None)
-    shared = SharedWatch(store, capacity)
+    shared = SharedWatch(store, capacity, namespaces)
     alone, counted = Store(), CapacityWatch(lambda: None)
     for event in events:
         take(shared, event, listed=listed)
         take(counted, event, listed=listed)
-    for event in selected(events):
+    for event in selected(events, namespaces):
         take(alone, event, listed=listed)
     assert content(store) == content(alone)
     assert capacity.nodes() == counted.nodes()

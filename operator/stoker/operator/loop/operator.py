@@ -117,7 +117,7 @@ class Operator:
         self._device_informers: list[Informer] = []
         self._devices_found = asyncio.Event()
         if everything is not None:
-            shared = SharedWatch(self.store, self.capacity)
+            shared = SharedWatch(self.store, self.capacity, namespaces)
             self.informers += [Informer(everything, kind, shared, self.clock, jitter) for kind in SHARED]
 
     async def run(self) -> None:

@@ -5,7 +5,7 @@ Each pod event is then sent, decoded and reduced once. Made by the loop where it
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from stoker.operator.domain.labels import is_managed
 from stoker.operator.domain.plan import Key, Object
@@ -19,20 +19,23 @@ _OWN = "own"
 class SharedWatch:
     """The sink of the informers of all nodes and pods.
 
-    The store sees what a watch with our label as its selector shows: a pod that loses the label is gone.
+    The store sees what a watch with our label as its selector shows: a pod that loses the label is gone. Pods of other
+    namespaces than the operator's are another operator's: they take room, and that is all.
     """
 
-    def __init__(self, store: Store, capacity: CapacityWatch) -> None:
+    def __init__(self, store: Store, capacity: CapacityWatch, namespaces: Collection[str] = ()) -> None:
+        """`namespaces`: the operator's; empty: all."""
         self._store, self._capacity = store, capacity
+        self._namespaces = frozenset(namespaces)
 
     def pruned(self, resource: Object, /) -> Object:
         counted = self._capacity.pruned(resource)
-        return {**counted, _OWN: self._store.pruned(resource)} if _is_ours(resource) else counted
+        return {**counted, _OWN: self._store.pruned(resource)} if self._is_ours(resource) else counted
 
     def put(self, resource: Object) -> bool:
         """Take a node or a pod, as it is or as `pruned` returned it; True when that changed something."""
         changed = self._capacity.put(resource)
-        own = resource.get(_OWN) if _OWN in resource or not _is_ours(resource) else resource
+        own = resource.get(_OWN) if _OWN in resource or not self._is_ours(resource) else resource
         if own is not None:
             return self._store.put(own) or changed
         return self._lose(key_of(resource), resource["metadata"]["uid"], version_of(resource)) or changed
@@ -40,7 +43,7 @@ class SharedWatch:
     def remove(self, key: Key, uid: str, version: int, /, *, last: Object | None) -> bool:
         """Forget a node or a pod that is gone. Pods of others leave no trace in the store."""
         changed = self._capacity.remove(key, uid, version, last=last)
-        if last is not None and _is_ours(last):
+        if last is not None and self._is_ours(last):
             return self._store.remove(key, uid, version, last=last) or changed
         return self._lose(key, uid, version) or changed
 
@@ -57,6 +60,7 @@ class SharedWatch:
             return False
         return self._store.remove(key, uid, version)
 
-
-def _is_ours(resource: Object) -> bool:
-    return resource["kind"] == "Node" or is_managed(resource)
+    def _is_ours(self, resource: Object) -> bool:
+        if resource["kind"] == "Node":
+            return True
+        return is_managed(resource) and (not self._namespaces or resource["metadata"]["namespace"] in self._namespaces)

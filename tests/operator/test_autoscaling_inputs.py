@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from stoker.operator.domain.autoscaling.demand import Demand, burstiness, forecast_rate
 from stoker.operator.domain.autoscaling.load_report import LoadCounts, read_load
 from stoker.operator.domain.autoscaling.load_window import LoadWindow, stale
-from stoker.operator.domain.autoscaling.prediction import EngineShape, predict
+from stoker.operator.domain.autoscaling.prediction import EngineShape, Goals, predict
 from stoker.operator.domain.autoscaling.step_curve import CurveSums, StepCurve, fit_curve
 from stoker.pod.histogram import Histogram, merged
 from testing.operator.engine_load import load, report
@@ -118,6 +118,16 @@ def test_a_pool_without_room_for_its_sequences_does_not_fit() -> None:
     assert not predict(demand, curve, replace(SHAPE, kv_tokens=10_000), 1, "colocated").fits
     assert not predict(demand, curve, replace(SHAPE, max_requests=8), 1, "colocated").fits
     assert predict(demand, curve, replace(SHAPE, max_requests=8), 8, "colocated").fits
+
+
+def test_a_gap_that_full_steps_keep_needs_no_room_for_more_load() -> None:
+    prompts = Histogram()
+    prompts.add(8000)
+    shape = replace(SHAPE, max_batch_tokens=2048)
+    found = predict(Demand(2.0, 1.0, prompts, 8000, 300), StepCurve(0.015, 8e-5, 1e-4), shape, 3)
+    assert 0.17 < found.gap_s <= found.full_step_s < 0.19
+    assert found.used(Goals(gap_s=0.2)) == found.step_s / 0.2 < 0.2
+    assert found.used(Goals(gap_s=0.15)) == found.gap_s / 0.15 > 1
 
 
 # Forecasts

@@ -51,13 +51,21 @@ class Prediction:
     """Share of time in which tokens are computed; at 1 queues grow for ever."""
     kv_use: float
     sequences: float
+    step_s: float = 0.0
+    """A usual step."""
+    full_step_s: float = math.inf
+    """A step that is full of prompts: more load cannot lengthen a gap beyond it but by more sequences."""
 
     def used(self, goals: Goals) -> float:
         """The share of a goal that is used up, the larger of both; infinite where the work does not fit."""
         if not self.fits:
             return math.inf
         first = self.first_token_s / goals.first_token_s if goals.first_token_s is not None else 0.0
-        return max(first, self.gap_s / goals.gap_s if goals.gap_s is not None else 0.0)
+        return max(first, self._gap_s(goals.gap_s) / goals.gap_s if goals.gap_s is not None else 0.0)
+
+    def _gap_s(self, goal_s: float) -> float:
+        """The gap that needs room for more load: none does beyond a usual step where full ones reach the goal, too."""
+        return min(self.step_s, self.gap_s) if self.full_step_s <= goal_s else self.gap_s
 
     @property
     def fits(self) -> bool:
@@ -104,7 +112,7 @@ def predict(
     state = _Steps(demand, curve, max(shape.max_batch_tokens - sequences, 1.0), prompt, sequences, step_s)
     gap_s = state.gap_s(rate)
     first_s = gap_s if role == "decode" else state.first_token_s(replicas)
-    return Prediction(first_s, gap_s if role != "prefill" else 0.0, busy, kv_use, sequences)
+    return Prediction(first_s, gap_s if role != "prefill" else 0.0, busy, kv_use, sequences, step_s, state.full_s)
 
 
 def _overrun(busy: float) -> Prediction:
@@ -144,6 +152,11 @@ class _Steps:
             return self.step_s
         tokens = min(self.demand.uncached.quantile(1 - TAIL / with_prompt) or self.prompt, self.chunk)
         return max(self.step_s, self.curve.step_s(tokens, self.sequences))
+
+    @property
+    def full_s(self) -> float:
+        """A step with as many prompt tokens as it takes."""
+        return max(self.step_s, self.curve.step_s(self.chunk, self.sequences)) if self.prompt else self.step_s
 
     def _own_s(self, tokens: float) -> float:
         chunks = math.ceil(max(tokens, 1) / self.chunk)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from stoker.pod.asgi import Send
 from stoker.pod.direct_body import DirectBody
+from stoker.router.answer import body_message
 
 
 @dataclass(frozen=True)
@@ -16,3 +17,19 @@ class Client:
     request_id: bytes
     direct: DirectBody | None = None
     """None: every part is sent by a task."""
+
+    @property
+    def open(self) -> bool:
+        """Whether it takes a part of the body at once."""
+        return self.direct is not None and self.direct.open
+
+    def write(self, part: bytes) -> None:
+        """Write a part of the body, without a task; only while `open`."""
+        if part:
+            assert self.direct is not None
+            self.direct.write(part)
+
+    async def pass_on(self, part: bytes) -> None:
+        """Send a part of the body, and wait while the client is slow."""
+        if part:
+            await self.send(body_message(part, more=True))

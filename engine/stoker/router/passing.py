@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from stoker.router.answer import BackendAnswer, body_message
+from stoker.router.answer import BackendAnswer
 from stoker.router.client import Client
 from stoker.router.connection import BackendError
 from stoker.router.kept_stream import KeptStream, NotResumable, UpdateCutter
@@ -43,7 +43,7 @@ class Passing:
         """
         try:
             async for data in self.answer.body(self):
-                await self._send(self._noted(data))
+                await self.client.pass_on(self._noted(data))
         except BackendError:
             if self._cutter is None or not self._cutter.complete:
                 raise
@@ -51,21 +51,17 @@ class Passing:
             return None
         if self._cutter.error_code in GONE_CODES:
             return f"the engine ended the stream: {self._cutter.error_code}"
-        await self._send(self._counted(bytes(self._cutter.tail)))
+        await self.client.pass_on(self._counted(bytes(self._cutter.tail)))
         return None
 
     @property
     def open(self) -> bool:
         """Whether the client takes a part at once."""
-        direct = self.client.direct
-        return direct is not None and direct.open
+        return self.client.open
 
     def add(self, part: bytes) -> None:
         """Write the updates that a part makes whole, where it arrives; only while `open`."""
-        whole = self._noted(part)
-        if whole:
-            assert self.client.direct is not None
-            self.client.direct.write(whole)
+        self.client.write(self._noted(part))
 
     def _noted(self, data: bytes) -> bytes:
         """Note bytes that have arrived; return the updates to send."""
@@ -91,7 +87,3 @@ class Passing:
             self.kept.add(data)
             self.sent += len(data)
         return data
-
-    async def _send(self, data: bytes) -> None:
-        if data:
-            await self.client.send(body_message(data, more=True))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from stoker.router.answer import BackendAnswer, body_message
+from stoker.router.answer import BackendAnswer
 from stoker.router.client import Client
 from stoker.router.revision_counts import RevisionCounts
 
@@ -38,22 +38,18 @@ class Relay:
             BackendError: it broke off. Whole events have been sent.
         """
         async for data in self.answer.body(self):
-            await self._send(self._noted(data))
+            await self.client.pass_on(self._noted(data))
         self.sent += len(self._tail)
-        await self._send(self._tail)
+        await self.client.pass_on(self._tail)
 
     @property
     def open(self) -> bool:
         """Whether the client takes a part at once."""
-        direct = self.client.direct
-        return direct is not None and direct.open
+        return self.client.open
 
     def add(self, part: bytes) -> None:
         """Write what a part makes whole, where it arrives; only while `open`."""
-        whole = self._noted(part)
-        if whole:
-            assert self.client.direct is not None
-            self.client.direct.write(whole)
+        self.client.write(self._noted(part))
 
     def _noted(self, data: bytes) -> bytes:
         """Note bytes that have arrived; return those to send."""
@@ -75,10 +71,6 @@ class Relay:
         end = end_of_events(data)
         self._tail = data[end:]
         return data[:end]
-
-    async def _send(self, data: bytes) -> None:
-        if data:
-            await self.client.send(body_message(data, more=True))
 
 
 def end_of_events(data: bytes) -> int:

@@ -16,7 +16,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-SOURCES = tuple(Path(__file__).parent / name for name in ("rows.c", "products.c"))
+FOLDER = Path(__file__).parent
+SOURCES = (FOLDER / "rows.c", FOLDER / "products.c")
+HEADERS = (FOLDER / "bfloat16.h",)
 FLAGS = (
     *("-O3", "-march=native", "-std=gnu11", "-fopenmp", "-shared", "-fPIC"),
     # Sums may be reordered, so that they become vectors. Infinities and NaN keep their meaning.
@@ -90,7 +92,8 @@ def compiled_file(folder: Path, compiler: str) -> Path:
 def key_of(command: tuple[str, ...]) -> str:
     """A name for the result: it depends on the source, the compiler and what `-march=native` stands for."""
     compiler = Path(command[0]).resolve().stat()
-    parts = (*(source.read_text() for source in SOURCES), *command, compiler.st_size, compiler.st_mtime_ns, processor())
+    texts = (file.read_text() for file in (*SOURCES, *HEADERS))
+    parts = (*texts, *command, compiler.st_size, compiler.st_mtime_ns, processor())
     return hashlib.blake2b("\0".join(map(str, parts)).encode(), digest_size=12).hexdigest()
 
 

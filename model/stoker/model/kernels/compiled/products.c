@@ -6,7 +6,7 @@
  */
 #include <stdint.h>
 
-typedef uint16_t bf16;
+#include "bfloat16.h"
 
 #if defined(__AMX_BF16__) && defined(__linux__)
 #include <immintrin.h>
@@ -31,19 +31,6 @@ struct __attribute__((aligned(64))) tiles {
 int stoker_has_product(void)
 {
     return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
-}
-
-static inline float wide(bf16 x)
-{
-    union { uint32_t bits; float value; } u = {(uint32_t)x << 16};
-    return u.value;
-}
-
-static inline bf16 narrow(float x)
-{
-    union { float value; uint32_t bits; } u = {x};
-    uint32_t rounded = (u.bits + 0x7fff + ((u.bits >> 16) & 1)) >> 16;
-    return (bf16)((u.bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
 }
 
 /* Pairs of x of all columns, one pair after the other: [T / W groups, D / 2, W, 2], rows beyond T are zero. */

@@ -8,26 +8,12 @@
 #include <math.h>
 #include <stdint.h>
 
-typedef uint16_t bf16;
+#include "bfloat16.h"
 
 #define SERIAL_WORK 65536 /* multiplications that take less time than waking the other threads */
 #define KEY_TILE 64
 #define MAX_GROUP 8 /* heads that share one walk over the keys */
 #define MAX_HEAD 256
-
-static inline float wide(bf16 x)
-{
-    union { uint32_t bits; float value; } u = {(uint32_t)x << 16};
-    return u.value;
-}
-
-/* Round to nearest, ties to even. NaN stays NaN. */
-static inline bf16 narrow(float x)
-{
-    union { float value; uint32_t bits; } u = {x};
-    uint32_t rounded = (u.bits + 0x7fff + ((u.bits >> 16) & 1)) >> 16;
-    return (bf16)((u.bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
-}
 
 /* e^x within 2 units of the last place: 2^n times a polynomial on [-ln(2)/2, ln(2)/2]. */
 static inline float exponential(float x)

@@ -192,6 +192,16 @@ def test_a_name_that_an_engine_announces_anew_is_taken_again() -> None:
         assert list(known.depths(own).values()) == [depth]
 
 
+def test_what_others_stored_is_known_once_this_router_sends_the_first_such_prompt() -> None:
+    known, own = StoredPrefixes(), chain(3, 4)
+    for _ in range(2):
+        known.reported(("a", "e"), store({name_of(own): True}))
+        assert known.depths(own) == {}
+    known.sent(own)
+    known.reported(("a", "e"), store({name_of(own): True}))
+    assert list(known.depths(own).values()) == [4]
+
+
 @pytest.mark.parametrize("value", [b"x", b"A", b"0" * 17, b"12 "])
 def test_a_name_that_no_router_sends_is_refused(value: bytes) -> None:
     with pytest.raises(ValueError, match=f"header {HEADER}: 1 to 16 hexadecimal digits are allowed"):

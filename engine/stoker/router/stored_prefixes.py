@@ -34,7 +34,7 @@ class StoredPrefixes:
         """Pieces of each name, the least recently sent first."""
         self.num_sent_pieces = 0
         self._seen: OrderedDict[tuple[str, str], Mapping[str, bool]] = OrderedDict()
-        """The newest announcements of each engine."""
+        """The newest announcements of each engine, of names that are known here."""
 
     def sent(self, chain: Sequence[int]) -> None:
         """Remember the pieces of a beginning whose name a request carries."""
@@ -53,20 +53,21 @@ class StoredPrefixes:
         """Take what an engine announces."""
         if self.index is None:
             self.index = PrefixIndex()
-        seen = self._seen.get(engine, {})
-        if store.announced == seen:
-            return
+        seen, taken = self._seen.get(engine, {}), dict[str, bool]()
         number = self.slots.number(store.name)
         self.slots.used(store.name)
         for name, is_there in store.announced.items():
             chain = self._sent.get(name)
-            if chain is None or seen.get(name) == is_there:
+            if chain is None:
+                continue  # until this router sends it
+            taken[name] = is_there
+            if seen.get(name) == is_there:
                 continue
             if is_there:
                 self.index.add(chain, number)
             else:
                 self.index.remove(chain[-1], number)
-        self._seen[engine] = store.announced
+        self._seen[engine] = taken
         self._seen.move_to_end(engine)
         if len(self._seen) > MAX_ENGINES:
             self._seen.popitem(last=False)

@@ -16,12 +16,12 @@ from stoker.engine.config import EngineConfig, StoreConfig
 from stoker.engine.core.block_identity import BlockIdentity
 from stoker.engine.core.blocks import BlockContent, BlockManager
 from stoker.engine.core.build import build_engine
-from stoker.engine.core.core import Core
 from stoker.engine.core.core_group import merged_stats
 from stoker.engine.core.disk.open_tiers import store_name
 from stoker.engine.core.disk.store_tier import StoreTier
 from stoker.engine.core.engine import LLMEngine
-from stoker.engine.core.messages import AddRequest, CoreState, pack, unpack
+from stoker.engine.core.front_requests import FrontRequests
+from stoker.engine.core.messages import AddRequest, CoreMessage, pack, unpack
 from stoker.engine.core.stats import SharedStoreStats
 from stoker.engine.core.stored_beginnings import MOST_WATCHED, StoredBeginnings
 from stoker.engine.core.tier_costs import TierCosts
@@ -144,6 +144,10 @@ def settle(engine: LLMEngine) -> None:
         time.sleep(0.001)
 
 
+def refuse_nothing(front: str, message: CoreMessage) -> None:
+    raise AssertionError(f"{front} was sent {message}")
+
+
 def test_engines_announce_what_any_of_them_wrote_and_what_was_removed(twins: dict[str, Any], tmp_path: Path) -> None:
     folder, volume = tmp_path / "model", tmp_path / "blocks"
     twins["llama"].save_pretrained(folder)
@@ -158,9 +162,8 @@ def test_engines_announce_what_any_of_them_wrote_and_what_was_removed(twins: dic
     named = list(range(5, 30))
     params = SamplingParams(max_tokens=2, ignore_eos=True, seed=1)
     for engine in engines:
-        core = Core(config, "inproc://none", tmp_path)
-        core.engine, core.state = engine, CoreState("Serving", "")
-        core._handle("front", AddRequest("r", tuple(named), params, 0.0, beginning="5"))
+        requests = FrontRequests(engine, refuse_nothing, lambda: None, time.monotonic)
+        requests.add("front", AddRequest("r", tuple(named), params, 0.0, beginning="5"))
         assert announced(engine) == {}
     assert len({engine.beginnings.name for engine in engines if engine.beginnings is not None}) == 1
     first, second = engines

@@ -256,7 +256,9 @@ class Broken:
 
 def test_a_lost_connection_is_an_error_of_storage_with_its_place() -> None:
     files: list[Any] = [RemoteFile(Broken(), "corpus/a.txt", {"size": 3})]
-    with pytest.raises(StorageFailed, match=r"data source books: far://corpus/a.txt: ConnectionResetError: the connection"):
+    with pytest.raises(
+        StorageFailed, match=r"data source books: far://corpus/a.txt: ConnectionResetError: the connection"
+    ):
         list(read_documents(DataSourceConfig(name="books", url="far://corpus/a.txt"), files))
 
 

@@ -66,10 +66,10 @@ def described(plan: Plan) -> str:
     """Return the plan as tables."""
     job = plan.job
     lines = [
-        f"{job.name}: {job.model.parameters / 1e9:.3g} billion parameters on {_counted(job.layout.world_size, 'rank')}: "
-        f"{layout_text(plan)}",
-        f"{_counted(job.micro_batches, 'micro-batch', 'micro-batches')} of {job.micro_batch_size} x {job.sequence_length:,} tokens "
-        f"for each data-parallel rank, precision {job.precision}",
+        f"{job.name}: {job.model.parameters / 1e9:.3g} billion parameters on {_counted(job.layout.world_size, 'rank')}:"
+        f" {layout_text(plan)}",
+        f"{_counted(job.micro_batches, 'micro-batch', 'micro-batches')} of {job.micro_batch_size} x "
+        f"{job.sequence_length:,} tokens for each data-parallel rank, precision {job.precision}",
         "",
         *_memory_lines(plan),
         *_choice_lines(plan),

@@ -34,7 +34,7 @@ class OtherModel(TrainerError):
 
 
 class StorageFailed(TrainerError):
-    """A save, state in a file or a remote source of data cannot be written or read; the message names place and reason."""
+    """A save, state in a file or remote data cannot be written or read; the message names the place and the reason."""
 
 
 class NonFinite(TrainerError):

@@ -1,7 +1,7 @@
 """Values of a TrainingJob that have no effect or surely fail beside each other.
 
-The CRD has no room for these rules. They hold for a spec as stored, camelCase, with or without defaults. Pure; called by
-`unsupported`.
+The CRD has no room for these rules. They hold for a spec as stored, camelCase, with or without defaults. Pure; called
+by `unsupported`.
 """
 
 from __future__ import annotations
@@ -87,6 +87,6 @@ def _of_data(spec: Section) -> list[str]:
         f"spec.data.sources {source['name']}: format tokens needs the tokenizer that made the tokens: "
         "data.tokenizer.kind path, or kind auto with modelFrom"
         for source in sources
-        if source.get("format") == "tokens" and (kind == "train" or kind == "auto" and not spec.get("modelFrom"))
+        if source.get("format") == "tokens" and (kind == "train" or (kind == "auto" and not spec.get("modelFrom")))
     ]
     return found

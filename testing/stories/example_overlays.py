@@ -1,7 +1,7 @@
 """Overlays that scale the training examples down to a tiny model on CPU ranks of this machine.
 
-What an example is about stays: its layout's axes, savings of memory, precision, schedule, mix of sources and validation.
-Replaced are sizes, places (volumes, hub, tracking servers) and pods of a cluster.
+What an example is about stays: its layout's axes, savings of memory, precision, schedule, mix of sources and
+validation. Replaced are sizes, places (volumes, hub, tracking servers) and pods of a cluster.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ def test_an_example_runs_to_its_end_when_it_is_scaled_down(tmp_path: Path, taugh
     export_hugging_face(CheckpointReader(newest.path, newest.digest), tmp_path / "storage" / "models")
 
     with train_alone(tmp_path, corpus(), job) as run:
-        output, _ = run.communicate(timeout=240)
+        output, _ = run.communicate(timeout=500)
 
     assert run.returncode == 0, output
     assert "Completed at step" in output

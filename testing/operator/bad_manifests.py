@@ -140,6 +140,7 @@ BAD: list[tuple[str, str, dict[str, Any], str]] = [
     ("no learning rate", "TrainingJob", {"spec.optimization.learningRate": "0.0"}, 'spec.optimization.learningRate: Invalid value: learningRate must be above 0'),
     ("an epsilon that is 0 in float32", "TrainingJob", {"spec.optimization.epsilon": "1e-46"}, 'spec.optimization.epsilon: Invalid value: epsilon must be at least 1e-30'),
     ("beta of one", "TrainingJob", {"spec.optimization.beta1": "1"}, "spec.optimization.beta1: Invalid value: \"1\": spec.optimization.beta1 in body should match '^0(\\.\\d+)?$'"),
+    ("Off without quotes", "TrainingJob", {"spec.training.deterministic": False}, '[spec.training.deterministic: Invalid value: "boolean": spec.training.deterministic in body must be of type string: "boolean" (a text is needed: write "Off" with its quotes), spec.training.deterministic: Unsupported value: false: supported values: "Off", "SameLayout", "AnyDataParallel"]'),
     ("a tokenizer without a path", "TrainingJob", {"spec.data.tokenizer.kind": "path"}, 'spec.data.tokenizer.path: Invalid value: path is needed with kind path, and only there'),
     # pods
     ("our variable", "TrainingJob", {"spec.workers.env": [{"name": "MASTER_ADDR", "value": "me"}]}, "spec.workers.env[0].name: Forbidden: MASTER_ADDR is set by Stoker and cannot be given"),

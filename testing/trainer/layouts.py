@@ -35,6 +35,8 @@ from testing.trainer.rank_world import RankWorld
 from testing.trainer.tiny_run import RecordingChannel, SyntheticBatches, alone, context_of, tiny_config, train
 
 STEPS = 10
+SEQUENCES = 8
+"""Of a global batch, one for each rank of the world."""
 ROW_S = 180.0
 """Limit for one row on a busy machine."""
 TOLERANCE = 1e-6
@@ -43,6 +45,10 @@ MOMENT_TOLERANCE = 2e-6
 """The same of a moment: the gradients of weights of q and k are sums that nearly cancel."""
 ADAPTER_TOLERANCE = 5e-6
 """The same of an adapter, which is nothing but a sum of such updates, and of its moments."""
+ADAPTER_EPSILON = 1e-4
+"""Of the optimizer for adapters. Some of their gradients nearly cancel, and Adam divides them by their own size: with a
+smaller epsilon the rounding of such a gradient, another on each kind of processor, becomes a step of the weight.
+"""
 EXPERT_ADAPTER_TOLERANCE = 2e-5
 """The same of an adapter of an expert, which few tokens reach."""
 MODEL = ModelConfig(
@@ -96,7 +102,7 @@ class Layout:
     zero_stage: int = 1
     recompute: bool = False
     micro_batch: int = 1
-    """Sequences in one micro-batch; a global batch has 8."""
+    """Sequences in one micro-batch."""
     model: ModelConfig = MODEL
     lora: bool = False
     """Train adapters beside the frozen model."""
@@ -106,6 +112,14 @@ class Layout:
     def dims(self) -> ParallelDims:
         names = ("pipeline", "replicate", "shard", "context", "tensor", "expert")
         return ParallelDims(**{name: getattr(self, name) for name in names}, stages_per_rank=self.stages)
+
+    @property
+    def enough_sequences(self) -> int:
+        """The smallest global batch that trains all of the row: every rank of data adds up two micro-batches, one that
+        is alone or in a pipeline four. Never more than `SEQUENCES`.
+        """
+        data = self.replicate * self.shard
+        return min(SEQUENCES, (4 if data == 1 or self.pipeline > 1 else 2) * self.micro_batch * data)
 
     def __str__(self) -> str:
         """Its name in the output of tests."""
@@ -129,7 +143,7 @@ class Layout:
             "gang__ranks_per_node": self.dims.world_size,
             "training__total_steps": STEPS,
             "training__sequence_length": 32,
-            "training__global_batch_size": 8,
+            "training__global_batch_size": SEQUENCES,
             "training__micro_batch_size": self.micro_batch,
             "training__deterministic": "Off",
             "memory__zero_stage": self.zero_stage,
@@ -138,7 +152,7 @@ class Layout:
             "optimization__epsilon": 1e-6,
             "optimization__schedule": "constant",
         }
-        fields |= LORA if self.lora else {}
+        fields |= {**LORA, "optimization__epsilon": ADAPTER_EPSILON} if self.lora else {}
         return tiny_config(folder, **{**fields, **self.changes, **changes})
 
 
@@ -171,10 +185,11 @@ ONE: dict[str, Any] = dict.fromkeys(("pipeline", "replicate", "shard", "context"
 
 
 @cache
-def reference(model: ModelConfig, micro_batch: int = 1, lora: bool = False) -> Result:
-    """What one rank gives for a model, in the plainest layout."""
+def reference(model: ModelConfig, micro_batch: int = 1, lora: bool = False, sequences: int = SEQUENCES) -> Result:
+    """What one rank gives for a model, in the plainest layout. `sequences`: of a global batch."""
     with tempfile.TemporaryDirectory() as folder:
-        return run_alone(Layout(model=model, micro_batch=micro_batch, lora=lora), folder)
+        layout = Layout(model=model, micro_batch=micro_batch, lora=lora)
+        return run_alone(layout, folder, training__global_batch_size=sequences)
 
 
 class MotifBatches(SyntheticBatches):

@@ -27,6 +27,18 @@ LLAMA_8B = {
     "numHeads": 32,
     "numKvHeads": 8,
 }
+QWEN3_8B = {
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "tie_word_embeddings": False,
+}
 BIG = {
     "spec.model": LLAMA_8B,
     "spec.workers": {"replicas": 1, "gpusPerPod": 4},
@@ -46,6 +58,18 @@ def test_the_example_is_planned_by_part_link_and_second() -> None:
     assert "8.03 billion parameters on 64 ranks: pipeline 2 x shard 8 x tensor 4, ZeRO-1" in found.output
     for part in ("weights", "optimizer", "activations", "tensor parallel", "bubble", "tokens/s per GPU", ": fits"):
         assert part in found.output
+
+
+def test_adapters_are_planned_beside_frozen_weights(tmp_path: Path) -> None:
+    example = EXAMPLE.parents[1] / "finetune-lora" / "10-train.yaml"
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_8B))
+    options = ["-f", str(example), "--gpu", "H100", "--model", str(tmp_path)]
+    found = CliRunner().invoke(plan, options)
+    assert found.exit_code == 0, found.output
+    assert "8.19 billion parameters on 1 rank: one rank, ZeRO-1, recompute full, adapters of rank 16" in found.output
+    values = json.loads(CliRunner().invoke(plan, [*options, "--json"]).output)
+    adapters = 36 * 16 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 12288))
+    assert values["memory_bytes"]["optimizer"] == 12 * adapters
 
 
 def test_json_has_the_numbers_of_the_tables(tmp_path: Path) -> None:

@@ -6,12 +6,26 @@ import pytest
 
 from stoker.operator.domain.unsupported import unsupported
 
+_SIZES = {"vocabSize": 512, "hiddenSize": 64, "intermediateSize": 128, "numHeads": 4, "numKvHeads": 2, "headDim": 16}
 CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("TrainingJob", {}, []),
     ("TrainingJob", {"model": {"architecture": "qwen3"}, "memory": {"zeroStage": 1, "precision": "bf16"}}, []),
     ("TrainingJob", {"memory": {"zeroStage": 3, "precision": "fp16", "activationCheckpointing": "selective"}, "optimization": {"optimizer": "lamb"}}, []),
     ("TrainingJob", {"memory": {"precision": "fp8", "fp8Recipe": "Rowwise"}}, []),
-    ("TrainingJob", {"memory": {"precision": "fp8"}, "model": {"numExperts": 8}}, []),
+    ("TrainingJob", {"memory": {"fp8Recipe": "Rowwise"}}, ["spec.memory.fp8Recipe Rowwise needs precision fp8, got bf16"]),
+    ("TrainingJob", {"memory": {"precision": "fp8"}, "model": _SIZES}, []),
+    ("TrainingJob", {"memory": {"precision": "fp8"}, "model": {**_SIZES, "numExperts": 8, "intermediateSize": 100}}, []),
+    ("TrainingJob", {"memory": {"precision": "fp8"}, "model": {**_SIZES, "hiddenSize": 72}, "parallelism": {"tensor": 4}}, [
+        "spec.memory.precision fp8 needs hiddenSize 72 to be a multiple of 16; allowed: bf16, fp16, fp32",
+        "spec.memory.precision fp8 needs numKvHeads x headDim 32 / tensor 4 to be a multiple of 16; allowed: bf16, fp16, fp32",
+    ]),
+    ("TrainingJob", {"parallelism": {"pipelineSchedule": "GPipe", "contextMethod": "Ring"}}, ["spec.parallelism.pipelineSchedule GPipe needs pipeline above 1", "spec.parallelism.contextMethod Ring needs context above 1"]),
+    ("TrainingJob", {"data": {"sources": [{"name": "web", "weight": 2}, {"name": "code", "weight": "0.0"}]}}, ["spec.data.sources code: weight 0.0 must be above 0"]),
+    ("TrainingJob", {"data": {"validation": {"fraction": "0"}}}, ["spec.data.validation.fraction 0 must be above 0; without validation leave it out"]),
+    ("TrainingJob", {"data": {"tokenizer": {"kind": "train", "vocabSize": 1024}}, "model": _SIZES}, ["spec.data.tokenizer.vocabSize 1024 is above the model's vocabSize 512"]),
+    ("TrainingJob", {"data": {"sources": [{"name": "web", "format": "tokens"}]}, "model": _SIZES}, ["spec.data.sources web: format tokens needs the tokenizer that made the tokens: data.tokenizer.kind path, or kind auto with modelFrom"]),
+    ("TrainingJob", {"data": {"sources": [{"name": "web", "format": "tokens"}]}, "modelFrom": {"hub": {"id": "a/b"}}}, []),
+    ("TrainingJob", {"data": {"sources": [{"name": "web", "format": "tokens"}], "tokenizer": {"kind": "path", "path": "/t"}}, "model": _SIZES}, []),
     ("TrainingJob", {"memory": {"cpuOffload": True}}, []),
     ("TrainingJob", {"memory": {"cpuOffload": True}, "optimization": {"optimizer": "lamb"}}, ["spec.optimization.optimizer lamb is not supported yet with memory.cpuOffload true; allowed: adam, adamw"]),
     ("TrainingJob", {"memory": {"activationCheckpointing": "selective", "activationBudgetGiB": "4"}}, []),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import signal
 from typing import Any
 
@@ -12,7 +13,7 @@ from rich.console import Console as RichConsole
 
 from stoker.pod.causes import EXIT_CODES, Cause
 from stoker.pod.config_file import ConfigError, parse
-from stoker.trainer.agent.console import Console, duration
+from stoker.trainer.agent.console import Console, Screen, duration
 from stoker.trainer.agent.metrics import registry_of
 from stoker.trainer.agent.outcome import NOT_OF_RANKS, RankEnd, RunOutcome, diagnose, read_oom_kills
 from stoker.trainer.agent.pod_rank import find_pod_rank, open_rendezvous, rank_environment
@@ -396,3 +397,13 @@ def test_progress_by_source_is_in_the_status_and_in_the_metrics() -> None:
     assert state.status()["sources"] == [web]
     shown = generate_latest(registry_of(state, lambda: 1.0)).decode()
     assert 'stoker_trainer_source_samples{source="web"} 12.0' in shown
+
+
+def test_a_reader_that_leaves_ends_the_output_and_not_the_run() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as file:
+        console = Console(Screen(file=file), every_steps=1)
+        for _ in range(2):
+            console.line("a line for a reader that has left")
+        console.close(None)

@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from pyarrow import parquet
 
 from stoker.pod.config_file import ConfigError
-from stoker.trainer.errors import DataError
+from stoker.trainer.errors import DataError, StorageFailed
 from stoker.trainer.protocol.config import DataSourceConfig
 from stoker.trainer.rank.data import token_file
+from stoker.trainer.rank.data.byte_bpe import train_tokenizer
 from stoker.trainer.rank.data.corpus import open_corpus
 from stoker.trainer.rank.data.files import RemoteFile, list_files
 from stoker.trainer.rank.data.loader import Loader
@@ -237,8 +238,10 @@ def test_a_web_server_gives_the_corpus_and_its_absence_is_named(tmp_path: Path) 
     local = loader_of(tmp_path, "local", {"path": str(tmp_path / "files" / "a.jsonl")})
     assert remote.fingerprint == local.fingerprint
     assert step_of(remote, 2, 1) == step_of(local, 2, 1)
-    with pytest.raises((OSError, DataError), match=url):
-        list_files(DataSourceConfig(name="books", url=f"{url}/a.jsonl"))
+    gone = {"name": "books", "url": f"{url}/a.jsonl"}
+    tokenizer = {"kind": "train", "vocab_size": 300}
+    with pytest.raises(StorageFailed, match=f"data source books: {url}/a.jsonl: ClientConnectorError: Cannot connect"):
+        train_tokenizer(config_for(tmp_path, {"sources": [gone], "tokenizer": tokenizer}))  # it holds the cache's lock
 
 
 class Broken:
@@ -253,7 +256,9 @@ class Broken:
 
 def test_a_lost_connection_is_an_error_of_storage_with_its_place() -> None:
     files: list[Any] = [RemoteFile(Broken(), "corpus/a.txt", {"size": 3})]
-    with pytest.raises(OSError, match=r"data source books: far://corpus/a.txt: ConnectionResetError: the connection"):
+    with pytest.raises(
+        StorageFailed, match=r"data source books: far://corpus/a.txt: ConnectionResetError: the connection"
+    ):
         list(read_documents(DataSourceConfig(name="books", url="far://corpus/a.txt"), files))
 
 

@@ -20,6 +20,7 @@ from testing.trainer.layouts import (
     EXPERT_ADAPTER_TOLERANCE,
     MIXED,
     MOMENT_TOLERANCE,
+    SEQUENCES,
     SPARSE,
     STEPS,
     TIED,
@@ -191,7 +192,9 @@ def chains() -> list[tuple[Layout, ...]]:
 
 @pytest.mark.parametrize("layout", ROWS, ids=str)
 def test_a_layout_equals_one_rank(world: LayoutWorld, tmp_path: Path, layout: Layout) -> None:
-    assert_equal(world.run(layout, tmp_path), reference_of(layout))
+    sequences = layout.enough_sequences
+    found = world.run(layout, tmp_path, training__global_batch_size=sequences)
+    assert_equal(found, reference_of(layout, sequences))
 
 
 @pytest.mark.parametrize("chain", chains(), ids=lambda chain: f"{len(chain)} from {chain[0]}")
@@ -316,8 +319,8 @@ def test_state_in_host_memory_or_in_a_file_changes_no_bit(world: LayoutWorld, tm
         assert relative_difference(found.state, plain.state) == dict.fromkeys(plain.state, 0.0)
 
 
-def reference_of(layout: Layout) -> Result:
-    return reference(layout.model, layout.micro_batch, layout.lora)
+def reference_of(layout: Layout, sequences: int = SEQUENCES) -> Result:
+    return reference(layout.model, layout.micro_batch, layout.lora, sequences)
 
 
 def assert_equal(got: Result, expected: Result) -> None:

@@ -66,10 +66,10 @@ def described(plan: Plan) -> str:
     """Return the plan as tables."""
     job = plan.job
     lines = [
-        f"{job.name}: {job.model.parameters / 1e9:.3g} billion parameters on {job.layout.world_size} ranks: "
-        f"{layout_text(plan)}",
-        f"{job.micro_batches} micro-batches of {job.micro_batch_size} x {job.sequence_length:,} tokens "
-        f"for each data-parallel rank, precision {job.precision}",
+        f"{job.name}: {job.model.parameters / 1e9:.3g} billion parameters on {_counted(job.layout.world_size, 'rank')}:"
+        f" {layout_text(plan)}",
+        f"{_counted(job.micro_batches, 'micro-batch', 'micro-batches')} of {job.micro_batch_size} x "
+        f"{job.sequence_length:,} tokens for each data-parallel rank, precision {job.precision}",
         "",
         *_memory_lines(plan),
         *_choice_lines(plan),
@@ -90,8 +90,13 @@ def layout_text(plan: Plan) -> str:
     extra += [f"{layout.schedule} with {layout.stages_per_rank} stages a rank"] if layout.pipeline > 1 else []
     extra += ["sequence parallel"] if layout.sequence_parallel else []
     extra += [f"recompute {layout.recompute}"] if layout.recompute != "none" else []
+    extra += [f"adapters of rank {job.adapters.rank}"] if job.adapters else []
     extra += [f"{job.offload} offload"] if job.offload else []
     return ", ".join([axes, *extra])
+
+
+def _counted(count: int, one: str, several: str = "") -> str:
+    return f"{count} {one if count == 1 else several or f'{one}s'}"
 
 
 def _memory_lines(plan: Plan) -> list[str]:

@@ -58,14 +58,20 @@ class Layout:
 
 OF_FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
 """The targets of adapters that experts have, too."""
+ALL_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", *OF_FEED_FORWARD)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Adapters:
     """Low-rank adapters, which are trained while the model is frozen."""
 
-    rank: int
-    targets: tuple[str, ...]
+    rank: int = 16
+    targets: tuple[str, ...] = ALL_TARGETS
+
+    @classmethod
+    def from_config(cls, lora: Mapping[str, Any]) -> Self:
+        """Read the section `lora` of the trainer's configuration or of a spec; an absent member has its default."""
+        return cls(rank=lora.get("rank", cls.rank), targets=tuple(lora.get("targets") or cls.targets))
 
     def layer_elements(self, model: ModelSize, tensor: int) -> float:
         """Return the elements of a layer's adapters on one of `tensor` ranks, those of experts left out."""
@@ -123,7 +129,7 @@ class Job:
         """
         parallelism, training = config.get("parallelism") or {}, config["training"]
         memory, gang = config.get("memory") or {}, config.get("gang") or {}
-        lora = config.get("lora")
+        lora = config.get("lora")  # {}: all defaults
         ranks_per_node = gang.get("ranks_per_node", 1)
         budget = memory.get("activation_budget_gib")
         job = cls(
@@ -137,7 +143,7 @@ class Job:
             activation_budget_bytes=None if budget is None else float(budget) * 2**30,
             offload="nvme" if memory.get("nvme_offload") else "host" if memory.get("cpu_offload") else "",
             any_data_parallel=training.get("deterministic") == "AnyDataParallel",
-            adapters=Adapters(rank=lora["rank"], targets=tuple(lora["targets"])) if lora else None,
+            adapters=None if lora is None else Adapters.from_config(lora),
             ranks_per_node=ranks_per_node,
             name=(config.get("job") or {}).get("name", ""),
         )

@@ -70,7 +70,7 @@ def _grids(job: Job, gpus: int, per_node: int) -> Iterator[Layout]:
                 sequence_parallel=tensor > 1,
                 schedule=wants.schedule if pipeline > 1 else "OneFOneB",
                 stages_per_rank=wants.stages_per_rank if pipeline > 1 else 1,
-                context_method=wants.context_method,
+                context_method=wants.context_method if context > 1 else "AllGather",
             )
 
 

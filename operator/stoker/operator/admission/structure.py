@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from jsonschema import Draft202012Validator, FormatChecker
@@ -88,12 +88,25 @@ def _type_name(value: Any) -> str:
     return names[type(value)]
 
 
-def _wrong_type(path: str, value: Any, wanted: Any) -> StatusCause:
+def _wrong_type(path: str, value: Any, wanted: Any, allowed: Sequence[Any]) -> StatusCause:
     kind = "integer,string" if isinstance(wanted, list) else wanted
     detail = f'{path} in body must be of type {kind}: "{_type_name(value)}"'
     if "string" in kind and isinstance(value, int | float):
-        detail += f' (a text is needed: write "{json.dumps(value)}" with its quotes)'
+        detail += f' (a text is needed: write "{_text_of(value, allowed)}" with its quotes)'
     return status_cause(path, "FieldValueTypeInvalid", f'"{_type_name(value)}"', detail)
+
+
+_YAML_WORDS = {False: {"off", "no", "n", "false"}, True: {"on", "yes", "y", "true"}}
+"""What YAML 1.1 reads as a boolean."""
+
+
+def _text_of(value: float, allowed: Sequence[Any]) -> str:
+    """Return the text that was meant: `Off` without quotes is false to YAML."""
+    if isinstance(value, bool):
+        for one in allowed:
+            if str(one).lower() in _YAML_WORDS[value]:
+                return str(one)
+    return json.dumps(value)
 
 
 def _unsupported(path: str, value: Any, allowed: Any) -> StatusCause:
@@ -114,7 +127,6 @@ def _pattern(path: str, value: Any, pattern: str) -> StatusCause:
 
 
 _MESSAGES: dict[str, Callable[[str, Any, Any], StatusCause]] = {
-    "type": _wrong_type,
     "enum": _unsupported,
     "pattern": _pattern,
     "minimum": _invalid("should be greater than or equal to {}"),
@@ -141,6 +153,8 @@ def _translated(error: ValidationError) -> StatusCause:
             str(name) for name in cast("list[str]", error.validator_value) if f"{name!r} is a required" in error.message
         )
         return status_cause(f"{path}.{missing}" if path else missing, "FieldValueRequired")
+    if error.validator == "type":
+        return _wrong_type(path, error.instance, error.validator_value, error.schema.get("enum", ()))
     return _MESSAGES[str(error.validator)](path, error.instance, error.validator_value)
 
 

@@ -29,11 +29,12 @@ def job_of_spec(spec: Mapping[str, Any], model: ModelSize | None = None, name: s
     """
     workers, fields = spec.get("workers") or {}, _snake(spec)
     ranks = workers.get("ranksPerPod") or max(workers.get("gpusPerPod") or 0, 1)
-    config = {
+    config: dict[str, Any] = {
         "job": {"name": name},
         "gang": {"nodes": workers.get("replicas") or 1, "ranks_per_node": ranks},
         **{section: fields.get(section) or {} for section in ("parallelism", "training", "memory")},
     }
+    config["lora"] = fields.get("lora")
     return Job.from_config(config, model or ModelSize.from_fields(fields.get("model") or {}))
 
 

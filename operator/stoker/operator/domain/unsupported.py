@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from stoker.operator.domain.conflicts import conflicts
 from stoker.operator.domain.job_plan import over_budget, too_large
 from stoker.pod.capabilities import refusals
 
@@ -17,8 +18,9 @@ from stoker.pod.capabilities import refusals
 def unsupported(kind: str, spec: Mapping[str, Any]) -> list[str]:
     """One line `spec.FIELD VALUE is not supported yet; allowed: ...` per field; empty where everything is built.
 
-    A TrainingJob whose node selector names a GPU that cannot hold a rank gets a line with the arithmetic, and so does
-    one whose budget of activations cannot be met.
+    A TrainingJob with values that have no effect or fail beside each other gets a line for each. One whose node
+    selector names a GPU that cannot hold a rank gets a line with the arithmetic, and so does one whose budget of
+    activations cannot be met.
 
     Args:
         spec: as stored, camelCase, with or without defaults: an absent field asks for nothing.
@@ -26,4 +28,5 @@ def unsupported(kind: str, spec: Mapping[str, Any]) -> list[str]:
     refused = refusals(kind, spec, "spec")
     if kind != "TrainingJob":
         return refused
+    refused += conflicts(spec)
     return refused + too_large(spec) + ([] if refused else over_budget(spec))

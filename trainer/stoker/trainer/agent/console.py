@@ -6,6 +6,7 @@ Made by `program`, called by the agent at each event. It shows state and changes
 from __future__ import annotations
 
 import math
+import os
 
 from rich.console import Console as RichConsole
 from rich.live import Live
@@ -22,6 +23,17 @@ from stoker.trainer.protocol.messages import (
     StragglersEvent,
     ValidationEvent,
 )
+
+
+class Screen(RichConsole):
+    """A terminal or log whose reader may leave (`stoker train ... | head`); the run goes on without it."""
+
+    def on_broken_pipe(self) -> None:
+        """Print nothing from here on. What is left in the stream's buffer goes to the null device."""
+        self.quiet = True
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, self.file.fileno())
+        os.close(nothing)
 
 
 class Console:

@@ -64,8 +64,6 @@ def content_digest(files: list[DataFile], folder: Path) -> str:
             return kept.read_text()
         digest = _read_digest(files)
     except OSError as error:
-        if any(isinstance(file, RemoteFile) for file in files):
-            raise
         raise DataError(f"{error.filename}: {error.strerror}") from error
     write_whole(kept, digest.encode())
     return digest

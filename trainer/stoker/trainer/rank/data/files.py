@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Protocol
 
 from stoker.pod.config_file import ConfigError
-from stoker.trainer.errors import DataError
+from stoker.trainer.errors import DataError, StorageFailed
 from stoker.trainer.protocol.config import DataSourceConfig
 
 _VERSIONS = ("ETag", "etag", "mtime", "LastModified", "Last-Modified", "created", "ino")
@@ -105,6 +105,7 @@ def list_files(source: DataSourceConfig) -> list[DataFile]:
     Raises:
         DataError: nothing is there.
         ConfigError: a package that the URL needs is not installed.
+        StorageFailed: the network or the server of a URL fails.
     """
     found = _local_files(source, source.path) if source.path is not None else _remote_files(source, str(source.url))
     if not found:
@@ -161,15 +162,15 @@ def _open_system(source: DataSourceConfig, url: str) -> tuple[Any, str]:
 
 @contextmanager
 def remote_errors(where: str) -> Iterator[None]:
-    """Turn what a network or a server raises into an OSError with the place, which an operator retries."""
+    """Turn what a network or a server raises into StorageFailed with the place, which an operator retries."""
     try:
         yield
-    except (DataError, ConfigError):
+    except (DataError, ConfigError, StorageFailed):
         raise
     except FileNotFoundError as error:
         raise DataError(f"{where}: {error}") from error
     except Exception as error:
-        raise OSError(f"{where}: {type(error).__name__}: {error}") from error
+        raise StorageFailed(f"{where}: {type(error).__name__}: {error}") from error
 
 
 def _below(name: str, folder: str) -> Path:

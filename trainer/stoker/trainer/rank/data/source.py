@@ -83,8 +83,6 @@ def read_documents(source: DataSourceConfig, files: list[DataFile], end_id: int 
             with _named_errors(file, where), file.open() as stream:
                 yield from _read(kind_of(source, file), file, stream, end_id)
         except OSError as error:
-            if isinstance(file, RemoteFile):
-                raise
             raise DataError(f"{where}: {error.strerror or error}") from error
 
 

@@ -1,0 +1,92 @@
+"""Values of a TrainingJob that have no effect or surely fail beside each other.
+
+The CRD has no room for these rules. They hold for a spec as stored, camelCase, with or without defaults. Pure; called
+by `unsupported`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Section = Mapping[str, Any]
+
+EIGHT_BIT_MULTIPLE = 16
+"""What sizes of a product in eight bits are multiples of (`MULTIPLE` of the model's `fp8`)."""
+
+
+def conflicts(spec: Section) -> list[str]:
+    """Return one line per field, with its value and what it needs."""
+    return [*_of_layout(spec), *_of_precision(spec), *_of_data(spec)]
+
+
+def _section(spec: Section, name: str) -> Section:
+    found: Section = spec.get(name) or {}
+    return found
+
+
+def _of_layout(spec: Section) -> list[str]:
+    parallelism = _section(spec, "parallelism")
+    return [
+        f"spec.parallelism.{field} {value} needs {axis} above 1"
+        for field, axis, default in (
+            ("pipelineSchedule", "pipeline", "OneFOneB"),
+            ("contextMethod", "context", "AllGather"),
+        )
+        if (value := parallelism.get(field, default)) != default and parallelism.get(axis, 1) == 1
+    ]
+
+
+def _of_precision(spec: Section) -> list[str]:
+    memory = _section(spec, "memory")
+    precision, recipe = memory.get("precision", "bf16"), memory.get("fp8Recipe", "Tensorwise")
+    if precision == "fp8":
+        return _of_eight_bits(spec)
+    if recipe != "Tensorwise":
+        return [f"spec.memory.fp8Recipe {recipe} needs precision fp8, got {precision}"]
+    return []
+
+
+def _of_eight_bits(spec: Section) -> list[str]:
+    model, tensor = _section(spec, "model"), _section(spec, "parallelism").get("tensor", 1)
+    if not model:
+        return []  # the trainer checks what is behind modelFrom
+    heads = model["numHeads"]
+    head_size = model.get("headDim") or model["hiddenSize"] // heads
+    sizes = {
+        "hiddenSize": (model["hiddenSize"], 1),
+        "numHeads x headDim": (heads * head_size, tensor),
+        "numKvHeads x headDim": (model.get("numKvHeads", heads) * head_size, tensor),
+    }
+    if not model.get("numExperts"):
+        sizes["intermediateSize"] = (model["intermediateSize"], tensor)
+    return [
+        f"spec.memory.precision fp8 needs {name} {size}{f' / tensor {cut}' if cut > 1 else ''} to be a multiple of "
+        f"{EIGHT_BIT_MULTIPLE}; allowed: bf16, fp16, fp32"
+        for name, (size, cut) in sizes.items()
+        if size % (cut * EIGHT_BIT_MULTIPLE)
+    ]
+
+
+def _of_data(spec: Section) -> list[str]:
+    data = _section(spec, "data")
+    tokenizer, sources = _section(data, "tokenizer"), data.get("sources") or ()
+    kind, size = tokenizer.get("kind", "auto"), tokenizer.get("vocabSize", 0)
+    found = [
+        f"spec.data.sources {source['name']}: weight {source['weight']} must be above 0"
+        for source in sources
+        if float(source.get("weight", 1)) <= 0
+    ]
+    fraction = _section(data, "validation").get("fraction")
+    if fraction is not None and float(fraction) <= 0:
+        found.append(f"spec.data.validation.fraction {fraction} must be above 0; without validation leave it out")
+    vocabulary = _section(spec, "model").get("vocabSize")
+    if kind == "train" and vocabulary is not None and size > vocabulary:
+        found.append(f"spec.data.tokenizer.vocabSize {size} is above the model's vocabSize {vocabulary}")
+    found += [
+        f"spec.data.sources {source['name']}: format tokens needs the tokenizer that made the tokens: "
+        "data.tokenizer.kind path, or kind auto with modelFrom"
+        for source in sources
+        if source.get("format") == "tokens" and (kind == "train" or (kind == "auto" and not spec.get("modelFrom")))
+    ]
+    return found

@@ -298,7 +298,8 @@ def test_a_product_passes_on_numbers_that_are_not_finite() -> None:
 
 def test_the_limits_of_a_product_are_its_own() -> None:
     tiles, vectors = PRODUCTS[1], PRODUCTS[2]
-    assert tiles is not None and vectors is not None
+    assert tiles is not None
+    assert vectors is not None
     assert [tiles.takes(rows) for rows in (0, 1, 64, 65)] == [False, True, True, False]
     assert [vectors.takes(rows) for rows in (0, 1, 64, 65)] == [False, True, True, True]
     assert [tiles.divides(*sizes) for sizes in ((32, 64), (33, 64), (32, 48))] == [True, False, False]

@@ -1,11 +1,14 @@
 """The reference kernels, with C in place of what lies between a decoder's products in bfloat16 without gradient.
 
 torch needs about forty operations per layer for it, each of which reads and writes its rows and costs some
-microseconds; for one row that takes as long as the products. The C kernels need four calls, round where torch rounds
-and read keys and values where they lie. Where the processor has AMX, products of few rows are C, too: they read a
-weight as it is stored 1.3 to 1.5 times as fast as oneDNN reads a packed one. What the C kernels do not take (a
-gradient, another dtype, heads of more than 256) goes to `reference`, their slow twin. So do prompts' attention and
-products of many rows, which are faster there.
+microseconds; for one row that takes as long as the products. The C kernels need few calls, round where torch rounds
+and read keys and values where they lie. Products are C, too, by what the processor has (`product_kinds`): with AMX
+those of few rows, which read a weight as it is stored 1.3 to 1.5 times as fast as oneDNN reads a packed one; with AVX2
+alone all of them, because neither oneDNN nor torch has a fast one. Their contract: a float sum, rounded once; a row's
+bits depend neither on the other rows nor on the threads.
+
+What the C kernels do not take (a gradient, another dtype, heads of more than 256) goes to `reference`, their slow twin.
+So does prompts' attention, which is faster there.
 
 T tokens, D hidden, F ffn, N heads, K kv heads, H head_dim, S sequences, B blocks.
 
@@ -85,7 +88,7 @@ def takes_product(x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None) -> boo
     return (
         reads(weight_ED)
         and x_TD.dim() == 2
-        and cast("Product", PRODUCT).takes(len(x_TD))
+        and cast("Product", PRODUCT).takes(x_TD.shape[0])
         and takes(x_TD, weight_ED)
         and (bias_E is None or bias_E.dtype is torch.bfloat16)
     )
@@ -99,14 +102,13 @@ def linear(x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None) -> Tensor:
 
 def product(x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None) -> Tensor:
     """x @ weight^T (+ bias) from the weight as it is stored. Raises MemoryError."""
-    (num_rows, in_size), out_size = x_TD.shape, len(weight_ED)
+    (num_rows, in_size), out_size = x_TD.shape, weight_ED.shape[0]
     y_TE = torch.empty(num_rows, out_size, dtype=torch.bfloat16)
     bias = None if bias_E is None else bias_E.data_ptr()
-    check_memory(
-        _C.stoker_product(
-            x_TD.data_ptr(), weight_ED.data_ptr(), bias, y_TE.data_ptr(), num_rows, in_size, out_size
-        ), num_rows
-    )  # fmt: skip
+    is_done = _C.stoker_product(
+        x_TD.data_ptr(), weight_ED.data_ptr(), bias, y_TE.data_ptr(), num_rows, in_size, out_size
+    )
+    check_memory(is_done, num_rows)
     return y_TE
 
 
@@ -121,7 +123,7 @@ def norm_linear(
     """Norm and product in one call; None where one of the two is not C's."""
     if not takes_product(x_TD, weight_ED, bias_E) or not takes_sum(x_TD, update_TD, norm_D):
         return None
-    (num_rows, in_size), out_size = x_TD.shape, len(weight_ED)
+    (num_rows, in_size), out_size = x_TD.shape, weight_ED.shape[0]
     y_TE = torch.empty(num_rows, out_size, dtype=torch.bfloat16)
     total_TD = x_TD if update_TD is None else torch.empty_like(x_TD)
     is_done = _C.stoker_norm_product(
@@ -147,7 +149,7 @@ def norm_linear_swiglu(
     """Norm, product and SwiGLU in one call; None where one of them is not C's."""
     if not takes_product(x_TD, gate_up_FD, None) or not takes_sum(x_TD, update_TD, norm_D):
         return None
-    (num_rows, in_size), width = x_TD.shape, len(gate_up_FD) // 2
+    (num_rows, in_size), width = x_TD.shape, gate_up_FD.shape[0] // 2
     out_TF = torch.empty(num_rows, width, dtype=torch.bfloat16)
     total_TD = x_TD if update_TD is None else torch.empty_like(x_TD)
     is_done = _C.stoker_norm_product_swiglu(

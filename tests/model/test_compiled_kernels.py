@@ -222,11 +222,15 @@ def compiler(folder: Path, script: str) -> str:
     return str(path)
 
 
-def test_a_source_is_compiled_once_and_a_failure_leaves_nothing(tmp_path: Path) -> None:
+def test_a_source_is_compiled_once_and_a_failure_leaves_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     works = compiler(tmp_path, f'echo . >> {tmp_path}/calls; while [ "$1" != -o ]; do shift; done; echo library > "$2"')
     first = compiled_file(tmp_path / "cache", works)
     assert compiled_file(tmp_path / "cache", works) == first
     assert (first.read_text(), (tmp_path / "calls").read_text()) == ("library\n", ".\n")
+    assert caplog.text.count("compiling the C kernels for this processor") == 1
     fails = compiler(tmp_path, "echo rows.c: no such flag >&2; exit 3")
     with pytest.raises(CompileError, match=r"ended with 3: rows\.c: no such flag"):
         compiled_file(tmp_path / "other", fails)

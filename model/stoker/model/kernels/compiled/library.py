@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -15,6 +16,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
+
+log = logging.getLogger("stoker.model")
 
 FOLDER = Path(__file__).parent
 SOURCES = tuple(FOLDER / f"{name}.c" for name in ("rows", "products", "tile_products", "vector_products"))
@@ -84,6 +87,7 @@ def compiled_file(folder: Path, compiler: str) -> Path:
     command = (program, *FLAGS, *((WIDE_VECTORS,) if platform.machine() == "x86_64" else ()))
     target = folder / f"kernels-{key_of(command)}.so"
     if not target.exists():
+        log.info("compiling the C kernels for this processor, once, into %s", target)
         try:
             compile_into(target, command)
         except (OSError, subprocess.TimeoutExpired) as error:

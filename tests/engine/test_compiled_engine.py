@@ -44,7 +44,7 @@ def test_an_engine_with_c_kernels_chooses_what_the_reference_would(
     except CompileError as error:
         pytest.skip(str(error))
     twins[family].save_pretrained(tmp_path)
-    (tmp_path / "tokenizer.json").write_text(tokenizer_json())
+    (tmp_path / "tokenizer.json").write_bytes(tokenizer_json())
     compiled, reference = (answers_of(tmp_path, kernels, PROMPTS) for kernels in ("auto", "reference"))
     for ours, theirs in zip(compiled, reference, strict=True):
         (our,), (their,) = ours.completions, theirs.completions

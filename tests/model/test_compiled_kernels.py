@@ -18,6 +18,7 @@ from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.model.kernels import reference
 from stoker.model.kernels.compiled.library import CompileError, compiled_file, load_library
+from stoker.model.kernels.compiled.product_kinds import PRODUCTS
 from stoker.model.kernels.kernel_set import resolve_serving_kernels
 from stoker.model.kernels.ops import Ops
 from stoker.model.kernels.rotation import CacheLayer, Rotation
@@ -221,11 +222,15 @@ def compiler(folder: Path, script: str) -> str:
     return str(path)
 
 
-def test_a_source_is_compiled_once_and_a_failure_leaves_nothing(tmp_path: Path) -> None:
+def test_a_source_is_compiled_once_and_a_failure_leaves_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     works = compiler(tmp_path, f'echo . >> {tmp_path}/calls; while [ "$1" != -o ]; do shift; done; echo library > "$2"')
     first = compiled_file(tmp_path / "cache", works)
     assert compiled_file(tmp_path / "cache", works) == first
     assert (first.read_text(), (tmp_path / "calls").read_text()) == ("library\n", ".\n")
+    assert caplog.text.count("compiling the C kernels for this processor") == 1
     fails = compiler(tmp_path, "echo rows.c: no such flag >&2; exit 3")
     with pytest.raises(CompileError, match=r"ended with 3: rows\.c: no such flag"):
         compiled_file(tmp_path / "other", fails)
@@ -236,7 +241,9 @@ def test_a_source_is_compiled_once_and_a_failure_leaves_nothing(tmp_path: Path) 
 @SETTINGS
 @given(
     rows=st.one_of(st.integers(1, 70), st.just(130)),
-    sizes=st.sampled_from([(32, 32), (64, 96), (320, 576), (96, 1536), (48, 64), (64, 40)]),
+    sizes=st.sampled_from(
+        [(32, 32), (64, 96), (320, 576), (96, 1536), (48, 64), (64, 40), (1, 16), (23, 48), (99, 80)]
+    ),
     has_bias=st.booleans(),
     threads=st.sampled_from([1, 3]),
 )
@@ -244,20 +251,74 @@ def test_a_source_is_compiled_once_and_a_failure_leaves_nothing(tmp_path: Path) 
 def test_products_of_few_rows_equal_the_reference(
     rows: int, sizes: tuple[int, int], has_bias: bool, threads: int
 ) -> None:
-    """Sizes that are no multiples of a tile, and more rows, go to the reference."""
+    """Sizes and numbers of rows that the processor's product does not take go to the reference."""
     x_TD, weight_ED = randn(rows, sizes[1], seed=1), randn(*sizes, seed=2)
     bias_E = randn(sizes[0], seed=3) if has_bias else None
     exact = torch.nn.functional.linear(x_TD.double(), weight_ED.double(), None if bias_E is None else bias_E.double())
+    ours = with_threads(threads, lambda: kernels().linear(x_TD, kernels().pack(weight_ED), bias_E))
+    torch.testing.assert_close(ours.double(), exact, rtol=2**-8, atol=1e-4 * sizes[1])
+    if kernels().takes_product(x_TD, weight_ED, bias_E):
+        alone = with_threads(1, lambda: [kernels().linear(x_D[None], weight_ED, bias_E) for x_D in x_TD])
+        assert torch.equal(ours, torch.cat(alone)), "a row's bits depend on the others"
+
+
+def with_threads(threads: int, compute: Callable[[], Any]) -> Any:
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
-        ours = kernels().linear(x_TD, kernels().pack(weight_ED), bias_E)
+        return compute()
     finally:
         torch.set_num_threads(before)
-    torch.testing.assert_close(ours.double(), exact, rtol=2**-8, atol=1e-4 * sizes[1])
-    if rows <= kernels().MOST_ROWS and kernels().HAS_PRODUCT and not any(size % 32 for size in sizes):
-        alone = torch.cat([kernels().linear(x_TD[row : row + 1], weight_ED, bias_E) for row in range(rows)])
-        assert torch.equal(ours, alone), "a row's bits depend on the others"
+
+
+@needs_compiler
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 16, 65])
+@pytest.mark.parametrize("has_update", [False, True], ids=["first layer", "later layer"])
+@torch.inference_mode()
+def test_calls_that_hold_several_operations_give_the_bits_of_the_single_ones(rows: int, has_update: bool) -> None:
+    x_TD, update_TD = randn(rows, 96), randn(rows, 96, seed=1) if has_update else None
+    norm_D, weight_ED, bias_E = randn(96, seed=2), randn(128, 96, seed=3), randn(128, seed=4)
+    single, whole = Ops("compiled"), kernels()
+    if not whole.takes_product(x_TD, weight_ED, bias_E):
+        assert whole.norm_linear(x_TD, update_TD, norm_D, 1e-5, weight_ED, bias_E) is None
+        assert whole.norm_linear_swiglu(x_TD, update_TD, norm_D, 1e-5, weight_ED) is None
+        return
+    normed_TD, total_TD = single.norm_of_sum(x_TD, update_TD, norm_D, 1e-5)
+    y_TE, total = whole.norm_linear(x_TD, update_TD, norm_D, 1e-5, weight_ED, bias_E)
+    assert torch.equal(total, total_TD)
+    assert torch.equal(y_TE, single.linear(normed_TD, weight_ED, bias_E))
+    out_TF, total = whole.norm_linear_swiglu(x_TD, update_TD, norm_D, 1e-5, weight_ED)
+    assert torch.equal(total, total_TD)
+    assert torch.equal(out_TF, single.swiglu(single.linear(normed_TD, weight_ED)))
+
+
+@needs_compiler
+@torch.inference_mode()
+def test_a_product_passes_on_numbers_that_are_not_finite() -> None:
+    x_TD, weight_ED = torch.ones(5, 32, dtype=torch.bfloat16), torch.ones(32, 32, dtype=torch.bfloat16)
+    x_TD[1, 3], x_TD[4, 8] = float("nan"), float("inf")
+    assert kernels().linear(x_TD, weight_ED, None).isfinite().all(1).tolist() == [True, False, True, True, False]
+
+
+def test_the_limits_of_a_product_are_its_own() -> None:
+    tiles, vectors = PRODUCTS[1], PRODUCTS[2]
+    assert tiles is not None
+    assert vectors is not None
+    assert [tiles.takes(rows) for rows in (0, 1, 64, 65)] == [False, True, True, False]
+    assert [vectors.takes(rows) for rows in (0, 1, 64, 65)] == [False, True, True, True]
+    assert [tiles.divides(*sizes) for sizes in ((32, 64), (33, 64), (32, 48))] == [True, False, False]
+    assert [vectors.divides(*sizes) for sizes in ((33, 48), (32, 40))] == [True, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_a_weight_is_packed_only_where_onednn_packs_it(dtype: torch.dtype) -> None:
+    """Packing bfloat16 fails on a processor without AVX-512, so that no engine starts there."""
+    x_TD, weight_ED = randn(3, 64).to(dtype), randn(32, 64, seed=1).to(dtype)
+    packed = reference.pack(weight_ED)
+    assert packed.is_mkldnn == (dtype is torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    exact = x_TD.double() @ weight_ED.double().T
+    torch.testing.assert_close(reference.linear(x_TD, packed, None).double(), exact, rtol=2**-7, atol=1e-2)
 
 
 @needs_compiler

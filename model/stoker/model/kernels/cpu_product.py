@@ -62,12 +62,15 @@ class OneDnnLinear(torch.autograd.Function):
 
 def pack(weight_ED: Tensor) -> Tensor:
     """Return a copy in oneDNN's order, which only `linear` reads; the weight itself where packing does not apply."""
-    is_packable = (
-        weight_ED.device.type == "cpu"
-        and weight_ED.dtype in (torch.float32, torch.bfloat16)
-        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    )
-    if not is_packable:
+    if weight_ED.device.type != "cpu" or not is_packable(weight_ED.dtype):
         return weight_ED
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight_ED.detach(), PACKED_ROWS)
     return packed
+
+
+def is_packable(dtype: torch.dtype) -> bool:
+    """Whether oneDNN packs such weights here: bfloat16 ones need AVX-512 or AVX-NE-CONVERT."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    packs_bfloat16 = dtype is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return dtype is torch.float32 or packs_bfloat16

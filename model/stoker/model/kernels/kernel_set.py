@@ -211,7 +211,10 @@ def resolve_serving_kernels(
     try:
         load()
     except CompileError as error:
-        log.warning("kernels: reference, which takes up to twice as long as C kernels: %s", error)
+        log.warning(
+            "kernels: reference, which takes up to twice as long as C kernels, without AVX-512 up to six times: %s",
+            error,
+        )
         return resolved
     return "compiled"
 

@@ -1,11 +1,14 @@
 """The reference kernels, with C in place of what lies between a decoder's products in bfloat16 without gradient.
 
 torch needs about forty operations per layer for it, each of which reads and writes its rows and costs some
-microseconds; for one row that takes as long as the products. The C kernels need four calls, round where torch rounds
-and read keys and values where they lie. Where the processor has AMX, products of few rows are C, too: they read a
-weight as it is stored 1.3 to 1.5 times as fast as oneDNN reads a packed one. What the C kernels do not take (a
-gradient, another dtype, heads of more than 256) goes to `reference`, their slow twin. So do prompts' attention and
-products of many rows, which are faster there.
+microseconds; for one row that takes as long as the products. The C kernels need few calls, round where torch rounds
+and read keys and values where they lie. Products are C, too, by what the processor has (`product_kinds`): with AMX
+those of few rows, which read a weight as it is stored 1.3 to 1.5 times as fast as oneDNN reads a packed one; with AVX2
+alone all of them, because neither oneDNN nor torch has a fast one. Their contract: a float sum, rounded once; a row's
+bits depend neither on the other rows nor on the threads.
+
+What the C kernels do not take (a gradient, another dtype, heads of more than 256) goes to `reference`, their slow twin.
+So does prompts' attention, which is faster there.
 
 T tokens, D hidden, F ffn, N heads, K kv heads, H head_dim, S sequences, B blocks.
 
@@ -21,26 +24,19 @@ from torch import Tensor
 
 from stoker.model.kernels import composed, reference
 from stoker.model.kernels.compiled.library import load_library
+from stoker.model.kernels.compiled.product_kinds import PRODUCTS, Product
 from stoker.model.kernels.rotation import CacheLayer, Rotation
 from stoker.model.kernels.sequences import DecodeGroup, PagedSequences
 
 MAX_HEAD = 256
 """Largest head that the C kernels take."""
 
-MOST_ROWS = 64
-"""Rows of a product up to which a weight is read as it is stored; oneDNN, which puts it in order first, is faster for
-more."""
-TILE = 32
-"""Both sizes of a weight are multiples of it."""
-
 _C = load_library()
-HAS_PRODUCT = bool(_C.stoker_has_product())
-"""Whether the processor has AMX."""
+PRODUCT = PRODUCTS[_C.stoker_product_kind()]
+"""The processor's; None: products go to the reference."""
 
 fp8_linear = reference.fp8_linear
 embedding = reference.embedding
-norm_linear = composed.norm_linear
-norm_linear_swiglu = composed.norm_linear_swiglu
 linear_swiglu = composed.linear_swiglu
 experts = composed.experts
 norm_experts = composed.norm_experts
@@ -72,39 +68,108 @@ def takes(x: Tensor, weight: Tensor) -> bool:
 
 
 def pack(weight_ED: Tensor) -> Tensor:
-    """Leave a weight as it is that `product` reads."""
-    return weight_ED if HAS_PRODUCT and is_tiled(weight_ED) else reference.pack(weight_ED)
+    """Leave a weight as it is that a product in C reads."""
+    return weight_ED if reads(weight_ED) else reference.pack(weight_ED)
 
 
-def is_tiled(weight_ED: Tensor) -> bool:
+def reads(weight_ED: Tensor) -> bool:
+    """Whether the processor has a product in C that reads this weight."""
     return (
-        weight_ED.dtype is torch.bfloat16
+        PRODUCT is not None
+        and weight_ED.dtype is torch.bfloat16
         and weight_ED.is_cpu
-        and weight_ED.shape[0] % TILE == 0
-        and weight_ED.shape[1] % TILE == 0
+        and PRODUCT.divides(*weight_ED.shape)
         and not weight_ED.is_mkldnn
         and weight_ED.is_contiguous()
     )
 
 
+def takes_product(x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None) -> bool:
+    return (
+        reads(weight_ED)
+        and x_TD.dim() == 2
+        and cast("Product", PRODUCT).takes(x_TD.shape[0])
+        and takes(x_TD, weight_ED)
+        and (bias_E is None or bias_E.dtype is torch.bfloat16)
+    )
+
+
 def linear(x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None) -> Tensor:
-    few = HAS_PRODUCT and x_TD.dim() == 2 and 0 < len(x_TD) <= MOST_ROWS
-    takes_all = few and is_tiled(weight_ED) and takes(x_TD, weight_ED)
-    if takes_all and (bias_E is None or bias_E.dtype is torch.bfloat16):
+    if takes_product(x_TD, weight_ED, bias_E):
         return product(x_TD, weight_ED, bias_E)
     return reference.linear(x_TD, weight_ED, bias_E)
 
 
 def product(x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None) -> Tensor:
-    """x @ weight^T (+ bias) by tiles. Raises MemoryError."""
-    (num_rows, in_size), out_size = x_TD.shape, len(weight_ED)
+    """x @ weight^T (+ bias) from the weight as it is stored. Raises MemoryError."""
+    (num_rows, in_size), out_size = x_TD.shape, weight_ED.shape[0]
     y_TE = torch.empty(num_rows, out_size, dtype=torch.bfloat16)
     bias = None if bias_E is None else bias_E.data_ptr()
-    if not _C.stoker_product(
+    is_done = _C.stoker_product(
         x_TD.data_ptr(), weight_ED.data_ptr(), bias, y_TE.data_ptr(), num_rows, in_size, out_size
-    ):  # fmt: skip
-        raise MemoryError(f"a product of {num_rows} rows has no memory for their order")
+    )
+    check_memory(is_done, num_rows)
     return y_TE
+
+
+def check_memory(is_done: int, num_rows: int) -> None:
+    if not is_done:
+        raise MemoryError(f"a product of {num_rows} rows has no memory for their order")
+
+
+def norm_linear(
+    x_TD: Tensor, update_TD: Tensor | None, norm_D: Tensor, eps: float, weight_ED: Tensor, bias_E: Tensor | None
+) -> tuple[Tensor, Tensor] | None:
+    """Norm and product in one call; None where one of the two is not C's."""
+    if not takes_product(x_TD, weight_ED, bias_E) or not takes_sum(x_TD, update_TD, norm_D):
+        return None
+    (num_rows, in_size), out_size = x_TD.shape, weight_ED.shape[0]
+    y_TE = torch.empty(num_rows, out_size, dtype=torch.bfloat16)
+    total_TD = x_TD if update_TD is None else torch.empty_like(x_TD)
+    is_done = _C.stoker_norm_product(
+        x_TD.data_ptr(),
+        None if update_TD is None else update_TD.data_ptr(),
+        norm_D.data_ptr(),
+        eps,
+        weight_ED.data_ptr(),
+        None if bias_E is None else bias_E.data_ptr(),
+        total_TD.data_ptr(),
+        y_TE.data_ptr(),
+        num_rows,
+        in_size,
+        out_size,
+    )
+    check_memory(is_done, num_rows)
+    return y_TE, total_TD
+
+
+def norm_linear_swiglu(
+    x_TD: Tensor, update_TD: Tensor | None, norm_D: Tensor, eps: float, gate_up_FD: Tensor
+) -> tuple[Tensor, Tensor] | None:
+    """Norm, product and SwiGLU in one call; None where one of them is not C's."""
+    if not takes_product(x_TD, gate_up_FD, None) or not takes_sum(x_TD, update_TD, norm_D):
+        return None
+    (num_rows, in_size), width = x_TD.shape, gate_up_FD.shape[0] // 2
+    out_TF = torch.empty(num_rows, width, dtype=torch.bfloat16)
+    total_TD = x_TD if update_TD is None else torch.empty_like(x_TD)
+    is_done = _C.stoker_norm_product_swiglu(
+        x_TD.data_ptr(),
+        None if update_TD is None else update_TD.data_ptr(),
+        norm_D.data_ptr(),
+        eps,
+        gate_up_FD.data_ptr(),
+        total_TD.data_ptr(),
+        out_TF.data_ptr(),
+        num_rows,
+        in_size,
+        width,
+    )
+    check_memory(is_done, num_rows)
+    return out_TF, total_TD
+
+
+def takes_sum(x_TD: Tensor, update_TD: Tensor | None, norm_D: Tensor) -> bool:
+    return takes(x_TD, norm_D) and (update_TD is None or takes(update_TD, norm_D))
 
 
 def logits(hidden_TD: Tensor, weight_VD: Tensor) -> Tensor:

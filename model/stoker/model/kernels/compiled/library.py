@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -16,9 +17,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+log = logging.getLogger("stoker.model")
+
 FOLDER = Path(__file__).parent
-SOURCES = (FOLDER / "rows.c", FOLDER / "products.c")
-HEADERS = (FOLDER / "bfloat16.h",)
+SOURCES = tuple(FOLDER / f"{name}.c" for name in ("rows", "products", "tile_products", "vector_products"))
+HEADERS = tuple(FOLDER / f"{name}.h" for name in ("bfloat16", "rows", "products"))
 FLAGS = (
     *("-O3", "-march=native", "-std=gnu11", "-fopenmp", "-shared", "-fPIC"),
     # Sums may be reordered, so that they become vectors. Infinities and NaN keep their meaning.
@@ -28,9 +31,9 @@ WIDE_VECTORS = "-mprefer-vector-width=512"
 COMPILE_TIMEOUT_S = 120.0
 
 _POINTER, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
-RETURN_INT = ("stoker_product", "stoker_has_product")
+RETURN_INT = ("stoker_product_kind", "stoker_product", "stoker_norm_product", "stoker_norm_product_swiglu")
 SIGNATURES: dict[str, list[Any]] = {
-    "stoker_has_product": [],
+    "stoker_product_kind": [],
     "stoker_rms_norm": [_POINTER] * 2 + [_FLOAT, _POINTER] + [_LONG] * 2,
     "stoker_add_rms_norm": [_POINTER] * 3 + [_FLOAT] + [_POINTER] * 2 + [_LONG] * 2,
     "stoker_swiglu": [_POINTER] * 2 + [_LONG] * 2,
@@ -38,6 +41,8 @@ SIGNATURES: dict[str, list[Any]] = {
         [_POINTER] * 3 + [_LONG] + [_POINTER] * 2 + [_LONG] + [_POINTER] * 2 + [_FLOAT] + [_POINTER] * 3 + [_LONG] * 4
     ),
     "stoker_product": [_POINTER] * 4 + [_LONG] * 3,
+    "stoker_norm_product": [_POINTER] * 3 + [_FLOAT] + [_POINTER] * 4 + [_LONG] * 3,
+    "stoker_norm_product_swiglu": [_POINTER] * 3 + [_FLOAT] + [_POINTER] * 3 + [_LONG] * 3,
     "stoker_attend": [_POINTER] * 6 + [_LONG] * 6 + [_FLOAT, _LONG],
 }
 
@@ -82,6 +87,7 @@ def compiled_file(folder: Path, compiler: str) -> Path:
     command = (program, *FLAGS, *((WIDE_VECTORS,) if platform.machine() == "x86_64" else ()))
     target = folder / f"kernels-{key_of(command)}.so"
     if not target.exists():
+        log.info("compiling the C kernels for this processor, once, into %s", target)
         try:
             compile_into(target, command)
         except (OSError, subprocess.TimeoutExpired) as error:

@@ -8,7 +8,7 @@
 #include <math.h>
 #include <stdint.h>
 
-#include "bfloat16.h"
+#include "rows.h"
 
 #define SERIAL_WORK 65536 /* multiplications that take less time than waking the other threads */
 #define KEY_TILE 64

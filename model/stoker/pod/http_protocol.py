@@ -224,6 +224,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts > 1 or (hosts == 0 and version == "1.1"):
             self._reject(Refusal(400, "host_header", f"Exactly one Host header is needed, the request has {hosts}."))
+        if any(name == b"transfer-encoding" and value.lower() != b"chunked" for name, value in self.headers):
+            message = "Only the transfer coding chunked is served; send the body with it, or with Content-Length."
+            self._reject(Refusal(501, "transfer_coding", message))
         if self.parser.should_upgrade():
             self._check_upgrade()
 

@@ -27,15 +27,17 @@ import tempfile
 import time
 import timeit
 import urllib.request
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.router_load import Measured, Settings, client
+from stoker.router.backend import Timeouts
+from stoker.router.backends import Backends
 from stoker.router.cache_aware import CacheAware
 from stoker.router.load import Load, Peer
 from stoker.router.prefix_index import PrefixIndex
-from stoker.router.snapshot import Role
+from stoker.router.snapshot import BackendEntry, BackendSnapshot, Role
 from stoker.router.work import work_of
 
 
@@ -140,42 +142,44 @@ def report(ways: Mapping[str, Way], seconds: float) -> dict[str, float]:
     return {**found, "load": load}
 
 
-@dataclass
-class Place:
-    identity: tuple[str, str]
-    pending: int
-    load: Load | None
-    unstarted_tokens: int = 0
-    silent: bool = False
-    role: Role = "colocated"
-    revision: str = ""
-
-
 PEER = Peer(endpoint="h:1", epoch="e", fingerprint="f", block_size=64, transports=("tcp",), host_id="h")
+LOAD = Load(epoch="e", seq=1, requests=9, waiting=1, waiting_tokens=500, prefill_tokens_per_s=9000.0, gap_s=0.01)
 
 
-def decision() -> None:
-    """CPU time of the estimate of an 8k-token prompt and of the choice among 64 backends; a million beginnings."""
+def fleet(draw: random.Random, *, pools: bool) -> Backends:
+    """64 engines that have reported; with `pools`, half of them are for prompts."""
+    backends = Backends(policy=CacheAware(), times=Timeouts(1.0, 1.0, 1.0), probe_interval_s=1.0)
+    roles: tuple[Role, Role] = ("decode", "prefill") if pools else ("colocated", "colocated")
+    entries = tuple(BackendEntry(url=f"http://h{n}:1", pod_uid=str(n), role=roles[n % 2]) for n in range(64))
+    backends.apply(BackendSnapshot(version=1, backends=entries))
+    for backend in backends.all:
+        backend.reported(LOAD.model_copy(update={"peer": PEER} if pools else {}))
+        backend.healthy, backend.pending = True, draw.randrange(20)
+    return backends
+
+
+def each_us(call: Callable[[], object]) -> float:
+    """Least processor time of a call."""
+    return min(timeit.repeat(call, number=50, repeat=15, timer=time.process_time)) / 50 * 1e6
+
+
+async def decision() -> None:
+    """CPU time of the estimate of an 8k-token prompt and of the choice among 64 backends; a million beginnings.
+
+    The choice is all of it: which engines are ready, costs, and what is noted of the request.
+    """
     draw = random.Random(1)
-    load = Load(epoch="e", seq=1, requests=9, waiting=1, waiting_tokens=500, prefill_tokens_per_s=9000.0, gap_s=0.01)
-    places = [Place((str(number), "e"), draw.randrange(20), load) for number in range(64)]
     body = json.dumps({"messages": [{"role": "user", "content": draw.randbytes(12_250).hex() + "words " * 1300}]})
-    policy, content = CacheAware(), body.encode()
-    work = work_of(content, [])
-    estimate = min(timeit.repeat(lambda: work_of(content, []), number=50, repeat=15, timer=time.process_time)) / 50
-    choice = min(timeit.repeat(lambda: policy(places, 3, work), number=50, repeat=15, timer=time.process_time)) / 50
-    paired = load.model_copy(update={"peer": PEER})
-    pools = [replace(place, load=paired, role="decode" if number % 2 else "prefill") for number, place in
-             enumerate(places)]  # fmt: skip
-
-    def choose_pair() -> None:
-        policy.note(work, policy.pair(pools, pools, 3, work))
-
-    pair = min(timeit.repeat(choose_pair, number=50, repeat=15, timer=time.process_time))
+    content = body.encode()
+    work = work_of(content, [], may_split=True)
+    alone, pools = fleet(draw, pools=False), fleet(draw, pools=True)
     print(
-        f"{work.tokens} tokens, {len(places)} backends: estimate {estimate * 1e6:.0f} us, choice {choice * 1e6:.0f} us,"
-        f" of a pair {pair / 50 * 1e6:.0f} us"
+        f"{work.tokens} tokens, {len(alone.all)} backends: estimate {each_us(lambda: work_of(content, [])):.0f} us, "
+        f"choice {each_us(lambda: alone.choose_shared(set(), work, b'')):.0f} us, "
+        f"of a pair {each_us(lambda: pools.choose_shared(set(), work, b'')):.0f} us"
     )
+    await alone.stop()
+    await pools.stop()
     index, begun = PrefixIndex(), time.monotonic()
     before = index.num_bytes
     for _ in range(1_000_000):
@@ -188,7 +192,7 @@ def decision() -> None:
 
 def main() -> None:
     if sys.argv[1:2] == ["decision"]:
-        decision()
+        asyncio.run(decision())
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams-per-s", type=float, default=50)

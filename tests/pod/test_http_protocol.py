@@ -105,6 +105,9 @@ END = b"\r\n"
         pytest.param(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400, "invalid_http", id="TLS"),
         pytest.param(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400, "invalid_http", id="HTTP/2 preface"),
         pytest.param(
+            GET + b"Transfer-Encoding: gzip, chunked\r\n\r\n", 501, "transfer_coding", id="unknown transfer coding"
+        ),
+        pytest.param(
             GET + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n", 400, "no_websocket", id="WebSocket"
         ),
         pytest.param(

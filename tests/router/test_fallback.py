@@ -30,7 +30,19 @@ def test_a_request_is_passed_on_once_with_the_other_models_name() -> None:
     assert for_fallback(passed, TARGET, "small") is None
 
 
-@pytest.mark.parametrize("body", [b"", b"not JSON", b"[1]", b'{"prompt": "x"}'])
+def test_half_of_a_surrogate_pair_is_passed_on_as_its_escape() -> None:
+    passed = for_fallback(post(b'{"model": "big", "prompt": "\\ud800 \xc3\xbc"}'), TARGET, "big")
+    assert passed is not None
+    assert json.loads(passed.body) == {"model": "tiny", "prompt": "\ud800 \xfc"}
+    assert b"\\ud800" in passed.body
+
+
+NESTED = b'{"model": "big", "prompt": %b%b}' % (b"[" * 20_000, b"]" * 20_000)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"not JSON", b"[1]", b'{"prompt": "x"}', pytest.param(NESTED, id="nested too deeply")]
+)
 def test_what_names_no_model_is_not_passed_on(body: bytes) -> None:
     assert for_fallback(post(body), TARGET, "big") is None
 

@@ -41,6 +41,8 @@ def test_a_header_that_clients_may_not_send_is_no_failure_of_the_backend() -> No
             assert (status, json.loads(body)["headers"]["authorization"]) == (200, "Bearer")
             status, body = await ask(port, b"X-Note: a\x01b")
             assert status == 400
+            status, body = await ask(port, b"Connection: x-hop, keep-alive\r\nX-Hop: 1\r\nX-End: 2")
+            assert {"x-hop", "x-end", "connection"} & set(json.loads(body)["headers"]) == {"x-end"}
             assert len(router.backends.ready) == 1
             assert (await client.get("/v1/models")).status_code == 200
 
@@ -292,9 +294,15 @@ def test_control_and_unknown_paths_do_not_reach_an_engine() -> None:
     async def scenario() -> None:
         engine = await FakeEngine("a").start()
         async with routed(engine) as (_, client):
-            for path in ("/drain", "/v1", "/etc", "/v11/x"):
-                assert (await client.post(path, content=b"{}")).status_code == 404
+            for path in ("/drain", "/v1", "/etc", "/v11/x", "/chat/completions"):
+                answer = await client.post(path, content=b"{}")
+                error = answer.json()["error"]
+                assert (answer.status_code, error["code"]) == (404, "unknown_path")
+                assert error["message"].startswith(f"Unknown path {path}; the API's paths begin with /v1/")
             assert engine.served == 0
+            wrong = await client.post("/health")
+            assert (wrong.status_code, wrong.headers["allow"]) == (405, "GET, HEAD")
+            assert wrong.json()["error"]["code"] == "method_not_allowed"
 
     run(scenario)
 

@@ -33,6 +33,7 @@ from stoker.router.metrics import RouterMetrics
 from stoker.router.node import NOWHERE, Node
 from stoker.router.policy import Policy, policy_named
 from stoker.router.proxy import Proxy
+from stoker.router.refusal import Refused
 from stoker.router.snapshot import BackendSnapshot, parse_snapshot
 
 FORWARDED = ("/tokenize", "/detokenize", "/version", "/openapi.json", "/docs")
@@ -164,7 +165,7 @@ class _App:
     """The router's own routes, and the proxy for the paths of an engine."""
 
     def __init__(self, own: list[BaseRoute], proxy: Proxy) -> None:
-        self.own = Starlette(routes=own)
+        self.own = Starlette(routes=own, exception_handlers={404: _unknown_path, 405: _wrong_method})
         self.proxy = proxy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -173,3 +174,21 @@ class _App:
             await self.proxy(scope, receive, send)
         else:
             await self.own(scope, receive, send)
+
+
+async def _unknown_path(request: Request, _: Exception) -> Response:
+    message = f"Unknown path {request.url.path[:128]}; the API's paths begin with /v1/, and /openapi.json lists them."
+    return _own_error(Refused(404, "unknown_path", message))
+
+
+async def _wrong_method(request: Request, error: Exception) -> Response:
+    found = (getattr(error, "headers", None) or {}).get("Allow", "")
+    allowed = ", ".join(sorted(found.split(", ")))
+    message = f"{request.url.path[:128]} does not take {request.method}; allowed: {allowed}."
+    refused = _own_error(Refused(405, "method_not_allowed", message))
+    refused.headers["allow"] = allowed
+    return refused
+
+
+def _own_error(refused: Refused) -> Response:
+    return Response(refused.body(), status_code=refused.status, media_type="application/json")

@@ -47,6 +47,8 @@ class Backend:
 
     def __init__(self, entry: BackendEntry, times: Timeouts, clock: Callable[[], float]) -> None:
         self.entry = entry
+        self.identity = entry.pod_uid, ""
+        """Pod uid and epoch: after a restart an engine's cache is empty."""
         self.times = times
         self.clock = clock
         self.pending = 0
@@ -70,11 +72,6 @@ class Backend:
     def ready(self) -> bool:
         """Whether it may get a new request."""
         return self.healthy and not self.entry.draining and not self.retired
-
-    @property
-    def identity(self) -> tuple[str, str]:
-        """Pod uid and epoch: after a restart an engine's cache is empty."""
-        return self.entry.pod_uid, self._report.epoch if self._report is not None else ""
 
     @property
     def role(self) -> Role:
@@ -125,6 +122,7 @@ class Backend:
         if newest is not None and newest.epoch == load.epoch and newest.seq >= load.seq:
             return Histogram()
         self._report, self._reported_s = load, self.clock()
+        self.identity = self.entry.pod_uid, load.epoch
         if newest is None:
             return Histogram()
         before = newest.queue_s if newest.epoch == load.epoch else {}

@@ -206,7 +206,9 @@ class Backends:
         self, exclude: set[tuple[str, str]], work: Work = NO_WORK, fits: Callable[[Backend], bool] = any_backend
     ) -> Pair[Backend] | None:
         """Choose as `choose` does, without an effect."""
-        candidates = [backend for backend in self.ready if backend.entry.key not in exclude and fits(backend)]
+        candidates = self.ready
+        if exclude or fits is not any_backend:
+            candidates = [backend for backend in candidates if backend.entry.key not in exclude and fits(backend)]
         if not candidates:
             return None
         turn = self._turn + 1

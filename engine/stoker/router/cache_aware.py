@@ -14,7 +14,17 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from stoker.router.load import Load, SharedStore
-from stoker.router.pairs import STREAM_WEIGHT, TOKENS_PER_S, Option, Pair, PairPolicy, Place, cheapest_split, costs_of
+from stoker.router.pairs import (
+    SPLIT_GAIN,
+    STREAM_WEIGHT,
+    TOKENS_PER_S,
+    Pair,
+    PairPolicy,
+    Place,
+    cheaper_than,
+    cheapest_split,
+    costs_of,
+)
 from stoker.router.prefix_index import PIECE_BYTES, PrefixIndex, Slots
 from stoker.router.stored_prefixes import StoredPrefixes, name_of
 from stoker.router.work import BYTES_PER_TOKEN, Work
@@ -65,23 +75,26 @@ class CacheAware(PairPolicy):
         alone = Pair(able[chosen], None, uncached[chosen])
         if not helpers:
             return alone
-        answers = list(map(Option, answering, able, uncached))
-        if helpers is ready:
-            options = list(map(Option, helping, able, uncached))
-        else:
+        others: tuple[Sequence[C], Sequence[int]] = able, uncached
+        if helpers is not ready:
             missing = self._uncached(helpers, cached, work.tokens)
             if stored:
                 missing = self._loading([one.load for one in helpers], missing, stored, work.tokens, rate)
             _, helping, _ = costs_of(helpers, [one.load for one in helpers], missing, rate)
-            options = list(map(Option, helping, helpers, missing))
+            others = helpers, missing
+        lowest = least / SPLIT_GAIN
+        options = cheaper_than(lowest, min(answering), helping, *others)
+        if not options:
+            return alone
+        answers = cheaper_than(lowest, min(helping), answering, able, uncached)
         return cheapest_split(answers, options, turn, rate, least) or alone
 
     def _uncached(self, places: Sequence[C], cached: dict[int, int], tokens: int) -> list[int]:
         """Tokens of a prompt that each engine would have to compute."""
         if not cached:
             return [tokens] * len(places)
-        number = self.slots.number
-        return [tokens - cached.get(number(one.identity), 0) for one in places]
+        get = cached.get
+        return [tokens - get(number, 0) for number in self.slots.numbers([one.identity for one in places])]
 
     def _loading(
         self, loads: Sequence[Load | None], uncached: Sequence[int], stored: Mapping[int, int], tokens: int, rate: float

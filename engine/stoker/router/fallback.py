@@ -8,11 +8,11 @@ there once: a request that comes from another deployment's fallback is never pas
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 from stoker.pod.marked_streams import RESUME_HEADER
 from stoker.router.connection import Outgoing
+from stoker.router.request_fields import fields_of, with_model
 from stoker.router.snapshot import EndpointEntry
 
 FALLBACK_HEADER = b"x-stoker-fallback"
@@ -27,12 +27,9 @@ def for_fallback(request: Outgoing, target: EndpointEntry, own: str) -> Outgoing
     """
     if any(name == FALLBACK_HEADER for name, _ in request.headers):
         return None
-    try:
-        body = json.loads(request.body)
-    except ValueError:
+    fields = fields_of(request.body)
+    if fields is None or "model" not in fields:
         return None
-    if not isinstance(body, dict) or "model" not in body:
-        return None
-    content = json.dumps({**body, "model": target.model}, ensure_ascii=False).encode()
+    content = with_model(fields, target.model)
     kept = [(name, value) for name, value in request.headers if name != RESUME_HEADER]
     return replace(request, headers=[*kept, (FALLBACK_HEADER, own.encode())], body=content)

@@ -38,6 +38,7 @@ def outgoing(scope: Scope, body: bytes, request_id: bytes, *, marked: bool = Fal
         PREFILL_HEADER,
         PLACE_HEADER,
         BEGINNING_HEADER,
+        *_of_connection(scope),
     }
     headers = [(key, value.strip(b" \t")) for key, value in scope["headers"] if key not in dropped]
     headers.append((b"x-request-id", request_id))
@@ -52,6 +53,12 @@ def outgoing(scope: Scope, body: bytes, request_id: bytes, *, marked: bool = Fal
     if problem := request.problem:
         raise Refused(400, "invalid_request", f"The head of the request cannot be passed on: {problem}.")
     return request
+
+
+def _of_connection(scope: Scope) -> set[bytes]:
+    """Headers that the client names as its connection's alone (RFC 9110, 7.6.1)."""
+    named = (value for key, value in scope["headers"] if key == b"connection")
+    return {name.strip(b" \t").lower() for value in named for name in value.split(b",")}
 
 
 def of_class(request: Outgoing, place: int | None) -> Outgoing:

@@ -25,6 +25,8 @@ DONE = b"data: [DONE]\n\n"
 _MARK = f',"{MARK}":{{'.encode()
 _END = b"\n\n"
 _DATA = b"data: "
+_DONE_TEXT = DONE.decode()
+_DECODER = json.JSONDecoder()
 
 
 class NotResumable(Exception):
@@ -99,11 +101,10 @@ class KeptStream:
         return json.dumps(state, separators=(",", ":")).encode() + b"\n" + self.request.body
 
     def _read(self) -> None:
-        raw, self._raw = bytes(self._raw), bytearray()
+        raw, self._raw = self._raw, bytearray()
         try:
-            for event in raw.split(_END):
-                if event and event != DONE.strip():
-                    self._read_chunk(json.loads(event.removeprefix(_DATA)))
+            for chunk in _chunks_of(raw.decode()):
+                self._read_chunk(chunk)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             self.give_up(f"a chunk is not as promised: {type(error).__name__}: {error}")
 
@@ -118,6 +119,26 @@ class KeptStream:
             choice.seed = mark.get("seed", choice.seed)
             choice.end = mark.get("end", choice.end)
             choice.ended = choice.ended or part["finish_reason"] is not None
+
+
+def _chunks_of(events: str) -> Iterator[dict[str, Any]]:
+    """Yield the content of whole events, but for the end of the stream.
+
+    Raises:
+        ValueError: one is not `data: ` and a JSON text.
+    """
+    at = 0
+    while at < len(events):
+        if not events.startswith(_DONE_TEXT, at):
+            if not events.startswith("data: ", at):
+                raise ValueError(f"not the begin of an event: {events[at : at + 20]!r}")
+            chunk, end = _DECODER.raw_decode(events, at + 6)
+            if not events.startswith("\n\n", end):
+                raise ValueError(f"not the end of an event: {events[end : end + 20]!r}")
+            yield chunk
+            at = end + 2
+        else:
+            at += len(_DONE_TEXT)
 
 
 class UpdateCutter:

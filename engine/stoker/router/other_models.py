@@ -7,7 +7,6 @@ Made by `Backends` from a snapshot; `ByModel` asks it. No I/O.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +15,7 @@ from stoker.pod.marked_streams import RESUME_HEADER
 from stoker.router.backend import Timeouts
 from stoker.router.connection import Outgoing
 from stoker.router.endpoint import Endpoint
+from stoker.router.request_fields import fields_of, with_model
 from stoker.router.snapshot import BackendSnapshot, OtherModel
 
 PASSED_ON_HEADER = b"x-stoker-passed-on"
@@ -56,7 +56,7 @@ def was_passed_on(request: Outgoing) -> bool:
 
 def asked_model(request: Outgoing) -> str | None:
     """The field `model` of a JSON body; None where there is none. The engine refuses what should have one."""
-    found = _fields(request.body)
+    found = fields_of(request.body)
     name = found.get("model") if found is not None else None
     return name if isinstance(name, str) else None
 
@@ -69,18 +69,8 @@ def for_deployment(request: Outgoing, model: str, own: str) -> Outgoing:
         own: name of the deployment that passes it on.
     """
     body = request.body
-    fields = _fields(body)
+    fields = fields_of(body)
     if fields is not None and fields.get("model") not in (None, model):
-        body = json.dumps({**fields, "model": model}, ensure_ascii=False).encode()
+        body = with_model(fields, model)
     kept = [(name, value) for name, value in request.headers if name != RESUME_HEADER]
     return replace(request, headers=[*kept, (PASSED_ON_HEADER, own.encode())], body=body)
-
-
-def _fields(body: bytes) -> dict[str, Any] | None:
-    if not body:
-        return None
-    try:
-        found = json.loads(body)
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None

@@ -214,6 +214,17 @@ class Option(NamedTuple, Generic[P]):
     """Tokens of the prompt that it would have to compute."""
 
 
+def cheaper_than(
+    limit: float, least: float, costs: Sequence[float], places: Sequence[P], uncached: Sequence[int]
+) -> list[Option[P]]:
+    """Return the engines whose cost on one side, with `least` on the other, is below `limit`; few are."""
+    return [
+        Option(cost, place, missing)
+        for cost, place, missing in zip(costs, places, uncached, strict=True)
+        if cost + least < limit
+    ]
+
+
 class _Group(Generic[P]):
     """The two cheapest helpers of a revision and fingerprint, and those of each host: one may be who answers."""
 
@@ -243,7 +254,7 @@ def cheapest_split(
         rate: of engines that have not measured their own.
     """
     lowest, pair = whole / SPLIT_GAIN, None
-    least = min([option[0] for option in answers])
+    least = min([option[0] for option in answers], default=0.0)
     helpers = _by_cost([option for option in helpers if option[0] + least < lowest], turn)
     if not helpers:
         return None

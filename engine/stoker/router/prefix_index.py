@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 PIECE_BYTES = 1024
 MAX_PIECES = 256
@@ -48,6 +48,11 @@ class Slots:
             number = self._numbers.popitem(last=False)[1] if full else len(self._numbers) + 1
             self._numbers[backend] = number
         return number
+
+    def numbers(self, backends: Iterable[Hashable]) -> list[int]:
+        """The numbers of backends; 0 for one that has none, which gets none by it."""
+        get = self._numbers.get
+        return [get(backend, 0) for backend in backends]
 
     def used(self, backend: Hashable) -> None:
         """Note that a backend got a request."""

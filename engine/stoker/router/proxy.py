@@ -8,7 +8,6 @@ Made by `Router`, called for each client request. `Dispatch` finds who answers.
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from collections.abc import Callable
@@ -19,11 +18,11 @@ from stoker.pod.asgi import (
     Receive,
     Scope,
     Send,
-    client_gone,
     read_body,
     request_id,
 )
 from stoker.pod.body_budget import BodyBudget, BodyBudgetSpent, BodyShare
+from stoker.pod.client_presence import while_present
 from stoker.pod.direct_body import direct_body
 from stoker.pod.marked_streams import RESUME_HEADER
 from stoker.pod.tracing import NoTracer, Tracer
@@ -100,22 +99,10 @@ class Proxy:
                 self.metrics.left.inc()
             else:
                 self.metrics.request_bytes.observe(len(request.body))
-                work = asyncio.create_task(self._forward(request, share, client))
+                work = self._forward(request, share, client)
                 del request  # its body is freed when the answer begins
-                await self._until_client_leaves(work, receive)
-
-    async def _until_client_leaves(self, work: asyncio.Task[None], receive: Receive) -> None:
-        gone = asyncio.create_task(client_gone(receive))
-        try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                self.metrics.left.inc()
-        finally:
-            work.cancel()
-            gone.cancel()
-            await asyncio.wait({work, gone})
-        if not work.cancelled():
-            work.result()  # a failure of ours is uvicorn's to log
+                if not await while_present(work, scope, receive):
+                    self.metrics.left.inc()
 
     async def _read_body(self, receive: Receive, share: BodyShare) -> bytes:
         """Read the request's body.

@@ -1,4 +1,4 @@
-"""Parts of an ASGI application that engine and router share: reading a request, noticing a client that leaves.
+"""Parts of an ASGI application that engine and router share: reading a request.
 
 No state. Called by the engine's server, the router's proxy and `http`.
 """
@@ -52,12 +52,6 @@ async def read_body(receive: Receive, max_bytes: int, share: BodyShare) -> bytes
         parts.append(part)
         if not message.get("more_body", False):
             return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-async def client_gone(receive: Receive) -> None:
-    """Return when the client has closed its connection."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def header(scope: Scope, name: bytes) -> bytes:

@@ -46,7 +46,7 @@ class DirectBody:
 def offer_direct_body(cycle: RequestResponseCycle) -> None:
     """Add the extension to the scope of a request that begins."""
     scope: Any = cycle.scope
-    scope["extensions"] = {EXTENSION: DirectBody(cycle)}
+    scope.setdefault("extensions", {})[EXTENSION] = DirectBody(cycle)
 
 
 def direct_body(scope: Scope) -> DirectBody | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import deque
 from collections.abc import Callable
 from enum import Enum
 from typing import Any, NoReturn
@@ -21,6 +22,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from stoker.pod.asgi import Receive, Scope, Send
+from stoker.pod.client_presence import EXTENSION as PRESENCE
+from stoker.pod.client_presence import ClientPresence
 from stoker.pod.direct_body import offer_direct_body
 from stoker.pod.http_limits import HttpLimits
 
@@ -86,6 +89,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._refusal: Refusal | None = None
         self._spare = False
         self.url = b""
+        self._present = deque[ClientPresence]()
+        """Of the requests without a whole answer, in their order."""
 
     # Limits on size.
 
@@ -100,6 +105,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        for presence in self._present:
+            presence.leave()
+        self._present.clear()
         if self._on_lost is not None:
             self._on_lost()
 
@@ -178,7 +186,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         path = self.url.partition(b"?")[0]
         self.app = self._full if self._spare and path not in PROBE_PATHS else self.config.loaded_app
         super().on_headers_complete()
+        scope: Any = self.cycle.scope
+        presence = ClientPresence()
+        self._present.append(presence)
+        scope["extensions"] = {PRESENCE: presence}
         offer_direct_body(self.cycle)
+
+    def on_response_complete(self) -> None:
+        if self._present:
+            self._present.popleft()
+        super().on_response_complete()
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -207,6 +224,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts > 1 or (hosts == 0 and version == "1.1"):
             self._reject(Refusal(400, "host_header", f"Exactly one Host header is needed, the request has {hosts}."))
+        if any(name == b"transfer-encoding" and value.lower() != b"chunked" for name, value in self.headers):
+            message = "Only the transfer coding chunked is served; send the body with it, or with Content-Length."
+            self._reject(Refusal(501, "transfer_coding", message))
         if self.parser.should_upgrade():
             self._check_upgrade()
 

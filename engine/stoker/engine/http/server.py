@@ -5,7 +5,6 @@ A request is aborted as soon as its client disconnects. Owns no request state: t
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -35,7 +34,6 @@ from stoker.pod.asgi import (
     Receive,
     Scope,
     Send,
-    client_gone,
     header,
     read_body,
     request_id,
@@ -43,6 +41,7 @@ from stoker.pod.asgi import (
 from stoker.pod.beginnings import BEGINNING_HEADER, beginning_in
 from stoker.pod.body_budget import BodyBudget, BodyBudgetSpent, BodyShare
 from stoker.pod.class_place import PLACE_HEADER, place_in
+from stoker.pod.client_presence import while_present
 from stoker.pod.marked_streams import RESUME_HEADER, RESUME_PATH
 from stoker.pod.split_requests import PREFILL_HEADER
 from stoker.pod.tracing import TRACE_HEADER, trace_of
@@ -163,17 +162,10 @@ class OpenAiServer:
             prefill=header(scope, PREFILL_HEADER).decode("latin-1"),
             trace=trace_of(header(scope, TRACE_HEADER)), place=place, beginning=beginning,
         )  # fmt: skip
-        work = asyncio.create_task(_answer(handler, call, reply))
-        gone = asyncio.create_task(client_gone(receive))
         try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await while_present(_answer(handler, call, reply), scope, receive)
         finally:
-            work.cancel()
-            gone.cancel()
-            await asyncio.wait({work, gone})
             self._count(scope, reply, size, arrival_s)
-        if not work.cancelled():
-            work.result()
 
     async def _read_body(self, receive: Receive, share: BodyShare) -> bytes:
         """Read the request's body.

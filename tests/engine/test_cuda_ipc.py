@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from stoker.engine.core.handover.host_ports import HostPorts
 from stoker.engine.core.handover.open_desk import TRANSPORTS, unmet
-from stoker.engine.transfer.cuda_ipc import LATE_S, CudaIpcLink, CudaIpcPort
+from stoker.engine.transfer.cuda_ipc import CudaIpcLink, CudaIpcPort
 from stoker.engine.transfer.device_memory import Copy, DeviceError, merged
 from stoker.engine.transfer.device_zone import DeviceZone
 from stoker.engine.transfer.landing_zone import Grant, LandingZone, Owner, SlotState
 from stoker.engine.transfer.port import Move, PortInfo, TransportRefused
+from stoker.engine.transfer.socket_port import LATE_S
 from stoker.engine.transfer.ticket import PeerLost, ThreadTicket, TransferError
 from testing.engine.fake_device import FakeBlocks, FakeDevice
 from testing.engine.transfers import FINGERPRINT, KEY, LAYOUT, WAIT_S, Ports, random_blocks, slots_of, wait_for

@@ -42,6 +42,8 @@ from stoker.engine.core.request import Begun
 from stoker.engine.errors import RequestRefused
 from stoker.engine.transfer.intake import Announcement, Intake, Taken
 from stoker.engine.transfer.landing_zone import Grant, Owner
+from stoker.engine.transfer.part_plan import plan_parts
+from stoker.engine.transfer.port import LayoutMismatch
 
 LATE_S = 10.0
 """Longest time without a block or a token of a request."""
@@ -122,7 +124,7 @@ class DecodeDesk:
         split.owner = Owner(hello.port.peer, split.id)
         table, seeds = self.blocks, BlockSeeds(hello.port.fingerprint, split.request.prompt_tokens, split.block_size)
         target = lambda index: table.table(split)[index]  # noqa: E731
-        copy_and_sum = self.office.store.copy_and_sum
+        copy_and_sum = self.office.store.copier(plan_parts(hello.layouts, self.office.hello.layouts))
         self.intakes.open(split.id, Intake(self.zone.zone, split.owner, copy_and_sum, target=target, seed=seeds))
         request = split.request
         slots = self._grant(split, now_s)
@@ -210,6 +212,11 @@ class DecodeDesk:
 
     def _welcome(self, peer: Peer, hello: PeerHello, now_s: float) -> None:
         peer.hello = hello
+        try:
+            plan_parts(hello.layouts, self.office.hello.layouts)
+        except LayoutMismatch:
+            self._lose(peer, "incompatible")
+            return
         for split in [one for one in self.open.values() if one.peer == peer.endpoint and one.stage is Stage.NEW]:
             self._reserve(split, hello, now_s)
 

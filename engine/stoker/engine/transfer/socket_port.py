@@ -23,7 +23,7 @@ from stoker.engine.transfer.cells import CellBlocks
 from stoker.engine.transfer.device_memory import Mark
 from stoker.engine.transfer.landing_zone import Grant
 from stoker.engine.transfer.layout import BlockLayout
-from stoker.engine.transfer.local_blocks import LocalBlocks, local_blocks
+from stoker.engine.transfer.local_blocks import HostBlocks, LocalBlocks, local_blocks
 from stoker.engine.transfer.port import (
     ONE_RANK,
     Arrival,
@@ -140,6 +140,9 @@ class SocketPort(ABC):
 
     def introduce(self, sock: socket.socket, cells: Cells = ONE_RANK) -> tuple[Wire, list[Any]]:
         """Open the wire as the writer; return the answer. Raises LayoutMismatch or TransportRefused."""
+        if cells.cuts > 1 and not isinstance(self.local, HostBlocks):
+            sock.close()
+            raise TransportRefused([(self.transport, "blocks of a GPU are not cut for other widths")])
         wire = None
         try:
             sock.settimeout(CONNECT_S)
@@ -250,6 +253,8 @@ class SocketPort(ABC):
             return None
         if joins < 1 or self.layout.num_heads % joins:
             raise TransferError(f"slots of {self.layout.num_heads} heads have no {joins} cells")
+        if joins > 1 and not self.zone.joins_cells:
+            raise TransferError("blocks of a GPU are not joined from other widths")
         wire.send(["welcome", self.zone.num_slots, self.zone.slot_bytes])
         self.welcome(wire)
         return Writer(f"{pod_uid}/{epoch}", int(joins), int(ranks))

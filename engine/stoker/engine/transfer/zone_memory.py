@@ -42,6 +42,9 @@ class SharedZone(LockedZone):
     The memory itself needs no lock: the states say who may touch a slot.
     """
 
+    joins_cells = True
+    """Whether a block may come in cells of several writers."""
+
     def __init__(
         self, num_slots: int, slot_bytes: int, *, clock: Callable[[], float] = time.monotonic, named: bool = False
     ) -> None:

@@ -27,6 +27,7 @@ from stoker.engine.transfer.device_zone import DeviceZone
 from stoker.engine.transfer.intake import Announcement, Intake
 from stoker.engine.transfer.landing_zone import Grant, Owner
 from stoker.engine.transfer.layout import BlockLayout
+from stoker.engine.transfer.part_plan import WHOLE
 from stoker.engine.transfer.port import Move
 
 LAYOUT = BlockLayout(0, 36, 64, 0, 8, 128, "bfloat16")
@@ -89,7 +90,7 @@ def write(gpu: str, pipe: Connection) -> None:
             posted_s = time.monotonic()
             pieces = [work[first : first + PIECE] for first in range(0, len(work), PIECE)]
             tickets = [link.write([Move(*one) for one in piece], b"") for piece in pieces]
-            sums = side.store.sums([block for block, _, _ in work])
+            sums = side.store.cell_sums([block for block, _, _ in work], 1)
             flying += [
                 (piece, ticket, sums, number * PIECE)
                 for number, (piece, ticket) in enumerate(zip(pieces, tickets, strict=True))
@@ -135,7 +136,7 @@ def device_times(side: Side) -> tuple[float, float]:
     """Milliseconds of the GPU for sums of 128 blocks, and for copies with sums."""
     rows = list(range(128))
     found = []
-    for work in (lambda: side.store.sums(rows), lambda: side.store.copy_and_sum(rows, rows)):
+    for work in (lambda: side.store.cell_sums(rows, 1), lambda: side.store.copy_cells(rows, rows, 1)):
         times = []
         for _ in range(6):
             torch.cuda.synchronize()
@@ -166,7 +167,7 @@ def copies(side: Side, pipe: Connection, blocks: int) -> dict[str, float]:
 def verified(side: Side, pipe: Connection, blocks: int) -> tuple[float, float]:
     """(seconds from the first posting until the last block is verified, seconds of posting)."""
     intake = Intake(
-        side.zone.zone, Owner("writer/1", "r"), side.store.copy_and_sum, target=lambda place: place, seed=lambda _: 0
+        side.zone.zone, Owner("writer/1", "r"), side.store.copier(WHOLE), target=lambda place: place, seed=lambda _: 0
     )
     begun_s, posting_s, given, sound = None, 0.0, 0, 0
     while sound < blocks:

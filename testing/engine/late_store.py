@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from stoker.engine.core.handover.host_store import HostStore
-from stoker.engine.transfer.intake import ReadySums
+from stoker.engine.transfer.intake import CopyAndSum, ReadySums
+from stoker.engine.transfer.part_plan import PartPlan
 
 
 class LateSums:
@@ -33,11 +34,12 @@ class LateStore:
         self.host, self.chance = host, chance
         self.posted: deque[LateSums] = deque()
 
-    def copy_and_sum(self, slots: Sequence[int], blocks: Sequence[int]) -> LateSums:
-        return self._post(lambda: ReadySums(self.host.copy_and_sum(slots, blocks).values()))
+    def copier(self, plan: PartPlan) -> CopyAndSum:
+        copy = self.host.copier(plan)
+        return lambda slots, blocks: self._post(lambda: ReadySums(copy(slots, blocks).values()))
 
-    def sums(self, blocks: Sequence[int]) -> LateSums:
-        return self._post(lambda: self.host.sums(blocks))
+    def sums(self, blocks: Sequence[int], plan: PartPlan) -> LateSums:
+        return self._post(lambda: self.host.sums(blocks, plan))
 
     def _post(self, work: Callable[[], ReadySums]) -> LateSums:
         self.posted.append(LateSums(work))

@@ -24,11 +24,12 @@ from stoker.engine.core.messages import AddRequest, Delta, Outputs
 from stoker.engine.errors import RequestRefused
 from stoker.engine.execution.executor import InProcess, OnDevice
 from stoker.engine.execution.runner import Runner
-from stoker.engine.transfer.cuda_ipc import LATE_S
 from stoker.engine.transfer.fingerprint import Fingerprint
 from stoker.engine.transfer.in_process import InProcessPort, Network
 from stoker.engine.transfer.layout import BlockLayout
+from stoker.engine.transfer.part_plan import PartPlan
 from stoker.engine.transfer.port import Link, PortInfo
+from stoker.engine.transfer.socket_port import LATE_S
 from stoker.engine.transfer.ticket import TransferError
 from stoker.engine.transfer.zone_memory import SharedZone
 from testing.engine.digest_runner import WORD, DigestRunner
@@ -134,13 +135,13 @@ class OnePort:
         self.port = port
         self.lost: list[str] = []
 
-    def describe(self) -> PortInfo:
-        return self.port.describe()
+    def describe(self) -> tuple[PortInfo]:
+        return (self.port.describe(),)
 
-    def connect(self, peer: PortInfo) -> Future[Link]:
+    def connect(self, peer: Sequence[PortInfo], plan: PartPlan) -> Future[Link]:
         opened: Future[Link] = Future()
         try:
-            opened.set_result(self.port.connect(peer))
+            opened.set_result(self.port.connect(peer[0]))
         except TransferError as error:
             opened.set_exception(error)
         return opened
@@ -194,8 +195,9 @@ class Station:
         self, name: str, engine: LLMEngine, zone: SharedZone, post: Post, port: LocalPort, facts: Fingerprint
     ) -> None:
         self.name, self.engine, self.zone = name, engine, zone
-        hello = PeerHello(port.describe(), facts, "host")
-        host = HostStore(zone.memory_SN, memory_of(engine)[0])
+        first, *others = port.describe()
+        hello = PeerHello(first, facts, "host", tuple(others))
+        host = HostStore(zone.memory_SN, *memory_of(engine))
         self.device = LateStore(host, self.late) if self.late is not None else None
         store = self.device or host
         front = Front(self.add, self.withdraw, self.send)
@@ -270,11 +272,11 @@ class Station:
     def kill(self) -> None:
         self.alive = False
         self.mail.kill(self.name)
-        self.network.ports.pop(self.port.describe().peer, None)
+        self.network.ports.pop(self.port.describe()[0].peer, None)
 
     def notice_death(self, other: Station) -> None:
         """What sockets do when a process ends: its slots are free, and the desk is told."""
-        peer = other.port.describe().peer
+        peer = other.port.describe()[0].peer
         if self.network.mapped:
             self.zone.detach(peer, LATE_S)
         else:

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 
 from stoker.engine.core.handover.host_ports import HostPorts
 from stoker.engine.core.handover.open_desk import TRANSPORTS, unmet
-from stoker.engine.transfer.cuda_ipc import LATE_S, CudaIpcLink, CudaIpcPort
+from stoker.engine.transfer.cuda_ipc import CudaIpcLink, CudaIpcPort
 from stoker.engine.transfer.device_memory import Copy, DeviceError, merged
 from stoker.engine.transfer.device_zone import DeviceZone
 from stoker.engine.transfer.landing_zone import Grant, LandingZone, Owner, SlotState
+from stoker.engine.transfer.part_plan import WHOLE
 from stoker.engine.transfer.port import Move, PortInfo, TransportRefused
+from stoker.engine.transfer.socket_port import LATE_S
 from stoker.engine.transfer.ticket import PeerLost, ThreadTicket, TransferError
 from testing.engine.fake_device import FakeBlocks, FakeDevice
 from testing.engine.transfers import FINGERPRINT, KEY, LAYOUT, WAIT_S, Ports, random_blocks, slots_of, wait_for
@@ -236,27 +238,27 @@ def test_the_fastest_way_that_works_is_used_and_every_way_ends_in_the_devices_zo
     blocks = random_blocks(9)
     d, p = Engine(tmp_path, "d", random_blocks(1)), Engine(tmp_path, "p", blocks)
     try:
-        info = d.ports.describe()
+        info = d.ports.info
         assert [name for name, _ in info.endpoints] == ["cuda-ipc", "shared-memory", "tcp"]
         for missing, expected in (
             ((), "cuda-ipc"),
             (("cuda-ipc",), "shared-memory"),
             (("cuda-ipc", "shared-memory"), "tcp"),
         ):
-            link = p.ports.connect(without(info, *missing)).result(WAIT_S)
+            link = p.ports.connect((without(info, *missing),), WHOLE).result(WAIT_S)
             assert link.transport == expected
             with d.zone.lock:
-                grants = d.zone.zone.grant(Owner(p.ports.describe().peer, expected), 2, d.zone.clock(), 600.0)
+                grants = d.zone.zone.grant(Owner(p.ports.info.peer, expected), 2, d.zone.clock(), 600.0)
             ticket = link.write([Move(7 + n, grant.slot, grant.generation) for n, grant in enumerate(grants)], b"")
             assert ticket.wait(WAIT_S)
             assert ticket.error() is None
             found = d.device.bytes_at(d.zone.address, 4, SIZE)[[grant.slot for grant in grants]]
             assert np.array_equal(found, blocks[7:9]), expected
             with d.zone.lock:
-                d.zone.zone.bury(p.ports.describe().peer)
+                d.zone.zone.bury(p.ports.info.peer)
         assert {name for name, (sent, _) in p.ports.meters().items() if sent} == {"cuda-ipc", "shared-memory", "tcp"}
         p.device.fails = lambda call: call == "open"  # such as between containers that may not map each other's memory
-        assert p.ports.connect(info).result(WAIT_S).transport == "shared-memory"
+        assert p.ports.connect((info,), WHOLE).result(WAIT_S).transport == "shared-memory"
     finally:
         p.ports.close()
         d.ports.close()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from stoker.engine.config import EngineConfig
 from stoker.operator.domain.plan import Key, Object
 from stoker.operator.domain.settings import NetworkPolicies, Settings
+from stoker.operator.render.network_policy import transfer_ports
 from stoker.pod.config_file import parse
 from testing.operator.serving_world import CHAT, Serving, condition_of, label_of
 from testing.operator.simulated_cluster import Crash
@@ -237,3 +238,9 @@ def disturb(world: Serving, event: str, number: int) -> None:
         cluster.delete(Key("Secret", "default", secrets(world)[0]["metadata"]["name"]))
     elif event == "wait":
         cluster.advance(60 * number)
+
+
+def test_each_tensor_rank_has_two_ports_for_blocks() -> None:
+    assert list(transfer_ports([{}], 8101)) == [8101, 8102, 8103]
+    configs = [{"parallelism": {"tensor": 1}}, {"parallelism": {"tensor": 2}}]
+    assert list(transfer_ports(configs, 8101)) == [8101, 8102, 8103, 8104, 8105]

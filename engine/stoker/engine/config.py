@@ -159,7 +159,8 @@ class TransferConfig(Config):
 
     listen: str | None = None
     """`host:port` for the messages of other engines; blocks over TCP use the port behind it, links between GPUs the
-    next one (any ports, for 0). Default: no hand-over. A host that others reach needs `key_file`."""
+    next one, and each further tensor rank the two behind these (any ports, for 0). Default: no hand-over. A host that
+    others reach needs `key_file`."""
     zone_blocks: int = Field(default=256, ge=1, le=65536)
     """Slots of the landing zone, the only memory that other engines write to; each has the size of a block."""
     require: Literal["any", "nvlink", "rdma"] = "any"

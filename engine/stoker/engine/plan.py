@@ -159,15 +159,21 @@ def refuse_transfer(config: EngineConfig, device: str) -> None:
     """Refuse a hand-over that this engine cannot do."""
     if config.transfer.listen is None:
         return
-    parse_listen(config.transfer.listen, keyed=config.transfer.key_file is not None)
+    _, port = parse_listen(config.transfer.listen, keyed=config.transfer.key_file is not None)
+    tensor = config.parallelism.tensor
+    if port + 2 * tensor > 65535:
+        most = f"with parallelism.tensor {tensor} its port must be at most {65535 - 2 * tensor}, got {port}"
+        raise ConfigError(f"transfer.listen {config.transfer.listen!r}: {most}")
     if device == "cpu" and "cuda-ipc" in (config.transfer.transports or ()):
         raise ConfigError("transfer.transports: cuda-ipc needs device cuda, got cpu")
     if not config.cache.prefix_cache:
         raise ConfigError("transfer.listen needs cache.prefix_cache, got false")
     parallelism = config.parallelism
-    for name in ("tensor", "pipeline", "data"):
+    for name in ("pipeline", "data"):
         if (ranks := getattr(parallelism, name)) > 1:
             raise ConfigError(f"transfer.listen needs parallelism.{name} 1, got {ranks}")
+    if config.replica.pods > 1:
+        raise ConfigError(f"transfer.listen needs replica.pods 1, got {config.replica.pods}")
 
 
 def parse_listen(listen: str, *, keyed: bool) -> tuple[str, int]:

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from stoker.engine.config import EngineConfig
 from stoker.engine.core.fetched_model import with_fetched_model
+from stoker.engine.core.handover.rank_blocks import open_rank_blocks
 from stoker.engine.core.kernel_warmup import warm_up_beside_weights
 from stoker.engine.plan import EnginePlan, choose_device
 from stoker.engine.ranks.handshake import reach_leader
@@ -45,7 +46,9 @@ def main() -> None:
     if arguments.config is not None:
         run_in_other_pod(arguments.rank, load(EngineConfig, arguments.config), arguments.told, arguments.parent)
         return
-    worker = Worker(arguments.rank, arguments.device, Link(socket.socket(fileno=arguments.link)))
+    worker = Worker(
+        arguments.rank, arguments.device, Link(socket.socket(fileno=arguments.link)), open_blocks=open_rank_blocks
+    )
     worker.run(warm_up_beside_weights)
 
 

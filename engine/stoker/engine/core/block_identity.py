@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import torch
+from blake3 import blake3
 from torch import nn
 
 from stoker.engine.config import EngineConfig
+from stoker.engine.execution.executor import Executor
 from stoker.engine.execution.runner import Runner
 from stoker.engine.plan import EnginePlan
+from stoker.engine.ranks.executor import Ranks
 from stoker.engine.transfer.checksum import raw_sums
 from stoker.engine.transfer.fingerprint import Fingerprint, digest_of, root_digest
 from stoker.engine.transfer.layout import BlockLayout
+from stoker.model.tensor_group import group_rank, group_size
+from stoker.pod.config_file import ConfigError
+
+WEIGHT_SUFFIXES = (".safetensors", ".gguf")
 
 
 @dataclass(frozen=True)
@@ -48,8 +56,12 @@ def layout_of(runner: Runner) -> BlockLayout:
     """The layout of one block of this rank."""
     _, layers, _, size, heads, dim = runner.cache.data.shape
     dtype = str(runner.cache.data.dtype).removeprefix("torch.")
-    first = runner.cache.layers.start
-    return BlockLayout(first, first + layers, size, 0, heads, dim, dtype)
+    first, first_head = runner.cache.layers.start, 0
+    if runner.model.group is not None:
+        ranks = group_size(runner.model.group)
+        copies = max(ranks // runner.model.config.num_kv_heads, 1)  # of a head, where there are more ranks than heads
+        first_head = group_rank(runner.model.group) // copies * heads
+    return BlockLayout(first, first + layers, size, first_head, first_head + heads, dim, dtype)
 
 
 def fingerprint_of(config: EngineConfig, runner: Runner, weights: str | None) -> Fingerprint:
@@ -70,6 +82,28 @@ def weights_digest(model: nn.Module) -> str:
     """A digest of the loaded numbers, for weights that come without one: the checksum of every tensor, by name."""
     sums = {name: (str(tensor.dtype), list(tensor.shape), _sum(tensor)) for name, tensor in model.named_parameters()}
     return digest_of(sums)
+
+
+def shared_weights_digest(plan: EnginePlan, executor: Executor) -> str | None:
+    """A digest of the weights that does not depend on how many ranks hold them; None: only one rank's numbers tell.
+
+    Raises:
+        ConfigError: several ranks hold weights that have no digest and no files here.
+    """
+    known = plan.digest or plan.source_digest or files_digest(Path(plan.model_path))
+    if known is None and isinstance(executor, Ranks):
+        raise ConfigError(f"transfer.listen with several ranks needs model.digest for {plan.model_path}")
+    return known
+
+
+def files_digest(path: Path) -> str | None:
+    """blake3 over the names and contents of a model's weight files, or of a checkpoint's manifest; None without."""
+    files = [path] if path.is_file() else sorted(path.iterdir()) if path.is_dir() else []
+    weights = [file for file in files if file.suffix in WEIGHT_SUFFIXES or file.name == "manifest.json"]
+    if not weights:
+        return None
+    contents = {file.name: blake3(max_threads=blake3.AUTO).update_mmap(file).hexdigest() for file in weights}
+    return digest_of({"files": contents})
 
 
 def _sum(tensor: torch.Tensor) -> int:

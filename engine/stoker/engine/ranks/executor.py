@@ -144,6 +144,10 @@ class Ranks:
             if not future.done():
                 self.workers.check()
 
+    def in_order(self, call: Callable[[], Result]) -> Future[Result]:
+        """Call in rank 0's thread, behind the steps that were submitted."""
+        return self._thread.submit(call)
+
     def capture_next_graph(self, *, wanted: bool = False) -> bool:
         """As `Executor`. The other ranks capture the same shape, behind the same step."""
         return self.wait(self._thread.submit(lambda: self._capture_next(wanted)))

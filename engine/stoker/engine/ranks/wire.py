@@ -1,9 +1,9 @@
 """The messages between rank 0 and a further rank, and their msgpack form. Numbers of a step travel as int32 arrays.
 
-Rank 0 sends `Setup` once, then each `Step` and `Capture` in the order in which it computes them itself. A further
-rank sends `Join` if it is of another pod, `Hello` when it is up, `Ready` when its part of the model is loaded, `Beat`
-about once a second, `StepFailed` where a step has an error, and `Failed` before it ends by one. The socket's end is the
-end of the other side.
+Rank 0 sends `Setup` once, then each `Step`, `Capture` and `BlockCall` in the order in which it carries them out itself.
+A further rank sends `Join` if it is of another pod, `Hello` when it is up, `Ready` when its part of the model is
+loaded, `Beat` about once a second, a `BlockReport` for what became of blocks, `StepFailed` where a step has an error,
+and `Failed` before it ends by one. The socket's end is the end of the other side.
 
 Sent and received by `workers` and `worker`.
 """
@@ -23,6 +23,7 @@ from stoker.engine.execution.pass_shape import PassShape
 from stoker.engine.execution.step import Opening, SeatMask, StepInput, TableEntry
 from stoker.engine.output_grammar import OutputGrammar
 from stoker.engine.plan import EnginePlan
+from stoker.engine.ranks.block_calls import BLOCK_CLASSES, BlockCall, BlockReport, block_message, block_values
 from stoker.engine.sampling import SamplingParams
 
 
@@ -93,9 +94,9 @@ class Failed(NamedTuple):
     error: str
 
 
-WorkerMessage = Join | Hello | Ready | Beat | StepFailed | Failed
-RankMessage = Setup | Step | Capture
-_CLASSES: tuple[type[Any], ...] = (Setup, Step, Capture, Hello, Ready, Beat, StepFailed, Failed, Join)
+WorkerMessage = Join | Hello | Ready | Beat | StepFailed | Failed | BlockReport
+RankMessage = Setup | Step | Capture | BlockCall
+_CLASSES: tuple[type[Any], ...] = (Setup, Step, Capture, Hello, Ready, Beat, StepFailed, Failed, Join, *BLOCK_CLASSES)
 _TAGS = {cls: tag for tag, cls in enumerate(_CLASSES)}
 
 _NUMBERS = ("cleared", "seats", "starts", "lengths", "scored", "sample_chunks", "sample_seats")
@@ -110,7 +111,7 @@ def pack(message: RankMessage | WorkerMessage) -> bytes:
         case Setup(plan=plan, port=port, host=host):
             values = [_plan_values(plan), port, host]
         case _:
-            values = list(message)
+            values = block_values(message) if type(message) in BLOCK_CLASSES else list(message)
     packed: bytes = msgpack.packb([_TAGS[type(message)], *values])
     return packed
 
@@ -125,6 +126,8 @@ def unpack(frame: bytes) -> Any:
         return Setup(_plan_of(values[0]), *values[1:])
     if cls is Capture:
         return Capture(PassShape(*values[0]))
+    if cls in BLOCK_CLASSES:
+        return block_message(cls, values)
     return cls(*values)
 
 

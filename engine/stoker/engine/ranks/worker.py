@@ -15,6 +15,7 @@ import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -24,6 +25,7 @@ from stoker.engine.execution.load import BesideWeights, LoadRunner, load_runner
 from stoker.engine.execution.runner import Runner
 from stoker.engine.execution.step import StepInput
 from stoker.engine.plan import EnginePlan, free_bytes
+from stoker.engine.ranks.block_calls import BlockCall, BlockReport, OpenBlocks
 from stoker.engine.ranks.digests import extended
 from stoker.engine.ranks.link import Link, LinkClosed
 from stoker.engine.ranks.rendezvous import join
@@ -35,6 +37,15 @@ BEAT_S = 1.0
 """Interval of signs of life."""
 MAX_ERROR = 2000
 """Characters of an error that are reported."""
+
+
+class MovesBlocks(Protocol):
+    """What carries out calls about the rank's part of blocks."""
+
+    def do(self, call: BlockCall) -> None: ...
+
+
+OpenRankBlocks = Callable[[Runner, EnginePlan, OpenBlocks, Callable[[BlockReport], None]], MovesBlocks | None]
 
 
 @dataclass(frozen=True)
@@ -62,11 +73,15 @@ class Worker:
     """One further rank."""
 
     def __init__(
-        self, rank: int, device: str, link: Link, load: LoadRunner = load_runner, pod: PodRank | None = None
-    ) -> None:
-        """`pod`: what differs for a rank of another pod than the leader's."""
+        self, rank: int, device: str, link: Link, load: LoadRunner = load_runner, pod: PodRank | None = None,
+        open_blocks: OpenRankBlocks | None = None,
+    ) -> None:  # fmt: skip
+        """`pod`: what differs for a rank of another pod than the leader's. `open_blocks`: makes what moves its part of
+        cache blocks to other engines."""
         self.rank, self.device, self.link, self.load, self.pod = rank, device, link, load, pod
         self.local_rank = rank if pod is None else pod.local_rank
+        self.open_blocks = open_blocks
+        self._blocks: MovesBlocks | None = None
         self._begun = 0
         self._done: tuple[int, int | None] = (0, None)
         """Steps whose tokens are known, and their digest: one value, because two threads use it."""
@@ -107,6 +122,16 @@ class Worker:
                     self._results.put(self._launch(runner, step))
                 case Capture(shape=shape):
                     runner.capture(shape)
+                case call:
+                    self._move_blocks(runner, plan, call)
+
+    def _move_blocks(self, runner: Runner, plan: EnginePlan, call: BlockCall) -> None:
+        if isinstance(call, OpenBlocks):
+            assert self.open_blocks is not None, "given by the program"
+            self._blocks = self.open_blocks(runner, plan, call, lambda report: self.link.send(pack(report)))
+        else:
+            assert self._blocks is not None, "the leader opens them first"
+            self._blocks.do(call)
 
     def _launch(self, runner: Runner, step: StepInput) -> PendingOutput | None:
         """Launch a step; None where it failed. Rank 0 decides whether all ranks did, and may go on."""

@@ -6,7 +6,9 @@ Made by `core.build` before the plan, which needs the memory of every rank; then
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import queue
 import selectors
 import socket
 import subprocess
@@ -17,6 +19,7 @@ from collections.abc import Callable, Sequence
 
 from stoker.engine.errors import ExecutorLost
 from stoker.engine.execution.executor import RankState
+from stoker.engine.ranks.block_calls import BlockReport, BlocksOpened, CallEnded, LinkLost, LinkOpened, PeersLost
 from stoker.engine.ranks.digests import TokenDigests
 from stoker.engine.ranks.failures import StepFailure, StepFailures
 from stoker.engine.ranks.link import Link, LinkClosed
@@ -80,6 +83,8 @@ class Workers:
         """The rank that is lost, and why."""
         self.on_lost: Callable[[], None] = lambda: None
         """Called once by the watching thread, when all further ranks have been killed."""
+        self.block_reports: queue.SimpleQueue[tuple[int, BlockReport | BaseException]] = queue.SimpleQueue()
+        """What ranks tell of blocks that they move, for the core's thread."""
         self.links: dict[int, Link] = {}
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         self._free_bytes: dict[int, int | None] = {}
@@ -160,6 +165,11 @@ class Workers:
                 link.send(frame)
             except LinkClosed:
                 return
+
+    def send_to(self, rank: int, message: RankMessage) -> None:
+        """Send to one further rank, in order with what `send` sends. One that has gone is found by the watch."""
+        with contextlib.suppress(LinkClosed):
+            self.links[rank].send(pack(message))
 
     def blame(self, error: Exception) -> ExecutorLost:
         """Rank 0's error, or the loss of another rank that made it: waits a moment for the verdict."""
@@ -250,6 +260,8 @@ class Workers:
                 self.failures.report(rank, steps, StepFailure(calls, error, self.clock()))
             case Failed(error=error):
                 self.watch.failed(rank, error, self.clock())
+            case BlocksOpened() | LinkOpened() | CallEnded() | LinkLost() | PeersLost():
+                self.block_reports.put((rank, message))
 
     def _lose(self, verdict: str) -> None:
         """End all further ranks, so that rank 0 waits for none of them."""

@@ -10,6 +10,9 @@ granted for one request with a new generation each time. `intake` copies announc
 checksum of what it stored (`checksum`) with what the sender announced. What is stale, foreign, late or damaged is
 refused and counted.
 
-Read in this order: `port`, `landing_zone`, `checksum`, `intake`, `fingerprint`, `layout`, `repack`, `serial`, `wire`,
-`device_memory`, then the links. May import nothing of the engine but `errors`.
+Between engines of several ranks `part_plan` tells which rank sends which heads where; `cells` cuts and joins blocks,
+`joint_link` makes one link of those between ranks, `rank_zone` is a rank's part of the landing zone.
+
+Read in this order: `port`, `landing_zone`, `checksum`, `intake`, `fingerprint`, `layout`, `repack`, `part_plan`, `serial`,
+`wire`, `device_memory`, then the links. May import nothing of the engine but `errors`.
 """

@@ -23,14 +23,11 @@ from stoker.engine.transfer.device_zone import DeviceZone
 from stoker.engine.transfer.landing_zone import Grant
 from stoker.engine.transfer.layout import BlockLayout
 from stoker.engine.transfer.local_blocks import MappableBlocks
-from stoker.engine.transfer.port import Move, PortInfo, TransportRefused
-from stoker.engine.transfer.socket_port import SocketLink, SocketPort
+from stoker.engine.transfer.port import ONE_RANK, Cells, Move, PortInfo, TransportRefused
+from stoker.engine.transfer.socket_port import LATE_S, Cell, SocketLink, SocketPort, Writer
 from stoker.engine.transfer.tcp import dialed
 from stoker.engine.transfer.ticket import PeerLost, TransferError
 from stoker.engine.transfer.wire import Wire
-
-LATE_S = 2.0
-"""Time in which copies of a writer that is gone may still arrive; a killed process is torn down within 0.2 s."""
 
 
 class CudaIpcPort(SocketPort):
@@ -58,8 +55,10 @@ class CudaIpcPort(SocketPort):
     def dial(self, endpoint: bytes) -> socket.socket:
         return dialed(endpoint)
 
-    def connect(self, peer: PortInfo) -> CudaIpcLink:
-        wire, (_, num_slots, slot_bytes) = self.introduce(self.connected(peer))
+    def connect(self, peer: PortInfo, cells: Cells = ONE_RANK) -> CudaIpcLink:
+        if cells.repacks:
+            raise TransportRefused([(self.transport, "blocks of a GPU are not repacked for other widths")])
+        wire, (_, num_slots, slot_bytes) = self.introduce(self.connected(peer), cells)
         try:
             link = CudaIpcLink(wire, self.mappable, num_slots, self.device, self._map(wire, slot_bytes))
         except TransferError as error:
@@ -83,18 +82,18 @@ class CudaIpcPort(SocketPort):
     def welcome(self, wire: Wire) -> None:
         wire.send(["memory", self.device.host_id, self.device_zone.handle])
 
-    def take_blocks(self, wire: Wire, peer: str, grants: Sequence[Grant]) -> list[Grant]:  # noqa: ARG002
+    def take_blocks(self, wire: Wire, writer: Writer, cells: Sequence[Cell]) -> list[Grant]:  # noqa: ARG002
         """Check a write that has happened. What was written into another's slot fails its checksum there."""
         written = []
-        for grant in grants:
-            if self.zone.begin_write(grant, peer):
-                self.zone.end_write(grant.slot)
+        for grant, number in cells:
+            if self.zone.begin_write(grant, writer.peer, number):
+                self.zone.end_write(grant.slot, number)
                 written.append(grant)
         return written
 
-    def end_of(self, peer: str) -> None:
+    def end_of(self, writer: Writer) -> None:
         """The system tears a killed writer's copies down somewhat later than its connections."""
-        self.zone.detach(peer, LATE_S)
+        self.zone.detach(writer.peer, LATE_S)
 
 
 class CudaIpcLink(SocketLink):

@@ -17,6 +17,8 @@ from stoker.engine.transfer.zone_memory import SharedZone
 class DeviceZone(SharedZone):
     """Slots on a device. `fill` brings what came by way of main memory there."""
 
+    joins_cells = False
+
     def __init__(
         self, num_slots: int, slot_bytes: int, device: DeviceMemory, *, clock: Callable[[], float] = time.monotonic
     ) -> None:

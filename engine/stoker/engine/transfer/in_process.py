@@ -13,7 +13,7 @@ import numpy as np
 
 from stoker.engine.transfer.landing_zone import Grant
 from stoker.engine.transfer.layout import BlockLayout
-from stoker.engine.transfer.port import Arrival, LayoutMismatch, Move, PortInfo, TransportRefused
+from stoker.engine.transfer.port import ONE_RANK, Arrival, Cells, LayoutMismatch, Move, PortInfo, TransportRefused
 from stoker.engine.transfer.ticket import LinkMeter, PeerLost, ThreadTicket, TransferError
 from stoker.engine.transfer.zone_memory import SharedZone
 
@@ -74,7 +74,9 @@ class InProcessPort:
         endpoints = (("in-process", b""),)
         return PortInfo(self.pod_uid, self.epoch, self.fingerprint, self.layout, self.zone.num_slots, endpoints)
 
-    def connect(self, peer: PortInfo) -> InProcessLink:
+    def connect(self, peer: PortInfo, cells: Cells = ONE_RANK) -> InProcessLink:
+        if cells.repacks:
+            raise TransportRefused([("in-process", "blocks are not repacked")])
         if peer.fingerprint != self.fingerprint:
             raise LayoutMismatch("fingerprint", self.fingerprint.hex(), peer.fingerprint.hex())
         if peer.layout.block_bytes != self.layout.block_bytes:

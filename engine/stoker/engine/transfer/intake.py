@@ -134,7 +134,7 @@ class Intake:
         taken.lost.append(one.place)
 
 
-def host_copy(zone_SN: np.ndarray, cache_BN: np.ndarray) -> CopyAndSum:
+def host_copy(zone_SN: np.ndarray, cache_BN: np.ndarray) -> Callable[[Sequence[int], Sequence[int]], ReadySums]:
     """Copy between arrays of bytes in this process."""
 
     def copy(slots: Sequence[int], blocks: Sequence[int]) -> ReadySums:

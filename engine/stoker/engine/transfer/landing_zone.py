@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, NamedTuple
 
@@ -70,8 +70,8 @@ class _Slot:
     """End of the grant, or of the quarantine."""
     seconds: float = 0.0
     """Length of the grant."""
-    writing: bool = False
-    """A transport of this process writes it now."""
+    writing: set[int] = field(default_factory=set)
+    """Cells that transports of this process write now; one without ranks is cell 0."""
     copying: bool = False
     """It is being copied into the cache now."""
 
@@ -158,19 +158,20 @@ class LandingZone:
 
     # Writes.
 
-    def begin_write(self, grant: Grant, peer: str, now_s: float) -> None:
-        """A transport of this process is about to write the slot for a peer. Raises BlockRefused, counted."""
+    def begin_write(self, grant: Grant, peer: str, now_s: float, cell: int = 0) -> None:
+        """A transport of this process is about to write the slot, or a cell of it, for a peer. Raises BlockRefused,
+        counted."""
         slot = self._checked(grant, now_s)
         assert slot.owner is not None
         if slot.owner.peer != peer:
             raise self._refusal("foreign", f"slot {grant.slot} is granted to {slot.owner.peer}, {peer} wrote it")
-        if slot.writing:
+        if cell in slot.writing:
             raise self._refusal("duplicate", f"slot {grant.slot} is being written already")
-        slot.writing = True
+        slot.writing.add(cell)
 
-    def end_write(self, slot: int) -> None:
+    def end_write(self, slot: int, cell: int = 0) -> None:
         """The transport has ended, in whatever way."""
-        self._slots[slot].writing = False
+        self._slots[slot].writing.discard(cell)
         self._free_if_unused(self._slots[slot])
 
     def announce(self, grant: Grant, owner: Owner, now_s: float) -> None:

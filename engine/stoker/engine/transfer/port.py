@@ -79,6 +79,24 @@ class PortInfo:
         return dict(self.endpoints).get(transport)
 
 
+class Cells(NamedTuple):
+    """How a link cuts and joins blocks. Its moves name cells: `block * cuts + cell`, `slot * joins + cell`."""
+
+    cuts: int = 1
+    """Cells of a block of the writer."""
+    joins: int = 1
+    """Cells of a slot of the receiver."""
+    ranks: int = 1
+    """Ranks of the writer's engine, each with links of its own."""
+
+    @property
+    def repacks(self) -> bool:
+        return self.cuts > 1 or self.joins > 1
+
+
+ONE_RANK = Cells()
+
+
 class Link(Protocol):
     """The way to one peer."""
 
@@ -130,7 +148,7 @@ class BlockPort(Protocol):
 
     def describe(self) -> PortInfo: ...
 
-    def connect(self, peer: PortInfo) -> Link:
+    def connect(self, peer: PortInfo, cells: Cells = ONE_RANK) -> Link:
         """Open a link.
 
         Raises:
@@ -148,7 +166,9 @@ class BlockPort(Protocol):
         ...
 
 
-def connect_best(ports: Sequence[tuple[str, BlockPort]], peer: PortInfo, require: Require = "any") -> Link:
+def connect_best(
+    ports: Sequence[tuple[str, BlockPort]], peer: PortInfo, require: Require = "any", cells: Cells = ONE_RANK
+) -> Link:
     """Connect by the first port, in this order, that meets the demand and reaches the peer.
 
     Raises:
@@ -163,7 +183,7 @@ def connect_best(ports: Sequence[tuple[str, BlockPort]], peer: PortInfo, require
             tried.append((name, "the peer does not offer it"))
         else:
             try:
-                return port.connect(peer)
+                return port.connect(peer, cells)
             except TransportRefused as refused:
                 tried += refused.tried
     raise TransportRefused(tried, require)

@@ -20,8 +20,8 @@ from stoker.engine.transfer.device_memory import Mark
 from stoker.engine.transfer.landing_zone import Grant
 from stoker.engine.transfer.layout import BlockLayout
 from stoker.engine.transfer.local_blocks import LocalBlocks
-from stoker.engine.transfer.port import Move, PortInfo, TransportRefused
-from stoker.engine.transfer.socket_port import CONNECT_S, SocketLink, SocketPort
+from stoker.engine.transfer.port import ONE_RANK, Cells, Move, PortInfo, TransportRefused
+from stoker.engine.transfer.socket_port import CONNECT_S, Cell, SocketLink, SocketPort, Writer
 from stoker.engine.transfer.ticket import PeerLost
 from stoker.engine.transfer.wire import NO_KEY, Wire
 from stoker.engine.transfer.zone_memory import SharedZone
@@ -64,19 +64,16 @@ class SharedMemoryPort(SocketPort):
             raise
         return sock
 
-    def connect(self, peer: PortInfo) -> SharedMemoryLink:
-        wire, (_, num_slots, slot_bytes) = self.introduce(self.connected(peer))
-        if slot_bytes != self.layout.block_bytes:
-            wire.close()
-            reason = f"the peer's slots have {slot_bytes} bytes, blocks here {self.layout.block_bytes}: repack first"
-            raise TransportRefused([(self.transport, reason)])
+    def connect(self, peer: PortInfo, cells: Cells = ONE_RANK) -> SharedMemoryLink:
+        wire, (_, num_slots, slot_bytes) = self.introduce(self.connected(peer), cells)
+        self.refuse_sizes(wire, slot_bytes, cells)
         try:
             descriptor = wire.receive_descriptor()
         except PeerLost as error:
             wire.close()
             raise TransportRefused([(self.transport, str(error))]) from error
         try:
-            link = SharedMemoryLink(wire, self.local, descriptor, num_slots)
+            link = SharedMemoryLink(wire, self.cut_blocks(cells), descriptor, num_slots * cells.joins)
         except (OSError, ValueError) as error:
             wire.close()
             raise TransportRefused([(self.transport, f"the peer's zone cannot be mapped: {error}")]) from error
@@ -89,15 +86,15 @@ class SharedMemoryPort(SocketPort):
         assert self.zone.fd is not None
         wire.send_descriptor(self.zone.fd)
 
-    def take_blocks(self, wire: Wire, peer: str, grants: Sequence[Grant]) -> list[Grant]:  # noqa: ARG002
+    def take_blocks(self, wire: Wire, writer: Writer, cells: Sequence[Cell]) -> list[Grant]:  # noqa: ARG002
         """Check a write that has happened. What was written into another's slot fails its checksum there."""
         written = []
-        for grant in grants:
-            if self.zone.begin_write(grant, peer):
+        for grant, number in cells:
+            if self.zone.begin_write(grant, writer.peer, number):
                 try:
                     self.zone.fill(grant.slot)
                 finally:
-                    self.zone.end_write(grant.slot)
+                    self.zone.end_write(grant.slot, number)
                 written.append(grant)
         return written
 

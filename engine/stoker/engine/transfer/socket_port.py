@@ -15,15 +15,24 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from stoker.engine.transfer.cells import CellBlocks
 from stoker.engine.transfer.device_memory import Mark
 from stoker.engine.transfer.landing_zone import Grant
 from stoker.engine.transfer.layout import BlockLayout
-from stoker.engine.transfer.local_blocks import LocalBlocks, local_blocks
-from stoker.engine.transfer.port import Arrival, LayoutMismatch, Move, PortInfo, TransportRefused
+from stoker.engine.transfer.local_blocks import HostBlocks, LocalBlocks, local_blocks
+from stoker.engine.transfer.port import (
+    ONE_RANK,
+    Arrival,
+    Cells,
+    LayoutMismatch,
+    Move,
+    PortInfo,
+    TransportRefused,
+)
 from stoker.engine.transfer.ticket import LinkMeter, PeerLost, ThreadTicket, TransferError
 from stoker.engine.transfer.wire import Wire
 from stoker.engine.transfer.zone_memory import SharedZone
@@ -36,6 +45,27 @@ SILENCE_S = 30.0
 """Longest wait for the peer within one transfer."""
 MOST_MOVES = 4096
 """Blocks of one write."""
+LATE_S = 2.0
+"""Time in which copies of a writer that is gone, or its other ranks, may still arrive; a killed process is torn down
+within 0.2 s."""
+
+
+@dataclass(frozen=True)
+class Writer:
+    """The engine at the other end of a connection."""
+
+    peer: str
+    joins: int
+    """Cells of which it writes a slot."""
+    ranks: int
+    """Its ranks, which write by other connections, maybe into the same slots."""
+
+
+class Cell(NamedTuple):
+    """A slot, or a part of it, that one rank of the writer fills."""
+
+    grant: Grant
+    number: int
 
 
 class SocketPort(ABC):
@@ -75,8 +105,8 @@ class SocketPort(ABC):
         """Send what the writer needs beside the zone's size."""
 
     @abstractmethod
-    def take_blocks(self, wire: Wire, peer: str, grants: Sequence[Grant]) -> list[Grant]:
-        """Receive the blocks of a write into the slots that may be written, and return these."""
+    def take_blocks(self, wire: Wire, writer: Writer, cells: Sequence[Cell]) -> list[Grant]:
+        """Receive the blocks of a write into the slots that may be written, and return their grants."""
 
     def describe(self) -> PortInfo:
         endpoints = ((self.transport, self.endpoint()),)
@@ -108,13 +138,16 @@ class SocketPort(ABC):
 
     # The side that connects.
 
-    def introduce(self, sock: socket.socket) -> tuple[Wire, list[Any]]:
+    def introduce(self, sock: socket.socket, cells: Cells = ONE_RANK) -> tuple[Wire, list[Any]]:
         """Open the wire as the writer; return the answer. Raises LayoutMismatch or TransportRefused."""
+        if cells.cuts > 1 and not isinstance(self.local, HostBlocks):
+            sock.close()
+            raise TransportRefused([(self.transport, "blocks of a GPU are not cut for other widths")])
         wire = None
         try:
             sock.settimeout(CONNECT_S)
             wire = Wire(sock, self.key, server=False)
-            wire.send(["hello", self.pod_uid, self.epoch, self.fingerprint])
+            wire.send(["hello", self.pod_uid, self.epoch, self.fingerprint, cells.joins, cells.ranks])
             answer = wire.receive()
             sock.settimeout(SILENCE_S)
         except TransferError as error:
@@ -138,6 +171,17 @@ class SocketPort(ABC):
             return self.dial(endpoint)
         except (OSError, ValueError) as error:
             raise TransportRefused([(self.transport, str(error))]) from error
+
+    def refuse_sizes(self, wire: Wire, slot_bytes: int, cells: Cells) -> None:
+        """Close the wire where a cell there is not one here. Raises TransportRefused."""
+        if slot_bytes * cells.cuts != self.layout.block_bytes * cells.joins:
+            wire.close()
+            reason = f"the peer's slots have {slot_bytes} bytes, blocks here {self.layout.block_bytes}"
+            raise TransportRefused([(self.transport, reason)])
+
+    def cut_blocks(self, cells: Cells) -> LocalBlocks:
+        """This side's blocks as the link's moves name them."""
+        return self.local if cells.cuts == 1 else CellBlocks(self.local, self.layout, cells.cuts)
 
     @abstractmethod
     def dial(self, endpoint: bytes) -> socket.socket: ...
@@ -170,50 +214,59 @@ class SocketPort(ABC):
 
     def _serve(self, sock: socket.socket) -> None:
         """Serve one writer until its connection ends, in whatever way."""
-        peer = None
+        writer = None
         try:
             sock.settimeout(CONNECT_S)
             wire = Wire(sock, self.key, server=True)
-            peer = self._greet(wire)
-            while peer is not None:
+            writer = self._greet(wire)
+            while writer is not None:
                 sock.settimeout(None)  # a link may rest for hours; within a write the peer may not
                 message = wire.receive()
                 sock.settimeout(SILENCE_S)
-                self._take(wire, peer, message)
+                self._take(wire, writer, message)
         except (TransferError, OSError, ValueError, TypeError) as error:
-            log.info("%s: the connection of %s has ended: %s", self.transport, peer or "a peer", error)
+            name = writer.peer if writer is not None else "a peer"
+            log.info("%s: the connection of %s has ended: %s", self.transport, name, error)
         finally:
             with self._lock:
                 self._sockets.discard(sock)
             sock.close()
-            if peer is not None:
-                self.end_of(peer)
-                self.lost.put(peer)
+            if writer is not None:
+                self.end_of(writer)
+                self.lost.put(writer.peer)
 
-    def end_of(self, peer: str) -> None:
-        """A writer's connection has ended: it writes no more."""
-        self.zone.bury(peer)
+    def end_of(self, writer: Writer) -> None:
+        """A writer's connection has ended: it writes no more, but its other ranks may not have ended yet."""
+        if writer.ranks > 1:
+            self.zone.detach(writer.peer, LATE_S)
+        else:
+            self.zone.bury(writer.peer)
 
-    def _greet(self, wire: Wire) -> str | None:
+    def _greet(self, wire: Wire) -> Writer | None:
         """Compare the writer's introduction. None: refused."""
         message = wire.receive()
-        if len(message) != 4 or message[0] != "hello":
+        if len(message) != 6 or message[0] != "hello":
             raise TransferError("the first message must be an introduction")
-        _, pod_uid, epoch, fingerprint = message
+        _, pod_uid, epoch, fingerprint, joins, ranks = message
         if fingerprint != self.fingerprint:
             wire.send(["refused", "fingerprint", self.fingerprint, fingerprint])
             return None
+        if joins < 1 or self.layout.num_heads % joins:
+            raise TransferError(f"slots of {self.layout.num_heads} heads have no {joins} cells")
+        if joins > 1 and not self.zone.joins_cells:
+            raise TransferError("blocks of a GPU are not joined from other widths")
         wire.send(["welcome", self.zone.num_slots, self.zone.slot_bytes])
         self.welcome(wire)
-        return f"{pod_uid}/{epoch}"
+        return Writer(f"{pod_uid}/{epoch}", int(joins), int(ranks))
 
-    def _take(self, wire: Wire, peer: str, message: list[Any]) -> None:
+    def _take(self, wire: Wire, writer: Writer, message: list[Any]) -> None:
         if len(message) != 3 or message[0] != "write" or len(message[2]) > MOST_MOVES:
             raise TransferError(f"not a write of at most {MOST_MOVES} blocks")
         _, tag, pairs = message
-        grants = [Grant(int(slot), int(generation)) for slot, generation in pairs]
-        written = self.take_blocks(wire, peer, grants)
-        self._arrivals.put(Arrival(peer, tag, tuple((grant.slot, grant.generation) for grant in written)))
+        places = [(*divmod(int(place), writer.joins), int(generation)) for place, generation in pairs]
+        cells = [Cell(Grant(slot, generation), number) for slot, number, generation in places]
+        written = self.take_blocks(wire, writer, cells)
+        self._arrivals.put(Arrival(writer.peer, tag, tuple((grant.slot, grant.generation) for grant in written)))
         wire.send(["written", len(written)])
 
 

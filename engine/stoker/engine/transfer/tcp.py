@@ -15,8 +15,8 @@ from stoker.engine.transfer.device_memory import Mark
 from stoker.engine.transfer.landing_zone import Grant
 from stoker.engine.transfer.layout import BlockLayout
 from stoker.engine.transfer.local_blocks import LocalBlocks
-from stoker.engine.transfer.port import Move, PortInfo, TransportRefused
-from stoker.engine.transfer.socket_port import CONNECT_S, SocketLink, SocketPort
+from stoker.engine.transfer.port import ONE_RANK, Cells, Move, PortInfo
+from stoker.engine.transfer.socket_port import CONNECT_S, Cell, SocketLink, SocketPort, Writer
 from stoker.engine.transfer.wire import NO_KEY, Wire
 from stoker.engine.transfer.zone_memory import SharedZone
 
@@ -48,31 +48,28 @@ class TcpPort(SocketPort):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
         return sock
 
-    def connect(self, peer: PortInfo) -> TcpLink:
-        wire, (_, num_slots, slot_bytes) = self.introduce(self.connected(peer))
-        if slot_bytes != self.layout.block_bytes:
-            wire.close()
-            reason = f"the peer's slots have {slot_bytes} bytes, blocks here {self.layout.block_bytes}: repack first"
-            raise TransportRefused([(self.transport, reason)])
-        link = TcpLink(wire, self.local, num_slots)
+    def connect(self, peer: PortInfo, cells: Cells = ONE_RANK) -> TcpLink:
+        wire, (_, num_slots, slot_bytes) = self.introduce(self.connected(peer), cells)
+        self.refuse_sizes(wire, slot_bytes, cells)
+        link = TcpLink(wire, self.cut_blocks(cells), num_slots * cells.joins)
         self.keep(link)
         return link
 
     def welcome(self, wire: Wire) -> None:
         """Nothing more is needed."""
 
-    def take_blocks(self, wire: Wire, peer: str, grants: Sequence[Grant]) -> list[Grant]:
+    def take_blocks(self, wire: Wire, writer: Writer, cells: Sequence[Cell]) -> list[Grant]:
         """Read each block into its slot; the bytes of a refused one are read and dropped."""
         written = []
-        for grant in grants:
-            if not self.zone.begin_write(grant, peer):
-                wire.receive_into(memoryview(bytearray(self.layout.block_bytes)))
+        for grant, number in cells:
+            if not self.zone.begin_write(grant, writer.peer, number):
+                wire.receive_into(memoryview(bytearray(self.layout.block_bytes // writer.joins)))
                 continue
             try:
-                wire.receive_into(memoryview(self.zone.memory_SN[grant.slot]))
+                wire.receive_into(self.zone.cell_memory(grant.slot, number, writer.joins))
                 self.zone.fill(grant.slot)
             finally:
-                self.zone.end_write(grant.slot)
+                self.zone.end_write(grant.slot, number)
             written.append(grant)
         return written
 

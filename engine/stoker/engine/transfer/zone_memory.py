@@ -14,47 +14,17 @@ import numpy as np
 from stoker.engine.transfer.landing_zone import BlockRefused, Grant, LandingZone
 
 
-class SharedZone:
-    """Slots under one lock, and their bytes. `DeviceZone` has them in a device's memory, too.
+class LockedZone:
+    """The states of slots under one lock. Take `lock` around every use of `zone`."""
 
-    Take `lock` around every use of `zone`. The memory itself needs none: the states say who may touch a slot.
-    """
-
-    def __init__(
-        self, num_slots: int, slot_bytes: int, *, clock: Callable[[], float] = time.monotonic, named: bool = False
-    ) -> None:
-        """`named`: in a memory file (`fd`), which another process of this host can map."""
+    def __init__(self, num_slots: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.zone = LandingZone(num_slots)
         self.lock = threading.Lock()
         self.clock = clock
-        self.slot_bytes = slot_bytes
-        size = max(num_slots * slot_bytes, 1)
-        self.fd: int | None = None
-        if named:
-            self.fd = os.memfd_create("stoker-landing-zone", os.MFD_CLOEXEC)
-            os.ftruncate(self.fd, size)
-        self._map = mmap.mmap(self.fd if self.fd is not None else -1, size)
-        self.memory_SN = np.frombuffer(self._map, dtype=np.uint8, count=num_slots * slot_bytes).reshape(num_slots, -1)
 
     @property
     def num_slots(self) -> int:
         return self.zone.num_slots
-
-    def begin_write(self, grant: Grant, peer: str) -> bool:
-        """Whether this peer may write the slot now; if so, `end_write` must follow. A refusal is counted."""
-        with self.lock:
-            try:
-                self.zone.begin_write(grant, peer, self.clock())
-            except BlockRefused:
-                return False
-        return True
-
-    def end_write(self, slot: int) -> None:
-        with self.lock:
-            self.zone.end_write(slot)
-
-    def fill(self, slot: int) -> None:
-        """A port has written the slot's bytes into `memory_SN`. Called between `begin_write` and `end_write`."""
 
     def bury(self, peer: str) -> None:
         with self.lock:
@@ -64,6 +34,50 @@ class SharedZone:
         """A writer is gone, but copies that it has begun may still arrive for `seconds`."""
         with self.lock:
             self.zone.detach(peer, self.clock() + seconds)
+
+
+class SharedZone(LockedZone):
+    """Slots and their bytes. `DeviceZone` has them in a device's memory, too.
+
+    The memory itself needs no lock: the states say who may touch a slot.
+    """
+
+    joins_cells = True
+    """Whether a block may come in cells of several writers."""
+
+    def __init__(
+        self, num_slots: int, slot_bytes: int, *, clock: Callable[[], float] = time.monotonic, named: bool = False
+    ) -> None:
+        """`named`: in a memory file (`fd`), which another process of this host can map."""
+        super().__init__(num_slots, clock)
+        self.slot_bytes = slot_bytes
+        size = max(num_slots * slot_bytes, 1)
+        self.fd: int | None = None
+        if named:
+            self.fd = os.memfd_create("stoker-landing-zone", os.MFD_CLOEXEC)
+            os.ftruncate(self.fd, size)
+        self._map = mmap.mmap(self.fd if self.fd is not None else -1, size)
+        self.memory_SN = np.frombuffer(self._map, dtype=np.uint8, count=num_slots * slot_bytes).reshape(num_slots, -1)
+
+    def begin_write(self, grant: Grant, peer: str, cell: int = 0) -> bool:
+        """Whether this peer may write the slot now; if so, `end_write` must follow. A refusal is counted."""
+        with self.lock:
+            try:
+                self.zone.begin_write(grant, peer, self.clock(), cell)
+            except BlockRefused:
+                return False
+        return True
+
+    def end_write(self, slot: int, cell: int = 0) -> None:
+        with self.lock:
+            self.zone.end_write(slot, cell)
+
+    def cell_memory(self, slot: int, cell: int, cells: int) -> memoryview:
+        """`slot_bytes / cells` bytes: the place of one of the slot's cells, which lie one after the other."""
+        return memoryview(self.memory_SN[slot].reshape(cells, -1)[cell])
+
+    def fill(self, slot: int) -> None:
+        """A port has written the slot's bytes into `memory_SN`. Called between `begin_write` and `end_write`."""
 
     def close(self) -> None:
         """Release the memory. May be called twice."""

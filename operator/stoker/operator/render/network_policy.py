@@ -52,10 +52,17 @@ def engine_policies(pool: EnginePool, resource: Object, settings: Settings) -> t
     ingress = [_on_port(settings.engine_port, [*peers, *_outside(wanted)])]
     if any(revision.template.role != "colocated" for revision in pool.spec.revisions):
         engines = _pods({DEPLOYMENT_UID: uid, ROLE: "engine"})
-        ingress += [_on_port(settings.transfer_port + offset, [engines]) for offset in (0, 1, 2)]
+        ports = transfer_ports([revision.template.config for revision in pool.spec.revisions], settings.transfer_port)
+        ingress += [_on_port(port, [engines]) for port in ports]
     if any(revision.template.pods_per_replica > 1 for revision in pool.spec.revisions):
         ingress.append({"from": [_pods(selector_of(pool))]})  # collectives take any port
     return (_policy(metadata, selector_of(pool), ingress),)
+
+
+def transfer_ports(configs: Sequence[Mapping[str, Any]], first: int) -> range:
+    """The port for messages of other engines, and two for the blocks of each tensor rank."""
+    ranks = max(config.get("parallelism", {}).get("tensor", 1) for config in configs)
+    return range(first, first + 1 + 2 * ranks)
 
 
 def router_policies(deployment: InferenceDeployment, resource: Object, settings: Settings) -> tuple[Object, ...]:

@@ -7,5 +7,6 @@ are the same, because they depend on (seed, choice, position) only.
 
 `decode_side` and `prefill_side` hold the states, `peers` the engines that are called. `decode_desk` and `prefill_desk`
 act on an engine; `cache_room`, `stale_blocks` and `takeover_watch` are parts of the former. `desk` is both for one
-core, `peer_post` carries messages between cores.
+core, `peer_post` carries messages between cores. `open_desk` makes them: `block_memory` and `host_ports` for one rank,
+`rank_group` over the `rank_blocks` of several.
 """

@@ -42,6 +42,7 @@ from stoker.engine.core.request import Begun
 from stoker.engine.errors import RequestRefused
 from stoker.engine.transfer.intake import Announcement, Intake, Taken
 from stoker.engine.transfer.landing_zone import Grant, Owner
+from stoker.engine.transfer.part_plan import PartPlan
 
 LATE_S = 10.0
 """Longest time without a block or a token of a request."""
@@ -92,7 +93,7 @@ class DecodeDesk:
             self.peers.add(split.peer, now_s)
             self.office.post.call(split.peer, self.office.hello)
         elif peer.hello is not None:
-            self._reserve(split, peer.hello, now_s)
+            self._reserve(split, peer.hello, peer.plan, now_s)
         return True
 
     def _unfit(self, request: AddRequest) -> Reason | None:
@@ -116,19 +117,18 @@ class DecodeDesk:
         self.tally.changes += 1
         return split
 
-    def _reserve(self, split: Split, hello: PeerHello, now_s: float) -> None:
+    def _reserve(self, split: Split, hello: PeerHello, plan: PartPlan, now_s: float) -> None:
         """Send the prompt to its peer, with slots."""
         split.stage, split.moved_s = Stage.RESERVED, now_s
         split.owner = Owner(hello.port.peer, split.id)
-        table, seeds = self.blocks, BlockSeeds(hello.port.fingerprint, split.request.prompt_tokens, split.block_size)
+        request, table = split.request, self.blocks
+        seeds = BlockSeeds(hello.port.fingerprint, request.prompt_tokens, split.block_size)
         target = lambda index: table.table(split)[index]  # noqa: E731
-        copy_and_sum = self.office.store.copy_and_sum
-        self.intakes.open(split.id, Intake(self.zone.zone, split.owner, copy_and_sum, target=target, seed=seeds))
-        request = split.request
-        slots = self._grant(split, now_s)
+        copier = self.office.store.copier(plan)
+        self.intakes.open(split.id, Intake(self.zone.zone, split.owner, copier, target=target, seed=seeds))
         message = Prefill(
-            split.id, request.prompt_tokens, request.params, request.priority, split.first_block, slots, request.trace,
-            request.place,
+            split.id, request.prompt_tokens, request.params, request.priority, split.first_block,
+            self._grant(split, now_s), request.trace, request.place,
         )  # fmt: skip
         self.office.post.call(split.peer, message)
 
@@ -209,9 +209,11 @@ class DecodeDesk:
                 pass
 
     def _welcome(self, peer: Peer, hello: PeerHello, now_s: float) -> None:
-        peer.hello = hello
+        if not peer.meet(hello, self.office.hello.layouts):
+            self._lose(peer, "incompatible")
+            return
         for split in [one for one in self.open.values() if one.peer == peer.endpoint and one.stage is Stage.NEW]:
-            self._reserve(split, hello, now_s)
+            self._reserve(split, hello, peer.plan, now_s)
 
     def _fail(self, peer: Peer, split: Split, code: str) -> None:
         self._local(split, "transport" if code == "transport" else "refused")
@@ -241,7 +243,9 @@ class DecodeDesk:
         split.note_sound(taken.sound, now_s)
         self.blocks.commit(split, split.request.prompt_tokens, split.num_verified * split.block_size)
         if taken.again or taken.lost:
-            self._note_damage(split, len(taken.again) + len(taken.lost), now_s)
+            peer = self.peers.note_damage(split.peer, len(taken.again) + len(taken.lost), now_s)
+            if peer is not None:  # damaged again and again
+                self._lose(peer, "damaged", DAMAGED_S)
         if not split.stage.open:
             return
         if taken.lost:
@@ -250,12 +254,6 @@ class DecodeDesk:
         slots = self._grant(split, now_s)
         if slots or taken.again:
             self.office.post.call(split.peer, Credit(split.id, slots, tuple(taken.again)))
-
-    def _note_damage(self, split: Split, count: int, now_s: float) -> None:
-        """Damaged blocks of one peer, again and again, close the link."""
-        peer = self.peers.note_damage(split.peer, count, now_s)
-        if peer is not None:
-            self._lose(peer, "damaged", DAMAGED_S)
 
     def _forward(self, split: Split, parts: Iterable[Part], now_s: float) -> None:
         """Send new tokens to the client."""

@@ -97,7 +97,7 @@ class Desk:
             epoch=port.peer,
             fingerprint=port.fingerprint.hex(),
             block_size=port.layout.block_size,
-            block_bytes=port.layout.block_bytes,
+            block_bytes=office.hello.block_bytes,
             host_id=office.hello.host_id,
             transports=tuple(name for name, _ in port.endpoints),
             unmet=self.unmet,

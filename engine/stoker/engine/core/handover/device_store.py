@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from stoker.engine.transfer.checksum_kernel import copy_and_sum, sums, torch_copy_and_sum, torch_sums
+from stoker.engine.transfer.intake import CopyAndSum
+from stoker.engine.transfer.part_plan import PartPlan
 
 
 class StreamSums:
@@ -35,7 +37,7 @@ class StreamSums:
 
 
 class DeviceStore:
-    """A GPU engine's cache and its landing zone."""
+    """A GPU rank's cache and its landing zone. As a `BlockStore` it is an engine of one rank."""
 
     @torch.inference_mode()
     def __init__(self, zone_SN: Tensor, cache_BN: Tensor, *, fused: bool) -> None:
@@ -47,17 +49,26 @@ class DeviceStore:
         for rows in ([0], [0, 0]):  # the second of the two lists that are sent as one may be aligned otherwise
             first_B, second_B = self._rows([*rows, *rows]).chunk(2)
             self._copy(cache_BN, first_B, cache_BN, second_B)
-        self.sums([0]).values()
+        self.cell_sums([0], 1).values()
+
+    def copier(self, plan: PartPlan) -> CopyAndSum:
+        return lambda slots, blocks: self.copy_cells(slots, blocks, plan.joins)
+
+    def sums(self, blocks: Sequence[int], plan: PartPlan) -> StreamSums:
+        return self.cell_sums(blocks, plan.cuts)
 
     @torch.inference_mode()
-    def copy_and_sum(self, slots: Sequence[int], blocks: Sequence[int]) -> StreamSums:
+    def copy_cells(self, slots: Sequence[int], blocks: Sequence[int], cells: int) -> StreamSums:
         """Begin to copy slots into cache blocks, behind what this thread has launched before."""
+        assert cells == 1, "the ports of a GPU refuse other widths"
         stream = torch.cuda.current_stream(self.cache_BN.device)
         slots_B, blocks_B = self._rows([*slots, *blocks]).chunk(2)
         return self._read_back(self._copy(self.zone_SN, slots_B, self.cache_BN, blocks_B), stream)
 
     @torch.inference_mode()
-    def sums(self, blocks: Sequence[int]) -> StreamSums:
+    def cell_sums(self, blocks: Sequence[int], cells: int) -> StreamSums:
+        """Begin to sum cache blocks."""
+        assert cells == 1, "the ports of a GPU refuse other widths"
         self._stream.wait_stream(torch.cuda.current_stream(self.cache_BN.device))
         with torch.cuda.stream(self._stream):
             return self._read_back(self._sums(self.cache_BN, self._rows(blocks)), self._stream)

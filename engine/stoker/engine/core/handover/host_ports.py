@@ -1,4 +1,4 @@
-"""The ports of an engine, the fastest first: GPU to GPU or shared memory for peers of this host, TCP for all others."""
+"""The ports of a rank, the fastest first: GPU to GPU or shared memory for peers of this host, TCP for all others."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ import numpy as np
 from stoker.engine.config import Transport
 from stoker.engine.transfer.cuda_ipc import CudaIpcPort
 from stoker.engine.transfer.device_zone import DeviceZone
+from stoker.engine.transfer.joint_link import JointLink, pairs_of
 from stoker.engine.transfer.layout import BlockLayout
 from stoker.engine.transfer.local_blocks import LocalBlocks, MappableBlocks
-from stoker.engine.transfer.port import BlockPort, Link, PortInfo, Require, connect_best
+from stoker.engine.transfer.part_plan import PartPlan
+from stoker.engine.transfer.port import ONE_RANK, BlockPort, Cells, Link, PortInfo, Require, connect_best
 from stoker.engine.transfer.shared_memory import SharedMemoryPort
 from stoker.engine.transfer.tcp import TcpPort
+from stoker.engine.transfer.ticket import TransferError
 from stoker.engine.transfer.zone_memory import SharedZone
 
 WILDCARDS = ("0.0.0.0", "::")
@@ -34,19 +37,21 @@ class _Tcp(TypedDict):
 
 
 class HostPorts:
-    """One port for each transport, over one landing zone."""
+    """One port for each transport, over one landing zone. As a `LocalPort` it is an engine of one rank."""
 
     def __init__(
         self, fingerprint: bytes, layout: BlockLayout, local: np.ndarray | LocalBlocks, zone: SharedZone, *,
         pod_uid: str, folder: Path, host: str, port: int, key: bytes, require: Require, transports: Sequence[Transport],
+        epoch: int | None = None,
     ) -> None:  # fmt: skip
         """`folder`: of the socket for peers of this host. `port`: of TCP; links between GPUs use the one behind it.
+        `epoch`: common to the ranks of an engine; default: the present time.
 
         Raises:
             OSError: a port is taken.
         """
         self.require, self.zone = require, zone
-        common = (pod_uid, time.time_ns() // 1000, fingerprint, layout)
+        common = (pod_uid, epoch or new_epoch(), fingerprint, layout)
         tcp: _Tcp = {"key": key, "host": host, "shown_host": own_address() if host in WILDCARDS else host}
         self._ports: list[SharedMemoryPort | TcpPort | CudaIpcPort] = []
         try:
@@ -65,16 +70,38 @@ class HostPorts:
         self._links: list[Link] = []
         self._dials = ThreadPoolExecutor(1, thread_name_prefix="links")
 
-    def describe(self) -> PortInfo:
+    @property
+    def info(self) -> PortInfo:
         endpoints = (one for port in self._ports for one in port.describe().endpoints)
         return replace(self._ports[0].describe(), endpoints=tuple(endpoints))
 
-    def connect(self, peer: PortInfo) -> Future[Link]:
-        return self._dials.submit(self._connect, peer)
+    def describe(self) -> tuple[PortInfo]:
+        return (self.info,)
 
-    def _connect(self, peer: PortInfo) -> Link:
+    def connect(self, peer: Sequence[PortInfo], plan: PartPlan) -> Future[Link]:
+        return self._dials.submit(self._connect_all, peer, plan)
+
+    def _connect_all(self, peer: Sequence[PortInfo], plan: PartPlan) -> Link:
+        if len(plan.parts) == 1:
+            return self._connect(peer[0], ONE_RANK)
+        cells = Cells(plan.cuts, plan.joins)
+        links: dict[tuple[int, int], Link] = {}
+        try:
+            for pair in pairs_of(plan):
+                links[pair] = self._connect(peer[pair[1]], cells)
+        except TransferError:
+            for link in links.values():
+                link.close()
+            raise
+        return JointLink(plan, links)
+
+    def connect_rank(self, peer: PortInfo, cells: Cells) -> Future[Link]:
+        """Open the best link to one rank of a peer. Its moves name cells."""
+        return self._dials.submit(self._connect, peer, cells)
+
+    def _connect(self, peer: PortInfo, cells: Cells) -> Link:
         ports: list[tuple[str, BlockPort]] = [(port.transport, port) for port in self._ports]
-        link = connect_best(ports, peer, self.require)
+        link = connect_best(ports, peer, self.require, cells)
         self._links = [one for one in self._links if one.lost is None or one.meter.transfers] + [link]
         return link
 
@@ -98,6 +125,11 @@ class HostPorts:
     def _close_ports(self) -> None:
         for port in self._ports:
             port.close()
+
+
+def new_epoch() -> int:
+    """Grows with each start."""
+    return time.time_ns() // 1000
 
 
 def own_address() -> str:

@@ -1,4 +1,4 @@
-"""Blocks and slots that are both in main memory."""
+"""Blocks and slots of one rank that are both in main memory."""
 
 from __future__ import annotations
 
@@ -6,16 +6,45 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stoker.engine.transfer.checksum import raw_sums
-from stoker.engine.transfer.intake import ReadySums, host_copy
+from stoker.engine.transfer.cells import cell_sums, join_cells
+from stoker.engine.transfer.intake import CopyAndSum, ReadySums, host_copy
+from stoker.engine.transfer.layout import BlockLayout
+from stoker.engine.transfer.part_plan import PartPlan
 
 
 class HostStore:
-    """A CPU engine's cache and its landing zone."""
+    """A CPU rank's cache and its landing zone. As a `BlockStore` it is an engine of one rank."""
 
-    def __init__(self, zone_SN: np.ndarray, cache_BN: np.ndarray) -> None:
-        self.cache_BN = cache_BN
-        self.copy_and_sum = host_copy(zone_SN, cache_BN)
+    def __init__(self, zone_SN: np.ndarray, cache_BN: np.ndarray, layout: BlockLayout) -> None:
+        self.zone_SN, self.cache_BN, self.layout = zone_SN, cache_BN, layout
+        self._copy = host_copy(zone_SN, cache_BN)
 
-    def sums(self, blocks: Sequence[int]) -> ReadySums:
-        return ReadySums(int(raw_sums(self.cache_BN[block : block + 1])[0]) for block in blocks)
+    def copier(self, plan: PartPlan) -> CopyAndSum:
+        def copy_and_sum(slots: Sequence[int], blocks: Sequence[int]) -> ReadySums:
+            found = self.copy_cells(slots, blocks, plan.joins).values()
+            return ReadySums(plan.received_sum([cells]) for cells in grouped(found, plan.joins))
+
+        return copy_and_sum
+
+    def sums(self, blocks: Sequence[int], plan: PartPlan) -> ReadySums:
+        found = self.cell_sums(blocks, plan.cuts).values()
+        return ReadySums(plan.sent_sum([cells]) for cells in grouped(found, plan.cuts))
+
+    # One rank's part.
+
+    def copy_cells(self, slots: Sequence[int], blocks: Sequence[int], cells: int) -> ReadySums:
+        """Join each slot's cells into its cache block; return the sums of all cells that were stored."""
+        if cells == 1:
+            return self._copy(slots, blocks)
+        for slot, block in zip(slots, blocks, strict=True):
+            join_cells(self.layout, self.zone_SN[slot], self.cache_BN[block], cells)
+        return self.cell_sums(blocks, cells)
+
+    def cell_sums(self, blocks: Sequence[int], cells: int) -> ReadySums:
+        """The sums of the blocks' cells, one block after the other."""
+        return ReadySums(one for block in blocks for one in cell_sums(self.layout, self.cache_BN[block], cells))
+
+
+def grouped(sums: Sequence[int], cells: int) -> list[Sequence[int]]:
+    """The sums of each block's cells."""
+    return [sums[first : first + cells] for first in range(0, len(sums), cells)]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from stoker.engine.transfer.intake import Announcement, Intake, Taken
-from stoker.engine.transfer.zone_memory import SharedZone
+from stoker.engine.transfer.zone_memory import LockedZone
 
 
 class Intakes:
     """Intakes by the dispatch's id."""
 
-    def __init__(self, zone: SharedZone) -> None:
+    def __init__(self, zone: LockedZone) -> None:
         self._zone = zone
         self._open: dict[str, Intake] = {}
         self._left: list[Intake] = []

@@ -22,7 +22,7 @@ from stoker.engine.transfer.landing_zone import Grant
 from stoker.engine.transfer.layout import BlockLayout
 from stoker.engine.transfer.port import PortInfo
 
-HANDOVER_PROTOCOL = 3
+HANDOVER_PROTOCOL = 4
 
 FailureCode = Literal["refused", "transport", "aborted", "unknown"]
 
@@ -32,10 +32,27 @@ class PeerHello:
     """First message of each side of a connection."""
 
     port: PortInfo
+    """Of rank 0."""
     facts: Fingerprint
     """What `port.fingerprint` is the digest of, so that a refusal can name a field."""
     host_id: str
+    others: tuple[PortInfo, ...] = ()
+    """Ports of the further ranks, by rank."""
     protocol: int = HANDOVER_PROTOCOL
+
+    @property
+    def ports(self) -> tuple[PortInfo, ...]:
+        """By rank."""
+        return (self.port, *self.others)
+
+    @property
+    def layouts(self) -> list[BlockLayout]:
+        return [port.layout for port in self.ports]
+
+    @property
+    def block_bytes(self) -> int:
+        """Of all ranks together."""
+        return sum(layout.block_bytes for layout in self.layouts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +185,7 @@ _FORMAT = FrameFormat(
         PeerHello, PeerRefused, Prefill, Credit, BlocksReady, Tokens, TakeOver, Commit, Cancel, Cancelled, Failed, Beat,
     ),
     nested={
-        PeerHello: {"port": one(PortInfo), "facts": one(Fingerprint)},
+        PeerHello: {"port": one(PortInfo), "facts": one(Fingerprint), "others": many(PortInfo)},
         PortInfo: {"layout": one(BlockLayout)},
         Prefill: {"params": one(SamplingParams), "slots": many(Grant)},
         SamplingParams: {"grammar": one(OutputGrammar)},

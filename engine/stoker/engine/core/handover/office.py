@@ -13,8 +13,9 @@ from stoker.engine.core.handover.messages import PeerHello, PeerMessage
 from stoker.engine.core.messages import AddRequest, Outputs, RequestFacts
 from stoker.engine.transfer.fingerprint import root_digest
 from stoker.engine.transfer.intake import CopyAndSum, Sums
+from stoker.engine.transfer.part_plan import PartPlan
 from stoker.engine.transfer.port import Link, PortInfo
-from stoker.engine.transfer.zone_memory import SharedZone
+from stoker.engine.transfer.zone_memory import LockedZone
 from stoker.pod.tracing import NoTracer, Tracer
 
 GRANT_S = 5.0
@@ -82,21 +83,27 @@ class Post(Protocol):
 class BlockStore(Protocol):
     """The cache's blocks and the zone's slots as memory."""
 
-    @property
-    def copy_and_sum(self) -> CopyAndSum: ...
+    def copier(self, plan: PartPlan) -> CopyAndSum:
+        """What copies slots that a peer has filled by this plan."""
+        ...
 
-    def sums(self, blocks: Sequence[int]) -> Sums:
-        """Raw sums of cache blocks whose computation has been launched."""
+    def sums(self, blocks: Sequence[int], plan: PartPlan) -> Sums:
+        """Raw sums of cache blocks whose computation has been launched, as a peer gets them by this plan."""
         ...
 
 
 class LocalPort(Protocol):
-    """This engine's ports to peers, one for each transport."""
+    """This engine's ports to peers: of each rank one for each transport."""
 
-    def describe(self) -> PortInfo: ...
+    def describe(self) -> tuple[PortInfo, ...]:
+        """By rank."""
+        ...
 
-    def connect(self, peer: PortInfo) -> Future[Link]:
-        """Open the best link, in a thread. The future raises LayoutMismatch or TransportRefused."""
+    def connect(self, peer: Sequence[PortInfo], plan: PartPlan) -> Future[Link]:
+        """Open the best link, in a thread, to all ranks of a peer. Its moves name blocks and slots.
+
+        The future raises LayoutMismatch or TransportRefused.
+        """
         ...
 
     def lost_peers(self) -> Sequence[str]:
@@ -159,7 +166,7 @@ class Office:
 
     engine: LLMEngine
     hello: PeerHello
-    zone: SharedZone
+    zone: LockedZone
     store: BlockStore
     port: LocalPort
     post: Post

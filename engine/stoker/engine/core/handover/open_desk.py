@@ -8,30 +8,27 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-import torch
 from blake3 import blake3
 
 from stoker.engine.config import EngineConfig, Transport
-from stoker.engine.core.block_identity import fingerprint_of, layout_of
-from stoker.engine.core.build import runner_of
+from stoker.engine.core.block_identity import fingerprint_of, layout_of, shared_weights_digest
+from stoker.engine.core.build import leading_runner, runner_of
 from stoker.engine.core.engine import LLMEngine
+from stoker.engine.core.handover.block_memory import host_id, open_memory
 from stoker.engine.core.handover.desk import Desk
-from stoker.engine.core.handover.device_store import DeviceStore
-from stoker.engine.core.handover.host_ports import HostPorts
-from stoker.engine.core.handover.host_store import HostStore
+from stoker.engine.core.handover.host_ports import HostPorts, new_epoch
 from stoker.engine.core.handover.messages import PeerHello
-from stoker.engine.core.handover.office import BlockStore, Front, Office
+from stoker.engine.core.handover.office import BlockStore, Front, LocalPort, Office
 from stoker.engine.core.handover.peer_post import PeerPost, curve_keys
-from stoker.engine.execution.runner import Runner
+from stoker.engine.core.handover.rank_group import RankGroup
+from stoker.engine.execution.executor import Executor
 from stoker.engine.key_file import read_key
 from stoker.engine.plan import EnginePlan, parse_listen
-from stoker.engine.transfer.cuda_memory import CudaMemory, DeviceBlocks
+from stoker.engine.ranks.block_calls import OpenBlocks
+from stoker.engine.ranks.executor import Ranks
 from stoker.engine.transfer.device_memory import DeviceError
-from stoker.engine.transfer.device_zone import DeviceZone
-from stoker.engine.transfer.local_blocks import LocalBlocks
 from stoker.engine.transfer.port import PROVIDES, Require
-from stoker.engine.transfer.zone_memory import SharedZone
+from stoker.engine.transfer.zone_memory import LockedZone
 from stoker.pod.config_file import ConfigError
 from stoker.pod.tracing import tracer_of
 
@@ -50,63 +47,67 @@ def open_desk(
     """Listen for other engines; None where `transfer.listen` is not set.
 
     Raises:
-        ConfigError: the address or the key cannot be used.
+        ConfigError: the address or the key cannot be used, or a further rank's ports.
     """
     transfer = config.transfer
     if transfer.listen is None:
         return None
     host, port = parse_listen(transfer.listen, keyed=transfer.key_file is not None)
     key = read_key(transfer.key_file) if transfer.key_file is not None else None
-    runner = runner_of(engine.executor)
-    facts = fingerprint_of(config, runner, plan.digest)
-    layout = layout_of(runner)
-    try:
-        memory = open_memory(runner, transfer.zone_blocks, layout.block_bytes, plan, clock)
-    except DeviceError as error:
-        raise ConfigError(f"transfer.zone_blocks {transfer.zone_blocks} cannot be had: {error}") from error
-    transports = transfer.transports or TRANSPORTS[plan.device]
     pod_uid = os.environ.get("STOKER_POD_UID") or uuid.uuid4().hex
+    facts = fingerprint_of(config, leading_runner(engine.executor), shared_weights_digest(plan, engine.executor))
+    transports = transfer.transports or TRANSPORTS[plan.device]
+    own = OpenBlocks(
+        facts.digest, pod_uid, new_epoch(), transfer.zone_blocks, str(folder), host, port + 1 if port else 0,
+        key or LOOPBACK_KEY, transfer.require, transports,
+    )  # fmt: skip
     try:
         post = PeerPost(host, port, curve_keys(key) if key is not None else None)
-        ports = HostPorts(
-            facts.digest, layout, memory.local, memory.zone, pod_uid=pod_uid, folder=folder, host=host,
-            port=port + 1 if port else 0, key=key or LOOPBACK_KEY, require=transfer.require, transports=transports,
-        )  # fmt: skip
+        blocks = open_blocks(engine.executor, plan, own, clock)
+    except DeviceError as error:
+        raise ConfigError(f"transfer.zone_blocks {transfer.zone_blocks} cannot be had: {error}") from error
     except OSError as error:
         raise ConfigError(f"transfer.listen {transfer.listen!r} cannot be used: {error}") from error
-    hello = PeerHello(ports.describe(), facts, host_id())
+    first, *others = blocks.port.describe()
+    hello = PeerHello(first, facts, host_id(), tuple(others))
     office = Office(
-        engine, hello, memory.zone, memory.store, ports, post, front, clock,
+        engine, hello, blocks.zone, blocks.store, blocks.port, post, front, clock,
         tracer=tracer_of("stoker-engine", os.environ, clock=clock),
     )  # fmt: skip
     shown = f"[{host}]" if ":" in host else host
-    return Desk(office, endpoint=f"{shown}:{post.port}", unmet=unmet(transfer.require, transports, memory.nvlinks))
+    return Desk(office, endpoint=f"{shown}:{post.port}", unmet=unmet(transfer.require, transports, blocks.nvlinks))
 
 
-class BlockMemory(NamedTuple):
-    """Where an engine's blocks and its landing zone are."""
+class EngineBlocks(NamedTuple):
+    """The blocks of an engine, as its desks see them."""
 
-    local: np.ndarray | LocalBlocks
-    zone: SharedZone
+    zone: LockedZone
     store: BlockStore
-    nvlinks: int = 0
-    """Active NVLinks of the device."""
+    port: LocalPort
+    nvlinks: int
 
 
-def open_memory(
-    runner: Runner, zone_blocks: int, block_bytes: int, plan: EnginePlan, clock: Callable[[], float]
-) -> BlockMemory:
-    """The memory of an engine's cache, with a zone beside it. Raises DeviceError."""
-    data = runner.cache.data
-    cache_BN = data.view(data.shape[0], -1).view(torch.uint8)
-    if plan.device == "cpu":
-        zone = SharedZone(zone_blocks, block_bytes, clock=clock, named=True)
-        return BlockMemory(cache_BN.numpy(), zone, HostStore(zone.memory_SN, cache_BN.numpy()))
-    memory = CudaMemory(data.device, host_id())
-    device_zone = DeviceZone(zone_blocks, block_bytes, memory, clock=clock)
-    zone_SN = memory.tensor(device_zone.address, zone_blocks, block_bytes)
-    store = DeviceStore(zone_SN, cache_BN, fused=plan.kernels == "fused")
-    return BlockMemory(DeviceBlocks(cache_BN, memory), device_zone, store, memory.nvlinks)
+def open_blocks(executor: Executor, plan: EnginePlan, own: OpenBlocks, clock: Callable[[], float]) -> EngineBlocks:
+    """Make the zone and the ports, on one rank or on several. Raises DeviceError, OSError, ExecutorLost."""
+    if isinstance(executor, Ranks):
+        group = RankGroup(executor, LockedZone(own.zone_blocks, clock))
+        group.open(plan, [rank_call(own, rank) for rank in range(plan.ranks)])
+        return EngineBlocks(group.zone, group, group, group.nvlinks)
+    runner = runner_of(executor)
+    layout = layout_of(runner)
+    memory = open_memory(runner, layout, own.zone_blocks, plan, clock)
+    ports = HostPorts(
+        own.fingerprint, layout, memory.local, memory.zone, pod_uid=own.pod_uid, folder=Path(own.folder), host=own.host,
+        port=own.port, key=own.key, require=own.require,  # type: ignore[arg-type] # the configuration's
+        transports=own.transports, epoch=own.epoch,  # type: ignore[arg-type]
+    )  # fmt: skip
+    return EngineBlocks(memory.zone, memory.store, ports, memory.nvlinks)
+
+
+def rank_call(own: OpenBlocks, rank: int) -> OpenBlocks:
+    """What one of several ranks opens: a folder and two ports of its own."""
+    folder = str(Path(own.folder) / f"rank-{rank}")
+    return own._replace(folder=folder, port=own.port + 2 * rank if own.port else 0)
 
 
 def unmet(require: Require, transports: Sequence[str], nvlinks: int = 0) -> str:
@@ -116,11 +117,3 @@ def unmet(require: Require, transports: Sequence[str], nvlinks: int = 0) -> str:
     if require == "nvlink" and not nvlinks:
         return "transfer.require is nvlink; this GPU has no active NVLink"
     return ""
-
-
-def host_id() -> str:
-    """The same for all processes of one running system."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return uuid.uuid4().hex

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from stoker.engine.core.handover.messages import PeerHello
 from stoker.engine.core.handover.office import SILENT_S, Reason
+from stoker.engine.transfer.layout import BlockLayout
+from stoker.engine.transfer.part_plan import WHOLE, PartPlan, plan_parts
+from stoker.engine.transfer.port import LayoutMismatch
 
 HELLO_S = 2.0
 """Longest wait for a peer's first message."""
@@ -26,7 +29,18 @@ class Peer:
     asked_s: float
     heard_s: float
     hello: PeerHello | None = None
+    plan: PartPlan = WHOLE
+    """The parts of its blocks, once it has introduced itself."""
     damaged_s: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_DAMAGED))
+
+    def meet(self, hello: PeerHello, own: Sequence[BlockLayout]) -> bool:
+        """Take its introduction. False: its blocks cannot become blocks of `own` layouts."""
+        self.hello = hello
+        try:
+            self.plan = plan_parts(hello.layouts, own)
+        except LayoutMismatch:
+            return False
+        return True
 
 
 class Peers:

@@ -34,6 +34,7 @@ from stoker.engine.core.handover.prefill_side import Help, HelpStage, Writing
 from stoker.engine.core.messages import AddRequest, Delta
 from stoker.engine.core.request_spans import prompt_spans
 from stoker.engine.transfer.landing_zone import Grant
+from stoker.engine.transfer.part_plan import PartPlan, plan_parts
 from stoker.engine.transfer.port import LayoutMismatch, Link, Move
 from stoker.engine.transfer.ticket import Ticket, TransferError
 
@@ -53,6 +54,7 @@ class Caller:
 
     name: str
     hello: PeerHello
+    plan: PartPlan
     link: Future[Link]
     heard_s: float
     helps: dict[str, Help] = field(default_factory=dict)
@@ -69,7 +71,7 @@ class PrefillDesk:
         self.blocks = office.engine.scheduler.blocks
         self.callers: dict[str, Caller] = {}
         self._seeds: dict[Help, BlockSeeds] = {}
-        self._piece = max(PIECE_BYTES // office.hello.port.layout.block_bytes, 1)
+        self._piece = max(PIECE_BYTES // office.hello.block_bytes, 1)
         """Blocks of one write."""
 
     @property
@@ -123,17 +125,14 @@ class PrefillDesk:
         """Compare the two engines; open the link in a thread."""
         try:
             self.office.hello.facts.refuse_other(hello.facts)
-            ours, theirs = self.office.hello.port.layout, hello.port.layout
-            if ours != theirs:
-                field_name = "block_size" if ours.block_size != theirs.block_size else "layout"
-                raise LayoutMismatch(field_name, getattr(ours, field_name, ours), getattr(theirs, field_name, theirs))
+            plan = plan_parts(self.office.hello.layouts, hello.layouts)
         except LayoutMismatch as refused:
             self.office.post.answer(name, PeerRefused(refused.field, str(refused.ours), str(refused.theirs)))
             return
         if name in self.callers:
             self._drop(self.callers[name])
-        link = self.office.port.connect(hello.port)
-        self.callers[name] = Caller(name, hello, link, self.office.clock())
+        link = self.office.port.connect(hello.ports, plan)
+        self.callers[name] = Caller(name, hello, plan, link, self.office.clock())
         self.office.post.answer(name, self.office.hello)
 
     def _refuse_stranger(self, name: str, message: object) -> None:
@@ -209,7 +208,7 @@ class PrefillDesk:
             piece = tuple(taken[first : first + self._piece])
             moves = [Move(table[index], grant.slot, grant.generation) for index, grant in piece]
             tickets.append((caller.link.result().write(moves, one.id.encode()), piece))
-        sums = self.office.store.sums([table[index] for index, _ in taken])  # while the copies run
+        sums = self.office.store.sums([table[index] for index, _ in taken], caller.plan)  # while the copies run
         one.writing += [
             Writing(ticket, sums, number * self._piece, piece) for number, (ticket, piece) in enumerate(tickets)
         ]  # fmt: skip

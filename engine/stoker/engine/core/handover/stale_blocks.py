@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from stoker.engine.core.handover.messages import ReadyBlock
 from stoker.engine.transfer.intake import Announcement, Intake, ReadySums
 from stoker.engine.transfer.landing_zone import Grant, Owner
-from stoker.engine.transfer.zone_memory import SharedZone
+from stoker.engine.transfer.zone_memory import LockedZone
 
 
-def count_stale(zone: SharedZone, owner: Owner, blocks: Sequence[ReadyBlock], now_s: float) -> None:
+def count_stale(zone: LockedZone, owner: Owner, blocks: Sequence[ReadyBlock], now_s: float) -> None:
     """Announce the blocks to the zone, which has no slot of this owner."""
     with zone.lock:
         intake = Intake(zone.zone, owner, _copy_nothing, target=_no_place, seed=_no_place)

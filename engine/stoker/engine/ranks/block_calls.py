@@ -1,0 +1,142 @@
+"""The messages by which the leader lets each rank move its part of cache blocks, and a rank's reports, in their msgpack
+form.
+
+A rank carries calls out in order with its steps: what was computed before a call is in the blocks that it names, and
+what is computed after it finds what the call has copied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from typing import Any, NamedTuple
+
+from stoker.engine.transfer.layout import BlockLayout
+from stoker.engine.transfer.port import Cells, Move, PortInfo
+
+
+class OpenBlocks(NamedTuple):
+    """Make the landing zone and the ports."""
+
+    fingerprint: bytes
+    pod_uid: str
+    epoch: int
+    zone_blocks: int
+    folder: str
+    host: str
+    port: int
+    """The first of two; 0: any."""
+    key: bytes
+    require: str
+    transports: tuple[str, ...]
+
+
+class ConnectRank(NamedTuple):
+    """Open a link to a rank of a peer."""
+
+    link: int
+    peer: PortInfo
+    cells: Cells
+
+
+class WriteCells(NamedTuple):
+    """Send cells of blocks."""
+
+    call: int
+    link: int
+    moves: tuple[Move, ...]
+    tag: bytes
+
+
+class SumCells(NamedTuple):
+    """Sum the cells of blocks."""
+
+    call: int
+    blocks: tuple[int, ...]
+    cells: int
+
+
+class CopyCells(NamedTuple):
+    """Join slots into blocks, and sum what was stored."""
+
+    call: int
+    slots: tuple[int, ...]
+    blocks: tuple[int, ...]
+    cells: int
+
+
+class CloseLink(NamedTuple):
+    """Close it behind the write under way."""
+
+    link: int
+
+
+class BlocksOpened(NamedTuple):
+    info: PortInfo | None
+    nvlinks: int
+    error: str
+    """Why there are no ports; empty if there are."""
+
+
+class LinkOpened(NamedTuple):
+    link: int
+    transport: str
+    error: str
+    """Why there is none; empty if there is."""
+
+
+class CallEnded(NamedTuple):
+    """Of a `WriteCells`, `SumCells` or `CopyCells`."""
+
+    call: int
+    sums: tuple[int, ...]
+    """The cells of each block, one block after the other."""
+    bytes: int
+    seconds: float
+    error: str
+
+
+class LinkLost(NamedTuple):
+    link: int
+    why: str
+
+
+class PeersLost(NamedTuple):
+    """Peers that write no more to this rank."""
+
+    peers: tuple[str, ...]
+
+
+BlockCall = OpenBlocks | ConnectRank | WriteCells | SumCells | CopyCells | CloseLink
+BlockReport = BlocksOpened | LinkOpened | CallEnded | LinkLost | PeersLost
+BLOCK_CLASSES: tuple[type[Any], ...] = (
+    OpenBlocks, ConnectRank, WriteCells, SumCells, CopyCells, CloseLink,
+    BlocksOpened, LinkOpened, CallEnded, LinkLost, PeersLost,
+)  # fmt: skip
+
+
+def block_values(message: Any) -> list[Any]:
+    """The message's fields as plain values."""
+    return [_port_values(value) if isinstance(value, PortInfo) else value for value in message]
+
+
+def block_message(cls: type[Any], values: list[Any]) -> Any:
+    """The message of these fields."""
+    if cls is ConnectRank:
+        link, peer, cells = values
+        return ConnectRank(link, _port_of(peer), Cells(*cells))
+    if cls is WriteCells:
+        call, link, moves, tag = values
+        return WriteCells(call, link, tuple(Move(*move) for move in moves), tag)
+    if cls is BlocksOpened:
+        info, nvlinks, error = values
+        return BlocksOpened(None if info is None else _port_of(info), nvlinks, error)
+    return cls(*values)
+
+
+def _port_values(info: PortInfo) -> tuple[Any, ...]:
+    return astuple(info)
+
+
+def _port_of(values: tuple[Any, ...]) -> PortInfo:
+    pod_uid, epoch, fingerprint, layout, slots, endpoints = values
+    return PortInfo(pod_uid, epoch, fingerprint, BlockLayout(*layout), slots, tuple(map(tuple, endpoints)))

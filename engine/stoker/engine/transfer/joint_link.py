@@ -1,0 +1,78 @@
+"""A link to an engine of several ranks, from one or several: one write goes by the links of all pairs of ranks, and has
+ended when all of its parts have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from stoker.engine.transfer.part_plan import PartPlan
+from stoker.engine.transfer.port import Link, Move
+from stoker.engine.transfer.ticket import LinkMeter, Ticket, TransferError
+
+Pair = tuple[int, int]
+"""(rank of the sender, rank of the receiver)."""
+
+
+def pairs_of(plan: PartPlan) -> list[Pair]:
+    """The ranks between which something travels."""
+    return list(dict.fromkeys((part.sender, part.receiver) for part in plan.parts))
+
+
+def part_moves(plan: PartPlan, pair: Pair, moves: Sequence[Move]) -> list[Move]:
+    """The moves of cells between two ranks, for moves of blocks."""
+    own = [part for part in plan.parts if (part.sender, part.receiver) == pair]
+    return [
+        Move(local * plan.cuts + part.sender_cell, slot * plan.joins + part.receiver_cell, generation)
+        for local, slot, generation in moves
+        for part in own
+    ]
+
+
+class JointTicket:
+    """One transfer in parts."""
+
+    def __init__(self, parts: Sequence[Ticket]) -> None:
+        self.parts = parts
+        self.bytes = sum(part.bytes for part in parts)
+
+    @property
+    def seconds(self) -> float:
+        return max(part.seconds for part in self.parts)
+
+    def done(self) -> bool:
+        """Whether all parts have ended: until then some rank may still read or write its blocks."""
+        return all(part.done() for part in self.parts)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        return all(part.wait(timeout_s) for part in self.parts)
+
+    def error(self) -> TransferError | None:
+        """The error of any part; None while one is under way."""
+        return next((error for part in self.parts if (error := part.error())), None) if self.done() else None
+
+    def cancel(self) -> None:
+        for part in self.parts:
+            part.cancel()
+
+
+class JointLink:
+    """The links of all pairs of ranks as one. Its moves name blocks and slots."""
+
+    def __init__(self, plan: PartPlan, links: Mapping[Pair, Link]) -> None:
+        self._plan, self._links = plan, links
+        self.meter = LinkMeter()
+        self.transport = ",".join(sorted({link.transport for link in links.values()}))
+        """What its parts use; several names where they differ."""
+
+    @property
+    def lost(self) -> str | None:
+        return next((why for link in self._links.values() if (why := link.lost)), None)
+
+    def write(self, moves: Sequence[Move], tag: bytes) -> JointTicket:
+        tickets = [link.write(part_moves(self._plan, pair, moves), tag) for pair, link in self._links.items()]
+        return JointTicket(tickets)
+
+    def close(self) -> None:
+        for link in self._links.values():
+            link.close()

@@ -1,0 +1,87 @@
+"""Engines of one and of two tensor ranks as processes: prompts that one computes for the other, at any two widths."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+
+from testing.engine.transfers import wait_for
+from tests.engine.test_handover_served import BODY, Fleet, Served, answers, texts
+
+START_S = 600.0
+"""Seven processes import torch at once."""
+
+
+class Engines(NamedTuple):
+    one: Served
+    """Of one rank."""
+    two: Served
+    """Of two ranks, like `other`."""
+    other: Served
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    fleet = Fleet(tmp_path_factory.mktemp("ranks"))
+    try:
+        wide: dict[str, Any] = {"parallelism": {"tensor": 2}}
+        made = Engines(
+            fleet.start("one", "decode"), fleet.start("two", "decode", **wide), fleet.start("o", "prefill", **wide)
+        )
+        for served in made:
+            wait_for(answers(served), "a ready engine", START_S)
+            wait_for(lambda served=served: served.status()["peer"] is not None, "a report", START_S)  # type: ignore[misc]
+        yield made
+    finally:
+        fleet.close()
+
+
+@pytest.mark.parametrize(("decodes", "prefills"), [("two", "other"), ("two", "one"), ("one", "other")])
+def test_a_split_answer_is_that_of_one_engine(engines: Engines, decodes: str, prefills: str) -> None:
+    """Two ranks to two, one to two, two to one. What was answered alone is what a rank's own numbers give."""
+    d, p = getattr(engines, decodes), getattr(engines, prefills)
+    before, tries = d.outcomes()["split"], iter(range(1000))
+
+    def is_split() -> bool:
+        number = next(tries)
+        body: dict[str, Any] = {"prompt": [3 + (7 + number) * place % 290 for place in range(90)]}
+        assert texts(d.ask(p.endpoint, **body)) == texts(engines.one.ask(**body))
+        return bool(d.outcomes()["split"] > before)
+
+    wait_for(is_split, "a split request", START_S)  # on a busy machine P may not answer in time at first
+    for served in (d, p):
+        wait_for(lambda served=served: served.status()["transfer"]["free_slots"] == 8, "free slots")  # type: ignore[misc]
+        wait_for(lambda served=served: served.status()["free_blocks"] == 200, "free blocks")  # type: ignore[misc]
+    assert p.status()["transfer"]["bytes_per_s"]["shared-memory"] > 0
+    assert d.status()["transfer"]["fallbacks"].get("damaged", 0) == 0
+
+
+def test_a_killed_rank_ends_its_engine_and_the_other_side_finishes_alone(engines: Engines) -> None:
+    """A further rank of P is stopped while it should send blocks, then killed. The last test: P is gone."""
+    d, p = engines.two, engines.other
+    body: dict[str, Any] = {"prompt": [5 + 19 * place % 290 for place in range(90)]}
+    whole = texts(engines.one.ask(**body))
+    rank, endpoint = p.status()["ranks"][1]["pid"], p.endpoint
+    os.kill(rank, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(d.ask, endpoint, **body)
+        wait_for(lambda: d.status()["transfer"]["receiving"] == 1 or asked.done(), "the request at P")
+        os.kill(rank, signal.SIGKILL)
+        assert texts(asked.result()) == whole
+    wait_for(lambda: p.process.poll() is not None or not reachable(p), "the end of P")
+    wait_for(lambda: d.status()["transfer"]["free_slots"] == 8, "free slots")
+    wait_for(lambda: d.status()["free_blocks"] == 200, "free blocks")
+    assert texts(d.ask(**BODY)) == texts(engines.one.ask(**BODY))
+
+
+def reachable(served: Served) -> bool:
+    try:
+        return httpx.get(f"{served.url}/readyz").status_code == 200
+    except httpx.TransportError:
+        return False

@@ -1,0 +1,249 @@
+"""Blocks between engines of several ranks: which cells travel where, their bytes, and the sum over all parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.engine.core.handover.host_store import HostStore
+from stoker.engine.ranks.block_calls import BLOCK_CLASSES, BlocksOpened, CallEnded, ConnectRank, WriteCells
+from stoker.engine.ranks.wire import pack, unpack
+from stoker.engine.transfer.joint_link import JointLink, JointTicket, Pair, pairs_of
+from stoker.engine.transfer.landing_zone import Grant, Owner
+from stoker.engine.transfer.layout import BlockLayout
+from stoker.engine.transfer.part_plan import WHOLE, Part, PartPlan, joined_sum, plan_parts
+from stoker.engine.transfer.port import Cells, LayoutMismatch, Move, PortInfo
+from stoker.engine.transfer.rank_zone import RankZone, SeenGenerations
+from stoker.engine.transfer.repack import repack
+from stoker.engine.transfer.shared_memory import SharedMemoryPort
+from stoker.engine.transfer.tcp import TcpPort
+from stoker.engine.transfer.ticket import ThreadTicket, TransferError
+from stoker.engine.transfer.zone_memory import SharedZone
+from testing.engine.transfers import FINGERPRINT, KEY, random_blocks, wait_for
+
+HEADS = 4
+
+
+def ranks_of(count: int, heads: int = HEADS) -> list[BlockLayout]:
+    """The layouts of so many ranks. With more ranks than heads, neighbours hold the same one."""
+    each, copies = max(heads // count, 1), max(count // heads, 1)
+    firsts = [rank // copies * each for rank in range(count)]
+    return [BlockLayout(0, 2, 4, first, first + each, 8, "bfloat16") for first in firsts]
+
+
+@pytest.mark.parametrize(
+    ("senders", "receivers", "plan"),
+    [
+        (1, 1, WHOLE),
+        (2, 2, PartPlan((Part(0, 0, 0, 0), Part(1, 0, 1, 0)))),
+        (1, 2, PartPlan((Part(0, 0, 0, 0), Part(0, 1, 1, 0)), cuts=2)),
+        (2, 1, PartPlan((Part(0, 0, 0, 0), Part(1, 0, 0, 1)), joins=2)),
+    ],
+)  # fmt: skip
+def test_the_plan_of_parts(senders: int, receivers: int, plan: PartPlan) -> None:
+    assert plan_parts(ranks_of(senders), ranks_of(receivers)) == plan
+
+
+def test_ranks_with_copies_of_a_head_get_it_from_their_own_number() -> None:
+    plan = plan_parts(ranks_of(4, heads=2), ranks_of(4, heads=2))
+    assert [(part.sender, part.receiver) for part in plan.parts] == [(rank, rank) for rank in range(4)]
+    fewer = plan_parts(ranks_of(4, heads=2), ranks_of(2, heads=2))
+    assert [part.sender for part in fewer.parts] == [0, 3], "each of the copies sends"
+
+
+def changed(layout: BlockLayout, **fields: int) -> BlockLayout:
+    return BlockLayout(**{**layout.__dict__, **fields})
+
+
+@pytest.mark.parametrize(
+    ("theirs", "field"),
+    [
+        ([changed(ranks_of(1)[0], block_size=8)], "block_size"),
+        ([changed(ranks_of(1)[0], end_layer=1)], "end_layer"),
+        ([changed(ranks_of(1)[0], end_head=3)], "heads of a rank"),
+        ([changed(ranks_of(2)[0], first_head=1, end_head=3)] * 2, "ranks with heads 0 to 1"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(theirs: list[BlockLayout], field: str) -> None:
+    with pytest.raises(LayoutMismatch) as refused:
+        plan_parts(theirs, ranks_of(1) if field != "ranks with heads 0 to 1" else ranks_of(2))
+    assert refused.value.field == field
+
+
+class Copied:
+    """A link between two ranks whose bytes are there at once."""
+
+    transport = "copied"
+    lost = None
+
+    def __init__(self, blocks: np.ndarray, zone: RankZone, layout: BlockLayout, plan: PartPlan) -> None:
+        from stoker.engine.transfer.cells import CellBlocks
+        from stoker.engine.transfer.local_blocks import HostBlocks
+
+        self.blocks, self.zone, self.plan = CellBlocks(HostBlocks(blocks), layout, plan.cuts), zone, plan
+
+    def write(self, moves: Sequence[Move], tag: bytes) -> ThreadTicket:
+        ticket = ThreadTicket(len(moves) * self.blocks.block_bytes)
+        for move, cell in zip(moves, self.blocks.read([move.local for move in moves], None), strict=True):
+            slot, number = divmod(move.remote, self.plan.joins)
+            assert self.zone.begin_write(Grant(slot, move.generation), "p", number)
+            self.zone.cell_memory(slot, number, self.plan.joins)[:] = cell.data
+            self.zone.end_write(slot, number)
+        ticket.complete()
+        return ticket
+
+    def close(self) -> None:
+        pass
+
+
+@settings(max_examples=40, deadline=None)
+@given(senders=st.sampled_from([1, 2, 4, 8]), receivers=st.sampled_from([1, 2, 4, 8]), seed=st.integers(0, 999))
+def test_joint_writes_give_what_repacking_gives_and_one_sum_tells(senders: int, receivers: int, seed: int) -> None:
+    """Any widths; the slow twin is `repack`."""
+    sent, received = ranks_of(senders), ranks_of(receivers)
+    plan = plan_parts(sent, received)
+    whole = ranks_of(1)[0]
+    blocks = random_blocks(3, seed, whole)
+    held = [random_blocks(3, 0, one) for one in sent]
+    for layout, own in zip(sent, held, strict=True):
+        repack([(whole, dict(enumerate(blocks)))], layout, dict(enumerate(own)))
+    zones = [RankZone(3, one.block_bytes) for one in received]
+    caches = [random_blocks(3, 1, one) for one in received]
+    link = JointLink(plan, {pair: linked(pair, held, zones, sent, plan) for pair in pairs_of(plan)})
+    ticket = link.write([Move(block, 2 - block, 1) for block in range(3)], b"r")
+    assert ticket.done()
+    assert ticket.error() is None
+    stores = [HostStore(zone.memory_SN, cache, one) for zone, cache, one in zip(zones, caches, received, strict=True)]
+    stored = [list(store.copy_cells([2, 1, 0], [0, 1, 2], plan.joins)) for store in stores]
+    for layout, cache in zip(received, caches, strict=True):
+        expected = random_blocks(3, 2, layout)
+        repack([(whole, dict(enumerate(blocks)))], layout, dict(enumerate(expected)))
+        assert (cache == expected).all()
+    sums = [
+        list(HostStore(own[:0], own, one).cell_sums([0, 1, 2], plan.cuts)) for own, one in zip(held, sent, strict=True)
+    ]
+    for block in range(3):
+        at_sender = plan.sent_sum([one[block * plan.cuts : (block + 1) * plan.cuts] for one in sums])
+        cells = [one[block * plan.joins : (block + 1) * plan.joins] for one in stored]
+        assert plan.received_sum(cells) == at_sender
+        cells[-1][-1] ^= 1 << (seed % 64)
+        assert plan.received_sum(cells) != at_sender, "one damaged part is noticed"
+    for zone in zones:
+        zone.close()
+
+
+def linked(
+    pair: Pair, held: list[np.ndarray], zones: list[RankZone], sent: list[BlockLayout], plan: PartPlan
+) -> Copied:
+    return Copied(held[pair[0]], zones[pair[1]], sent[pair[0]], plan)
+
+
+def test_a_sum_of_one_part_is_its_own_and_parts_do_not_change_places() -> None:
+    assert joined_sum([7]) == 7
+    assert joined_sum([7, 9]) != joined_sum([9, 7])
+
+
+def test_a_joint_ticket_ends_with_its_last_part() -> None:
+    first, last = ThreadTicket(10), ThreadTicket(20)
+    both = JointTicket([first, last])
+    first.complete(TransferError("lost"))
+    assert (both.bytes, both.done(), both.error()) == (30, False, None), "a rank may still read its blocks"
+    last.complete()
+    assert both.done()
+    assert str(both.error()) == "lost"
+
+
+def test_a_rank_refuses_writes_that_are_older_than_what_it_has_seen() -> None:
+    seen = SeenGenerations(2)
+    assert seen.begin(Grant(0, 5), 0)
+    assert seen.begin(Grant(0, 5), 1), "another rank's cell"
+    assert not seen.begin(Grant(0, 5), 1), "twice at once"
+    seen.end(0, 0)
+    assert not seen.begin(Grant(0, 4), 0), "stale"
+    assert seen.begin(Grant(0, 6), 0)
+    assert not seen.begin(Grant(2, 1), 0), "no such slot"
+
+
+@pytest.mark.parametrize("transport", ["shared-memory", "tcp"])
+@pytest.mark.parametrize(("senders", "receivers"), [(1, 2), (2, 1)])
+def test_cells_travel_by_sockets_into_one_zone(transport: str, senders: int, receivers: int, tmp_path: Path) -> None:
+    """Two writers fill the cells of one slot; one writer fills slots of two receivers."""
+    sent, received = ranks_of(senders), ranks_of(receivers)
+    plan = plan_parts(sent, received)
+    ports = []
+
+    def port(name: str, layout: BlockLayout, blocks: np.ndarray) -> SharedMemoryPort | TcpPort:
+        zone = SharedZone(4, layout.block_bytes, named=True)
+        if transport == "tcp":
+            made: SharedMemoryPort | TcpPort = TcpPort(
+                name, 1, FINGERPRINT, layout, blocks, zone, key=KEY, host="127.0.0.1"
+            )
+        else:
+            (tmp_path / name).mkdir()
+            made = SharedMemoryPort(name, 1, FINGERPRINT, layout, blocks, zone, tmp_path / name)
+        ports.append(made)
+        return made
+
+    whole = ranks_of(1)[0]
+    blocks = random_blocks(2, 3, whole)
+    held = [random_blocks(2, 0, one) for one in sent]
+    for layout, own in zip(sent, held, strict=True):
+        repack([(whole, dict(enumerate(blocks)))], layout, dict(enumerate(own)))
+    writers = [port(f"p{rank}", one, own) for rank, (one, own) in enumerate(zip(sent, held, strict=True))]
+    readers = [port(f"d{rank}", one, random_blocks(2, 1, one)) for rank, one in enumerate(received)]
+    try:
+        cells = Cells(plan.cuts, plan.joins, senders)
+        links = {pair: writers[pair[0]].connect(readers[pair[1]].describe(), cells) for pair in pairs_of(plan)}
+        for reader in readers:
+            for writer in {f"p{rank}/1" for rank in range(senders)}:
+                with reader.zone.lock:
+                    reader.zone.zone.grant(owner_of(writer), 1, reader.zone.clock(), 60.0)
+        slots = {pair: grant_of(readers[pair[1]], f"p{pair[0]}/1") for pair in links}
+        for pair, link in links.items():
+            own = [part for part in plan.parts if (part.sender, part.receiver) == pair]
+            grant = slots[pair]
+            moves = [
+                Move(plan.cuts + part.sender_cell, grant.slot * plan.joins + part.receiver_cell, grant.generation)
+                for part in own
+            ]
+            ticket = link.write(moves, b"r")
+            wait_for(ticket.done, "the write")
+            assert ticket.error() is None
+        for number, (reader, layout) in enumerate(zip(readers, received, strict=True)):
+            expected = random_blocks(1, 9, layout)
+            repack([(whole, {0: blocks[1]})], layout, {0: expected[0]})
+            for part in (part for part in plan.parts if part.receiver == number):
+                slot = slots[part.sender, number].slot
+                found = bytes(reader.zone.cell_memory(slot, part.receiver_cell, plan.joins))
+                rows = expected[0].reshape(layout.num_layers * 2 * layout.block_size, plan.joins, -1)
+                assert found == np.ascontiguousarray(rows[:, part.receiver_cell]).tobytes()
+    finally:
+        for one in ports:
+            one.close()
+
+
+def owner_of(peer: str) -> Owner:
+    return Owner(peer, "r")
+
+
+def grant_of(port: SharedMemoryPort | TcpPort, peer: str) -> Grant:
+    (slot,) = port.zone.zone.held(owner_of(peer))
+    return Grant(slot, 1)
+
+
+def test_calls_and_reports_of_blocks_are_packed() -> None:
+    info = PortInfo("pod", 4, FINGERPRINT, ranks_of(2)[1], 8, (("tcp", b"h 1"),))
+    for message in (
+        ConnectRank(1, info, Cells(1, 2, 2)),
+        WriteCells(2, 1, (Move(3, 4, 5),), b"tag"),
+        BlocksOpened(info, 2, ""),
+        BlocksOpened(None, 0, "taken"),
+        CallEnded(3, (2**64 - 1, 0), 10, 0.5, ""),
+    ):
+        assert unpack(pack(message)) == message
+        assert type(message) in BLOCK_CLASSES

@@ -87,7 +87,7 @@ def test_the_time_of_a_gang_counts_anew_where_the_operator_ended_before_it_wrote
     assert run.status["phase"] == "Pending"
     run.cluster.advance(61)
     run.cluster.settle()
-    assert run.status["attempts"][0]["failure"]["cause"] == "GangTimeout"
+    assert run.status["lastFailure"]["cause"] == "GangTimeout"
 
 
 def test_a_gang_without_room_keeps_every_gate_and_names_what_is_missing() -> None:

@@ -132,7 +132,7 @@ async def record(folder: Path) -> tuple[str, list[Request]]:
     ]
     world.objects.update_status(Ref("Node", node.get("namespace", ""), "n0", node["uid"]), ready)
     world.objects.create(training_job(NAME, PODS))
-    await world.clock.advance(0.9)  # less than a status of a gang that starts waits for
+    await world.clock.advance(0.9)  # until the pods run, before the first round of polls
     for pod in world.objects.of_kind("Pod"):
         pods.answers[pod["metadata"]["uid"]] = REPORT
     await world.clock.advance(10)

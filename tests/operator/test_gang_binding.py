@@ -556,7 +556,7 @@ def test_a_gang_costs_this_many_requests_from_its_creation_until_it_runs(tmp_pat
             await asyncio.gather(running, return_exceptions=True)
             await world_.kubelet.stop(0)
         statuses = cluster.asked.pop(("status", "TrainingJob"))
-        assert statuses <= 3, "attempt, pods that have started for a second, first report"
+        assert statuses <= 3, "attempt, pods that start for seconds, first report"
         assert dict(cluster.asked) == {
             ("apply", "Service"): 1,
             ("apply", "ConfigMap"): 2,  # of the attempt, and the public keys of the namespace

@@ -54,19 +54,19 @@ def test_only_the_status_of_a_placed_gang_that_starts_waits(before: Object, plan
     assert can_wait(before, plan) is waits
 
 
-def test_a_status_that_lasts_is_written_after_a_second_and_the_next_pass_sees_it_before() -> None:
+def test_a_status_that_lasts_is_written_and_the_next_pass_sees_it_before() -> None:
     clock = FakeClock()
     settling = SettlingStatuses(clock)
     placed = Plan(status=status(), patch=(Patch(POD, {}),), requeue_after_s=60.0)
     assert settling.settled(KEY, stored(), placed) == replace(placed, status=None, requeue_after_s=SETTLE_S)
     assert settling.shown(KEY, stored())["status"] == status()
-    assert settling.settled(KEY, stored(), Plan()).status is None, "nothing changed, and the second is not over"
+    assert settling.settled(KEY, stored(), Plan()).status is None, "nothing changed, and the time is not over"
     clock.passed_s += SETTLE_S
     assert settling.settled(KEY, stored(), Plan()).status == status()
     assert settling.shown(KEY, stored()) == stored()
 
 
-def test_a_gang_that_runs_within_the_second_has_one_write() -> None:
+def test_a_gang_that_runs_within_that_time_has_one_write() -> None:
     settling = SettlingStatuses(FakeClock())
     settling.settled(KEY, stored(), Plan(status=status()))
     running = Plan(status=status("Running", "Running"))

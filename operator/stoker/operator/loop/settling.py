@@ -1,8 +1,8 @@
 """Statuses of gangs that were just placed. They wait a moment to be written, because the next one follows.
 
 A status costs the API server as much as three pods, and a gang that has its nodes passes through Pending and Starting
-to Running. Each of these is written when it lasts: after a second, and later while many wait. What a person must see
-at once is written at once: a gang without room, a pod that cannot start, every other phase.
+to Running. Each of these is written when it lasts: after three seconds, and later while many wait. What a person must
+see at once is written at once: a gang without room, a pod that cannot start, every other phase.
 
 A pass sees the status that waits as if it were written. One that is lost with this process is derived anew.
 
@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 from stoker.operator.domain.clock import Clock
 from stoker.operator.domain.plan import Key, Object, Plan
 
-SETTLE_S = 1.0
+SETTLE_S = 3.0
+"""More than one round of polls, which find out that the pods train."""
 WRITES_PER_S = 20.0
-"""Of statuses that have waited; a burst of gangs takes longer than a second to run, and then they wait longer."""
+"""Of statuses that have waited; a burst of gangs takes longer than that to run, and then they wait longer."""
 LONGEST_S = 15.0
 _PASSING_PHASES = frozenset({"Pending", "Starting"})
 _PASSING_REASONS = frozenset({"Placed", "WaitingForPods", "Starting"})

@@ -19,6 +19,8 @@ from bench.kube_objects import NAMESPACE, agents, claim
 class KubeBench(ABC):
     """Measurements, one after the other on one control plane."""
 
+    api_server_flags: tuple[str, ...] = ()
+
     def __init__(self, options: argparse.Namespace, folder: Path, nodes: int) -> None:
         self.options = options
         self.folder = folder
@@ -27,7 +29,7 @@ class KubeBench(ABC):
     async def run(self) -> dict[str, Any]:
         """Start the control plane with a claim for checkpoints, measure, and stop it."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        async with agents(), FakeNodes(self.folder, self.num_nodes) as self.nodes:
+        async with agents(), FakeNodes(self.folder, self.num_nodes, self.api_server_flags) as self.nodes:
             self.api = self.nodes.api
             for body in claim("checkpoints"):
                 await self.api.create(body)

@@ -5,10 +5,6 @@ It consists of etcd, API server, controller-manager, scheduler and kwok, all fro
 Fake pods have addresses of a range that is all this machine's in a network of its own, so that one small HTTP server
 can be the agent of every one of them. Loopback addresses would serve that too, but no Endpoints may have them: the
 endpoint controllers would be refused, and would retry for as long as a Service has such pods.
-
-Fake pods have addresses of a range that is all this machine's in a network of its own, so that one small HTTP server
-can be the agent of every one of them. Loopback addresses would do for that too, but no Endpoints may have them: the
-endpoint controllers would be refused, and try again, for as long as a Service has such pods.
 """
 
 from __future__ import annotations
@@ -52,14 +48,19 @@ def enter_pod_network() -> None:
 class FakeNodes:
     """A control plane with fake nodes as an async context manager; `api` is its client."""
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, folder: Path, count: int, api_server_flags: tuple[str, ...] = ()) -> None:
         self.folder = folder
         self.count = count
         self.bin = binaries.find([ETCD, KUBERNETES, KWOK])
         # on a busy machine heartbeats are late, and a lost node would spoil the count
         patient = ("--node-monitor-grace-period=10m",)
         self.plane = ControlPlane(
-            folder / "control-plane", "bench", controllers=True, scheduler=True, controller_flags=patient
+            folder / "control-plane",
+            "bench",
+            controllers=True,
+            scheduler=True,
+            api_server_flags=api_server_flags,
+            controller_flags=patient,
         )
         self.kwok = Program("kwok", folder)
 

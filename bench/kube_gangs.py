@@ -13,6 +13,7 @@ Real and fake are the same as in `kube_scale.py`, with the parts of `kube_bench.
 
     python -m bench.kube_gangs                       # about 12 minutes; needs `make kube-binaries kube-controllers`
     python -m bench.kube_gangs --jobs 20 --nodes 20 --pods 200 --events-s 5
+    python -m bench.kube_gangs --jobs 150 --nodes 150 --only-sides --costs FOLDER     # requests, processor seconds
 
 The last line is JSON.
 """
@@ -25,12 +26,14 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.kube_bench import KubeBench, run_bench, say
+from bench.kube_costs import PROFILING, ApiServerCosts
 from bench.kube_fake_nodes import OperatorProcess
 from bench.kube_objects import NAMESPACE, headless_service, in_tree_job, training_job
 from e2e.api.api_client import Object, path_of
@@ -59,6 +62,8 @@ def main() -> None:
     parser.add_argument("--pods", type=int, default=10_000, help="pods of all owners when memory is measured")
     parser.add_argument("--events-s", type=int, default=60, help="seconds of events")
     parser.add_argument("--without-jobset", action="store_true", help="leave JobSet's controller out")
+    parser.add_argument("--only-sides", action="store_true", help="gangs and Jobs alone: no JobSets, events, memory")
+    parser.add_argument("--costs", metavar="FOLDER", type=Path, help="write CPU profiles of the API server there")
     parser.add_argument("--keep", metavar="FOLDER", help="keep logs there")
     options = parser.parse_args()
     run_bench(Bench, options, options.nodes, options.keep)
@@ -67,12 +72,20 @@ def main() -> None:
 class Bench(KubeBench):
     """The measurements of the docstring."""
 
+    api_server_flags = PROFILING
+
     async def measure(self) -> dict[str, Any]:
+        self.costs = ApiServerCosts(self.api.access, self.options.costs)
         with self.operator_process(METRICS_PORT) as operator:
             await self._until_leading(operator)
+            before = operator.cpu_s()
             gangs = await self._side("TrainingJob", "gang", lambda name: (training_job(name, PODS),))
-            events = await self._under_events()
+            gangs["cpu_s"]["operator"] = round(operator.cpu_s() - before, 1)
+            say(f"operator: {gangs['cpu_s']['operator']} s, {operator.memory_mib('VmRSS')} MiB")
+            events = {} if self.options.only_sides else await self._under_events()
         peers = await self._peers()
+        if self.options.only_sides:
+            return self._figures(gangs, peers, {}, {})
         await self._fill()
         memory = {name: await self._memory(watch) for name, watch in (("with", {}), ("without", WITHOUT_VIEW))}
         return self._figures(gangs, peers, events, memory)
@@ -103,7 +116,7 @@ class Bench(KubeBench):
                 "Job", "job", lambda name: (headless_service(name), in_tree_job(name, PODS, spec, subdomain=name))
             )
         }
-        if not self.options.without_jobset:
+        if not (self.options.without_jobset or self.options.only_sides):
             plane = self.nodes.plane
             controller = await asyncio.to_thread(jobset, plane)
             with contextlib.ExitStack() as stack:
@@ -117,18 +130,21 @@ class Bench(KubeBench):
         names = [f"{prefix}-{number:04}" for number in range(self.options.jobs)]
         listed = await self.api.ask("GET", path_of(kind, NAMESPACE), query={"limit": "1"})
         waiting = asyncio.create_task(self._all_run(kind, prefix, str(listed["metadata"]["resourceVersion"])))
-        slots, before, begin = asyncio.Semaphore(32), self.nodes.cpu_s(), time.monotonic()
+        slots = asyncio.Semaphore(32)
 
         async def post(name: str) -> None:
             async with slots:
                 for body in bodies_of(name):
                     await self.api.create(body)
 
-        await asyncio.gather(*map(post, names))
-        posted = time.monotonic()
-        done = await asyncio.wait_for(waiting, 1800)
-        spent = {part: round(now - before.get(part, 0.0), 1) for part, now in self.nodes.cpu_s().items()}
-        found = {"posted_s": round(posted - begin, 2), "running_s": round(done - begin, 2), "cpu_s": spent}
+        found: dict[str, Any] = {}
+        async with self.costs.of(prefix, found):
+            before, begin = self.nodes.cpu_s(), time.monotonic()
+            await asyncio.gather(*map(post, names))
+            posted = time.monotonic()
+            done = await asyncio.wait_for(waiting, 1800)
+            spent = {part: round(now - before.get(part, 0.0), 1) for part, now in self.nodes.cpu_s().items()}
+        found |= {"posted_s": round(posted - begin, 2), "running_s": round(done - begin, 2), "cpu_s": spent}
         say(f"{self.options.jobs} {kind}s of {PODS} pods: {found}")
         return found
 

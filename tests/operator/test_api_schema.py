@@ -81,13 +81,20 @@ def test_a_status_loses_defaults_rules_and_limits_but_keeps_numbers_of_items_and
         "maxItems": 3,
         "items": {"type": "string", "maxLength": 3, "pattern": "x", "default": "x"},
     }
-    assert status_schema(schema) == {"type": "array", "maxItems": 3, "items": {"type": "string"}}
+    inner = {"type": "array", "maxItems": 3, "items": {"type": "string"}}
+    whole = {"type": "object", "properties": {"names": schema}, "required": ["names"]}
+    assert status_schema(whole) == {
+        "type": "object",
+        "properties": {"names": inner},
+        "x-kubernetes-map-type": "atomic",
+    }, "one owner of the whole"
     keyed = {
         "type": "array",
         "x-kubernetes-list-map-keys": ["id"],
         "items": {"type": "object", "properties": {"id": {"type": "string"}}, "required": ["id", "name"]},
     }
-    assert status_schema(keyed)["items"]["required"] == ["id"]
+    found = status_schema({"type": "object", "properties": {"listed": keyed}})
+    assert found["properties"]["listed"]["items"]["required"] == ["id"]
 
 
 def test_members_that_another_field_explains_are_preserved_and_not_described() -> None:

@@ -76,6 +76,20 @@ def test_a_gang_gets_all_its_nodes_and_a_second_pass_is_empty() -> None:
     assert run.status["phase"] == "Running"
 
 
+def test_the_time_of_a_gang_counts_anew_where_the_operator_ended_before_it_wrote_the_placement() -> None:
+    run = world(raw_node("n0", 4), raw_node("n1", 4), scheduling={"gangTimeoutSeconds": 60})
+    run.cluster.settle()
+    status = run.status
+    attempt = {name: value for name, value in status["attempt"].items() if name not in ("placedAt", "phase")}
+    run.cluster.objects[JOB] = {**run.job, "status": {**status, "phase": "Starting", "attempt": attempt}}
+    run.cluster.settle()
+    assert run.status["attempt"]["placedAt"]
+    assert run.status["phase"] == "Pending"
+    run.cluster.advance(61)
+    run.cluster.settle()
+    assert run.status["lastFailure"]["cause"] == "GangTimeout"
+
+
 def test_a_gang_without_room_keeps_every_gate_and_names_what_is_missing() -> None:
     run = world(raw_node("n0", 4), raw_node("n1", 2))
     run.cluster.settle()
@@ -542,7 +556,7 @@ def test_a_gang_costs_this_many_requests_from_its_creation_until_it_runs(tmp_pat
             await asyncio.gather(running, return_exceptions=True)
             await world_.kubelet.stop(0)
         statuses = cluster.asked.pop(("status", "TrainingJob"))
-        assert statuses <= 6, "attempt, placement, counts of pods that start one by one, first report"
+        assert statuses <= 3, "attempt, pods that start for seconds, first report"
         assert dict(cluster.asked) == {
             ("apply", "Service"): 1,
             ("apply", "ConfigMap"): 2,  # of the attempt, and the public keys of the namespace

@@ -190,9 +190,14 @@ def status_schema(schema: Schema) -> Schema:
     """Reduce a schema to that of a status: types, list keys, enumerations and numbers of items.
 
     One operator writes it and shortens its texts; lengths of texts are there to price CEL rules, and a status has none.
+    It has one owner as a whole: else the API server finds the owner of each of its hundreds of fields with each write.
     """
+    return {**_status_part(schema), "x-kubernetes-map-type": "atomic"}
+
+
+def _status_part(schema: Schema) -> Schema:
     found = {key: value for key, value in schema.items() if key not in _UNCHECKED_IN_A_STATUS}
-    found = _each_inner(found, status_schema)
+    found = _each_inner(found, _status_part)
     if keys := found.get("x-kubernetes-list-map-keys"):
         found["items"] = {**found["items"], "required": keys}
     return found

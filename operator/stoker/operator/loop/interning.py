@@ -11,8 +11,11 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-ENTRIES = 20_000
-"""Parts in one of the two generations. A part that is not met again during a generation is only forgotten."""
+ENTRIES = 2_000
+"""Parts in one of the two generations. A part that is not met again during a generation is only forgotten.
+
+An entry takes half a kilobyte, and most parts of an object are its own, so a large table costs more than it shares.
+"""
 
 
 class Interner:
@@ -31,10 +34,10 @@ class Interner:
         """
         if isinstance(value, Mapping):
             made = {sys.intern(name): self.intern(inner) for name, inner in value.items()}
-            return self._known((dict, *((name, _mark(inner)) for name, inner in made.items())), made)
+            return self._known((*made, *map(_mark, made.values())), made)
         if isinstance(value, list | tuple):
             items = [self.intern(inner) for inner in value]
-            return self._known((list, *map(_mark, items)), items)
+            return self._known((None, *map(_mark, items)), items)
         return sys.intern(value) if isinstance(value, str) else value
 
     def _known(self, key: tuple[Any, ...], made: Any) -> Any:

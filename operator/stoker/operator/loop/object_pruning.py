@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.operator.domain.labels import ROLE, ZONE, PodRole
-from stoker.operator.domain.placement.node_capacity import affinity_to, pinned_node
+from stoker.operator.domain.placement.node_capacity import PIN, pinned_node
 from stoker.operator.domain.plan import Object
 
 _CONTENT = ("data", "binaryData", "stringData", "immutable")
@@ -73,7 +73,7 @@ def _pod(pod: Mapping[str, Any]) -> dict[str, Any]:
     if "spec" in pod:
         parts["spec"] = _some(pod["spec"], _POD_SPEC)
         if (node := pinned_node(pod)) is not None:
-            parts["spec"]["affinity"] = affinity_to(node)
+            parts["spec"][PIN] = node
     if "status" in pod:
         status = _some(pod["status"], _POD_STATUS)
         if "conditions" in pod["status"]:

@@ -47,6 +47,7 @@ from stoker.operator.loop.observe import interested, observe, only_heartbeat, on
 from stoker.operator.loop.poller import Poller
 from stoker.operator.loop.public_keys import PublicKeys
 from stoker.operator.loop.room_queue import RoomQueue
+from stoker.operator.loop.settling import SettlingStatuses
 from stoker.operator.loop.shared_watch import SharedWatch
 from stoker.operator.loop.store import Change, Store, key_of
 from stoker.operator.loop.work_queue import WorkQueue
@@ -97,6 +98,7 @@ class Operator:
         self.store = Store()
         self.store.listeners.append(self._on_change)
         self.queue = WorkQueue(self.clock, jitter)
+        self.settling = SettlingStatuses(self.clock)
         self.executor = PlanExecutor(cluster, self.store, self.clock, max_requests=settings.max_requests)
         self.keys = PublicKeys(self.store, self.executor, lambda namespace: keys_object(namespace, self.settings))
         self.loads = LoadWatch(self.store, self.clock, self.wake, self._free_nodes, self._device_needs)
@@ -171,12 +173,16 @@ class Operator:
     async def work(self, key: Key) -> None:
         """One pass over one resource."""
         seen = self._observe(key)
-        if seen is None:
+        stored = self.store.get(key)
+        if seen is None or stored is None:
+            self.settling.forget(key)
             await self.keys.remove_if_unused(key.namespace)
             return
         plan = self.reconcilers[key.kind](seen, self.settings, self.clock.now())
         self.capacity.assume(plan.patch)  # before anything else runs, so that no other pass uses the same room
-        await self.executor.execute(seen.resource, plan)
+        if self.settings.places_gangs:
+            plan = self.settling.settled(key, stored, plan)
+        await self.executor.execute(stored, plan)
         if plan.requeue_after_s is not None:
             self.queue.add_after(key, plan.requeue_after_s)
 
@@ -190,6 +196,8 @@ class Operator:
         keys = self.settings.control_keys_config_map
         seen = observe(self.store, key, self.clock.monotonic(), keys_config_map=keys, losses=self.nodes.losses())
         self._waiting_for_room.discard(key)
+        if seen is not None:
+            seen = replace(seen, resource=self.settling.shown(key, seen.resource))
         if seen is not None and self.settings.places_gangs:
             seen = self._with_devices(key, seen)
         if seen is not None and key.kind == "InferenceDeployment":

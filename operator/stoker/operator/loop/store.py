@@ -24,8 +24,9 @@ TERMINATING_S = 600.0
 """Time for which a namespace that took nothing new counts as being deleted."""
 MAX_GONE = 500
 """Pods that ended and are gone, remembered for their termination message."""
-_FROZEN = ("pinned", "acceptedSpec")
-"""Parts of a status that repeat the spec or were rendered from it: equal in many objects, and to the spec itself."""
+_SHARED = ("pinned", "acceptedSpec", "conditions", "pods", "containerStatuses")
+"""Parts of a status that are equal in many objects: what repeats the spec or was rendered from it, and what a thousand
+pods in the same state say."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,8 @@ class Store:
         return self._sorted(self._by_reference.get(key, ()))
 
     def references_of(self, key: Key) -> frozenset[Key]:
+        if key.kind == "Pod":  # one node, read from the pod: a set for each of thousands of pods takes memory
+            return references(self._objects[key]) if key in self._objects else frozenset()
         return self._references.get(key, frozenset())
 
     def report(self, pod_uid: str) -> Report | None:
@@ -138,16 +141,17 @@ class Store:
     def pruned(self, resource: Object, old: Object | None = None) -> Object:
         """The object as it is stored: pruned, and sharing the parts that many objects have in common."""
         resource = pruned(resource, old)
-        if old is None or resource.get("spec") is not old.get("spec"):
-            resource = {**resource, "spec": self._interner.intern(resource["spec"])} if "spec" in resource else resource
+        kept = old is not None and resource.get("spec") is old.get("spec")
+        if "spec" in resource and resource["kind"] != "Pod" and not kept:
+            resource = {**resource, "spec": self._interner.intern(resource["spec"])}
         owners = resource["metadata"].get("ownerReferences")
         if owners:
             resource["metadata"]["ownerReferences"] = self._interner.intern(owners)
         status = resource.get("status") or {}
         before = ((old or {}).get("status")) or {}
-        frozen = {name: status[name] for name in _FROZEN if name in status and status[name] is not before.get(name)}
-        if frozen:
-            resource["status"] = {**status, **{name: self._interner.intern(value) for name, value in frozen.items()}}
+        shared = {name: status[name] for name in _SHARED if name in status and status[name] is not before.get(name)}
+        if shared:
+            resource["status"] = {**status, **{name: self._interner.intern(value) for name, value in shared.items()}}
         return resource
 
     # Writing
@@ -236,11 +240,14 @@ class Store:
             self._by_owner[owner["uid"]].add(key)
         for entry in _indexed_labels(resource):
             self._by_label[entry][key.kind].add(key)
-        self._references[key] = references(resource)
-        for target in self._references[key]:
+        named = references(resource)
+        if named and key.kind != "Pod":
+            self._references[key] = named
+        for target in named:
             self._by_reference[target].add(key)
 
     def _unindex(self, key: Key) -> None:
+        named = self.references_of(key)
         resource = self._objects.pop(key, None)
         if resource is None:
             return
@@ -253,7 +260,8 @@ class Store:
             _discard(self._by_label[entry], key.kind, key)
             if not self._by_label[entry]:
                 del self._by_label[entry]
-        for target in self._references.pop(key, frozenset()):
+        self._references.pop(key, None)
+        for target in named:
             _discard(self._by_reference, target, key)
 
     def _remember(self, pod: Object) -> None:

@@ -15,6 +15,8 @@ from stoker.operator.domain.placement.node_affinity import meets
 from stoker.operator.domain.placement.quantity import amounts
 
 HOSTNAME = "kubernetes.io/hostname"
+PIN = "stoker.dev/pin"
+"""Field of a stored pod's spec with the node that its affinity names; the whole affinity takes a kilobyte."""
 _REPELLING = frozenset({"NoSchedule", "NoExecute"})
 _ENDED = frozenset({"Succeeded", "Failed"})
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -142,6 +144,8 @@ def affinity_to(node: str, affinity: Mapping[str, Any] | None = None) -> dict[st
 
 def pinned_node(pod: Mapping[str, Any]) -> str | None:
     """The one node that every term of the required affinity names (`affinity_to`); None if there is none."""
+    if (pin := pod["spec"].get(PIN)) is not None:
+        return str(pin)
     named = {_named_node(term) for term in required_terms(pod["spec"].get("affinity"))}
     return named.pop() if len(named) == 1 else None
 

@@ -53,8 +53,17 @@ def bind(view: TrainingView) -> JobOutcome | None:
         return None
     if any(map(is_gated, view.gang)):
         return _open_gates(view, attempt)
-    found = _watch_scheduling(view, attempt) or follow(view)
+    found = _watch_scheduling(view, attempt) or _follow_placed(view, attempt)
     return replace(found, conditions=(*found.conditions, _limited(view, attempt)))
+
+
+def _follow_placed(view: TrainingView, attempt: Attempt) -> JobOutcome:
+    """Follow the gang. Where the operator ended before it wrote when the gang was placed, its time counts from now."""
+    found = follow(view)
+    followed = found.changes.get("attempt")
+    if followed is None or attempt.placed_at is not None or not any(map(pinned_node, view.gang)):
+        return found
+    return replace(found, changes=found.changes | JobChanges(attempt=changed_attempt(followed, placed_at=view.time)))
 
 
 def _open_gates(view: TrainingView, attempt: Attempt) -> JobOutcome:

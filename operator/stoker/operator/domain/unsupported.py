@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.operator.domain.job_plan import over_budget, too_large
+from stoker.operator.domain.pod_template import refused_templates
 from stoker.pod.capabilities import refusals
 
 
@@ -23,7 +24,7 @@ def unsupported(kind: str, spec: Mapping[str, Any]) -> list[str]:
     Args:
         spec: as stored, camelCase, with or without defaults: an absent field asks for nothing.
     """
-    refused = refusals(kind, spec, "spec")
+    refused = refusals(kind, spec, "spec") + refused_templates(kind, spec)
     if kind != "TrainingJob":
         return refused
     return refused + too_large(spec) + ([] if refused else over_budget(spec))

@@ -17,7 +17,7 @@ from typing import Any
 from stoker.operator.domain.applied_hash import is_applied, with_applied_hash
 from stoker.operator.domain.autoscaling.record import PoolScaling
 from stoker.operator.domain.clock import timestamp
-from stoker.operator.domain.labels import REPLICA
+from stoker.operator.domain.labels import REPLICA, ROLE
 from stoker.operator.domain.lost_nodes import NodeLoss
 from stoker.operator.domain.placement.node_capacity import NodeCapacity, empty_node, pinned_node, pod_use, remaining
 from stoker.operator.domain.plan import Key, Object, Observed, Plan, Ref
@@ -136,7 +136,8 @@ class SimulatedCluster:
         if key.kind == "EnginePool":
             return replace(seen, nodes=self._pool_room(seen))
         nodes = self._room(key)
-        own = [pod for pod in seen.of_kind("Pod") if is_owned(pod, seen.resource["metadata"]["uid"])]
+        uid = seen.resource["metadata"]["uid"]
+        own = [pod for pod in seen.of_kind("Pod") if label(pod, ROLE) == "trainer" and is_owned(pod, uid)]
         if key.kind != "TrainingJob" or any(map(pod_use, own)):
             return replace(seen, nodes=nodes if key.kind == "TrainingJob" else None)
         free = remaining(map(empty_node, self.of_kind("Node")), filter(None, map(pod_use, self.of_kind("Pod"))))

@@ -30,7 +30,7 @@ from stoker.operator.domain.backoff import Jitter
 from stoker.operator.domain.clock import Clock, SystemClock
 from stoker.operator.domain.elastic import may_grow
 from stoker.operator.domain.goodput import read_ledger, totals
-from stoker.operator.domain.labels import REPLICA
+from stoker.operator.domain.labels import REPLICA, ROLE, PodRole
 from stoker.operator.domain.placement.device_catalog import specs_of
 from stoker.operator.domain.placement.node_capacity import NodeCapacity
 from stoker.operator.domain.plan import Event, Key, Object, Observed, Plan
@@ -200,7 +200,8 @@ class Operator:
             return self._with_pool_room(key, seen)
         if key.kind != "TrainingJob":
             return seen
-        own = [pod for pod in seen.of_kind("Pod") if is_owned(pod, seen.resource["metadata"]["uid"])]
+        uid = seen.resource["metadata"]["uid"]
+        own = [pod for pod in seen.of_kind("Pod") if label(pod, ROLE) == PodRole.TRAINER and is_owned(pod, uid)]
         gated = any(map(is_gated, own))
         if not gated and not may_grow(seen.resource):
             return seen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -172,7 +173,7 @@ TEMPLATES: list[Any] = [
     ({"spec": {"volumes": [{"emptyDir": {}}]}}, ".spec.volumes needs a list of objects with a name"),
     ({"spec": {"restartPolicy": "Always"}}, ".spec.restartPolicy Always is not allowed"),
 ]
-PLACES = {
+PLACES: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
     "TrainingJob": ("spec.workers.podTemplate", lambda template: {"workers": {"podTemplate": template}}),
     "InferenceDeployment": ("spec.pools[0].podTemplate", lambda template: {"pools": [{"podTemplate": template}]}),
     "Checkpoint": ("spec.task.podTemplate", lambda template: {"task": {"podTemplate": template}}),

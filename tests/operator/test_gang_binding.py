@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,7 @@ def test_a_gang_that_waits_is_suspended_without_a_task_and_waits_again() -> None
     run = world(raw_node("n0", 4))
     run.cluster.settle()
     for suspend, phase in ((True, "Suspended"), (False, "Pending"), (True, "Suspended"), (False, "Pending")):
-        run.cluster.change_spec(JOB, lambda spec, wish=suspend: spec.setdefault("run", {}).update(suspend=wish))
+        run.cluster.change_spec(JOB, partial(dict.update, run={"suspend": suspend}))
         for _ in range(3):
             run.cluster.settle()
             run.cluster.collect()

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from e2e.api.api_client import Object
+from e2e.api.garbage import collect_garbage
 from e2e.api.training_story import CLAIM, assert_at_rest
 from e2e.api.world import Story, World, eventually, job
 from stoker.operator.domain.placement.node_capacity import pinned_node
@@ -122,3 +123,49 @@ def test_the_server_takes_a_node_when_the_users_own_gates_are_gone(
             await assert_at_rest(running)
 
     run(story)
+
+
+def test_a_gang_that_waits_takes_edits_at_once_and_no_foreign_pod(run: Callable[[Story], None]) -> None:
+    """A user lowers what does not fit, looks around in a copy of a pod, and gives the name to a new job at once."""
+
+    async def story(world: World) -> None:
+        async with nodes(world, a=2), world.operator(places_gangs=True) as running:
+            await world.add(CLAIM)
+            await world.add(gang(world, "run"))
+
+            async def waits() -> bool:
+                return "WaitingForGPUs: 1 of 2 pods fit on 1 nodes" in await message(world, "run")
+
+            await eventually(waits, what="the job names what is missing")
+            await world.api.create(copy_of(await world.list("Pod"), "debug"))
+            edit = {"spec": {"workers": {"replicas": 1}}}
+            await world.api.ask("PATCH", path_of(world, "trainingjobs", "run"), edit, kind="merge-patch+json")
+
+            async def runs() -> bool:
+                return await world.phase("TrainingJob", "run") == "Running"
+
+            await eventually(runs, what="one pod runs")
+            status = await world.status("TrainingJob", "run")
+            assert (status["attempt"]["number"], status.get("failuresWithoutProgress", 0)) == (1, 0)
+            assert status["pods"]["desired"] == 1
+            assert not world.kubelet.made("list"), "nothing had run, so no task looks for saves"
+            await assert_at_rest(running)
+            await world.api.delete("TrainingJob", world.namespace, "run")
+            await world.add(gang(world, "run", workers={"replicas": 1}))
+            await collect_garbage(world)
+            await eventually(runs, what="a new job of the same name runs")
+            assert "debug" in {pod["metadata"]["name"] for pod in await world.list("Pod")}
+            await assert_at_rest(running)
+
+    run(story)
+
+
+def copy_of(pods: list[Object], name: str) -> Object:
+    """The first pod under another name, as `kubectl get -o yaml`, an edit and `kubectl apply` make it."""
+    found = pods[0]
+    metadata = {"name": name, "namespace": found["metadata"]["namespace"], "labels": found["metadata"]["labels"]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": found["spec"]}
+
+
+def path_of(world: World, plural: str, name: str) -> str:
+    return f"apis/stoker.dev/v1alpha1/namespaces/{world.namespace}/{plural}/{name}"

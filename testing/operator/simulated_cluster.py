@@ -17,11 +17,11 @@ from typing import Any
 from stoker.operator.domain.applied_hash import is_applied, with_applied_hash
 from stoker.operator.domain.autoscaling.record import PoolScaling
 from stoker.operator.domain.clock import timestamp
-from stoker.operator.domain.labels import JOB_UID, REPLICA, ROLE
+from stoker.operator.domain.labels import REPLICA, ROLE
 from stoker.operator.domain.lost_nodes import NodeLoss
 from stoker.operator.domain.placement.node_capacity import NodeCapacity, empty_node, pinned_node, pod_use, remaining
 from stoker.operator.domain.plan import Key, Object, Observed, Plan, Ref
-from stoker.operator.domain.pods import is_gated, label
+from stoker.operator.domain.pods import is_gated, is_owned, label
 from stoker.operator.domain.queue.decide import decide
 from stoker.operator.domain.queue.reading import read_queue
 from stoker.operator.domain.settings import Settings
@@ -136,9 +136,9 @@ class SimulatedCluster:
         if key.kind == "EnginePool":
             return replace(seen, nodes=self._pool_room(seen))
         nodes = self._room(key)
-        if key.kind != "TrainingJob" or any(
-            pod_use(pod) for pod in seen.of_kind("Pod") if label(pod, ROLE) == "trainer"
-        ):
+        uid = seen.resource["metadata"]["uid"]
+        own = [pod for pod in seen.of_kind("Pod") if label(pod, ROLE) == "trainer" and is_owned(pod, uid)]
+        if key.kind != "TrainingJob" or any(map(pod_use, own)):
             return replace(seen, nodes=nodes if key.kind == "TrainingJob" else None)
         free = remaining(map(empty_node, self.of_kind("Node")), filter(None, map(pod_use, self.of_kind("Pod"))))
         jobs, pods = self.of_kind("TrainingJob"), self.of_kind("Pod")
@@ -160,7 +160,7 @@ class SimulatedCluster:
     def _room(self, key: Key) -> tuple[NodeCapacity, ...]:
         """What the nodes have left beside the pods of other resources."""
         uid = self.objects[key]["metadata"]["uid"]
-        others = (pod for pod in self.of_kind("Pod") if pod["metadata"]["labels"].get(JOB_UID) != uid)
+        others = (pod for pod in self.of_kind("Pod") if not is_owned(pod, uid))
         return remaining(map(empty_node, self.of_kind("Node")), (use for pod in others if (use := pod_use(pod))))
 
     def reconcile(self, key: Key, crash_after: int | None = None) -> Plan:

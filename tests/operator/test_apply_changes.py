@@ -85,6 +85,22 @@ def test_a_gang_that_never_ran_is_made_anew_and_a_refused_edit_restarts_nothing(
     assert run.condition(run.job, "EditRefused") == "True"
 
 
+def test_another_image_replaces_one_that_cannot_be_pulled() -> None:
+    run = Run(workers={"replicas": 2, "image": "registry.example.com/tpyo:1"})
+    run.cluster.settle()
+    for pod in run.gang:
+        waiting = {"reason": "ImagePullBackOff", "message": "not found"}
+        pod["status"] = {"phase": "Pending", "containerStatuses": [{"name": "main", "state": {"waiting": waiting}}]}
+        run.cluster._touch(pod)
+    run.cluster.settle()
+    assert run.condition(run.job, "Stalled") == "True"
+    run.cluster.change_spec(JOB, lambda spec: spec["workers"].update(image="registry.example.com/typo:1"))
+    run.next_attempt()
+    assert run.attempt == 1
+    assert {pod["spec"]["containers"][0]["image"] for pod in run.gang} == {"registry.example.com/typo:1"}
+    assert run.status.get("failuresWithoutProgress", 0) == 0
+
+
 def test_pods_that_ignore_the_drain_are_deleted_and_a_second_edit_comes_along() -> None:
     run = Run(workers={"replicas": 2, "gracePeriodSeconds": 20}, **RESTART)
     run.start()

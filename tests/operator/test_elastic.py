@@ -243,6 +243,37 @@ def test_a_run_that_the_operator_does_not_place_says_that_its_size_is_fixed() ->
     assert "ElasticLimited" not in {found["type"] for found in plain.status["conditions"]}
 
 
+def blame(run: Run, node: str) -> None:
+    """Write a history in which two attempts hung on a node."""
+    failure = {"cause": "Hang", "action": "Retry", "node": node}
+    run.job["status"]["attempts"] = [{"number": number, "failure": failure} for number in (90, 91)]
+    run.cluster._touch(run.job)
+
+
+def test_it_never_grows_onto_a_node_that_it_avoids() -> None:
+    run = world("n0", "n1", "n2", "n3")
+    run.start()
+    spare = sorted({"n0", "n1", "n2", "n3"} - {str(pinned_node(pod)) for pod in run.gang})
+    blame(run, spare[0])
+    run.cluster.advance(PACE.rest_s + 1)
+    run.cluster.settle()
+    assert run.status["avoidedNodes"] == [spare[0]]
+    assert (run.cluster.calls, run.status.get("elastic")) == ([], None), "four workers would need that node"
+    run.cluster.add(raw_node("n4"))
+    run.cluster.reconcile(JOB)
+    assert run.status["elastic"]["workers"] == 4
+
+
+def test_a_gang_without_room_takes_the_size_that_needs_no_avoided_node() -> None:
+    run = world("n0")
+    run.cluster.settle()
+    blame(run, "bad")
+    run.cluster.objects.pop(Key("Node", "", "n0"))
+    run.cluster.add(raw_node("bad"))
+    go_on(run, 2 * PACE.patience_s)
+    assert sizes(run) == (1, ["bad"]), "better there than nowhere"
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["node", "lose", "run", "end", "wait"]), st.integers(0, 5)), max_size=20))
 def test_any_order_of_nodes_and_ends_keeps_the_limits_and_the_time_between_changes(

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,59 @@ def test_an_edit_of_the_topology_takes_effect_while_the_gang_waits() -> None:
     conditions = {found["type"]: found["message"] for found in run.status["conditions"]}
     assert conditions["TopologyRelaxed"] == "preferred levels that do not hold for every pod: zone"
     assert "EditPending" not in conditions
+
+
+def test_an_edit_of_a_gang_that_waits_acts_at_once_and_needs_no_task() -> None:
+    """It waits for what the edit repairs: too many workers, a label that no node has."""
+    run = world(raw_node("n0", 4), workers={"replicas": 2, "gpusPerPod": 4, "nodeSelector": {"pool": "b"}})
+    run.cluster.settle()
+    assert "2 of 2" not in run.status["message"]
+    run.cluster.change_spec(JOB, lambda spec: spec["workers"].update(replicas=1, nodeSelector={}))
+    for _ in range(3):
+        run.cluster.settle()
+        run.cluster.collect()
+    assert places(run) == ["n0"]
+    assert run.status.get("failuresWithoutProgress", 0) == 0
+    assert run.cluster.pods("task") == [], "nothing has run, so nothing was saved"
+    run.start()
+    run.cluster.change_spec(JOB, lambda spec: spec["workers"].update(replicas=2))
+    run.cluster.settle()
+    assert len(run.gang) == 1, "what runs is left alone"
+    assert run.condition(run.job, "EditPending") == "True"
+
+
+def test_a_gang_that_waits_is_suspended_without_a_task_and_waits_again() -> None:
+    run = world(raw_node("n0", 4))
+    run.cluster.settle()
+    for suspend, phase in ((True, "Suspended"), (False, "Pending"), (True, "Suspended"), (False, "Pending")):
+        run.cluster.change_spec(JOB, partial(dict.update, run={"suspend": suspend}))
+        for _ in range(3):
+            run.cluster.settle()
+            run.cluster.collect()
+            run.cluster.advance(5)
+        run.cluster.settle()
+        assert run.status["phase"] == phase
+        assert run.cluster.pods("task") == []
+        assert len(run.cluster.pods("trainer")) == (0 if suspend else 2)
+    run.cluster.add(raw_node("n1", 4))
+    run.cluster.settle()
+    assert sorted(map(str, places(run))) == ["n0", "n1"]
+
+
+def test_a_job_that_is_deleted_while_it_waits_leaves_its_name_to_the_next_one_at_once() -> None:
+    run = world(raw_node("n0", 4), raw_node("n1", 2))
+    run.cluster.settle()
+    body = {**run.job, "metadata": {"name": "run"}, "status": {}}
+    old = [pod["metadata"]["name"] for pod in run.gang]
+    run.cluster.delete(JOB)
+    run.cluster.add({**body, "spec": {**body["spec"], "workers": {"replicas": 1, "gpusPerPod": 4}}})
+    run.cluster.settle()
+    mine = [pod for pod in run.gang if pod["metadata"]["name"] not in old]
+    assert [pinned_node(pod) for pod in mine] == ["n0"], "pods of the old one are no part of it, and hold no room"
+    run.cluster.collect()
+    assert not {pod["metadata"]["name"] for pod in run.cluster.pods("trainer")} & {*old}
+    run.start()
+    assert run.status["phase"] == "Running"
 
 
 def test_a_gang_that_is_not_scheduled_in_time_is_placed_anew_for_free() -> None:

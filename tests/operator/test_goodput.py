@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import get_args
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.operator.api.trainingjob_status import TERMINAL_PHASES, TrainingPhase
-from stoker.operator.domain.goodput import Ledger, booked, opened, state_of, totals
+from stoker.operator.domain.goodput import STATES, Ledger, booked, opened, read_ledger, state_of, totals
+from stoker.operator.domain.placement.node_capacity import pinned_node
+from stoker.operator.domain.plan import Key, Object
+from stoker.operator.domain.settings import Settings
 from stoker.pod.causes import Cause
+from testing.operator.simulated_cluster import Crash
 from testing.operator.training_world import JOB, Run
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -93,3 +98,95 @@ def test_the_ledger_of_a_job_through_a_failure() -> None:
     states = ("queued", "starting", "productive", "checkpointing", "restarting", "suspended", "lost")
     since = datetime.fromisoformat(found["since"])
     assert sum(found.get(state, 0) for state in states) == (since - START).total_seconds()
+
+
+# Whole histories of a run
+
+
+HISTORY = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["pass", "run", "train", "save", "kill", "end", "suspend", "resume", "node", "lose", "edit", "wait", "back"]
+        ),
+        st.integers(0, 5),
+    ),
+    max_size=25,
+)
+
+
+def live(run: Run, event: str, number: int) -> None:
+    """Let one thing happen to an elastic run, and the operator's clock go on, or back."""
+    cluster, gang = run.cluster, run.gang if "attempt" in run.status else []
+    running = [pod for pod in gang if pod["status"]["phase"] == "Running"]
+    if event == "pass":
+        with contextlib.suppress(Crash):  # the next operator reads everything from the status
+            cluster.reconcile(JOB, crash_after=number)
+    elif event == "run":
+        for pod in gang:
+            if pinned_node(pod):
+                cluster.run(pod)
+    elif event in ("train", "save") and len(running) == len(gang) > 0:
+        saves = (run.save(number + 1),) if event == "save" else ()
+        cluster.report(
+            running[0], {"attempt": run.attempt, "phase": "Training", "step": 2 * number, "saves": list(saves)}
+        )
+    elif event == "kill" and running:
+        cluster.kill(running[number % len(running)])
+    elif event == "end":
+        for pod in running:
+            cluster.end(pod, Cause.INTERRUPTED, step=number, saves=(run.word(number + 1),))
+    elif event in ("suspend", "resume"):
+        cluster.change_spec(JOB, lambda spec: spec["run"].update(suspend=event == "suspend"))
+    elif event == "edit":
+        cluster.change_spec(JOB, lambda spec: spec["workers"].update(env=[{"name": "A", "value": str(number)}]))
+    elif event == "node":
+        cluster.add(gpu_node(f"n{number}"))
+    elif event == "lose":
+        cluster.objects.pop(Key("Node", "", f"n{number}"), None)
+    cluster.advance({"wait": 700.3 * number, "back": -40.7 * number}.get(event, 1.5))
+
+
+def gpu_node(name: str) -> Object:
+    status = {
+        "allocatable": {"nvidia.com/gpu": "1", "cpu": "64", "memory": "512Gi", "pods": "110"},
+        "conditions": [{"type": "Ready", "status": "True"}],
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "namespace": ""},
+        "spec": {},
+        "status": status,
+    }
+
+
+@settings(max_examples=30)
+@given(HISTORY)
+def test_every_second_of_any_history_is_booked_once(history: list[tuple[str, int]]) -> None:
+    """Suspends, failures, edits, sizes, operators that die, and clocks that jump: the states add up to the age."""
+    run = Run(
+        Settings(places_gangs=True),
+        workers={"replicas": 2, "gpusPerPod": 1},
+        training={"totalSteps": 100, "globalBatchSize": 8},
+        run={"elastic": {"minWorkers": 1, "maxWorkers": 4}, "backoffLimit": 1000, "applyChanges": "Restart"},
+    )
+    for name in ("n0", "n1"):
+        run.cluster.add(gpu_node(name))
+    run.cluster.settle_once()
+    born = latest = run.cluster.now
+    for event, number in history:
+        live(run, event, number)
+        run.cluster.settle_once()
+        run.cluster.collect()
+        for pod in run.cluster.pods("task"):
+            if pod["status"]["phase"] == "Pending":
+                run.cluster.end(pod, Cause.COMPLETED, result={"task": "list", "ok": True, "saves": []})
+        latest = max(latest, run.cluster.now)
+        ledger = read_ledger(run.status["goodput"])
+        spent = totals(ledger, run.cluster.now)
+        assert set(spent) == set(STATES)
+        assert all(seconds >= 0 for seconds in spent.values())
+        assert sum(spent.values()) == int((max(ledger.since, run.cluster.now) - born).total_seconds())
+        assert ledger.since <= latest
+        if run.status["phase"] not in TERMINAL_PHASES:
+            assert ledger.state == state_of(run.status["phase"], run.status.get("attempt", {}).get("number"))

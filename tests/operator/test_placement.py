@@ -274,6 +274,40 @@ def test_what_is_missing_is_said_in_one_line() -> None:
     assert even == Unplaceable("TopologyUnsatisfied", "not all 4 pods fit with each tensor group in one rack")
 
 
+def test_room_in_pieces_and_room_for_no_more_pods_are_told_apart() -> None:
+    pieces = place(gang(replicas=2, gpus=8), [node(f"n{index}", 6) for index in range(4)])
+    assert pieces == Unplaceable(
+        "WaitingForGPUs",
+        "0 of 2 pods fit on 4 nodes, nvidia.com/gpu: 24 free, 16 needed, 8 of them on one node for each pod",
+    )
+    full = [NodeCapacity(name="n0", free={GPU: 8, "pods": 1}), NodeCapacity(name="n1", free={GPU: 8, "pods": 0})]
+    assert place(gang(replicas=4, gpus=1), full) == Unplaceable(
+        "WaitingForCapacity", "1 of 4 pods fit on 2 nodes, pods: 1 free, 4 needed"
+    )
+
+
+@pytest.mark.parametrize("modes", list(itertools.product(["Required", "Preferred"], repeat=3)), ids="-".join)
+def test_every_combination_of_modes_names_the_narrowest_required_level_without_room(modes: tuple[str, ...]) -> None:
+    """Each level alone has too little room in every domain; capacity is there."""
+    keys = ("clique", "rack", "zone")
+    nodes = [node(f"n{i}", 1, clique=f"c{i}", rack=f"r{i // 2}", zone=f"z{i // 4}") for i in range(8)]
+    wanted = gang(parts=2, stages=2, replicas=2, gpus=1)
+    found = place(wanted, nodes, [Level(key, mode) for key, mode in zip(keys, modes, strict=True)])  # type: ignore[arg-type]
+    sizes = {
+        "clique": (2, "a tensor group", "c7", 1),
+        "rack": (4, "a model replica", "r3", 2),
+        "zone": (8, "a gang", "z1", 4),
+    }
+    required = [key for key, mode in zip(keys, modes, strict=True) if mode == "Required"]
+    if not required:
+        assert isinstance(found, Placement)
+        assert found.relaxed == keys
+        return
+    size, unit, largest, room = sizes[required[0]]
+    text = f"no {required[0]} has room for the {size} pods of {unit}; the largest, {largest}, has room for {room}"
+    assert found == Unplaceable("TopologyUnsatisfied", text)
+
+
 def test_nodes_that_may_not_be_used_are_counted_by_reason() -> None:
     taint = {"key": "gpu", "value": "yes", "effect": "NoSchedule"}
     nodes = [

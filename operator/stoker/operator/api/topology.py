@@ -6,13 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from stoker.operator.api.value import ForeignName, Seconds, Value
+from stoker.operator.api.value import LabelKey, Seconds, Value
 
 
 class Topology(Value):
     """One level of closeness."""
 
-    key: ForeignName
+    key: LabelKey
     """Node label whose value the pods of one unit share: `nvidia.com/gpu.clique`."""
     mode: Literal["Preferred", "Required"] = "Preferred"
 

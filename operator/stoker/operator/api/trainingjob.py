@@ -28,6 +28,7 @@ from stoker.operator.api.value import (
     ForeignName,
     Int64,
     Path,
+    QueueName,
     Seconds,
     Text,
     Value,
@@ -324,12 +325,12 @@ class Scheduling(Value):
 
     backend: Literal["auto", "stoker", "kueue", "volcano"] = "stoker"
     """`auto`: Kueue, if queueName is set, or Volcano, if installed, else `stoker`."""
-    queue_name: ForeignName | None = None
+    queue_name: QueueName | None = None
     """Queue of Kueue or Volcano."""
     topology: Levels = ()
-    """For the tensor groups, the model replicas with their pipelines, and the whole gang; narrowest first."""
+    """For tensor groups, model replicas with their pipelines, and the gang; narrowest first."""
     gang_timeout_seconds: Seconds = 60
-    """Time after which a gang that was placed and is not fully scheduled is placed anew."""
+    """Time until a placed gang that is not fully scheduled is placed anew."""
 
 
 class Deadlines(Value):

@@ -43,13 +43,22 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 
 Text = Annotated[str, Field(max_length=1024)]
 ForeignName = Annotated[str, Field(max_length=253)]
-"""Name in another system: a metric, a topology key, a bucket."""
+"""Name in another system: a metric, a bucket."""
 
 Label = Annotated[str, Field(max_length=63, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")]
 """A DNS label: becomes part of pod and Service names."""
 
 Name = Annotated[str, Field(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
 """Name of a Kubernetes object in the same namespace."""
+
+QueueName = Annotated[str, Field(max_length=63, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+"""Name of a queue: an object's, that is also the value of a label."""
+
+LabelKey = Annotated[
+    str,
+    Field(max_length=317, pattern=r"^([-a-z0-9.]+/)?[A-Za-z0-9]([-\w.]*[A-Za-z0-9])?$"),
+]
+"""Name of a label: `rack`, `topology.kubernetes.io/zone`."""
 
 Uid = Annotated[str, Field(min_length=1, max_length=64)]
 Time = Annotated[str, Field(max_length=40, json_schema_extra={"format": "date-time"})]

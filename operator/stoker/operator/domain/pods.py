@@ -166,9 +166,23 @@ def ref_of(item: Object) -> Ref:
     return Ref(item["kind"], metadata["namespace"], metadata["name"], metadata["uid"])
 
 
+def is_owned(item: Object, uid: str) -> bool:
+    """Whether an object belongs to the one with this uid.
+
+    Labels alone prove nothing: a copy of a pod has them too, and so has whatever a user gives them to.
+    """
+    return any(owner["uid"] == uid for owner in item["metadata"].get("ownerReferences") or ())
+
+
 def label(item: Object, name: str) -> str:
     """The value of one of our labels (`labels.ROLE`); empty when it is absent."""
     return str(item["metadata"].get("labels", {}).get(name, ""))
+
+
+def label_number(item: Object, name: str, absent: int = 0) -> int:
+    """The value of a label that counts something; `absent` also where a user has made it no number."""
+    text = label(item, name)
+    return int(text) if text.isascii() and text.isdecimal() else absent
 
 
 def _since(pod: Object, kind: str) -> datetime | None:

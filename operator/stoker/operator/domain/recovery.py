@@ -11,7 +11,7 @@ from datetime import datetime
 
 from stoker.operator.domain.labels import NODE_RANK
 from stoker.operator.domain.plan import Object
-from stoker.operator.domain.pods import PodExit, PodState, exit_of, label, pod_state
+from stoker.operator.domain.pods import PodExit, PodState, exit_of, label_number, pod_state
 from stoker.pod.causes import Action, Cause, action_after, root_cause_rank
 
 FIRST_DELAY_S = 1.0
@@ -90,7 +90,7 @@ def _ending(pod: Object, exit_: PodExit) -> Ending:
         exit_code=exit_.exit_code,
         step=message.step if message else None,
         rank=message.rank if message else None,
-        node_rank=int(label(pod, NODE_RANK) or 0),
+        node_rank=label_number(pod, NODE_RANK),
         node=str(pod["spec"].get("nodeName", "")),
         pod=str(pod["metadata"]["name"]),
         disrupted=exit_.disrupted,

@@ -12,6 +12,7 @@ from typing import Any
 
 from stoker.operator.domain.conflicts import conflicts
 from stoker.operator.domain.job_plan import over_budget, too_large
+from stoker.operator.domain.pod_template import refused_templates
 from stoker.pod.capabilities import refusals
 
 
@@ -25,7 +26,7 @@ def unsupported(kind: str, spec: Mapping[str, Any]) -> list[str]:
     Args:
         spec: as stored, camelCase, with or without defaults: an absent field asks for nothing.
     """
-    refused = refusals(kind, spec, "spec")
+    refused = refusals(kind, spec, "spec") + refused_templates(kind, spec)
     if kind != "TrainingJob":
         return refused
     refused += conflicts(spec)

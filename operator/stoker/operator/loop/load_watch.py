@@ -131,9 +131,7 @@ class LoadWatch:
         uid = deployment["metadata"]["uid"]
         owned = self.store.owned_by(live.metadata.uid or "")
         engines = [pod for pod in owned if pod["kind"] == "Pod" and (_label(pod, NODE_RANK) or "0") == "0"]
-        routers = [
-            pod for pod in self.store.labelled(DEPLOYMENT_UID, uid, "Pod") if _label(pod, ROLE) == PodRole.ROUTER
-        ]
+        routers = [pod for pod in self.store.owned_by(uid) if _label(pod, ROLE) == PodRole.ROUTER]
         kept.seen = self._input(kept, live, engines, routers)
         room = self._room(live, len([pod for pod in engines if not ended(pod)]))
         before = kept.scaling

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from stoker.operator.domain.lost_nodes import NodeLoss
 from stoker.operator.domain.plan import Object, Observed
-from stoker.operator.domain.pods import ended, ref_of
+from stoker.operator.domain.pods import ended, is_owned, ref_of
 
 REASON = "NodeLost"
 
@@ -25,7 +25,7 @@ def mark_lost(seen: Observed, losses: NodeLoss) -> Observed:
     running = [pod for pod in pods if not ended(pod)]
     lost = tuple(ref_of(pod) for pod in running if _node_of(pod) in losses.lost)
     waits = [losses.left_s[_node_of(pod)] for pod in running if _node_of(pod) in losses.left_s]
-    own = [_node_of(pod) for pod in running if _owns(seen.resource, pod)]
+    own = [_node_of(pod) for pod in running if is_owned(pod, seen.resource["metadata"]["uid"])]
     outage = next((losses.outages[name] for name in own if name in losses.outages), None)
     if not lost and not waits and outage is None:
         return seen
@@ -37,11 +37,6 @@ def mark_lost(seen: Observed, losses: NodeLoss) -> Observed:
 
 def _node_of(pod: Object) -> str:
     return str(pod["spec"].get("nodeName") or "")
-
-
-def _owns(resource: Object, pod: Object) -> bool:
-    owners = pod["metadata"].get("ownerReferences") or ()
-    return any(owner["uid"] == resource["metadata"].get("uid") for owner in owners)
 
 
 def _failed(pod: Object) -> Object:

@@ -34,7 +34,7 @@ from stoker.operator.domain.labels import REPLICA, ROLE, PodRole
 from stoker.operator.domain.placement.device_catalog import specs_of
 from stoker.operator.domain.placement.node_capacity import NodeCapacity
 from stoker.operator.domain.plan import Event, Key, Object, Observed, Plan
-from stoker.operator.domain.pods import is_gated, label
+from stoker.operator.domain.pods import is_gated, is_owned, label
 from stoker.operator.domain.settings import Settings
 from stoker.operator.loop.capacity_watch import CapacityWatch
 from stoker.operator.loop.device_watch import DEVICE_KINDS
@@ -208,11 +208,12 @@ class Operator:
             return self._with_pool_room(key, seen)
         if key.kind != "TrainingJob":
             return seen
-        gated = any(map(is_gated, seen.of_kind("Pod")))
+        uid = seen.resource["metadata"]["uid"]
+        own = [pod for pod in seen.of_kind("Pod") if label(pod, ROLE) == PodRole.TRAINER and is_owned(pod, uid)]
+        gated = any(map(is_gated, own))
         if not gated and not may_grow(seen.resource):
             return seen
         self._waiting_for_room.add(key)
-        own = [pod for pod in seen.of_kind("Pod") if label(pod, ROLE) == PodRole.TRAINER]
         nodes = self.capacity.nodes(without={pod["metadata"]["uid"] for pod in own})
         if any(self.capacity.use_of(pod) is not None for pod in own):
             # Its turn has come, and the last pass was cut short; or it runs, and may grow where no other waits.

@@ -18,7 +18,8 @@ from typing import Any, TypedDict, TypeVar
 
 from stoker.operator.api.metadata import Status, StatusCondition
 from stoker.operator.domain.conditions import Condition, Health, is_true, merge, summary
-from stoker.operator.domain.plan import Event, Object, Observed, Plan
+from stoker.operator.domain.plan import Event, Observed, Plan
+from stoker.operator.domain.pods import is_owned
 from stoker.operator.domain.text import shortened
 
 REFUSED = "Refused"
@@ -100,7 +101,7 @@ def with_lost_pods(plan: Plan, seen: Observed) -> Plan:
     already. A pod of another owner stays until that owner has observed its loss.
     """
     deleted = set(plan.delete)
-    own = [pod for pod in seen.of_kind("Pod") if _owns(seen.resource, pod)]
+    own = [pod for pod in seen.of_kind("Pod") if is_owned(pod, seen.resource["metadata"]["uid"])]
     leaving = {pod["metadata"]["uid"] for pod in own if pod["metadata"].get("deletionTimestamp")}
     force = tuple(ref for ref in seen.lost_pods if ref in deleted or ref.uid in leaving)
     waits = [seconds for seconds in (plan.requeue_after_s, seen.next_loss_s) if seconds is not None]
@@ -157,8 +158,3 @@ def _outage(seen: Observed, status: Status) -> tuple[tuple[Condition, ...], tupl
         return ((Condition(OUTAGE, None, "Outage"),) if reported else ()), ()
     text = f"no pod counts as lost: {seen.outage.text}"
     return (Condition(OUTAGE, True, "Outage", text),), () if reported else (Event("Warning", OUTAGE, text),)
-
-
-def _owns(resource: Object, pod: Object) -> bool:
-    owners = pod["metadata"].get("ownerReferences") or ()
-    return any(owner["uid"] == resource["metadata"].get("uid") for owner in owners)

@@ -14,6 +14,7 @@ from typing import Any
 from stoker.operator.api.pod_fields import PodFields, SmallPod
 from stoker.operator.domain.labels import PREFIX
 from stoker.operator.domain.plan import Object
+from stoker.operator.domain.pod_template import own_metadata
 from stoker.operator.domain.pods import MAIN, PLACEMENT_GATE
 from stoker.operator.domain.settings import Settings
 from stoker.operator.domain.waiting import GPU
@@ -110,13 +111,15 @@ def render_pod(metadata: Mapping[str, Any], program: PodProgram, fields: SmallPo
             }
         ),
     }
-    merged: Object = merge_template(pod, fields.pod_template or {})
-    return merged
+    template = fields.pod_template or {}
+    spec = merge_template(pod["spec"], template.get("spec") or {})
+    return {**pod, "metadata": own_metadata(template, metadata), "spec": spec}
 
 
 def with_gate(pod: Object) -> Object:
     """Return a pod that waits until the operator has chosen the nodes of its gang."""
-    gates = [*pod["spec"].get("schedulingGates", ()), {"name": PLACEMENT_GATE}]
+    others = [gate for gate in pod["spec"].get("schedulingGates", ()) if gate["name"] != PLACEMENT_GATE]
+    gates = [*others, {"name": PLACEMENT_GATE}]
     return {**pod, "spec": {**pod["spec"], "schedulingGates": gates}}
 
 

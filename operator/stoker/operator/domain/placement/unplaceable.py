@@ -54,19 +54,24 @@ def explain(
 
 
 def _scarce(gang: Gang, nodes: Sequence[NodeCapacity], slots: Mapping[str, int]) -> str:
-    """The resource that the most nodes lack, with what is free and needed: `nvidia.com/gpu: 40 free, 64 needed`."""
+    """The resource that the most nodes lack, with what is free and needed: `nvidia.com/gpu: 40 free, 64 needed`.
+
+    Where enough is free, but in pieces that are too small, the need of one pod is named.
+    """
     usable = [node for node in nodes if node.name in slots]
+    wanted = {**gang.requests, "pods": 1}
     lacking = Counter(
         resource
         for node in usable
-        for resource, need in gang.requests.items()
+        for resource, need in wanted.items()
         if need and max(0, node.free.get(resource, 0)) // need == slots[node.name] < gang.size
     )
     if not lacking:
         return ""
     resource = max(lacking, key=lambda name: (lacking[name], name == GPU, name))
-    free = sum(max(0, node.free.get(resource, 0)) for node in usable)
-    return f"{resource}: {_shown(resource, free)} free, {_shown(resource, gang.requests[resource] * gang.size)} needed"
+    free, need = sum(max(0, node.free.get(resource, 0)) for node in usable), wanted[resource]
+    line = f"{resource}: {_shown(resource, free)} free, {_shown(resource, need * gang.size)} needed"
+    return line if free < need * gang.size else f"{line}, {_shown(resource, need)} of them on one node for each pod"
 
 
 def _set_aside(gang: Gang, nodes: Sequence[NodeCapacity], avoid: Collection[str]) -> str:

@@ -15,7 +15,7 @@ from stoker.operator.domain.placement.gang import Level
 from stoker.operator.domain.placement.job_gang import gang_of_rendering
 from stoker.operator.domain.placement.node_capacity import PodUse
 from stoker.operator.domain.plan import Object
-from stoker.operator.domain.pods import PLACEMENT_GATE, is_gated, label
+from stoker.operator.domain.pods import PLACEMENT_GATE, is_gated, is_owned, label
 from stoker.operator.domain.queue.applicant import Applicant, Holding
 
 COMES_BACK_S = 600.0
@@ -48,7 +48,7 @@ def read_queue(
     """
     trainers: defaultdict[str, list[Object]] = defaultdict(list)
     for pod in pods:
-        if label(pod, ROLE) == PodRole.TRAINER:
+        if label(pod, ROLE) == PodRole.TRAINER and is_owned(pod, label(pod, JOB_UID)):
             trainers[label(pod, JOB_UID)].append(pod)
     applicants: list[Applicant] = []
     holdings: list[Holding] = []

@@ -10,7 +10,7 @@ from typing import Any
 
 from stoker.operator.domain.labels import TASK, TASK_TRY
 from stoker.operator.domain.plan import Object
-from stoker.operator.domain.pods import PodState, ended, ended_at, exit_of, label, pod_state
+from stoker.operator.domain.pods import PodState, ended, ended_at, exit_of, label, label_number, pod_state
 from stoker.operator.domain.recovery import MAX_TASK_TRIES, left_s, task_delay_s
 from stoker.operator.domain.waiting import Waiting, waiting
 from stoker.operator.reconcile.checkpoint.view import CheckpointView
@@ -44,9 +44,7 @@ def ask_task(view: CheckpointView, verb: str, folder: str, digest: str | None) -
     An answer is final, good or bad. A task that dies, or could not read the disk, is tried again. A pod that was
     evicted or lost with its node does not count as a try.
     """
-    mine = sorted(
-        (pod for pod in view.tasks if label(pod, TASK) == verb), key=lambda pod: int(label(pod, TASK_TRY) or 0)
-    )
+    mine = sorted((pod for pod in view.tasks if label(pod, TASK) == verb), key=lambda pod: label_number(pod, TASK_TRY))
     for pod in mine:
         message = exit_of(pod).message if ended(pod) else None
         if message is not None and message.result and message.cause in ANSWERS:
@@ -64,7 +62,7 @@ def ask_task(view: CheckpointView, verb: str, folder: str, digest: str | None) -
     rest_s = left_s(ended_at(mine[-1]), task_delay_s(len(mine)), view.now) if mine else 0.0
     if rest_s:
         return TaskAnswer(retry_in_s=rest_s)
-    number = int(label(mine[-1], TASK_TRY) or 0) + 1 if mine else 0
+    number = label_number(mine[-1], TASK_TRY) + 1 if mine else 0
     return TaskAnswer(pod=_pod(view, verb, folder, digest, number))
 
 

@@ -12,9 +12,9 @@ from stoker.operator.api.metadata import read
 from stoker.operator.api.storage import StorageSpec
 from stoker.operator.api.trainingjob import TrainingJob
 from stoker.operator.domain.clock import timestamp
-from stoker.operator.domain.labels import ATTEMPT, CHECKPOINT_UID, JOB_UID, NODE_RANK, ROLE, PodRole
+from stoker.operator.domain.labels import ATTEMPT, JOB_UID, NODE_RANK, ROLE, PodRole
 from stoker.operator.domain.plan import Object, Observed
-from stoker.operator.domain.pods import PodState, ended, exit_of, label, pod_state
+from stoker.operator.domain.pods import PodState, ended, exit_of, is_owned, label, pod_state
 from stoker.operator.domain.settings import Settings
 from stoker.operator.reconcile.intent import Intent, read_in_force
 from stoker.operator.render.storage import settled
@@ -87,7 +87,7 @@ def checkpoint_view(seen: Observed, settings: Settings, now: datetime) -> Checkp
     """The observation, sorted."""
     checkpoint, intent = read_in_force(Checkpoint, seen.resource)
     job = _job(seen, checkpoint)
-    pods = [pod for pod in seen.of_kind("Pod") if job is not None and label(pod, JOB_UID) == job.metadata.uid]
+    pods = [pod for pod in seen.of_kind("Pod") if job is not None and is_owned(pod, job.metadata.uid)]
     trainers = [pod for pod in pods if label(pod, ROLE) == PodRole.TRAINER]
     number = str(job.status.attempt.number) if job is not None and job.status.attempt else ""
     leader = next((p for p in trainers if label(p, ATTEMPT) == number and label(p, NODE_RANK) == "0"), None)
@@ -103,7 +103,7 @@ def checkpoint_view(seen: Observed, settings: Settings, now: datetime) -> Checkp
         saves=tuple(_saves(trainers, seen)),
         requests=dict((report or {}).get("requests") or {}),
         leader_reports=report is not None,
-        tasks=tuple(p for p in seen.of_kind("Pod") if label(p, CHECKPOINT_UID) == checkpoint.metadata.uid),
+        tasks=tuple(pod for pod in seen.of_kind("Pod") if is_owned(pod, checkpoint.metadata.uid)),
         users=tuple(sorted(_users(seen, checkpoint), key=lambda user: (user.kind, user.name))),
         twins=tuple(_twins(seen, checkpoint)),
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from stoker.operator.api.enginepool import EngineTemplate
@@ -166,11 +166,20 @@ def _watch_scheduling(view: PoolView) -> Binding:
 def _time_left_s(view: PoolView, replica: Replica) -> float | None:
     """Seconds until its pods must all be scheduled; None where nothing is waited for."""
     template, late = _template(view, replica), _unscheduled(replica)
-    stamps = [at for pod in late if (at := (pod["metadata"].get("annotations") or {}).get(PLACED_AT))]
+    stamps = [at for pod in late if (at := _placed_at(pod)) is not None]
     if template is None or not stamps:
         return None
     timeout_s = (template.scheduling or PoolScheduling()).gang_timeout_seconds
-    return (datetime.fromisoformat(min(stamps)) + timedelta(seconds=timeout_s) - view.now).total_seconds()
+    return (min(stamps) + timedelta(seconds=timeout_s) - view.now).total_seconds()
+
+
+def _placed_at(pod: Object) -> datetime | None:
+    """When the pod got its node; None also where a user has made the annotation no time."""
+    try:
+        found = datetime.fromisoformat((pod["metadata"].get("annotations") or {})[PLACED_AT])
+    except (KeyError, ValueError):
+        return None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def _unscheduled(replica: Replica) -> list[Object]:

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from stoker.operator.domain.labels import NODE_RANK, PREFIX, REPLICA, REPLICA_PODS, REVISION
 from stoker.operator.domain.plan import Object
-from stoker.operator.domain.pods import ended, is_ready, label
+from stoker.operator.domain.pods import ended, is_ready, label, label_number
 
 DRAINING = f"{PREFIX}/draining"
 """Label on engine pods that get no new request. They are deleted when their replica's last request has finished."""
@@ -89,14 +89,14 @@ def replicas_of(pods: Iterable[Object]) -> tuple[Replica, ...]:
     for pod in pods:
         groups[label(pod, REPLICA) or str(pod["metadata"]["name"])].append(pod)
     return tuple(
-        Replica(name, tuple(sorted(members, key=number_of)), max(int(label(pod, REPLICA_PODS) or 1) for pod in members))
+        Replica(name, tuple(sorted(members, key=number_of)), max(label_number(pod, REPLICA_PODS, 1) for pod in members))
         for name, members in sorted(groups.items())
     )
 
 
 def number_of(pod: Object) -> int:
     """The pod's number in its replica."""
-    return int(label(pod, NODE_RANK) or 0)
+    return label_number(pod, NODE_RANK)
 
 
 def is_leader(pod: Object) -> bool:

@@ -14,7 +14,7 @@ from stoker.operator.api.enginepool import EnginePool, EngineStatus, Revision
 from stoker.operator.domain.clock import timestamp
 from stoker.operator.domain.labels import ROLE
 from stoker.operator.domain.plan import Object, Observed, Report
-from stoker.operator.domain.pods import is_ready, label
+from stoker.operator.domain.pods import is_owned, is_ready, label
 from stoker.operator.domain.settings import Settings
 from stoker.operator.reconcile.enginepool.replica import Replica, replicas_of
 from stoker.operator.reconcile.enginepool.split import wanted_by_revision
@@ -97,7 +97,7 @@ def pool_view(seen: Observed, settings: Settings, now: datetime) -> PoolView:
     pool, intent = read_in_force(EnginePool, seen.resource, controls=("replicas",))
     uid = pool.metadata.uid
     pods = [pod for pod in seen.of_kind("Pod") if role_of(pod) == "engine" and is_owned(pod, uid)]
-    routers = [pod for pod in seen.of_kind("Pod") if role_of(pod) == "router" and is_ready(pod)]
+    routers = [pod for pod in seen.of_kind("Pod") if role_of(pod) == "router" and is_ready(pod) and _is_near(pod, pool)]
     return PoolView(
         pool=pool,
         intent=intent,
@@ -109,9 +109,9 @@ def pool_view(seen: Observed, settings: Settings, now: datetime) -> PoolView:
     )
 
 
-def is_owned(pod: Object, uid: str) -> bool:
-    """Whether the pod belongs to the object with this uid."""
-    return any(owner["uid"] == uid for owner in pod["metadata"].get("ownerReferences") or ())
+def _is_near(router: Object, pool: EnginePool) -> bool:
+    """Whether a router belongs to the deployment of the pool."""
+    return any(is_owned(router, owner.uid) for owner in pool.metadata.owner_references)
 
 
 def role_of(pod: Object) -> str:

@@ -14,9 +14,8 @@ from typing import Any
 from stoker.operator.api.pool import Role
 from stoker.operator.domain.conditions import Condition
 from stoker.operator.domain.plan import Object
-from stoker.operator.domain.pods import is_ready
+from stoker.operator.domain.pods import is_owned, is_ready
 from stoker.operator.reconcile.enginepool.replica import draining, revision_of
-from stoker.operator.reconcile.enginepool.view import is_owned
 from stoker.operator.reconcile.inferencedeployment.rollout import RolloutStep
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
 from stoker.operator.render.transfer_key import transfer_secret, transfer_secret_name

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from stoker.operator.api.rollout import EvalGate
 from stoker.operator.domain.labels import REVISION, TASK, TASK_TRY
 from stoker.operator.domain.plan import Object, Ref
-from stoker.operator.domain.pods import ended, exit_of, is_ready, label, ref_of
+from stoker.operator.domain.pods import ended, exit_of, is_ready, label, label_number, ref_of
 from stoker.operator.domain.recovery import MAX_TASK_TRIES
 from stoker.operator.domain.rollout.gates import EvalLimits, GateResult, judge_eval, not_evaluated
 from stoker.operator.reconcile.enginepool.replica import draining, leaving, revision_of
@@ -54,7 +54,7 @@ def _evaluate(view: DeploymentView, gate: EvalGate, current: str, target: str) -
     new, old = _engine(view, target), _engine(view, current)
     if new is None or old is None:
         return not_evaluated(gate.name, "it waits for an engine of each revision"), None
-    number = 1 + max((int(label(pod, TASK_TRY) or 0) for pod in mine), default=-1)
+    number = 1 + max((label_number(pod, TASK_TRY) for pod in mine), default=-1)
     pod = eval_pod(view.deployment, view.seen.resource, gate, target, number, new=new, old=old, settings=view.settings)
     return not_evaluated(gate.name, "its task begins"), pod
 

@@ -16,9 +16,8 @@ from stoker.operator.api.inferencedeployment import (
 from stoker.operator.api.metadata import read
 from stoker.operator.api.pool import Pool
 from stoker.operator.domain.clock import timestamp
-from stoker.operator.domain.labels import DEPLOYMENT_UID
 from stoker.operator.domain.plan import Object, Observed
-from stoker.operator.domain.pods import label
+from stoker.operator.domain.pods import is_owned
 from stoker.operator.domain.settings import Settings
 from stoker.operator.reconcile.enginepool.replica import is_leader
 from stoker.operator.reconcile.enginepool.view import role_of
@@ -72,15 +71,16 @@ def deployment_view(seen: Observed, settings: Settings, now: datetime) -> Deploy
     """Sort what is observed."""
     deployment, intent = read_in_force(InferenceDeployment, seen.resource)
     uid = deployment.metadata.uid
-    mine = [pod for pod in seen.of_kind("Pod") if label(pod, DEPLOYMENT_UID) == uid]
-    pools = [read(EnginePool, found) for found in seen.of_kind("EnginePool")]
+    pools = [read(EnginePool, found) for found in seen.of_kind("EnginePool") if is_owned(found, uid)]
+    owners = (uid, *(pool.metadata.uid for pool in pools))
+    mine = [pod for pod in seen.of_kind("Pod") if any(is_owned(pod, owner) for owner in owners)]
     return DeploymentView(
         deployment=deployment,
         intent=intent,
         seen=seen,
         settings=settings,
         now=now,
-        pools=tuple(pool for pool in pools if pool.metadata.labels.get(DEPLOYMENT_UID) == uid),
+        pools=tuple(pools),
         engines=tuple(pod for pod in mine if role_of(pod) == "engine" and is_leader(pod)),
         routers=tuple(pod for pod in mine if role_of(pod) == "router"),
         tasks=tuple(pod for pod in mine if role_of(pod) == "task"),

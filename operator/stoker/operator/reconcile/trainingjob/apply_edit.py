@@ -1,6 +1,7 @@
 """An edit of a running job that is applied at once: save, end the attempt, start the next one in the new form.
 
-With `run.applyChanges: NextAttempt` the edit waits for an end that comes by itself. The attempt that ends for an edit
+With `run.applyChanges: NextAttempt` the edit waits for an end that comes by itself, unless no pod of the attempt has
+run yet: such a gang may wait for what the edit repairs, and nothing is lost with it. The attempt that ends for an edit
 has no failure, so it counts against no budget; its saves are looked up as after any other attempt.
 
 Pure. Called by `reconcile`.
@@ -37,15 +38,25 @@ def apply_edit(view: TrainingView) -> JobOutcome | None:
         return None
     if not view.live:
         return _over(view)
-    text = f"attempt {attempt.number} saves and restarts with {', '.join(_changes(view))}"
+    how = "never ran and starts anew" if never_ran(view) else "saves and restarts"
+    text = f"attempt {attempt.number} {how} with {', '.join(_changes(view))}"
     return drain(view, "restart", text, (Event("Normal", RESTART_FOR_EDIT, shortened(text)),))
 
 
 def applies_at_once(view: TrainingView) -> bool:
-    """Whether what the rendering lacks is not left to the next attempt: by the user's wish, or for another size."""
+    """Whether what the rendering lacks is not left to the next attempt.
+
+    By the user's wish, for another size, or because nothing has run that would have to end.
+    """
     size = view.job.status.elastic
     other_size = size is not None and size.base == view.base and size.workers != gang_size(view)
-    return other_size or view.job.spec.run.apply_changes == "Restart"
+    return other_size or view.job.spec.run.apply_changes == "Restart" or never_ran(view)
+
+
+def never_ran(view: TrainingView) -> bool:
+    """Whether no pod of the attempt has started: all wait for nodes, images or volumes."""
+    waiting = {PodState.GATED, PodState.PENDING}
+    return bool(view.gang) and all(pod_state(pod) in waiting for pod in view.gang)
 
 
 def _wanted(view: TrainingView) -> bool:

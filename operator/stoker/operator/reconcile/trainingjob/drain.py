@@ -9,11 +9,11 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Literal
 
-from stoker.operator.api.trainingjob_status import PendingRequest, TrainingPhase
+from stoker.operator.api.trainingjob_status import PendingRequest, Resumption, TrainingPhase
 from stoker.operator.domain.conditions import Health
 from stoker.operator.domain.plan import ControlCall, Event, Plan
-from stoker.operator.domain.pods import ref_of
-from stoker.operator.reconcile.trainingjob.attempt import moment, undeleted
+from stoker.operator.domain.pods import PodState, pod_state, ref_of
+from stoker.operator.reconcile.trainingjob.attempt import gang_size, moment, undeleted
 from stoker.operator.reconcile.trainingjob.outcome import JobChanges, JobOutcome
 from stoker.operator.reconcile.trainingjob.saves import new_checkpoints
 from stoker.operator.reconcile.trainingjob.view import TrainingView
@@ -49,10 +49,22 @@ def drain(view: TrainingView, kind: StopKind, message: str, events: tuple[Event,
         plan = replace(outcome.plan, events=events)
         outcome = replace(outcome, changes=JobChanges(requests=(asked,)), plan=plan)
     if view.leader is None or not view.leader_running or _overdue(view, asked):
-        return replace(outcome, plan=replace(outcome.plan, delete=undeleted(view.live)))
+        changes = outcome.changes | _nothing_to_list(view)
+        return replace(outcome, changes=changes, plan=replace(outcome.plan, delete=undeleted(view.live)))
     acknowledged = asked.id in (view.report or {}).get("requests", {})
     calls = () if acknowledged else (_call(view, asked),)
     return replace(outcome, plan=replace(outcome.plan, calls=calls))
+
+
+def _nothing_to_list(view: TrainingView) -> JobChanges:
+    """Note that the writer of a gang whose pods are all gated has saved nothing, so that no task looks for it."""
+    gated = all(pod_state(pod) is PodState.GATED for pod in view.gang)
+    if view.attempt is None or not gated or len(view.gang) < gang_size(view):
+        return JobChanges()
+    known = view.job.status.resumption
+    return JobChanges(
+        resumption=Resumption(listed_writer=view.attempt.writer, rejected=known.rejected if known else ())
+    )
 
 
 def _overdue(view: TrainingView, asked: PendingRequest) -> bool:

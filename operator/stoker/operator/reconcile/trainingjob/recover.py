@@ -9,7 +9,7 @@ from stoker.operator.api.trainingjob_status import Attempt, Failure, Resumption
 from stoker.operator.domain.conditions import Health
 from stoker.operator.domain.labels import NODE_RANK
 from stoker.operator.domain.plan import Event, Plan
-from stoker.operator.domain.pods import ended_by_itself, label
+from stoker.operator.domain.pods import ended_by_itself, label_number
 from stoker.operator.domain.recovery import Ending, disruption, exhausted, first_failure, lost_pod
 from stoker.operator.domain.text import shortened
 from stoker.operator.reconcile.trainingjob.attempt import (
@@ -134,7 +134,7 @@ def _lost(view: TrainingView, attempt: Attempt) -> Ending | None:
     """The ending of a pod that is gone, in a gang that was whole once."""
     if attempt.phase is None or len(view.gang) >= gang_size(view):
         return None
-    present = {int(label(pod, NODE_RANK) or 0) for pod in view.gang}
+    present = {label_number(pod, NODE_RANK) for pod in view.gang}
     missing = min(set(range(gang_size(view))) - present)
     return lost_pod(missing, f"{stem(view.job.metadata.name, view.job.metadata.uid)}-a{attempt.number}-{missing}")
 

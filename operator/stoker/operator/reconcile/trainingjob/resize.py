@@ -8,13 +8,13 @@ Pure. Called by `reconcile` and `view`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from stoker.operator.api.trainingjob import TrainingJobSpec
 from stoker.operator.api.trainingjob_status import Attempt, ElasticSize
 from stoker.operator.domain.conditions import Condition
-from stoker.operator.domain.elastic import Limits, Moment, due_in_s, resized
+from stoker.operator.domain.elastic import Form, Limits, Moment, due_in_s, resized
 from stoker.operator.domain.placement.device_catalog import needs_of
 from stoker.operator.domain.placement.gang import Level
 from stoker.operator.domain.placement.job_gang import gang_of_rendering
@@ -22,6 +22,7 @@ from stoker.operator.domain.placement.place import Placement, place
 from stoker.operator.domain.plan import Event, Plan
 from stoker.operator.domain.pods import is_gated
 from stoker.operator.reconcile.trainingjob.attempt import gang_size, moment
+from stoker.operator.reconcile.trainingjob.blame import avoided_nodes
 from stoker.operator.reconcile.trainingjob.outcome import JobChanges, JobOutcome
 from stoker.operator.reconcile.trainingjob.view import TrainingView
 
@@ -38,7 +39,7 @@ def resize(view: TrainingView) -> JobOutcome | None:
     if now is None or view.seen.nodes is None:
         return None
     limits = Limits(smallest=elastic.min_workers, largest=elastic.max_workers, pace=view.settings.elastic_pace)
-    form = resized(view.written, limits, now, lambda spec: _has_room(view, spec))
+    form = _form(view, limits, now)
     if form is None:
         return None
     workers = form["workers"]["replicas"]
@@ -88,7 +89,16 @@ def _not_its_turn(view: TrainingView) -> bool:
     return view.seen.turn is not None and view.seen.turn.position > 1
 
 
-def _has_room(view: TrainingView, spec: Mapping[str, Any]) -> bool:
+def _form(view: TrainingView, limits: Limits, now: Moment) -> Form | None:
+    """The form to change to; on nodes that the job avoids only where a gang that waits finds no others."""
+    avoided = avoided_nodes(view.job.status)
+    form = resized(view.written, limits, now, lambda spec: _has_room(view, spec, avoided))
+    if form is not None or not avoided or now.runs:
+        return form
+    return resized(view.written, limits, now, lambda spec: _has_room(view, spec))
+
+
+def _has_room(view: TrainingView, spec: Mapping[str, Any], avoided: Collection[str] = ()) -> bool:
     assert view.seen.nodes is not None
     pinned = view.job.status.pinned
     rendered = (pinned.rendered if pinned else None) or {}
@@ -98,7 +108,7 @@ def _has_room(view: TrainingView, spec: Mapping[str, Any]) -> bool:
     levels = tuple(Level(found.key, found.mode) for found in view.job.spec.scheduling.topology)
     devices = needs_of(view.seen.devices, view.job.metadata.namespace, rendered["pod"]["spec"]).amounts
     gang = gang_of_rendering({**rendered, "config": grid}, devices)
-    return isinstance(place(gang, view.seen.nodes, levels), Placement)
+    return isinstance(place(gang, view.seen.nodes, levels, avoided), Placement)
 
 
 def _why(now: Moment, workers: int) -> str:

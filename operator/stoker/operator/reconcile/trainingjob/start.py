@@ -10,9 +10,9 @@ from itertools import takewhile
 
 from stoker.operator.api.trainingjob_status import Attempt, Pinned, Progress
 from stoker.operator.domain.conditions import Health
-from stoker.operator.domain.labels import ATTEMPT, JOB_UID
+from stoker.operator.domain.labels import ATTEMPT
 from stoker.operator.domain.plan import Event, Object, Plan
-from stoker.operator.domain.pods import ended, label
+from stoker.operator.domain.pods import ended, is_owned, label
 from stoker.operator.domain.recovery import exhausted, retry_delay_s
 from stoker.operator.domain.schedulers import Missing, Scheduler, choose
 from stoker.operator.reconcile.trainingjob.attempt import (
@@ -170,7 +170,7 @@ def _evicted_idle(attempt: Attempt) -> bool:
 
 def _outlived(view: TrainingView, number: int) -> list[Object]:
     """Objects that only earlier attempts needed. Pods of the attempt before `number` stay for their logs."""
-    configs = [found for found in view.seen.of_kind("ConfigMap") if label(found, JOB_UID) == view.job.metadata.uid]
+    configs = [found for found in view.seen.of_kind("ConfigMap") if is_owned(found, view.job.metadata.uid)]
     old = [found for found in configs if label(found, ATTEMPT) not in ("", str(number))]
     return [*(pod for pod in (*view.older, *view.tasks) if ended(pod)), *old]
 

@@ -20,7 +20,7 @@ from stoker.operator.domain.clock import timestamp
 from stoker.operator.domain.elastic import with_form
 from stoker.operator.domain.labels import ATTEMPT, CHECKPOINT_UID, JOB_UID, NODE_RANK, ROLE, PodRole
 from stoker.operator.domain.plan import Object, Observed
-from stoker.operator.domain.pods import PodState, ended, label, pod_state
+from stoker.operator.domain.pods import PodState, ended, is_owned, label, label_number, pod_state
 from stoker.operator.domain.settings import Settings
 from stoker.operator.reconcile.intent import Intent, read_in_force
 from stoker.operator.render.trainer import intent_of
@@ -100,7 +100,7 @@ def training_view(seen: Observed, settings: Settings, now: datetime) -> Training
     job, intent = read_in_force(TrainingJob, seen.resource, controls=CONTROLS)
     written, base = intent.spec, intent_of(job.spec)
     job, intent = _in_size(job, intent, base)
-    mine = [pod for pod in seen.of_kind("Pod") if pod["metadata"].get("labels", {}).get(JOB_UID) == job.metadata.uid]
+    mine = [pod for pod in seen.of_kind("Pod") if is_owned(pod, job.metadata.uid)]
     trainers = [pod for pod in mine if label(pod, ROLE) == PodRole.TRAINER]
     number = str(job.status.attempt.number) if job.status.attempt else ""
     gang = sorted((pod for pod in trainers if label(pod, ATTEMPT) == number), key=_node_rank)
@@ -148,7 +148,15 @@ def _checkpoints(seen: Observed, job: TrainingJob) -> tuple[Checkpoint, ...]:
         for found in seen.of_kind("Checkpoint")
         if found["metadata"].get("labels", {}).get(JOB_UID) == job.metadata.uid
     ]
+    mine = [found for found in mine if _is_of(found, job)]
     return tuple(sorted(mine, key=lambda found: (-(found.status.step or 0), found.metadata.name)))
+
+
+def _is_of(found: Checkpoint, job: TrainingJob) -> bool:
+    """Whether the job wrote it or was asked for it. An imported folder is of no job, whatever its labels say."""
+    source = found.spec.source
+    named = source.save.job_ref if source.save else source.job_ref
+    return named is not None and named.name == job.metadata.name and named.uid in (None, job.metadata.uid)
 
 
 def _leader_report(seen: Observed, gang: list[Object], number: str) -> Mapping[str, Any] | None:
@@ -160,4 +168,4 @@ def _leader_report(seen: Observed, gang: list[Object], number: str) -> Mapping[s
 
 
 def _node_rank(pod: Object) -> int:
-    return int(label(pod, NODE_RANK) or 0)
+    return label_number(pod, NODE_RANK)

@@ -20,6 +20,7 @@ from stoker.operator.cluster.interface import (
     NotFound,
     ServerError,
     TooManyRequests,
+    Unauthorized,
 )
 
 MAX_MESSAGE = 2048
@@ -42,7 +43,9 @@ def error_of(code: int, body: Mapping[str, Any], headers: Mapping[str, str], whe
         return Gone(message)
     if code in (400, 422):
         return Conflict(message) if _names_identity(body) else Invalid(message)
-    if code in (401, 403):
+    if code == 401:
+        return Unauthorized(message)
+    if code == 403:
         return NamespaceTerminating(message) if _has_cause(body, "NamespaceTerminating") else Forbidden(message)
     if code == 429:
         return TooManyRequests(message, retry_after_s(body, headers))

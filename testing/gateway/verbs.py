@@ -14,9 +14,9 @@ from testing.gateway.kube_server import KubeServer
 from testing.gateway.world import JOB_SPEC, World
 
 
-def run(server: KubeServer, *words: str, code: int = 0, said: str | None = None) -> str:
-    """Output of a verb, standard error with it; `said` is what is typed at a question."""
-    result = CliRunner().invoke(stoker, [words[0], "--kubeconfig", str(server.kubeconfig), *words[1:]], input=said)
+def run(server: KubeServer, *words: str, code: int = 0) -> str:
+    """Output of a verb, standard error with it."""
+    result = CliRunner().invoke(stoker, [words[0], "--kubeconfig", str(server.kubeconfig), *words[1:]])
     assert result.exit_code == code, (result.output, result.exception)
     return result.output
 

@@ -83,7 +83,7 @@ def chosen_objects(
     return found, missing
 
 
-def confirm(found: Sequence[dict[str, Any]], *, yes: bool) -> None:
+def confirm(found: Sequence[dict[str, Any]], *, yes: bool, terminal: bool) -> None:
     """Ask before objects are deleted that were not named; ends the command unless the answer is yes.
 
     Raises:
@@ -91,7 +91,7 @@ def confirm(found: Sequence[dict[str, Any]], *, yes: bool) -> None:
     """
     if yes or not found:
         return
-    if not sys.stdin.isatty():
+    if not terminal:
         raise click.UsageError(
             f"this deletes {len(found)} objects: confirm with --yes (there is no terminal to ask on)"
         )
@@ -137,7 +137,7 @@ def run_deletion(
             click.echo(f"{title(item)} would be deleted")
         return code
     if any(target.name is None for target in targets):
-        confirm(found, yes=yes)
+        confirm(found, yes=yes, terminal=sys.stdin.isatty())
         if not found:
             click.echo(f"nothing to delete in {source.place}", err=True)
     return max(code, delete_all(source, found, wait=wait, timeout_s=timeout_s))

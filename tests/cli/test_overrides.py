@@ -8,7 +8,7 @@ import pytest
 
 from stoker.cli.overrides import WrongOverride, override, parse_override
 
-JOB = {
+JOB: dict[str, Any] = {
     "kind": "TrainingJob",
     "metadata": {"name": "teach"},
     "spec": {"training": {"totalSteps": 20}, "data": {"sources": [{"name": "a"}, {"name": "b"}]}},

@@ -132,14 +132,14 @@ def run_deletion(
     for message in missing:
         click.echo(message, err=True)
     code = FAILED if missing and not (of_files or ignore_not_found) else 0
+    if not found and any(target.name is None for target in targets):
+        click.echo(f"nothing to delete in {source.place}", err=True)
     if dry_run:
         for item in found:
             click.echo(f"{title(item)} would be deleted")
         return code
     if any(target.name is None for target in targets):
         confirm(found, yes=yes, terminal=sys.stdin.isatty())
-        if not found:
-            click.echo(f"nothing to delete in {source.place}", err=True)
     return max(code, delete_all(source, found, wait=wait, timeout_s=timeout_s))
 
 

@@ -48,8 +48,9 @@ class Listing:
     def nothing(self) -> str:
         """The message where there is no object."""
         names = list(dict.fromkeys(target.kind.plural for target in self.targets))
-        what = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-        return f"no {what} in {self.source.place}"
+        what = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+        chosen = " with these labels" if self.selector.requirements else ""
+        return f"no {what}{chosen} in {self.source.place}"
 
 
 def listing_of(

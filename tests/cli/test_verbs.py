@@ -165,6 +165,13 @@ def test_a_job_is_followed_through_its_attempts_to_its_end(server: KubeServer, t
     assert "no pod of attempt 7 is left" in run(server, "logs", "tj/run", "--attempt", "7", code=1)
 
 
+def test_a_finished_job_with_the_longest_name_goes_on(server: KubeServer) -> None:
+    name = f"{'a' * 29}-{'b' * 10}"
+    job = server.do(lambda found: found.put_status(found.job(name), phase="Completed"))
+    server.do(lambda found: found.checkpoint(job, 50))
+    assert f"trainingjob/{'a' * 29}-go-" in run(server, "resume", name)
+
+
 BEFORE: dict[str, tuple[str, ...]] = {"tj": ("teach", "try"), "ckpt": ("teach-8",)}
 
 

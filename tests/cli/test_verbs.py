@@ -20,6 +20,7 @@ from stoker.cli.object_names import proposals
 from stoker.cli.output_format import Format
 from stoker.cli.targets import parse_targets
 from stoker.cli.text_style import PLAIN
+from stoker.operator.cluster.kube.errors import error_of
 from stoker.operator.domain.plan import Ref
 from testing.gateway.kube_server import KubeServer, write_kubeconfig
 from testing.gateway.verbs import manifest, run
@@ -221,6 +222,21 @@ def test_a_server_that_does_not_answer_and_a_wrong_context_are_named(tmp_path: P
     assert code == 1
     assert f"the API server of the current context of {unreachable} does not answer: " in said
     assert failed("--context", "y") == (64, f"error: {unreachable}: no context 'y', there are: x\n")
+
+
+def test_credentials_that_have_expired_are_named(tmp_path: Path) -> None:
+    config = write_kubeconfig(tmp_path / "config", "http://127.0.0.1:9")
+    client = ClusterClient(find_access(str(config), "x"))
+    try:
+        refused = error_of(401, {"message": "Unauthorized"}, {}, "GET pods")
+        assert client.explain(refused) == (
+            f"GET pods: Unauthorized: the credentials of context x of {config} are not accepted; "
+            "log in again, or choose another --context"
+        )
+        forbidden = error_of(403, {"message": "pods is forbidden: User a cannot list"}, {}, "GET pods")
+        assert client.explain(forbidden) == "GET pods: pods is forbidden: User a cannot list"
+    finally:
+        client.close()
 
 
 def test_the_wrong_document_of_two_is_named_by_its_line(server: KubeServer, tmp_path: Path) -> None:

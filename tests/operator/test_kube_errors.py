@@ -32,7 +32,7 @@ def cause(**given: str) -> dict[str, Any]:
         (400, {"reason": "BadRequest"}, interface.Invalid),
         (422, {"details": cause(field="spec.replicas")}, interface.Invalid),
         (422, {"details": cause(field="metadata.uid")}, interface.Conflict),
-        (401, {}, interface.Forbidden),
+        (401, {}, interface.Unauthorized),
         (403, {"reason": "Forbidden"}, interface.Forbidden),
         (403, {"details": cause(reason="NamespaceTerminating")}, interface.NamespaceTerminating),
         (429, {}, interface.TooManyRequests),

@@ -37,6 +37,7 @@ def cause(**given: str) -> dict[str, Any]:
         (403, {"details": cause(reason="NamespaceTerminating")}, interface.NamespaceTerminating),
         (429, {}, interface.TooManyRequests),
         (500, {"reason": "InternalError"}, interface.ServerError),
+        (500, {"message": "failed to create typed patch object (n/x): .spec.y: field not declared"}, interface.Invalid),
         (504, {"reason": "Timeout"}, interface.ServerError),
         (415, {}, interface.ClusterError),
     ],

@@ -24,6 +24,8 @@ from stoker.operator.cluster.interface import (
 )
 
 MAX_MESSAGE = 2048
+UNKNOWN_FIELD = "failed to create typed patch object"
+"""What a server answers, with 500, to an apply that has a field which the definition lacks."""
 _IDENTITY = frozenset({"metadata.uid", "metadata.resourceVersion"})
 """Fields that are only ever sent as preconditions: a complaint about them is a conflict."""
 
@@ -49,6 +51,8 @@ def error_of(code: int, body: Mapping[str, Any], headers: Mapping[str, str], whe
         return NamespaceTerminating(message) if _has_cause(body, "NamespaceTerminating") else Forbidden(message)
     if code == 429:
         return TooManyRequests(message, retry_after_s(body, headers))
+    if code >= 500 and UNKNOWN_FIELD in message:
+        return Invalid(message)
     return ServerError(message) if code >= 500 else ClusterError(message)
 
 

@@ -10,6 +10,10 @@ from typing import Any
 
 import pytest
 import yaml
+from prometheus_client.metrics_core import Metric
+
+from stoker.operator.loop.metrics import OperatorMetrics, OperatorState
+from stoker.operator.loop.node_watch import NodeCounts
 
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "charts" / "stoker" / "files"
@@ -18,14 +22,29 @@ EMITTERS = (
     "operator/stoker/gateway/http/requests.py",
     "trainer/stoker/trainer/agent/metrics.py",
     "engine/stoker/engine/http/metrics.py",
+    "engine/stoker/engine/http/class_metrics.py",
+    "engine/stoker/engine/http/cold_tier_metrics.py",
+    "engine/stoker/engine/http/expert_metrics.py",
+    "engine/stoker/engine/http/transfer_metrics.py",
+    "engine/stoker/engine/fronts/front_metrics.py",
     "engine/stoker/router/metrics.py",
+    "engine/stoker/router/class_metrics.py",
+    "engine/stoker/router/revision_counts.py",
 )
+MAKES_METRICS = re.compile(r"(?:MetricFamily|Counter|Gauge|Histogram|Summary)\(\s*f?\"")
 SUFFIXES = ("", "_total", "_bucket", "_count", "_sum")
-PREFIXES = ("", "vllm:", "stoker_operator_", "stoker_operator_pool_")
+PAGE = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+ON_PAGE = set(re.findall(r"^\| `([a-z_:0-9]+)` \|", PAGE, re.MULTILINE))
+PREFIXES = ("", "vllm:", "stoker_operator_", "stoker_operator_pool_", "stoker_router_revision")
 """Prefixes that a program puts before the names in its tables."""
 METRIC = re.compile(r"\b(?:stoker_[a-z_]+|stoker:[a-z_]+|vllm:[a-z_0-9]+)")
+FULL = re.compile(
+    r"(?:stoker_(?:trainer|router|gateway|operator|transfer|split|prefill|landing|handover)_[a-z_]+|stoker:[a-z_]+|vllm:[a-z_0-9]+)"
+)
 LITERALS = {
-    name for path in EMITTERS for name in re.findall(r'"([a-z_:0-9{}]+)"', (ROOT / path).read_text(encoding="utf-8"))
+    name.removeprefix("{name}")
+    for path in EMITTERS
+    for name in re.findall(r'"([a-z_:0-9{}]+)"', (ROOT / path).read_text(encoding="utf-8"))
 }
 
 
@@ -73,3 +92,41 @@ def test_alerts_watch_metrics_that_exist_and_say_what_is_wrong() -> None:
         assert [metric for metric in named if not is_exposed(metric)] == []
         assert rule["annotations"]["summary"]
         assert rule["labels"]["severity"] in ("warning", "critical")
+
+
+def test_every_metric_is_on_the_page_and_nothing_else() -> None:
+    written = {literal for literal in LITERALS if FULL.fullmatch(literal)} - {*PREFIXES}
+    histograms = re.findall(r'histogram\(\s*"([a-z_0-9]+)"', (ROOT / EMITTERS[3]).read_text(encoding="utf-8"))
+    assert len(histograms) > 10
+    revisions = re.findall(r'"\{name\}(_[a-z_0-9]+)"', (ROOT / EMITTERS[-1]).read_text(encoding="utf-8"))
+    at_work = {metric.name for metric in _operator_metrics()} | {f"stoker_router_revision{name}" for name in revisions}
+    assert sorted((written | {f"vllm:{name}" for name in histograms} | at_work) - ON_PAGE) == []
+    assert [name for name in sorted(ON_PAGE) if not is_exposed(name)] == []
+
+
+def test_every_alert_is_on_the_page() -> None:
+    groups = yaml.safe_load((FILES / "alerts.yaml").read_text())["groups"]
+    assert set(re.findall(r"^\| (Stoker\w+) \|", PAGE, re.MULTILINE)) == {
+        rule["alert"] for group in groups for rule in group["rules"]
+    }
+
+
+def test_no_file_exports_metrics_that_this_test_does_not_read() -> None:
+    roots = ("operator/stoker", "trainer/stoker", "engine/stoker")
+    found = {
+        str(path.relative_to(ROOT))
+        for root in roots
+        for path in (ROOT / root).rglob("*.py")
+        if "prometheus_client" in (text := path.read_text(encoding="utf-8")) and MAKES_METRICS.search(text)
+    }
+    assert found - set(EMITTERS) == set()
+
+
+def _operator_metrics() -> Iterator[Metric]:
+    """The metrics of a leader without objects."""
+    metrics = OperatorMetrics()
+    state = OperatorState(
+        queue=0, delayed=0, polls=0, objects={}, silence_s={}, nodes=NodeCounts(silent=0, in_outage=0, outages=0)
+    )
+    metrics.watch(lambda: state)
+    yield from metrics.registry.collect()

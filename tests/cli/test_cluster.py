@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 from click.testing import CliRunner
 
 from stoker.cli.cluster_client import find_access
@@ -21,47 +18,9 @@ from stoker.operator.domain.plan import Ref
 from stoker.operator.domain.settings import Settings
 from stoker.operator.render.trainer import pin
 from stoker.pod.metric_reader import history_lines, read_history
-from testing.gateway.kube_server import KubeServer, kube_server
-from testing.gateway.world import JOB_SPEC, World
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeServer]:
-    with kube_server(tmp_path_factory.mktemp("kube")) as found:
-        yield found
-
-
-@pytest.fixture
-def server(shared: KubeServer) -> Iterator[KubeServer]:
-    """A server without objects."""
-    yield shared
-    shared.do(_emptied)
-
-
-def _emptied(found: World) -> None:
-    for kind in ("TrainingJob", "Checkpoint", "InferenceDeployment", "Pod", "Event"):
-        for item in found.objects.of_kind(kind):
-            metadata = item["metadata"]
-            found.objects.delete(Ref(kind, metadata["namespace"], metadata["name"], metadata["uid"]), grace_s=0)
-
-
-def run(server: KubeServer, *words: str, code: int = 0) -> str:
-    """Output of a verb."""
-    result = CliRunner().invoke(stoker, [words[0], "--kubeconfig", str(server.kubeconfig), *words[1:]])
-    assert result.exit_code == code, (result.output, result.exception)
-    return result.output
-
-
-def manifest(folder: Path, name: str = "run", **spec: Any) -> str:
-    body = {
-        "apiVersion": "stoker.dev/v1alpha1",
-        "kind": "TrainingJob",
-        "metadata": {"name": name},
-        "spec": {**JOB_SPEC, **spec},
-    }
-    file = folder / f"{name}.yaml"
-    file.write_text(yaml.safe_dump(body))
-    return str(file)
+from testing.gateway.kube_server import KubeServer
+from testing.gateway.verbs import emptied, manifest, run
+from testing.gateway.world import World
 
 
 def test_submit_get_describe_delete(server: KubeServer, tmp_path: Path) -> None:
@@ -71,8 +30,8 @@ def test_submit_get_describe_delete(server: KubeServer, tmp_path: Path) -> None:
     manifest(tmp_path, run={"suspend": True})
     assert json.loads(run(server, "submit", "-f", file, "--json"))["result"] == "configured"
     assert [line.split()[0] for line in run(server, "get").splitlines()] == ["NAME", "run"]
-    assert "default/run" in run(server, "get", "tj", "-A")
-    assert json.loads(run(server, "get", "tj/run", "--json"))["items"][0]["spec"]["run"]["suspend"] is True
+    assert run(server, "get", "tj", "-A").splitlines()[1].split()[:2] == ["default", "run"]
+    assert json.loads(run(server, "get", "tj/run", "--json"))["spec"]["run"]["suspend"] is True
     assert run(server, "describe", "tj", "run").startswith("TrainingJob default/run\n")
     assert run(server, "get", "tj", "-n", "elsewhere") == "no trainingjobs in namespace elsewhere\n"
     assert run(server, "delete", "tj", "run") == "trainingjob/run deleted\n"
@@ -107,7 +66,7 @@ def test_waiting_for_a_job_follows_it_to_its_end(server: KubeServer, tmp_path: P
         out = run(server, "submit", "-f", manifest(tmp_path), "--wait", "--timeout", "60", code=code)
         operator.join()
         assert f"trainingjob/run  {phase}" in out
-        server.do(_emptied)
+        server.do(emptied)
 
 
 def test_logs_of_a_pod_and_of_a_job(server: KubeServer) -> None:
@@ -119,6 +78,7 @@ def test_logs_of_a_pod_and_of_a_job(server: KubeServer) -> None:
     def end() -> None:
         for pod in pods:
             server.do(lambda found, pod=pod: found.put_status(pod, phase="Succeeded"))  # type: ignore[misc]
+        server.do(lambda found: found.put_status(job, phase="Completed"))
 
     ending = threading.Timer(0.5, end)
     ending.start()
@@ -170,7 +130,12 @@ def test_top_counts_gpus_and_shows_what_runs(server: KubeServer) -> None:
     server.do(lambda found: found.put_status(found.job("done"), phase="Completed"))
     lines = [line.split() for line in run(server, "top").splitlines()]
     assert lines[:2] == [["NODE", "STATUS", "GPUS", "FREE"], ["local", "Ready", "2", "1"]]
-    assert lines[3:] == [["JOB", "PHASE", "RANKS", "STEP", "TOKENS/S", "MESSAGE"], ["run", "Running", "8"]]
+    assert lines[3:5] == [
+        ["JOB", "PHASE", "RANKS", "GPUS", "STEP", "TOKENS/S", "MESSAGE"],
+        ["run", "Running", "8", "1"],
+    ]
+    assert run(server, "top", "jobs").splitlines()[0].startswith("JOB")
+    assert "NODE" not in run(server, "top", "deployments")
 
 
 def test_credentials_are_those_of_kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: KubeServer) -> None:
@@ -256,7 +221,7 @@ def test_a_backup_brings_jobs_checkpoints_and_deployments_back(server: KubeServe
     assert "trainingjob/late (default): goes on from checkpoint late-40" in made.stderr
     assert "checkpoint/late-50 (default): left out: it is Corrupt" in made.stderr
     assert "inferencedeployment/chat (default): serves checkpoint done-100" in made.stderr
-    server.do(_emptied)
+    server.do(emptied)
     lines = run(server, "submit", "-f", str(file)).splitlines()
     assert sorted(lines) == [
         "checkpoint/done-100 created",
@@ -265,7 +230,7 @@ def test_a_backup_brings_jobs_checkpoints_and_deployments_back(server: KubeServe
         "trainingjob/early created",
         "trainingjob/late created",
     ]
-    found = json.loads(run(server, "get", "ckpt/late-40", "--json"))["items"][0]["spec"]
+    found = json.loads(run(server, "get", "ckpt/late-40", "--json"))["spec"]
     assert found["source"] == {
         "import": {
             "storage": {"claimName": "claim", "path": "late"},
@@ -273,11 +238,11 @@ def test_a_backup_brings_jobs_checkpoints_and_deployments_back(server: KubeServe
             "digest": f"blake3:{40:064x}",
         }
     }
-    late = json.loads(run(server, "get", "tj/late", "--json"))["items"][0]
+    late = json.loads(run(server, "get", "tj/late", "--json"))
     assert late["spec"]["modelFrom"]["checkpoint"] == {"name": "late-40", "state": "All"}
     assert late["spec"]["run"]["suspend"] is True
     assert late["metadata"]["labels"] == {"team": "a"}
-    chat = json.loads(run(server, "get", "infd/chat", "--json"))["items"][0]["spec"]
+    chat = json.loads(run(server, "get", "infd/chat", "--json"))["spec"]
     assert chat["model"] == {"checkpointRef": {"name": "done-100"}, "dtype": "auto"}
 
 

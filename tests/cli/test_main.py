@@ -58,6 +58,7 @@ def test_what_is_not_built_says_so_and_what_to_use_instead(verb: str) -> None:
 
 def test_an_unknown_verb_is_a_usage_error() -> None:
     assert "No such command 'fly'" in stoker("fly", code=64)
+    assert "No such command 'descibe'; did you mean describe?" in stoker("descibe", code=64)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,11 @@ def test_an_unknown_verb_is_a_usage_error() -> None:
     [
         ["local", "get", "--no-such"],
         ["local", "apply"],
-        ["local", "describe", "pod"],
+        ["local", "describe"],
+        ["get", "tj/a", "-A"],
+        ["delete", "tj"],
+        ["delete", "tj", "a", "--all"],
+        ["submit", "-f", "x", "--dry-run", "--wait"],
         ["submit"],
         ["get", "spaceships"],
         ["get", "tj", "--kubeconfig", "/nowhere"],

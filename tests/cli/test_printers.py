@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from stoker.cli.local_endpoints import local_endpoint
-from stoker.cli.printers import age, aligned, bytes_text, described, progress_line, state_of, table, value_at
+from stoker.cli.printers import age, bytes_text, described, progress_line, state_of, table, value_at
+from stoker.cli.text_style import aligned
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

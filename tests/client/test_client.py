@@ -17,7 +17,18 @@ import pytest
 
 from stoker.client.async_client import AsyncStokerClient
 from stoker.client.client import StokerClient
-from stoker.client.errors import JobFailed, NoAnswer, StokerError
+from stoker.client.errors import (
+    Conflict,
+    Forbidden,
+    GatewayFailed,
+    InvalidRequest,
+    JobFailed,
+    NoAnswer,
+    NotAuthenticated,
+    NotFound,
+    StokerError,
+)
+from stoker.client.waiting import Wait
 from testing.gateway.kube_server import KubeServer, kube_server
 from testing.gateway.world import JOB_SPEC, KEY
 
@@ -85,10 +96,49 @@ def test_a_job_that_fails_or_takes_too_long_is_an_error(server: KubeServer, url:
         with pytest.raises(TimeoutError, match="job failing is still PENDING after 0 s"):
             client.wait("failing", timeout_s=0, progress=False)
         server.do(lambda found: found.put_status(job, phase="Failed", message="OutOfMemory on rank 3"))
-        with pytest.raises(JobFailed, match="job failing is FAILED: OutOfMemory on rank 3"):
+        with pytest.raises(JobFailed, match="job failing is FAILED: OutOfMemory on rank 3") as failed:
             client.wait(job["metadata"]["uid"])
+        assert failed.value.job.job_name == "failing"
         server.do(lambda found: found.put_status(job, phase="Suspended"))
         assert client.wait("failing").status == "SUSPENDED"
+
+
+def test_a_wait_bears_a_gateway_that_restarts_and_no_longer_silence(server: KubeServer, url: str) -> None:
+    server.do(lambda found: found.job("bearing"))
+    with client_of(url) as client:
+        job = client.job("bearing").model_dump(mode="json", by_alias=True)
+    running, done = ({**job, "status": status} for status in ("RUNNING", "COMPLETED"))
+    silence = [httpx.ConnectError("refused")] * 9 + [httpx.Response(503)] * 4
+    flaky = Flaky(httpx.Response(200, json=running), *silence, httpx.Response(200, json=done))
+    with client_of("http://gateway", transport=httpx.MockTransport(flaky)) as client:
+        assert client.wait("run", progress=False).status == "COMPLETED"
+
+    clock = [0.0]
+    wait, error = Wait(None, lambda: clock[0]), NoAnswer("silent")
+    wait.missed(error)
+    clock[0] = 300.0
+    with pytest.raises(NoAnswer, match="silent"):
+        wait.missed(error)
+    assert Wait(1.5, lambda: clock[0]).pause_s == 1.5, "the last look is at the end of the time"
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (401, NotAuthenticated),
+        (403, Forbidden),
+        (404, NotFound),
+        (409, Conflict),
+        (422, InvalidRequest),
+        (500, GatewayFailed),
+        (418, StokerError),
+    ],
+)
+def test_a_refusal_has_the_type_of_its_status(status: int, kind: type[StokerError]) -> None:
+    flaky = Flaky(httpx.Response(status, text="no"))
+    with client_of("http://gateway", transport=httpx.MockTransport(flaky)) as client, pytest.raises(StokerError) as got:
+        client.job("run")
+    assert (type(got.value), got.value.status) == (kind, status)
 
 
 def test_lists_go_over_all_pages(server: KubeServer, url: str) -> None:

@@ -8,14 +8,17 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote
 
+from stoker.cli.log_stream import LogStream, Look
+from stoker.cli.object_source import Missing
 from stoker.cli.run_history import PathError
-from stoker.operator.cluster.interface import ClusterError, NotFound
-from stoker.operator.cluster.kinds import KINDS
+from stoker.cli.targets import Target
+from stoker.operator.cluster.interface import ClusterError, Conflict, NotFound, Unauthorized
+from stoker.operator.cluster.kinds import KINDS, Kind
 from stoker.operator.cluster.kube.connection import ApiConnection
 from stoker.operator.cluster.kube.credentials import (
     Access,
@@ -34,6 +37,7 @@ from stoker.pod.control_key import new_private_key
 MANAGER = "stoker-cli"
 QPS, BURST = 50, 100
 T = TypeVar("T")
+Choose = Callable[[list[Object], Object | None], tuple[list[Object], bool]]
 
 
 class ClusterClient:
@@ -42,6 +46,7 @@ class ClusterClient:
     def __init__(self, access: Access, namespace: str | None = None, *, all_namespaces: bool = False) -> None:
         self.problems: list[str] = []
         """Always empty: a state folder has problems, an API server answers or not."""
+        self.access = access
         own = namespace or context_namespace(access) or own_namespace(access) or "default"
         self.own_namespace = own
         self.namespace = None if all_namespaces else own
@@ -54,12 +59,55 @@ class ClusterClient:
         self._run(self._cluster.close())
         self._runner.close()
 
-    def objects(self, kind: str, *, namespace: str | None = None, name: str | None = None) -> list[Object]:
-        """List the objects of a kind, or the one with a name."""
+    def explain(self, error: ClusterError) -> str:
+        """A message for people about what this cluster refused, or why it does not answer."""
+        where = f"context {self.access.context}" if self.access.context else "the current context"
+        source = f"{where} of {self.access.kubeconfig}" if self.access.kubeconfig else "the pod's service account"
+        if isinstance(error, Unauthorized):
+            return f"{error}: the credentials of {source} are not accepted; log in again, or choose another --context"
+        if type(error) is ClusterError:
+            return f"the API server of {source} does not answer: {error}"
+        return str(error)
+
+    def objects(self, kind: str, *, namespace: str | None = None) -> list[Object]:
+        """List the objects of a kind."""
         where = namespace or self.namespace
-        if name is not None:
-            return [self.get(kind, name, namespace)]
         return list(self._run(self._cluster.list(kind, namespace=where if KINDS[kind].namespaced else None)).items)
+
+    @property
+    def place(self) -> str:
+        """Name where it looks, for messages."""
+        return "any namespace" if self.namespace is None else f"namespace {self.namespace}"
+
+    def listed(self, kind: Kind, labels: Mapping[str, str]) -> list[Object]:
+        """List the objects of a kind that have these labels."""
+        namespace = self.namespace if kind.namespaced else None
+        return list(self._run(self._cluster.list(kind.name, namespace=namespace, labels=labels)).items)
+
+    def find(self, target: Target) -> Object | Missing:
+        """Find the object that a target names, in the client's own namespace unless it has one."""
+        namespace = target.namespace or self.own_namespace
+        try:
+            return self.get(target.kind.name, target.name or "", namespace)
+        except NotFound:
+            where = f" in namespace {namespace}" if target.kind.namespaced else ""
+            return Missing(f"{target.kind.name.lower()}/{target.name} does not exist{where}")
+
+    def begin_deletion(self, found: Object) -> bool:
+        """Begin to delete an object; True when it is gone already."""
+        try:
+            return self._run(self._cluster.delete(_ref(found))) is None
+        except (NotFound, Conflict):
+            return True
+
+    def is_gone(self, found: Object) -> bool:
+        """Whether the object does not exist any more; a new one of the same name does not count."""
+        metadata = found["metadata"]
+        try:
+            now = self.get(found["kind"], metadata["name"], metadata.get("namespace"))
+        except NotFound:
+            return True
+        return bool(now["metadata"]["uid"] != metadata["uid"])
 
     def everywhere(self, kind: str) -> list[Object]:
         """List the objects of a kind in all namespaces."""
@@ -69,15 +117,18 @@ class ClusterClient:
         """Read one object."""
         return self._run(self._cluster.get(kind, namespace or self.own_namespace, name))
 
-    def apply(self, body: Object) -> tuple[str, Object]:
-        """Apply an object: `created`, `configured` or `unchanged`, and the object as it is stored."""
+    def apply(self, body: Object, *, dry_run: bool = False) -> tuple[str, Object]:
+        """Apply an object: `created`, `configured` or `unchanged`, and the object as it is stored.
+
+        With `dry_run` the server checks it and answers with what it would store.
+        """
         metadata = body["metadata"]
         try:
-            before = self.get(body["kind"], metadata["name"], metadata["namespace"])["metadata"]["resourceVersion"]
+            before = self.get(body["kind"], metadata["name"], metadata["namespace"])
         except NotFound:
             before = None
-        stored = self._run(self._cluster.apply(body, manager=MANAGER))
-        same = stored["metadata"]["resourceVersion"] == before
+        stored = self._run(self._cluster.apply(body, manager=MANAGER, dry_run=dry_run))
+        same = before is not None and _content(stored) == _content(before)
         return "created" if before is None else "unchanged" if same else "configured", stored
 
     def create(self, body: Object) -> Object:
@@ -88,23 +139,39 @@ class ClusterClient:
         """Patch an object by JSON merge."""
         return self._run(self._cluster.patch(_ref(found), body))
 
-    def delete(self, found: Object) -> bool:
-        """Begin to delete an object; True when it is gone already."""
-        return self._run(self._cluster.delete(_ref(found))) is None
+    def log(self, pod: Object, *, tail: int | None, since_s: int | None) -> bytes:
+        """Read the log of a pod. Raises Invalid while its container has not started."""
+        return self._run(self._whole(self._log(pod, follow=False, tail=tail, since_s=since_s)))
 
-    def logs(self, pods: Sequence[Object], *, follow: bool, tail: int | None) -> Iterator[tuple[str, bytes]]:
-        """Yield (pod, whole lines): one pod after the other, or with `follow` of all pods as they come."""
-        parts = [(str(pod["metadata"]["name"]), self._log(pod, follow=follow, tail=tail)) for pod in pods]
-        groups = [parts] if follow else [[part] for part in parts]
-        for group in groups:
-            lines = _together(group)
+    def follow_logs(
+        self, owner: tuple[str, str, str], choose: Choose, tail: int | None, since_s: int | None
+    ) -> Iterator[tuple[str, list[str], bool]]:
+        """Yield (pod, lines, whether there are several pods) of an object's pods as they come.
+
+        Args:
+            owner: kind, namespace and name of the object.
+            choose: from all pods and the object (None: it is gone), the pods to read, and whether no others will come.
+        """
+        kind, namespace, name = owner
+
+        async def look() -> Look:
+            pods = list((await self._cluster.list("Pod", namespace=namespace)).items)
             try:
-                while True:
-                    yield self._run(_next(lines))
-            except StopAsyncIteration:
-                continue
-            finally:
-                self._run(lines.aclose())
+                now = await self._cluster.get(kind, namespace, name)
+            except NotFound:
+                now = None
+            return Look(*choose(pods, now))
+
+        stream = LogStream(lambda pod: self._log(pod, follow=True, tail=tail, since_s=since_s), look)
+        lines = stream.lines()
+        try:
+            while True:
+                pod, found = self._run(_next(lines))
+                yield pod, found, stream.several
+        except StopAsyncIteration:
+            return
+        finally:
+            self._run(lines.aclose())
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> str:
         """Send a request to a path of the API. Raises PathError."""
@@ -119,11 +186,18 @@ class ClusterClient:
         place, _, query = path.partition("?")
         pairs = dict(parse_qsl(query))
         parts = self._cluster.connection.parts(place, resource="pods", query=pairs, silence_s=60.0, accept="*/*")
-        return b"".join([part async for part in parts]).decode(errors="replace")
+        return (await self._whole(parts)).decode(errors="replace")
 
-    def _log(self, pod: Object, *, follow: bool, tail: int | None) -> AsyncIterator[bytes]:
+    async def _whole(self, parts: AsyncIterator[bytes]) -> bytes:
+        return b"".join([part async for part in parts])
+
+    def _log(self, pod: Object, *, follow: bool, tail: int | None, since_s: int | None) -> AsyncIterator[bytes]:
         metadata = pod["metadata"]
-        query = {**({"follow": "true"} if follow else {}), **({"tailLines": str(tail)} if tail is not None else {})}
+        query = {
+            **({"follow": "true"} if follow else {}),
+            **({"tailLines": str(tail)} if tail is not None else {}),
+            **({"sinceSeconds": str(since_s)} if since_s is not None else {}),
+        }
         path = f"/api/v1/namespaces/{quote(metadata['namespace'])}/pods/{quote(metadata['name'])}/log"
         return self._cluster.connection.parts(path, resource="pods", query=query, silence_s=None, accept="*/*")
 
@@ -133,37 +207,6 @@ class ClusterClient:
 
 async def _next(lines: AsyncIterator[T]) -> T:
     return await anext(lines)
-
-
-async def _together(logs: list[tuple[str, AsyncIterator[bytes]]]) -> AsyncGenerator[tuple[str, bytes], None]:
-    """Yield the whole lines of several logs as they come, until all have ended. Raises what a log raised."""
-    queue: asyncio.Queue[tuple[str, bytes] | None] = asyncio.Queue(maxsize=100)
-
-    async def pump(name: str, parts: AsyncIterator[bytes]) -> None:
-        rest = b""
-        try:
-            async for part in parts:
-                whole, end, rest = (rest + part).rpartition(b"\n")
-                if end:
-                    await queue.put((name, whole + end))
-            if rest:
-                await queue.put((name, rest + b"\n"))
-        finally:
-            await queue.put(None)
-
-    tasks = [asyncio.create_task(pump(name, parts)) for name, parts in logs]
-    try:
-        for _ in tasks:
-            while (lines := await queue.get()) is not None:
-                yield lines
-        for task in tasks:
-            await task
-    finally:
-        for task in tasks:
-            task.cancel()
-        while not queue.empty():
-            queue.get_nowait()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def find_access(kubeconfig: str | None, context: str | None, environment: Mapping[str, str] | None = None) -> Access:
@@ -183,6 +226,12 @@ def find_access(kubeconfig: str | None, context: str | None, environment: Mappin
     raise NoCredentials(f"no kubeconfig: neither --kubeconfig nor $KUBECONFIG is given, and there is no {usual}")
 
 
+def _content(found: Object) -> Object:
+    """What a user wrote of an object: a dry run changes neither its version nor what the server keeps."""
+    kept = {name: found["metadata"].get(name) for name in ("labels", "annotations", "finalizers")}
+    return {**{name: value for name, value in found.items() if name not in ("metadata", "status")}, "metadata": kept}
+
+
 def _ref(found: Object) -> Ref:
     metadata = found["metadata"]
-    return Ref(found["kind"], metadata["namespace"], metadata["name"], metadata["uid"])
+    return Ref(found["kind"], metadata.get("namespace", ""), metadata["name"], metadata["uid"])

@@ -47,10 +47,9 @@ def opened(
         yield client
     except NoCredentials as error:
         fail(str(error).removeprefix("api.kubeconfig: "), WRONG_INPUT)
-    except Invalid as error:
-        fail(str(error), WRONG_INPUT)
     except ClusterError as error:
-        fail(str(error), FAILED)
+        message = client.explain(error) if client is not None else str(error)
+        fail(message, WRONG_INPUT if isinstance(error, Invalid) else FAILED)
     finally:
         if client is not None:
             client.close()

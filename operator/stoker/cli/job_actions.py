@@ -1,4 +1,4 @@
-"""Verbs that act on a job of a cluster: save, suspend, resume; and `top`."""
+"""Verbs that act on a job of a cluster: save, suspend, resume."""
 
 from __future__ import annotations
 
@@ -10,24 +10,40 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stoker.cli.context import cluster_options, opened
-from stoker.cli.exit_status import FAILED
-from stoker.cli.targets import fail, job_name
+from stoker.cli.exit_status import FAILED, INTERRUPTED
+from stoker.cli.object_names import JOBS, TargetWord
+from stoker.cli.object_source import named
+from stoker.cli.targets import Target, fail, job_name
+from stoker.operator.cluster.kinds import KINDS
 
 if TYPE_CHECKING:
     from stoker.cli.cluster_client import ClusterClient
 
 LOOK_S = 1.0
+LONGEST_START = 30
+"""Characters of a job's name that the name of its successor begins with; the name of a job has at most 40."""
 
 
 @click.command(epilog="\b\nExample:\n  stoker save teach --wait")
-@click.argument("job", callback=job_name)
+@click.argument("job", callback=job_name, type=JOBS)
 @click.option("--pin", is_flag=True, help="Keep it whatever the job's retention allows.")
 @click.option("--wait", is_flag=True, help="End when it is verified; exit code 1 if it fails.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), help="Longest time of --wait, in seconds.")
 @cluster_options
-def save(job: str, pin: bool, wait: bool, namespace: str | None, context: str | None, kubeconfig: str | None) -> None:
+def save(
+    job: str,
+    pin: bool,
+    wait: bool,
+    timeout_s: float | None,
+    namespace: str | None,
+    context: str | None,
+    kubeconfig: str | None,
+) -> None:
     """Ask a running job to save now."""
+    if timeout_s is not None and not wait:
+        raise click.UsageError("--timeout belongs to --wait")
     with opened(namespace, context, kubeconfig) as client:
-        found = client.get("TrainingJob", job)
+        found = named(client, Target(KINDS["TrainingJob"], job))
         if _ended(found):
             fail(f"job {job} is {_phase(found)}: it cannot save any more", FAILED)
         metadata = found["metadata"]
@@ -35,17 +51,17 @@ def save(job: str, pin: bool, wait: bool, namespace: str | None, context: str | 
         name = f"{metadata['name']}-save-{secrets.token_hex(3)}"
         made = client.create(_object("Checkpoint", name, metadata["namespace"], {"source": source, "pinned": pin}))
         click.echo(f"checkpoint/{name} {'created' if not wait else 'is being saved'}")
-        code = _wait_for(client, made) if wait else 0
+        code = _wait_for(client, made, timeout_s) if wait else 0
     sys.exit(code)
 
 
 @click.command(epilog="\b\nExample:\n  stoker suspend teach")
-@click.argument("job", callback=job_name)
+@click.argument("job", callback=job_name, type=JOBS)
 @cluster_options
 def suspend(job: str, namespace: str | None, context: str | None, kubeconfig: str | None) -> None:
     """Suspend a job: it saves, and gives its nodes back until it is resumed."""
     with opened(namespace, context, kubeconfig) as client:
-        found = client.get("TrainingJob", job)
+        found = named(client, Target(KINDS["TrainingJob"], job))
         if _ended(found):
             fail(f"job {job} is {_phase(found)}: only a job that goes on can be suspended", FAILED)
         client.patch(found, {"spec": {"run": {"suspend": True}}})
@@ -53,8 +69,13 @@ def suspend(job: str, namespace: str | None, context: str | None, kubeconfig: st
 
 
 @click.command(epilog="\b\nExamples:\n  stoker resume teach\n  stoker resume teach --from teach-400 --total-steps 2000")
-@click.argument("job", callback=job_name)
-@click.option("--from", "checkpoint", help="Checkpoint of a finished job [default: the newest verified one].")
+@click.argument("job", callback=job_name, type=JOBS)
+@click.option(
+    "--from",
+    "checkpoint",
+    type=TargetWord("ckpt"),
+    help="Checkpoint of a finished job [default: the newest verified one].",
+)
 @click.option("--total-steps", type=click.IntRange(min=1), help="Length of the new job.")
 @cluster_options
 def resume(
@@ -67,7 +88,7 @@ def resume(
 ) -> None:
     """Resume a job: a suspended one goes on, of a finished one a new job begins at a checkpoint."""
     with opened(namespace, context, kubeconfig) as client:
-        found = client.get("TrainingJob", job)
+        found = named(client, Target(KINDS["TrainingJob"], job))
         if _ended(found):
             name = _begin_anew(client, found, checkpoint, total_steps)
             click.echo(f"trainingjob/{name} created")
@@ -78,40 +99,6 @@ def resume(
         else:
             client.patch(found, {"spec": {"run": {"suspend": False}}})
             click.echo(f"trainingjob/{job} goes on")
-
-
-@click.command(epilog="\b\nExample:\n  stoker top -A")
-@click.option("-A", "--all-namespaces", is_flag=True, help="Jobs of all namespaces.")
-@cluster_options
-def top(all_namespaces: bool, namespace: str | None, context: str | None, kubeconfig: str | None) -> None:
-    """Show the GPUs of the nodes, and the jobs that run."""
-    from stoker.cli.printers import aligned
-    from stoker.gateway.domain.capacity import capacities
-
-    with opened(namespace, context, kubeconfig, all_namespaces=all_namespaces) as client:
-        nodes = client.objects("Node")
-        pods = client.everywhere("Pod")
-        jobs = [job for job in client.objects("TrainingJob") if not _ended(job)]
-    rows = [["NODE", "STATUS", "GPUS", "FREE"]]
-    rows += [[one.name, one.status, str(one.gpus), str(one.available_gpus)] for one in capacities(nodes, pods)]
-    click.echo(aligned(rows))
-    click.echo()
-    click.echo(aligned([["JOB", "PHASE", "RANKS", "STEP", "TOKENS/S", "MESSAGE"], *map(_job_row, jobs)]))
-
-
-def _job_row(job: dict[str, Any]) -> list[str]:
-    status = job.get("status") or {}
-    progress = status.get("progress") or {}
-    step = "/".join(str(progress[name]) for name in ("step", "totalSteps") if progress.get(name) is not None)
-    ranks, speed = status.get("worldSize"), progress.get("tokensPerSecond")
-    return [
-        job["metadata"]["name"],
-        _phase(job),
-        str(ranks or ""),
-        step,
-        str(speed or ""),
-        str(status.get("message") or ""),
-    ]
 
 
 def _begin_anew(client: ClusterClient, job: dict[str, Any], wanted: str | None, total_steps: int | None) -> str:
@@ -130,21 +117,30 @@ def _begin_anew(client: ClusterClient, job: dict[str, Any], wanted: str | None, 
         spec = continued_spec(job, chosen, total_steps)
     except Problem as problem:
         raise click.UsageError(str(problem).replace("total_steps", "--total-steps")) from problem
-    new = f"{name[:50]}-go-{secrets.token_hex(3)}"
+    new = f"{name[:LONGEST_START].rstrip('-')}-go-{secrets.token_hex(3)}"
     client.create(_object("TrainingJob", new, namespace, spec))
     return new
 
 
-def _wait_for(client: ClusterClient, made: dict[str, Any]) -> int:
+def _wait_for(client: ClusterClient, made: dict[str, Any], timeout_s: float | None) -> int:
+    """Wait until a checkpoint is verified or has failed; the exit code."""
     from stoker.cli.printers import progress_line, state_of
 
     metadata = made["metadata"]
-    while True:
-        found = client.get("Checkpoint", metadata["name"], metadata["namespace"])
-        if state_of(found):
-            click.echo(f"checkpoint/{metadata['name']}  {_phase(found)}  {progress_line(found)}".rstrip())
-            return 0 if state_of(found) == "good" else FAILED
-        time.sleep(LOOK_S)
+    end = None if timeout_s is None else time.monotonic() + timeout_s
+    try:
+        while True:
+            found = client.get("Checkpoint", metadata["name"], metadata["namespace"])
+            if state_of(found):
+                click.echo(f"checkpoint/{metadata['name']}  {_phase(found)}  {progress_line(found)}".rstrip())
+                return 0 if state_of(found) == "good" else FAILED
+            if end is not None and time.monotonic() >= end:
+                click.echo(f"checkpoint/{metadata['name']} is still {_phase(found)} after {timeout_s:g} s", err=True)
+                return FAILED
+            time.sleep(LOOK_S)
+    except KeyboardInterrupt:
+        click.echo("\nThe job goes on saving", err=True)
+        return INTERRUPTED
 
 
 def _object(kind: str, name: str, namespace: str, spec: dict[str, Any]) -> dict[str, Any]:

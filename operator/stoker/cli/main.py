@@ -19,15 +19,15 @@ VERBS: dict[str, tuple[str, str]] = {
     "plan": ("stoker.cli.plan:plan", "Memory, traffic and time of a job before it starts."),
     "plot": ("stoker.cli.plot:plot", "Draw the loss, learning rate and gradient norm of a run."),
     "bench": ("stoker.cli.programs:bench", "Measure throughput and latency (not built yet)."),
-    "submit": ("stoker.cli.cluster:submit", "Create or change objects of a cluster."),
+    "submit": ("stoker.cli.submit:submit", "Create or change objects of a cluster."),
     "get": ("stoker.cli.cluster:get", "List objects of a cluster."),
-    "describe": ("stoker.cli.cluster:describe", "Show one object of a cluster with its events."),
-    "logs": ("stoker.cli.cluster:logs", "Print the log of a pod of a cluster."),
-    "delete": ("stoker.cli.cluster:delete", "Delete objects of a cluster."),
+    "describe": ("stoker.cli.cluster:describe", "Show objects of a cluster with their events."),
+    "logs": ("stoker.cli.logs:logs", "Print the logs of a job, deployment or pod."),
+    "delete": ("stoker.cli.delete:delete", "Delete objects of a cluster."),
     "save": ("stoker.cli.job_actions:save", "Ask a running job to save now."),
     "suspend": ("stoker.cli.job_actions:suspend", "Suspend a job."),
     "resume": ("stoker.cli.job_actions:resume", "Resume a suspended or finished job."),
-    "top": ("stoker.cli.job_actions:top", "Show the GPUs of the nodes, and the jobs that run."),
+    "top": ("stoker.cli.top:top", "Show the GPUs of the nodes, and the jobs that run."),
     "backup": ("stoker.cli.backup:backup", "Print manifests that bring objects back on another cluster."),
     "completion": ("stoker.cli.completion:completion", "Print the completion script of a shell."),
 }
@@ -45,6 +45,16 @@ class Verbs(click.Group):
         module, _, name = VERBS[cmd_name][0].partition(":")
         command: click.Command = getattr(importlib.import_module(module), name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the verb; one that does not exist is an error with a verb that is near."""
+        if args[0] not in VERBS and not args[0].startswith("-") and not ctx.resilient_parsing:
+            from stoker.cli.near_match import did_you_mean  # only a mistake needs it
+
+            ctx.fail(f"No such command {args[0]!r}{did_you_mean(args[0], VERBS)}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Verbs"):

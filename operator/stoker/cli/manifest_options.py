@@ -26,6 +26,18 @@ def files_option(help_text: str = MANIFESTS, *, required: bool = True) -> Callab
     )
 
 
+def set_option(command: F) -> F:
+    """Add `--set PATH=VALUE`, which may be repeated; the command receives `settings`."""
+    return click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="PATH=VALUE",
+        help="Replace a value of the manifest: spec.training.totalSteps=200. With several objects "
+        "KIND/NAME:PATH=VALUE. May be repeated.",
+    )(command)
+
+
 def claims_option(help_text: str) -> Callable[[F], F]:
     """Return the decorator for `--claim NAME=DIR`, which may be repeated; the command receives `claims`."""
     return click.option("--claim", "claims", multiple=True, metavar="NAME=DIR", help=help_text)

@@ -32,6 +32,17 @@ def documents(content: str) -> list[Any]:
     return list(yaml.load_all(content, Loader=ManifestLoader))
 
 
+def first_lines(content: str) -> list[int]:
+    """The line, from 1, at which the content of each document begins."""
+    lines: list[int] = []
+    opened = False
+    for event in yaml.parse(content, Loader=ManifestLoader):
+        if opened:
+            lines.append(int(event.start_mark.line) + 1)  # type: ignore[union-attr]
+        opened = isinstance(event, yaml.DocumentStartEvent)
+    return lines
+
+
 def written(value: Any) -> str:
     """Write YAML that reads back as `value`, here and in kubectl: a string that looks like a number is quoted."""
     return str(yaml.dump(value, Dumper=ManifestDumper, sort_keys=False, width=110, allow_unicode=True))

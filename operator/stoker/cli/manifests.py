@@ -12,7 +12,9 @@ from typing import Any
 
 import yaml
 
-from stoker.cli.manifest_yaml import documents
+from stoker.cli.exit_status import WRONG_INPUT
+from stoker.cli.manifest_yaml import documents, first_lines
+from stoker.cli.targets import fail
 
 SUFFIXES = (".yaml", ".yml", ".json")
 FIRST = ("PersistentVolumeClaim", "ConfigMap", "Secret")
@@ -35,6 +37,14 @@ def read_manifests(paths: Sequence[Path], namespace: str | None = None) -> list[
         raise ManifestError(f"no manifest in {', '.join(map(str, paths))}")
     placed = [_placed(document, namespace) for document in found]
     return sorted(placed, key=lambda document: document.get("kind") not in FIRST)
+
+
+def manifests_or_end(paths: Sequence[Path], namespace: str | None = None) -> list[dict[str, Any]]:
+    """Read all objects; ends the command where a file cannot be read."""
+    try:
+        return read_manifests(paths, namespace)
+    except ManifestError as error:
+        fail(str(error), WRONG_INPUT)
 
 
 def claim_manifest(name: str, folder: Path, namespace: str) -> dict[str, Any]:
@@ -71,14 +81,14 @@ def _documents(path: Path) -> Iterator[dict[str, Any]]:
 
 def _parsed(where: str, content: str) -> Iterator[dict[str, Any]]:
     try:
-        found = documents(content)
+        found, lines = documents(content), first_lines(content)
     except yaml.MarkedYAMLError as error:
         raise ManifestError(f"{where}{_place(error)}: {error.problem or error.context}") from error
     except yaml.YAMLError as error:
         raise ManifestError(f"{where}: {error}") from error
-    for document in found:
+    for document, line in zip(found, lines, strict=True):
         if document is not None:
-            yield from _objects(where, document)
+            yield from _objects(f"{where}:{line}", document)
 
 
 def _place(error: yaml.MarkedYAMLError) -> str:

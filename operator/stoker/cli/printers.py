@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from stoker.cli.text_style import aligned
+
 Object = Mapping[str, Any]
 Column = tuple[str, str]
 
@@ -48,9 +50,32 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         ("REASON", "status.containerStatuses.0.state.terminated.reason"),
     ),
     "Service": (("CLUSTER-IP", "spec.clusterIP"), ("PORT", "spec.ports.0.port")),
+    "Node": (
+        ("READY", "status.conditions[Ready]"),
+        ("GPUS", "status.allocatable.nvidia~1com/gpu"),
+        ("CPUS", "status.allocatable.cpu"),
+        ("MEMORY", "status.allocatable.memory"),
+    ),
     "PersistentVolumeClaim": (("STATUS", "status.phase"), ("FOLDER", "metadata.annotations.stoker~1dev/local-folder")),
     "Event": (("TYPE", "type"), ("REASON", "reason"), ("OBJECT", "involvedObject.name"), ("MESSAGE", "message")),
 }
+
+WIDE: dict[str, tuple[Column, ...]] = {
+    "TrainingJob": (
+        ("RANKS", "status.worldSize"),
+        ("TOKENS/S", "status.progress.tokensPerSecond"),
+        ("ETA S", "status.progress.etaSeconds"),
+        ("LOST", "status.lostSteps"),
+        ("ATTEMPT", "status.attempt.number"),
+    ),
+    "Checkpoint": (("FOLDER", "status.folder"), ("DIGEST", "status.digest"), ("PINNED", "spec.pinned")),
+    "InferenceDeployment": (("CHECKPOINT", "status.currentCheckpoint.name"), ("REVISION", "status.currentRevision")),
+    "EnginePool": (("ROLE", "spec.revisions.0.template.role"),),
+    "Pod": (("NODE", "spec.nodeName"), ("ATTEMPT", "metadata.labels.stoker~1dev/attempt")),
+    "Service": (("TYPE", "spec.type"),),
+    "Event": (("COUNT", "count"),),
+}
+"""Columns that `-o wide` adds."""
 
 GOOD = {"TrainingJob": ("Completed",), "Checkpoint": ("Complete",), "InferenceDeployment": ("Serving",)}
 BAD = {
@@ -78,27 +103,35 @@ def value_at(found: Object, path: str) -> str:
     return str(value)
 
 
-def table(kind: str, items: Sequence[Object], now: datetime) -> list[list[str]]:
-    """Build the header and the rows of `get`."""
-    columns = COLUMNS.get(kind, ())
+def table(
+    kind: str, items: Sequence[Object], now: datetime, *, wide: bool = False, namespaced: bool = False
+) -> list[list[str]]:
+    """Build the header and the rows of `get`; `wide` adds columns, `namespaced` the namespace."""
+    columns = (*COLUMNS.get(kind, ()), *(WIDE.get(kind, ()) if wide else ()))
     has_message = kind in (*FOLLOWED, "EnginePool")
     header = ["NAME", *(name for name, _ in columns), "AGE", *(["MESSAGE"] if has_message else [])]
-    rows = []
+    rows = [["NAMESPACE", *header] if namespaced else header]
     for item in items:
-        values = [value_at(item, path) for _, path in columns]
-        message = [value_at(item, "status.message")] if has_message else []
-        rows.append(
-            [item["metadata"]["name"], *values, age(item["metadata"].get("creationTimestamp", ""), now), *message]
-        )
-    return [header, *rows]
+        metadata = item["metadata"]
+        values = [_one_line(value_at(item, path)) for _, path in columns]
+        message = [_one_line(value_at(item, "status.message"))] if has_message else []
+        row = [metadata["name"], *values, age(metadata.get("creationTimestamp") or "", now), *message]
+        rows.append([metadata.get("namespace", ""), *row] if namespaced else row)
+    return rows
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Pad the columns with spaces, as kubectl does."""
-    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
-    return "\n".join(
-        "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+def colour_of(found: Object) -> str:
+    """The key of `text_style.COLOURS` for an object that has a phase; empty for others."""
+    if not value_at(found, "status.phase"):
+        return ""
+    if found["kind"] == "Pod":
+        return {"Running": "good", "Succeeded": "good", "Failed": "bad"}.get(value_at(found, "status.phase"), "going")
+    return (state_of(found) or "going") if found["kind"] in FOLLOWED else ""
+
+
+def _one_line(text: str) -> str:
+    """A cell: a line break in a message would break the table."""
+    return " ".join(text.split())
 
 
 def age(timestamp: str, now: datetime) -> str:
@@ -136,9 +169,9 @@ def described(found: Object, events: Sequence[Object], now: datetime) -> str:
     metadata = found["metadata"]
     status = {name: value for name, value in (found.get("status") or {}).items() if name != "conditions"}
     lines = [
-        f"{found['kind']} {metadata['namespace']}/{metadata['name']}",
-        f"uid {metadata['uid']}, generation {metadata.get('generation', 1)}, "
-        f"age {age(metadata['creationTimestamp'], now)}",
+        f"{found['kind']} {'/'.join(filter(None, (metadata.get('namespace'), metadata['name'])))}",
+        f"uid {metadata.get('uid', '')}, generation {metadata.get('generation', 1)}, "
+        f"age {age(metadata.get('creationTimestamp') or '', now)}",
     ]
     if metadata.get("deletionTimestamp"):
         lines.append(f"being deleted since {metadata['deletionTimestamp']}, held by {metadata.get('finalizers')}")

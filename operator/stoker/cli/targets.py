@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import click
 
 from stoker.cli.exit_status import WRONG_INPUT
 from stoker.operator.cluster.kinds import Kind, find_kind
 from stoker.operator.domain.labels import CHECKPOINT_UID, DEPLOYMENT_UID, JOB_UID, METRICS_ROLE, ROLE
+
+KIND_WORDS = ["tj", "ckpt", "infd", "epool", "pods", "services", "configmaps", "pvc", "events", "nodes"]
+"""The words for kinds that completion offers."""
 
 
 def kind_of(word: str) -> Kind:
@@ -25,12 +27,31 @@ def kind_of(word: str) -> Kind:
         fail(str(error), WRONG_INPUT)
 
 
-def named_once(kind: str, name: str | None) -> tuple[str, str | None]:
-    """Split KIND/NAME, or take the two words as they are."""
-    word, slash, own = kind.partition("/")
-    if slash and name:
-        raise click.UsageError(f"the name is given twice: {own} and {name}")
-    return word, own or name
+class Target(NamedTuple):
+    """One object, or with None as its name all of a kind."""
+
+    kind: Kind
+    name: str | None = None
+    namespace: str | None = None
+    """None: that of the command."""
+
+
+def parse_targets(words: Sequence[str]) -> list[Target]:
+    """Parse `KIND[,KIND...] [NAME...]` or `KIND/NAME...`, as kubectl does; ends the command where it is neither."""
+    if not words:
+        return []
+    if any("/" in word for word in words):
+        return [_target(word) for word in words]
+    kinds = [kind_of(word) for word in words[0].split(",")]
+    names: Sequence[str | None] = words[1:] or [None]
+    return [Target(kind, name) for name in names for kind in kinds]
+
+
+def _target(word: str) -> Target:
+    kind, slash, name = word.partition("/")
+    if not slash or not kind or not name or "/" in name:
+        raise click.UsageError(f"{word!r} is no KIND/NAME; give KIND NAME..., or KIND/NAME for each object")
+    return Target(kind_of(kind), name)
 
 
 def job_name(_context: click.Context, _parameter: click.Parameter, given: str) -> str:
@@ -41,18 +62,6 @@ def job_name(_context: click.Context, _parameter: click.Parameter, given: str) -
     if kind_of(word).name != "TrainingJob" or not name:
         raise click.BadParameter(f"{given!r} is no job: give its name, or tj/NAME")
     return name
-
-
-def named_or_filed(
-    kind: str | None, names: tuple[str, ...], files: Sequence[Path]
-) -> tuple[str | None, tuple[str, ...]]:
-    """Split KIND/NAME where it is alone; ends the command unless it names objects or files, and not both."""
-    if kind and "/" in kind and not names:
-        kind, _, name = kind.partition("/")
-        names = (name,)
-    if bool(files) == bool(kind and names):
-        raise click.UsageError("give KIND NAME..., or -f FILE")
-    return kind, names
 
 
 def belongs_to(uid: str, pod: Mapping[str, Any]) -> bool:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 import httpx
 
-from stoker.client.errors import NoAnswer, error_of
+from stoker.client.errors import GatewayFailed, NoAnswer, error_of
 from stoker.client.openai_endpoint import endpoint_of, openai_client
 from stoker.client.requests import Ask, Requests
 from stoker.client.retry import Retry
-from stoker.client.waiting import POLL_S, ProgressBar, checked, is_settled
+from stoker.client.waiting import ProgressBar, Wait, checked, is_settled
 from stoker.gateway.models import (
     Cancelled,
     Checkpoint,
@@ -90,17 +89,21 @@ class AsyncStokerClient:
         Raises:
             JobFailed: it ended as FAILED or CANCELLED.
             TimeoutError.
+            NoAnswer, GatewayFailed: the gateway did not answer for five minutes; a shorter restart is borne.
         """
-        end = None if timeout_s is None else time.monotonic() + timeout_s
+        wait = Wait(timeout_s)
         with ProgressBar(shown=progress) as bar:
             while True:
-                job = await self.job(job_id)
-                bar.show(job)
-                if is_settled(job):
-                    return checked(job)
-                if end is not None and time.monotonic() >= end:
-                    raise TimeoutError(f"job {job.job_name} is still {job.status} after {timeout_s:g} s")
-                await self._sleep(POLL_S)
+                try:
+                    job = await self.job(job_id)
+                except (NoAnswer, GatewayFailed) as error:
+                    wait.missed(error)
+                else:
+                    bar.show(job)
+                    if is_settled(job):
+                        return checked(job)
+                    wait.heard(job)
+                await self._sleep(wait.pause_s)
 
     async def cancel(self, job_id: str, *, purge: bool = False) -> Cancelled:
         """Cancel a job after a last save; with `purge` delete its resource. Its checkpoints stay."""

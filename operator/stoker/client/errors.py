@@ -5,6 +5,7 @@ from __future__ import annotations
 import httpx
 from pydantic import ValidationError
 
+from stoker.gateway.models import Job
 from stoker.gateway.problem import FieldProblem, ProblemDocument
 
 
@@ -25,8 +26,52 @@ class StokerError(Exception):
         return self.problem.errors
 
 
+class NotAuthenticated(StokerError):
+    """401: the token is not accepted, or has expired."""
+
+
+class Forbidden(StokerError):
+    """403: the caller may not do this."""
+
+
+class NotFound(StokerError):
+    """404: there is no such job, checkpoint or deployment."""
+
+
+class Conflict(StokerError):
+    """409 or 412: the state of the resource, or an idempotency key that is taken, does not allow it."""
+
+
+class InvalidRequest(StokerError):
+    """400 or 422: fields are wrong; `fields` names them."""
+
+
+class TooManyRequests(StokerError):
+    """429, after every retry."""
+
+
+class GatewayFailed(StokerError):
+    """5xx: the gateway or the cluster failed."""
+
+
+ERRORS: dict[int, type[StokerError]] = {
+    400: InvalidRequest,
+    401: NotAuthenticated,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    412: Conflict,
+    422: InvalidRequest,
+    429: TooManyRequests,
+}
+
+
 class JobFailed(Exception):
-    """A job that was waited for ended as FAILED or CANCELLED."""
+    """A job that was waited for ended as FAILED or CANCELLED; `job` is how it ended."""
+
+    def __init__(self, message: str, job: Job) -> None:
+        super().__init__(message)
+        self.job = job
 
 
 class NoAnswer(Exception):
@@ -42,4 +87,5 @@ def error_of(answer: httpx.Response) -> StokerError:
         problem = ProblemDocument(
             type="about:blank", title=answer.reason_phrase, status=answer.status_code, detail=detail, instance=""
         )
-    return StokerError(problem)
+    kind = GatewayFailed if answer.status_code >= 500 else ERRORS.get(answer.status_code, StokerError)
+    return kind(problem)

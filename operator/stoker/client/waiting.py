@@ -3,13 +3,43 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable
 from typing import Any
 
-from stoker.client.errors import JobFailed
+from stoker.client.errors import GatewayFailed, JobFailed, NoAnswer
 from stoker.gateway.domain.states import ENDED, JobState
 from stoker.gateway.models import Job
 
 POLL_S = 2.0
+PATIENCE_S = 300.0
+"""Time for which a wait goes on while the gateway does not answer: it may be restarted meanwhile."""
+
+
+class Wait:
+    """The time of one wait: when it ends, how long until the next look, how long a silent gateway is borne."""
+
+    def __init__(self, timeout_s: float | None, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self.timeout_s, self.monotonic = timeout_s, monotonic
+        self._end = None if timeout_s is None else monotonic() + timeout_s
+        self._heard = monotonic()
+
+    def heard(self, job: Job) -> None:
+        """Note an answer. Raises TimeoutError when the time is over."""
+        self._heard = self.monotonic()
+        if self._end is not None and self._heard >= self._end:
+            raise TimeoutError(f"job {job.job_name} is still {job.status} after {self.timeout_s:g} s")
+
+    def missed(self, error: NoAnswer | GatewayFailed) -> None:
+        """Note that no answer came. Raises `error` after PATIENCE_S, or when the time is over."""
+        now = self.monotonic()
+        if now - self._heard >= PATIENCE_S or (self._end is not None and now >= self._end):
+            raise error
+
+    @property
+    def pause_s(self) -> float:
+        """Time until the next look."""
+        return POLL_S if self._end is None else max(0.0, min(POLL_S, self._end - self.monotonic()))
 
 
 def is_settled(job: Job) -> bool:
@@ -20,7 +50,7 @@ def is_settled(job: Job) -> bool:
 def checked(job: Job) -> Job:
     """The job, if it did not fail. Raises JobFailed."""
     if job.status in (JobState.FAILED, JobState.CANCELLED):
-        raise JobFailed(f"job {job.job_name} is {job.status}{f': {job.message}' if job.message else ''}")
+        raise JobFailed(f"job {job.job_name} is {job.status}{f': {job.message}' if job.message else ''}", job)
     return job
 
 

@@ -102,7 +102,7 @@ async def _begin_anew(
         raise _conflict(job, "it has no verified checkpoint to go on from")
     namespace = job["metadata"]["namespace"]
     token = call.gateway.new_id() if key is None else f"{call.caller.name}\0{key}"
-    name = keyed_name(f"{job['metadata']['name'][:48]}-go", job["metadata"]["uid"], token)
+    name = keyed_name(f"{job['metadata']['name'][:26]}-go", job["metadata"]["uid"], token)
     noted = {DIGEST: request_digest(wanted.model_dump())}
     spec = continued_spec(job, checkpoint, wanted.total_steps)
     body = {

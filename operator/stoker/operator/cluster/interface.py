@@ -45,6 +45,10 @@ class Forbidden(ClusterError):
     """401 or 403: the credentials do not allow the request."""
 
 
+class Unauthorized(Forbidden):
+    """401: the server does not know the credentials, or they have expired."""
+
+
 class NamespaceTerminating(Forbidden):
     """The namespace is being deleted: nothing can be made in it any more."""
 

@@ -6,6 +6,7 @@ A constant table, read by both clusters, the loop and the command line.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 GROUP = "stoker.dev"
 VERSION = "v1alpha1"
@@ -82,4 +83,8 @@ def find_kind(word: str) -> Kind:
     for kind in KINDS.values():
         if word.lower() in {kind.name.lower(), kind.plural, kind.short} - {""}:
             return kind
-    raise ValueError(f"unknown kind {word!r}, known are {', '.join(kind.plural for kind in KINDS.values())}")
+    known = ", ".join(kind.plural for kind in KINDS.values())
+    near = get_close_matches(
+        word.lower(), [name.lower() for kind in KINDS.values() for name in (kind.name, kind.plural)]
+    )
+    raise ValueError(f"unknown kind {word!r}{f', did you mean {near[0]}' if near else ''}; known are {known}")

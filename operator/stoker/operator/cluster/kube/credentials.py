@@ -67,6 +67,9 @@ def context_namespace(access: Access) -> str | None:
     except (config.ConfigException, OSError, ValueError) as error:
         raise NoCredentials(f"{access.kubeconfig}: {error}") from error
     chosen = next((one for one in contexts if one["name"] == access.context), None) if access.context else current
+    if access.context and chosen is None:
+        there = ", ".join(sorted(one["name"] for one in contexts)) or "none"
+        raise NoCredentials(f"{access.kubeconfig}: no context {access.context!r}, there are: {there}")
     namespace = (chosen or {}).get("context", {}).get("namespace")
     return str(namespace) if namespace else None
 

@@ -20,9 +20,12 @@ from stoker.operator.cluster.interface import (
     NotFound,
     ServerError,
     TooManyRequests,
+    Unauthorized,
 )
 
 MAX_MESSAGE = 2048
+UNKNOWN_FIELD = "failed to create typed patch object"
+"""What a server answers, with 500, to an apply that has a field which the definition lacks."""
 _IDENTITY = frozenset({"metadata.uid", "metadata.resourceVersion"})
 """Fields that are only ever sent as preconditions: a complaint about them is a conflict."""
 
@@ -42,10 +45,14 @@ def error_of(code: int, body: Mapping[str, Any], headers: Mapping[str, str], whe
         return Gone(message)
     if code in (400, 422):
         return Conflict(message) if _names_identity(body) else Invalid(message)
-    if code in (401, 403):
+    if code == 401:
+        return Unauthorized(message)
+    if code == 403:
         return NamespaceTerminating(message) if _has_cause(body, "NamespaceTerminating") else Forbidden(message)
     if code == 429:
         return TooManyRequests(message, retry_after_s(body, headers))
+    if code >= 500 and UNKNOWN_FIELD in message:
+        return Invalid(message)
     return ServerError(message) if code >= 500 else ClusterError(message)
 
 

@@ -155,15 +155,16 @@ class KubeCluster:
             body=body,
         )
 
-    async def apply(self, body: Object, *, manager: str) -> Object:
+    async def apply(self, body: Object, *, manager: str, dry_run: bool = False) -> Object:
+        """Apply; with `dry_run` the server checks the object and stores nothing."""
         kind = _kind_of(body)
-        if kind.scale:
+        if kind.scale and not dry_run:
             await self._take_over(body, manager)
         return await self.connection.request(
             "PATCH",
             single(kind, _namespace(body), body["metadata"]["name"]),
             resource=kind.plural,
-            query={"fieldManager": manager, "force": "true"},
+            query={"fieldManager": manager, "force": "true", **({"dryRun": "All"} if dry_run else {})},
             body=body,
             content_type=APPLY_PATCH,
         )

@@ -185,6 +185,14 @@ class ObjectStore:
         marks["deletionTimestamp"] = old["metadata"].get("deletionTimestamp") or marks["deletionTimestamp"]
         return self._store(old, {**old, "metadata": {**old["metadata"], **marks}})
 
+    def twin(self, key: Key) -> ObjectStore:
+        """A store in memory with this one object of ours at most, on which a write can be tried."""
+        trial = ObjectStore(now=self.now, new_uid=self.new_uid, admit=self.admit)
+        trial.version = self.version
+        if key in self._objects:
+            trial._objects[key], trial._intents[key] = self._objects[key], self._intents[key]
+        return trial
+
     # The state folder
 
     def problems(self) -> list[str]:

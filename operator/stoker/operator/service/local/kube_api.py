@@ -24,7 +24,7 @@ from stoker.operator.cluster.kinds import KINDS, Kind
 from stoker.operator.cluster.local.folders import StateFolders
 from stoker.operator.cluster.local.gpus import RESOURCE, Gpus
 from stoker.operator.cluster.local.local_cluster import LocalCluster
-from stoker.operator.cluster.local.object_body import matches
+from stoker.operator.cluster.local.object_body import key_of, matches, with_namespace
 from stoker.operator.cluster.local.pod_status import NODE
 from stoker.operator.domain.plan import Key, Object, Ref
 from stoker.operator.service.local.kube_proxy import KubeProxy
@@ -121,7 +121,8 @@ class _KubeApi:
         placed = {**body, "metadata": {"namespace": namespace, **(metadata or {})}}
         if (placed.get("kind"), placed["metadata"]["namespace"]) != (kind.name, namespace):
             raise Invalid(f"the object does not fit the path: a {kind.name} of namespace {namespace} is needed")
-        return JSONResponse(self.objects.create(placed), status_code=201)
+        objects = self.objects.twin(key_of(with_namespace(placed))) if _is_dry_run(request) else self.objects
+        return JSONResponse(objects.create(placed), status_code=201)
 
     async def patch(self, request: Request) -> Response:
         """Patch by JSON merge, or apply."""
@@ -130,18 +131,21 @@ class _KubeApi:
             raise Invalid(f"Content-Type: only {MERGE_PATCH} and {APPLY_PATCH} (as JSON) are served here")
         body = await _body(request)
         key = _key(request)
+        objects = self.objects.twin(key) if _is_dry_run(request) else self.objects
         if form == APPLY_PATCH:
             placed = {
                 **body,
                 "metadata": {**(body.get("metadata") or {}), "namespace": key.namespace, "name": key.name},
             }
-            return JSONResponse(self.objects.apply(placed, request.query_params.get("fieldManager", "unknown")))
-        uid = (body.get("metadata") or {}).get("uid") or self.objects.get(key)["metadata"]["uid"]
-        return JSONResponse(self.objects.patch(Ref(*key, uid), body))
+            return JSONResponse(objects.apply(placed, request.query_params.get("fieldManager", "unknown")))
+        uid = (body.get("metadata") or {}).get("uid") or objects.get(key)["metadata"]["uid"]
+        return JSONResponse(objects.patch(Ref(*key, uid), body))
 
     async def delete(self, request: Request) -> Response:
         key = _key(request)
         found = self.objects.get(key)
+        if _is_dry_run(request):
+            return JSONResponse(found)
         options = await _body(request) if await request.body() else {}
         wanted = options.get("preconditions") or {}
         version = wanted.get("resourceVersion")
@@ -206,6 +210,14 @@ def _answering(endpoint: Endpoint) -> Endpoint:
             return JSONResponse(status, status_code=status["code"])
 
     return answer
+
+
+def _is_dry_run(request: Request) -> bool:
+    """Whether nothing may be stored. Raises ValueError."""
+    wanted = request.query_params.get("dryRun")
+    if wanted not in (None, "", "All"):
+        raise ValueError(f"dryRun: only All is served, got {wanted!r}")
+    return wanted == "All"
 
 
 def _kind(request: Request) -> Kind:

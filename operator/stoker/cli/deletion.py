@@ -1,0 +1,155 @@
+"""`delete` on both clusters: which objects are deleted, the question before many are, and the wait for their end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import click
+
+from stoker.cli.exit_status import FAILED, INTERRUPTED
+from stoker.cli.label_selector import parse_selector
+from stoker.cli.manifest_options import files_option
+from stoker.cli.object_names import TARGETS
+from stoker.cli.object_source import Missing, ObjectSource, missing_text, typed
+from stoker.cli.targets import Target, kind_of
+
+F = TypeVar("F", bound=Callable[..., Any])
+LOOK_S = 0.5
+
+
+class Deleter(ObjectSource, Protocol):
+    """A cluster whose objects can be deleted. A call that fails ends the command."""
+
+    def begin_deletion(self, found: dict[str, Any]) -> bool:
+        """Begin to delete an object; True when it is gone already."""
+
+    def is_gone(self, found: dict[str, Any]) -> bool:
+        """Whether the object does not exist any more."""
+
+
+def deletion_options(command: F) -> F:
+    """Add the targets of `delete` and its options."""
+    options = (
+        click.argument("targets", nargs=-1, metavar="[KIND[,KIND] NAME... | KIND/NAME...]", type=TARGETS),
+        files_option("Delete the objects of these manifests. May be repeated.", required=False),
+        click.option("-l", "--selector", help="All objects of KIND with these labels; asks before it deletes."),
+        click.option("--all", "everything", is_flag=True, help="All objects of KIND; asks before it deletes."),
+        click.option("-y", "--yes", is_flag=True, help="Do not ask."),
+        click.option("--ignore-not-found", is_flag=True, help="What does not exist is no failure."),
+        click.option("--dry-run", is_flag=True, help="Print what would be deleted, and delete nothing."),
+        click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until the objects are gone."),
+        click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), help="Longest wait, in seconds."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def check_targets(targets: Sequence[Target], files: Sequence[Path], *, selector: str | None, everything: bool) -> None:
+    """Check that objects are named in exactly one way. Raises click.UsageError."""
+    named = bool(targets) and all(target.name is not None for target in targets)
+    many = selector is not None or everything
+    if selector is not None and everything:
+        raise click.UsageError("--selector and --all exclude each other")
+    if many and (named or files or not targets):
+        raise click.UsageError("--selector and --all need a KIND, and neither a name nor -f FILE")
+    if (not many and bool(files) == named) or (files and targets):
+        raise click.UsageError("give KIND NAME..., KIND/NAME..., KIND with --selector or --all, or -f FILE")
+
+
+def chosen_objects(
+    source: ObjectSource, targets: Sequence[Target], selector: str | None
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The objects to delete, and a message for each that does not exist. Raises click.UsageError."""
+    try:
+        wanted = parse_selector(selector)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    found, missing = [], []
+    for target in targets:
+        if target.name is None:
+            listed = source.listed(target.kind, wanted.equalities)
+            found += [typed(target.kind, item) for item in listed if wanted.matches(item)]
+            continue
+        one = source.find(target)
+        if isinstance(one, Missing):
+            missing.append(missing_text(source, target, one))
+        else:
+            found.append(one)
+    return found, missing
+
+
+def confirm(found: Sequence[dict[str, Any]], *, yes: bool, terminal: bool) -> None:
+    """Ask before objects are deleted that were not named; ends the command unless the answer is yes.
+
+    Raises:
+        click.UsageError: there is no terminal to ask on, and no --yes.
+    """
+    if yes or not found:
+        return
+    if not terminal:
+        raise click.UsageError(
+            f"this deletes {len(found)} objects: confirm with --yes (there is no terminal to ask on)"
+        )
+    for item in found:
+        click.echo(f"  {title(item)}", err=True)
+    if not click.confirm(f"Delete these {len(found)} objects?", err=True):
+        sys.exit(INTERRUPTED)
+
+
+def delete_all(source: Deleter, found: Sequence[dict[str, Any]], *, wait: bool, timeout_s: float | None) -> int:
+    """Delete objects, all at once, then wait for each; the exit code."""
+    gone = {title(item): source.begin_deletion(item) for item in found}
+    end = None if timeout_s is None else time.monotonic() + timeout_s
+    code = 0
+    for item in found:
+        while wait and not gone[title(item)] and (end is None or time.monotonic() < end):
+            gone[title(item)] = source.is_gone(item)
+            time.sleep(0 if gone[title(item)] else LOOK_S)
+        click.echo(f"{title(item)} {'deleted' if gone[title(item)] else 'is being deleted'}")
+        code = max(code, FAILED if wait and not gone[title(item)] else 0)
+    return code
+
+
+def run_deletion(
+    source: Deleter,
+    targets: Sequence[Target],
+    *,
+    of_files: bool,
+    selector: str | None,
+    yes: bool,
+    ignore_not_found: bool,
+    dry_run: bool,
+    wait: bool,
+    timeout_s: float | None,
+) -> int:
+    """Delete what was asked for; the exit code. What a manifest names and is gone already is no failure."""
+    found, missing = chosen_objects(source, targets, selector)
+    for message in missing:
+        click.echo(message, err=True)
+    code = FAILED if missing and not (of_files or ignore_not_found) else 0
+    if not found and any(target.name is None for target in targets):
+        click.echo(f"nothing to delete in {source.place}", err=True)
+    if dry_run:
+        for item in found:
+            click.echo(f"{title(item)} would be deleted")
+        return code
+    if any(target.name is None for target in targets):
+        confirm(found, yes=yes, terminal=sys.stdin.isatty())
+    return max(code, delete_all(source, found, wait=wait, timeout_s=timeout_s))
+
+
+def title(item: dict[str, Any]) -> str:
+    """The name of an object as `delete` prints it."""
+    return f"{item['kind'].lower()}/{item['metadata']['name']}"
+
+
+def targets_of(objects: Sequence[dict[str, Any]]) -> list[Target]:
+    """The targets of manifests, the last one first; ends the command where a kind is unknown."""
+    return [
+        Target(kind_of(one["kind"]), one["metadata"]["name"], one["metadata"]["namespace"]) for one in reversed(objects)
+    ]

@@ -1,0 +1,115 @@
+"""Which pods' logs are printed, and which of their lines. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stoker.operator.domain.labels import ATTEMPT
+
+Pod = Mapping[str, Any]
+_DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
+
+
+class NoSuchAttempt(ValueError):
+    """No pod is left of the attempt that is asked for; the message names those that are."""
+
+
+@dataclass(frozen=True)
+class LogSelection:
+    """What `logs` was asked for."""
+
+    follow: bool = False
+    tail: int | None = None
+    """Last lines of each pod; those of the rank, if one is given."""
+    since_s: int | None = None
+    rank: int | None = None
+    """Only lines that this rank of a job wrote."""
+    attempt: int | None = None
+    """Pods of this attempt of a job; None: the newest, and with `follow` those that come after it."""
+    previous: bool = False
+    """Pods of the attempt before the newest."""
+
+    def pods_of(self, pods: Sequence[Pod]) -> list[Pod]:
+        """Choose pods by their attempt. Pods without one (engines, routers, tasks) are all chosen.
+
+        Raises:
+            NoSuchAttempt.
+        """
+        attempts = sorted({number for pod in pods if (number := attempt_of(pod)) is not None})
+        if not attempts:
+            if self.attempt is not None or self.previous:
+                raise NoSuchAttempt("--attempt and --previous are for the pods of a job")
+            return list(pods)
+        if self.previous and len(attempts) < 2:
+            raise NoSuchAttempt(f"no pod of an earlier attempt is left, only of attempt {attempts[-1]}")
+        wanted = attempts[-2] if self.previous else attempts[-1] if self.attempt is None else self.attempt
+        if wanted not in attempts:
+            raise NoSuchAttempt(
+                f"no pod of attempt {wanted} is left; there are those of {', '.join(map(str, attempts))}"
+            )
+        return [pod for pod in pods if attempt_of(pod) in (None, wanted)]
+
+    def lines_of(self, lines: Iterable[str]) -> Iterable[str]:
+        """Choose lines of one pod."""
+        if self.rank is None:
+            return lines
+        own = (line for line in lines if line.startswith(f"[rank {self.rank}] "))
+        return own if self.tail is None else deque(own, maxlen=self.tail)
+
+    @property
+    def server_tail(self) -> int | None:
+        """The tail that the cluster can take: it counts the lines of all ranks."""
+        return self.tail if self.rank is None else None
+
+
+def attempt_of(pod: Pod) -> int | None:
+    """The attempt that a pod belongs to."""
+    text = str((pod["metadata"].get("labels") or {}).get(ATTEMPT, ""))
+    return int(text) if text.isdigit() else None
+
+
+def parse_duration_s(text: str) -> int:
+    """Parse `90s`, `5m`, `1h30m` into seconds.
+
+    Raises:
+        ValueError.
+    """
+    found = _DURATION.fullmatch(text)
+    hours, minutes, seconds = (int(part or 0) for part in found.groups()) if found else (0, 0, 0)
+    total = hours * 3600 + minutes * 60 + seconds
+    if not total:
+        raise ValueError(f"{text!r} is no time such as 90s, 5m or 1h30m")
+    return total
+
+
+def has_ended(owner: Mapping[str, Any]) -> bool:
+    """Whether an object gets no more pods by itself: an ended or suspended job, a checkpoint that is done, a pod."""
+    return str((owner.get("status") or {}).get("phase")) in _ENDED.get(owner["kind"], ())
+
+
+_ENDED = {
+    "TrainingJob": ("Completed", "Failed", "Cancelled", "Suspended"),
+    "Checkpoint": ("Complete", "Corrupt", "Failed", "Deleted"),
+    "Pod": ("Succeeded", "Failed"),
+}
+
+
+class LineCutter:
+    """Cuts the parts of a log into whole lines."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def cut(self, part: bytes) -> list[str]:
+        """The lines that this part ends."""
+        whole, end, self._rest = (self._rest + part).rpartition(b"\n")
+        return (whole + end).decode(errors="replace").splitlines() if end else []
+
+    def last(self) -> list[str]:
+        """The last line, where the log does not end it."""
+        rest, self._rest = self._rest, b""
+        return [rest.decode(errors="replace")] if rest else []

@@ -1,0 +1,108 @@
+"""`stoker logs`: the logs of the pods of an object of a cluster."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stoker.cli.context import cluster_options, opened
+from stoker.cli.exit_status import FAILED, INTERRUPTED
+from stoker.cli.log_options import log_options, since_option
+from stoker.cli.log_selection import LineCutter, LogSelection, NoSuchAttempt, has_ended
+from stoker.cli.object_names import TARGETS
+from stoker.cli.object_source import named
+from stoker.cli.targets import Target, belongs_to, fail, kind_of, prefixed
+
+if TYPE_CHECKING:
+    from stoker.cli.cluster_client import ClusterClient
+
+
+@click.command(
+    epilog="\b\nExamples:\n  stoker logs tj/teach -f\n  stoker logs tj/teach --rank 3 --tail 50\n"
+    "  stoker logs tj/teach --previous\n  stoker logs teach-7eedf-a0-0 --since 5m"
+)
+@click.argument("target", type=TARGETS)
+@log_options
+@since_option
+@cluster_options
+def logs(
+    target: str,
+    follow: bool,
+    tail: int | None,
+    rank: int | None,
+    attempt: int | None,
+    previous: bool,
+    since_s: int | None,
+    namespace: str | None,
+    context: str | None,
+    kubeconfig: str | None,
+) -> None:
+    """Print the log of a pod.
+
+    TARGET is a pod, or KIND/NAME for all pods of a job, checkpoint or deployment. Of a job these are the pods of its
+    newest attempt; with --follow those of the attempts that come after it too, until the job has ended.
+    """
+    selection = LogSelection(follow, tail, since_s, rank, attempt, previous)
+    with opened(namespace, context, kubeconfig) as client:
+        word, slash, name = target.rpartition("/")
+        owner = named(client, Target(kind_of(word) if slash else kind_of("pod"), name))
+        try:
+            print_logs(client, owner, selection)
+        except KeyboardInterrupt:
+            sys.exit(INTERRUPTED)
+
+
+def print_logs(client: ClusterClient, owner: dict[str, Any], selection: LogSelection) -> None:
+    """Print the logs of an object's pods; ends the command where there are none."""
+    try:
+        if selection.follow:
+            _follow(client, owner, selection)
+        else:
+            _read(client, owner, selection)
+    except NoSuchAttempt as error:
+        fail(str(error), FAILED)
+
+
+def _read(client: ClusterClient, owner: dict[str, Any], selection: LogSelection) -> None:
+    from stoker.operator.cluster.interface import Invalid, NotFound
+
+    pods = [dict(pod) for pod in selection.pods_of(_own_pods(client.objects("Pod"), owner))]
+    if not pods:
+        fail(f"{owner['kind'].lower()}/{owner['metadata']['name']} has no pods", FAILED)
+    for pod in pods:
+        name, cutter = str(pod["metadata"]["name"]), LineCutter()
+        try:
+            content = client.log(pod, tail=selection.server_tail, since_s=selection.since_s)
+        except (Invalid, NotFound):  # its container has not started, or it has gone meanwhile
+            click.echo(f"pod {name} has no log yet", err=True)
+            continue
+        _print(selection.lines_of([*cutter.cut(content), *cutter.last()]), name if len(pods) > 1 else "")
+
+
+def _follow(client: ClusterClient, owner: dict[str, Any], selection: LogSelection) -> None:
+    kind, metadata = owner["kind"], owner["metadata"]
+    only = selection.attempt is not None or selection.previous or kind == "Pod"
+
+    def choose(pods: list[dict[str, Any]], now: dict[str, Any] | None) -> tuple[list[Any], bool]:
+        own = _own_pods(pods, owner)
+        found = selection.pods_of(own) if own or only else []
+        return found, only or now is None or now["metadata"]["uid"] != metadata["uid"] or has_ended(now)
+
+    for pod, lines, several in client.follow_logs(
+        (kind, metadata["namespace"], metadata["name"]), choose, selection.server_tail, selection.since_s
+    ):
+        _print(selection.lines_of(lines), pod if several else "")
+
+
+def _own_pods(pods: list[dict[str, Any]], owner: dict[str, Any]) -> list[dict[str, Any]]:
+    uid = owner["metadata"]["uid"]
+    if owner["kind"] == "Pod":
+        return [pod for pod in pods if pod["metadata"]["uid"] == uid]
+    return [pod for pod in pods if belongs_to(uid, pod)]
+
+
+def _print(lines: Any, pod: str) -> None:
+    for line in lines:
+        click.echo(prefixed(line, f"[{pod}] " if pod else ""))

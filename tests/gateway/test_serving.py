@@ -154,9 +154,27 @@ def test_roll_back_serves_the_checkpoint_of_an_earlier_revision(tell: Tell) -> N
     async def story(found: World) -> None:
         item = deployment(found, START)
         unknown = await found.client.post(f"{CHAT}/rollback", json={"revision": "r1"})
-        assert (unknown.status_code, "those are: r7, r6" in unknown.json()["detail"]) == (422, True)
+        assert (unknown.status_code, unknown.json()["errors"][0]["field"]) == (422, "revision")
+        assert "those are: r7, r6" in unknown.json()["detail"]
+        gone = await found.client.post(f"{CHAT}/rollback")
+        assert (gone.status_code, gone.json()["detail"]) == (
+            409, "revision r6 served checkpoint teach-800, which is gone"
+        )  # fmt: skip
+        job = found.job("teach")
+        older, newer = found.checkpoint(job, 800, verified=False), found.checkpoint(job, 1200)
+        broken = await found.client.post(f"{CHAT}/rollback")
+        assert (broken.status_code, "is Complete and not verified" in broken.json()["detail"]) == (409, True)
+        for one in (older, newer):
+            condition = {
+                "type": "Verified",
+                "status": "True",
+                "reason": "Read",
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            }
+            found.put_status(one, conditions=[condition])
         back = await found.client.post(f"{CHAT}/rollback")
         assert (back.status_code, model_of(found)) == (202, {"checkpointRef": {"name": "teach-800"}})
+        assert back.headers["etag"] == (await found.client.get(CHAT)).headers["etag"]
         await found.client.post(f"{CHAT}/rollback", json={"revision": "r7"})
         assert model_of(found) == {"checkpointRef": {"name": "teach-1200"}}
         found.put_status(item, revisions=item["status"]["revisions"][:1])

@@ -101,6 +101,9 @@ def test_a_chat_reaches_the_deployment_whole_and_as_events(tell: Tell) -> None:
             assert [body["stream"] for body in served.asked if "stream" in body] == [True]
             refused = await found.client.post(path, json={**asked, "model": "unknown"})
             assert (refused.status_code, "'unknown' is not served" in refused.json()["detail"]) == (404, True)
+            late = await found.client.post(path, json={**asked, "model": "late"})
+            assert (late.status_code, late.json()["type"]) == (503, "urn:stoker:problem:not-ready")
+            assert (late.headers["retry-after"], "No engine is ready" in late.json()["detail"]) == ("2", True)
         gone = await found.client.post(path, json=asked)
         assert (gone.status_code, gone.headers["content-type"]) == (502, "application/problem+json")
         wrong = await found.client.post(path, json=["no", "object"])

@@ -171,6 +171,9 @@ async def chat(
         text = (await start_of(answer, MAX_REFUSAL_BYTES)).decode(errors="replace")
         if answer.status == 401:
             raise Problem(403, "api-key", f"deployment {found['metadata']['name']}: {_message(text)}")
+        if answer.status == 503:
+            detail = f"deployment {found['metadata']['name']}: {_message(text)}"
+            raise Problem(503, "not-ready", detail, headers={"Retry-After": "2"})
         raise ApiError(answer.status, "", f"deployment {found['metadata']['name']}: {_message(text)}")
     media_type = answer.content_type.partition(";")[0] or "application/json"
     return ClosingStream(answer.chunks, answer.close, media_type=media_type, headers={"Cache-Control": "no-store"})

@@ -164,7 +164,7 @@ function overview(job) {
     ],
     ["Namespace", job.namespace],
     ["Started", moment(job.started_at)],
-    ["Finished", moment(job.finished_at)],
+    ...(job.finished_at ? [["Finished", moment(job.finished_at)]] : []),
   ]);
 }
 

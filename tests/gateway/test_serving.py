@@ -105,7 +105,7 @@ def test_a_chat_reaches_the_deployment_whole_and_as_events(tell: Tell) -> None:
             assert (late.status_code, late.json()["type"]) == (503, "urn:stoker:problem:not-ready")
             assert (late.headers["retry-after"], "No engine is ready" in late.json()["detail"]) == ("2", True)
         gone = await found.client.post(path, json=asked)
-        assert (gone.status_code, gone.headers["content-type"]) == (502, "application/problem+json")
+        assert (gone.status_code, gone.headers["content-type"]) == (503, "application/problem+json")
         wrong = await found.client.post(path, json=["no", "object"])
         assert wrong.status_code == 422
 

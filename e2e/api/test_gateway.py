@@ -106,6 +106,10 @@ def test_a_job_through_the_gateway(plane: Plane, namespace: str, config: ApiServ
             page = (await client.get(JOBS, params={"limit": 1})).json()
             rest = (await client.get(JOBS, params={"limit": 1, "continue": page["continue"]})).json()
             assert {one["job_name"] for one in page["items"] + rest["items"]} == {job["job_name"], "second"}
+            lost = await client.get(JOBS, params={"limit": 1, "continue": "nonsense"})
+            assert (lost.status_code, lost.json()["errors"][0]["field"]) == (422, "query.continue"), lost.text
+            ahead = await client.get(JOBS, params={"watch": True}, headers={"Last-Event-ID": "9" * 17})
+            assert (ahead.status_code, "of another history" in ahead.json()["detail"]) == (410, True), ahead.text
             path = f"{JOBS}/{other.json()['job_id']}"
             async with client.stream("GET", path, params={"watch": True}) as answer:
                 stream = events(answer)

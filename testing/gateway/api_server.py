@@ -42,6 +42,8 @@ class ApiServer:
         self.requests: list[tuple[str, str, str]] = []
         """(user, verb, plural) of every request that was let through."""
         self.failing: JSONResponse | None = None
+        self.unstarted: set[str] = set()
+        """Pods whose container waits: their logs are refused."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         request = Request(scope, receive)
@@ -75,6 +77,9 @@ class ApiServer:
             message = f'{plural} is forbidden: User "{name}" cannot {verb} resource "{plural}" {where}'
             return _refused(403, "Forbidden", message)
         self.requests.append((str(name), verb, plural))
+        if request.url.path.endswith("/log") and found["name"] in self.unstarted:
+            message = f'container "main" in pod "{found["name"]}" is waiting to start: ContainerCreating'
+            return _refused(400, "BadRequest", message)
         return None
 
 

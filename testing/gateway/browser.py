@@ -118,3 +118,13 @@ async def _open(
     assert port is not None
     line = await stack.enter_async_context(cut_line("127.0.0.1", port))
     return Stage(runner, found, browser, line)
+
+
+async def visit(page: Page, hash_: str) -> None:
+    """Go to a page of the console: `#/jobs`."""
+    await page.evaluate("hash => { location.hash = hash }", hash_)
+
+
+def shows(page: Page, selector: str, text: str) -> Any:
+    """Wait until an element shows a text."""
+    return page.locator(selector).filter(has_text=text).first.wait_for()

@@ -71,6 +71,8 @@ class Programs:
                 return JSONResponse({"error": {"message": "The API key is missing or wrong"}}, 401)
             if body.get("model") == "unknown":
                 return JSONResponse({"error": {"message": "model: 'unknown' is not served"}}, 404)
+            if body.get("model") == "late":
+                return JSONResponse({"error": {"message": "No engine is ready"}}, 503)
             words = ["You ", "asked: ", body["messages"][-1]["content"]]
             if not body.get("stream"):
                 return JSONResponse({"choices": [{"message": {"role": "assistant", "content": "".join(words)}}]})

@@ -12,7 +12,7 @@ import pytest
 
 from stoker.gateway.http.console import FILES
 from stoker.operator.domain.plan import Key, Object
-from testing.gateway.browser import Stage, missing_browser, stage
+from testing.gateway.browser import Stage, missing_browser, shows, stage, visit
 from testing.gateway.console_world import (
     API_KEY,
     Programs,
@@ -59,17 +59,8 @@ def job(console: Stage, name: str) -> Object:
     return console.world.objects.get(Key("TrainingJob", "default", name))
 
 
-async def visit(page: Page, hash_: str) -> None:
-    await page.evaluate("hash => { location.hash = hash }", hash_)
-
-
 async def text_of(page: Page, selector: str) -> str:
     return re.sub(r"\s+", " ", await page.locator(selector).inner_text())
-
-
-def shows(page: Page, selector: str, text: str) -> Any:
-    """Wait until an element shows a text."""
-    return page.locator(selector).filter(has_text=text).first.wait_for()
 
 
 def test_sign_in_refuses_a_wrong_token_and_takes_a_right_one(console: Stage) -> None:
@@ -218,6 +209,29 @@ def test_actions_on_a_job_change_the_resource(console: Stage) -> None:
     assert len(saves) == 1
 
 
+def test_a_finished_job_goes_on_as_a_new_one_from_a_chosen_checkpoint(console: Stage) -> None:
+    world = console.world
+    found = world.put_status(world.job("ended"), phase="Completed", progress={"step": 100, "totalSteps": 100})
+    for step in (50, 100):
+        world.checkpoint(found, step)
+
+    async def story(page: Page) -> None:
+        await visit(page, "#/jobs/default/ended")
+        await page.get_by_role("row", name="ended-50").wait_for()
+        await page.get_by_role("button", name="Continue as a new job").click()
+        dialog = page.get_by_role("dialog")
+        assert await dialog.get_by_label("Steps in total").input_value() == "200", "the newest is at the end"
+        await dialog.get_by_label("From").select_option("ended-50 (step 50)")
+        await dialog.get_by_label("Steps in total").fill("150")
+        await dialog.get_by_role("button", name="Continue").click()
+        await shows(page, "h1", "ended-go-")
+
+    console.run(story)
+    (made,) = [one for one in world.objects.of_kind("TrainingJob") if one["metadata"]["name"].startswith("ended-go-")]
+    assert made["spec"]["modelFrom"]["checkpoint"]["name"] == "ended-50"
+    assert made["spec"]["training"]["totalSteps"] == 150
+
+
 def test_an_action_has_the_callers_rights(console: Stage) -> None:
     async def story(page: Page) -> None:
         await visit(page, "#/jobs/default/teach")
@@ -270,6 +284,12 @@ def test_a_deployment_shows_its_load_rolls_back_and_chats(console: Stage) -> Non
         await page.get_by_role("button", name="Roll back to r6").click()
         await page.get_by_role("dialog").get_by_role("button", name="Roll back").click()
         await shows(page, ".notice", "chat goes back to teach-800")
+        found = console.world.objects.get(Key("InferenceDeployment", "default", "chat"))
+        rollout = {"phase": "Progressing", "fromRevision": "r7", "toRevision": "r6", "step": 1}
+        console.world.put_status(found, rollout=rollout)
+        await page.get_by_role("button", name="Roll back to r7").wait_for()
+        assert await page.get_by_role("button", name="Roll back to r6").count() == 0, "that is where it goes"
+        console.world.put_status(found, rollout=None)
         await page.get_by_label("Message").fill(HOSTILE)
         await page.keyboard.press("Enter")
         await shows(page, ".said[data-who=assistant]", f"You asked: {HOSTILE}")
@@ -349,80 +369,6 @@ def test_five_hundred_jobs_stay_usable(console: Stage) -> None:
     console.run(story)
 
 
-def test_a_long_table_lays_out_what_is_in_sight_and_offers_all_rows(console: Stage) -> None:
-    for number in range(200):
-        console.world.job(f"row-{number:03}", "rows")
-
-    async def story(page: Page) -> None:
-        await page.get_by_label("Namespace").fill("rows")
-        await page.keyboard.press("Enter")
-        await page.locator("tbody tr").nth(199).wait_for(state="attached")
-        await page.wait_for_function(  # rows out of sight are skipped before a frame is drawn
-            """() => [...document.querySelectorAll('tbody td')]
-              .filter(one => one.checkVisibility({contentVisibilityAuto: true})).length < 1000"""
-        )
-        edges = await page.evaluate(
-            """() => [...document.querySelectorAll('thead th, tbody tr:first-child > *')]
-              .map(one => Math.round(one.getBoundingClientRect().left))"""
-        )
-        assert edges[:10] == edges[10:], "columns are in line with their heads"
-        offered = await offered_to_screen_readers(page)
-        assert {("table", "Training jobs"), *(("row", f"row-{number:03}") for number in range(200))} <= offered
-        assert {("columnheader", "Phase"), ("rowheader", await first_name(page))} <= offered
-        last = page.get_by_role("link", name="row-199")
-        await last.focus()
-        assert await last.evaluate("one => one.checkVisibility({contentVisibilityAuto: true})"), "focus scrolls to it"
-        found = console.world.objects.get(Key("TrainingJob", "rows", "row-199"))
-        await page.get_by_role("button", name="Step").click()
-        await last.focus()
-        console.world.put_status(found, progress={"step": 3, "totalSteps": 9})
-        await page.locator("tbody tr").first.filter(has_text="3 / 9").wait_for(state="attached")
-        assert await page.evaluate("document.activeElement.textContent") == "row-199", (
-            "a row that moves keeps its focus"
-        )
-
-    console.run(story)
-
-
-async def first_name(page: Page) -> str:
-    return await page.locator("tbody th").first.inner_text()
-
-
-async def offered_to_screen_readers(page: Page) -> set[tuple[str, str]]:
-    """(role, name) of what is in Chromium's accessibility tree."""
-    session = await page.context.new_cdp_session(page)
-    nodes = (await session.send("Accessibility.getFullAXTree"))["nodes"]
-    return {(one["role"]["value"], one.get("name", {}).get("value", "")) for one in nodes if not one["ignored"]}
-
-
-def test_what_is_not_there_is_one_line_and_a_way_on(console: Stage) -> None:
-    async def story(page: Page) -> None:
-        await visit(page, "#/deployments/default/nothing")
-        await shows(page, ".refused", "no InferenceDeployment nothing in namespace default")
-        assert await page.locator(".panel").count() == 0
-        await page.get_by_role("link", name="Show all").click()
-        await page.get_by_role("link", name="chat").wait_for()
-        console.problems.clear()  # Chromium reports the 404
-
-    console.run(story)
-
-
-def test_ages_grow_while_they_are_shown(console: Stage) -> None:
-    async def story(page: Page) -> None:
-        one = page.locator("tr", has=page.get_by_role("link", name="waits", exact=True)).locator("time")
-        await one.wait_for()
-        grown = await one.evaluate(
-            """async one => {
-              one.dataset.since = new Date(Date.now() - 7200000).toISOString();
-              (await import('./format.js')).refreshAges();
-              return one.textContent;
-            }"""
-        )
-        assert grown == "2 h"
-
-    console.run(story)
-
-
 def test_twenty_thousand_points_stay_usable(console: Stage) -> None:
     world = console.world
     found = world.put_status(world.job("long"), phase="Running", progress={"step": 20_000, "totalSteps": 30_000})
@@ -443,66 +389,3 @@ def test_twenty_thousand_points_stay_usable(console: Stage) -> None:
         await page.locator(".figure tbody tr").nth(199).wait_for()
 
     console.run(story)
-
-
-def test_everything_is_reached_by_keyboard(console: Stage) -> None:
-    async def story(page: Page) -> None:
-        await page.get_by_role("link", name="teach", exact=True).wait_for()
-        await page.keyboard.press("Tab")
-        assert await page.evaluate("document.activeElement.id") == "skip"
-        await page.keyboard.press("Enter")
-        assert await page.evaluate("document.activeElement.id") == "main"
-        for _ in range(60):
-            await page.keyboard.press("Tab")
-            if await page.evaluate("document.activeElement.textContent") == "teach":
-                break
-        await page.keyboard.press("Enter")
-        await shows(page, "h1", "teach")
-        assert await page.evaluate("document.activeElement.id") == "main", "a new page begins at its start"
-        unnamed = await page.evaluate(
-            """() => [...document.querySelectorAll('button, input, select, textarea, a, [role=img], meter, progress')]
-              .filter(one => one.checkVisibility() && !(one.textContent.trim() || one.ariaLabel || one.labels?.length))
-              .map(one => one.outerHTML)"""
-        )
-        assert unnamed == []
-
-    console.run(story)
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_words_are_readable_in_light_and_dark(console: Stage, scheme: str) -> None:
-    async def story(page: Page) -> None:
-        await page.get_by_role("link", name="teach", exact=True).wait_for()
-        assert await page.evaluate(CONTRASTS) == []
-        before = await page.evaluate("getComputedStyle(document.body).backgroundColor")
-        await page.get_by_role("button", name="Light or dark").click()
-        assert await page.evaluate("getComputedStyle(document.body).backgroundColor") != before
-
-    console.run(story, color_scheme=scheme)
-
-
-CONTRASTS = """() => {
-  const parse = (text) => {
-    const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
-    canvas.fillStyle = text; canvas.fillRect(0, 0, 1, 1);
-    return [...canvas.getImageData(0, 0, 1, 1).data];
-  };
-  const over = (front, back) => front.slice(0, 3).map((v, i) => v * front[3] / 255 + back[i] * (1 - front[3] / 255));
-  const light = (rgb) => rgb.map((v) => v / 255).map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
-    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-  const backs = (one) => {
-    const chain = [];
-    for (let at = one; at; at = at.parentElement) chain.unshift(parse(getComputedStyle(at).backgroundColor));
-    return chain.reduce((below, colour) => over(colour, below), [255, 255, 255]);
-  };
-  const seen = new Map();
-  for (const one of document.querySelectorAll('main *, header *')) {
-    const words = [...one.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
-    if (!words || !one.checkVisibility() || one.closest('.unseen') || one.closest('.skip')) continue;
-    const back = backs(one), front = over(parse(getComputedStyle(one).color), back);
-    const [a, b] = [light(front), light(back)].sort((x, y) => y - x);
-    const ratio = (a + 0.05) / (b + 0.05);
-    if (ratio < 4.5) seen.set(`${one.tagName}.${one.className} ${one.dataset.tone ?? ''}`, ratio.toFixed(2));
-  }
-  return [...seen];
-}"""

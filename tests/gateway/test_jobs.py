@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from stoker.gateway.domain.states import JOB_STATES
 from stoker.operator.api.trainingjob_status import TERMINAL_PHASES, TrainingPhase
+from stoker.operator.domain.plan import Key
 from testing.gateway.world import JOB_SPEC, World
 
 Tell = Callable[..., None]
@@ -208,7 +210,9 @@ def test_a_suspended_job_goes_on_from_its_newest_save_alone(tell: Tell) -> None:
         early = await found.client.post(f"{JOBS}/run/resume")
         assert (early.status_code, "only a suspended or finished job" in early.json()["detail"]) == (409, True)
         suspended = await found.client.post(f"{JOBS}/run/suspend")
-        assert suspended.status_code == 202
+        assert (suspended.status_code, suspended.headers["etag"]) == (
+            202, (await found.client.get(f"{JOBS}/run")).headers["etag"],
+        )  # fmt: skip
         found.put_status(found.objects.of_kind("TrainingJob")[0], phase="Suspended")
         old, new = found.checkpoint(job, 10), found.checkpoint(job, 20)
         body = {"checkpoint_id": old["metadata"]["uid"]}
@@ -232,7 +236,7 @@ def test_a_finished_job_becomes_a_new_one_from_a_verified_checkpoint(tell: Tell)
         assert (unusable.status_code, unusable.json()["errors"][0]["field"]) == (422, "checkpoint_id")
         foreign = found.checkpoint(found.job("other"), 40)
         stranger = await found.client.post(f"{JOBS}/run/resume", json={"checkpoint_id": foreign["metadata"]["name"]})
-        assert "is no checkpoint of this job" in stranger.json()["detail"]
+        assert "is no checkpoint of this job; verified: run-20, run-10" in stranger.json()["detail"]
         key = {"Idempotency-Key": "again"}
         first, again = [await found.client.post(f"{JOBS}/run/resume", headers=key) for _ in range(2)]
         assert (first.status_code, first.json()) == (202, again.json())
@@ -257,6 +261,33 @@ def test_a_job_that_reached_its_end_needs_more_steps(tell: Tell) -> None:
         longer = await found.client.post(f"{JOBS}/run/resume", json={"total_steps": 150})
         new = (await found.client.get(longer.headers["location"])).json()
         assert new["spec"]["training"] == {**JOB_SPEC["training"], **new["spec"]["training"], "totalSteps": 150}
+
+    tell(story)
+
+
+def test_the_longest_names_are_continued_saved_and_repeated(tell: Tell) -> None:
+    longest = "a-name-as-long-as-the-definition-allows0"
+    key = {"Idempotency-Key": "order-7"}
+
+    async def story(found: World) -> None:
+        one, again = [await found.client.post(JOBS, json={**WHOLE, "job_name": longest}, headers=key) for _ in range(2)]
+        assert (one.status_code, one.json()) == (201, again.json()), one.text
+        assert one.json()["job_name"].startswith("a-name-as-long-as-the-definit-")
+        other = await found.client.post(JOBS, json={**WHOLE, "job_name": f"{longest[:-1]}1"}, headers=key)
+        assert (other.status_code, other.json()["job_id"] != one.json()["job_id"]) == (201, True), "the same beginning"
+        name = longest
+        job = found.job(name)
+        saved = await found.client.post(f"{JOBS}/{name}/checkpoint")
+        assert (saved.status_code, saved.json()["checkpoint_name"].startswith(f"{name}-save-")) == (202, True)
+        for step in (10, 20, 30):
+            found.checkpoint(found.put_status(job, phase="Failed"), step)
+            resumed = await found.client.post(f"{JOBS}/{name}/resume")
+            assert resumed.status_code == 202, resumed.text
+            name = resumed.json()["job_name"]
+            assert re.fullmatch(r"a-name-as-long-as-the-defi-go-[0-9a-f]{10}", name), "it does not grow"
+            job = found.objects.get(Key("TrainingJob", "default", name))
+        longer = await found.client.post(JOBS, json={**WHOLE, "job_name": f"{longest}1"})
+        assert (longer.status_code, longer.json()["errors"][0]["field"]) == (422, "job_name")
 
     tell(story)
 

@@ -101,8 +101,11 @@ def test_a_chat_reaches_the_deployment_whole_and_as_events(tell: Tell) -> None:
             assert [body["stream"] for body in served.asked if "stream" in body] == [True]
             refused = await found.client.post(path, json={**asked, "model": "unknown"})
             assert (refused.status_code, "'unknown' is not served" in refused.json()["detail"]) == (404, True)
+            late = await found.client.post(path, json={**asked, "model": "late"})
+            assert (late.status_code, late.json()["type"]) == (503, "urn:stoker:problem:not-ready")
+            assert (late.headers["retry-after"], "No engine is ready" in late.json()["detail"]) == ("2", True)
         gone = await found.client.post(path, json=asked)
-        assert (gone.status_code, gone.headers["content-type"]) == (502, "application/problem+json")
+        assert (gone.status_code, gone.headers["content-type"]) == (503, "application/problem+json")
         wrong = await found.client.post(path, json=["no", "object"])
         assert wrong.status_code == 422
 
@@ -154,9 +157,27 @@ def test_roll_back_serves_the_checkpoint_of_an_earlier_revision(tell: Tell) -> N
     async def story(found: World) -> None:
         item = deployment(found, START)
         unknown = await found.client.post(f"{CHAT}/rollback", json={"revision": "r1"})
-        assert (unknown.status_code, "those are: r7, r6" in unknown.json()["detail"]) == (422, True)
+        assert (unknown.status_code, unknown.json()["errors"][0]["field"]) == (422, "revision")
+        assert "those are: r7, r6" in unknown.json()["detail"]
+        gone = await found.client.post(f"{CHAT}/rollback")
+        assert (gone.status_code, gone.json()["detail"]) == (
+            409, "revision r6 served checkpoint teach-800, which is gone"
+        )  # fmt: skip
+        job = found.job("teach")
+        older, newer = found.checkpoint(job, 800, verified=False), found.checkpoint(job, 1200)
+        broken = await found.client.post(f"{CHAT}/rollback")
+        assert (broken.status_code, "is Complete and not verified" in broken.json()["detail"]) == (409, True)
+        for one in (older, newer):
+            condition = {
+                "type": "Verified",
+                "status": "True",
+                "reason": "Read",
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            }
+            found.put_status(one, conditions=[condition])
         back = await found.client.post(f"{CHAT}/rollback")
         assert (back.status_code, model_of(found)) == (202, {"checkpointRef": {"name": "teach-800"}})
+        assert back.headers["etag"] == (await found.client.get(CHAT)).headers["etag"]
         await found.client.post(f"{CHAT}/rollback", json={"revision": "r7"})
         assert model_of(found) == {"checkpointRef": {"name": "teach-1200"}}
         found.put_status(item, revisions=item["status"]["revisions"][:1])

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 
+from stoker.gateway.cluster.interface import JOB, Change, Page, Selection
 from stoker.gateway.domain.log_lines import LogLine, log_line, merged, metric_samples
-from stoker.gateway.http.stream import with_heartbeat
+from stoker.gateway.domain.views import job_view
+from stoker.gateway.http.stream import watched, with_heartbeat
+from stoker.gateway.problem import Problem
 from stoker.trainer.agent.console import step_line
 from stoker.trainer.protocol.messages import StepEvent
-from testing.gateway.world import World
+from testing.gateway.world import World, world
 
 Tell = Callable[..., None]
 JOBS = "/v1/training/jobs"
@@ -114,6 +118,68 @@ def test_logs_of_all_pods_of_the_newest_attempt(tell: Tell) -> None:
         assert (nothing.status_code, "no pod of attempt 3" in nothing.json()["detail"]) == (404, True)
 
     tell(story, sockets=True)
+
+
+def test_a_followed_log_waits_for_containers_that_have_not_started(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with world("kubernetes", tmp_path, sockets=True) as found:
+            assert found.server is not None
+            job = found.put_status(found.job(), phase="Starting")
+            late, never = found.pod(job, 0, "late one\n"), found.pod(job, 1, "")
+            found.server.unstarted |= {"run-a0-0", "run-a0-1"}
+            assert (await found.client.get(f"{JOBS}/run/logs")).text == "", "what is there now"
+            async with found.client.stream("GET", f"{JOBS}/run/logs", params={"follow": True}) as answer:
+                lines = answer.aiter_lines()
+                found.put_status(never, phase="Failed")
+                found.server.unstarted.discard("run-a0-0")
+                assert await asyncio.wait_for(anext(lines), 60) == "[run-a0-0] late one"
+                found.put_status(late, phase="Succeeded")
+                assert [one async for one in lines] == []
+
+    asyncio.run(story())
+
+
+class EndedWatch:
+    """A watch that the cluster ends at once."""
+
+    def __aiter__(self) -> EndedWatch:
+        return self
+
+    async def __anext__(self) -> Change:
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None: ...
+
+
+class Caller:
+    """A caller whose token is good for one more review."""
+
+    def __init__(self) -> None:
+        self.cluster, self.reviews = self, 0
+
+    async def renewed(self) -> Caller:
+        self.reviews += 1
+        if self.reviews > 1:
+            raise Problem(401, "unauthenticated", "the cluster does not know this token")
+        return self
+
+    async def list(self, *_: object, **__: object) -> Page:
+        return Page([], "7")
+
+    async def watch(self, *_: object) -> EndedWatch:
+        return EndedWatch()
+
+
+def test_a_stream_ends_when_its_token_does() -> None:
+    async def story() -> None:
+        caller = Caller()
+        answer = await watched(caller, JOB, Selection("default"), "7", job_view)  # type: ignore[arg-type]
+        parts = [bytes(part).decode() async for part in answer.body_iterator]  # type: ignore[arg-type]
+        assert [part.split("\n")[0] for part in parts] == ["id: 7", "event: ERROR"]
+        assert json.loads(parts[1].split("data: ")[1])["status"] == 401
+        assert caller.reviews == 2
+
+    asyncio.run(story())
 
 
 def line(step: int, loss: float = 2.5) -> str:

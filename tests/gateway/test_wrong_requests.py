@@ -111,6 +111,43 @@ def test_a_key_is_for_one_body(tell: Tell) -> None:
     tell(story)
 
 
+def test_a_page_that_there_is_not_is_named(tell: Tell) -> None:
+    async def story(found: World) -> None:
+        for number in range(3):
+            found.job(f"job-{number}")
+        token = (await found.client.get(JOBS, params={"limit": 2})).json()["continue"]
+        assert token
+        for path, wrong in (
+            (JOBS, "nonsense"), (JOBS, "default/job-0"), (JOBS, "\0"), (JOBS, token + "A"), (JOBS, token[:-1]),
+            ("/v1/checkpoints", token), ("/v1/deployments", "é"), (f"{JOBS}/job-0/checkpoints", "nonsense"),
+        ):  # fmt: skip
+            answer = await found.client.get(path, params={"limit": 2, "continue": wrong})
+            assert (answer.status_code, [one["field"] for one in answer.json().get("errors", [])]) == (
+                422,
+                ["query.continue"],
+            ), (path, wrong, answer.text)
+        last = (await found.client.get(JOBS, params={"limit": 2, "continue": token})).json()
+        assert ([job["job_name"] for job in last["items"]], last["continue"]) == (["job-2"], "")
+
+    tell(story)
+
+
+def test_a_place_in_a_watch_that_there_is_not_is_named(tell: Tell) -> None:
+    async def story(found: World) -> None:
+        found.job()
+        for path in (JOBS, f"{JOBS}/run", "/v1/checkpoints", "/v1/deployments"):
+            for wrong in ("abc", "-1", "0", "1.5"):
+                answer = await found.client.get(path, params={"watch": True}, headers={"Last-Event-ID": wrong})
+                assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "header.last-event-id")
+                answer = await found.client.get(path, params={"watch": True, "resource_version": wrong})
+                assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "query.resource_version")
+            ahead = await found.client.get(path, params={"watch": True}, headers={"Last-Event-ID": "9" * 18})
+            assert (ahead.status_code, ahead.json()["type"]) == (410, "urn:stoker:problem:expired")
+            assert "of another history" in ahead.json()["detail"], "as after a restored backup: it would stay silent"
+
+    tell(story)
+
+
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),

@@ -3,11 +3,12 @@ import { address, open } from "./api.js";
 import { el } from "./dom.js";
 import { eventsOf } from "./events.js";
 
-/** Make the chat. `model(name)` names the model to ask. */
+/** Make the chat. */
 export function chat(path, place, signal) {
   const messages = [];
   let model = "",
     running = null;
+  const hint = el("p", { class: "muted", role: "status" });
   const log = el("div", { class: "chat-log", role: "log", "aria-label": "Conversation", tabindex: "0" });
   const text = el("textarea", { rows: 2, "aria-label": "Message", placeholder: "Ask something", maxlength: 20000 });
   const send = el("button", { type: "submit", class: "primary" }, "Send");
@@ -121,9 +122,11 @@ export function chat(path, place, signal) {
     }
   }
   return {
-    element: el("div", { class: "chat" }, log, form),
-    model: (name) => {
+    element: el("div", { class: "chat" }, hint, log, form),
+    /** Name the model to ask, and why an answer may not come. */
+    model: (name, why) => {
       model = name;
+      hint.textContent = why;
     },
   };
 }

@@ -88,6 +88,7 @@ export function moment(time) {
 
 const TONES = {
   Running: "good",
+  Training: "good",
   Completed: "good",
   Serving: "good",
   Complete: "good",
@@ -114,6 +115,18 @@ const TONES = {
 
 /** A phase as a labelled badge. The word says everything; its colour repeats it. */
 export const badge = (phase) => el("span", { class: "badge", data: { tone: TONES[phase] ?? "calm" } }, phase || DASH);
+
+/** A line that says why something does not run: at most three lines in a list, whole as its title. */
+export const why = (message) => (message ? el("span", { class: "why", title: message }, message) : "");
+
+const UNITS = { Ki: 2 ** 10, Mi: 2 ** 20, Gi: 2 ** 30, Ti: 2 ** 40, k: 1e3, M: 1e6, G: 1e9, T: 1e12, m: 1e-3 };
+
+/** The number that a Kubernetes quantity stands for (`16Gi`, `1930m`); null for none. */
+export function quantity(text) {
+  const found = /^([0-9.]+)([A-Za-z]*)$/.exec(text ?? "");
+  const unit = found && (found[2] ? UNITS[found[2]] : 1);
+  return unit ? Number(found[1]) * unit : null;
+}
 
 /** Who uses a checkpoint, of the gateway's `Kind/name`: `deployment chat`. */
 export const users = (found) =>

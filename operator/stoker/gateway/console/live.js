@@ -60,7 +60,12 @@ export function reader(path, query, page, draw, every = 2000) {
     try {
       draw(await read(address(path, typeof query === "function" ? query() : query), { signal: page.signal }));
     } catch (error) {
-      if (!page.signal.aborted) draw(null, error);
+      if (page.signal.aborted) return;
+      if (error.status === 401) {
+        page.refused(error);
+        return;
+      }
+      draw(null, error);
     }
     setTimeout(() => {
       busy = false;

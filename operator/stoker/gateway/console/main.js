@@ -22,13 +22,14 @@ const AGES_MS = 10000;
 const at = (id) => document.getElementById(id);
 let leave = new AbortController();
 
-function route({ focus = false } = {}) {
+function route({ focus = false, why = "" } = {}) {
   leave.abort();
   leave = new AbortController();
   const page = { signal: leave.signal, connection, refused };
   connection("idle", "");
   const main = at("main");
-  if (!session.token()) return open(signIn, main, page, [], focus);
+  document.body.toggleAttribute("data-signed-out", !session.token());
+  if (!session.token()) return open(signIn, main, page, [why], focus);
   const hash = location.hash || "#/jobs";
   for (const [pattern, found] of PAGES) {
     const match = pattern.exec(hash);
@@ -66,7 +67,7 @@ function connection(state, why) {
 function refused(error) {
   if (error.status === 401) {
     session.setToken("");
-    return route();
+    return route({ why: `Sign in again: ${error.message}.` });
   }
   connection("idle", "");
   const why = error.status === 403 ? `Not allowed: ${error.message}` : error.message;

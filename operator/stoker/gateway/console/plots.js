@@ -34,7 +34,7 @@ export const MISSING =
  * `update(points)` takes all points, in the order of their steps.
  */
 export function figure(uPlot, title, series, signal, group) {
-  const picture = el("div", { class: "plot", role: "img" });
+  const picture = el("div", { class: "plot", role: "img", "aria-label": `${title}: no value yet` });
   const summary = el("p", { class: "muted" });
   const body = el("tbody");
   const held = el(

@@ -1,5 +1,6 @@
 // A table that keeps its rows: sorted by a column, filtered by a text, changed where an item changed.
 import { el, fill } from "./dom.js";
+import { DASH } from "./format.js";
 
 /**
  * Make a table. A column: `{title, cell(item) -> text or node, sort(item)?, numeric?, width?}`.
@@ -7,19 +8,21 @@ import { el, fill } from "./dom.js";
  *
  * A table that may become long gives each column a `width`: its least width in rem, and its share of what is left.
  * Its rows are then laid out each by itself, and only those in sight: the time of a frame does not grow with the rows.
- * All rows stay in the document, for the keyboard, the browser's search and screen readers: hence the roles, and for
- * each row a name, what its first column sorts by. A browser may leave the cells of a row out of its accessibility tree
- * until it comes into sight.
+ * All rows stay in the document, for the keyboard, the browser's search and screen readers: hence for each row a name,
+ * what its first column sorts by. A browser may leave the cells of a row out of its accessibility tree until it comes
+ * into sight.
+ *
+ * On a narrow screen a row is a card, whose cells carry the titles of their columns. The style sheet lays a table out
+ * otherwise than as one, which takes its roles away: they are written.
  */
 export function table({ caption, columns, key, version, empty, filter, sort = null }) {
   const widths = columns.map((column) => column.width);
   const long = widths.every((width) => width > 0);
-  const role = (name) => (long ? name : null);
   const rows = new Map();
   let items = [],
     order = sort ?? { column: -1, down: false },
     wanted = "";
-  const body = el("tbody", { role: role("rowgroup") });
+  const body = el("tbody", { role: "rowgroup" });
   const none = el("p", { class: "empty", hidden: true }, empty);
   const heads = columns.map((column, index) => head(column, index));
   const count = el("span", { class: "muted", role: "status" });
@@ -28,9 +31,8 @@ export function table({ caption, columns, key, version, empty, filter, sort = nu
     { class: "scroll" },
     el(
       "table",
-      { class: role("long"), role: role("table"), "aria-label": role(caption), style: layout(long, widths) },
-      el("caption", { class: "unseen" }, caption),
-      el("thead", { role: role("rowgroup") }, el("tr", { role: role("row") }, heads)),
+      { class: long ? "long" : null, role: "table", "aria-label": caption, style: layout(long, widths) },
+      el("thead", { role: "rowgroup" }, el("tr", { role: "row" }, heads)),
       body,
     ),
   );
@@ -63,7 +65,7 @@ export function table({ caption, columns, key, version, empty, filter, sort = nu
     const sortable = Boolean(column.sort);
     const button =
       sortable && el("button", { type: "button", class: "sort", on: { click: () => turn(index) } }, column.title);
-    const properties = { scope: "col", role: role("columnheader"), class: column.numeric ? "number" : null };
+    const properties = { scope: "col", role: "columnheader", class: column.numeric ? "number" : null };
     return el("th", properties, button || column.title);
   }
 
@@ -76,23 +78,27 @@ export function table({ caption, columns, key, version, empty, filter, sort = nu
     const known = rows.get(key(item));
     const now = version(item);
     if (known?.version === now) return known.element;
-    const cells = columns.map((column, index) =>
-      el(
-        index === 0 ? "th" : "td",
-        {
-          scope: index === 0 ? "row" : null,
-          role: role(index === 0 ? "rowheader" : "cell"),
-          class: column.numeric ? "number" : null,
-        },
-        column.cell(item),
-      ),
-    );
-    const made = known?.element ?? el("tr", { role: role("row"), "aria-label": long ? columns[0].sort(item) : null });
+    const cells = columns.map((column, index) => cell(column, index === 0, column.cell(item)));
+    const made = known?.element ?? el("tr", { role: "row", "aria-label": long ? columns[0].sort(item) : null });
     const active = made.contains(document.activeElement) ? document.activeElement.dataset.focus : null;
     fill(made, cells);
     if (active) made.querySelector(`[data-focus="${CSS.escape(active)}"]`)?.focus();
     rows.set(key(item), { element: made, version: now });
     return made;
+  }
+
+  function cell(column, first, shown) {
+    const kinds = [column.numeric && "number", (!shown || shown === DASH) && "none"].filter(Boolean);
+    return el(
+      first ? "th" : "td",
+      {
+        scope: first ? "row" : null,
+        role: first ? "rowheader" : "cell",
+        class: kinds.join(" ") || null,
+        data: { title: column.title },
+      },
+      shown,
+    );
   }
 
   function draw() {

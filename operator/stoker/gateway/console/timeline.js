@@ -9,10 +9,25 @@ export function timeline(attempts) {
   const from = Math.min(...starts);
   const until = Math.max(...attempts.map((one) => (one.ended_at ? Date.parse(one.ended_at) : Date.now())));
   const span = Math.max(until - from, 1000);
+  return [
+    el(
+      "ol",
+      { class: "timeline" },
+      attempts.map((one) => attempt(one, from, span)),
+    ),
+    starts.length > 0 && axis(from, until, attempts),
+  ];
+}
+
+/** The ends of the time that the bars show. */
+function axis(from, until, attempts) {
+  const goesOn = attempts.some((one) => !one.ended_at);
   return el(
-    "ol",
-    { class: "timeline" },
-    attempts.map((one) => attempt(one, from, span)),
+    "p",
+    { class: "axis muted" },
+    moment(new Date(from).toISOString()),
+    el("span", {}, duration((until - from) / 1000)),
+    goesOn ? "now" : moment(new Date(until).toISOString()),
   );
 }
 
@@ -34,7 +49,7 @@ function attempt(one, from, span) {
       "div",
       { class: "attempt-words" },
       el("strong", {}, `Attempt ${one.attempt}`),
-      badge(one.failure ? "Failed" : one.phase || "Running"),
+      badge(one.failure ? "Failed" : one.ended_at ? "Ended" : one.phase || "Running"),
       el("span", { class: "muted" }, [length, resumed, steps, started].filter(Boolean).join(" · ")),
     ),
     el(
@@ -69,7 +84,7 @@ function cause(failure) {
 const STATES = [
   ["productive", "Productive", "--good"],
   ["checkpointing", "Checkpointing", "--series-2"],
-  ["starting", "Starting", "--series-3"],
+  ["starting", "Starting", "--series-5"],
   ["restarting", "Restarting", "--warn"],
   ["queued", "Queued", "--series-4"],
   ["suspended", "Suspended", "--muted"],
@@ -166,11 +181,15 @@ function tiles(pod) {
   );
 }
 
-/** Facts as a list of terms. */
+const WIDE = 24;
+
+/** Facts as a list of terms; a long text takes the room of two. */
 export function facts(pairs) {
   return el(
     "dl",
     { class: "facts" },
-    pairs.map(([term, value]) => el("div", {}, el("dt", {}, term), el("dd", {}, value ?? DASH))),
+    pairs.map(([term, value]) =>
+      el("div", { class: value?.length > WIDE ? "wide" : null }, el("dt", {}, term), el("dd", {}, value ?? DASH)),
+    ),
   );
 }

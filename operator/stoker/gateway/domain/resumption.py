@@ -11,6 +11,8 @@ from stoker.gateway.domain.views import job_of
 from stoker.gateway.problem import Problem, wrong_field
 
 Object = dict[str, Any]
+MOST_NAMES = 5
+"""Checkpoints that a message names."""
 
 
 def of_job(checkpoints: Sequence[Object], job: Object) -> list[Object]:
@@ -35,6 +37,13 @@ def newest_verified(own: Sequence[Object]) -> Object | None:
 
 def usable(checkpoint: Object) -> bool:
     return checkpoint_state(checkpoint) is CheckpointState.COMPLETE and condition(checkpoint, "Verified")
+
+
+def usable_names(own: Sequence[Object]) -> str:
+    """The checkpoints that a job can begin at, of `of_job`'s list, for a message."""
+    names = [str(one["metadata"]["name"]) for one in own if usable(one)]
+    more = f" and {len(names) - MOST_NAMES} older" if len(names) > MOST_NAMES else ""
+    return f"verified: {', '.join(names[:MOST_NAMES])}{more}" if names else "it has no verified checkpoint"
 
 
 def continued_spec(job: Object, checkpoint: Object, total_steps: int | None) -> dict[str, Any]:

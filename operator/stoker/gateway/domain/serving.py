@@ -20,7 +20,7 @@ from stoker.gateway.observations import (
     ScalingDecision,
     Traffic,
 )
-from stoker.gateway.problem import Problem
+from stoker.gateway.problem import Problem, wrong_field
 
 Object = Mapping[str, Any]
 START_PARTS = (
@@ -125,9 +125,7 @@ def earlier_revision(deployment: Object, wanted: str | None) -> Object:
         found = next((one for one in known if one["name"] == wanted), None)
         if found is None:
             allowed = ", ".join(one["name"] for one in known) or "none"
-            raise Problem(
-                422, "invalid", f"revision: {wanted!r} is no revision with a checkpoint; those are: {allowed}"
-            )
+            raise wrong_field("revision", f"{wanted!r} is no revision with a checkpoint; those are: {allowed}")
         return found
     newest = _checkpoint_name(known[0]) if known else None
     older = next((one for one in known[1:] if _checkpoint_name(one) != newest), None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Depends, Header, Path, Query, Request
@@ -37,14 +37,23 @@ class Call:
     gateway: Gateway
     caller: Identity
     cluster: Cluster
+    token: str | None = field(repr=False)
+
+    async def renewed(self) -> Call:
+        """The same call after its token was reviewed again, for a stream that goes on. Raises Problem 401 or 403."""
+        return await identified(self.gateway, self.token)
+
+
+async def identified(gateway: Gateway, token: str | None) -> Call:
+    """A call by the owner of a token. Raises Problem 401 or 403."""
+    caller = await gateway.access.identify(token)
+    return Call(gateway, caller, gateway.access.as_caller(caller), token)
 
 
 async def authenticated(request: Request) -> Call:
     """Know the caller. Raises Problem 401 or 403."""
-    gateway: Gateway = request.app.state.gateway
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    caller = await gateway.access.identify(token.strip() if scheme.lower() == "bearer" else None)
-    return Call(gateway, caller, gateway.access.as_caller(caller))
+    return await identified(request.app.state.gateway, token.strip() if scheme.lower() == "bearer" else None)
 
 
 Caller = Annotated[Call, Depends(authenticated)]

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 
 from stoker.gateway.cluster.interface import CHECKPOINT, JOB, ApiError, Object, Selection, list_all
-from stoker.gateway.domain.names import keyed_name
+from stoker.gateway.domain.names import MAX_CHECKPOINT_NAME, keyed_name
 from stoker.gateway.domain.repeated import DIGEST, request_digest
 from stoker.gateway.domain.resumption import of_job
 from stoker.gateway.domain.states import ENDED, checkpoint_state, job_state
@@ -27,7 +27,7 @@ from stoker.gateway.http.caller import (
 )
 from stoker.gateway.http.errors import ERRORS
 from stoker.gateway.http.jobs import reused_key
-from stoker.gateway.http.resource_views import EVENTS, PageQuery, Version, Watch, listed, shown
+from stoker.gateway.http.resource_views import EVENTS, LastEventId, PageQuery, Version, Watch, listed, shown
 from stoker.gateway.http.versions import IfNoneMatch
 from stoker.gateway.models import Checkpoint, CheckpointAnswer, CheckpointList, CheckpointRequest
 from stoker.gateway.problem import Problem, wrong_field
@@ -74,7 +74,7 @@ async def save(
 async def _ask_for_save(call: Call, job: Object, pinned: bool, key: str | None) -> Object:
     metadata = job["metadata"]
     token = call.gateway.new_id() if key is None else f"{call.caller.name}\0{key}"
-    name = keyed_name(f"{metadata['name'][:48]}-save", metadata["uid"], token)
+    name = keyed_name(metadata["name"], metadata["uid"], token, longest=MAX_CHECKPOINT_NAME, suffix="-save")
     digest = request_digest({"pinned": pinned})
     source = {"jobRef": {"name": metadata["name"], "uid": metadata["uid"]}}
     body = {
@@ -123,9 +123,13 @@ async def list_checkpoints(
     after: Continue = "",
     watch: Watch = False,
     resource_version: Version = None,
+    last_event_id: LastEventId = None,
 ) -> Any:
     """List checkpoints, or watch them."""
-    selection, query = Selection(namespaces(call, namespace)), PageQuery(limit, after, watch, resource_version)
+    selection, query = (
+        Selection(namespaces(call, namespace)),
+        PageQuery(limit, after, watch, last_event_id or resource_version),
+    )
     return await listed(request, call, CHECKPOINT, selection, query, checkpoint_view, CheckpointList)
 
 

@@ -20,7 +20,16 @@ from stoker.gateway.http.caller import (
     one_namespace,
 )
 from stoker.gateway.http.errors import ERRORS
-from stoker.gateway.http.resource_views import EVENTS, PageQuery, Version, Watch, listed, shown, watched_one
+from stoker.gateway.http.resource_views import (
+    EVENTS,
+    LastEventId,
+    PageQuery,
+    Version,
+    Watch,
+    listed,
+    shown,
+    watched_one,
+)
 from stoker.gateway.http.stream import wants_stream
 from stoker.gateway.http.versions import IfNoneMatch
 from stoker.gateway.models import Deployment, DeploymentList
@@ -48,9 +57,13 @@ async def list_deployments(
     after: Continue = "",
     watch: Watch = False,
     resource_version: Version = None,
+    last_event_id: LastEventId = None,
 ) -> Any:
     """List deployments, or watch them."""
-    selection, query = Selection(namespaces(call, namespace)), PageQuery(limit, after, watch, resource_version)
+    selection, query = (
+        Selection(namespaces(call, namespace)),
+        PageQuery(limit, after, watch, last_event_id or resource_version),
+    )
     return await listed(request, call, DEPLOYMENT, selection, query, deployment_view, DeploymentList)
 
 
@@ -62,10 +75,11 @@ async def read(
     namespace: Namespace = None,
     watch: Watch = False,
     resource_version: Version = None,
+    last_event_id: LastEventId = None,
     if_none_match: IfNoneMatch = None,
 ) -> Any:
     """Read one deployment, or watch it."""
     found = await find(call, DEPLOYMENT, one_namespace(call, namespace), deployment_id)
     if wants_stream(request, watch):
-        return await watched_one(request, call, DEPLOYMENT, found, resource_version, deployment_view)
+        return await watched_one(call, DEPLOYMENT, found, last_event_id or resource_version, deployment_view)
     return shown(found, answer, if_none_match, deployment_view)

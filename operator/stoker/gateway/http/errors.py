@@ -33,7 +33,7 @@ _MEANING = {
     422: "a field is wrong; `errors` names each",
     429: "too many requests; Retry-After names the seconds to wait",
     502: "the cluster failed, or does not accept the gateway",
-    503: "the cluster does not answer",
+    503: "the cluster does not answer, or no engine of a deployment is ready; Retry-After names the seconds to wait",
 }
 ERRORS: dict[int | str, dict[str, Any]] = {
     code: {"description": text, "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}}}

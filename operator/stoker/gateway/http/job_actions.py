@@ -7,9 +7,16 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from stoker.gateway.cluster.interface import CHECKPOINT, JOB, ApiError, Object, Selection, list_all
-from stoker.gateway.domain.names import is_uid, keyed_name
+from stoker.gateway.domain.names import continued_name, is_uid
 from stoker.gateway.domain.repeated import DIGEST, request_digest
-from stoker.gateway.domain.resumption import continued_spec, newest_verified, of_job, refuse_suspended, usable
+from stoker.gateway.domain.resumption import (
+    continued_spec,
+    newest_verified,
+    of_job,
+    refuse_suspended,
+    usable,
+    usable_names,
+)
 from stoker.gateway.domain.states import ENDED, JobState, job_state, phase_of
 from stoker.gateway.domain.views import job_answer
 from stoker.gateway.http.caller import Call, Caller, IdempotencyKey, Namespace, ResourceId, find, one_namespace
@@ -50,11 +57,15 @@ async def cancel(
     return Cancelled(status="CANCELLED")
 
 
-async def suspend(job_id: ResourceId, call: Caller, namespace: Namespace = None, if_match: IfMatch = None) -> JobAnswer:
+async def suspend(
+    job_id: ResourceId, call: Caller, answer: Response, namespace: Namespace = None, if_match: IfMatch = None
+) -> JobAnswer:
     """Suspend a job: it saves and gives its nodes back, until it is resumed."""
     job = await find(call, JOB, one_namespace(call, namespace), job_id)
     _check_goes_on(job)
-    return job_answer(await patch(call.cluster, JOB, job, {"spec": {"run": {"suspend": True}}}, if_match))
+    found = await patch(call.cluster, JOB, job, {"spec": {"run": {"suspend": True}}}, if_match)
+    answer.headers["ETag"] = etag(found)
+    return job_answer(found)
 
 
 async def resume(
@@ -102,7 +113,7 @@ async def _begin_anew(
         raise _conflict(job, "it has no verified checkpoint to go on from")
     namespace = job["metadata"]["namespace"]
     token = call.gateway.new_id() if key is None else f"{call.caller.name}\0{key}"
-    name = keyed_name(f"{job['metadata']['name'][:26]}-go", job["metadata"]["uid"], token)
+    name = continued_name(job["metadata"]["name"], job["metadata"]["uid"], token)
     noted = {DIGEST: request_digest(wanted.model_dump())}
     spec = continued_spec(job, checkpoint, wanted.total_steps)
     body = {
@@ -130,10 +141,11 @@ def _chosen(own: list[Object], wanted: str | None) -> Object | None:
     field = "uid" if is_uid(wanted) else "name"
     found = next((one for one in own if one["metadata"][field] == wanted), None)
     if found is None:
-        raise wrong_field("checkpoint_id", f"{wanted!r} is no checkpoint of this job")
+        raise wrong_field("checkpoint_id", f"{wanted!r} is no checkpoint of this job; {usable_names(own)}")
     if not usable(found):
         raise wrong_field(
-            "checkpoint_id", f"{wanted!r} is {phase_of(found)} and not verified, so no job can begin at it"
+            "checkpoint_id",
+            f"{wanted!r} is {phase_of(found)} and not verified, so no job can begin at it; {usable_names(own)}",
         )
     return found
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 
 from stoker.gateway.cluster.interface import JOB, ApiError, Object, Selection
-from stoker.gateway.domain.names import keyed_name
+from stoker.gateway.domain.names import MAX_JOB_NAME, keyed_name
 from stoker.gateway.domain.repeated import DIGEST, difference, request_digest
 from stoker.gateway.domain.sections import to_spec
 from stoker.gateway.domain.states import JobState, job_state
@@ -26,7 +26,16 @@ from stoker.gateway.http.caller import (
     one_namespace,
 )
 from stoker.gateway.http.errors import ERRORS, problem_of
-from stoker.gateway.http.resource_views import EVENTS, PageQuery, Version, Watch, listed, shown, watched_one
+from stoker.gateway.http.resource_views import (
+    EVENTS,
+    LastEventId,
+    PageQuery,
+    Version,
+    Watch,
+    listed,
+    shown,
+    watched_one,
+)
 from stoker.gateway.http.stream import wants_stream
 from stoker.gateway.http.versions import IfNoneMatch, etag
 from stoker.gateway.models import Job, JobAnswer, JobList, NewJob
@@ -77,9 +86,13 @@ async def list_jobs(
     after: Continue = "",
     watch: Watch = False,
     resource_version: Version = None,
+    last_event_id: LastEventId = None,
 ) -> Any:
     """List training jobs, or watch them."""
-    selection, query = Selection(namespaces(call, namespace)), PageQuery(limit, after, watch, resource_version)
+    selection, query = (
+        Selection(namespaces(call, namespace)),
+        PageQuery(limit, after, watch, last_event_id or resource_version),
+    )
     return await listed(
         request, call, JOB, selection, query, job_view, JobList, lambda job: status is None or job_state(job) in status
     )
@@ -93,12 +106,13 @@ async def read(
     namespace: Namespace = None,
     watch: Watch = False,
     resource_version: Version = None,
+    last_event_id: LastEventId = None,
     if_none_match: IfNoneMatch = None,
 ) -> Any:
     """Read one job with its current metrics, or watch it."""
     found = await find(call, JOB, one_namespace(call, namespace), job_id)
     if wants_stream(request, watch):
-        return await watched_one(request, call, JOB, found, resource_version, job_view)
+        return await watched_one(call, JOB, found, last_event_id or resource_version, job_view)
     return shown(found, answer, if_none_match, job_view)
 
 
@@ -111,7 +125,7 @@ def _sections(new: NewJob) -> dict[str, dict[str, Any]]:
 
 def _manifest(new: NewJob, namespace: str, caller: str, key: str | None) -> Object:
     """The TrainingJob of a request."""
-    name = new.job_name if key is None else keyed_name(new.job_name, caller, key)
+    name = new.job_name if key is None else keyed_name(new.job_name, caller, key, longest=MAX_JOB_NAME)
     metadata: dict[str, Any] = {"name": name, "namespace": namespace, **({"labels": new.labels} if new.labels else {})}
     if key is not None:
         metadata["annotations"] = {DIGEST: request_digest(new.model_dump(by_alias=True, exclude_unset=True))}

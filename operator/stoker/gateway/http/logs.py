@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -14,13 +14,19 @@ from stoker.gateway.cluster.interface import JOB, POD, ApiError, Cluster, Object
 from stoker.gateway.domain.log_lines import LogLine, log_line, merged
 from stoker.gateway.http.caller import Call, Caller, Namespace, ResourceId, find, one_namespace
 from stoker.gateway.http.errors import ERRORS, problem_of
-from stoker.gateway.http.stream import MEDIA_TYPE, event, with_heartbeat
+from stoker.gateway.http.stream import MEDIA_TYPE, ClosingStream, event, with_heartbeat
 from stoker.gateway.problem import Problem
 
 JOB_UID = "stoker.dev/job-uid"
 ATTEMPT = "stoker.dev/attempt"
 NODE_RANK = "stoker.dev/node-rank"
 ROLE = "stoker.dev/role"
+ENDED = ("Succeeded", "Failed")
+WAITS = (400, 404)
+"""Answers about the log of a pod whose container has not started, or that is gone."""
+LOOK_S = 1.0
+FIRST_S = 1.0
+"""Time for which an answer waits for its first line: longer, and a client could take silence for a lost connection."""
 TEXT: dict[str, Any] = {
     "description": "Lines; with the Accept header `text/event-stream` an event for each",
     "content": {"text/plain": {}, MEDIA_TYPE: {}},
@@ -50,10 +56,19 @@ async def logs(
         raise _no_attempt(attempt, pods)
     as_events = MEDIA_TYPE in request.headers.get("accept", "")
     lines = _followed(call.cluster, chosen, tail_lines) if follow else _read(call.cluster, chosen, tail_lines)
-    first = await anext(lines, None)  # a refusal is an answer of its own
+    first = asyncio.ensure_future(anext(lines, None))
+    await asyncio.wait((first,), timeout=FIRST_S)
+    if first.done():
+        first.result()  # a refusal is an answer of its own
     shown = _shown(first, lines, as_events=as_events, several=len(chosen) > 1)
     body = with_heartbeat(shown) if as_events else shown
-    return StreamingResponse(body, media_type=MEDIA_TYPE if as_events else "text/plain")
+
+    async def close() -> None:
+        first.cancel()
+        await asyncio.wait((first,))
+        await lines.aclose()
+
+    return ClosingStream(body, close, media_type=MEDIA_TYPE if as_events else "text/plain")
 
 
 async def _pods(call: Call, job_id: str, namespace: str | None) -> list[Object]:
@@ -92,25 +107,24 @@ async def lines_of(cluster: Cluster, pod: Object, tail: int | None) -> list[LogL
         async for line in cluster.log(metadata["namespace"], metadata["name"], follow=False, tail=tail):
             found.append(log_line(metadata["name"], line))
     except ApiError as error:
-        if error.status not in (400, 404):
+        if error.status not in WAITS:
             raise
     return found
 
 
-async def _read(cluster: Cluster, pods: list[Object], tail: int | None) -> AsyncIterator[LogLine]:
+async def _read(cluster: Cluster, pods: list[Object], tail: int | None) -> AsyncGenerator[LogLine]:
     for line in merged(await asyncio.gather(*(lines_of(cluster, pod, tail) for pod in pods))):
         yield line
 
 
-async def _followed(cluster: Cluster, pods: list[Object], tail: int | None) -> AsyncIterator[LogLine]:
+async def _followed(cluster: Cluster, pods: list[Object], tail: int | None) -> AsyncGenerator[LogLine]:
     """Yield the lines of all pods as they come, until every log has ended. Raises ApiError."""
     queue: asyncio.Queue[LogLine | None] = asyncio.Queue(maxsize=1000)
 
     async def pump(pod: Object) -> None:
-        metadata = pod["metadata"]
         try:
-            async for line in cluster.log(metadata["namespace"], metadata["name"], follow=True, tail=tail):
-                await queue.put(log_line(metadata["name"], line))
+            async for line in _following(cluster, pod, tail):
+                await queue.put(line)
         finally:
             with contextlib.suppress(asyncio.CancelledError):
                 await queue.put(None)
@@ -134,12 +148,40 @@ async def _followed(cluster: Cluster, pods: list[Object], tail: int | None) -> A
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def _following(cluster: Cluster, pod: Object, tail: int | None) -> AsyncIterator[LogLine]:
+    """Yield the lines of a pod from the start of its container until its end. Raises ApiError."""
+    metadata = pod["metadata"]
+    while True:
+        try:
+            async for line in cluster.log(metadata["namespace"], metadata["name"], follow=True, tail=tail):
+                yield log_line(metadata["name"], line)
+            return
+        except ApiError as error:
+            if error.status not in WAITS:
+                raise
+        await asyncio.sleep(LOOK_S)
+        if await _never_starts(cluster, metadata):
+            return
+
+
+async def _never_starts(cluster: Cluster, metadata: Object) -> bool:
+    """Whether a pod without a log is gone or has ended."""
+    try:
+        pod = await cluster.get(POD, metadata["namespace"], metadata["name"])
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return True
+    return (pod.get("status") or {}).get("phase") in ENDED
+
+
 async def _shown(
-    first: LogLine | None, lines: AsyncIterator[LogLine], *, as_events: bool, several: bool
+    first: asyncio.Future[LogLine | None], lines: AsyncIterator[LogLine], *, as_events: bool, several: bool
 ) -> AsyncIterator[bytes]:
     try:
-        if first is not None:
-            yield _line(first, as_events=as_events, several=several)
+        begun = await first
+        if begun is not None:
+            yield _line(begun, as_events=as_events, several=several)
         async for line in lines:
             yield _line(line, as_events=as_events, several=several)
     except ApiError as error:

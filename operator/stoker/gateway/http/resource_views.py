@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
-from fastapi import Query, Request, Response
+from fastapi import Header, Query, Request, Response
 from pydantic import BaseModel
 
-from stoker.gateway.cluster.interface import Kind, Object, Selection
+from stoker.gateway.cluster.interface import ApiError, Kind, Object, Page, Selection
 from stoker.gateway.http.caller import Call
 from stoker.gateway.http.stream import View, wants_stream, watched
 from stoker.gateway.http.versions import etag, matches
+from stoker.gateway.problem import wrong_field
 
 EVENTS: dict[str, Any] = {
     "description": "A page, or with `watch` a stream of events",
     "content": {"text/event-stream": {}},
 }
 Watch = Annotated[bool, Query(description="Stream changes as server-sent events")]
-Version = Annotated[str | None, Query(pattern=r"^[0-9]{1,20}$", description="Watch: begin behind this version")]
+VERSION = r"^[1-9][0-9]{0,19}$"
+Version = Annotated[str | None, Query(pattern=VERSION, description="Watch: begin behind this version")]
+LastEventId = Annotated[
+    str | None, Header(pattern=f"^$|{VERSION}", description="Watch: begin behind this event, not `resource_version`")
+]
 
 
 class PageQuery(NamedTuple):
@@ -28,6 +33,7 @@ class PageQuery(NamedTuple):
     after: str
     watch: bool
     version: str | None
+    """Where a watch begins."""
 
 
 async def listed(
@@ -42,16 +48,27 @@ async def listed(
 ) -> Any:
     """Answer with a page of `list_of`, or with a stream of changes."""
     if wants_stream(request, query.watch):
-        return await watched(request, call.cluster, kind, selection, query.version, view)
-    page = await call.cluster.list(kind, selection, limit=query.limit, after=query.after)
+        return await watched(call, kind, selection, query.version, view)
+    page = await _page(call, kind, selection, query)
     items = [view(item) for item in page.items if is_shown(item)]
     return list_of(items=items, next=page.after, resource_version=page.resource_version)
 
 
-async def watched_one(request: Request, call: Call, kind: Kind, found: Object, version: str | None, view: View) -> Any:
+async def _page(call: Call, kind: Kind, selection: Selection, query: PageQuery) -> Page:
+    """Read a page. Raises Problem 422 about a token that the cluster refuses; ApiError."""
+    try:
+        return await call.cluster.list(kind, selection, limit=query.limit, after=query.after)
+    except ApiError as error:
+        if error.status != 400 or not query.after:
+            raise
+        allowed = "give `continue` of the page before as it is, or leave it out to begin"
+        raise wrong_field("query.continue", f"{query.after[:100]!r} leads to no page: {allowed}") from error
+
+
+async def watched_one(call: Call, kind: Kind, found: Object, version: str | None, view: View) -> Any:
     """Answer with the changes of one object."""
     one = Selection(found["metadata"]["namespace"], name=found["metadata"]["name"])
-    return await watched(request, call.cluster, kind, one, version, view)
+    return await watched(call, kind, one, version, view)
 
 
 def shown(found: Object, answer: Response, if_none_match: str | None, view: View) -> Any:

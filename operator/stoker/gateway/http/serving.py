@@ -35,14 +35,14 @@ from stoker.gateway.domain.views import deployment_view
 from stoker.gateway.http.caller import Call, Caller, Namespace, ResourceId, find, one_namespace
 from stoker.gateway.http.errors import ERRORS
 from stoker.gateway.http.stream import MEDIA_TYPE, ClosingStream
-from stoker.gateway.http.versions import IfMatch, patch
+from stoker.gateway.http.versions import IfMatch, etag, patch
 from stoker.gateway.models import Deployment, PromoteRequest, RollBackRequest
 from stoker.gateway.observations import EngineLoad, Serving, Traffic
 from stoker.gateway.problem import Problem, wrong_field
 
 MAX_ENGINES = 32
 """Engines whose metrics are read for one answer."""
-METRICS_S = 5.0
+METRICS_S = 10.0
 MAX_METRICS_BYTES = 4 << 20
 MAX_REFUSAL_BYTES = 64 << 10
 KEY = r"^[\x21-\x7e]+$"
@@ -171,6 +171,9 @@ async def chat(
         text = (await start_of(answer, MAX_REFUSAL_BYTES)).decode(errors="replace")
         if answer.status == 401:
             raise Problem(403, "api-key", f"deployment {found['metadata']['name']}: {_message(text)}")
+        if answer.status == 503:
+            detail = f"deployment {found['metadata']['name']}: {_message(text)}"
+            raise Problem(503, "not-ready", detail, headers={"Retry-After": "2"})
         raise ApiError(answer.status, "", f"deployment {found['metadata']['name']}: {_message(text)}")
     media_type = answer.content_type.partition(";")[0] or "application/json"
     return ClosingStream(answer.chunks, answer.close, media_type=media_type, headers={"Cache-Control": "no-store"})
@@ -179,6 +182,7 @@ async def chat(
 async def promote(
     deployment_id: ResourceId,
     call: Caller,
+    answer: Response,
     wanted: PromoteRequest,
     namespace: Namespace = None,
     if_match: IfMatch = None,
@@ -190,22 +194,40 @@ async def promote(
     if not usable(checkpoint):
         detail = f"{wanted.checkpoint_id!r} is {phase_of(checkpoint)} and not verified: only a verified one is served"
         raise wrong_field("checkpoint_id", detail)
-    return await _serve(call, found, checkpoint["metadata"]["name"], if_match)
+    return await _serve(call, found, checkpoint["metadata"]["name"], if_match, answer)
 
 
 async def roll_back(
     deployment_id: ResourceId,
     call: Caller,
+    answer: Response,
     wanted: RollBackRequest | None = None,
     namespace: Namespace = None,
     if_match: IfMatch = None,
 ) -> Deployment:
     """Serve the checkpoint of an earlier revision again; everything else of the spec stays."""
-    found = await find(call, DEPLOYMENT, one_namespace(call, namespace), deployment_id)
+    place = one_namespace(call, namespace)
+    found = await find(call, DEPLOYMENT, place, deployment_id)
     revision = earlier_revision(found, (wanted or RollBackRequest()).revision)
-    return await _serve(call, found, revision["checkpoint"]["name"], if_match)
+    name = revision["checkpoint"]["name"]
+    if why := await _why_not_served(call.cluster, place, name):
+        raise Problem(409, "conflict", f"revision {revision['name']} served checkpoint {name}, which {why}")
+    return await _serve(call, found, name, if_match, answer)
 
 
-async def _serve(call: Call, deployment: Object, checkpoint: str, if_match: str | None) -> Deployment:
+async def _why_not_served(cluster: Cluster, namespace: str, checkpoint: str) -> str:
+    """Why a checkpoint cannot be served any more; empty when it can."""
+    try:
+        found = await cluster.get(CHECKPOINT, namespace, checkpoint)
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return "is gone"
+    return "" if usable(found) else f"is {phase_of(found)} and not verified"
+
+
+async def _serve(call: Call, deployment: Object, checkpoint: str, if_match: str | None, answer: Response) -> Deployment:
     model = {"checkpointRef": {"name": checkpoint}, "checkpointSelector": None, "uri": None}
-    return deployment_view(await patch(call.cluster, DEPLOYMENT, deployment, {"spec": {"model": model}}, if_match))
+    found = await patch(call.cluster, DEPLOYMENT, deployment, {"spec": {"model": model}}, if_match)
+    answer.headers["ETag"] = etag(found)
+    return deployment_view(found)

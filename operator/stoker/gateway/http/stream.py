@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from fastapi import Request
@@ -15,7 +16,9 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
 from stoker.gateway.cluster.interface import ApiError, Change, Cluster, Kind, Object, Selection, Watch, list_all
+from stoker.gateway.http.caller import Call
 from stoker.gateway.http.errors import problem_of
+from stoker.gateway.problem import Problem
 from stoker.pod.asgi import Receive, Scope, Send
 
 MEDIA_TYPE = "text/event-stream"
@@ -28,18 +31,24 @@ def wants_stream(request: Request, watch: bool) -> bool:
     return watch or MEDIA_TYPE in request.headers.get("accept", "")
 
 
-async def watched(
-    request: Request, cluster: Cluster, kind: Kind, selection: Selection, version: str | None, view: View
-) -> StreamingResponse:
-    """Answer with the changes after `version`, or after `Last-Event-ID`. Raises ApiError 410 when that is too old."""
-    since = request.headers.get("last-event-id") or version
-    first: list[Object] = []
+async def watched(call: Call, kind: Kind, selection: Selection, version: str | None, view: View) -> StreamingResponse:
+    """Answer with the changes after `version`. Raises ApiError 410 when that is too old, or of another history."""
+    since, first = version, list[Object]()
     if since is None:
-        first, since = await list_all(cluster, kind, selection)
-    changes = _Changes(cluster, kind, selection, since)
+        first, since = await list_all(call.cluster, kind, selection)
+    else:
+        await _check_reached(call.cluster, kind, selection, since)
+    changes = _Changes(call, kind, selection, since)
     await changes.begin()  # a refusal is an answer of its own, not an event
     events = with_heartbeat(_events(first, changes, view))
     return ClosingStream(events, changes.close, media_type=MEDIA_TYPE, headers={"Cache-Control": "no-store"})
+
+
+async def _check_reached(cluster: Cluster, kind: Kind, selection: Selection, version: str) -> None:
+    """Refuse a version that the cluster has not reached, as after a restored backup: its watch would stay silent."""
+    newest = (await cluster.list(kind, replace(selection, metadata_only=True), limit=1)).resource_version
+    if newest.isdigit() and int(version) > int(newest):
+        raise ApiError(410, "Expired", f"version {version} is of another history, the newest is {newest}: begin again")
 
 
 class ClosingStream(StreamingResponse):
@@ -57,16 +66,16 @@ class ClosingStream(StreamingResponse):
 
 
 class _Changes:
-    """A watch that goes on when the server ends it."""
+    """A watch that goes on when the server ends it, as long as the caller's token is good."""
 
-    def __init__(self, cluster: Cluster, kind: Kind, selection: Selection, version: str) -> None:
-        self.cluster, self.kind, self.selection, self.version = cluster, kind, selection, version
+    def __init__(self, call: Call, kind: Kind, selection: Selection, version: str) -> None:
+        self.call, self.kind, self.selection, self.version = call, kind, selection, version
         self._source: Watch | None = None
         self._closed = False
 
     async def begin(self) -> None:
         """Open the watch. Raises ApiError when it is refused."""
-        self._source = await self.cluster.watch(self.kind, self.selection, self.version)
+        self._source = await self.call.cluster.watch(self.kind, self.selection, self.version)
 
     async def close(self) -> None:
         """End the watch for good."""
@@ -77,6 +86,7 @@ class _Changes:
     async def __aiter__(self) -> AsyncIterator[Change]:
         while not self._closed:
             if self._source is None:
+                self.call = await self.call.renewed()
                 await self.begin()
             assert self._source is not None
             async for change in self._source:
@@ -96,8 +106,9 @@ async def _events(first: list[Object], changes: _Changes, view: View) -> AsyncIt
                 yield event("BOOKMARK", {"resource_version": version}, version)
             else:
                 yield event(change.type, view(change.object).model_dump(mode="json"), version)
-    except ApiError as error:
-        yield event("ERROR", problem_of(error).document("").model_dump(mode="json"))
+    except (ApiError, Problem) as error:
+        problem = error if isinstance(error, Problem) else problem_of(error)
+        yield event("ERROR", problem.document("").model_dump(mode="json"))
 
 
 def event(name: str, data: Mapping[str, Any], number: str | None = None) -> bytes:

@@ -55,7 +55,7 @@ export function show(main, page) {
       { title: "Used by", width: 9, cell: (one) => users(one.in_use_by).join(", ") },
       { title: "Saved", width: 6.5, sort: (one) => one.timestamp, cell: (one) => moment(one.timestamp) },
       {
-        title: "",
+        title: "Action",
         width: 7,
         cell: (one) =>
           one.verified &&

@@ -1,6 +1,6 @@
 // The cluster: GPUs in total and by node.
 import { el, fill, panel } from "../dom.js";
-import { badge, bytes, count, percent } from "../format.js";
+import { badge, bytes, count, number, percent, quantity } from "../format.js";
 import { reader } from "../live.js";
 import { table } from "../table.js";
 import { facts } from "../timeline.js";
@@ -35,8 +35,8 @@ export function show(main, page) {
         numeric: true,
         cell: (one) => bytes(one.gpu_memory_used?.reduce((sum, value) => sum + value, 0)),
       },
-      { title: "CPU", width: 5, numeric: true, cell: (one) => one.cpu },
-      { title: "Memory", width: 8, numeric: true, cell: (one) => one.memory },
+      { title: "CPUs", width: 5, numeric: true, cell: (one) => number(quantity(one.cpu)) },
+      { title: "Memory", width: 8, numeric: true, cell: (one) => bytes(quantity(one.memory)) },
     ],
   });
   fill(main, el("h1", {}, "Cluster"), summary, why, panel("Nodes", rows.element));
@@ -47,9 +47,7 @@ export function show(main, page) {
   const status = reader("/v1/cluster/status", {}, page, (found, error) => {
     if (!found) return refused(error);
     page.connection("live", "");
-    why.textContent = Object.entries(found.unavailable)
-      .map(([what, reason]) => `${what}: ${reason}`)
-      .join(". ");
+    why.textContent = reasons(found.unavailable);
     return fill(
       summary,
       facts([
@@ -58,7 +56,7 @@ export function show(main, page) {
         ["Active jobs", count(found.active_jobs)],
         ["Nodes ready", `${count(found.ready_nodes)} of ${count(found.nodes)}`],
         ["GPU use", percent(found.gpu_utilization)],
-        ["Memory use", percent(found.memory_utilization)],
+        ["GPU memory use", percent(found.memory_utilization)],
       ]),
     );
   });
@@ -72,4 +70,14 @@ export function show(main, page) {
     }
   }, AGAIN_MS);
   page.signal.addEventListener("abort", () => clearInterval(timer), { once: true });
+}
+
+const WORDS = { gpu_utilization: "GPU use", memory_utilization: "GPU memory use" };
+
+/** Each reason once, with all that it explains. */
+function reasons(unavailable) {
+  const by = new Map();
+  for (const [what, reason] of Object.entries(unavailable))
+    by.set(reason, [...(by.get(reason) ?? []), WORDS[what] ?? what]);
+  return [...by.entries()].map(([reason, all]) => `${all.join(" and ")}: ${reason}`).join(". ");
 }

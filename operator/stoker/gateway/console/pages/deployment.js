@@ -16,7 +16,7 @@ export const title = ([, name]) => `Deployment ${name}`;
 
 export function show(main, page, [place, name]) {
   const path = resource("deployments", name);
-  const head = el("div"),
+  const head = el("div", {}, el("h1", {}, name)),
     why = el("p", { class: "why-line", role: "status" }),
     summary = el("div"),
     traffic = el("div");
@@ -89,15 +89,18 @@ export function show(main, page, [place, name]) {
       );
       pools.update(found.pools.map((pool) => ({ ...pool, version: JSON.stringify(pool) })));
       scaling.update(found.pools);
+      const newest = found.rollout?.to_revision ?? found.current_revision;
+      const wanted = found.revisions.find((one) => one.name === newest)?.checkpoint?.checkpoint_name;
       revisions.update(
         found.revisions.map((one) => ({
           ...one,
-          current: found.current_revision,
-          served: found.checkpoint?.checkpoint_name,
-          version: `${one.name}${one.share}${found.current_revision}`,
+          wanted,
+          version: `${one.name} ${one.share} ${wanted}`,
         })),
       );
-      talk.model(found.models[0] ?? found.deployment_name);
+      const none = !found.ready || found.ready.startsWith("0/");
+      const idle = none ? `No engine is ready${found.message ? `: ${found.message}` : ""}.` : "";
+      talk.model(found.models[0] ?? found.deployment_name, idle);
       measured();
     },
     () => {
@@ -222,11 +225,10 @@ function revisionTable(back) {
       },
       { title: "Made", cell: (one) => moment(one.created_at) },
       {
-        title: "",
+        title: "Action",
         cell: (one) =>
           one.checkpoint &&
-          one.name !== one.current &&
-          one.checkpoint.checkpoint_name !== one.served &&
+          one.checkpoint.checkpoint_name !== one.wanted &&
           actionButton("Roll back", () => back(one), { "aria-label": `Roll back to ${one.name}` }),
       },
     ],

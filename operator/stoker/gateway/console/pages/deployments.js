@@ -1,6 +1,6 @@
 // All deployments: phase, ready engines, checkpoint, why one does not serve.
 import { el, fill } from "../dom.js";
-import { age, badge } from "../format.js";
+import { age, badge, why } from "../format.js";
 import { DEPLOYMENTS, liveList } from "../live.js";
 import { table } from "../table.js";
 
@@ -36,7 +36,7 @@ export function show(main, page) {
         width: 9,
         cell: (one) => one.pools.map((pool) => `${pool.name} ${pool.ready}/${pool.replicas}`).join(", "),
       },
-      { title: "Why it does not serve", width: 13, cell: (one) => el("span", { class: "why" }, one.message) },
+      { title: "Why it does not serve", width: 13, cell: (one) => why(one.message) },
       { title: "Namespace", width: 6.5, sort: (one) => one.namespace, cell: (one) => one.namespace },
       {
         title: "Age",

@@ -5,6 +5,7 @@ import { el, fill, panel, sliced } from "../dom.js";
 import { badge, bytes, count, duration, moment, number, users } from "../format.js";
 import { liveOne, reader } from "../live.js";
 import { MISSING, figure, library } from "../plots.js";
+import { continued } from "../resume.js";
 import { table } from "../table.js";
 import { facts, goodputBar, rankMap, timeline } from "../timeline.js";
 import { jobLink } from "./jobs.js";
@@ -29,7 +30,7 @@ export async function show(main, page, [place, name]) {
   const path = resource("training/jobs", name);
   const uPlot = await library();
   if (page.signal.aborted) return;
-  const head = el("div"),
+  const head = el("div", {}, el("h1", {}, name)),
     why = el("p", { class: "why-line", role: "status" }),
     buttons = el("div", { class: "buttons" });
   const summary = el("div"),
@@ -38,7 +39,8 @@ export async function show(main, page, [place, name]) {
   const lines = el("div"),
     ranks = el("div"),
     time = el("div"),
-    saves = checkpointTable();
+    saves = checkpointTable(),
+    unsaved = el("div");
   fill(
     main,
     head,
@@ -54,13 +56,14 @@ export async function show(main, page, [place, name]) {
     missing,
     panel("Attempts", lines),
     el("div", { class: "columns" }, panel("Goodput", time), panel("Ranks on nodes", ranks)),
-    panel("Checkpoints", saves.element),
+    panel("Checkpoints", unsaved, saves.element),
   );
 
   const points = new Map();
   let newest = 0,
     avoided = [],
-    pods = [];
+    saved = [],
+    pods = null;
   let sorted = [];
   const drawPlots = sliced(
     [
@@ -86,25 +89,24 @@ export async function show(main, page, [place, name]) {
       drawPlots();
     },
   );
-  const attempts = reader(`${path}/attempts`, { namespace: place }, page, (found) => {
-    if (!found) return;
+  const unread = (what, error) => el("p", { class: "cause" }, `${what} cannot be read: ${error.message}`);
+  const attempts = reader(`${path}/attempts`, { namespace: place }, page, (found, error) => {
+    if (!found) return fill(lines, unread("The attempts", error));
     fill(lines, timeline(found.attempts));
     fill(time, goodputBar(found.goodput));
     avoided = found.avoided_nodes;
-    fill(ranks, rankMap(pods, avoided));
+    return pods && fill(ranks, rankMap(pods, avoided));
   });
-  const placed = reader(`${path}/pods`, { namespace: place }, page, (found) => {
-    if (found) {
-      pods = found;
-      fill(ranks, rankMap(pods, avoided));
-    }
+  const placed = reader(`${path}/pods`, { namespace: place }, page, (found, error) => {
+    pods = found;
+    fill(ranks, found ? rankMap(found, avoided) : unread("The pods", error));
   });
-  const checkpoints = reader(
-    `${path}/checkpoints`,
-    { namespace: place, limit: 500 },
-    page,
-    (found) => found && saves.update(found),
-  );
+  const checkpoints = reader(`${path}/checkpoints`, { namespace: place, limit: 500 }, page, (found, error) => {
+    fill(unsaved, found ? null : unread("The checkpoints", error));
+    if (!found) return;
+    saved = found;
+    saves.update(found);
+  });
 
   let restarts = null;
   liveOne(
@@ -116,7 +118,7 @@ export async function show(main, page, [place, name]) {
       restarts = job.metrics.restarts;
       fill(head, el("h1", {}, job.job_name, " ", badge(job.phase)));
       why.textContent = job.message;
-      drawButtons(buttons, job, path);
+      drawButtons(buttons, job, path, () => saved);
       fill(summary, overview(job));
       const { step } = job.metrics;
       if (step !== null && !points.has(step)) {
@@ -160,20 +162,21 @@ function overview(job) {
       "Newest verified checkpoint",
       job.newest_verified_checkpoint ? `step ${count(job.newest_verified_checkpoint.step)}` : "none",
     ],
+    ["Namespace", job.namespace],
     ["Started", moment(job.started_at)],
-    ["Finished", moment(job.finished_at)],
+    ...(job.finished_at ? [["Finished", moment(job.finished_at)]] : []),
   ]);
 }
 
-function drawButtons(place, job, path) {
+function drawButtons(place, job, path, saved) {
   const state = `${job.status}${job.spec.run?.suspend ?? false}${job.spec.run?.cancel ?? false}`;
   if (place.dataset.state === state) return;
   place.dataset.state = state;
   const query = { namespace: job.namespace };
   const ended = ENDED.includes(job.status),
     stopped = ended || job.spec.run?.suspend;
-  const post = (verb, done, headers = {}) =>
-    send(address(`${path}/${verb}`, query), { method: "POST", body: {}, headers }, done);
+  const post = (verb, done, headers = {}, body = {}) =>
+    send(address(`${path}/${verb}`, query), { method: "POST", body, headers }, done);
   fill(
     place,
     !ended &&
@@ -193,14 +196,12 @@ function drawButtons(place, job, path) {
         );
         if (sure) await post("suspend", `${job.job_name} is being suspended`);
       }),
-    stopped &&
-      !job.spec.run?.cancel &&
+    (ended || (stopped && !job.spec.run?.cancel)) &&
       actionButton(ended ? "Continue as a new job" : "Resume", async () => {
-        const text = ended
-          ? "A new job begins at its newest verified checkpoint."
-          : "It goes on from its newest verified checkpoint.";
-        if (!(await confirmed(`Resume ${job.job_name}?`, text, "Resume"))) return;
-        const found = await post("resume", `${job.job_name} is being resumed`, { "Idempotency-Key": onceKey() });
+        const body = ended ? await continued(job, saved()) : await resumed(job);
+        if (!body) return;
+        const done = ended ? (made) => `${made.job_name} goes on from it` : `${job.job_name} is being resumed`;
+        const found = await post("resume", done, { "Idempotency-Key": onceKey() }, body);
         if (found && found.job_name !== job.job_name) location.hash = jobLink(found.namespace, found.job_name);
       }),
     !ended &&
@@ -219,6 +220,11 @@ function drawButtons(place, job, path) {
         { class: "danger" },
       ),
   );
+}
+
+async function resumed(job) {
+  const text = "It goes on from its newest verified checkpoint.";
+  return (await confirmed(`Resume ${job.job_name}?`, text, "Resume")) ? {} : null;
 }
 
 function checkpointTable() {

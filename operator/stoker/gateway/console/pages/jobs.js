@@ -1,6 +1,6 @@
 // All jobs: phase, why one is not running, step, loss.
 import { el, fill } from "../dom.js";
-import { age, badge, count, number, roughly } from "../format.js";
+import { age, badge, count, number, roughly, why } from "../format.js";
 import { JOBS, liveList } from "../live.js";
 import { table } from "../table.js";
 
@@ -48,7 +48,7 @@ export function show(main, page) {
         sort: (job) => job.metrics.restarts,
         cell: (job) => count(job.metrics.restarts),
       },
-      { title: "Why it is not running", width: 13, cell: (job) => el("span", { class: "why" }, job.message) },
+      { title: "Why it is not running", width: 13, cell: (job) => why(job.message) },
       { title: "Namespace", width: 6.5, sort: (job) => job.namespace, cell: (job) => job.namespace },
       {
         title: "Age",

@@ -5,7 +5,7 @@ import { setToken } from "../session.js";
 
 export const title = () => "Sign in";
 
-export function show(main, page, _, done) {
+export function show(main, page, [why], done) {
   const key = el("input", {
     type: "password",
     id: "token",
@@ -13,7 +13,7 @@ export function show(main, page, _, done) {
     spellcheck: "false",
     required: true,
   });
-  const wrong = el("p", { class: "cause", role: "alert" });
+  const wrong = el("p", { class: "cause", role: "alert" }, why);
   const form = el(
     "form",
     {
@@ -37,6 +37,7 @@ export function show(main, page, _, done) {
       },
     },
     el("h1", {}, "Sign in"),
+    wrong,
     el("label", { for: "token" }, "Token"),
     key,
     el(
@@ -50,7 +51,6 @@ export function show(main, page, _, done) {
       el("code", {}, "stoker local apply --ui"),
       ".",
     ),
-    wrong,
     el("div", { class: "buttons" }, el("button", { type: "submit", class: "primary" }, "Sign in")),
   );
   fill(main, form);

@@ -29,6 +29,7 @@ from stoker.operator.cluster.local.pod_status import NODE
 from stoker.operator.domain.plan import Key, Object, Ref
 from stoker.operator.service.local.kube_proxy import KubeProxy
 from stoker.operator.service.local.kube_status import failure
+from stoker.operator.service.local.page_token import place_of, token_of
 from stoker.operator.service.local.pod_log import follow, read_tail
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -77,15 +78,17 @@ class _KubeApi:
         return JSONResponse(self._page(kind, request))
 
     def _page(self, kind: Kind, request: Request) -> Object:
-        """A page begins after the name in `continue`: an object that is made meanwhile may show up."""
-        query = request.query_params
+        """A page begins behind the object that `continue` names: an object that is made meanwhile may show up."""
+        query, namespace = request.query_params, request.path_params.get("namespace")
+        listed = f"{namespace or '*'}/{kind.plural}"
+        behind = place_of(listed, query.get("continue", ""))
         limit = min(_number(query.get("limit")) or MAX_PAGE, MAX_PAGE)
-        found = self.objects.of_kind(kind.name, request.path_params.get("namespace"), _labels(query))
-        chosen = [item for item in found if _place(item) > query.get("continue", "") and _named(item, query)]
+        found = self.objects.of_kind(kind.name, namespace, _labels(query))
+        chosen = [item for item in found if _place(item) > behind and _named(item, query)]
         page = chosen[:limit]
         metadata = {"resourceVersion": str(self.objects.version)}
         if len(chosen) > limit:
-            metadata["continue"] = _place(page[-1])
+            metadata["continue"] = token_of(listed, _place(page[-1]))
         shown = [_shown(item, request) for item in page]
         return {"kind": f"{kind.name}List", "apiVersion": kind.api_version, "metadata": metadata, "items": shown}
 

@@ -50,7 +50,15 @@ def _tail(file: Path, lines: int | None) -> tuple[bytes, int]:
         content = content.partition(b"\n")[2]
     if lines is None:
         return content, size
-    return (b"".join(content.splitlines(keepends=True)[-lines:]) if lines else b""), size
+    return _last_lines(content, lines), size
+
+
+def _last_lines(content: bytes, lines: int) -> bytes:
+    """The last lines; only a line feed ends one, as a progress bar writes carriage returns."""
+    whole = content.removesuffix(b"\n")
+    if not content or not lines:
+        return b""
+    return b"\n".join(whole.split(b"\n")[-lines:]) + content[len(whole) :]
 
 
 def _read_from(file: Path, offset: int) -> bytes:

@@ -1,9 +1,9 @@
-"""Bring the console's plotting library: `npm pack`, checked against the hash in lock/console.json.
+"""Bring the files of an npm package: `npm pack`, checked against the hash in a lock file of this folder.
 
-    python lock/console.py TARGET
+    python lock/npm.py LOCK TARGET
 
-Part of `make setup`. Without npm or a network it prints one line and succeeds: the console then shows tables. A package
-whose hash differs is an error.
+Part of `make setup`, for lock/console.json and lock/axe.json. Without npm or a network it prints one line that says
+what is left out, and succeeds. A package whose hash differs is an error.
 """
 
 from __future__ import annotations
@@ -19,23 +19,22 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-LOCK = Path(__file__).with_name("console.json")
 STAMP = "package.json"
 LONGEST_S = 120
 
 
-def main(target: Path) -> int:
+def main(lock: Path, target: Path) -> int:
     """Fill the folder `target`, unless it holds the locked release already."""
-    wanted = json.loads(LOCK.read_text(encoding="utf-8"))
+    wanted = json.loads(lock.read_text(encoding="utf-8"))
     if is_there(target, wanted):
         return 0
     with tempfile.TemporaryDirectory() as folder:
         try:
             archive = fetch(wanted, Path(folder))
         except (OSError, subprocess.SubprocessError) as error:
-            print(f"setup: the console will show tables, not plots: {wanted['name']} was not fetched ({error})")  # noqa: T201
+            print(f"setup: {wanted['without']}: {wanted['name']} was not fetched ({error})")  # noqa: T201
             return 0
-        check(archive, wanted["integrity"])
+        check(archive, wanted["integrity"], lock)
         unpack(archive, wanted, target)
     return 0
 
@@ -58,11 +57,11 @@ def fetch(wanted: dict[str, Any], folder: Path) -> Path:
     return next(folder.glob("*.tgz"))
 
 
-def check(archive: Path, integrity: str) -> None:
+def check(archive: Path, integrity: str, lock: Path) -> None:
     """Compare the archive with its hash in the form of npm: `sha512-BASE64`. Ends the program on a mismatch."""
     found = f"sha512-{base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()}"
     if found != integrity:
-        sys.exit(f"setup: {archive.name} has the hash {found}, lock/console.json allows only {integrity}")
+        sys.exit(f"setup: {archive.name} has the hash {found}, {lock.name} allows only {integrity}")
 
 
 def unpack(archive: Path, wanted: dict[str, Any], target: Path) -> None:
@@ -78,6 +77,6 @@ def unpack(archive: Path, wanted: dict[str, Any], target: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python lock/console.py TARGET")
-    sys.exit(main(Path(sys.argv[1])))
+    if len(sys.argv) != 3:
+        sys.exit("usage: python lock/npm.py LOCK TARGET")
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))

@@ -154,7 +154,8 @@ def _translated(error: ValidationError) -> StatusCause:
         )
         return status_cause(f"{path}.{missing}" if path else missing, "FieldValueRequired")
     if error.validator == "type":
-        return _wrong_type(path, error.instance, error.validator_value, error.schema.get("enum", ()))
+        schema = cast("Schema", error.schema)
+        return _wrong_type(path, error.instance, error.validator_value, schema.get("enum", ()))
     return _MESSAGES[str(error.validator)](path, error.instance, error.validator_value)
 
 

@@ -22,7 +22,7 @@ from stoker.engine.transfer.rank_zone import RankZone, SeenGenerations
 from stoker.engine.transfer.repack import repack
 from stoker.engine.transfer.shared_memory import SharedMemoryPort
 from stoker.engine.transfer.tcp import TcpPort
-from stoker.engine.transfer.ticket import ThreadTicket, TransferError
+from stoker.engine.transfer.ticket import LinkMeter, ThreadTicket, TransferError
 from stoker.engine.transfer.zone_memory import SharedZone
 from testing.engine.transfers import FINGERPRINT, KEY, random_blocks, wait_for
 
@@ -79,13 +79,14 @@ class Copied:
     """A link between two ranks whose bytes are there at once."""
 
     transport = "copied"
-    lost = None
+    lost: str | None = None
 
     def __init__(self, blocks: np.ndarray, zone: RankZone, layout: BlockLayout, plan: PartPlan) -> None:
         from stoker.engine.transfer.cells import CellBlocks
         from stoker.engine.transfer.local_blocks import HostBlocks
 
         self.blocks, self.zone, self.plan = CellBlocks(HostBlocks(blocks), layout, plan.cuts), zone, plan
+        self.meter = LinkMeter()
 
     def write(self, moves: Sequence[Move], tag: bytes) -> ThreadTicket:
         ticket = ThreadTicket(len(moves) * self.blocks.block_bytes)
@@ -205,11 +206,11 @@ def test_cells_travel_by_sockets_into_one_zone(transport: str, senders: int, rec
                     reader.zone.zone.grant(owner_of(writer), 1, reader.zone.clock(), 60.0)
         slots = {pair: grant_of(readers[pair[1]], f"p{pair[0]}/1") for pair in links}
         for pair, link in links.items():
-            own = [part for part in plan.parts if (part.sender, part.receiver) == pair]
+            way = [part for part in plan.parts if (part.sender, part.receiver) == pair]
             grant = slots[pair]
             moves = [
                 Move(plan.cuts + part.sender_cell, grant.slot * plan.joins + part.receiver_cell, grant.generation)
-                for part in own
+                for part in way
             ]
             ticket = link.write(moves, b"r")
             wait_for(ticket.done, "the write")

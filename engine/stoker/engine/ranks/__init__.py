@@ -12,7 +12,7 @@ Ranks of other pods connect to the leader by TCP and prove the replica's key; ev
 
 Ranks move their parts of cache blocks to other engines by the leader's calls (`block_calls`), in order with the steps.
 
-Reading order: `wire`, `block_calls`, `link`, `rendezvous`; `pod_place`, `handshake` and `pod_links` are for other pods; `worker` is a
-further rank's loop; `watch` and `digests` are the rules by which ranks count as lost, `workers` owns the processes,
-`executor` is what the engine submits steps to.
+Reading order: `wire`, `block_calls`, `link`, `rendezvous`; `pod_place`, `handshake` and `pod_links` are for other pods;
+`worker` is a further rank's loop; `watch` and `digests` are the rules by which ranks count as lost, `workers` owns the
+processes, `executor` is what the engine submits steps to.
 """

@@ -13,6 +13,6 @@ refused and counted.
 Between engines of several ranks `part_plan` tells which rank sends which heads where; `cells` cuts and joins blocks,
 `joint_link` makes one link of those between ranks, `rank_zone` is a rank's part of the landing zone.
 
-Read in this order: `port`, `landing_zone`, `checksum`, `intake`, `fingerprint`, `layout`, `repack`, `part_plan`, `serial`,
-`wire`, `device_memory`, then the links. May import nothing of the engine but `errors`.
+Read in this order: `port`, `landing_zone`, `checksum`, `intake`, `fingerprint`, `layout`, `repack`, `part_plan`,
+`serial`, `wire`, `device_memory`, then the links. May import nothing of the engine but `errors`.
 """

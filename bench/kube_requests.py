@@ -19,6 +19,7 @@ import subprocess
 import tempfile
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -125,8 +126,10 @@ async def record(folder: Path) -> tuple[str, list[Request]]:
     world.objects.create(keys_object(NAMESPACE, operator.settings))
     _, asked = claim("checkpoints")
     world.objects.create(asked)
-    ready = {"allocatable": {"cpu": "64", "memory": "512Gi", "pods": "110"}}
-    ready |= {"conditions": [{"type": "Ready", "status": "True"}]}
+    ready: Object = {
+        "allocatable": {"cpu": "64", "memory": "512Gi", "pods": "110"},
+        "conditions": [{"type": "Ready", "status": "True"}],
+    }
     node = world.objects.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n0"}, "spec": {}})[
         "metadata"
     ]
@@ -168,7 +171,7 @@ class Replay:
         async with ApiClient(read_kubeconfig(self.plane.kubeconfig)) as self.api:
             await self._timed(self._post_job)
             for request in self.requests:
-                spent[request.name] += await self._timed(lambda gang, one=request: self._send(gang, one))
+                spent[request.name] += await self._timed(partial(self._send, request))
                 counts[request.name] += 1
                 say(f"{request.name}: {spent[request.name]:.1f} ms in {counts[request.name]}")
             size = len(json.dumps(await self.api.get("TrainingJob", NAMESPACE, NAME)))
@@ -191,7 +194,7 @@ class Replay:
     async def _post_job(self, gang: int) -> None:
         self.jobs[gang] = await self.api.create(training_job(f"gang-{gang:04}", PODS))
 
-    async def _send(self, gang: int, request: Request) -> None:
+    async def _send(self, request: Request, gang: int) -> None:
         about, body = self._of(gang, request.about), self._of(gang, request.body)
         if request.verb == "POST":
             made = await self.api.create({**body, "metadata": {"namespace": NAMESPACE, **body["metadata"]}}, **MANAGER)

@@ -27,7 +27,7 @@ def stored(now: Object | None = None, uid: str = "uid-1", **metadata: Any) -> Ob
     return {"kind": "TrainingJob", "metadata": {"uid": uid, **metadata}, "status": now or opened}
 
 
-STALLED = {"conditions": [{"type": "Ready", "reason": "ImagePull"}, {"type": "Stalled", "reason": "ImagePull"}]}
+STALLED: Object = {"conditions": [{"type": "Ready", "reason": "ImagePull"}, {"type": "Stalled", "reason": "ImagePull"}]}
 
 
 @pytest.mark.parametrize(

@@ -146,16 +146,13 @@ def test_kinds_of_others_pass(admission: Admission) -> None:
     assert admission.admit(claim) == claim
 
 
-def test_an_object_is_admitted_within_five_milliseconds(admission: Admission) -> None:
+def test_rules_are_compiled_once(admission: Admission) -> None:
+    """Forty admissions take 0.2 s; with the rules compiled anew for each they take ten seconds of processor time."""
     stored = admission.admit(JOB)
-    best = min(_milliseconds(admission, stored) for _ in range(20))
-    assert best < 5
-
-
-def _milliseconds(admission: Admission, stored: dict[str, Any]) -> float:
-    start = time.perf_counter()
-    admission.admit(stored, stored)
-    return (time.perf_counter() - start) * 1000
+    began = time.process_time()
+    for _ in range(40):
+        admission.admit(stored, stored)
+    assert time.process_time() - began < 5
 
 
 def test_a_folder_without_crds_is_refused(tmp_path: Path) -> None:

@@ -139,21 +139,21 @@ e2e: setup model kube-binaries images ## the stories on real nodes with the real
 
 bench-gpu: ## every measurement of bench/ that needs NVIDIA GPUs (one to four); results in bench/out
 	@mkdir -p bench/out
-	@$(GPU_PYTHON) -m bench.kernels_gpu --out bench/out
-	@$(GPU_PYTHON) -m bench.attention_gpu --json bench/out/attention_gpu.json
-	@$(GPU_PYTHON) bench/engine_gpu.py P5:profile P4:profile P1:profile P2 P6:profile P1:block-size=128 P1:deterministic P1:no-overlap P1:no-graphs --out bench/out
-	@$(GPU_PYTHON) -m bench.engine_gpu_start --out bench/out
-	@$(GPU_PYTHON) bench/trainer_gpu.py T1 T2 T2:stage2 T4 T1:SameLayout T1:AnyDataParallel T1:full --gpus 4 --profile T1 --out bench/out
-	@$(GPU_PYTHON) bench/checkpoint_gpu.py --gpus 4 --out bench/out
+	@$(GPU_PYTHON) -m bench.gpu.kernels_gpu --out bench/out
+	@$(GPU_PYTHON) -m bench.gpu.attention_gpu --json bench/out/attention_gpu.json
+	@$(GPU_PYTHON) bench/gpu/engine_gpu.py P5:profile P4:profile P1:profile P2 P6:profile P1:block-size=128 P1:deterministic P1:no-overlap P1:no-graphs --out bench/out
+	@$(GPU_PYTHON) -m bench.gpu.engine_gpu_start --out bench/out
+	@$(GPU_PYTHON) bench/gpu/trainer_gpu.py T1 T2 T2:stage2 T4 T1:SameLayout T1:AnyDataParallel T1:full --gpus 4 --profile T1 --out bench/out
+	@$(GPU_PYTHON) bench/gpu/checkpoint_gpu.py --gpus 4 --out bench/out
 
 bench-kube: setup kube-binaries ## the operator on a real API server with a thousand fake pods and jobs (about 8 minutes)
-	@$(BIN)/python -m bench.kube_scale
+	@$(BIN)/python -m bench.cluster.scale
 
 bench-gangs: setup kube-binaries kube-controllers ## a thousand gangs beside as many Jobs and JobSets, memory, passes under events (about 12 minutes)
-	@$(BIN)/python -m bench.kube_gangs
+	@$(BIN)/python -m bench.cluster.gangs
 
 bench-recovery: setup model kube-binaries images ## killed pods on real nodes (root)
-	@$(BIN)/python -m bench.kube_recovery
+	@$(BIN)/python -m bench.cluster.recovery
 
 clean: ## remove the virtual environment and all caches in the tree
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .stoker

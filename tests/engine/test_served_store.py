@@ -108,7 +108,7 @@ def test_no_request_fails_while_the_store_is_gone_or_hangs(served: Served, tmp_p
             for pipe in hung:
                 pipe.release()
             store = store_of(served)
-            return store["state"] == "ok" and store["loaded"] > before
+            return bool(store["state"] == "ok" and store["loaded"] > before)
 
         wait_for(goes_on, "a store that goes on", START_S)
         load.more(6)

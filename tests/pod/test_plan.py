@@ -89,7 +89,7 @@ SPARSE_30B = ModelSize(
     expert_size=768,
 )
 """The shape of Qwen3-30B-A3B with 10 of its layers."""
-# bench/README.md, "Layouts of the trainer on two H200s": rows of bench/layouts_gpu.py, tokens/s/GPU
+# bench/README.md, "Layouts of the trainer on two H200s": rows of bench/gpu/layouts_gpu.py, tokens/s/GPU
 LAYOUTS_MEASURED = {
     "data, 32 layers": (job(LLAMA_8B, 4, shard=2), 10_866),
     "zero3, 32 layers": (job(LLAMA_8B, 4, shard=2, zero_stage=3), 10_731),

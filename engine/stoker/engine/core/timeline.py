@@ -3,7 +3,8 @@
 Written only where the configuration names a file (`timeline`); else `NO_TIMELINE` takes the calls. All times are
 `time.monotonic()` seconds, which a client on the same machine shares.
 
-Made by `core.build`, called by the engine and the core's loop in one thread. `bench/serve_timeline.py` reads the file.
+Made by `core.build`, called by the engine and the core's loop in one thread. `bench/gpu/serve_timeline.py` reads the
+file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Time of a layer with experts beside its products: moving rows, and the wait of the host for their number.
 
 Each token has K rows, one for each of its experts (`model/experts`, `model/expert_exchange`). Measured on two H200s
-(row `experts` of `bench/layouts_gpu.py`).
+(row `experts` of `bench/gpu/layouts_gpu.py`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A step of decodes reads every expert that has a row, and is as fast as the weights come: there a program takes all rows
 of an expert, so that its weights are read once. With many rows each tile of rows is a program, because the rows of one
-expert alone would be one program's long work. `bench/experts_search.py` times the candidates.
+expert alone would be one program's long work. `bench/gpu/experts_search.py` times the candidates.
 
 Called by `expert_products`.
 """

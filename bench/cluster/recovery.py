@@ -13,8 +13,8 @@ failure is the first in a row.
 The kubelet reports a dead container within about a second, and the operator waits one second before a first retry:
 both are in the figures.
 
-    python -m bench.kube_recovery                         # starts and stops a cluster of its own (root, minutes)
-    STOKER_E2E_CLUSTER=NAME python -m bench.kube_recovery # on one that the stories left running
+    python -m bench.cluster.recovery                         # starts and stops a cluster of its own (root, minutes)
+    STOKER_E2E_CLUSTER=NAME python -m bench.cluster.recovery # on one that the stories left running
 
 The last line is JSON.
 """

@@ -1,7 +1,7 @@
 """The first step of a trainer in a fresh process, by what is compiled already: T1 with two layers on one GPU.
 
-    python -m bench.trainer_gpu_start
-    STOKER_BENCH_SITE=/opt/flash python -m bench.trainer_gpu_start empty triton filled
+    python -m bench.gpu.trainer_gpu_start
+    STOKER_BENCH_SITE=/opt/flash python -m bench.gpu.trainer_gpu_start empty triton filled
 
     empty     the process compiles all kernels
     triton    Triton's are there, those of flash-attn-4 are compiled
@@ -55,7 +55,7 @@ def first_step(arguments: argparse.Namespace, cache: Path) -> dict[str, Any]:
     environment = os.environ | {"TRITON_CACHE_DIR": str(cache / "triton")}
     try:
         done = subprocess.run(
-            [sys.executable, "bench/trainer_gpu.py", *command],
+            [sys.executable, "bench/gpu/trainer_gpu.py", *command],
             env=environment, stdout=subprocess.PIPE, text=True, timeout=arguments.limit_s,
         )  # fmt: skip
     except subprocess.TimeoutExpired:

@@ -1,11 +1,11 @@
 """P7: a server under HTTP load, with a time line of its steps: server and client as processes of one machine.
 
-    python -m bench.serve_timeline P7a P7b P7c P7d --out DIR            # the 8B shape on one GPU
-    python -m bench.serve_timeline P7a --shape tiny --device cpu --count 8
-    python -m bench.serve_timeline --read DIR/timeline.jsonl DIR/load.json
+    python -m bench.gpu.serve_timeline P7a P7b P7c P7d --out DIR            # the 8B shape on one GPU
+    python -m bench.gpu.serve_timeline P7a --shape tiny --device cpu --count 8
+    python -m bench.gpu.serve_timeline --read DIR/timeline.jsonl DIR/load.json
 
-Writes random weights, starts `python -m stoker.engine`, runs `bench.serve_load` against it as soon as it is ready, and
-prints the client's figures; then, for each workload, the steps by class (median and p99 of every part), the slowest
+Writes random weights, starts `python -m stoker.engine`, runs `bench.gpu.serve_load` against it as soon as it is ready,
+and prints the client's figures; then, for each workload, the steps by class (median and p99 of every part), the slowest
 steps and gaps of the device, and the requests' waits. `serve.json` holds all of it.
 """
 
@@ -24,10 +24,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.engine_gpu_start import first_token, free_port, get, wait_until_ready
-from bench.model_shapes import LLAMA31_8B, QWEN3_06B
-from bench.random_model import make_random_folder
-from bench.serve_load import WORKLOADS, spread
+from bench.gpu.engine_gpu_start import first_token, free_port, get, wait_until_ready
+from bench.gpu.model_shapes import LLAMA31_8B, QWEN3_06B
+from bench.gpu.random_model import make_random_folder
+from bench.gpu.serve_load import WORKLOADS, spread
 
 TINY = replace(
     LLAMA31_8B, vocab_size=4096, hidden_size=64, intermediate_size=128, num_layers=2, num_heads=4, num_kv_heads=2,
@@ -129,7 +129,7 @@ def run_load(arguments: argparse.Namespace, port: int, out: Path) -> None:
         more = ["--count", str(arguments.count)] if arguments.count else []
         vocab = str(min(SHAPES[arguments.shape].vocab_size, 32000))
         places = ["--port", str(port), "--vocab", vocab, "--out", str(out)]
-        subprocess.run([sys.executable, "-m", "bench.serve_load", name, *places, *more], check=True)
+        subprocess.run([sys.executable, "-m", "bench.gpu.serve_load", name, *places, *more], check=True)
         used = {key: round(value - before[key], 2) for key, value in processor_seconds(port).items()}
         results[name] = json.loads(out.read_text())[name] | {"processor_s": used}
     out.write_text(json.dumps(results, indent=1))

@@ -1,4 +1,4 @@
-"""Streamed completions with the arrival time of every event, for `bench.pd_gpu`."""
+"""Streamed completions with the arrival time of every event, for `bench.gpu.pd_gpu`."""
 
 from __future__ import annotations
 

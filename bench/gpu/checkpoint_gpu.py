@@ -1,7 +1,7 @@
 """T7: a checkpoint of the 8B run while it trains: GB/s with hashes, the longest stall of a step, and the read-back.
 
-    python bench/checkpoint_gpu.py --gpus 4 --folder /mnt/fast   # all 32 layers: 96 GB, 24 GB of locked memory per rank
-    python bench/checkpoint_gpu.py --gpus 4 --layers 8 --out DIR          # 33 GB; DIR/T7.json
+    python bench/gpu/checkpoint_gpu.py --gpus 4 --folder /mnt/fast  # 32 layers: 96 GB, 24 GB locked per rank
+    python bench/gpu/checkpoint_gpu.py --gpus 4 --layers 8 --out DIR          # 33 GB; DIR/T7.json
 
 Steps of row T1 go on while the product's own Snapshots and Saver copy, hash, write, publish and read back. GB/s counts
 from the start of the save until it is committed (durable and visible); `disk` is the same storage without hashes or

@@ -11,9 +11,9 @@
 
 Real and fake are the same as in `kube_scale.py`, with the parts of `kube_bench.py` and `kube_objects.py`.
 
-    python -m bench.kube_gangs                       # about 12 minutes; needs `make kube-binaries kube-controllers`
-    python -m bench.kube_gangs --jobs 20 --nodes 20 --pods 200 --events-s 5
-    python -m bench.kube_gangs --jobs 150 --nodes 150 --only-sides --costs FOLDER     # requests, processor seconds
+    python -m bench.cluster.gangs                       # about 12 minutes; needs `make kube-binaries kube-controllers`
+    python -m bench.cluster.gangs --jobs 20 --nodes 20 --pods 200 --events-s 5
+    python -m bench.cluster.gangs --jobs 150 --nodes 150 --only-sides --costs FOLDER     # requests, processor seconds
 
 The last line is JSON.
 """
@@ -32,10 +32,10 @@ from typing import Any
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.kube_bench import KubeBench, run_bench, say
-from bench.kube_costs import PROFILING, ApiServerCosts
-from bench.kube_fake_nodes import OperatorProcess
-from bench.kube_objects import NAMESPACE, headless_service, in_tree_job, training_job
+from bench.cluster.costs import PROFILING, ApiServerCosts
+from bench.cluster.fake_nodes import OperatorProcess
+from bench.cluster.kube_bench import KubeBench, run_bench, say
+from bench.cluster.objects import NAMESPACE, headless_service, in_tree_job, training_job
 from e2e.api.api_client import Object, path_of
 from e2e.cluster.foreign_controllers import jobset, running
 

@@ -3,7 +3,7 @@
 A writer (first GPU) and a receiver (second GPU) are processes that see one GPU each. 8,192 and 32,768 tokens are 128
 and 512 blocks of 9 MiB; the landing zone has 256 slots. `verified`: from the first copy's posting until the last
 block is in the receiver's cache and its checksum, of what was stored, equals the sender's. `copied`: the copies alone.
-Run by `bench.pd_gpu`.
+Run by `bench.gpu.pd_gpu`.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def measure_namespaces(gpus: tuple[str, str]) -> dict[str, str]:
 
 
 def _opened(memory: CudaMemory, before: list[str], gpu: str) -> str:
-    command = [*before, sys.executable, "-m", "bench.pd_gpu_link"]
+    command = [*before, sys.executable, "-m", "bench.gpu.pd_gpu_link"]
     holder = subprocess.Popen(
         command, env=os.environ | {"CUDA_VISIBLE_DEVICES": gpu}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,

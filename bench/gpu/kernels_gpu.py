@@ -2,10 +2,10 @@
 
 The shapes are those of Llama-3.1-8B and Qwen3-0.6B; `experts` are the layers of Qwen3-30B-A3B with an even router.
 
-`python -m bench.kernels_gpu --out FOLDER [--only NAME ...] [--limit-s SECONDS]` writes kernels.json and kernels.md anew
-after each row; rows that fail or pass their limit are listed with the reason. Each time is that of one call inside a
-CUDA graph of many, over inputs that take turns so that none is left in the cache; `limit` is the larger of bytes / 4.4
-TB/s and operations / 780 TFLOP/s.
+`python -m bench.gpu.kernels_gpu --out FOLDER [--only NAME ...] [--limit-s SECONDS]` writes kernels.json and kernels.md
+anew after each row; rows that fail or pass their limit are listed with the reason. Each time is that of one call inside
+a CUDA graph of many, over inputs that take turns so that none is left in the cache; `limit` is the larger of bytes /
+4.4 TB/s and operations / 780 TFLOP/s.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bench.row_limit import tried
+from bench.gpu.row_limit import tried
 from stoker.model.kernels.adam import AdamStep
 from stoker.model.kernels.expert_weights import ExpertWeights
 from stoker.model.kernels.ops import Ops

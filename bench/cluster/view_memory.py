@@ -3,8 +3,8 @@
 Nodes and pods are as a cluster lists them, with the labels, images and managed fields that the operator drops, and are
 read in pages as its informers read them. A child process measures, so that nothing else of the bench counts.
 
-    python -m bench.view_memory                 # a few seconds
-    python -m bench.view_memory --nodes 100 --pods 1000
+    python -m bench.cluster.view_memory                 # a few seconds
+    python -m bench.cluster.view_memory --nodes 100 --pods 1000
 
 The last line is JSON.
 """

@@ -3,8 +3,8 @@
 Each run starts the real rank program (configuration, corpus of random tokens, mesh, loop), stops it after `--steps`
 and reports tokens/s/GPU, memory and the plan's errors.
 
-    python -m bench.layouts_gpu data zero3 tensor pipeline --gpus 2 --layers 16 --out DIR
-    python -m bench.layouts_gpu context:Ring context:Ulysses --gpus 2 --profile context:Ring
+    python -m bench.gpu.layouts_gpu data zero3 tensor pipeline --gpus 2 --layers 16 --out DIR
+    python -m bench.gpu.layouts_gpu context:Ring context:Ulysses --gpus 2 --profile context:Ring
 
 Rows, all of the Llama-3.1-8B shape with 8,192 tokens a sequence unless named otherwise; N is `--gpus`:
 
@@ -38,8 +38,8 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from bench.random_model import tokenizer
-from bench.trainer_gpu import LLAMA_8B, add_site, last_step, spawn, summarise
+from bench.gpu.random_model import tokenizer
+from bench.gpu.trainer_gpu import LLAMA_8B, add_site, last_step, spawn, summarise
 from stoker.trainer.protocol.channel import RankChannel
 from stoker.trainer.protocol.messages import Event, PlanEvent, StepEvent, StopCommand
 from stoker.trainer.rank.main import leave, open_rank
@@ -246,7 +246,7 @@ def measure(name: str, options: argparse.Namespace, folder: Path, keep: Callable
     """Start the ranks of one row and keep its figures, or the fact that it failed."""
     config = folder / f"{name.replace(':', '-')}.json"
     config.write_text(json.dumps(configuration(name, options.gpus, options.layers, folder)))
-    program = ["-m", "bench.layouts_gpu", name, "--gpus", str(options.gpus), "--steps", str(options.steps)]
+    program = ["-m", "bench.gpu.layouts_gpu", name, "--gpus", str(options.gpus), "--steps", str(options.steps)]
     program += ["--config", str(config), *(["--profiles"] if name in options.profile else [])]
     found = spawn(program, options.gpus, options.limit_s, keep)
     if not found:

@@ -1,10 +1,10 @@
 """The engine over several GPUs of one host, with random weights made on the devices.
 
-    python bench/engine_ranks_gpu.py P17 P17:tensor=1 --out DIR     # 8B: one stream, then P1's requests
-    python bench/engine_ranks_gpu.py P17:profile P17:nccl P17:no-graphs
-    python bench/engine_ranks_gpu.py P18:tensor=4 P19:tensor=4:expert=4
-    python bench/engine_ranks_gpu.py P17:tensor=1:pipeline=2        # two stages, two or three steps in flight
-    python bench/engine_ranks_gpu.py sums --tensor 2                # one-shot sums against NCCL, by size
+    python bench/gpu/engine_ranks_gpu.py P17 P17:tensor=1 --out DIR     # 8B: one stream, then P1's requests
+    python bench/gpu/engine_ranks_gpu.py P17:profile P17:nccl P17:no-graphs
+    python bench/gpu/engine_ranks_gpu.py P18:tensor=4 P19:tensor=4:expert=4
+    python bench/gpu/engine_ranks_gpu.py P17:tensor=1:pipeline=2        # two stages, two or three steps in flight
+    python bench/gpu/engine_ranks_gpu.py sums --tensor 2                # one-shot sums against NCCL, by size
 
 P17 is Llama-3.1-8B's shape, P18 70B's, P19 Qwen3-30B-A3B's: milliseconds per token of one stream (128 in, 512 out),
 output tokens per second of nano-vllm's 256 requests, milliseconds of one prompt of 8,192 tokens. `:nccl` sums over NCCL
@@ -37,9 +37,9 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.multiprocessing.spawn import spawn
 
-from bench.engine_gpu import CACHE_BYTES, Row, first_token, one_stream, profile, throughput, warm_up
-from bench.model_shapes import LLAMA31_8B, LLAMA31_70B, QWEN3_30B_A3B
-from bench.row_limit import tried
+from bench.gpu.engine_gpu import CACHE_BYTES, Row, first_token, one_stream, profile, throughput, warm_up
+from bench.gpu.model_shapes import LLAMA31_8B, LLAMA31_70B, QWEN3_30B_A3B
+from bench.gpu.row_limit import tried
 from stoker.engine.core.blocks import BlockManager
 from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.request_check import ModelLimits

@@ -4,7 +4,7 @@ The engine's real scheduler, blocks and load reports, and the router's real poli
 the pool ends the slice when all of it waits from the beginning (`leastPending`); the slice's arrivals are stretched to
 a share of it. Prompts share what the trace says.
 
-    python -m bench.strategies_traces TRACES --requests 1500 --replicas 4
+    python -m bench.traces.strategies TRACES --requests 1500 --replicas 4
 
 The last line is JSON.
 """
@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.autoscaling_traces import CURVE
+from bench.traces.autoscaling import CURVE
 from stoker.operator.domain.autoscaling.prediction import Goals
 from testing.clocked.fleet import FleetResult, FleetSettings, simulate
 from testing.clocked.replica import EngineSettings

@@ -1,6 +1,6 @@
 """Load on a server that speaks OpenAI's completions: requests at random times, each token's arrival noted.
 
-    python -m bench.serve_load --port 8000 --model m P7a P7b P7c P7d
+    python -m bench.gpu.serve_load --port 8000 --model m P7a P7b P7c P7d
 
 An open loop: a request is sent when it is due, whatever the server does. Prompts are token ids; answers are streamed,
 greedy, and end tokens are ignored, so that every answer has its full length. The client shares no process with the

@@ -1,6 +1,6 @@
 """Attention on one GPU: decode against the memory's speed, prefill and training against the matrix units'.
 
-    python -m bench.attention_gpu [--parts decode,splits,prefill,flash,training] [--json FILE] [--limit-s SECONDS]
+    python -m bench.gpu.attention_gpu [--parts decode,splits,prefill,flash,training] [--json FILE] [--limit-s SECONDS]
 
 Calls are captured in a CUDA graph over several layers in turn, so that no cache stays in the L2; times are medians per
 call. Limits: 4.4 TB/s and 780 TFLOP/s (measured on an H200). TFLOP/s count the causal half only. FILE is written anew
@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bench.row_limit import tried
+from bench.gpu.row_limit import tried
 from stoker.model.kernels.fused.attention.decode import DecodeConfig, attend_decode
 from stoker.model.kernels.fused.attention.flash import attend_varlen, import_flash
 from stoker.model.kernels.fused.attention.gather import gather_keys

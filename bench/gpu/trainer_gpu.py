@@ -6,10 +6,10 @@
     T4   Llama-3.2-1B shape, 2,048 tokens, 8 sequences per GPU
     T9   T2 with the optimizer's state in host memory, and the rate of a copy from there beside it
 
-    python bench/trainer_gpu.py T1 --gpus 4
-    python bench/trainer_gpu.py T1 T1:full T1:SameLayout T1:AnyDataParallel T2 T2:stage2 T4 --gpus 4
-    python bench/trainer_gpu.py T3 T3:Rowwise T3:bf16 T4:fp8 --gpus 4 --profile T3
-    python bench/trainer_gpu.py T1 --gpus 4 --profile T1    # kernels against floors, exposed communication, host gaps
+    python bench/gpu/trainer_gpu.py T1 --gpus 4
+    python bench/gpu/trainer_gpu.py T1 T1:full T1:SameLayout T1:AnyDataParallel T2 T2:stage2 T4 --gpus 4
+    python bench/gpu/trainer_gpu.py T3 T3:Rowwise T3:bf16 T4:fp8 --gpus 4 --profile T3
+    python bench/gpu/trainer_gpu.py T1 --gpus 4 --profile T1  # kernels against floors, exposed communication, gaps
 
 Behind the colon: full or selective (activation checkpointing), SameLayout, AnyDataParallel, stage0, stage2, stage3,
 bf16, fp8 (Tensorwise), Rowwise, offload, nvme (state in a file in STOKER_BENCH_VOLUME), reference (kernels), or an

@@ -26,7 +26,7 @@ from e2e.cluster.processes import Program
 from e2e.cluster.tools import ETCD, KUBERNETES, KWOK
 
 STAGES = Path(__file__).with_name("kwok_stages.yaml")
-CRDS = Path(__file__).parents[1] / "crds"
+CRDS = Path(__file__).parents[2] / "crds"
 POD_RANGE, LAST_ADDRESS = "10.64.0.0/10", "10.127.255.254"
 ANNOTATION = "kwok.x-k8s.io/node"
 

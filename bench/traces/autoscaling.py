@@ -3,9 +3,9 @@
 The engine's real scheduler and blocks run over a stated step curve; the router's policy, the autoscaler's windows and
 its rule are those of production. A replica starts in 120 s. The static fleet is the smallest that attains 95.8 %.
 
-    python -m bench.autoscaling_traces FOLDER azure_2023_code
-    python -m bench.autoscaling_traces FOLDER azure_2023_code_day mooncake_conversation
-    python -m bench.autoscaling_traces FOLDER azure_2023_code --static 18 --foresight 4 25
+    python -m bench.traces.autoscaling FOLDER azure_2023_code
+    python -m bench.traces.autoscaling FOLDER azure_2023_code_day mooncake_conversation
+    python -m bench.traces.autoscaling FOLDER azure_2023_code --static 18 --foresight 4 25
 
 The last asks what a pool of 4 to 25 replicas would cost that knows the trace. FOLDER holds the traces
 (`azure_2023_code.csv`, `mooncake_conversation.jsonl`). The last line is JSON.

@@ -1,6 +1,6 @@
 """Times of the kernels of a layer of experts for candidate tiles, so that the best can be put into their tables.
 
-    python -m bench.experts_search --out DIR [--tokens 1 256 ...] [--warm 12] [--only-layer]
+    python -m bench.gpu.experts_search --out DIR [--tokens 1 256 ...] [--warm 12] [--only-layer]
 
 The shape is Qwen3-30B-A3B's: 128 experts, 8 of a token, hidden 2,048, 768 columns of an expert; routers are even. First
 `--warm` processes compile all candidates, then each is timed alone, in a graph of several calls whose tokens, and so
@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.kernels_gpu import BYTES_PER_S, OPERATIONS_PER_S, replay_us
+from bench.gpu.kernels_gpu import BYTES_PER_S, OPERATIONS_PER_S, replay_us
 from stoker.model.kernels.expert_rows import sort_rows
 from stoker.model.kernels.expert_weights import ExpertWeights
 from stoker.model.kernels.fused.expert_order import RowOrder, order_rows
@@ -141,7 +141,7 @@ def pair_down_tiles() -> Iterator[PairTile]:
 
 def warm_up(processes: int, out: Path) -> None:
     """Compile all candidates; what fails in a process fails again when it is timed, and is reported there."""
-    command = [sys.executable, "-m", "bench.experts_search", "--out", str(out), "--share"]
+    command = [sys.executable, "-m", "bench.gpu.experts_search", "--out", str(out), "--share"]
     children = [subprocess.Popen([*command, f"{number}/{processes}"]) for number in range(processes)]
     for child in children:
         child.wait()

@@ -1,9 +1,9 @@
 """The engine on one GPU: throughput and latency of fixed workloads with random weights, made on the device.
 
-    python bench/engine_gpu.py P1 P2 P4 P5 P6            # some rows
-    python bench/engine_gpu.py P1:profile --out DIR      # kernel table, host gaps
-    python bench/engine_gpu.py P1 P1:deterministic P1:no-overlap P1:no-graphs P1:block-size=64
-    python bench/engine_gpu.py A1 A1:decode-graphs A1:no-graphs  # what graphs of steps with prompts bring
+    python bench/gpu/engine_gpu.py P1 P2 P4 P5 P6            # some rows
+    python bench/gpu/engine_gpu.py P1:profile --out DIR      # kernel table, host gaps
+    python bench/gpu/engine_gpu.py P1 P1:deterministic P1:no-overlap P1:no-graphs P1:block-size=64
+    python bench/gpu/engine_gpu.py A1 A1:decode-graphs A1:no-graphs  # what graphs of steps with prompts bring
 
 P1, P2: 256 requests drawn as nano-vllm's bench draws them (`random.seed(0)`, all prompts first, then the output
 lengths), temperature 0.6, end tokens ignored: output tokens per second. P3: 256 requests of 1,024 tokens in and 256
@@ -38,9 +38,9 @@ from typing import Any
 
 import torch
 
-from bench.model_shapes import LLAMA31_8B, QWEN3_06B, QWEN3_30B_A3B
-from bench.router_report import counted_routes, report
-from bench.row_limit import tried
+from bench.gpu.model_shapes import LLAMA31_8B, QWEN3_06B, QWEN3_30B_A3B
+from bench.gpu.router_report import counted_routes, report
+from bench.gpu.row_limit import tried
 from stoker.engine.core.blocks import BlockManager
 from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.expert_stats import expert_stats

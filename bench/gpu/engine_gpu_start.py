@@ -2,8 +2,8 @@
 
 Llama-3.1-8B shape on one GPU, weights in the page cache.
 
-    python -m bench.engine_gpu_start --folder /data/model --out DIR
-    python -m bench.engine_gpu_start empty shipped filled both
+    python -m bench.gpu.engine_gpu_start --folder /data/model --out DIR
+    python -m bench.gpu.engine_gpu_start empty shipped filled both
 
     empty     no kernels but those that the process compiles
     shipped   the kernels of `stoker kernels build`, made by this bench first, and an empty cache of the user's
@@ -36,8 +36,8 @@ from typing import Any
 
 from tokenizers import Tokenizer, models
 
-from bench.model_shapes import LLAMA31_8B, QWEN3_06B
-from bench.random_model import shard_header, write_folder
+from bench.gpu.model_shapes import LLAMA31_8B, QWEN3_06B
+from bench.gpu.random_model import shard_header, write_folder
 from stoker.model.weights.hugging_face import PlannedTensor
 
 SHAPES = {"8b": LLAMA31_8B, "0.6b": QWEN3_06B}

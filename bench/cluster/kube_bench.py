@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.kube_fake_nodes import FakeNodes, OperatorProcess, enter_pod_network
-from bench.kube_objects import NAMESPACE, agents, claim
+from bench.cluster.fake_nodes import FakeNodes, OperatorProcess, enter_pod_network
+from bench.cluster.objects import NAMESPACE, agents, claim
 
 
 class KubeBench(ABC):

@@ -12,8 +12,8 @@ users run it. Fakes: kubelets and containers. A job is Running when its pods run
 trains, so an HTTP server at the pods' addresses answers every poll with that; no program runs, nothing is saved, there
 are no Checkpoints. Everything runs in a network of its own, where all those addresses are this machine.
 
-    python -m bench.kube_scale                       # about 8 minutes, needs `make kube-binaries`
-    python -m bench.kube_scale --pods 200 --jobs 50 --all-jobs 100
+    python -m bench.cluster.scale                       # about 8 minutes, needs `make kube-binaries`
+    python -m bench.cluster.scale --pods 200 --jobs 50 --all-jobs 100
 
 The last line is JSON.
 """
@@ -27,9 +27,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.kube_bench import KubeBench, run_bench, say
-from bench.kube_fake_nodes import OperatorProcess
-from bench.kube_objects import NAMESPACE, headless_service, in_tree_job, training_job
+from bench.cluster.fake_nodes import OperatorProcess
+from bench.cluster.kube_bench import KubeBench, run_bench, say
+from bench.cluster.objects import NAMESPACE, headless_service, in_tree_job, training_job
 from e2e.api.api_client import Object, path_of
 
 NODES = 40

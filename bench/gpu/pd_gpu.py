@@ -1,9 +1,9 @@
 """Prefill and decode on two GPUs of one host: the link, the hand-over, streams beside long prompts, killed engines.
 
-    python -m bench.pd_gpu link serve --out DIR            # Qwen3-8B's shape, random weights
-    python -m bench.pd_gpu serve --shape tiny --device cpu --count 4 --out DIR
+    python -m bench.gpu.pd_gpu link serve --out DIR            # Qwen3-8B's shape, random weights
+    python -m bench.gpu.pd_gpu serve --shape tiny --device cpu --count 4 --out DIR
 
-  link        `bench.pd_gpu_link`: milliseconds of 8,192 and 32,768 tokens, checksum and copy included
+  link        `bench.gpu.pd_gpu_link`: milliseconds of 8,192 and 32,768 tokens, checksum and copy included
   namespaces  whether memory of a process in other PID and IPC namespaces can be mapped
   serve       a prefill engine on the first GPU and a decode engine on the second, asked over HTTP:
     idle        time to the first token, prompt computed at the prefill engine minus at the decode engine; gap of the
@@ -33,11 +33,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.model_shapes import LLAMA31_8B, QWEN3_06B, QWEN3_8B
-from bench.pd_gpu_engines import Engines
-from bench.pd_gpu_streams import Ask, Stream, gaps_of, run_all
-from bench.random_model import make_random_folder
-from bench.serve_load import spread
+from bench.gpu.model_shapes import LLAMA31_8B, QWEN3_06B, QWEN3_8B
+from bench.gpu.pd_gpu_engines import Engines
+from bench.gpu.pd_gpu_streams import Ask, Stream, gaps_of, run_all
+from bench.gpu.random_model import make_random_folder
+from bench.gpu.serve_load import spread
 
 TINY = replace(
     LLAMA31_8B, vocab_size=4096, hidden_size=64, intermediate_size=128, num_layers=2, num_heads=4, num_kv_heads=2,
@@ -82,7 +82,7 @@ def parse() -> argparse.Namespace:
 
 def in_own_process(row: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Run a row and collect the lines that it prints: one JSON object for each part."""
-    command = [sys.executable, "-m", "bench.pd_gpu", "--row", row, *sys.argv[1:]]
+    command = [sys.executable, "-m", "bench.gpu.pd_gpu", "--row", row, *sys.argv[1:]]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     limit = threading.Timer(arguments.limit_s or LIMITS_S[row], process.terminate)
     limit.start()
@@ -104,7 +104,7 @@ def measure(row: str, arguments: argparse.Namespace) -> Any:
     gpus = tuple(arguments.gpus.split(","))
     if row == "serve":
         return serve(arguments, gpus[0], gpus[-1])
-    from bench.pd_gpu_link import measure_link, measure_namespaces
+    from bench.gpu.pd_gpu_link import measure_link, measure_namespaces
 
     pair = gpus[0], gpus[-1]
     return measure_link(pair) if row == "link" else measure_namespaces(pair)

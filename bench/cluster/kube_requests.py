@@ -4,8 +4,8 @@ The operator runs on the cluster in memory, with one TrainingJob of four pods, a
 then sent to an API server for many gangs, one kind of request after the other, and its processor time is read between
 the kinds. There are no controllers, nodes or watches, so nothing else uses that time.
 
-    python -m bench.kube_requests                    # about a minute; needs `make kube-binaries`
-    python -m bench.kube_requests --gangs 20
+    python -m bench.cluster.kube_requests                    # about a minute; needs `make kube-binaries`
+    python -m bench.cluster.kube_requests --gangs 20
 
 The last line is JSON: milliseconds of processor time for each gang, by kind of request.
 """
@@ -23,9 +23,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.kube_bench import say
-from bench.kube_fake_nodes import CRDS, cpu_s
-from bench.kube_objects import claim, training_job
+from bench.cluster.fake_nodes import CRDS, cpu_s
+from bench.cluster.kube_bench import say
+from bench.cluster.objects import claim, training_job
 from e2e.api.access import read_kubeconfig
 from e2e.api.api_client import ApiClient, path_of
 from e2e.cluster import binaries

@@ -1,4 +1,4 @@
-"""The processes of `bench.pd_gpu`: a prefill engine, a decode engine, a router, and the memory of their GPUs."""
+"""The processes of `bench.gpu.pd_gpu`: a prefill engine, a decode engine, a router, and the memory of their GPUs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.engine_gpu_start import free_port, get
+from bench.gpu.engine_gpu_start import free_port, get
 
 LIMIT_S = 150.0
 FREED = 0.98

@@ -82,7 +82,9 @@ class RankBlocks:
         """Carry out a call of the leader."""
         match call:
             case ConnectRank(link=number, peer=peer, cells=cells):
-                self._opening[number] = self._ports.connect_rank(peer, cells)
+                opening = self._ports.connect_rank(peer, cells)
+                with self._lock:
+                    self._opening[number] = opening
             case WriteCells():
                 self._write(call)
             case SumCells(call=number, blocks=blocks, cells=cells):

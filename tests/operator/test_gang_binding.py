@@ -250,11 +250,20 @@ def test_the_users_affinity_is_kept_and_a_gang_is_placed_when_their_gates_are_go
     assert run.attempt == 0
 
 
-def test_a_topology_without_a_view_of_nodes_is_told() -> None:
-    run = Run(workers={"replicas": 1}, scheduling={"topology": [{"key": "rack", "mode": "Required"}]})
+def test_a_topology_without_a_view_of_nodes_is_affinity_between_pods_and_told() -> None:
+    levels = [{"key": "clique"}, {"key": "rack"}, {"key": "zone", "mode": "Required"}]
+    run = Run(workers={"replicas": 2}, scheduling={"topology": levels})
     run.cluster.settle()
     conditions = {found["type"]: found["message"] for found in run.status["conditions"]}
-    assert conditions["PlacementLimited"] == "the operator has no view of nodes: scheduling.topology has no effect"
+    told = "the operator has no view of nodes: scheduling.topology is affinity between pods, kept one pod at a time"
+    assert conditions["PlacementLimited"] == told
+    of_attempt = {"stoker.dev/job-uid": run.job["metadata"]["uid"], "stoker.dev/attempt": str(run.attempt)}
+    zone = {"labelSelector": {"matchLabels": of_attempt}, "topologyKey": "zone"}
+    for pod in run.gang:
+        assert pod["spec"]["affinity"] == {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [zone]}}, (
+            "tensor groups and model replicas of one pod need no others"
+        )
+        assert of_attempt.items() <= pod["metadata"]["labels"].items()
     run.cluster.settings = PLACED
     run.cluster.settle()
     assert "PlacementLimited" not in {found["type"] for found in run.status["conditions"]}

@@ -112,6 +112,11 @@ def test_without_a_view_of_nodes_nothing_is_gated_and_the_wish_is_told() -> None
     serving.rest(6)
     assert serving.status["ready"] == "1/1"
     assert condition_of(serving.pool_status, "PlacementLimited")["reason"] == "NoNodes"
+    for pod in serving.engines():
+        unit = {"stoker.dev/replica": label_of(pod, "replica"), "stoker.dev/tensor-group": "0"}
+        term = {"labelSelector": {"matchLabels": unit}, "topologyKey": "rack"}
+        assert pod["spec"]["affinity"]["podAffinity"] == {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+        assert unit.items() <= pod["metadata"]["labels"].items()
 
 
 def test_pools_of_prefill_and_decode_are_placed_by_the_same_function() -> None:

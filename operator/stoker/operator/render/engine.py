@@ -18,6 +18,9 @@ from stoker.operator.api.inferencedeployment import InferenceDeployment
 from stoker.operator.api.pool import Pool
 from stoker.operator.api.storage import StorageSpec
 from stoker.operator.domain.labels import DEPLOYMENT, DEPLOYMENT_UID, NODE_RANK, POOL, REPLICA, REPLICA_PODS, ROLE
+from stoker.operator.domain.placement.gang import Level
+from stoker.operator.domain.placement.pod_affinity import kept_together
+from stoker.operator.domain.placement.replica_gang import gang_of_replica
 from stoker.operator.domain.plan import Object
 from stoker.operator.domain.settings import Settings
 from stoker.operator.render.model_fetch import MODEL_CACHE_FOLDER, fetch_variables, fetch_volumes
@@ -40,6 +43,7 @@ from stoker.operator.render.pod import (
     with_gate,
 )
 from stoker.operator.render.replica_key import replica_secret_name
+from stoker.operator.render.scheduling import levels_of
 from stoker.operator.render.storage import BucketMounts, bucket_mounts, storage_root
 from stoker.operator.render.transfer_key import transfer_secret_name
 
@@ -169,13 +173,20 @@ def engine_pods(
     pods = [_engine_pod(pool, resource, revision, f"{name}-{rank}" if rank else name) for rank in range(size)]
     if size > 1:
         pods = [_in_replica(pod, pool, name, rank, size, settings) for rank, pod in enumerate(pods)]
-    return tuple(map(with_gate, pods) if is_placed(revision.template, settings) else pods)
+    if settings.places_gangs:
+        return tuple(map(with_gate, pods) if is_placed(revision.template, settings) else pods)
+    levels, gang = topology_of(revision.template), gang_of_replica(revision.template.pod, size)
+    return tuple(kept_together(pod, levels, gang, rank, {REPLICA: name}) for rank, pod in enumerate(pods))
+
+
+def topology_of(template: EngineTemplate) -> tuple[Level, ...]:
+    """The levels that keep the pods of a replica together."""
+    return levels_of(template.scheduling.topology if template.scheduling is not None else ())
 
 
 def is_placed(template: EngineTemplate, settings: Settings) -> bool:
     """Whether the operator chooses the nodes of a replica. A single pod without wishes is left to the scheduler."""
-    wishes = template.scheduling is not None and template.scheduling.topology
-    return settings.places_gangs and (template.pods_per_replica > 1 or bool(wishes))
+    return settings.places_gangs and (template.pods_per_replica > 1 or bool(topology_of(template)))
 
 
 def _in_replica(pod: Object, pool: EnginePool, replica: str, rank: int, size: int, settings: Settings) -> Object:

@@ -9,11 +9,12 @@ Pure. Called by `trainer` and by the reconciler of TrainingJobs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from stoker.operator.api.topology import Topology
 from stoker.operator.api.trainingjob import TrainingJob
-from stoker.operator.domain.placement.gang import Gang
+from stoker.operator.domain.placement.gang import Gang, Level
 from stoker.operator.domain.placement.job_gang import gang_of_rendering
 from stoker.operator.domain.plan import Object
 from stoker.operator.domain.schedulers import Installed, Scheduler
@@ -24,6 +25,11 @@ KUEUE = "kueue.x-k8s.io"
 VOLCANO_GROUP = "scheduling.volcano.sh/v1beta1"
 VOLCANO_POD_GROUP = "scheduling.k8s.io/group-name"
 """Annotation by which a pod names Volcano's PodGroup."""
+
+
+def levels_of(topology: Sequence[Topology]) -> tuple[Level, ...]:
+    """The levels of a gang's or a replica's topology."""
+    return tuple(Level(found.key, found.mode) for found in topology)
 
 
 def for_scheduler(pod: Object, scheduler: Scheduler, job: TrainingJob, attempt: int, rank: int, gang: Gang) -> Object:

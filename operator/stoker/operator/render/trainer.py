@@ -17,8 +17,9 @@ from stoker.operator.api.model_spec import FromHub
 from stoker.operator.api.storage import StorageSpec
 from stoker.operator.api.trainingjob import TrainingJob, TrainingJobSpec
 from stoker.operator.api.trainingjob_status import Pinned
-from stoker.operator.domain.labels import JOB_UID, ROLE
+from stoker.operator.domain.labels import ATTEMPT, JOB_UID, ROLE
 from stoker.operator.domain.placement.job_gang import gang_of_rendering
+from stoker.operator.domain.placement.pod_affinity import kept_together
 from stoker.operator.domain.plan import Object
 from stoker.operator.domain.schedulers import Scheduler
 from stoker.operator.domain.settings import Settings
@@ -48,7 +49,7 @@ from stoker.operator.render.pod import (
     with_config_map,
     with_gate,
 )
-from stoker.operator.render.scheduling import for_scheduler
+from stoker.operator.render.scheduling import for_scheduler, levels_of
 from stoker.operator.render.storage import bucket_mounts, storage_root
 
 START_FOLDER = "/var/stoker/start"
@@ -164,8 +165,11 @@ def attempt_pods(
     base: Mapping[str, Any] = (pinned.rendered or {})["pod"]
     gang = gang_of_rendering(pinned.rendered or {})
     pods = [_attempt_pod(job, resource, base, attempt, rank, settings) for rank in range(gang.size)]
-    if scheduler == "stoker":
+    if scheduler == "stoker" and settings.places_gangs:
         return tuple(map(with_gate, pods) if is_placed(job, gang.size, settings) else pods)
+    if scheduler == "stoker":
+        levels, own = levels_of(job.spec.scheduling.topology), {JOB_UID: job.metadata.uid, ATTEMPT: str(attempt)}
+        return tuple(kept_together(pod, levels, gang, rank, own) for rank, pod in enumerate(pods))
     return tuple(for_scheduler(pod, scheduler, job, attempt, rank, gang) for rank, pod in enumerate(pods))
 
 

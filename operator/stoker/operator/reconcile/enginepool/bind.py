@@ -19,7 +19,6 @@ from stoker.operator.api.topology import PoolScheduling
 from stoker.operator.domain.conditions import Condition
 from stoker.operator.domain.labels import PLACED_AT
 from stoker.operator.domain.placement.device_catalog import needs_of
-from stoker.operator.domain.placement.gang import Level
 from stoker.operator.domain.placement.node_capacity import NodeCapacity, PodUse, affinity_to, remaining
 from stoker.operator.domain.placement.place import Placement, place
 from stoker.operator.domain.placement.replica_gang import gang_of_replica
@@ -30,6 +29,7 @@ from stoker.operator.domain.text import shortened
 from stoker.operator.reconcile.enginepool.replica import Replica
 from stoker.operator.reconcile.enginepool.view import PoolView
 from stoker.operator.reconcile.gates import contradicts, foreign_gates, opened
+from stoker.operator.render.engine import topology_of
 
 GANG_TIMEOUT = "GangTimeout"
 LIMITED = "PlacementLimited"
@@ -95,7 +95,7 @@ def _place_replica(view: PoolView, replica: Replica, room: _Room) -> _Room:
     spec = template.pod.get("spec") or {}
     devices = needs_of(view.seen.devices, view.pool.metadata.namespace, spec)
     gang = gang_of_replica(template.pod, template.pods_per_replica, devices.amounts)
-    found = place(gang, room.nodes, levels_of(template.scheduling))
+    found = place(gang, room.nodes, topology_of(template))
     if isinstance(found, Unplaceable):
         return replace(room, binding=room.binding.then(Binding(waiting=found.line)))
     if contradicts(replica.pods, found.nodes):
@@ -110,11 +110,6 @@ def _place_replica(view: PoolView, replica: Replica, room: _Room) -> _Room:
         if is_gated(pod)
     )
     return _Room(taken, room.binding.then(Binding(patches, conditions=_relaxed(found))))
-
-
-def levels_of(scheduling: PoolScheduling | None) -> tuple[Level, ...]:
-    """The levels of a pool's topology."""
-    return () if scheduling is None else tuple(Level(found.key, found.mode) for found in scheduling.topology)
 
 
 def _template(view: PoolView, replica: Replica) -> EngineTemplate | None:
@@ -132,9 +127,9 @@ def _relaxed(found: Placement) -> tuple[Condition, ...]:
 
 
 def _limits(view: PoolView) -> tuple[Condition, ...]:
-    wishes = any(levels_of(revision.template.scheduling) for revision in view.pool.spec.revisions)
+    wishes = any(topology_of(revision.template) for revision in view.pool.spec.revisions)
     if wishes and not view.settings.places_gangs:
-        text = "the operator has no view of nodes: scheduling.topology has no effect"
+        text = "the operator has no view of nodes: scheduling.topology is affinity between pods, kept one pod at a time"
         return (Condition(LIMITED, True, "NoNodes", text),)
     placed = [found.template for found in view.pool.spec.revisions if _is_placed(found.template)]
     needs = (needs_of(view.seen.devices, view.pool.metadata.namespace, found.pod.get("spec") or {}) for found in placed)

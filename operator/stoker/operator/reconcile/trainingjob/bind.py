@@ -17,7 +17,6 @@ from typing import Any
 from stoker.operator.api.trainingjob_status import Attempt, Failure
 from stoker.operator.domain.conditions import Condition, Health
 from stoker.operator.domain.placement.device_catalog import DeviceNeeds, needs_of
-from stoker.operator.domain.placement.gang import Level
 from stoker.operator.domain.placement.job_gang import gang_of_rendering
 from stoker.operator.domain.placement.node_capacity import affinity_to, pinned_node
 from stoker.operator.domain.placement.place import Placement, place
@@ -32,7 +31,7 @@ from stoker.operator.reconcile.trainingjob.blame import avoided_nodes
 from stoker.operator.reconcile.trainingjob.follow import follow
 from stoker.operator.reconcile.trainingjob.outcome import JobChanges, JobOutcome, changed_attempt
 from stoker.operator.reconcile.trainingjob.view import TrainingView
-from stoker.operator.render.scheduling import unkept_levels
+from stoker.operator.render.scheduling import levels_of, unkept_levels
 from stoker.pod.causes import Action
 
 GANG_TIMEOUT = "GangTimeout"
@@ -76,9 +75,10 @@ def _open_gates(view: TrainingView, attempt: Attempt) -> JobOutcome:
     devices = _devices(view)
     gang = gang_of_rendering(_rendered(view), devices.amounts)
     avoided = avoided_nodes(view.job.status)
-    found = place(gang, view.seen.nodes, _levels(view), avoided)
+    levels = levels_of(view.job.spec.scheduling.topology)
+    found = place(gang, view.seen.nodes, levels, avoided)
     if isinstance(found, Unplaceable) and avoided:
-        found = place(gang, view.seen.nodes, _levels(view))
+        found = place(gang, view.seen.nodes, levels)
     if isinstance(found, Unplaceable):
         return _waiting(view, found.reason, _in_queue(turn, found.line))
     if turn is not None and turn.nodes is None:
@@ -107,7 +107,7 @@ def _limited(view: TrainingView, attempt: Attempt) -> Condition:
         text = f"{attempt.scheduler} is not told these levels of scheduling.topology: {keys}"
         return Condition(LIMITED, True if keys else None, "Scheduler", text)
     if not view.settings.places_gangs and view.job.spec.scheduling.topology:
-        text = "the operator has no view of nodes: scheduling.topology has no effect"
+        text = "the operator has no view of nodes: scheduling.topology is affinity between pods, kept one pod at a time"
         return Condition(LIMITED, True, "NoNodes", text)
     if attempt.placed_at is not None and not any(map(pinned_node, view.gang)):
         return _WITHOUT_NODES
@@ -127,10 +127,6 @@ def _rendered(view: TrainingView) -> Mapping[str, Any]:
     pinned = view.job.status.pinned
     assert pinned is not None, "an attempt is opened together with its pinned rendering"
     return pinned.rendered or {}
-
-
-def _levels(view: TrainingView) -> tuple[Level, ...]:
-    return tuple(Level(found.key, found.mode) for found in view.job.spec.scheduling.topology)
 
 
 def _relaxed(found: Placement) -> Iterator[Condition]:

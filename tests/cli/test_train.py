@@ -40,7 +40,7 @@ def job(**spec: Any) -> dict[str, Any]:
         "training": {"totalSteps": 4, "globalBatchSize": 4, "sequenceLength": 32},
         "data": {
             "sources": [{"name": "a", "path": "/data/*.txt"}, {"name": "b", "path": "/more/b.txt"}],
-            "tokenizer": {"kind": "train"},
+            "tokenizer": {"kind": "train", "vocabSize": 512},
         },
         "checkpoint": {"storage": {"claimName": "checkpoints"}, "intervalSteps": 2, "maxToKeep": 3},
         **spec,

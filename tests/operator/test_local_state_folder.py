@@ -41,7 +41,7 @@ def job() -> dict[str, Any]:
         "model": {**model, "numLayers": 2, "numHeads": 4},
         "workers": {"replicas": 1},
         "training": {"totalSteps": 4, "globalBatchSize": 4, "sequenceLength": 32},
-        "data": {"sources": [{"name": "a", "path": "/data/*.txt"}], "tokenizer": {"kind": "train"}},
+        "data": {"sources": [{"name": "a", "path": "/data/*.txt"}], "tokenizer": {"kind": "train", "vocabSize": 512}},
         "checkpoint": {"storage": {"claimName": "nowhere"}, "intervalSteps": 2},
     }
     return {"apiVersion": "stoker.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "teach"}, "spec": spec}

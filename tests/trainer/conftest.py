@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
-LONGEST = "test_layouts.py"
+LONGEST = Path(__file__).with_name("test_layouts.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin a run with its longest file: as one of the last it would leave the other process without work."""
-    items.sort(key=lambda item: item.path.name != LONGEST)
+    items.sort(key=lambda item: item.path != LONGEST)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -72,6 +72,9 @@ WHOLLY_BUILT: dict[str, dict[str, list[str]]] = {
 KUBERNETES = ("tolerations[].", "volumes[].")
 """Choices that Kubernetes understands."""
 
+NOT_YET = "is not supported yet"
+"""In the line of a value that is not built; other lines name what a value needs beside it."""
+
 BELOW_UNBUILT: tuple[str, ...] = ()
 """Choices inside of sections that are refused as a whole."""
 
@@ -139,12 +142,12 @@ def test_every_choice_of_a_kind_is_built_or_refused_by_name(kind: str) -> None:
             free[path] = values
             continue
         for value in values:
-            found = unsupported(kind, nested(path, value))
+            found = [line for line in unsupported(kind, nested(path, value)) if NOT_YET in line]
             if row.allows(value):
                 assert found == []
             else:
                 (line,) = found
-                assert f" {shown(value)} is not supported yet; allowed: {', '.join(map(shown, row.values))}" in line
+                assert f" {shown(value)} {NOT_YET}; allowed: {', '.join(map(shown, row.values))}" in line
                 assert line.startswith("spec.")
     ours = {
         path: values

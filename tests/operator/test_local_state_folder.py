@@ -90,7 +90,7 @@ def pod(name: str, seconds: str = "") -> dict[str, Any]:
 
 
 def phase(terminal: Terminal, name: str) -> str:
-    return str(terminal.json("get", "pod", name)["items"][0]["status"].get("phase"))
+    return str(terminal.json("get", "pod", name)["status"].get("phase"))
 
 
 def test_a_full_disk_is_reported_and_heals_by_itself(terminal: Terminal) -> None:
@@ -167,7 +167,7 @@ def test_a_supervisor_ends_when_its_folder_is_replaced(terminal: Terminal) -> No
 
 def test_a_damaged_job_is_reported_and_not_made_anew_beside_its_checkpoints(terminal: Terminal) -> None:
     apply(terminal, job(), config_map("one"))
-    uid = terminal.json("get", "tj", "teach")["items"][0]["metadata"]["uid"]
+    uid = terminal.json("get", "tj", "teach")["metadata"]["uid"]
     terminal.run("down")
     file = terminal.state / "objects" / "TrainingJob" / "default" / "teach.json"
     content = file.read_bytes()
@@ -183,18 +183,18 @@ def test_a_damaged_job_is_reported_and_not_made_anew_beside_its_checkpoints(term
     terminal.run("down")
     file.write_bytes(content)
     apply(terminal, job())
-    assert terminal.json("get", "tj", "teach")["items"][0]["metadata"]["uid"] == uid
+    assert terminal.json("get", "tj", "teach")["metadata"]["uid"] == uid
     terminal.run("down")
 
 
 def test_a_lost_job_is_made_anew_on_request(terminal: Terminal) -> None:
     apply(terminal, job())
-    uid = terminal.json("get", "tj", "teach")["items"][0]["metadata"]["uid"]
+    uid = terminal.json("get", "tj", "teach")["metadata"]["uid"]
     terminal.run("down")
     (terminal.state / "objects" / "TrainingJob" / "default" / "teach.json").unlink()
     assert "teach.json: the file is missing" in apply(terminal, job(), code=64)
     assert "trainingjob/teach created" in apply(terminal, job(), options=("--recreate-lost",))
-    assert terminal.json("get", "tj", "teach")["items"][0]["metadata"]["uid"] != uid
+    assert terminal.json("get", "tj", "teach")["metadata"]["uid"] != uid
     assert terminal.json("status")["problems"] == []
     terminal.run("down")
 
@@ -214,7 +214,7 @@ def test_one_damaged_file_does_not_keep_the_cluster_from_starting(terminal: Term
 
 def test_a_state_folder_of_an_earlier_version_loads(terminal: Terminal) -> None:
     apply(terminal, config_map("one", text="kept"))
-    uid = terminal.json("get", "cm", "one")["items"][0]["metadata"]["uid"]
+    uid = terminal.json("get", "cm", "one")["metadata"]["uid"]
     terminal.run("down")
     objects = terminal.state / "objects"
     (objects / "index.json").unlink()
@@ -222,7 +222,7 @@ def test_a_state_folder_of_an_earlier_version_loads(terminal: Terminal) -> None:
         file.write_bytes(file.read_bytes().partition(b"\n")[2])
         json.loads(file.read_text())
     apply(terminal, config_map("two"))
-    found = terminal.json("get", "cm", "one")["items"][0]
+    found = terminal.json("get", "cm", "one")
     assert (found["metadata"]["uid"], found["data"]) == (uid, {"text": "kept"})
     assert terminal.json("status")["problems"] == []
     terminal.run("down")

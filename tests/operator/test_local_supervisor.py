@@ -51,8 +51,8 @@ def test_the_life_of_a_detached_cluster(terminal: Terminal, addresses: str) -> N
     assert "phase: Running" in terminal.run("describe", "pod/web-0")
     assert "web-0" in terminal.run("get", "pod/web-0")
     assert [line.split()[0] for line in terminal.run("get").splitlines()] == ["NAME", "web-0", "web-1"]
-    assert "the name is given twice: web-0 and web-1" in terminal.run("describe", "pod/web-0", "web-1", code=64)
-    assert "give KIND NAME, or KIND/NAME" in terminal.run("describe", "pod", code=64)
+    assert "'web-1' is no KIND/NAME" in terminal.run("describe", "pod/web-0", "web-1", code=64)
+    assert "web-1" in terminal.run("describe", "pod"), "without a name all of a kind"
     assert "pod/web-0 unchanged" in terminal.run("apply", "-f", str(terminal.file), "--detach")
     assert terminal.run("delete", "pod", "web-0") == "pod/web-0 deleted\n"
     assert "does not exist" in terminal.run("delete", "pod/web-0", code=1)
@@ -89,11 +89,11 @@ def test_a_state_folder_that_cannot_be_is_named(terminal: Terminal) -> None:
 def test_the_socket_belongs_to_its_user_and_the_state_survives(terminal: Terminal) -> None:
     terminal.run("apply", "-f", str(terminal.file), "--detach")
     assert (terminal.state / "supervisor.sock").stat().st_mode & 0o777 == 0o600
-    uid = terminal.json("get", "cm", "web")["items"][0]["metadata"]["uid"]
+    uid = terminal.json("get", "cm", "web")["metadata"]["uid"]
     os.kill(terminal.supervisor(), signal.SIGKILL)
     until(lambda: terminal.processes() == [])
     terminal.run("apply", "-f", str(terminal.file), "--detach")
-    assert terminal.json("get", "cm", "web")["items"][0]["metadata"]["uid"] == uid
+    assert terminal.json("get", "cm", "web")["metadata"]["uid"] == uid
     pods = terminal.json("get", "pods")["items"]
     assert {pod["status"]["phase"] for pod in pods} == {"Failed"}
     terminal.run("down", "--purge")

@@ -58,7 +58,7 @@ class Parallelism(Value):
     pipeline_schedule: Literal["GPipe", "OneFOneB", "Interleaved", "ZeroBubble"] = "OneFOneB"
     """Order of the passes of a pipeline."""
     stages_per_rank: Count = 1
-    """Stages of one rank; more than one with Interleaved."""
+    """Stages of a rank; above one: Interleaved."""
     expert: Count = 1
     """Ranks that share the experts, out of the data-parallel and tensor ranks."""
     context: Count = 1
@@ -297,7 +297,7 @@ class Mlflow(Value):
 
 
 class Guards(Value):
-    """Checks of a run against silent damage."""
+    """Checks against silent damage."""
 
     checksum_every_steps: Count | None = None
     """Steps from one comparison of replicated state over the ranks to the next."""
@@ -319,7 +319,7 @@ class Logging(Value):
 
 
 class Scheduling(Value):
-    """Placement of the pods of an attempt."""
+    """Placement of an attempt's pods."""
 
     model_config = ConfigDict(json_schema_extra=rules(QUEUE_FITS_BACKEND))
 

@@ -16,7 +16,8 @@ def test_a_job_says_which_resource_is_missing_and_starts_when_a_node_brings_it(s
     large = story.wait("TrainingJob", "large", lambda found: "nvidia.com/gpu" in message(found), "waiting for GPUs")
     heavy = story.wait("TrainingJob", "heavy", lambda found: "memory" in message(found), "waiting for memory")
     assert message(large).startswith(
-        "WaitingForGPUs: 0 of 1 pods fit on 2 nodes, nvidia.com/gpu: 8 free, 8 needed; not used: 1 tainted "
+        "WaitingForGPUs: 0 of 1 pods fit on 2 nodes, nvidia.com/gpu: 8 free, 8 needed, "
+        "8 of them on one node for each pod; not used: 1 tainted "
     )
     assert "2 of 3 nodes lack memory" in message(heavy)
     assert [found["status"]["phase"] for found in (large, heavy)] == ["Pending", "Pending"]

@@ -19,7 +19,7 @@ PROGRAM = Path(sys.executable).parent / "stoker"
 STATE = ROOT / ".stoker" / "quickstart"
 MODELS = Path(os.environ.get("STOKER_CACHE", Path.home() / ".cache" / "stoker")).expanduser() / "models"
 QUESTIONS = ("What is Stoker?", "In one sentence, what does Stoker do?", "What is the capital of France?")
-LIMIT_S = 2400
+LIMIT_S = 900
 
 
 def main() -> int:

@@ -26,10 +26,10 @@ from stoker.operator.domain.placement.node_capacity import pinned_node
 from stoker.operator.domain.plan import Key, Object
 from stoker.operator.domain.settings import Settings
 from stoker.pod.causes import Cause
+from testing.operator.ready_node import ready_node
 from testing.operator.simulated_cluster import START
 from testing.operator.training_world import JOB, Run
 
-GPU = "nvidia.com/gpu"
 PACE = Pace()
 
 
@@ -134,15 +134,6 @@ def test_another_layout_is_taken_where_the_present_one_does_not_divide_the_size(
 # What
 
 
-def raw_node(name: str) -> Object:
-    status = {
-        "allocatable": {GPU: "1", "cpu": "64", "memory": "512Gi", "pods": "110"},
-        "conditions": [{"type": "Ready", "status": "True"}],
-    }
-    metadata = {"name": name, "namespace": ""}
-    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {}, "status": status}
-
-
 def world(*nodes: str, places: bool = True, **run: Any) -> Run:
     found = Run(
         Settings(places_gangs=places),
@@ -152,7 +143,7 @@ def world(*nodes: str, places: bool = True, **run: Any) -> Run:
         run={"elastic": {"minWorkers": 1, "maxWorkers": 4}, "backoffLimit": 20, **run},
     )
     for name in nodes:
-        found.cluster.add(raw_node(name))
+        found.cluster.add(ready_node(name, 1))
     return found
 
 
@@ -187,7 +178,7 @@ def test_a_lost_node_makes_the_run_smaller_and_its_return_larger_without_a_failu
     assert "Resized" in run.cluster.events
     run.cluster.run(run.gang[0])
     run.train(40)
-    run.cluster.add(raw_node("n1"))
+    run.cluster.add(ready_node("n1", 1))
     go_on(run, PACE.rest_s / 2)
     assert (run.cluster.calls, len(run.gang)) == ([], 1), "not twice in ten minutes"
     run.cluster.advance(PACE.rest_s)
@@ -227,7 +218,7 @@ def test_an_edit_of_the_size_ends_the_elastic_one() -> None:
     go_on(run, 2 * PACE.patience_s)
     assert sizes(run) == (1, ["n0"])
     for name in ("n1", "n2", "n3"):
-        run.cluster.add(raw_node(name))
+        run.cluster.add(ready_node(name, 1))
     run.cluster.change_spec(JOB, lambda spec: spec["workers"].update(replicas=4))
     go_on(run, 30)
     assert sizes(run)[0] == 4
@@ -259,7 +250,7 @@ def test_it_never_grows_onto_a_node_that_it_avoids() -> None:
     run.cluster.settle()
     assert run.status["avoidedNodes"] == [spare[0]]
     assert (run.cluster.calls, run.status.get("elastic")) == ([], None), "four workers would need that node"
-    run.cluster.add(raw_node("n4"))
+    run.cluster.add(ready_node("n4", 1))
     run.cluster.reconcile(JOB)
     assert run.status["elastic"]["workers"] == 4
 
@@ -269,7 +260,7 @@ def test_a_gang_without_room_takes_the_size_that_needs_no_avoided_node() -> None
     run.cluster.settle()
     blame(run, "bad")
     run.cluster.objects.pop(Key("Node", "", "n0"))
-    run.cluster.add(raw_node("bad"))
+    run.cluster.add(ready_node("bad", 1))
     go_on(run, 2 * PACE.patience_s)
     assert sizes(run) == (1, ["bad"]), "better there than nowhere"
 
@@ -284,7 +275,7 @@ def test_any_order_of_nodes_and_ends_keeps_the_limits_and_the_time_between_chang
     changes: list[str] = []
     for event, number in events:
         if event == "node":
-            run.cluster.add(raw_node(f"n{number}"))
+            run.cluster.add(ready_node(f"n{number}", 1))
         elif event == "lose":
             run.cluster.objects.pop(Key("Node", "", f"n{number}"), None)
         elif event == "run":
@@ -398,7 +389,7 @@ def steps_over_a_lost_node(*, elastic: bool, lost_s: int, after_s: int) -> tuple
     training.advance(960)
     training.lose("n1")
     training.advance(lost_s)
-    run.cluster.add(raw_node("n1"))
+    run.cluster.add(ready_node("n1", 1))
     training.advance(after_s)
     found = run.status["goodput"]
     age = int((run.cluster.now - START).total_seconds())

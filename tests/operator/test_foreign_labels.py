@@ -16,25 +16,10 @@ from stoker.operator.domain.plan import Key, Object
 from stoker.operator.domain.queue.reading import read_queue
 from stoker.operator.domain.settings import Settings
 from stoker.operator.domain.unsupported import unsupported
+from testing.operator.ready_node import ready_node
 from testing.operator.serving_world import Serving
 from testing.operator.training_world import JOB as RUN
 from testing.operator.training_world import Run
-
-GPU = "nvidia.com/gpu"
-
-
-def node(name: str, gpus: int) -> Object:
-    status = {
-        "allocatable": {GPU: str(gpus), "cpu": "64", "memory": "512Gi", "pods": "110"},
-        "conditions": [{"type": "Ready", "status": "True"}],
-    }
-    return {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {"name": name, "namespace": ""},
-        "spec": {},
-        "status": status,
-    }
 
 
 def copy_of(found: Object, name: str, **labels: str) -> Object:
@@ -75,14 +60,14 @@ def test_a_copy_of_a_trainers_pod_is_no_part_of_the_gang(labels: dict[str, str])
 
 def test_a_copy_takes_room_like_any_pod_and_gives_its_job_no_place() -> None:
     run = Run(Settings(places_gangs=True), workers={"replicas": 2, "gpusPerPod": 4})
-    run.cluster.add(node("n0", 4))
+    run.cluster.add(ready_node("n0", 4))
     run.cluster.settle()
     theirs = run.cluster.add(copy_of(run.gang[0], "debug"))
     theirs["spec"] = {**theirs["spec"], "nodeName": "n0", "schedulingGates": []}
     jobs, pods = [run.job], run.cluster.of_kind("Pod")
     waiting, holdings = read_queue(jobs, pods, pod_use, datetime(2026, 1, 1, tzinfo=UTC))
     assert ([found.name for found in waiting], holdings) == (["default/run"], [])
-    run.cluster.add(node("n1", 4))
+    run.cluster.add(ready_node("n1", 4))
     run.cluster.settle()
     gang = [run.cluster.objects[Key("Pod", "default", name)] for name in trainers(run)]
     assert [pinned_node(pod) for pod in gang] == [None, None], "one of two nodes is the copy's"

@@ -32,23 +32,12 @@ from stoker.operator.reconcile.trainingjob.reconcile import reconcile_trainingjo
 from stoker.operator.render.keys import keys_object
 from stoker.pod.causes import Cause
 from testing.operator.fakes import FakePods, Flaky, embedded, settle
+from testing.operator.ready_node import GPU, ready_node
 from testing.operator.simulated_cluster import Crash
 from testing.operator.training_world import JOB, Run
 
-GPU = "nvidia.com/gpu"
 PLACED = Settings(places_gangs=True)
 READY = [{"type": "Ready", "status": "True"}]
-
-
-def raw_node(name: str, gpus: int, **labels: str) -> Object:
-    allocatable = {GPU: str(gpus), "cpu": "64", "memory": "512Gi", "pods": "110"}
-    return {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {"name": name, "namespace": "", "labels": labels},
-        "spec": {},
-        "status": {"allocatable": allocatable, "conditions": READY},
-    }
 
 
 def world(*nodes: Object, **spec: Any) -> Run:
@@ -66,7 +55,7 @@ def places(run: Run) -> list[str | None]:
 
 
 def test_a_gang_gets_all_its_nodes_and_a_second_pass_is_empty() -> None:
-    run = world(raw_node("n0", 4), raw_node("n1", 4))
+    run = world(ready_node("n0", 4), ready_node("n1", 4))
     run.cluster.settle()
     assert sorted(map(str, places(run))) == ["n0", "n1"]
     assert not any(pod["spec"].get("schedulingGates") for pod in run.gang)
@@ -78,7 +67,7 @@ def test_a_gang_gets_all_its_nodes_and_a_second_pass_is_empty() -> None:
 
 
 def test_the_time_of_a_gang_counts_anew_where_the_operator_ended_before_it_wrote_the_placement() -> None:
-    run = world(raw_node("n0", 4), raw_node("n1", 4), scheduling={"gangTimeoutSeconds": 60})
+    run = world(ready_node("n0", 4), ready_node("n1", 4), scheduling={"gangTimeoutSeconds": 60})
     run.cluster.settle()
     status = run.status
     attempt = {name: value for name, value in status["attempt"].items() if name not in ("placedAt", "phase")}
@@ -92,13 +81,13 @@ def test_the_time_of_a_gang_counts_anew_where_the_operator_ended_before_it_wrote
 
 
 def test_a_gang_without_room_keeps_every_gate_and_names_what_is_missing() -> None:
-    run = world(raw_node("n0", 4), raw_node("n1", 2))
+    run = world(ready_node("n0", 4), ready_node("n1", 2))
     run.cluster.settle()
     assert places(run) == [None, None]
     assert all(pod["spec"]["schedulingGates"] == [{"name": "stoker.dev/placement"}] for pod in run.gang)
     assert run.status["message"] == "WaitingForGPUs: 1 of 2 pods fit on 2 nodes, nvidia.com/gpu: 6 free, 8 needed"
     assert run.status["phase"] == "Pending"
-    run.cluster.add(raw_node("n2", 4))
+    run.cluster.add(ready_node("n2", 4))
     run.cluster.settle()
     assert sorted(map(str, places(run))) == ["n0", "n2"]
     assert run.attempt == 0
@@ -106,7 +95,7 @@ def test_a_gang_without_room_keeps_every_gate_and_names_what_is_missing() -> Non
 
 def test_an_edit_of_the_topology_takes_effect_while_the_gang_waits() -> None:
     levels = [{"key": "kubernetes.io/hostname"}, {"key": "rack"}, {"key": "zone", "mode": "Required"}]
-    nodes = [raw_node(f"n{index}", 4, rack=f"r{index}", zone=f"z{index}") for index in range(2)]
+    nodes = [ready_node(f"n{index}", 4, rack=f"r{index}", zone=f"z{index}") for index in range(2)]
     run = world(*nodes, scheduling={"topology": levels})
     run.cluster.settle()
     assert run.status["message"] == (
@@ -122,7 +111,7 @@ def test_an_edit_of_the_topology_takes_effect_while_the_gang_waits() -> None:
 
 def test_an_edit_of_a_gang_that_waits_acts_at_once_and_needs_no_task() -> None:
     """It waits for what the edit repairs: too many workers, a label that no node has."""
-    run = world(raw_node("n0", 4), workers={"replicas": 2, "gpusPerPod": 4, "nodeSelector": {"pool": "b"}})
+    run = world(ready_node("n0", 4), workers={"replicas": 2, "gpusPerPod": 4, "nodeSelector": {"pool": "b"}})
     run.cluster.settle()
     assert "2 of 2" not in run.status["message"]
     run.cluster.change_spec(JOB, lambda spec: spec["workers"].update(replicas=1, nodeSelector={}))
@@ -140,7 +129,7 @@ def test_an_edit_of_a_gang_that_waits_acts_at_once_and_needs_no_task() -> None:
 
 
 def test_a_gang_that_waits_is_suspended_without_a_task_and_waits_again() -> None:
-    run = world(raw_node("n0", 4))
+    run = world(ready_node("n0", 4))
     run.cluster.settle()
     for suspend, phase in ((True, "Suspended"), (False, "Pending"), (True, "Suspended"), (False, "Pending")):
         run.cluster.change_spec(JOB, partial(dict.update, run={"suspend": suspend}))
@@ -152,13 +141,13 @@ def test_a_gang_that_waits_is_suspended_without_a_task_and_waits_again() -> None
         assert run.status["phase"] == phase
         assert run.cluster.pods("task") == []
         assert len(run.cluster.pods("trainer")) == (0 if suspend else 2)
-    run.cluster.add(raw_node("n1", 4))
+    run.cluster.add(ready_node("n1", 4))
     run.cluster.settle()
     assert sorted(map(str, places(run))) == ["n0", "n1"]
 
 
 def test_a_job_that_is_deleted_while_it_waits_leaves_its_name_to_the_next_one_at_once() -> None:
-    run = world(raw_node("n0", 4), raw_node("n1", 2))
+    run = world(ready_node("n0", 4), ready_node("n1", 2))
     run.cluster.settle()
     body = {**run.job, "metadata": {"name": "run"}, "status": {}}
     old = [pod["metadata"]["name"] for pod in run.gang]
@@ -174,7 +163,7 @@ def test_a_job_that_is_deleted_while_it_waits_leaves_its_name_to_the_next_one_at
 
 
 def test_a_gang_that_is_not_scheduled_in_time_is_placed_anew_for_free() -> None:
-    run = world(raw_node("n0", 4), raw_node("n1", 4), scheduling={"gangTimeoutSeconds": 30})
+    run = world(ready_node("n0", 4), ready_node("n1", 4), scheduling={"gangTimeoutSeconds": 30})
     run.cluster.settle()
     run.cluster.run(run.gang[0])
     assert run.cluster.plan(JOB).requeue_after_s == 30
@@ -193,7 +182,7 @@ def test_a_gang_that_is_not_scheduled_in_time_is_placed_anew_for_free() -> None:
 
 
 def test_a_gang_that_was_scheduled_has_no_time_limit() -> None:
-    run = world(raw_node("n0", 4), raw_node("n1", 4))
+    run = world(ready_node("n0", 4), ready_node("n1", 4))
     run.start()
     run.cluster.advance(1000)
     run.cluster.settle()
@@ -216,12 +205,12 @@ def test_a_single_pod_is_left_to_the_scheduler_unless_it_has_gpus_or_wishes() ->
     plain = world(workers={"replicas": 1})
     plain.cluster.settle()
     assert "schedulingGates" not in plain.gang[0]["spec"]
-    scarce = world(raw_node("n0", 2), raw_node("n1", 4), workers={"replicas": 1, "gpusPerPod": 4})
+    scarce = world(ready_node("n0", 2), ready_node("n1", 4), workers={"replicas": 1, "gpusPerPod": 4})
     scarce.cluster.settle()
     assert places(scarce) == ["n1"]
     wish = world(
-        raw_node("n0", 4),
-        raw_node("n1", 4, rack="r"),
+        ready_node("n0", 4),
+        ready_node("n1", 4, rack="r"),
         workers={"replicas": 1, "gpusPerPod": 4},
         scheduling={"topology": [{"key": "rack", "mode": "Required"}]},
     )
@@ -233,7 +222,7 @@ def test_the_users_affinity_is_kept_and_a_gang_is_placed_when_their_gates_are_go
     term = {"matchExpressions": [{"key": "pool", "operator": "In", "values": ["a"]}]}
     node_affinity = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
     template = {"spec": {"affinity": {"nodeAffinity": node_affinity}, "schedulingGates": [{"name": "own"}]}}
-    nodes = [raw_node("n0", 8, pool="b"), raw_node("n1", 8, pool="a")]
+    nodes = [ready_node("n0", 8, pool="b"), ready_node("n1", 8, pool="a")]
     run = world(*nodes, workers={"replicas": 2, "gpusPerPod": 4, "podTemplate": template})
     run.cluster.settle()
     assert places(run) == [None, None]
@@ -273,7 +262,7 @@ def test_devices_by_claim_are_passed_on_and_told_to_be_uncounted_where_none_can_
     claims = [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]
     containers = [{"name": "main", "resources": {"claims": [{"name": "gpu"}]}}]
     template = {"spec": {"resourceClaims": claims, "containers": containers}}
-    run = world(raw_node("n0", 4), raw_node("n1", 4), workers={"replicas": 2, "podTemplate": template})
+    run = world(ready_node("n0", 4), ready_node("n1", 4), workers={"replicas": 2, "podTemplate": template})
     run.cluster.settle()
     for pod in run.gang:
         assert pod["spec"]["resourceClaims"] == claims
@@ -284,7 +273,7 @@ def test_devices_by_claim_are_passed_on_and_told_to_be_uncounted_where_none_can_
 
 
 def test_retention_goes_on_while_a_gang_waits() -> None:
-    run = world(raw_node("n0", 4), raw_node("n1", 4), run={"backoffLimit": 20})
+    run = world(ready_node("n0", 4), ready_node("n1", 4), run={"backoffLimit": 20})
     run.start()
     run.train(30, saves=tuple(map(run.save, (10, 20, 30))))
     run.cluster.objects.pop(Key("Node", "", "n1"))
@@ -307,7 +296,7 @@ def test_retention_goes_on_while_a_gang_waits() -> None:
 
 @pytest.mark.parametrize("writes", range(14))
 def test_an_operator_that_dies_after_any_write_places_the_same_gang(writes: int) -> None:
-    run = world(raw_node("n0", 4), raw_node("n1", 4))
+    run = world(ready_node("n0", 4), ready_node("n1", 4))
     left = writes
     with contextlib.suppress(Crash):
         for _ in range(10):
@@ -338,7 +327,7 @@ def fail(run: Run, rank: int, cause: Cause = Cause.HANG) -> str:
 
 
 def test_a_node_that_two_attempts_failed_on_is_avoided_while_others_have_room() -> None:
-    run = world(raw_node("n0", 4), raw_node("n1", 4), run={"backoffLimit": 20})
+    run = world(ready_node("n0", 4), ready_node("n1", 4), run={"backoffLimit": 20})
     run.cluster.settle()
     first = fail(run, 0)
     assert not run.status.get("avoidedNodes")
@@ -347,7 +336,7 @@ def test_a_node_that_two_attempts_failed_on_is_avoided_while_others_have_room() 
     assert run.status["avoidedNodes"] == [first]
     conditions = {found["type"]: found["message"] for found in run.status["conditions"]}
     assert conditions["BlamedNodesUsed"] == f"attempts failed on {first} before, and no other nodes have room"
-    run.cluster.add(raw_node("n2", 4))
+    run.cluster.add(ready_node("n2", 4))
     fail(run, 0, Cause.PEER_LOST)
     run.cluster.settle()
     assert sorted(map(str, places(run))) == sorted({"n0", "n1", "n2"} - {first})
@@ -356,7 +345,7 @@ def test_a_node_that_two_attempts_failed_on_is_avoided_while_others_have_room() 
 
 def test_a_single_pod_is_placed_when_it_has_a_node_to_avoid() -> None:
     run = world(
-        raw_node("n0", 4), raw_node("n1", 4), workers={"replicas": 1, "gpusPerPod": 4}, run={"backoffLimit": 20}
+        ready_node("n0", 4), ready_node("n1", 4), workers={"replicas": 1, "gpusPerPod": 4}, run={"backoffLimit": 20}
     )
     run.cluster.settle()
     for _ in range(2):
@@ -370,7 +359,7 @@ def test_a_single_pod_is_placed_when_it_has_a_node_to_avoid() -> None:
 
 @pytest.mark.parametrize("cause", [Cause.OUT_OF_MEMORY, Cause.STORAGE_ERROR, Cause.PEER_LOST])
 def test_causes_that_no_node_is_to_blame_for_avoid_none(cause: Cause) -> None:
-    run = world(raw_node("n0", 4), raw_node("n1", 4), run={"backoffLimit": 20})
+    run = world(ready_node("n0", 4), ready_node("n1", 4), run={"backoffLimit": 20})
     run.cluster.settle()
     for _ in range(3):
         fail(run, 0, cause)
@@ -387,7 +376,7 @@ def histories(draw: st.DrawFn) -> list[tuple[str, Object | None, str]]:
     for _ in range(draw(st.integers(1, 25))):
         if draw(st.booleans()):
             name = draw(st.sampled_from(["n0", "n1"]))
-            node = raw_node(name, draw(st.integers(0, 8))) if draw(st.integers(0, 4)) else None
+            node = ready_node(name, draw(st.integers(0, 8))) if draw(st.integers(0, 4)) else None
             events.append((name, node, "Node"))
         else:
             name = draw(st.sampled_from(["p0", "p1", "p2"]))
@@ -453,7 +442,7 @@ def room(watch: CapacityWatch, **given_: Any) -> dict[str, int]:
 def test_a_placement_counts_from_the_moment_it_was_decided_until_its_pod_is_seen_or_gone() -> None:
     grown: list[int] = []
     watch = CapacityWatch(lambda: grown.append(1))
-    watch.put(stored(raw_node("n0", 8), 1))
+    watch.put(stored(ready_node("n0", 8), 1))
     body = {"spec": {"affinity": affinity_to("n0")}}
     watch.assume([Patch(Ref("Pod", "x", "p0", "uid-p0"), body, {GPU: 3})])
     assert room(watch) == {"n0": 5}
@@ -471,7 +460,7 @@ def test_a_placement_counts_from_the_moment_it_was_decided_until_its_pod_is_seen
 
 def test_a_list_without_a_pod_ends_what_was_assumed_for_it() -> None:
     watch = CapacityWatch(lambda: None)
-    watch.put(stored(raw_node("n0", 8), 1))
+    watch.put(stored(ready_node("n0", 8), 1))
     body = {"spec": {"affinity": affinity_to("n0")}}
     watch.assume([Patch(Ref("Pod", "x", name, f"uid-{name}"), body, {GPU: 3}) for name in ("p0", "p1")])
     assert room(watch) == {"n0": 2}
@@ -482,7 +471,7 @@ def test_a_list_without_a_pod_ends_what_was_assumed_for_it() -> None:
 def test_labels_of_features_are_not_kept() -> None:
     watch = CapacityWatch(lambda: None)
     labels = {"feature.node.kubernetes.io/cpu": "x", "zone": "z"}
-    watch.put(stored(raw_node("n0", 8, **labels), 1))
+    watch.put(stored(ready_node("n0", 8, **labels), 1))
     (node,) = watch.nodes()
     assert isinstance(node, NodeCapacity)
     assert node.labels == {"kubernetes.io/hostname": "n0", "zone": "z"}
@@ -513,8 +502,8 @@ def test_two_jobs_never_get_the_same_room_and_the_second_starts_when_the_first_i
                     "spec": {},
                 }
             )
-            node = world_.objects.create(raw_node("n0", 4))
-            world_.objects.update_status(ref(node), raw_node("n0", 4)["status"])
+            node = world_.objects.create(ready_node("n0", 4))
+            world_.objects.update_status(ref(node), ready_node("n0", 4)["status"])
             jobs = [world_.objects.create(job_body(name)) for name in ("a", "b")]
             await world_.clock.advance(5)
             assert sorted(pinned(world_.objects.of_kind("Pod"))) == [("a", "n0"), ("a", "n0")]
@@ -600,8 +589,8 @@ def test_a_gang_costs_this_many_requests_from_its_creation_until_it_runs(tmp_pat
             world_.objects.create(keys_object("default", operator.settings))
             claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "claim"}, "spec": {}}
             world_.objects.create({**claim, "metadata": {"name": "claim", "namespace": "default"}})
-            node = world_.objects.create(raw_node("n0", 4))
-            world_.objects.update_status(ref(node), raw_node("n0", 4)["status"])
+            node = world_.objects.create(ready_node("n0", 4))
+            world_.objects.update_status(ref(node), ready_node("n0", 4)["status"])
             world_.objects.create(plain_job("a", 4))
             await world_.clock.advance(5)
             for pod in world_.objects.of_kind("Pod"):

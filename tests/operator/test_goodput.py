@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from stoker.operator.api.trainingjob_status import TERMINAL_PHASES, TrainingPhase
 from stoker.operator.domain.goodput import STATES, Ledger, booked, opened, read_ledger, state_of, totals
 from stoker.operator.domain.placement.node_capacity import pinned_node
-from stoker.operator.domain.plan import Key, Object
+from stoker.operator.domain.plan import Key
 from stoker.operator.domain.settings import Settings
 from stoker.pod.causes import Cause
+from testing.operator.ready_node import ready_node
 from testing.operator.simulated_cluster import Crash
 from testing.operator.training_world import JOB, Run
 
@@ -140,24 +141,10 @@ def live(run: Run, event: str, number: int) -> None:
     elif event == "edit":
         cluster.change_spec(JOB, lambda spec: spec["workers"].update(env=[{"name": "A", "value": str(number)}]))
     elif event == "node":
-        cluster.add(gpu_node(f"n{number}"))
+        cluster.add(ready_node(f"n{number}", 1))
     elif event == "lose":
         cluster.objects.pop(Key("Node", "", f"n{number}"), None)
     cluster.advance({"wait": 700.3 * number, "back": -40.7 * number}.get(event, 1.5))
-
-
-def gpu_node(name: str) -> Object:
-    status = {
-        "allocatable": {"nvidia.com/gpu": "1", "cpu": "64", "memory": "512Gi", "pods": "110"},
-        "conditions": [{"type": "Ready", "status": "True"}],
-    }
-    return {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {"name": name, "namespace": ""},
-        "spec": {},
-        "status": status,
-    }
 
 
 @settings(max_examples=30)
@@ -171,7 +158,7 @@ def test_every_second_of_any_history_is_booked_once(history: list[tuple[str, int
         run={"elastic": {"minWorkers": 1, "maxWorkers": 4}, "backoffLimit": 1000, "applyChanges": "Restart"},
     )
     for name in ("n0", "n1"):
-        run.cluster.add(gpu_node(name))
+        run.cluster.add(ready_node(name, 1))
     run.cluster.settle_once()
     born = latest = run.cluster.now
     for event, number in history:

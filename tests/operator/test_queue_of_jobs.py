@@ -19,24 +19,9 @@ from stoker.operator.loop.room_queue import RoomQueue
 from stoker.operator.loop.store import Store, key_of
 from stoker.pod.causes import Cause
 from testing.operator.fakes import FakeClock
+from testing.operator.ready_node import ready_node
 from testing.operator.simulated_cluster import START
 from testing.operator.training_world import JOB, Run
-
-GPU = "nvidia.com/gpu"
-
-
-def raw_node(name: str, gpus: int = 4) -> Object:
-    status = {
-        "allocatable": {GPU: str(gpus), "cpu": "64", "memory": "512Gi", "pods": "110"},
-        "conditions": [{"type": "Ready", "status": "True"}],
-    }
-    return {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {"name": name, "namespace": ""},
-        "spec": {},
-        "status": status,
-    }
 
 
 class Jobs(Run):
@@ -91,7 +76,7 @@ class Jobs(Run):
 
 
 def test_the_head_waits_for_room_and_those_behind_it_leave_it_the_room() -> None:
-    jobs = Jobs(*(raw_node(f"n{index}") for index in range(4)))
+    jobs = Jobs(*(ready_node(f"n{index}") for index in range(4)))
     jobs.start()
     big = jobs.submit("big", 4)
     small = jobs.submit("small", 1)
@@ -110,7 +95,7 @@ def test_the_head_waits_for_room_and_those_behind_it_leave_it_the_room() -> None
 
 
 def test_a_higher_priority_and_another_namespace_go_first() -> None:
-    jobs = Jobs(raw_node("n0"), raw_node("n1"))
+    jobs = Jobs(ready_node("n0"), ready_node("n1"))
     jobs.start()
     first, second = jobs.submit("first", 2), jobs.submit("second", 2)
     other, urgent = jobs.submit("other", 2, "team"), jobs.submit("urgent", 2)
@@ -127,7 +112,7 @@ def test_a_higher_priority_and_another_namespace_go_first() -> None:
 
 
 def test_a_run_that_fails_keeps_its_place_before_jobs_that_never_ran() -> None:
-    jobs = Jobs(raw_node("n0"), raw_node("n1"))
+    jobs = Jobs(ready_node("n0"), ready_node("n1"))
     jobs.start()
     jobs.train(10)
     other = jobs.submit("other", 2, "team")
@@ -144,7 +129,7 @@ def test_a_run_that_fails_keeps_its_place_before_jobs_that_never_ran() -> None:
 
 
 def test_only_a_run_that_ended_just_now_is_said_to_come_back() -> None:
-    jobs = Jobs(raw_node("n0"), raw_node("n1"))
+    jobs = Jobs(ready_node("n0"), ready_node("n1"))
     jobs.start()
     jobs.train(10)
     jobs.cluster.end(jobs.gang[0], Cause.HANG)
@@ -158,7 +143,7 @@ def test_only_a_run_that_ended_just_now_is_said_to_come_back() -> None:
 
 
 def test_a_gang_with_gates_of_others_holds_no_place() -> None:
-    jobs = Jobs(raw_node("n0"), raw_node("n1"))
+    jobs = Jobs(ready_node("n0"), ready_node("n1"))
     small = jobs.submit("small", 2)
     jobs.cluster.change_spec(
         JOB, lambda spec: spec["workers"].update(podTemplate={"spec": {"schedulingGates": [{"name": "own"}]}})
@@ -182,7 +167,7 @@ class Loop:
     """The store and the capacity of an operator, fed from a simulated cluster."""
 
     def __init__(self) -> None:
-        self.jobs = Jobs(raw_node("n0"), raw_node("n1"), raw_node("n2"))
+        self.jobs = Jobs(ready_node("n0"), ready_node("n1"), ready_node("n2"))
         self.store, self.versions = Store(), 0
         self.capacity = CapacityWatch(lambda: None)
         self.rooms = RoomQueue(self.store, self.capacity, FakeClock(), lambda: None)
@@ -228,7 +213,7 @@ def test_the_turns_that_are_kept_equal_those_from_scratch(events: list[tuple[str
             for pod in cluster.pods("trainer")[number:]:
                 cluster.kill(pod)
         elif event == "node":
-            cluster.add(raw_node(f"m{number}"))
+            cluster.add(ready_node(f"m{number}"))
         elif event == "suspend":
             cluster.change_spec(key, lambda spec: spec.setdefault("run", {}).update(suspend=True))
             cluster.reconcile(key)

@@ -18,24 +18,17 @@ from stoker.operator.domain.placement.unplaceable import Unplaceable
 from stoker.operator.domain.plan import Object
 from stoker.operator.domain.pods import is_gated
 from stoker.operator.domain.settings import Settings
+from testing.operator.ready_node import GPU, ready_node
 from testing.operator.serving_world import CHAT, POOL, Serving, condition_of, disturb, label_of
 from testing.operator.simulated_cluster import Crash
 
-GPU = "nvidia.com/gpu"
 READY = [{"type": "Ready", "status": "True"}]
 RACKS = {"topology": [{"key": "rack", "mode": "Required"}]}
 WIDE: dict[str, Any] = {"name": "main", "podsPerReplica": 2, "gpusPerPod": 4, "parallelism": {"tensor": 8}}
 
 
 def raw_node(name: str, gpus: int, rack: str = "r0") -> Object:
-    allocatable = {GPU: str(gpus), "cpu": "64", "memory": "512Gi", "pods": "110"}
-    return {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {"name": name, "namespace": "", "labels": {"rack": rack}},
-        "spec": {},
-        "status": {"allocatable": allocatable, "conditions": READY},
-    }
+    return ready_node(name, gpus, rack=rack)
 
 
 def world(*nodes: Object, places: bool = True, pools: list[dict[str, Any]] | None = None, **pool: Any) -> Serving:

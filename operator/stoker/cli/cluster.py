@@ -7,8 +7,7 @@ import sys
 import click
 
 from stoker.cli.context import cluster_options, opened
-from stoker.cli.exit_status import INTERRUPTED
-from stoker.cli.listing_options import listing_options
+from stoker.cli.listing_options import ListingRequest, listing_options
 from stoker.cli.object_names import TARGETS
 from stoker.cli.output_format import Format, output_options
 from stoker.cli.targets import parse_targets
@@ -26,11 +25,7 @@ OVERVIEW = "trainingjobs,checkpoints,inferencedeployments"
 @cluster_options
 def get(
     targets: tuple[str, ...],
-    all_namespaces: bool,
-    selector: str | None,
-    watch: bool,
-    no_headers: bool,
-    output: str,
+    request: ListingRequest,
     namespace: str | None,
     context: str | None,
     kubeconfig: str | None,
@@ -40,19 +35,12 @@ def get(
     KIND is one of tj, ckpt, infd, epool, pods, services, pvc, events, nodes. Without it: jobs, checkpoints and
     deployments.
     """
-    from stoker.cli.listing import Watch, listing_of, print_listing
-    from stoker.cli.text_style import style_of
+    from stoker.cli.listing import run_listing
 
     wanted = parse_targets(targets or (OVERVIEW,))
-    with opened(namespace, context, kubeconfig, all_namespaces=all_namespaces) as client:
-        listing = listing_of(client, wanted, selector=selector, all_namespaces=all_namespaces)
-        if not watch:
-            print_listing(listing, Format(output), style_of(), headers=not no_headers)
-            return
-        try:
-            Watch(listing, Format(output), style_of(), headers=not no_headers).for_ever()
-        except KeyboardInterrupt:
-            sys.exit(INTERRUPTED)
+    with opened(namespace, context, kubeconfig, all_namespaces=request.all_namespaces) as client:
+        code = run_listing(client, wanted, request)
+    sys.exit(code)
 
 
 @click.command(epilog="\b\nExamples:\n  stoker describe tj teach\n  stoker describe tj/teach ckpt/teach-400")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import click
 
@@ -15,9 +16,9 @@ from stoker.cli.label_selector import parse_selector
 from stoker.cli.manifest_options import files_option
 from stoker.cli.object_names import TARGETS
 from stoker.cli.object_source import Missing, ObjectSource, missing_text, typed
-from stoker.cli.targets import Target, kind_of
+from stoker.cli.option_group import option_group
+from stoker.cli.targets import Target, kind_of, parse_targets
 
-F = TypeVar("F", bound=Callable[..., Any])
 LOOK_S = 0.5
 
 
@@ -31,9 +32,43 @@ class Deleter(ObjectSource, Protocol):
         """Whether the object does not exist any more."""
 
 
-def deletion_options(command: F) -> F:
-    """Add the targets of `delete` and its options."""
-    options = (
+@dataclass(frozen=True)
+class DeletionRequest:
+    """What `delete` was asked for."""
+
+    targets: tuple[str, ...] = ()
+    files: tuple[Path, ...] = ()
+    """Manifests whose objects are deleted."""
+    selector: str | None = None
+    everything: bool = False
+    yes: bool = False
+    """Do not ask."""
+    ignore_not_found: bool = False
+    dry_run: bool = False
+    wait: bool = True
+    timeout_s: float | None = None
+
+    def named_targets(self) -> list[Target]:
+        """The targets of the command line, none for files.
+
+        Raises click.UsageError unless objects are named in exactly one way.
+        """
+        targets = parse_targets(self.targets)
+        named = bool(targets) and all(target.name is not None for target in targets)
+        many = self.selector is not None or self.everything
+        if self.selector is not None and self.everything:
+            raise click.UsageError("--selector and --all exclude each other")
+        if many and (named or self.files or not targets):
+            raise click.UsageError("--selector and --all need a KIND, and neither a name nor -f FILE")
+        if (not many and bool(self.files) == named) or (self.files and targets):
+            raise click.UsageError("give KIND NAME..., KIND/NAME..., KIND with --selector or --all, or -f FILE")
+        return targets
+
+
+deletion_options = option_group(
+    "request",
+    DeletionRequest,
+    (
         click.argument("targets", nargs=-1, metavar="[KIND[,KIND] NAME... | KIND/NAME...]", type=TARGETS),
         files_option("Delete the objects of these manifests. May be repeated.", required=False),
         click.option("-l", "--selector", help="All objects of KIND with these labels; asks before it deletes."),
@@ -43,22 +78,9 @@ def deletion_options(command: F) -> F:
         click.option("--dry-run", is_flag=True, help="Print what would be deleted, and delete nothing."),
         click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until the objects are gone."),
         click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), help="Longest wait, in seconds."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def check_targets(targets: Sequence[Target], files: Sequence[Path], *, selector: str | None, everything: bool) -> None:
-    """Check that objects are named in exactly one way. Raises click.UsageError."""
-    named = bool(targets) and all(target.name is not None for target in targets)
-    many = selector is not None or everything
-    if selector is not None and everything:
-        raise click.UsageError("--selector and --all exclude each other")
-    if many and (named or files or not targets):
-        raise click.UsageError("--selector and --all need a KIND, and neither a name nor -f FILE")
-    if (not many and bool(files) == named) or (files and targets):
-        raise click.UsageError("give KIND NAME..., KIND/NAME..., KIND with --selector or --all, or -f FILE")
+    ),
+)
+"""Adds the targets of `delete` and its options; the command receives `request`."""
 
 
 def chosen_objects(
@@ -115,32 +137,28 @@ def delete_all(source: Deleter, found: Sequence[dict[str, Any]], *, wait: bool, 
     return code
 
 
-def run_deletion(
-    source: Deleter,
-    targets: Sequence[Target],
-    *,
-    of_files: bool,
-    selector: str | None,
-    yes: bool,
-    ignore_not_found: bool,
-    dry_run: bool,
-    wait: bool,
-    timeout_s: float | None,
-) -> int:
+def run_deletion(source: Deleter, targets: Sequence[Target], request: DeletionRequest) -> int:
     """Delete what was asked for; the exit code. What a manifest names and is gone already is no failure."""
-    found, missing = chosen_objects(source, targets, selector)
+    try:
+        return _delete(source, targets, request)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _delete(source: Deleter, targets: Sequence[Target], request: DeletionRequest) -> int:
+    found, missing = chosen_objects(source, targets, request.selector)
     for message in missing:
         click.echo(message, err=True)
-    code = FAILED if missing and not (of_files or ignore_not_found) else 0
+    code = FAILED if missing and not (request.files or request.ignore_not_found) else 0
     if not found and any(target.name is None for target in targets):
         click.echo(f"nothing to delete in {source.place}", err=True)
-    if dry_run:
+    if request.dry_run:
         for item in found:
             click.echo(f"{title(item)} would be deleted")
         return code
     if any(target.name is None for target in targets):
-        confirm(found, yes=yes, terminal=sys.stdin.isatty())
-    return max(code, delete_all(source, found, wait=wait, timeout_s=timeout_s))
+        confirm(found, yes=request.yes, terminal=sys.stdin.isatty())
+    return max(code, delete_all(source, found, wait=request.wait, timeout_s=request.timeout_s))
 
 
 def title(item: dict[str, Any]) -> str:

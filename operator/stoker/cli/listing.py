@@ -5,16 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import click
 
+from stoker.cli.exit_status import INTERRUPTED
 from stoker.cli.label_selector import LabelSelector, parse_selector
+from stoker.cli.listing_options import ListingRequest
 from stoker.cli.object_source import ObjectSource, named, typed
 from stoker.cli.output_format import Format, text_of
 from stoker.cli.printers import colour_of, table, utc_now
 from stoker.cli.targets import Target
-from stoker.cli.text_style import TextStyle, aligned, line_of, phase_column, widths_of
+from stoker.cli.text_style import TextStyle, aligned, line_of, phase_column, style_of, widths_of
 
 LOOK_S = 1.0
 
@@ -68,6 +70,19 @@ def listing_of(
         raise click.UsageError(str(error)) from error
 
 
+def run_listing(source: ObjectSource, targets: Sequence[Target], request: ListingRequest) -> int:
+    """Print the objects, once or until it is interrupted; the exit code. Raises click.UsageError."""
+    listing = listing_of(source, targets, selector=request.selector, all_namespaces=request.all_namespaces)
+    style, headers = style_of(), not request.no_headers
+    if not request.watch:
+        print_listing(listing, request.form, style, headers=headers)
+        return 0
+    try:
+        Watch(listing, request.form, style, headers=headers).for_ever()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
 def print_listing(listing: Listing, output: Format, style: TextStyle, *, headers: bool = True) -> None:
     """Print the objects once."""
     found = listing.look()
@@ -116,7 +131,7 @@ class Watch:
         self._seen: dict[tuple[str, str, str], _Seen] = {}
         self._widths: dict[str, list[int]] = {}
 
-    def for_ever(self) -> None:
+    def for_ever(self) -> NoReturn:
         """Print until KeyboardInterrupt."""
         while True:
             self.look()

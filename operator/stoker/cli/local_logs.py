@@ -29,16 +29,7 @@ LOOK_S = 0.3
 @log_options
 @namespace_option
 @state_option
-def logs(
-    target: str,
-    follow: bool,
-    tail: int | None,
-    rank: int | None,
-    attempt: int | None,
-    previous: bool,
-    namespace: str,
-    state: Path | None,
-) -> None:
+def logs(target: str, selection: LogSelection, namespace: str, state: Path | None) -> None:
     """Print the log of a pod.
 
     TARGET is a pod, or KIND/NAME for all pods of a job, checkpoint or deployment. Of a job these are the pods of its
@@ -46,7 +37,6 @@ def logs(
     """
     word, slash, name = target.rpartition("/")
     wanted = Target(kind_of(word) if slash else kind_of("pod"), name)
-    selection = LogSelection(follow, tail, None, rank, attempt, previous)
     try:
         LocalLogs(LocalSource(open_client(state), namespace), wanted, selection).print_all()
     except NoSuchAttempt as error:

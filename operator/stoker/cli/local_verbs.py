@@ -7,9 +7,8 @@ from pathlib import Path
 
 import click
 
-from stoker.cli.deletion import check_targets, deletion_options, run_deletion, targets_of
-from stoker.cli.exit_status import INTERRUPTED
-from stoker.cli.listing_options import listing_options
+from stoker.cli.deletion import DeletionRequest, deletion_options, run_deletion, targets_of
+from stoker.cli.listing_options import ListingRequest, listing_options
 from stoker.cli.local_objects import read_objects
 from stoker.cli.local_options import namespace_option, open_client, state_option
 from stoker.cli.local_source import LocalSource
@@ -29,36 +28,20 @@ OVERVIEW = "trainingjobs,checkpoints,inferencedeployments,pods"
 @listing_options
 @namespace_option
 @state_option
-def get(
-    targets: tuple[str, ...],
-    all_namespaces: bool,
-    selector: str | None,
-    watch: bool,
-    no_headers: bool,
-    output: str,
-    namespace: str,
-    state: Path | None,
-) -> None:
+def get(targets: tuple[str, ...], request: ListingRequest, namespace: str, state: Path | None) -> None:
     """List objects.
 
     KIND is one of tj, ckpt, infd, epool, pods, services, configmaps, secrets, pvc, events. Without it: jobs,
     checkpoints, deployments and pods.
     """
-    from stoker.cli.listing import Watch, listing_of, print_listing
-    from stoker.cli.text_style import style_of
+    from stoker.cli.listing import run_listing
 
-    client, form = open_client(state), Format(output)
-    source = LocalSource(client, None if all_namespaces else namespace, endpoints=form.is_table)
-    wanted = parse_targets(targets or (OVERVIEW,))
-    listing = listing_of(source, wanted, selector=selector, all_namespaces=all_namespaces)
-    if not watch:
-        print_listing(listing, form, style_of(), headers=not no_headers)
+    client = open_client(state)
+    source = LocalSource(client, None if request.all_namespaces else namespace, endpoints=request.form.is_table)
+    code = run_listing(source, parse_targets(targets or (OVERVIEW,)), request)
+    if not request.watch:
         _warn(client)
-        return
-    try:
-        Watch(listing, form, style_of(), headers=not no_headers).for_ever()
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+    sys.exit(code)
 
 
 @click.command(epilog="\b\nExample:\n  stoker local describe tj teach")
@@ -80,42 +63,14 @@ def describe(targets: tuple[str, ...], output: str, namespace: str, state: Path 
 @deletion_options
 @namespace_option
 @state_option
-def delete(
-    targets: tuple[str, ...],
-    files: tuple[Path, ...],
-    selector: str | None,
-    everything: bool,
-    yes: bool,
-    ignore_not_found: bool,
-    dry_run: bool,
-    wait: bool,
-    timeout_s: float | None,
-    namespace: str,
-    state: Path | None,
-) -> None:
+def delete(request: DeletionRequest, namespace: str, state: Path | None) -> None:
     """Delete objects.
 
     The data of a checkpoint stays unless its deletionPolicy is Delete. Objects that are named are deleted at once;
     with --selector or --all the command lists them and asks.
     """
-    wanted = parse_targets(targets)
-    check_targets(wanted, files, selector=selector, everything=everything)
-    chosen = wanted or targets_of(read_objects(files, (), namespace))
-    try:
-        code = run_deletion(
-            LocalSource(open_client(state), namespace),
-            chosen,
-            of_files=bool(files),
-            selector=selector,
-            yes=yes,
-            ignore_not_found=ignore_not_found,
-            dry_run=dry_run,
-            wait=wait,
-            timeout_s=timeout_s,
-        )
-    except KeyboardInterrupt:
-        code = INTERRUPTED
-    sys.exit(code)
+    chosen = request.named_targets() or targets_of(read_objects(request.files, (), namespace))
+    sys.exit(run_deletion(LocalSource(open_client(state), namespace), chosen, request))
 
 
 def _warn(client: SupervisorClient) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from stoker.cli.log_selection import parse_duration_s
-
-F = TypeVar("F", bound=Callable[..., Any])
+from stoker.cli.log_selection import LogSelection, parse_duration_s
+from stoker.cli.option_group import option_group
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]
@@ -24,22 +22,16 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
             self.fail(str(error), param, ctx)
 
 
-def log_options(command: F) -> F:
-    """Add -f, --tail, --rank, --attempt and --previous."""
-    options = (
-        click.option("-f", "--follow", is_flag=True, help="Print new lines until the job, or every pod, has ended."),
-        click.option("--tail", type=click.IntRange(min=0), help="Only the last lines of each pod."),
-        click.option("--rank", type=click.IntRange(min=0), help="Only the lines that this rank of a job wrote."),
-        click.option("--attempt", type=click.IntRange(min=0), help="Pods of this attempt [default: the newest]."),
-        click.option("-p", "--previous", is_flag=True, help="Pods of the attempt before the newest."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+OPTIONS = (
+    click.option("-f", "--follow", is_flag=True, help="Print new lines until the job, or every pod, has ended."),
+    click.option("--tail", type=click.IntRange(min=0), help="Only the last lines of each pod."),
+    click.option("--rank", type=click.IntRange(min=0), help="Only the lines that this rank of a job wrote."),
+    click.option("--attempt", type=click.IntRange(min=0), help="Pods of this attempt [default: the newest]."),
+    click.option("-p", "--previous", is_flag=True, help="Pods of the attempt before the newest."),
+)
+SINCE = click.option("--since", "since_s", type=Duration(), metavar="TIME", help="Only newer lines: 90s, 5m, 1h30m.")
 
-
-def since_option(command: F) -> F:
-    """Add --since."""
-    return click.option(
-        "--since", "since_s", type=Duration(), metavar="TIME", help="Only newer lines: 90s, 5m, 1h30m."
-    )(command)
+log_options = option_group("selection", LogSelection, OPTIONS)
+"""Adds -f, --tail, --rank, --attempt and --previous; the command receives `selection`."""
+timed_log_options = option_group("selection", LogSelection, (*OPTIONS, SINCE))
+"""The same with --since, where the cluster knows when a line was written."""

@@ -9,7 +9,7 @@ import click
 
 from stoker.cli.context import cluster_options, opened
 from stoker.cli.exit_status import FAILED, INTERRUPTED
-from stoker.cli.log_options import log_options, since_option
+from stoker.cli.log_options import timed_log_options
 from stoker.cli.log_selection import LineCutter, LogSelection, NoSuchAttempt, has_ended
 from stoker.cli.object_names import TARGETS
 from stoker.cli.object_source import named
@@ -24,27 +24,16 @@ if TYPE_CHECKING:
     "  stoker logs tj/teach --previous\n  stoker logs teach-7eedf-a0-0 --since 5m"
 )
 @click.argument("target", type=TARGETS)
-@log_options
-@since_option
+@timed_log_options
 @cluster_options
 def logs(
-    target: str,
-    follow: bool,
-    tail: int | None,
-    rank: int | None,
-    attempt: int | None,
-    previous: bool,
-    since_s: int | None,
-    namespace: str | None,
-    context: str | None,
-    kubeconfig: str | None,
+    target: str, selection: LogSelection, namespace: str | None, context: str | None, kubeconfig: str | None
 ) -> None:
     """Print the log of a pod.
 
     TARGET is a pod, or KIND/NAME for all pods of a job, checkpoint or deployment. Of a job these are the pods of its
     newest attempt; with --follow those of the attempts that come after it too, until the job has ended.
     """
-    selection = LogSelection(follow, tail, since_s, rank, attempt, previous)
     with opened(namespace, context, kubeconfig) as client:
         word, slash, name = target.rpartition("/")
         owner = named(client, Target(kind_of(word) if slash else kind_of("pod"), name))

@@ -7,6 +7,8 @@ into a slot that was granted anew and not yet written, fails the checksum, as ov
 
 from __future__ import annotations
 
+import threading
+
 from stoker.engine.transfer.device_memory import DeviceMemory
 from stoker.engine.transfer.device_zone import DeviceZone
 from stoker.engine.transfer.landing_zone import Grant
@@ -32,34 +34,33 @@ class SeenGenerations:
         self._writing.discard((slot, cell))
 
 
-class RankZone(SharedZone):
+class RankWrites:
+    """The writes into slots of a zone whose states the leader keeps."""
+
+    lock: threading.Lock
+    seen: SeenGenerations
+
+    def begin_write(self, grant: Grant, peer: str, cell: int = 0) -> bool:  # noqa: ARG002 - the leader knows the owner
+        with self.lock:
+            return self.seen.begin(grant, cell)
+
+    def end_write(self, slot: int, cell: int = 0) -> None:
+        with self.lock:
+            self.seen.end(slot, cell)
+
+
+class RankZone(RankWrites, SharedZone):
     """Slots of one of several ranks in main memory."""
 
     def __init__(self, num_slots: int, slot_bytes: int) -> None:
         super().__init__(num_slots, slot_bytes, named=True)
-        self._seen = SeenGenerations(num_slots)
-
-    def begin_write(self, grant: Grant, peer: str, cell: int = 0) -> bool:  # noqa: ARG002 - the leader knows the owner
-        with self.lock:
-            return self._seen.begin(grant, cell)
-
-    def end_write(self, slot: int, cell: int = 0) -> None:
-        with self.lock:
-            self._seen.end(slot, cell)
+        self.seen = SeenGenerations(num_slots)
 
 
-class DeviceRankZone(DeviceZone):
+class DeviceRankZone(RankWrites, DeviceZone):
     """Slots of one of several ranks in a device's memory."""
 
     def __init__(self, num_slots: int, slot_bytes: int, device: DeviceMemory) -> None:
         """Raises DeviceError: the device has no such memory, or it cannot be mapped by others."""
-        self._seen = SeenGenerations(num_slots)
+        self.seen = SeenGenerations(num_slots)
         super().__init__(num_slots, slot_bytes, device)
-
-    def begin_write(self, grant: Grant, peer: str, cell: int = 0) -> bool:  # noqa: ARG002 - the leader knows the owner
-        with self.lock:
-            return self._seen.begin(grant, cell)
-
-    def end_write(self, slot: int, cell: int = 0) -> None:
-        with self.lock:
-            self._seen.end(slot, cell)

@@ -11,6 +11,8 @@ BIN := $(VENV)/bin
 CLIENTS := .clients
 STAMP := $(VENV)/.installed
 UV_PIP = $(BIN)/uv pip install --quiet --python $(BIN)/python
+# Most programs here start others that import torch: without its bytecode each of them compiles two thousand modules anew.
+export PYTHONDONTWRITEBYTECODE :=
 COMPILE = $(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --universal --python-version 3.11
 
 .PHONY: help setup model clients quickstart pretrain pretrain-parallel test test-gpu check format crds lock bench clean

@@ -9,49 +9,55 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import multiprocessing
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
 
 
-CHILDREN = 2
-"""Child processes at a time; each computes with one thread."""
+WORKERS = 2
+"""Processes that check at a time, forked by the child after its imports; each computes with one thread."""
+
+Call = tuple[Callable[..., None], tuple[Any, ...]]
+Named = tuple[str, str, tuple[Any, ...]]
+"""File and name of a check, and its arguments."""
 
 
-def run(calls: Iterable[tuple[Callable[..., None], tuple[Any, ...]]], timeout_s: float = 840) -> None:
-    """Run every call `(check, arguments)` in a pool of child processes.
+def run(calls: Iterable[Call], timeout_s: float = 840) -> None:
+    """Run every call `(check, arguments)` in a child process and its workers.
 
     Raises AssertionError with the traces of those that failed.
     """
     named = [(inspect.getfile(check), check.__name__, arguments) for check, arguments in calls]
-    shares = [named[first::CHILDREN] for first in range(min(CHILDREN, len(named)))]
-    with ThreadPoolExecutor(CHILDREN) as pool:
-        children = list(pool.map(lambda share: run_child(share, timeout_s), shares))
-    failed = [child for child in children if child.returncode]
-    assert not failed, "".join(child.stdout.decode()[-8000:] + child.stderr.decode()[-8000:] for child in failed)
+    returncode, output = run_child(named, timeout_s)
+    assert returncode == 0, output.decode()[-16000:]
 
 
-def run_child(named: list[tuple[str, str, tuple[Any, ...]]], timeout_s: float) -> subprocess.CompletedProcess[bytes]:
+def run_child(named: list[Named], timeout_s: float) -> tuple[int, bytes]:
+    """Return the child's status and what it and its workers wrote; none of them outlives a call that takes too long."""
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *sys.path])
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", str(Path(__file__))],
-        input=pickle.dumps(named),
-        capture_output=True,
-        env=environment,
-        timeout=timeout_s,
-        cwd=ROOT,
-        check=False,
-    )
+    command = [sys.executable, "-W", "ignore", str(Path(__file__))]
+    with subprocess.Popen(
+        command, stdin=PIPE, stdout=PIPE, stderr=STDOUT, env=environment, cwd=ROOT, start_new_session=True
+    ) as child:
+        try:
+            output, _ = child.communicate(pickle.dumps(named), timeout_s)
+        except BaseException:
+            os.killpg(child.pid, signal.SIGKILL)
+            raise
+    return child.returncode, output
 
 
 def load(path: str) -> ModuleType:
@@ -60,17 +66,48 @@ def load(path: str) -> ModuleType:
 
 
 def main() -> int:
-    """Run the checks of one child; return 1 if one failed."""
-    named = pickle.loads(sys.stdin.buffer.read())
-    modules = {path: load(path) for path in {path for path, _, _ in named}}
-    failed = 0
+    """Run the checks in the child's workers; return 1 if one failed."""
+    named: list[Named] = pickle.loads(sys.stdin.buffer.read())
+    for path in {path for path, _, _ in named}:
+        load(path)
+    replace_language_once()
+    shares = [named[first::WORKERS] for first in range(min(WORKERS, len(named)))]
+    with ProcessPoolExecutor(len(shares), multiprocessing.get_context("fork")) as workers:
+        traces = [trace for share in workers.map(check_all, shares) for trace in share]
+    print(*traces, sep="\n")
+    return int(len(traces) > 0)
+
+
+def check_all(named: list[Named]) -> list[str]:
+    """Return the traces of the checks that failed."""
+    traces = []
     for path, name, arguments in named:
         try:
-            getattr(modules[path], name)(*arguments)
+            getattr(load(path), name)(*arguments)
         except Exception:  # noqa: BLE001  the parent reports whatever it was
-            failed += 1
-            print(f"{name}{arguments}", traceback.format_exc(), sep="\n")
-    return int(failed > 0)
+            traces.append(f"{name}{arguments}\n{traceback.format_exc()}")
+    return traces
+
+
+def replace_language_once() -> None:
+    """Keep the interpreted operations in Triton's language after they were put there.
+
+    Triton puts them there anew, and looks through all names of its language, before each launch and each call of a
+    device function: a fifth to a third of all time.
+    """
+    from triton import language
+    from triton.runtime import interpreter
+
+    replace, replaced = interpreter._patch_lang, set[int]()
+
+    def replace_missing(function: Any) -> Any:
+        used = {id(value) for value in function.__globals__.values() if value is language or value is language.core}
+        if not used <= replaced:
+            replace(function)
+            replaced.update(used)
+        return interpreter._LangPatchScope()  # of no changes to take back
+
+    interpreter._patch_lang = replace_missing
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Several ranks (Gloo, or NCCL with one GPU each) as spawned processes of one process group, for tests.
+"""Several ranks (Gloo, or NCCL with one GPU each) as processes of one process group, for tests.
 
 A world starts its processes at the first call and keeps them for the next ones; each call has a time limit of its own.
 
@@ -36,6 +36,10 @@ START_S = 180.0
 GRACE_S = 5.0
 """Time for the other ranks to report their errors after one has failed."""
 LEAVE_S = 120.0
+PRELOADED = ("testing.trainer.layouts", "torch._dynamo")
+"""What a server imports once, before it forks the ranks of all worlds without GPUs. torch would import its compiler at
+the first recomputation, in each rank.
+"""
 DUMP_S = 3.0
 
 Setup = Callable[[int, int], Any]
@@ -70,12 +74,8 @@ class RankWorld:
         *,
         backend: str = "gloo",
         start_s: float = START_S,
-        preload: tuple[str, ...] = (),
     ) -> None:
-        """`preload`: modules that one server imports before it forks all processes (CPU only); else each imports its
-        own.
-        """
-        self.size, self._preload = size, preload
+        self.size = size
         self._setup, self._backend, self._start_s = setup or rank_and_size, backend, start_s
         self._ranks: list[Rank] = []
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
@@ -90,9 +90,9 @@ class RankWorld:
         return self._answers(timeout_s, getattr(function, "__name__", "call"))
 
     def _start(self) -> None:
-        context: Any = multiprocessing.get_context("forkserver" if self._preload else "spawn")
-        if self._preload:
-            context.set_forkserver_preload([*self._preload])
+        context: Any = multiprocessing.get_context("forkserver" if self._backend == "gloo" else "spawn")
+        if self._backend == "gloo":
+            context.set_forkserver_preload([*PRELOADED])
         with socket.create_server(("127.0.0.1", 0)) as listener:
             for rank in range(self.size):
                 ours, theirs = context.Pipe()

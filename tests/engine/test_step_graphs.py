@@ -20,6 +20,8 @@ from testing.engine.audits import assert_sound
 from testing.model import interpreted
 
 SEATS, BUDGET, BLOCK = 4, 24, 4
+VOCAB = 80
+"""Each four outputs of a product are a program, which an interpreter computes for all tokens."""
 LOOKED_AT = 8
 """Number of replays between two checks, which are slow."""
 KINDS = [
@@ -27,7 +29,7 @@ KINDS = [
     SamplingParams(temperature=0, max_tokens=5),
     SamplingParams(temperature=0.9, top_p=0.9, seed=5, max_tokens=3, ignore_eos=True),
     SamplingParams(n=2, seed=4, temperature=1.2, max_tokens=3, ignore_eos=True),
-    SamplingParams(seed=7, temperature=2.0, stop_token_ids=tuple(range(3, 200)), max_tokens=6),
+    SamplingParams(seed=7, temperature=2.0, stop_token_ids=tuple(range(3, 50)), max_tokens=6),
     SamplingParams(temperature=0, min_tokens=2, bad_token_ids=(7, 8), logit_bias={9: 3.0}, max_tokens=4),
     SamplingParams(temperature=0, logprobs=1, prompt_logprobs=1, max_tokens=3, ignore_eos=True),
     SamplingParams(seed=6, max_tokens=1),
@@ -40,7 +42,8 @@ def make_twin() -> Any:
     from tests.engine.conftest import SHAPE
 
     torch.manual_seed(7)
-    small = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "hidden_size": 32}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    small = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "vocab_size": VOCAB, **heads}
     twin: Any = Qwen3ForCausalLM(Qwen3Config(**(SHAPE | small)))
     return twin.eval()
 
@@ -115,7 +118,7 @@ def engine_of(
     from stoker.engine.core.scheduler import Scheduler
     from stoker.engine.execution.executor import OnDevice
     from stoker.model.kernels.ops import Ops
-    from tests.engine.conftest import MAX_LEN, VOCAB, decoder_of, runner_of
+    from tests.engine.conftest import MAX_LEN, decoder_of, runner_of
 
     decoder = decoder_of(twin, Ops(kernels, deterministic=deterministic))
     sizes = {"num_blocks": num_blocks, "block_size": BLOCK, "seats": SEATS, "budget": BUDGET}
@@ -149,7 +152,7 @@ def answers(engine: Any, requests: list[tuple[int, int, int]]) -> Facts:
         for number, (length, kind, comes) in enumerate(requests):
             if comes == step:
                 prompt = [(3 + place * 7) % 60 for place in range(9)] + [
-                    (number * 31 + p * 5) % 200 + 3 for p in range(9)
+                    (number * 31 + p * 5) % 60 + 3 for p in range(9)
                 ]
                 engine.add_request(str(number), prompt[-length:] if number % 2 else prompt[:length], KINDS[kind])
         deltas += [delta for _, delta in engine.step()]

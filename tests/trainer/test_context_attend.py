@@ -94,7 +94,7 @@ def attend_shared(groups: Groups, case: Case) -> tuple[list[int], list[Tensor]]:
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[RankWorld]:
-    with RankWorld(RANKS, open_groups, preload=(__name__,)) as world:
+    with RankWorld(RANKS, open_groups) as world:
         yield world
 
 

@@ -149,10 +149,7 @@ def make_step(
     needs = [-(-length // block_size) for length in lengths]
     shape = (sum(needs), LAYERS if is_strided else 1, 2, block_size, 8, 128)
     tensors = [torch.randn(shape, dtype=torch.bfloat16, device="cuda") for _ in range(1 if is_strided else LAYERS)]
-    tables = torch.zeros(len(chunks), max(needs), dtype=torch.int32)
-    blocks = torch.randperm(sum(needs), dtype=torch.int32)
-    for row, (end, need) in enumerate(zip(itertools.accumulate(needs), needs, strict=True)):
-        tables[row, :need] = blocks[end - need : end]
+    tables = random_tables(needs)
     news = [new for _, new in chunks]
     size = PagedSize(max_tokens=sum(news), max_sequences=len(chunks), max_blocks=max(needs))
     sequences = PagedBuffers(tensors[0], heads, size).take(
@@ -165,6 +162,23 @@ def make_step(
         )
     )
     return [(tensor, layer) for tensor in tensors for layer in range(tensor.shape[1])], sequences
+
+
+def make_cache_step(lengths: list[int], kv_heads: int, block_size: int = 64) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a cache of some layers in the engine's order, block tables and lengths, for decodes."""
+    needs = [-(-length // block_size) for length in lengths]
+    shape = (sum(needs), LAYERS, 2, block_size, kv_heads, 128)
+    cache = torch.randn(shape, dtype=torch.bfloat16, device="cuda")
+    return cache, random_tables(needs).cuda(), torch.tensor(lengths, dtype=torch.int32, device="cuda")
+
+
+def random_tables(needs: list[int]) -> Tensor:
+    """Return block tables of sequences that need so many blocks, which lie in random order."""
+    tables = torch.zeros(len(needs), max(needs), dtype=torch.int32)
+    blocks = torch.randperm(sum(needs), dtype=torch.int32)
+    for row, (end, need) in enumerate(zip(itertools.accumulate(needs), needs, strict=True)):
+        tables[row, :need] = blocks[end - need : end]
+    return tables
 
 
 def splits_rows() -> Rows:

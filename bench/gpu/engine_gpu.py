@@ -33,6 +33,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,8 @@ class Options:
     attention: str = "auto"
     experts_on_device: int = 0
     """Experts of each layer on the device, the others in main memory; 0: all. The counts are in the row's file."""
+    longest: int = 0
+    """Most tokens of an answer of P1, P2 and P8; 0: as drawn. For steps that take too long for whole answers."""
     layers: int = 0
     """Number of layers below the shape's, to try the script out."""
 
@@ -131,6 +134,8 @@ def measure(spec: str, label: str, out: Path) -> dict[str, Any]:
         warm_up(engine, row)
     if options.attention == "flash":
         compile_flash(engine, row)
+    if options.longest:
+        row = replace(row, run=partial(throughput, longest=options.longest))
     with timed_parts(engine) as parts:
         rounds = [row.run(engine) for _ in range(options.rounds)]
     if (experts := expert_stats(hosted_layers(engine.executor.runner.model))) is not None:  # type: ignore[attr-defined]
@@ -254,11 +259,11 @@ def random_decoder(shape: ModelConfig, ops: Ops, experts_on_device: int | None =
 # Workloads.
 
 
-def throughput(engine: LLMEngine) -> dict[str, float]:
-    """Measure a row as nano-vllm's bench does."""
+def throughput(engine: LLMEngine, longest: int = 1024) -> dict[str, float]:
+    """Measure a row as nano-vllm's bench does. `longest`: no answer gets more tokens."""
     rng = random.Random(0)
     prompts = [[rng.randint(0, 10000) for _ in range(rng.randint(100, 1024))] for _ in range(256)]
-    lengths = [rng.randint(100, 1024) for _ in range(256)]
+    lengths = [min(rng.randint(100, 1024), longest) for _ in range(256)]
     begin = time.perf_counter()
     for index, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
         params = SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=length, seed=index)

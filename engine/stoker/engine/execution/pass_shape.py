@@ -32,6 +32,9 @@ FIRST_DECODES = 4
 COVER_TOKENS = (64, 128, 256, 576, 1024, 1536, MOST_TOKENS)
 COVER_DECODES = (16, 32, 64, 128, 256)
 """Sizes captured next, so that every step soon has a graph whose padding is worth it."""
+BESIDE_TOKENS = (528, 544, 576)
+"""Sizes of the cover that come before its others: a prompt's 512 tokens beside few decodes, the step that most requests
+of a busy server wait for."""
 COVER_UNSAMPLED = (8, 64)
 """Decode shapes without output layer and sampler, beside the number of seats: for rows that request filters or more."""
 ROWS_PER_DECODE = 8
@@ -85,7 +88,7 @@ class PassShapes:
     @property
     def cover(self) -> tuple[PassShape, ...]:
         """Shapes that together serve every step with little padding. The largest comes first, so that all share its
-        memory; then those of decodes, which most steps are."""
+        memory; then those of decodes, which most steps are; then those of a prompt's piece beside few of them."""
         most = self.decodes[-1:]
         mixed = [
             shape
@@ -94,8 +97,10 @@ class PassShapes:
         ]
         decodes = [shape for shape in self.decodes if shape.decodes in COVER_DECODES]
         unsampled = [shape for shape in self.decodes if shape.decodes in COVER_UNSAMPLED]
+        few = min(DECODES[1], self.decodes[-1].decodes)
+        beside = [shape for shape in self.mixed if shape.tokens in BESIDE_TOKENS and shape.decodes == few]
         plain = [shape._replace(samples=False) for shape in dict.fromkeys((*unsampled, *most))]
-        return tuple(dict.fromkeys((*mixed[:1], *most, *decodes, *mixed, *plain)))
+        return tuple(dict.fromkeys((*mixed[:1], *most, *decodes, *beside, *mixed, *plain)))
 
     @property
     def order(self) -> tuple[PassShape, ...]:

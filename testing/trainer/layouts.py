@@ -35,15 +35,12 @@ from testing.trainer.rank_world import RankWorld
 from testing.trainer.tiny_run import RecordingChannel, SyntheticBatches, alone, context_of, tiny_config, train
 
 STEPS = 10
-"""Of a chain of checkpoints, in which each layout trains one at least."""
-ROW_STEPS = 5
-"""Of a layout by itself: the first without moments, then four with them."""
 SEQUENCES = 8
 """Of a global batch, one for each rank of the world."""
 ROW_S = 180.0
 """Limit for one row on a busy machine."""
 TOLERANCE = 1e-6
-"""Largest ||difference|| / ||reference|| of a weight after the last step in fp32, and of a loss."""
+"""Largest ||difference|| / ||reference|| of a weight after `STEPS` steps in fp32, and of a loss."""
 MOMENT_TOLERANCE = 2e-6
 """The same of a moment: the gradients of weights of q and k are sums that nearly cancel."""
 ADAPTER_TOLERANCE = 5e-6
@@ -188,13 +185,11 @@ ONE: dict[str, Any] = dict.fromkeys(("pipeline", "replicate", "shard", "context"
 
 
 @cache
-def reference(
-    model: ModelConfig, micro_batch: int = 1, lora: bool = False, sequences: int = SEQUENCES, steps: int = STEPS
-) -> Result:
+def reference(model: ModelConfig, micro_batch: int = 1, lora: bool = False, sequences: int = SEQUENCES) -> Result:
     """What one rank gives for a model, in the plainest layout. `sequences`: of a global batch."""
     with tempfile.TemporaryDirectory() as folder:
         layout = Layout(model=model, micro_batch=micro_batch, lora=lora)
-        return run_alone(layout, folder, training__global_batch_size=sequences, training__total_steps=steps)
+        return run_alone(layout, folder, training__global_batch_size=sequences)
 
 
 class MotifBatches(SyntheticBatches):

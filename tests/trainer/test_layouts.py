@@ -1,6 +1,4 @@
-"""Every layout of ranks equals one rank: losses, gradients (the moments are sums of them) and weights after some steps.
-
-By itself a layout trains five steps; in a chain of checkpoints, where nearly all come again, they share ten.
+"""Every layout of ranks equals one rank: losses, gradients (the moments are sums of them) and weights after ten steps.
 
 A row is one line. Add it to the list of its subject.
 """
@@ -22,7 +20,6 @@ from testing.trainer.layouts import (
     EXPERT_ADAPTER_TOLERANCE,
     MIXED,
     MOMENT_TOLERANCE,
-    ROW_STEPS,
     SEQUENCES,
     SPARSE,
     STEPS,
@@ -196,8 +193,8 @@ def chains() -> list[tuple[Layout, ...]]:
 @pytest.mark.parametrize("layout", ROWS, ids=str)
 def test_a_layout_equals_one_rank(world: LayoutWorld, tmp_path: Path, layout: Layout) -> None:
     sequences = layout.enough_sequences
-    found = world.run(layout, tmp_path, training__global_batch_size=sequences, training__total_steps=ROW_STEPS)
-    assert_equal(found, reference_of(layout, sequences, ROW_STEPS))
+    found = world.run(layout, tmp_path, training__global_batch_size=sequences)
+    assert_equal(found, reference_of(layout, sequences))
 
 
 @pytest.mark.parametrize("chain", chains(), ids=lambda chain: f"{len(chain)} from {chain[0]}")
@@ -250,7 +247,7 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(world: LayoutWorld, 
 
 @pytest.mark.parametrize("layout", WIDE, ids=str)
 def test_any_data_parallel_keeps_its_bits_beside_other_axes(world: LayoutWorld, tmp_path: Path, layout: Layout) -> None:
-    anyhow: dict[str, Any] = {"training__deterministic": "AnyDataParallel", "training__total_steps": ROW_STEPS}
+    anyhow: dict[str, Any] = {"training__deterministic": "AnyDataParallel", "training__total_steps": STEPS // 2}
     wide = world.run(layout, tmp_path / "wide", **anyhow)
     narrow = world.run(replace(layout, shard=1, replicate=1), tmp_path / "narrow", **anyhow)
     assert wide.losses == narrow.losses
@@ -322,8 +319,8 @@ def test_state_in_host_memory_or_in_a_file_changes_no_bit(world: LayoutWorld, tm
         assert relative_difference(found.state, plain.state) == dict.fromkeys(plain.state, 0.0)
 
 
-def reference_of(layout: Layout, sequences: int = SEQUENCES, steps: int = STEPS) -> Result:
-    return reference(layout.model, layout.micro_batch, layout.lora, sequences, steps)
+def reference_of(layout: Layout, sequences: int = SEQUENCES) -> Result:
+    return reference(layout.model, layout.micro_batch, layout.lora, sequences)
 
 
 def assert_equal(got: Result, expected: Result) -> None:

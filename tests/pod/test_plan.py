@@ -24,7 +24,7 @@ from stoker.pod.plan.memory import fullest, memory_by_rank
 from stoker.pod.plan.model_size import ModelSize
 from stoker.pod.plan.optimizer_time import NVME, PCIE, early_share
 from stoker.pod.plan.stage import pipeline_ranks, pipeline_shape, rank_parameters
-from stoker.pod.plan.traffic import flows
+from stoker.pod.plan.traffic import EXPERTS, flows
 from testing.pod.model_sizes import LLAMA_1B, LLAMA_8B
 
 SLICE = replace(LLAMA_8B, num_layers=12)
@@ -489,6 +489,24 @@ def test_only_built_layouts_are_listed_and_a_small_gpu_has_none() -> None:
     assert {layout.expert for layout in sparse} == {1, 2, 4}
     small = replace(GPUS["H100"], memory_bytes=8 * GIB)
     assert layouts(job(batch=8), 1, small, built_only=False) == []
+
+
+def test_a_job_that_fits_only_in_a_pipeline_with_shared_gradients_or_weights_has_layouts() -> None:
+    uncut = replace(LLAMA_8B, num_kv_heads=1)  # for one tensor rank and, with an odd length, one of a sequence
+    small = replace(GPUS["H100"], memory_bytes=32 * GIB)
+    found = {
+        (plan.job.layout.pipeline, plan.job.layout.zero_stage) for plan in layouts(job(uncut, 4, 1, 8191), 8, small)
+    }
+    assert found == {(8, 0), (8, 1), (8, 2), (4, 2), (4, 3), (2, 3)}
+
+
+def test_tensor_ranks_take_parts_of_the_tokens_to_whole_experts() -> None:
+    sliced, whole = job(MOE, 4, 1, 64, tensor=4, shard=2), job(MOE, 4, 1, 64, tensor=4, shard=2, expert=2)
+    assert (sliced.layout.expert_cut, whole.layout.expert_cut) == (4, 2)
+    assert (sliced.expert_rows, whole.expert_rows) == (2.0, 0.5)
+    assert [job(MOE, 8, 1, 64, shard=8, expert=ranks).fullest_load for ranks in (1, 2, 4, 8)] == [1.0, 2.0, 4.0, 4.0]
+    flow = {one.purpose: one for one in flows(whole, pipeline_ranks(whole)[0])}[EXPERTS]
+    assert flow.bytes == 4 * 4 * whole.micro_batches * 64 * 0.5 * 64 * 2 / 2
 
 
 def test_gpus_are_known_by_name_and_by_product() -> None:

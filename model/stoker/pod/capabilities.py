@@ -132,15 +132,6 @@ BESIDE_OFFLOAD: Mapping[str, Row] = {"optimization.optimizer": only("adam", "ada
 any of them.
 """
 
-BESIDE_BUDGET: Mapping[str, Row] = {
-    "parallelism.expert": only(1),
-}
-"""Rows of a run with `memory.activation_budget_gib`: elsewhere no bound of what a rank keeps is known.
-
-The rows that a rank of `expert` receives depend on the data. The trainer also refuses a model with both dense layers
-and layers with experts, and the zero-bubble schedule beside experts, adapters, sequence parallelism or fp8.
-"""
-
 BESIDE_ROLES: Mapping[str, Row] = {
     "engine.cache.prefixCache": only(True),
     "pools[].gpusPerPod": only(0, 1),
@@ -179,9 +170,6 @@ def refusals(program: str, config: Any, root: str = "") -> list[str]:
             rows |= {_own_path(program, path): (row, condition) for path, row in BESIDE_OFFLOAD.items()}
         if _value_at(config, _own_path(program, "memory.nvme_offload"), None) is not None:
             rows |= _rows_beside_nvme(program)
-        if (budget := _value_at(config, _own_path(program, "memory.activation_budget_gib"), None)) is not None:
-            condition = f" with {_own_path(program, 'memory.activation_budget_gib')} {budget}"
-            rows |= {_own_path(program, path): (row, condition) for path, row in BESIDE_BUDGET.items()}
     if program == "InferenceDeployment" and any(role != "colocated" for _, role in values_at(config, "pools[].role")):
         rows |= {path: (row, " with prefill and decode pools") for path, row in BESIDE_ROLES.items()}
     if program in _WITH_KERNELS:

@@ -428,12 +428,12 @@ def test_the_sizes_of_buffers_are_those_of_the_programs() -> None:
 
 
 BAD = [
-    ({"shard": 3}, "global_batch_size 4 is not a multiple of micro_batch_size 1 x data-parallel size 3 = 3"),
-    ({"context": 3}, "sequence_length 8192 is not a multiple of context 3"),
-    ({"context": 64, "context_method": "Ulysses"}, "num_heads 32 is not a multiple of tensor x context 64"),
-    ({"tensor": 3}, "num_heads 32 is not a multiple of tensor 3"),
-    ({"tensor": 16}, "num_kv_heads 8 is not a multiple of tensor 16"),
-    ({"pipeline": 33}, "num_layers 32 are fewer than pipeline 33 x stages_per_rank 1"),
+    ({"shard": 3}, "globalBatchSize 4 is not a multiple of microBatchSize 1 x data-parallel size 3 = 3"),
+    ({"context": 3}, "sequenceLength 8192 is not a multiple of context 3"),
+    ({"context": 64, "context_method": "Ulysses"}, "numHeads 32 is not a multiple of tensor x context 64"),
+    ({"tensor": 3}, "numHeads 32 is not a multiple of tensor 3"),
+    ({"tensor": 16}, "numKvHeads 8 is not a multiple of tensor 16"),
+    ({"pipeline": 33}, "numLayers 32 are fewer than pipeline 33 x stagesPerRank 1"),
     ({"expert": 2, "shard": 2}, "expert 2 needs a model with experts"),
 ]
 

@@ -231,7 +231,7 @@ def _signals() -> Iterator[None]:
         pytest.param(
             {"memory": {"nvme_offload": {"path": "/nowhere"}}},
             Cause.STORAGE_ERROR,
-            "memory.nvme_offload.path /nowhere: cannot be used: No such file or directory",
+            "memory.nvmeOffload.path /nowhere: cannot be used: No such file or directory",
             id="no volume for optimizer state",
         ),
         pytest.param(

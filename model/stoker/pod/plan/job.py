@@ -183,28 +183,28 @@ class Job:
         rows = self.micro_batch_size * ranks
         if self.global_batch_size % rows:
             raise ValueError(
-                f"global_batch_size {self.global_batch_size} is not a multiple of micro_batch_size "
+                f"globalBatchSize {self.global_batch_size} is not a multiple of microBatchSize "
                 f"{self.micro_batch_size} x data-parallel size {ranks} = {rows}"
             )
         problems = [
-            (self.sequence_length % layout.context, "sequence_length", self.sequence_length, "context", layout.context),
-            (model.num_heads % layout.tensor, "num_heads", model.num_heads, "tensor", layout.tensor),
-            (model.num_kv_heads % layout.tensor, "num_kv_heads", model.num_kv_heads, "tensor", layout.tensor),
-            (model.num_experts % layout.expert, "num_experts", model.num_experts, "expert", layout.expert),
+            (self.sequence_length % layout.context, "sequenceLength", self.sequence_length, "context", layout.context),
+            (model.num_heads % layout.tensor, "numHeads", model.num_heads, "tensor", layout.tensor),
+            (model.num_kv_heads % layout.tensor, "numKvHeads", model.num_kv_heads, "tensor", layout.tensor),
+            (model.num_experts % layout.expert, "numExperts", model.num_experts, "expert", layout.expert),
         ]
         if layout.context_method == "Ulysses":
             ranks = layout.tensor * layout.context
-            problems.append((model.num_heads % ranks, "num_heads", model.num_heads, "tensor x context", ranks))
+            problems.append((model.num_heads % ranks, "numHeads", model.num_heads, "tensor x context", ranks))
             kv_heads = max(1, model.num_kv_heads // layout.tensor)
             rest = kv_heads % layout.context and layout.context % kv_heads
-            problems.append((rest, "num_kv_heads / tensor", kv_heads, "context", layout.context))
+            problems.append((rest, "numKvHeads / tensor", kv_heads, "context", layout.context))
         for rest, name, value, axis, size in problems:
             if rest:
                 raise ValueError(f"{name} {value} is not a multiple of {axis} {size}")
         if layout.pipeline * layout.stages_per_rank > model.num_layers:
             raise ValueError(
-                f"num_layers {model.num_layers} are fewer than pipeline {layout.pipeline} x "
-                f"stages_per_rank {layout.stages_per_rank}"
+                f"numLayers {model.num_layers} are fewer than pipeline {layout.pipeline} x "
+                f"stagesPerRank {layout.stages_per_rank}"
             )
         if layout.expert > 1 and not model.num_experts:
             raise ValueError(f"expert {layout.expert} needs a model with experts")

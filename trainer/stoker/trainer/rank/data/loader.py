@@ -31,8 +31,8 @@ class Loader:
         training = config.training
         if training.global_batch_size % training.micro_batch_size:
             raise ConfigError(
-                f"training.global_batch_size {training.global_batch_size} is not a multiple of "
-                f"micro_batch_size {training.micro_batch_size}"
+                f"training.globalBatchSize {training.global_batch_size} is not a multiple of "
+                f"microBatchSize {training.micro_batch_size}"
             )
         self.corpus = corpus
         self.seed = training.seed
@@ -60,7 +60,7 @@ class Loader:
         count = self.global_batch_size // self.micro_batch_size
         if count % dp_size:
             raise ConfigError(
-                f"global_batch_size {self.global_batch_size} / micro_batch_size {self.micro_batch_size} = {count} "
+                f"globalBatchSize {self.global_batch_size} / microBatchSize {self.micro_batch_size} = {count} "
                 f"micro-batches cannot be shared equally by {dp_size} data-parallel ranks"
             )
         share = self.global_batch_size // dp_size
@@ -122,7 +122,7 @@ class Loader:
         if wrong:
             raise DataError(
                 f"the data differs from that of the checkpoint at step {step}: {'; '.join(wrong)} "
-                "(the fingerprint covers contents, tokenizer, sequence_length, packing, weights, held-out fraction)"
+                "(the fingerprint covers contents, tokenizer, sequenceLength, packing, weights, held-out fraction)"
             )
 
     def _validation_samples(self) -> list[Sample]:

@@ -274,7 +274,7 @@ def test_a_checkpoint_of_another_corpus_is_refused(tmp_path: Path, change: dict[
     ("training", "named"),
     [
         ({"seed": 4}, "seed was 0, is 4"),
-        ({"global_batch_size": 16}, "samples was 24, is 48; global_batch_size was 8, is 16"),
+        ({"global_batch_size": 16}, "samples was 24, is 48; globalBatchSize was 8, is 16"),
     ],
 )
 def test_a_checkpoint_of_another_order_is_refused(tmp_path: Path, training: dict[str, Any], named: str) -> None:

@@ -59,7 +59,7 @@ def test_sizes_that_do_not_multiply_out_are_refused_with_the_arithmetic() -> Non
         (
             "memory",
             {"nvme_offload": {"path": "/x"}, "cpu_offload": True},
-            "memory.cpu_offload true is not supported yet with memory.nvme_offload; allowed: false",
+            "memory.cpuOffload true is not supported yet with memory.nvmeOffload; allowed: false",
         ),
         (
             "training__global_batch_size",
@@ -78,7 +78,7 @@ def test_what_is_not_built_is_refused_by_name_and_value(change: str, value: obje
     [
         (
             {"parallelism__stages_per_rank": 2},
-            "stages_per_rank 2 does not fit pipeline_schedule OneFOneB.*Interleaved, ZeroBubble",
+            "stagesPerRank 2 does not fit pipelineSchedule OneFOneB.*Interleaved, ZeroBubble",
         ),
         (
             {"parallelism__pipeline_schedule": "Interleaved"},

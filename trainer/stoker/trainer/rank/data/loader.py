@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from stoker.pod.config_file import ConfigError
+from stoker.pod.field_names import manifest_name
 from stoker.trainer.errors import DataError
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.messages import SourceProgress
@@ -115,7 +116,7 @@ class Loader:
             raise DataError(f"the checkpoint's data cursor has no usable step: {dict(cursor)!r}")
         wanted = self.cursor(step)
         wrong = [
-            f"{name} was {cursor.get(name)!r}, is {wanted[name]!r}"
+            f"{manifest_name(name)} was {cursor.get(name)!r}, is {wanted[name]!r}"
             for name in wanted
             if cursor.get(name) != wanted[name]
         ]

@@ -35,6 +35,7 @@ def rewriter(mode: str = "loopback", **paths: str) -> Rewriter:
         ("files in /data/x and /data, not /database or a/data", "files in /D/x and /D, not /database or a/data"),
         ("--root=/data/deep/y", "--root=/E/y"),
         ("https://example.com/data", "https://example.com/data"),
+        ("file:///data/x, file:/data and s3:///data", "file:///D/x, file:/D and s3:///data"),
         ("a.b.c.d.svc", "a.b.c.d.svc"),
     ],
 )

@@ -182,7 +182,7 @@ def test_simulation_refuses_messages_in_another_order() -> None:
 
 @pytest.mark.parametrize("name", ["GPipe", "OneFOneB"])
 def test_schedules_of_one_stage_per_rank_refuse_more(name: ScheduleName) -> None:
-    with pytest.raises(ValueError, match=f"stages_per_rank 2 does not fit pipeline_schedule {name}.*Interleaved"):
+    with pytest.raises(ValueError, match=f"stagesPerRank 2 does not fit pipelineSchedule {name}.*Interleaved"):
         make_schedule(name, Shape(ranks=2, stages_per_rank=2))
 
 

@@ -24,7 +24,7 @@ from stoker.pod.plan.memory import fullest, memory_by_rank
 from stoker.pod.plan.model_size import ModelSize
 from stoker.pod.plan.optimizer_time import NVME, PCIE, early_share
 from stoker.pod.plan.stage import pipeline_ranks, pipeline_shape, rank_parameters
-from stoker.pod.plan.traffic import flows
+from stoker.pod.plan.traffic import EXPERTS, flows
 from testing.pod.model_sizes import LLAMA_1B, LLAMA_8B
 
 SLICE = replace(LLAMA_8B, num_layers=12)
@@ -428,12 +428,12 @@ def test_the_sizes_of_buffers_are_those_of_the_programs() -> None:
 
 
 BAD = [
-    ({"shard": 3}, "global_batch_size 4 is not a multiple of micro_batch_size 1 x data-parallel size 3 = 3"),
-    ({"context": 3}, "sequence_length 8192 is not a multiple of context 3"),
-    ({"context": 64, "context_method": "Ulysses"}, "num_heads 32 is not a multiple of tensor x context 64"),
-    ({"tensor": 3}, "num_heads 32 is not a multiple of tensor 3"),
-    ({"tensor": 16}, "num_kv_heads 8 is not a multiple of tensor 16"),
-    ({"pipeline": 33}, "num_layers 32 are fewer than pipeline 33 x stages_per_rank 1"),
+    ({"shard": 3}, "globalBatchSize 4 is not a multiple of microBatchSize 1 x data-parallel size 3 = 3"),
+    ({"context": 3}, "sequenceLength 8192 is not a multiple of context 3"),
+    ({"context": 64, "context_method": "Ulysses"}, "numHeads 32 is not a multiple of tensor x context 64"),
+    ({"tensor": 3}, "numHeads 32 is not a multiple of tensor 3"),
+    ({"tensor": 16}, "numKvHeads 8 is not a multiple of tensor 16"),
+    ({"pipeline": 33}, "numLayers 32 are fewer than pipeline 33 x stagesPerRank 1"),
     ({"expert": 2, "shard": 2}, "expert 2 needs a model with experts"),
 ]
 
@@ -491,6 +491,24 @@ def test_only_built_layouts_are_listed_and_a_small_gpu_has_none() -> None:
     assert layouts(job(batch=8), 1, small, built_only=False) == []
 
 
+def test_a_job_that_fits_only_in_a_pipeline_with_shared_gradients_or_weights_has_layouts() -> None:
+    uncut = replace(LLAMA_8B, num_kv_heads=1)  # for one tensor rank and, with an odd length, one of a sequence
+    small = replace(GPUS["H100"], memory_bytes=32 * GIB)
+    found = {
+        (plan.job.layout.pipeline, plan.job.layout.zero_stage) for plan in layouts(job(uncut, 4, 1, 8191), 8, small)
+    }
+    assert found == {(8, 0), (8, 1), (8, 2), (4, 2), (4, 3), (2, 3)}
+
+
+def test_tensor_ranks_take_parts_of_the_tokens_to_whole_experts() -> None:
+    sliced, whole = job(MOE, 4, 1, 64, tensor=4, shard=2), job(MOE, 4, 1, 64, tensor=4, shard=2, expert=2)
+    assert (sliced.layout.expert_cut, whole.layout.expert_cut) == (4, 2)
+    assert (sliced.expert_rows, whole.expert_rows) == (2.0, 0.5)
+    assert [job(MOE, 8, 1, 64, shard=8, expert=ranks).fullest_load for ranks in (1, 2, 4, 8)] == [1.0, 2.0, 4.0, 4.0]
+    flow = {one.purpose: one for one in flows(whole, pipeline_ranks(whole)[0])}[EXPERTS]
+    assert flow.bytes == 4 * 4 * whole.micro_batches * 64 * 0.5 * 64 * 2 / 2
+
+
 def test_gpus_are_known_by_name_and_by_product() -> None:
     assert gpu_named("h200") is GPUS["H200"]
     assert known_gpu("NVIDIA-H100-80GB-HBM3") is GPUS["H100"]
@@ -510,4 +528,9 @@ def test_a_plan_is_checked_against_the_first_steps() -> None:
     assert "predicted (-20.0%)" in found.line()
     unknown = check_plan(make_plan(job(shard=4), None), 0, seconds, None)
     assert (unknown.step_error, unknown.memory_error) == (None, None)
-    assert "not measured on this device" in unknown.line()
+    assert unknown.line() == (
+        f"plan: step {seconds[1]:.3g} s measured, none predicted (known devices: A100, H100, H200, B200); "
+        f"memory {unknown.predicted_bytes / GIB:.1f} GiB predicted, not measured: only GPUs count it"
+    )
+    tiny = check_plan(make_plan(job(MOE, length=64, shard=4), None), 0, seconds, None)
+    assert f"memory {tiny.predicted_bytes / 2**20:.1f} MiB predicted" in tiny.line()

@@ -180,7 +180,7 @@ def test_each_rank_sees_one_gpu(device: str, visible: str | None, gpus: list[str
 def test_too_few_gpus_are_refused_with_the_numbers() -> None:
     config = config_for(gang={"ranks_per_node": 2})
     environment = {"CUDA_VISIBLE_DEVICES": "3"}
-    with pytest.raises(ConfigError, match=r"ranks_per_node 2 needs as many GPUs, CUDA_VISIBLE_DEVICES has \['3'\]"):
+    with pytest.raises(ConfigError, match=r"workers.ranksPerPod 2 needs as many GPUs, .* has \['3'\]"):
         rank_environment(config, find_pod_rank(config, environment), 0, environment)
 
 

@@ -668,7 +668,7 @@ def test_what_is_not_built_is_refused(tmp_path: Path) -> None:
     process = start(tmp_path, "train", **unbuilt)
     output, _ = process.communicate(timeout=60)
     assert (process.returncode, termination_message(tmp_path).cause) == (64, Cause.CONFIG_INVALID)
-    assert "optimization.optimizer lamb is not supported yet with memory.cpu_offload true" in output
+    assert "optimization.optimizer lamb is not supported yet with memory.cpuOffload true" in output
 
 
 def test_the_agent_and_the_data_do_not_import_torch() -> None:

@@ -274,7 +274,7 @@ def test_a_checkpoint_of_another_corpus_is_refused(tmp_path: Path, change: dict[
     ("training", "named"),
     [
         ({"seed": 4}, "seed was 0, is 4"),
-        ({"global_batch_size": 16}, "samples was 24, is 48; global_batch_size was 8, is 16"),
+        ({"global_batch_size": 16}, "samples was 24, is 48; globalBatchSize was 8, is 16"),
     ],
 )
 def test_a_checkpoint_of_another_order_is_refused(tmp_path: Path, training: dict[str, Any], named: str) -> None:
@@ -292,9 +292,9 @@ def test_a_broken_cursor_is_refused(tmp_path: Path, cursor: dict[str, Any]) -> N
 
 def test_batches_that_do_not_share_out_are_refused_with_the_arithmetic(tmp_path: Path) -> None:
     data = {"sources": [text_source(tmp_path)]}
-    with pytest.raises(ConfigError, match="global_batch_size 8 is not a multiple of micro_batch_size 3"):
+    with pytest.raises(ConfigError, match="globalBatchSize 8 is not a multiple of microBatchSize 3"):
         loader_for(tmp_path, data, micro_batch_size=3)
-    with pytest.raises(ConfigError, match="8 / micro_batch_size 2 = 4 micro-batches cannot be shared equally by 3"):
+    with pytest.raises(ConfigError, match="8 / microBatchSize 2 = 4 micro-batches cannot be shared equally by 3"):
         list(loader_for(tmp_path, data).micro_batches(0, 0, 3))
 
 
@@ -335,7 +335,7 @@ def test_conversations_without_a_reachable_answer_are_refused(tmp_path: Path) ->
 
 def test_a_vocabulary_larger_than_the_models_is_refused(tmp_path: Path) -> None:
     config = config_for(tmp_path, {"sources": [text_source(tmp_path)]})
-    with pytest.raises(DataError, match="the tokenizer has 259 tokens, the model's vocab_size is 100"):
+    with pytest.raises(DataError, match="the tokenizer has 259 tokens, the model's vocabSize is 100"):
         open_corpus(config, Bytes(), model_vocab_size=100)
 
 

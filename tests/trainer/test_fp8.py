@@ -163,10 +163,10 @@ def test_activations_and_copies_shrink_and_grow_as_the_plan_says() -> None:
 def test_sizes_that_tensor_cores_do_not_take_are_refused_with_the_arithmetic() -> None:
     odd = replace(MODEL, intermediate_size=72)
     config = tiny_config(memory__precision="fp8")
-    with pytest.raises(ConfigError, match=r"precision fp8 needs intermediate_size 72 to be a multiple of 16"):
+    with pytest.raises(ConfigError, match=r"precision fp8 needs intermediateSize 72 to be a multiple of 16"):
         check_fp8(config, odd, CPU)
     cut = tiny_config(memory__precision="fp8", parallelism__tensor=4)
-    with pytest.raises(ConfigError, match=r"num_kv_heads x head_dim 32 / parallelism.tensor 4 to be a multiple of 16"):
+    with pytest.raises(ConfigError, match=r"numKvHeads x headDim 32 / parallelism.tensor 4 to be a multiple of 16"):
         check_fp8(cut, MODEL, CPU)
     check_fp8(config, MODEL, CPU)
     check_fp8(tiny_config(memory__precision="bf16"), odd, CPU)

@@ -226,7 +226,7 @@ def test_mlflow_gets_one_run_for_all_attempts(tmp_path: Path, monkeypatch: pytes
     assert ("train/loss", 0.25, 1_004_000, 4) in run.metrics
     assert run.ends == ["KILLED", "RUNNING", "FINISHED"]
     package.fails = True
-    message = "logging.mlflow.tracking_uri file:///runs: RuntimeError: the server is away"
+    message = "logging.mlflow.trackingUri file:///runs: RuntimeError: the server is away"
     with pytest.raises(OSError, match=message), MetricLog(None, 1, open_targets(config, 4)) as log:
         log.step(step(4))
 
@@ -248,7 +248,7 @@ def test_a_missing_package_is_named_with_its_extra(field: str, monkeypatch: pyte
     ("fields", "message"),
     [
         ({"wandb": {"group": "g"}}, r"logging.wandb: project are needed, also allowed: .*; got \['group'\]"),
-        ({"mlflow": {"tracking_uri": "u", "experiment": "e", "x": 1}}, "logging.mlflow: experiment and tracking_uri"),
+        ({"mlflow": {"tracking_uri": "u", "experiment": "e", "x": 1}}, "logging.mlflow: experiment and trackingUri"),
     ],
 )
 def test_wrong_fields_are_named(fields: dict[str, Any], message: str) -> None:

@@ -187,7 +187,7 @@ class FailingCalls:
 
 
 def test_errors_of_the_volume_are_storage_errors_that_name_the_field(tmp_path: Path) -> None:
-    with pytest.raises(StorageFailed, match=r"memory.nvme_offload.path /nowhere: cannot be used: No such file"):
+    with pytest.raises(StorageFailed, match=r"memory.nvmeOffload.path /nowhere: cannot be used: No such file"):
         StateFile("/nowhere", 0)
     file = StateFile(str(tmp_path), 0)
     with pytest.raises(StorageFailed, match=r"has no room for [\d.]+ GiB of optimizer state on this rank: ") as raised:
@@ -210,7 +210,7 @@ def test_an_error_in_a_thread_ends_the_update_or_the_save(tmp_path: Path, name: 
             streamed.update([there], numbers, lambda _bucket: None)
             disk.read()
 
-    with pytest.raises(StorageFailed, match=f"memory.nvme_offload.path {tmp_path}: {what}: Input/output error"):
+    with pytest.raises(StorageFailed, match=f"memory.nvmeOffload.path {tmp_path}: {what}: Input/output error"):
         run()
     file.close()
 

@@ -200,7 +200,7 @@ def test_tensors_without_decay_are_chosen_by_name() -> None:
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
-        ("*lm_hed*", r"optimization.no_decay '\*lm_hed\*' matches no tensor of the model"),
+        ("*lm_hed*", r"optimization.noDecay '\*lm_hed\*' matches no tensor of the model"),
         ("*.q_proj.weight", r"q_proj.weight alone; the tensors .*k_proj.weight.* are one parameter"),
     ],
 )

@@ -59,12 +59,12 @@ def test_sizes_that_do_not_multiply_out_are_refused_with_the_arithmetic() -> Non
         (
             "memory",
             {"nvme_offload": {"path": "/x"}, "cpu_offload": True},
-            "memory.cpu_offload true is not supported yet with memory.nvme_offload; allowed: false",
+            "memory.cpuOffload true is not supported yet with memory.nvmeOffload; allowed: false",
         ),
         (
             "training__global_batch_size",
             6,
-            "global_batch_size 6 is not a multiple of 4 data-parallel ranks x micro_batch_size 1 = 4",
+            "globalBatchSize 6 is not a multiple of 4 data-parallel ranks x microBatchSize 1 = 4",
         ),
     ],
 )
@@ -78,11 +78,11 @@ def test_what_is_not_built_is_refused_by_name_and_value(change: str, value: obje
     [
         (
             {"parallelism__stages_per_rank": 2},
-            "stages_per_rank 2 does not fit pipeline_schedule OneFOneB.*Interleaved, ZeroBubble",
+            "stagesPerRank 2 does not fit pipelineSchedule OneFOneB.*Interleaved, ZeroBubble",
         ),
         (
             {"parallelism__pipeline_schedule": "Interleaved"},
-            "pipeline_schedule Interleaved needs parallelism.stages_per_rank above 1, got 1",
+            "pipelineSchedule Interleaved needs parallelism.stagesPerRank above 1, got 1",
         ),
         (
             {
@@ -90,7 +90,7 @@ def test_what_is_not_built_is_refused_by_name_and_value(change: str, value: obje
                 "parallelism__pipeline_schedule": "ZeroBubble",
                 "parallelism__stages_per_rank": 2,
             },
-            "stages_per_rank above 1 needs parallelism.pipeline above 1",
+            "stagesPerRank above 1 needs parallelism.pipeline above 1",
         ),
     ],
 )
@@ -107,7 +107,7 @@ def test_experts_are_taken_beside_tensor_ranks_and_stages(axis: str) -> None:
 def test_ranks_that_share_sequences_refuse_what_does_not_fit_them() -> None:
     shared = {"parallelism__context": 4}
     assert check_supported(config(**shared, training__sequence_length=64)).data_parallel == 1
-    with pytest.raises(ConfigError, match=r"sequence_length 66 is not a multiple of parallelism.context 4"):
+    with pytest.raises(ConfigError, match=r"sequenceLength 66 is not a multiple of parallelism.context 4"):
         check_supported(config(**shared, training__sequence_length=66))
     assert check_supported(config(**shared, training__sequence_length=64, model={"num_experts": 8})).context == 4
 
@@ -118,7 +118,7 @@ def test_flash_and_cudnn_cannot_attend_to_keys_of_other_ranks(method: str) -> No
     for attention in ("flash", "cudnn"):
         with pytest.raises(
             ConfigError,
-            match=f"attention {attention} is not supported yet with parallelism.context 2 and context_method "
+            match=f"attention {attention} is not supported yet with parallelism.context 2 and contextMethod "
             f"{method}; allowed: auto, sdpa, stoker",
         ):
             check_supported(config(**shared, attention=attention))
@@ -137,7 +137,7 @@ def test_auto_attention_is_one_that_the_exchange_of_keys_can_use() -> None:
 def test_heads_that_ulysses_cannot_share_are_refused_with_the_arithmetic() -> None:
     shared = {"parallelism__context": 4, "parallelism__context_method": "Ulysses", "parallelism__tensor": 2}
     model = replace(TINY, num_heads=12, num_kv_heads=12)
-    with pytest.raises(ConfigError, match=r"parallelism.context_method Ulysses: 6 heads .* multiple of context 4"):
+    with pytest.raises(ConfigError, match=r"parallelism.contextMethod Ulysses: 6 heads .* multiple of context 4"):
         check_heads(config(**shared), model)
     check_heads(config(**shared), replace(model, num_heads=16, num_kv_heads=2))
     check_heads(config(**{**shared, "parallelism__context_method": "Ring"}), model)
@@ -174,7 +174,7 @@ def test_any_data_parallel_needs_a_power_of_two() -> None:
 def test_tokens_that_do_not_share_out_over_the_tensor_ranks_are_refused_with_the_arithmetic() -> None:
     cut = {"parallelism__tensor": 4, "parallelism__sequence_parallel": True}
     assert check_supported(config(**cut, training__sequence_length=62, training__micro_batch_size=2)).tensor == 4
-    with pytest.raises(ConfigError, match=r"1 x sequence_length 62 = 62 tokens .* context 1 x tensor 4 = 4"):
+    with pytest.raises(ConfigError, match=r"1 x sequenceLength 62 = 62 tokens .* context 1 x tensor 4 = 4"):
         check_supported(config(**cut, training__sequence_length=62))
 
 

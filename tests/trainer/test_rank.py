@@ -225,19 +225,19 @@ def _signals() -> Iterator[None]:
         pytest.param(
             {"memory": {"cpu_offload": True}, "optimization": {"optimizer": "lamb"}},
             Cause.CONFIG_INVALID,
-            "optimization.optimizer lamb is not supported yet with memory.cpu_offload true",
+            "optimization.optimizer lamb is not supported yet with memory.cpuOffload true",
             id="what is not built",
         ),
         pytest.param(
             {"memory": {"nvme_offload": {"path": "/nowhere"}}},
             Cause.STORAGE_ERROR,
-            "memory.nvme_offload.path /nowhere: cannot be used: No such file or directory",
+            "memory.nvmeOffload.path /nowhere: cannot be used: No such file or directory",
             id="no volume for optimizer state",
         ),
         pytest.param(
             {"memory": {"activation_checkpointing": "selective", "activation_budget_gib": 1e-6}},
             Cause.CONFIG_INVALID,
-            "memory.activation_budget_gib 1e-06: activations of",
+            "memory.activationBudgetGiB 1e-06: activations of",
             id="a budget that cannot be met",
         ),
         pytest.param({"attention": "flash"}, Cause.CONFIG_INVALID, "flash", id="a missing kernel"),
@@ -247,7 +247,7 @@ def _signals() -> Iterator[None]:
         pytest.param(
             {"model": {**MODEL, "max_position_embeddings": 16}},
             Cause.CONFIG_INVALID,
-            "training.sequence_length 32 is more than the model's max_position_embeddings 16",
+            "training.sequenceLength 32 is more than the model's maxPositionEmbeddings 16",
             id="sequences longer than the model's positions",
         ),
         pytest.param(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import re
 import resource
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +128,24 @@ def save_and_lose_the_peer(folder: Path, gathers: int) -> tuple[Exception | None
     saver = Saver(CheckpointRoot(folder), "0a1b2c3d", LosesItsPeer(gathers), channel, {}, keep=None)
     saver.start(plan(1, requests=("wanted",)), lambda: [*half(0, 1.0), *half(1, 1.0)])
     return saver.wait(), channel.events
+
+
+def test_a_full_volume_is_named_with_what_a_save_needs_and_what_was_free(tmp_path: Path) -> None:
+    def pieces_until_full() -> Iterator[HostPiece]:
+        yield half(0, 1.0)[0]
+        raise OSError(errno.ENOSPC, "No space left on device", "rank-00000.bin")
+
+    channel = RecordingChannel()
+    root = CheckpointRoot(tmp_path)
+    saver = Saver(root, "0a1b2c3d", SaveGroup(0, 1, None), channel, {}, keep=None)
+    saver.start(plan(1), lambda: [*half(0, 1.0), *half(1, 1.0)])
+    assert saver.wait() is None
+    saver.start(plan(2), pieces_until_full)
+    found = str(saver.wait())
+    assert f"No space left on device: a save needs 32,000 bytes in {tmp_path}, " in found
+    assert re.search(r", [1-9][0-9,]+ were free when it began: 'rank-00000.bin'", found)
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["step-00000001.0a1b2c3d"]
+    assert np.all(CheckpointReader(tmp_path / "step-00000001.0a1b2c3d").read(TENSOR.name) == 1.0)
 
 
 def test_a_peer_lost_in_a_save_is_no_fault_of_the_storage(tmp_path: Path) -> None:

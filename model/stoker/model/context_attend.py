@@ -326,10 +326,10 @@ class SharedHeads:
 def check_shared_heads(num_heads: int, num_kv_heads: int, ranks: int) -> None:
     """Raise ValueError with the arithmetic where Ulysses cannot share a rank's heads over the ranks of `context`."""
     if num_heads % ranks:
-        raise ValueError(f"context_method Ulysses: {num_heads} heads are not a multiple of context {ranks}")
+        raise ValueError(f"contextMethod Ulysses: {num_heads} heads are not a multiple of context {ranks}")
     if num_kv_heads % ranks and ranks % num_kv_heads:
         raise ValueError(
-            f"context_method Ulysses: {num_kv_heads} kv heads are neither a multiple nor a divisor of context {ranks}"
+            f"contextMethod Ulysses: {num_kv_heads} kv heads are neither a multiple nor a divisor of context {ranks}"
         )
 
 

@@ -64,12 +64,12 @@ class SendRows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_SD: Tensor, exchange: Exchange) -> Tensor:
-        ctx.exchange = exchange
+        keep_exchange(ctx, exchange)
         return to_experts(x_SD, exchange)
 
     @staticmethod
     def backward(ctx: Any, grad_RD: Tensor) -> tuple[Tensor, None]:
-        return from_experts(grad_RD, ctx.exchange), None
+        return from_experts(grad_RD, kept_exchange(ctx)), None
 
 
 class ReturnRows(torch.autograd.Function):
@@ -77,12 +77,23 @@ class ReturnRows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, y_RD: Tensor, exchange: Exchange) -> Tensor:
-        ctx.exchange = exchange
+        keep_exchange(ctx, exchange)
         return from_experts(y_RD, exchange)
 
     @staticmethod
     def backward(ctx: Any, grad_SD: Tensor) -> tuple[Tensor, None]:
-        return to_experts(grad_SD, ctx.exchange), None
+        return to_experts(grad_SD, kept_exchange(ctx)), None
+
+
+def keep_exchange(ctx: Any, exchange: Exchange) -> None:
+    """Keep an exchange for backward. Its tensors are saved as such, so that recomputation drops them."""
+    ctx.save_for_backward(exchange.order, exchange.places, exchange.ends)
+    ctx.group, ctx.sends, ctx.receives = exchange.group, exchange.sends, exchange.receives
+
+
+def kept_exchange(ctx: Any) -> Exchange:
+    order, places, ends = ctx.saved_tensors
+    return Exchange(ctx.group, ctx.sends, ctx.receives, order, places, ends)
 
 
 def to_experts(x_SD: Tensor, exchange: Exchange) -> Tensor:

@@ -5,14 +5,16 @@ API reference print their "not yet" from it (`python -m stoker.operator.api.not_
 every value that its schema allows. To release a feature, change its row: `tests/operator/test_contract_capabilities.py`
 finds what then disagrees.
 
-No torch and nothing of ours is imported here, so every program can read it.
+No torch is imported here, so every program can read it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from stoker.pod.field_names import manifest_name
 
 KernelsName = Literal["reference", "compiled", "fused"]
 AttentionName = Literal["stoker", "sdpa", "flash", "cudnn"]
@@ -101,13 +103,6 @@ _ENGINE: Mapping[str, Row] = {
 }
 _ROUTER: Mapping[str, Row] = {}
 
-
-def _camel(path: str) -> str:
-    """`memory.zero_stage` as the custom resource writes it: `memory.zeroStage`."""
-    first, *others = path.split("_")
-    return first + "".join("GiB" if part == "gib" else part.capitalize() for part in others)
-
-
 CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
     "trainer": _TRAINER,
     "engine": _ENGINE,
@@ -115,7 +110,7 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
     "TrainingJob": {
         "runtime.kernels": _TRAINER["kernels"],
         "runtime.attention": _TRAINER["attention"],
-        **{_camel(path): row for path, row in _TRAINER.items() if "." in path},
+        **{manifest_name(path): row for path, row in _TRAINER.items() if "." in path},
     },
     "Checkpoint": {},
     "InferenceDeployment": {
@@ -130,15 +125,6 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
 BESIDE_OFFLOAD: Mapping[str, Row] = {"optimization.optimizer": only("adam", "adamw")}
 """Rows of a run with `memory.cpu_offload` or `nvme_offload`: LAMB needs the norms of whole tensors before it changes
 any of them.
-"""
-
-BESIDE_BUDGET: Mapping[str, Row] = {
-    "parallelism.expert": only(1),
-}
-"""Rows of a run with `memory.activation_budget_gib`: elsewhere no bound of what a rank keeps is known.
-
-The rows that a rank of `expert` receives depend on the data. The trainer also refuses a model with both dense layers
-and layers with experts, and the zero-bubble schedule beside experts, adapters, sequence parallelism or fp8.
 """
 
 BESIDE_ROLES: Mapping[str, Row] = {
@@ -175,20 +161,17 @@ def refusals(program: str, config: Any, root: str = "") -> list[str]:
     rows = {path: (row, "") for path, row in CAPABILITIES[program].items()}
     if program in ("trainer", "TrainingJob"):
         if _value_at(config, _own_path(program, "memory.cpu_offload"), False):
-            condition = f" with {_own_path(program, 'memory.cpu_offload')} true"
+            condition = f" with {manifest_name('memory.cpu_offload')} true"
             rows |= {_own_path(program, path): (row, condition) for path, row in BESIDE_OFFLOAD.items()}
         if _value_at(config, _own_path(program, "memory.nvme_offload"), None) is not None:
             rows |= _rows_beside_nvme(program)
-        if (budget := _value_at(config, _own_path(program, "memory.activation_budget_gib"), None)) is not None:
-            condition = f" with {_own_path(program, 'memory.activation_budget_gib')} {budget}"
-            rows |= {_own_path(program, path): (row, condition) for path, row in BESIDE_BUDGET.items()}
     if program == "InferenceDeployment" and any(role != "colocated" for _, role in values_at(config, "pools[].role")):
         rows |= {path: (row, " with prefill and decode pools") for path, row in BESIDE_ROLES.items()}
     if program in _WITH_KERNELS:
         rows |= _attention_row(program, config)
     if program in _OF_TRAINER:
         rows |= _context_attention_row(program, config, rows)
-    found = _refused(config, rows, root)
+    found = _refused(config, rows, root, manifest_name if program == "trainer" else str)
     if program in BESIDE_PODS:
         beside = {path: (row, " with podsPerReplica above 1") for path, row in BESIDE_PODS[program].items()}
         found += _refused(_of_several_pods(program, config), beside, root)
@@ -203,10 +186,12 @@ def _of_several_pods(kind: str, config: Any) -> Mapping[str, Any]:
     return {name: [item for _, item in values_at(config, f"{name}[]") if _value_at(item, path, 1) > 1]}
 
 
-def _refused(config: Any, rows: Mapping[str, tuple[Row, str]], root: str) -> list[str]:
-    """The lines for the fields whose values the rows do not allow."""
+def _refused(
+    config: Any, rows: Mapping[str, tuple[Row, str]], root: str, named: Callable[[str], str] = str
+) -> list[str]:
+    """The lines for the fields whose values the rows do not allow. `named`: a path as messages have it."""
     return [
-        f"{where}{_value(value)} is not supported yet{condition}; {row.hint}"
+        f"{named(where)}{_value(value)} is not supported yet{condition}; {row.hint}"
         for path, (row, condition) in rows.items()
         for where, value in values_at(config, path, root)
         if not row.allows(value)
@@ -214,13 +199,13 @@ def _refused(config: Any, rows: Mapping[str, tuple[Row, str]], root: str) -> lis
 
 
 def _rows_beside_nvme(program: str) -> dict[str, tuple[Row, str]]:
-    condition = f" with {_own_path(program, 'memory.nvme_offload')}"
+    condition = f" with {manifest_name('memory.nvme_offload')}"
     rows = {**BESIDE_OFFLOAD, "memory.cpu_offload": only(False)}
     return {_own_path(program, path): (row, condition) for path, row in rows.items()}
 
 
 def _own_path(program: str, path: str) -> str:
-    return _camel(path) if program == "TrainingJob" else path
+    return manifest_name(path) if program == "TrainingJob" else path
 
 
 def values_at(config: Any, path: str, root: str = "") -> Iterator[tuple[str, Any]]:
@@ -281,7 +266,7 @@ def _context_attention_row(
     if values == row.values:
         return {}
     beside = f"{condition} and" if condition else " with"
-    return {path: (only(*values), f"{beside} parallelism.context {ranks} and {field} {method}")}
+    return {path: (only(*values), f"{beside} parallelism.context {ranks} and {manifest_name(field)} {method}")}
 
 
 def _value_at(config: Any, path: str, default: Any) -> Any:

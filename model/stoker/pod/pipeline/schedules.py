@@ -43,10 +43,10 @@ def forward_schedule(shape: Shape) -> Orders:
 def check_schedule(name: str, stages_per_rank: int) -> None:
     """Raise ValueError for an unknown schedule and for stages per rank that it does not take."""
     if name not in SCHEDULES:
-        raise ValueError(f"pipeline_schedule {name!r} is unknown; allowed: {', '.join(SCHEDULES)}")
+        raise ValueError(f"pipelineSchedule {name!r} is unknown; allowed: {', '.join(SCHEDULES)}")
     if stages_per_rank > 1 and name not in SEVERAL_STAGES:
         raise ValueError(
-            f"stages_per_rank {stages_per_rank} does not fit pipeline_schedule {name}, which has one stage per rank; "
+            f"stagesPerRank {stages_per_rank} does not fit pipelineSchedule {name}, which has one stage per rank; "
             f"allowed with it: 1; schedules with more: {', '.join(SEVERAL_STAGES)}"
         )
 

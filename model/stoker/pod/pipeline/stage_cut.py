@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, pairwise
 
 
@@ -32,6 +33,7 @@ Best = tuple[float, float, tuple[int, ...]]
 """Cost of the dearest stage, sum of the squared costs, and the bounds of the stages so far."""
 
 
+@lru_cache(maxsize=64)
 def cut_layers(costs: LayerCosts, num_stages: int) -> tuple[range, ...]:
     """Return each stage's layers: the cut with the lowest cost of its dearest stage, then the most even one.
 

@@ -73,8 +73,8 @@ def _feed_forward_tensors(job: Job) -> list[Kept]:
 def _expert_tensors(job: Job) -> list[Kept]:
     """Each token is copied to its experts; with equal loads a rank computes as many copies as it sends."""
     model, size = job.model, job.value_bytes
-    cut = job.layout.tensor if job.layout.expert < job.layout.tensor else 1
-    copies = model.experts_per_token
+    cut = job.layout.tensor if job.layout.expert == 1 else 1
+    copies = job.expert_rows
     rows, width = copies * model.hidden_size * size, copies * model.expert_size * size / cut
     products = 4.0 * copies * model.hidden_size * model.expert_size / cut
     return [

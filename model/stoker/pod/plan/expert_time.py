@@ -26,7 +26,7 @@ def moved_bytes(job: Job) -> float:
     """Return the bytes that moving the rows of one token reads and writes in one layer, a mean over all layers."""
     model = job.model
     passes = DISPATCH_PASSES + (EXCHANGE_PASSES if job.layout.expert > 1 else 0.0)
-    return model.expert_share * passes * model.experts_per_token * model.hidden_size * job.value_bytes
+    return model.expert_share * passes * job.expert_rows * model.hidden_size * job.value_bytes
 
 
 def host_waits(job: Job, layers: float) -> float:

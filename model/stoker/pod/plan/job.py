@@ -31,6 +31,32 @@ class Layout:
     zero_stage: int = 1
     recompute: Recompute = "none"
 
+    @classmethod
+    def from_config(cls, parallelism: Mapping[str, Any], memory: Mapping[str, Any], world_size: int) -> Self:
+        """Read both sections of the trainer's configuration.
+
+        Raises:
+            ValueError: the sizes do not divide the ranks.
+        """
+        sizes = {name: parallelism.get(name, 1) for name in ("pipeline", "replicate", "context", "tensor")}
+        fixed = 1
+        for size in sizes.values():
+            fixed *= size
+        if world_size % fixed:
+            shown = " x ".join(f"{name} {size}" for name, size in sizes.items())
+            raise ValueError(f"parallelism: {shown} = {fixed} does not divide the {world_size} ranks of the gang")
+        return cls(
+            **sizes,
+            shard=world_size // fixed,
+            expert=parallelism.get("expert", 1),
+            sequence_parallel=parallelism.get("sequence_parallel", False),
+            schedule=parallelism.get("pipeline_schedule", "OneFOneB"),
+            stages_per_rank=parallelism.get("stages_per_rank", 1),
+            context_method=parallelism.get("context_method", "AllGather"),
+            zero_stage=memory.get("zero_stage", 1),
+            recompute=memory.get("activation_checkpointing", "none"),
+        )
+
     @property
     def world_size(self) -> int:
         return self.pipeline * self.replicate * self.shard * self.context * self.tensor
@@ -47,8 +73,8 @@ class Layout:
 
     @property
     def expert_cut(self) -> int:
-        """Parts that the experts of a layer are cut into."""
-        return max(self.expert, self.tensor)
+        """Parts that the experts of a layer are cut into: whole experts, or the width of each over `tensor`."""
+        return self.expert if self.expert > 1 else self.tensor
 
     @property
     def expert_shards(self) -> int:
@@ -134,7 +160,7 @@ class Job:
         budget = memory.get("activation_budget_gib")
         job = cls(
             model=model,
-            layout=_layout(parallelism, memory, gang.get("nodes", 1) * ranks_per_node),
+            layout=Layout.from_config(parallelism, memory, gang.get("nodes", 1) * ranks_per_node),
             global_batch_size=training.get("global_batch_size", 8),
             micro_batch_size=training.get("micro_batch_size", 1),
             sequence_length=training.get("sequence_length", 2048),
@@ -157,28 +183,28 @@ class Job:
         rows = self.micro_batch_size * ranks
         if self.global_batch_size % rows:
             raise ValueError(
-                f"global_batch_size {self.global_batch_size} is not a multiple of micro_batch_size "
+                f"globalBatchSize {self.global_batch_size} is not a multiple of microBatchSize "
                 f"{self.micro_batch_size} x data-parallel size {ranks} = {rows}"
             )
         problems = [
-            (self.sequence_length % layout.context, "sequence_length", self.sequence_length, "context", layout.context),
-            (model.num_heads % layout.tensor, "num_heads", model.num_heads, "tensor", layout.tensor),
-            (model.num_kv_heads % layout.tensor, "num_kv_heads", model.num_kv_heads, "tensor", layout.tensor),
-            (model.num_experts % layout.expert, "num_experts", model.num_experts, "expert", layout.expert),
+            (self.sequence_length % layout.context, "sequenceLength", self.sequence_length, "context", layout.context),
+            (model.num_heads % layout.tensor, "numHeads", model.num_heads, "tensor", layout.tensor),
+            (model.num_kv_heads % layout.tensor, "numKvHeads", model.num_kv_heads, "tensor", layout.tensor),
+            (model.num_experts % layout.expert, "numExperts", model.num_experts, "expert", layout.expert),
         ]
         if layout.context_method == "Ulysses":
             ranks = layout.tensor * layout.context
-            problems.append((model.num_heads % ranks, "num_heads", model.num_heads, "tensor x context", ranks))
+            problems.append((model.num_heads % ranks, "numHeads", model.num_heads, "tensor x context", ranks))
             kv_heads = max(1, model.num_kv_heads // layout.tensor)
             rest = kv_heads % layout.context and layout.context % kv_heads
-            problems.append((rest, "num_kv_heads / tensor", kv_heads, "context", layout.context))
+            problems.append((rest, "numKvHeads / tensor", kv_heads, "context", layout.context))
         for rest, name, value, axis, size in problems:
             if rest:
                 raise ValueError(f"{name} {value} is not a multiple of {axis} {size}")
         if layout.pipeline * layout.stages_per_rank > model.num_layers:
             raise ValueError(
-                f"num_layers {model.num_layers} are fewer than pipeline {layout.pipeline} x "
-                f"stages_per_rank {layout.stages_per_rank}"
+                f"numLayers {model.num_layers} are fewer than pipeline {layout.pipeline} x "
+                f"stagesPerRank {layout.stages_per_rank}"
             )
         if layout.expert > 1 and not model.num_experts:
             raise ValueError(f"expert {layout.expert} needs a model with experts")
@@ -199,30 +225,26 @@ class Job:
         return self.global_batch_size * self.sequence_length
 
     @property
+    def expert_rows(self) -> float:
+        """Rows that a rank computes for each of its tokens in a layer with experts, where these have equal loads.
+
+        Ranks of `tensor` each take a part of the tokens to whole experts.
+        """
+        return self.model.experts_per_token / (self.layout.tensor if self.layout.expert > 1 else 1)
+
+    @property
+    def fullest_load(self) -> float:
+        """Most rows of a rank, as a multiple of those at equal loads.
+
+        The worst case: each token of the `expert` ranks has as many of its experts on this rank as fit there.
+        """
+        ranks, chosen = self.layout.expert, self.model.experts_per_token
+        return ranks * min(chosen, self.model.num_experts // ranks) / chosen if ranks > 1 else 1.0
+
+    @property
     def value_bytes(self) -> int:
         """Bytes of a weight or activation in forward and backward."""
         return 4 if self.precision == "fp32" else 2
 
     def with_layout(self, layout: Layout) -> Self:
         return replace(self, layout=layout)
-
-
-def _layout(parallelism: Mapping[str, Any], memory: Mapping[str, Any], world_size: int) -> Layout:
-    sizes = {name: parallelism.get(name, 1) for name in ("pipeline", "replicate", "context", "tensor")}
-    fixed = 1
-    for size in sizes.values():
-        fixed *= size
-    if world_size % fixed:
-        shown = " x ".join(f"{name} {size}" for name, size in sizes.items())
-        raise ValueError(f"parallelism: {shown} = {fixed} does not divide the {world_size} ranks of the gang")
-    return Layout(
-        **sizes,
-        shard=world_size // fixed,
-        expert=parallelism.get("expert", 1),
-        sequence_parallel=parallelism.get("sequence_parallel", False),
-        schedule=parallelism.get("pipeline_schedule", "OneFOneB"),
-        stages_per_rank=parallelism.get("stages_per_rank", 1),
-        context_method=parallelism.get("context_method", "AllGather"),
-        zero_stage=memory.get("zero_stage", 1),
-        recompute=memory.get("activation_checkpointing", "none"),
-    )

@@ -5,7 +5,7 @@ The trainer does what `layer_choices` says; `stoker plan` prints it. T tokens; b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from typing import Literal
@@ -13,7 +13,7 @@ from typing import Literal
 from stoker.pod.plan.activations import Kept, Recomputed, layer_tensors, router_bytes
 from stoker.pod.plan.budget import Cost, choose_cheapest, fullest_moment, least_room
 from stoker.pod.plan.context import exchanged_bytes
-from stoker.pod.plan.job import Job
+from stoker.pod.plan.job import Job, Layout
 from stoker.pod.plan.late_gradients import fullest_moments, held_of_layer, late_bytes, turning
 from stoker.pod.plan.stage import PipelineRank, pipeline_ranks, stage_layers
 
@@ -26,6 +26,8 @@ CHEAP: dict[Half, tuple[Cheap, ...]] = {
     "feed-forward": ("feed-forward norm", "activated"),
 }
 """Results of cheap operations, by the half of a block that makes them."""
+ORDER_BYTES = 16.0
+"""Of a row that came from another rank of `expert`: its place in the order of experts, and the inverse."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,16 @@ class BudgetTooSmall(ValueError):
     """No choice keeps the activations within the budget; the message has the smallest budget that works."""
 
 
+class BudgetNotPlanned(ValueError):
+    """No bound of what layers keep is known for this layout or model; the message tells why and what is allowed."""
+
+
 def layer_choices(job: Job) -> tuple[LayerChoice, ...]:
     """Return the choice of each layer, first to last.
 
     Raises:
         BudgetTooSmall: the budget cannot be met, even where every layer is computed again.
-        ValueError: a budget is not planned for this layout or model; the message says why.
+        BudgetNotPlanned: no bound is known for this layout or model.
     """
     if job.activation_budget_bytes is None:
         return (MODES[job.layout.recompute],) * job.model.num_layers
@@ -77,7 +83,8 @@ def stage_choices(job: Job, stage: int, layers: int) -> tuple[LayerChoice, ...]:
 
     Raises:
         BudgetTooSmall: the budget cannot be met, even where every layer is computed again.
-        ValueError: a budget is not planned for this layout or model, or for so many layers.
+        BudgetNotPlanned: no bound is known for this layout or model.
+        ValueError: the budget is planned for another number of layers.
     """
     check_planned(job)
     planned = _by_stage(job)[stage]
@@ -89,20 +96,37 @@ def stage_choices(job: Job, stage: int, layers: int) -> tuple[LayerChoice, ...]:
 
 
 def check_planned(job: Job) -> None:
-    """Raise ValueError where no bound of what layers keep is known."""
-    layout, model = job.layout, job.model
-    problems = {
-        f"expert {layout.expert}: the rows that a rank receives depend on the data": layout.expert > 1,
-        "pipeline_schedule ZeroBubble beside experts, lora, sequence_parallel or fp8: what late gradients read is not "
-        "counted": layout.pipeline > 1
-        and layout.schedule == "ZeroBubble"
-        and (model.num_experts or job.adapters is not None or layout.sequence_parallel or job.precision == "fp8"),
-        "a model with both dense layers and layers with experts": model.num_experts and model.dense_layers,
-        "sequence_parallel in fp8 or with lora": layout.sequence_parallel and (job.precision == "fp8" or job.adapters),
-    }
-    for problem, is_there in problems.items():
-        if is_there:
-            raise ValueError(f"a budget of activations is not planned with {problem}")
+    """Raise BudgetNotPlanned where no bound of what layers keep is known."""
+    model = job.model
+    experts = f"experts (numExperts {model.num_experts})" if model.num_experts else ""
+    check_bound(job.layout, job.precision, experts, has_adapters=job.adapters is not None)
+    if model.num_experts and model.dense_layers:
+        raise BudgetNotPlanned(
+            f"a budget of activations is not planned for a model with both dense layers ({model.dense_layers} of "
+            f"{model.num_layers}) and layers with experts: one choice of layers cannot hold both; leave "
+            "activationBudgetGiB out"
+        )
+
+
+def check_bound(layout: Layout, precision: str, experts: str, *, has_adapters: bool) -> None:
+    """Raise BudgetNotPlanned where the layout alone tells that no bound is known.
+
+    Args:
+        experts: how a message names the experts of the model; empty for a model without, or one that is not known.
+    """
+    others = [name for name, is_there in (("lora", has_adapters), ("precision fp8", precision == "fp8")) if is_there]
+    if layout.pipeline > 1 and layout.schedule == "ZeroBubble":
+        beside = [*others, *(["sequenceParallel"] if layout.sequence_parallel else []), *([experts] if experts else [])]
+        if beside:
+            raise BudgetNotPlanned(
+                f"a budget of activations is not planned with pipelineSchedule ZeroBubble beside {', '.join(beside)}: "
+                "what late gradients read is counted for dense layers alone; allowed: GPipe, OneFOneB, Interleaved"
+            )
+    if layout.sequence_parallel and others:
+        raise BudgetNotPlanned(
+            f"a budget of activations is not planned with sequenceParallel beside {', '.join(others)}: what products "
+            "keep of gathered tokens is not counted; leave activationBudgetGiB or sequenceParallel out"
+        )
 
 
 def planned_activations(job: Job, rank: PipelineRank | None = None) -> float:
@@ -218,11 +242,14 @@ def _too_small(job: Job, layers: int, least: float, outside: float) -> str:
     late = ""
     if job.layout.pipeline > 1 and job.layout.schedule == "ZeroBubble":
         late = f"late gradients of a layer read {late_bytes(job):,.0f}, "
+    loads = ""
+    if job.layout.expert > 1:
+        loads = f" (experts over {job.layout.expert} ranks: one may get {job.fullest_load:g} x the mean of their rows)"
     return (
         f"activations of {tokens:,} tokens need at least {shown_gib(needed)} GiB on a rank: {layers} layers keep "
         f"{inputs.kept:,.0f} bytes of a token each where they are computed again, the one that backward computes again "
-        f"has {inputs.again:,.0f}, {late}and {outside:,.0f} are outside of the layers; the smallest that works is "
-        f"{shown_gib(needed)}"
+        f"has {inputs.again:,.0f}{loads}, {late}and {outside:,.0f} are outside of the layers; "
+        f"the smallest that works is {shown_gib(needed)}"
     )
 
 
@@ -294,14 +321,23 @@ def _half(job: Job, half: Half) -> tuple[dict[Cheap, Kept], list[Kept]]:
         else:
             cheap["rotated q and k"] = rotated
     else:
-        cheap["activated"] = tensors["activated"]
-        names = ("router", "dispatched tokens", "gate and up", "experts' results")
-        others += [tensors[name] for name in names if name in tensors]
+        cheap["activated"] = _at_fullest_load(job, tensors["activated"])
+        names = ("dispatched tokens", "gate and up")
+        others += [_at_fullest_load(job, tensors[name]) for name in names if name in tensors]
+        others += [tensors[name] for name in ("router", "experts' results") if name in tensors]
         if job.model.num_experts:
             others.append(Kept("router in fp32", router_bytes(job.model, size), 0.0))
+        if job.layout.expert > 1:
+            others.append(_at_fullest_load(job, Kept("order of received rows", ORDER_BYTES * job.expert_rows, 0.0)))
     if job.adapters is not None:
-        others.append(Kept("adapters", job.adapters.inner_bytes(half == "attention", job.model, size), 0.0))
+        inner = Kept("adapters", job.adapters.inner_bytes(half == "attention", job.model, size), 0.0)
+        others.append(inner if half == "attention" else _at_fullest_load(job, inner))
     return cheap, others
+
+
+def _at_fullest_load(job: Job, mean: Kept) -> Kept:
+    """Return rows of experts as the fullest rank keeps them; their work is that of equal loads."""
+    return replace(mean, bytes_per_token=mean.bytes_per_token * job.fullest_load)
 
 
 def _last_product(job: Job, half: Half) -> float:

@@ -43,8 +43,6 @@ def _candidates(job: Job, gpus: int, gpu: Gpu, built_only: bool) -> Iterator[Job
     nodes = min(gpu.per_node, gpus)
     for grid, stage, recompute in product(_grids(job, gpus, nodes), range(4), _RECOMPUTE):
         layout = replace(grid, zero_stage=stage, recompute=recompute)
-        if layout.pipeline > 1 and stage > 1:
-            continue  # a stage's gradient has all micro-batches before it is reduced
         if built_only and refusals("trainer", _fields(job, layout)):
             continue
         budget = job.activation_budget_bytes if recompute == "selective" else None

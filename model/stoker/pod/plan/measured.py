@@ -6,6 +6,7 @@ import statistics
 from dataclasses import dataclass
 
 from stoker.pod.plan.estimate import Plan
+from stoker.pod.plan.gpu import GPUS
 
 STEPS = 5
 """Steps that are compared; the first also compiles kernels, so its time does not count."""
@@ -33,8 +34,10 @@ class PlanCheck:
         step, error = f"plan: step {self.measured_step_s:.3g} s measured", self.step_error
         if error is not None:
             step += f", {self.predicted_step_s:.3g} s predicted ({error:+.1%})"
+        else:
+            step += f", none predicted (known devices: {', '.join(GPUS)})"
         if self.measured_bytes is None or self.memory_error is None:
-            return f"{step}; memory {_gib(self.predicted_bytes)} predicted, not measured on this device"
+            return f"{step}; memory {_gib(self.predicted_bytes)} predicted, not measured: only GPUs count it"
         memory = f"{_gib(self.measured_bytes)} measured, {_gib(self.predicted_bytes)} predicted"
         return f"{step}; memory {memory} ({self.memory_error:+.1%})"
 
@@ -60,4 +63,5 @@ def _error(predicted: float | None, measured: float | None) -> float | None:
 
 
 def _gib(count: float) -> str:
-    return f"{count / 2**30:.1f} GiB"
+    """Show bytes as GiB, or as MiB where the first digits of GiB would be zeros."""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**29 else f"{count / 2**20:.1f} MiB"

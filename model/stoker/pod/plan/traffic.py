@@ -90,7 +90,7 @@ def _context(job: Job, rank: PipelineRank) -> Flow:
 def _expert(job: Job, rank: PipelineRank) -> Flow:
     """Dispatch and combine, forward and backward."""
     model = job.model
-    rows = job.micro_batches * job.tokens * model.experts_per_token * model.hidden_size * job.value_bytes
+    rows = job.micro_batches * job.tokens * job.expert_rows * model.hidden_size * job.value_bytes
     link = link_of(job, "tensor") if job.layout.expert <= job.layout.tensor else link_of(job, "shard")
     sent = 4 * rank.layers * rows * _others(job.layout.expert)
     return Flow(purpose=EXPERTS, link=link, bytes=sent, hidden=False)

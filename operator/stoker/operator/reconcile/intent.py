@@ -25,6 +25,7 @@ from pydantic.alias_generators import to_camel
 from stoker.operator.api.metadata import EditableStatus, Resource, read
 from stoker.operator.domain.conditions import Condition
 from stoker.operator.domain.plan import Event
+from stoker.operator.domain.pod_paths import misplaced_paths
 from stoker.operator.domain.text import shortened
 from stoker.operator.domain.unsupported import unsupported
 
@@ -73,7 +74,7 @@ def accept(
     """
     if spec == accepted:
         return Intent(spec, accepted)
-    refused = tuple(unsupported(kind, spec))
+    refused = (*unsupported(kind, spec), *(misplaced_paths(spec) if kind == "TrainingJob" else ()))
     if not refused:
         return Intent(spec, spec)
     if accepted is None:

@@ -134,7 +134,7 @@ def _gpu(config: TrainerConfig, pod: PodRank, local_rank: int, environment: Mapp
         return ""
     if len(devices) < pod.ranks_per_node:
         raise ConfigError(
-            f"gang.ranks_per_node {pod.ranks_per_node} needs as many GPUs, CUDA_VISIBLE_DEVICES has {devices}"
+            f"workers.ranksPerPod {pod.ranks_per_node} needs as many GPUs, CUDA_VISIBLE_DEVICES has {devices}"
         )
     return devices[local_rank]
 

@@ -211,8 +211,8 @@ def _batch_problems(config: TrainerConfig, dims: ParallelDims) -> list[str]:
     problems = []
     if training.global_batch_size % rows:
         problems.append(
-            f"training.global_batch_size {training.global_batch_size} is not a multiple of {size} data-parallel ranks "
-            f"x micro_batch_size {training.micro_batch_size} = {rows}"
+            f"training.globalBatchSize {training.global_batch_size} is not a multiple of {size} data-parallel ranks "
+            f"x microBatchSize {training.micro_batch_size} = {rows}"
         )
     if training.deterministic == "AnyDataParallel":
         sizes = {"data-parallel ranks": size, "parallelism.tensor": dims.tensor, "parallelism.context": dims.context}
@@ -242,16 +242,16 @@ def _token_problems(config: TrainerConfig, dims: ParallelDims) -> list[str]:
     training = config.training
     if training.sequence_length % dims.context:
         return [
-            f"training.sequence_length {training.sequence_length} is not a multiple of parallelism.context "
+            f"training.sequenceLength {training.sequence_length} is not a multiple of parallelism.context "
             f"{dims.context}"
         ]
     tokens = training.micro_batch_size * training.sequence_length
     cuts = config.parallelism.sequence_parallel or dims.expert > 1
     if not cuts or tokens % (dims.context * dims.tensor) == 0:
         return []
-    field = "sequence_parallel" if config.parallelism.sequence_parallel else f"expert {dims.expert}"
+    field = "sequenceParallel" if config.parallelism.sequence_parallel else f"expert {dims.expert}"
     return [
-        f"parallelism.{field}: training.micro_batch_size {training.micro_batch_size} x sequence_length "
+        f"parallelism.{field}: training.microBatchSize {training.micro_batch_size} x sequenceLength "
         f"{training.sequence_length} = {tokens} tokens are not a multiple of context {dims.context} x tensor "
         f"{dims.tensor} = {dims.context * dims.tensor}"
     ]
@@ -265,7 +265,7 @@ def _pipeline_problems(config: TrainerConfig) -> list[str]:
         return [f"parallelism: {error}"]
     if parallelism.pipeline == 1:
         several = parallelism.stages_per_rank > 1
-        return ["parallelism.stages_per_rank above 1 needs parallelism.pipeline above 1"] if several else []
+        return ["parallelism.stagesPerRank above 1 needs parallelism.pipeline above 1"] if several else []
     if parallelism.pipeline_schedule == "Interleaved" and parallelism.stages_per_rank == 1:
-        return ["parallelism.pipeline_schedule Interleaved needs parallelism.stages_per_rank above 1, got 1"]
+        return ["parallelism.pipelineSchedule Interleaved needs parallelism.stagesPerRank above 1, got 1"]
     return []

@@ -41,12 +41,12 @@ def check_fp8(config: TrainerConfig, model: ModelConfig, device: torch.device) -
 
 def _size_problems(model: ModelConfig, tensor: int) -> list[str]:
     sizes = {
-        "hidden_size": (model.hidden_size, 1),
-        "num_heads x head_dim": (model.num_heads * model.head_dim, tensor),
-        "num_kv_heads x head_dim": (model.num_kv_heads * model.head_dim, tensor),
+        "hiddenSize": (model.hidden_size, 1),
+        "numHeads x headDim": (model.num_heads * model.head_dim, tensor),
+        "numKvHeads x headDim": (model.num_kv_heads * model.head_dim, tensor),
     }
     if len(model.expert_layers) < model.num_layers:
-        sizes["intermediate_size"] = (model.intermediate_size, tensor)
+        sizes["intermediateSize"] = (model.intermediate_size, tensor)
     return [
         f"needs {name} {size}{f' / parallelism.tensor {cut}' if cut > 1 else ''} to be a multiple of {MULTIPLE}"
         for name, (size, cut) in sizes.items()

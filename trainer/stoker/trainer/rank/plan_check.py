@@ -77,7 +77,7 @@ def choose_layers(
         job = planned_job(config, model)
         return layer_choices(job) if stage is None else stage_choices(job, *stage)
     except ValueError as error:
-        raise ConfigError(f"memory.activation_budget_gib {config.memory.activation_budget_gib}: {error}") from error
+        raise ConfigError(f"memory.activationBudgetGiB {config.memory.activation_budget_gib}: {error}") from error
 
 
 def peak_bytes(device: torch.device) -> int | None:

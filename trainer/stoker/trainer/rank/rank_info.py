@@ -41,7 +41,7 @@ def find_rank_info(config: TrainerConfig, environment: Mapping[str, str]) -> Ran
         raise ConfigError(f"RANK, WORLD_SIZE and MASTER_PORT must be whole numbers: {error}") from error
     if info.world_size != config.gang.world_size or not 0 <= info.rank < info.world_size:
         raise ConfigError(
-            f"RANK {info.rank} of WORLD_SIZE {info.world_size} does not fit gang: {config.gang.nodes} nodes x "
-            f"{config.gang.ranks_per_node} ranks_per_node = {config.gang.world_size}"
+            f"RANK {info.rank} of WORLD_SIZE {info.world_size} does not fit workers: {config.gang.nodes} replicas x "
+            f"{config.gang.ranks_per_node} ranksPerPod = {config.gang.world_size}"
         )
     return info

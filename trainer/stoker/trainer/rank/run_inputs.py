@@ -127,9 +127,9 @@ def open_source(config: TrainerConfig, report: Report) -> tuple[WeightsSource | 
         path, digest = local_model(wanted, report)
         source = open_weights(path, wanted.digest)
     except (ValueError, OSError) as error:
-        raise ModelUnusable(f"model_from.path {wanted.path}: {error}") from error
+        raise ModelUnusable(f"modelFrom.{wanted.kind} {wanted.path}: {error}") from error
     if source.kind != wanted.kind:
-        raise ModelUnusable(f"model_from.kind is {wanted.kind!r}, but {wanted.path} is of kind {source.kind!r}")
+        raise ModelUnusable(f"modelFrom.{wanted.kind} {wanted.path} is of kind {source.kind!r}")
     return source, digest
 
 
@@ -176,7 +176,7 @@ def check_length(config: TrainerConfig, model: ModelConfig) -> None:
     """
     length, most = config.training.sequence_length, model.max_position_embeddings
     if length > most:
-        raise ConfigError(f"training.sequence_length {length} is more than the model's max_position_embeddings {most}")
+        raise ConfigError(f"training.sequenceLength {length} is more than the model's maxPositionEmbeddings {most}")
 
 
 def check_heads(config: TrainerConfig, model: ModelConfig) -> None:

@@ -23,6 +23,7 @@ from stoker.trainer.protocol.channel import RankChannel
 from stoker.trainer.protocol.messages import RequestEvent, RetentionEvent, SaveEvent, SaveReason, SaveState
 from stoker.trainer.rank.piece_map import HostPiece
 from stoker.trainer.rank.save_group import SaveGroup
+from stoker.trainer.rank.save_room import SaveRoom
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,10 +109,11 @@ class Saver:
         Raises:
             StorageFailed: on every rank, when any rank failed; nothing was published.
         """
+        room = SaveRoom(self._root.root, plan.tensors)
         staging = Path(self._on_rank_0(lambda: str(self._root.begin(plan.step, self._writer))))
         try:
-            lists = self._on_every_rank(lambda: self._write_pieces(staging, pieces))
-            return Published(**self._on_rank_0(lambda: self._publish(plan, staging, lists)))
+            lists = self._on_every_rank(lambda: self._write_pieces(staging, pieces, room))
+            return Published(**self._on_rank_0(lambda: self._publish(plan, staging, lists, room)))
         except StorageFailed:
             if self._leads:
                 _attempt(lambda: self._root.discard(staging))
@@ -139,22 +141,23 @@ class Saver:
             raise StorageFailed(problem)
         return [value for value, _ in reports]
 
-    def _write_pieces(self, staging: Path, pieces: Iterable[HostPiece]) -> list[dict[str, Any]]:
-        with PieceWriter(staging, f"rank-{self._group.rank:05d}.bin") as writer:
+    def _write_pieces(self, staging: Path, pieces: Iterable[HostPiece], room: SaveRoom) -> list[dict[str, Any]]:
+        with room.in_errors(), PieceWriter(staging, f"rank-{self._group.rank:05d}.bin") as writer:
             for piece in pieces:
                 writer.add(piece.tensor, piece.box, piece.flat, piece.data)
             return [piece.as_json() for piece in writer.close()]
 
-    def _publish(self, plan: SavePlan, staging: Path, lists: Sequence[Sequence[Any]]) -> dict[str, Any]:
-        manifest = Manifest.build(
-            step=plan.step,
-            writer=self._writer,
-            tensors=plan.tensors,
-            pieces=[Piece.from_json(item) for items in lists for item in items],
-            files=[write_file(staging, name, data) for name, data in self._files.items()],
-            meta=plan.meta,
-        )
-        return vars(self._root.publish(staging, manifest))
+    def _publish(self, plan: SavePlan, staging: Path, lists: Sequence[Sequence[Any]], room: SaveRoom) -> dict[str, Any]:
+        with room.in_errors():
+            manifest = Manifest.build(
+                step=plan.step,
+                writer=self._writer,
+                tensors=plan.tensors,
+                pieces=[Piece.from_json(item) for items in lists for item in items],
+                files=[write_file(staging, name, data) for name, data in self._files.items()],
+                meta=plan.meta,
+            )
+            return vars(self._root.publish(staging, manifest))
 
     def _read_back(self, published: Published) -> bool:
         """Whether the checkpoint reads back as it was written (collective).

@@ -35,7 +35,7 @@ class StateFile:
 
     def __init__(self, folder: str, rank: int, preadv: Transfer = os.preadv, pwritev: Transfer = os.pwritev) -> None:
         """Raises StorageFailed where the folder cannot be used. `preadv` and `pwritev`: the system's calls."""
-        self._place = f"memory.nvme_offload.path {folder}"
+        self._place = f"memory.nvmeOffload.path {folder}"
         self._preadv, self._pwritev = preadv, pwritev
         self.size = 0
         """Bytes of all that was reserved."""

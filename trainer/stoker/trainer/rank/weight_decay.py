@@ -40,7 +40,7 @@ def _check_patterns(patterns: Sequence[str], names: Sequence[str]) -> None:
     for pattern in patterns:
         if pattern not in NO_DECAY and not any(fnmatchcase(name, pattern) for name in names):
             raise ConfigError(
-                f"optimization.no_decay {pattern!r} matches no tensor of the model; its tensors have names like "
+                f"optimization.noDecay {pattern!r} matches no tensor of the model; its tensors have names like "
                 f"{names[0]}, {names[-1]}"
             )
 
@@ -49,7 +49,7 @@ def _matches_all(names: Sequence[str], patterns: Sequence[str]) -> bool:
     found = [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
     if found and len(found) < len(names):
         raise ConfigError(
-            f"optimization.no_decay {', '.join(patterns)} matches {', '.join(found)} alone; the tensors "
+            f"optimization.noDecay {', '.join(patterns)} matches {', '.join(found)} alone; the tensors "
             f"{', '.join(names)} are one parameter, so allowed: all of them or none"
         )
     return bool(found)

@@ -98,7 +98,7 @@ class Rewriter:
             return text
         longest_first = sorted(self.paths, key=len, reverse=True)
         pattern = "|".join(re.escape(path) for path in longest_first)
-        return re.sub(rf"(?<![\w/.-])({pattern})(?![\w.-])", lambda found: self.paths[found[1]], text)
+        return re.sub(rf"(?:(?<![\w/.-])|(?<=file://))({pattern})(?![\w.-])", lambda found: self.paths[found[1]], text)
 
     def _names(self, text: str) -> str:
         text = _DNS.sub(self._replacement(lambda found: self._dns_host(found["first"], found["rest"])), text)

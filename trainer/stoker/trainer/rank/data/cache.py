@@ -79,13 +79,9 @@ def write_whole(file: Path, content: bytes) -> None:
 def _read_digest(files: list[DataFile]) -> str:
     whole = blake3()
     for file in files:
-        whole.update(_file_digest(file) if not isinstance(file, RemoteFile) else _remote_digest(file))
+        with remote_errors(file.name) if isinstance(file, RemoteFile) else path_in_errors(Path(file.name)):
+            whole.update(_file_digest(file))
     return whole.hexdigest()
-
-
-def _remote_digest(file: RemoteFile) -> bytes:
-    with remote_errors(file.name):
-        return _file_digest(file)
 
 
 def _file_digest(file: DataFile) -> bytes:

@@ -104,8 +104,8 @@ def _check_vocabulary(config: TrainerConfig, encoder: Encoder, model_vocab_size:
     size = model_vocab_size or (config.model or {}).get("vocab_size")
     if size is not None and encoder.vocab_size > size:
         raise DataError(
-            f"the tokenizer has {encoder.vocab_size} tokens, the model's vocab_size is {size}; it must not be smaller "
-            "(for a tokenizer that is trained, data.tokenizer.vocab_size sets its size)"
+            f"the tokenizer has {encoder.vocab_size} tokens, the model's vocabSize is {size}; it must not be smaller "
+            "(for a tokenizer that is trained, data.tokenizer.vocabSize sets its size)"
         )
 
 
@@ -173,7 +173,7 @@ def _packed(name: str, shard: Shard, chosen: NDArray[np.bool_], config: TrainerC
     if (tokens > 1).sum() == 0:
         raise DataError(
             f"data source {name}: the first {length} tokens of every conversation hold no token of the assistant; "
-            "training.sequence_length must be larger"
+            "training.sequenceLength must be larger"
         )
     packing = pack(tokens, shard.whole, length, several=config.data.packing)
     return PackedSource(name, shard, packing, _targets(shard, packing))

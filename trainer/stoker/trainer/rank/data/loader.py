@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from stoker.pod.config_file import ConfigError
+from stoker.pod.field_names import manifest_name
 from stoker.trainer.errors import DataError
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.messages import SourceProgress
@@ -31,8 +32,8 @@ class Loader:
         training = config.training
         if training.global_batch_size % training.micro_batch_size:
             raise ConfigError(
-                f"training.global_batch_size {training.global_batch_size} is not a multiple of "
-                f"micro_batch_size {training.micro_batch_size}"
+                f"training.globalBatchSize {training.global_batch_size} is not a multiple of "
+                f"microBatchSize {training.micro_batch_size}"
             )
         self.corpus = corpus
         self.seed = training.seed
@@ -60,7 +61,7 @@ class Loader:
         count = self.global_batch_size // self.micro_batch_size
         if count % dp_size:
             raise ConfigError(
-                f"global_batch_size {self.global_batch_size} / micro_batch_size {self.micro_batch_size} = {count} "
+                f"globalBatchSize {self.global_batch_size} / microBatchSize {self.micro_batch_size} = {count} "
                 f"micro-batches cannot be shared equally by {dp_size} data-parallel ranks"
             )
         share = self.global_batch_size // dp_size
@@ -115,14 +116,14 @@ class Loader:
             raise DataError(f"the checkpoint's data cursor has no usable step: {dict(cursor)!r}")
         wanted = self.cursor(step)
         wrong = [
-            f"{name} was {cursor.get(name)!r}, is {wanted[name]!r}"
+            f"{manifest_name(name)} was {cursor.get(name)!r}, is {wanted[name]!r}"
             for name in wanted
             if cursor.get(name) != wanted[name]
         ]
         if wrong:
             raise DataError(
                 f"the data differs from that of the checkpoint at step {step}: {'; '.join(wrong)} "
-                "(the fingerprint covers contents, tokenizer, sequence_length, packing, weights, held-out fraction)"
+                "(the fingerprint covers contents, tokenizer, sequenceLength, packing, weights, held-out fraction)"
             )
 
     def _validation_samples(self) -> list[Sample]:

@@ -27,7 +27,7 @@ class MlflowRun(MetricTarget):
         if fields["tracking_uri"].startswith(("file:", "/", ".")):
             os.environ.setdefault(ALLOW_FILES, "true")
         self._metric = Metric
-        self._place = f"logging.mlflow.tracking_uri {fields['tracking_uri']}"
+        self._place = f"logging.mlflow.trackingUri {fields['tracking_uri']}"
         with self._named_errors():
             self._client = MlflowClient(tracking_uri=fields["tracking_uri"])
             experiment = self._experiment(fields["experiment"])

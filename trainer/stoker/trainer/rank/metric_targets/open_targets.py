@@ -9,6 +9,7 @@ from pathlib import Path
 
 from stoker.checkpoint.bucket_storage import is_bucket_path
 from stoker.pod.config_file import ConfigError
+from stoker.pod.field_names import manifest_name
 from stoker.trainer.protocol.config import LoggingConfig, TrainerConfig
 from stoker.trainer.rank.metric_targets.mlflow_run import MlflowRun
 from stoker.trainer.rank.metric_targets.target import MetricTarget
@@ -49,10 +50,9 @@ def check_fields(logging: LoggingConfig) -> None:
     for field, (needed, optional) in known.items():
         given = getattr(logging, field)
         if given is not None and not needed <= set(given) <= needed | optional:
-            allowed = ", ".join(sorted(optional))
+            wanted, others, found = (sorted(map(manifest_name, names)) for names in (needed, optional, given))
             raise ConfigError(
-                f"logging.{field}: {' and '.join(sorted(needed))} are needed, also allowed: {allowed}; got "
-                f"{sorted(given)}"
+                f"logging.{field}: {' and '.join(wanted)} are needed, also allowed: {', '.join(others)}; got {found}"
             )
 
 

@@ -144,4 +144,4 @@ def stage_layers(model: ModelConfig, num_stages: int, sequence_length: int) -> S
     try:
         return cut_layers(costs, num_stages)
     except ValueError as error:
-        raise ConfigError(f"parallelism.pipeline x stages_per_rank: {error}") from error
+        raise ConfigError(f"parallelism.pipeline x stagesPerRank: {error}") from error

@@ -1,0 +1,64 @@
+"""Paths of a TrainingJob that its pods cannot have: each is named with its field, its value and what is allowed."""
+
+from typing import Any
+
+import pytest
+
+from stoker.operator.domain.pod_paths import CHECKPOINTS, SCRATCH, misplaced_paths
+from stoker.operator.reconcile.intent import accept
+from stoker.operator.render.pod import CHECKPOINT_FOLDER, WORK_FOLDER
+
+WORKERS: dict[str, Any] = {
+    "volumes": [
+        {"name": "logs", "persistentVolumeClaim": {"claimName": "logs"}},
+        {"name": "shared", "persistentVolumeClaim": {"claimName": "corpus", "readOnly": True}},
+        {"name": "fast", "emptyDir": {}},
+        {"name": "texts", "configMap": {"name": "texts"}},
+    ],
+    "volumeMounts": [
+        {"name": "logs", "mountPath": "/logs/"},
+        {"name": "logs", "mountPath": "/logs/old", "readOnly": True},
+        {"name": "shared", "mountPath": "/data"},
+        {"name": "fast", "mountPath": "/fast"},
+        {"name": "texts", "mountPath": "/texts"},
+    ],
+}
+WRITABLE = "can be written: /logs, /fast, /tmp, /var/stoker/work"
+BESIDE = {"podTemplate": {"spec": {"containers": [{"name": "main", "volumeMounts": []}]}}}
+CASES: list[tuple[dict[str, Any], list[str]]] = [
+    ({}, []),
+    ({"data": {"sources": [{"name": "a", "path": "/in/the/image/*.txt"}, {"name": "b", "url": "s3://b/c"}]}}, []),
+    ({"data": {"sources": [{"name": "a", "path": "web/*.txt"}]}}, ["spec.data.sources a: path web/*.txt is relative; a path inside the pod starts with /"]),
+    ({"data": {"validation": {"source": {"name": "v", "path": "v.txt"}}, "tokenizer": {"kind": "path", "path": "./t"}}}, [
+        "spec.data.validation.source.path v.txt is relative; a path inside the pod starts with /",
+        "spec.data.tokenizer.path ./t is relative; a path inside the pod starts with /",
+    ]),
+    ({"modelFrom": {"huggingFace": {"path": "models/a"}}}, ["spec.modelFrom.huggingFace.path models/a is relative; a path inside the pod starts with /"]),
+    ({"modelFrom": {"gguf": {"path": "a.gguf"}}}, ["spec.modelFrom.gguf.path a.gguf is relative; a path inside the pod starts with /"]),
+    ({"logging": {"jsonl": "/logs/a.jsonl", "tensorboard": "/fast/runs", "mlflow": {"trackingUri": "https://mlflow"}}, "memory": {"nvmeOffload": {"path": "/fast"}}, "data": {"cacheDir": "/tmp/x"}}, []),
+    ({"logging": {"jsonl": "logs/a.jsonl"}}, ["spec.logging.jsonl logs/a.jsonl is relative; a path inside the pod starts with /"]),
+    ({"logging": {"jsonl": "/logging/a.jsonl"}}, [f"spec.logging.jsonl /logging/a.jsonl is below no volumeMount, and the pod's root is read-only; {WRITABLE}"]),
+    ({"logging": {"tensorboard": "/logs/old/runs"}}, [f"spec.logging.tensorboard /logs/old/runs is below /logs/old, which is read-only; {WRITABLE}"]),
+    ({"logging": {"mlflow": {"trackingUri": "file:///mlruns"}}}, [f"spec.logging.mlflow.trackingUri /mlruns is below no volumeMount, and the pod's root is read-only; {WRITABLE}"]),
+    ({"data": {"cacheDir": "/data/cache"}, "memory": {"nvmeOffload": {"path": "/texts"}}}, [
+        f"spec.data.cacheDir /data/cache is below /data, which is read-only; {WRITABLE}",
+        f"spec.memory.nvmeOffload.path /texts is below /texts, which is read-only; {WRITABLE}",
+    ]),
+    ({"checkpoint": {"storage": {"claimName": "c"}}, "logging": {"jsonl": "/var/stoker/checkpoints/a.jsonl"}}, []),
+    ({"workers": {**WORKERS, **BESIDE}, "logging": {"jsonl": "/elsewhere/a.jsonl", "tensorboard": "b"}}, ["spec.logging.tensorboard b is relative; a path inside the pod starts with /"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("spec", "lines"), CASES, ids=map(str, range(len(CASES))))
+def test_misplaced_paths_are_named(spec: dict[str, Any], lines: list[str]) -> None:
+    assert misplaced_paths({"workers": WORKERS, **spec}) == lines
+
+
+def test_a_job_with_such_a_path_is_refused_and_one_that_runs_stays_accepted() -> None:
+    wrong = {"logging": {"jsonl": "a.jsonl"}}
+    assert accept("TrainingJob", wrong, None).refused == tuple(misplaced_paths(wrong))
+    assert not accept("TrainingJob", wrong, wrong).refused
+
+
+def test_the_folders_of_every_pod_are_those_that_are_rendered() -> None:
+    assert (CHECKPOINTS, SCRATCH[1]) == (CHECKPOINT_FOLDER, WORK_FOLDER)

@@ -39,7 +39,7 @@ def test_a_drained_node_costs_no_step(story: Story) -> None:
     assert elsewhere["spec"]["nodeName"] != node
     [saved] = story.all("Checkpoint", job="moved")
     assert saved["status"]["step"] == first["lastStep"]
-    assert saved["status"]["verifiedBy"] == "Agent"
+    assert saved["status"]["verifiedBy"] in ("Agent", "Task"), "a task where the pod was gone before its word was read"
     assert sorted(story.figures(saved["metadata"]["name"])) == sorted(FIGURES)
 
 

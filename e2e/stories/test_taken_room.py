@@ -35,7 +35,7 @@ def test_a_gang_whose_room_is_taken_before_it_is_scheduled_is_placed_anew(story:
     assert (ended["failure"]["cause"], ended["failure"]["action"]) == ("GangTimeout", "RetryFree")
     assert "not scheduled in 10 s" in ended["failure"]["detail"]
     assert status["attempt"]["number"] == 1
-    assert (status.get("restarts", 0), status.get("failuresWithoutProgress", 0)) == (0, 0)
+    assert (status.get("failuresWithoutProgress", 0), status.get("lostSteps", 0)) == (0, 0)
     assert set(places(story, 1)) == {"node-a", "node-b"} - {taken}
     assert story.get("Pod", "thief")["status"]["phase"] == "Running"
 

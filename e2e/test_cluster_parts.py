@@ -14,7 +14,6 @@ import pytest
 
 from e2e.cluster import binaries, tools
 from e2e.cluster.control_plane import ControlPlane
-from e2e.cluster.errors import ClusterError
 from e2e.cluster.groups import hierarchies
 from e2e.cluster.keys import Authority
 from e2e.cluster.network import MAX_NODES, Network, claim, claimed, release
@@ -261,24 +260,6 @@ def test_a_program_dies_with_the_process_that_started_it(tmp_path: Path) -> None
     )
 
     assert wait_until(lambda: started_at(int(done.stdout)) is None, timeout_s=5)
-
-
-def test_a_paused_program_stands_still_and_goes_on(tmp_path: Path) -> None:
-    program = Program("count", tmp_path)
-    with pytest.raises(ClusterError, match="count does not run"), program.paused():
-        pass
-    program.start(["sleep", "60"], detached=False)
-    try:
-        with program.paused():
-            assert wait_until(lambda: state_of(program) == "T", timeout_s=5)
-        assert wait_until(lambda: state_of(program) == "S", timeout_s=5)
-    finally:
-        program.stop(grace_s=0)
-
-
-def state_of(program: Program) -> str:
-    """Return the letter by which the kernel names the state of its process."""
-    return Path(f"/proc/{program.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 @pytest.mark.timeout(120)

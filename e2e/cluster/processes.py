@@ -9,8 +9,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from e2e.cluster.errors import ClusterError
@@ -107,21 +106,6 @@ class Program:
                 raise ClusterError(f"{self.name} (pid {pid}) does not end")
             _reap(pid)
         self._note.unlink(missing_ok=True)
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Keep the process from running while the context lasts; its connections stay open.
-
-        Raises:
-            ClusterError: it does not run.
-        """
-        if (pid := self.pid) is None:
-            raise ClusterError(f"{self.name} does not run: {self.tail()}")
-        _signal(pid, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            _signal(pid, signal.SIGCONT)
 
     def tail(self, lines: int = 5) -> str:
         """Return the end of its log on one line, for an error message."""

@@ -22,7 +22,7 @@ RUN = {
 
 def test_a_gang_whose_room_is_taken_before_it_is_scheduled_is_placed_anew(story: Story) -> None:
     story.apply(corpus(), claim("checkpoints"), claim("logs"))
-    with story.cluster.plane.scheduler.paused():
+    with story.cluster.plane.without_scheduler():
         story.apply(job("late", RUN))
         story.wait_until(lambda: len(places(story, 0)) == 2 and None not in places(story, 0), "both pods placed")
         (taken,) = set(places(story, 0))

@@ -16,6 +16,7 @@ import socket
 import ssl
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -198,6 +199,15 @@ class ControlPlane:
         wait_for_program(
             self.api_server, lambda: self._answers("/readyz"), what="kube-apiserver is ready", timeout_s=90
         )
+
+    @contextlib.contextmanager
+    def without_scheduler(self) -> Iterator[None]:
+        """Stop the scheduler while the context lasts. The next one knows all pods before it schedules the first."""
+        self.scheduler.stop(grace_s=0)
+        try:
+            yield
+        finally:
+            self._start_scheduler()
 
     def start_storage(self) -> None:
         """Start etcd alone."""

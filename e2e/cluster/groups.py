@@ -10,6 +10,8 @@ from pathlib import Path
 from e2e.cluster.errors import ClusterError
 
 ROOT = Path("/sys/fs/cgroup")
+PERIOD_US = 10_000
+"""Period of a processor's quota."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,21 @@ def make(name: str) -> list[Path]:
                 (group / file).write_text((parent / file).read_text())
         made.append(group)
     return made
+
+
+def limit_processor(pid: int, share: float) -> None:
+    """Give the group of a process this share of one processor from now on, in slices of 10 ms."""
+    quota_us = round(share * PERIOD_US)
+    for hierarchy in hierarchies(Path(f"/proc/{pid}/cgroup").read_text()):
+        folder = hierarchy.mount / hierarchy.path.strip("/")
+        if "cpu" in hierarchy.controllers.split(","):
+            (folder / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+            (folder / "cpu.cfs_quota_us").write_text(str(quota_us))
+            return
+        if not hierarchy.controllers and (folder / "cpu.max").exists():
+            (folder / "cpu.max").write_text(f"{quota_us} {PERIOD_US}")
+            return
+    raise ClusterError(f"process {pid} is in no group that limits processors")
 
 
 def remove(groups: list[Path], *, timeout_s: float = 10) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from e2e.cluster.api import Api
 from e2e.cluster.cluster import Cluster
 from e2e.cluster.errors import ClusterError
+from e2e.cluster.groups import limit_processor
 from testing.stories.object_views import Object as Object
 from testing.stories.stage import Stage
 
@@ -158,11 +159,12 @@ class Story(Stage):
 
     def kill(self, pod: Mapping[str, Any]) -> None:
         """Kill every process of a pod's container at once."""
-        container = pod["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://")
-        victims = [pid for pid, text in _cgroups() if container in text]
-        assert victims, f"no process of {pod['metadata']['name']} runs"
-        for pid in victims:
+        for pid in _processes(pod):
             os.kill(pid, signal.SIGKILL)
+
+    def slow_down(self, pod: Mapping[str, Any], share: float) -> None:
+        """Leave a pod's container this share of one processor, as a node does that is too hot."""
+        limit_processor(_processes(pod)[0], share)
 
     # Waiting
 
@@ -204,6 +206,14 @@ def namespaces_gone(api: Api) -> bool:
 def _is_ours(item: Mapping[str, Any]) -> bool:
     labels = item["metadata"].get("labels") or {}
     return any(name.startswith("stoker.dev/") for name in labels)
+
+
+def _processes(pod: Mapping[str, Any]) -> list[int]:
+    """Return the process ids of a pod's container on this machine."""
+    container = pod["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://")
+    found = [pid for pid, text in _cgroups() if container in text]
+    assert found, f"no process of {pod['metadata']['name']} runs"
+    return found
 
 
 def _cgroups() -> list[tuple[int, str]]:

@@ -139,6 +139,19 @@ def test_an_evicted_pod_does_not_count() -> None:
     assert (run.attempt, run.status["failuresWithoutProgress"]) == (1, 0)
 
 
+def test_a_pod_that_a_full_node_refused_does_not_count_and_blames_no_node() -> None:
+    run = Run(run={"backoffLimit": 0})
+    run.start()
+    pod = run.gang[0]
+    pod["spec"]["nodeName"] = "node-1"
+    refusal = "Pod was rejected: Node didn't have enough resource: nvidia.com/gpu, requested: 2, used: 4, capacity: 4"
+    pod["status"] = {"phase": "Failed", "reason": "OutOfnvidia.com/gpu", "message": refusal}
+    run.next_attempt()
+    assert (run.attempt, run.status["failuresWithoutProgress"]) == (1, 0)
+    failure = run.status["attempts"][0]["failure"]
+    assert (failure["action"], failure["detail"]) == ("RetryFree", f"OutOfnvidia.com/gpu: {refusal}")
+
+
 def test_a_node_that_falls_silent_after_its_peers_have_failed_of_it_is_blamed_all_the_same() -> None:
     run = Run(workers={"replicas": 2}, run={"backoffLimit": 1})
     run.start()

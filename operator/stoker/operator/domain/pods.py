@@ -47,7 +47,7 @@ class PodExit:
     message: TerminationMessage | None
     """The program's own; None where it left none."""
     disrupted: bool = False
-    """Whether it was evicted, pre-empted or lost with its node."""
+    """Whether it was evicted, pre-empted, refused by a full node or lost with its node."""
 
 
 def answers_polls(pod: Object) -> bool:
@@ -220,6 +220,9 @@ def _kubelet_detail(status: Mapping[str, Any], terminated: Mapping[str, Any]) ->
 
 
 def _is_disrupted(status: Mapping[str, Any]) -> bool:
-    if status.get("reason") in {"Evicted", "NodeLost", "Preempting", "Shutdown", "NodeShutdown", "Terminated"}:
+    reason = status.get("reason") or ""
+    if reason in {"Evicted", "NodeLost", "Preempting", "Shutdown", "NodeShutdown", "Terminated"}:
+        return True
+    if reason.startswith("OutOf"):  # OutOfcpu, OutOfnvidia.com/gpu: the node refused it, another pod has taken the room
         return True
     return any(c["type"] == "DisruptionTarget" and c["status"] == "True" for c in status.get("conditions", ()))

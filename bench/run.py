@@ -126,7 +126,7 @@ def engine_rows(figures: Figures) -> list[Row]:
     for name, line in figures.items():
         if isinstance(line, Mapping) and "ratio" in line:
             if "llama.cpp" in name:
-                rows.append((f"engine, {name}", f"{line['ratio']:.2f} x", "reported", ""))
+                rows.append(at_least(f"engine, {name}", line["ratio"], 1.0))
             else:
                 rows.append(
                     at_least(

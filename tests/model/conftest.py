@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stoker.model.config import ModelConfig
-from stoker.model.decoder import Decoder
+from stoker.model.decoder import Decoder, PartOfPass
 from stoker.model.kernels.ops import Ops
 from stoker.model.paged_attend import KVCache, PagedAttend, PagedBatch, PagedSize
 from stoker.model.rope_scaling import RopeScaling
@@ -130,7 +130,8 @@ class Server:
                 num_tokens=len(tokens),
             )
         )
-        logits = self.decoder.logits(self.decoder(tokens.to(self.device), positions.to(self.device), self.attend))
+        part = PartOfPass(tokens.to(self.device), positions.to(self.device), self.attend)
+        logits = self.decoder.logits(self.decoder.stage(part))
         return list(self.decoder.ops.log_softmax(logits).split(lengths))
 
 

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from stoker.model.kernels.block_weights import PreparedBlocks
 from stoker.model.kernels.ops import Ops
 from stoker.model.kernels.rotation import Rotation
 from stoker.model.kernels.sequences import pack_sequences
@@ -48,6 +49,16 @@ class Attend(Protocol):
         self, spec: LayerAttention, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, positions_T: Tensor
     ) -> Tensor:
         """Return the result of attention, out_TNH."""
+        ...
+
+
+class CachedAttend(Attend, Protocol):
+    """An engine's attention: keys and values stay in a cache."""
+
+    def decode(
+        self, blocks: PreparedBlocks, rope: RotaryTable, x_TD: Tensor, update_TD: Tensor | None, positions_T: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        """Compute all blocks in one call, with this attention; None where the pass is not one of decodes alone."""
         ...
 
 

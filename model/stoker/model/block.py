@@ -19,7 +19,9 @@ from stoker.model.aux import Aux
 from stoker.model.config import ModelConfig
 from stoker.model.experts import Experts
 from stoker.model.feed_forward import DenseFeedForward
+from stoker.model.kernels.block_weights import BlockWeights
 from stoker.model.kernels.ops import Ops
+from stoker.model.lora import LoraAdapter
 from stoker.model.parallel import ColumnParallelLinear, Norm, RowParallelLinear
 from stoker.model.parameter import Part, Section
 from stoker.model.rotary import RotaryTable
@@ -157,6 +159,34 @@ class Block(nn.Module):
         qkv = qkv_TE.view(qkv_TE.shape[0], num_heads + 2 * num_kv_heads, self.head_dim)
         q_TNH, k_TKH, v_TKH = torch.split(qkv, [num_heads, num_kv_heads, num_kv_heads], 1)
         return q_TNH, k_TKH, v_TKH
+
+    def weights(self) -> BlockWeights | None:
+        """Return the weights for kernels that compute whole blocks; None where the block is more than they know."""
+        feed_forward = self.feed_forward
+        if self.qkv_proj.group is not None or not isinstance(feed_forward, DenseFeedForward) or self.has_adapters():
+            return None
+        spec = self.attention
+        return BlockWeights(
+            attention_norm=self.attention_norm.weight,
+            qkv=self.qkv_proj.weight,
+            qkv_bias=self.qkv_proj.bias,
+            q_norm=spec.q_norm,
+            k_norm=spec.k_norm,
+            output=self.o_proj.weight,
+            output_bias=self.o_proj.bias,
+            mlp_norm=self.mlp_norm.weight,
+            gate_up=feed_forward.gate_up_proj.weight,
+            down=feed_forward.down_proj.weight,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            eps=self.norm_eps,
+            scale=spec.scale,
+            window=self.window,
+        )
+
+    def has_adapters(self) -> bool:
+        return any(isinstance(module, LoraAdapter) for module in self.modules())
 
     def parts(self, prefix: str) -> Iterator[Part]:
         for name, module in self.named_children():

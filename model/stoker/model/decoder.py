@@ -18,12 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from stoker.model.attend import Attend
+from stoker.model.attend import Attend, CachedAttend
 from stoker.model.aux import Aux
 from stoker.model.block import Block
 from stoker.model.config import ModelConfig
 from stoker.model.experts import Experts
 from stoker.model.group_sums import GroupSums
+from stoker.model.kernels.block_weights import PreparedBlocks
 from stoker.model.kernels.kernel_set import CrossEntropy
 from stoker.model.kernels.ops import Ops
 from stoker.model.parallel import ColumnParallelLinear, Norm, RowParallelLinear, VocabParallel
@@ -37,7 +38,7 @@ class PartOfPass(NamedTuple):
     tokens: Tensor
     """[T]"""
     positions: Tensor
-    attend: Attend
+    attend: CachedAttend
 
 
 class Decoder(nn.Module):
@@ -72,6 +73,8 @@ class Decoder(nn.Module):
         self.layers = check_layers(config, layers)
         self.rope = RotaryTable(config)
         self.is_packed = False
+        self.prepared: PreparedBlocks | None = None
+        """All blocks as one call, where the kernels have one for packed weights."""
         self.sums: GroupSums | None = None
         """Set by `defer_sums`."""
 
@@ -145,12 +148,21 @@ class Decoder(nn.Module):
             number goes on with.
         """
         x_TD, update_TD = (self.embed(part.tokens), None) if stream_2TD is None else (stream_2TD[0], stream_2TD[1])
+        x_TD, update_TD = self._decoded(x_TD, update_TD, part) or self._computed(x_TD, update_TD, part)
+        return self.norm(x_TD, update_TD) if self.is_last else torch.stack([x_TD, update_TD])
+
+    def _decoded(self, x_TD: Tensor, update_TD: Tensor | None, part: PartOfPass) -> tuple[Tensor, Tensor] | None:
+        """Compute all blocks in one call; None where there is none for this pass."""
+        if self.prepared is None:
+            return None
+        return part.attend.decode(self.prepared, self.rope, x_TD, update_TD, part.positions)
+
+    def _computed(self, x_TD: Tensor, update_TD: Tensor | None, part: PartOfPass) -> tuple[Tensor, Tensor]:
+        """Compute block by block."""
         for block in self.blocks:
             x_TD, update_TD = block(x_TD, update_TD, part.positions, part.attend)
-        if self.is_last:
-            return self.norm(x_TD, update_TD)
         assert update_TD is not None, "a slice has a layer"
-        return torch.stack([x_TD, update_TD])
+        return x_TD, update_TD
 
     def in_parts(self, parts: Sequence[PartOfPass]) -> Tensor:
         """Return hidden_TD of parts of one pass, one after the other in each layer.
@@ -202,6 +214,8 @@ class Decoder(nn.Module):
         if self.is_last:
             self.head.pack()
         self.is_packed = True
+        weights = [block.weights() for block in self.blocks if isinstance(block, Block)]
+        self.prepared = self.ops.prepare_blocks([found for found in weights if found]) if all(weights) else None
 
     def defer_sums(self, sums: GroupSums) -> None:
         """Leave the sums over the group to the norms that follow the products, and to `sums`: for serving, once.

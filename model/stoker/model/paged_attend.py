@@ -19,6 +19,7 @@ from torch.distributed import ProcessGroup
 
 from stoker.model.attend import LayerAttention, RotaryRows
 from stoker.model.config import ModelConfig
+from stoker.model.kernels.block_weights import PreparedBlocks
 from stoker.model.kernels.ops import Ops
 from stoker.model.kernels.rotation import CacheLayer, Rotation
 from stoker.model.kernels.sequences import DeviceSequences, PagedSequences
@@ -26,6 +27,7 @@ from stoker.model.paged_batch import PagedBatch, PagedSize
 from stoker.model.paged_buffers import PagedBuffers
 from stoker.model.paged_plan import HostPlan
 from stoker.model.paged_prompts import PromptPlan
+from stoker.model.rotary import RotaryTable
 from stoker.model.tensor_group import group_size, kv_head_shard, shard_size
 
 __all__ = ["KVCache", "PagedAttend", "PagedBatch", "PagedSize"]
@@ -156,3 +158,12 @@ class PagedAttend:
         into = CacheLayer(self.cache.data, layer, self.sequences)
         q_TNH = self.ops.rotate_and_write(q_TNH, k_TKH, v_TKH, rotation, into)
         return self.ops.paged_attention(q_TNH, self.cache.data, layer, self.sequences, spec.scale, spec.window)
+
+    def decode(
+        self, blocks: PreparedBlocks, rope: RotaryTable, x_TD: Tensor, update_TD: Tensor | None, positions_T: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        """Compute all blocks in one call where the step was planned on the host and has decodes alone; else None."""
+        if not isinstance(self.sequences, PagedSequences) or self.sequences.prefill:
+            return None
+        rotation = Rotation(*rope.rows(positions_T))
+        return blocks(x_TD, update_TD, rotation, self.cache.data, self.sequences)

@@ -5,8 +5,11 @@ Pure; called by the reference and the deterministic kernels.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
+from stoker.model.kernels.block_weights import BlockWeights
 from stoker.model.kernels.expert_weights import ExpertWeights
 
 
@@ -33,4 +36,8 @@ def experts(_x_TD: Tensor, _weights: ExpertWeights) -> None:
 def norm_experts(
     _x_TD: Tensor, _update_TD: Tensor | None, _norm_D: Tensor, _eps: float, _weights: ExpertWeights
 ) -> None:
+    return None
+
+
+def prepare_blocks(_weights: Sequence[BlockWeights]) -> None:
     return None

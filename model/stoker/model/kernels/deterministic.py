@@ -44,6 +44,7 @@ norm_linear_swiglu = composed.norm_linear_swiglu
 linear_swiglu = composed.linear_swiglu
 experts = composed.experts
 norm_experts = composed.norm_experts
+prepare_blocks = composed.prepare_blocks
 sample = reference.sample
 line_squares = reference.line_squares
 sum_of_squares = reference.sum_of_squares

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, cast
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from stoker.model.kernels.adam import AdamStep
+from stoker.model.kernels.block_weights import BlockWeights, PreparedBlocks
 from stoker.model.kernels.compiled.library import CompileError, load_library
 from stoker.model.kernels.expert_rows import ExpertRows, Routes
 from stoker.model.kernels.expert_weights import ExpertWeights
@@ -75,6 +76,7 @@ class Kernels(Protocol):
         self, x_TD: Tensor, update_TD: Tensor | None, norm_D: Tensor, eps: float, gate_up_FD: Tensor
     ) -> tuple[Tensor, Tensor] | None: ...
     def linear_swiglu(self, x_TD: Tensor, gate_up_FD: Tensor) -> Tensor | None: ...
+    def prepare_blocks(self, weights: Sequence[BlockWeights]) -> PreparedBlocks | None: ...
     def route(self, logits_TE: Tensor, num_choices: int, normalise: bool) -> Routes: ...
     def dispatch(self, x_TD: Tensor, rows: ExpertRows) -> Tensor: ...
     def grouped_linear(self, x_SD: Tensor, weight_RD: Tensor, ends_E: Tensor) -> Tensor: ...

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from stoker.model.kernels.adam import AdamStep
+from stoker.model.kernels.block_weights import BlockWeights, PreparedBlocks
 from stoker.model.kernels.expert_ops import ExpertOps
 from stoker.model.kernels.fp8 import fp8_of
 from stoker.model.kernels.kernel_set import CrossEntropy, MissingKernel, choose_kernels, obstacle
@@ -192,6 +193,13 @@ class Ops(ExpertOps):
         """Return swiglu(linear(x)), in one kernel where that is faster; the weight holds gate's rows, then up's."""
         fused = self.impl.linear_swiglu(x_TD, gate_up_FD) if fp8_of(gate_up_FD) is None else None
         return self.swiglu(self.linear(x_TD, gate_up_FD)) if fused is None else fused
+
+    def prepare_blocks(self, weights: Sequence[BlockWeights]) -> PreparedBlocks | None:
+        """Return a decoder's blocks as one call for passes of decodes; None: the caller computes block by block.
+
+        The result is that of the single operations. The weights must not be replaced afterwards.
+        """
+        return self.impl.prepare_blocks(weights)
 
     def rotate(self, q_TNH: Tensor, k_TKH: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
         """Normalise q and k per head where the rotation has norms, then rotate them."""

@@ -29,6 +29,7 @@ norm_linear_swiglu = composed.norm_linear_swiglu
 linear_swiglu = composed.linear_swiglu
 experts = composed.experts
 norm_experts = composed.norm_experts
+prepare_blocks = composed.prepare_blocks
 pack = cpu_product.pack
 sample = draw.sample
 dispatch = expert_rows.gather_rows

@@ -17,12 +17,15 @@ Chosen by `choose_kernels` as the set `compiled`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
 from torch import Tensor
 
 from stoker.model.kernels import composed, reference
+from stoker.model.kernels.block_weights import BlockWeights, PreparedBlocks
+from stoker.model.kernels.compiled.blocks import CompiledBlocks
 from stoker.model.kernels.compiled.library import load_library
 from stoker.model.kernels.compiled.product_kinds import PRODUCTS, Product
 from stoker.model.kernels.rotation import CacheLayer, Rotation
@@ -124,12 +127,9 @@ def norm_linear(
     if not takes_product(x_TD, weight_ED, bias_E) or not takes_sum(x_TD, update_TD, norm_D):
         return None
     (num_rows, in_size), out_size = x_TD.shape, weight_ED.shape[0]
-    y_TE = torch.empty(num_rows, out_size, dtype=torch.bfloat16)
-    total_TD = x_TD if update_TD is None else torch.empty_like(x_TD)
+    y_TE, total_TD = torch.empty(num_rows, out_size, dtype=torch.bfloat16), empty_total(x_TD, update_TD)
     is_done = _C.stoker_norm_product(
-        x_TD.data_ptr(),
-        None if update_TD is None else update_TD.data_ptr(),
-        norm_D.data_ptr(),
+        *sum_pointers(x_TD, update_TD, norm_D),
         eps,
         weight_ED.data_ptr(),
         None if bias_E is None else bias_E.data_ptr(),
@@ -150,26 +150,35 @@ def norm_linear_swiglu(
     if not takes_product(x_TD, gate_up_FD, None) or not takes_sum(x_TD, update_TD, norm_D):
         return None
     (num_rows, in_size), width = x_TD.shape, gate_up_FD.shape[0] // 2
-    out_TF = torch.empty(num_rows, width, dtype=torch.bfloat16)
-    total_TD = x_TD if update_TD is None else torch.empty_like(x_TD)
-    is_done = _C.stoker_norm_product_swiglu(
-        x_TD.data_ptr(),
-        None if update_TD is None else update_TD.data_ptr(),
-        norm_D.data_ptr(),
-        eps,
-        gate_up_FD.data_ptr(),
-        total_TD.data_ptr(),
-        out_TF.data_ptr(),
-        num_rows,
-        in_size,
-        width,
-    )
+    out_TF, total_TD = torch.empty(num_rows, width, dtype=torch.bfloat16), empty_total(x_TD, update_TD)
+    pointers = (*sum_pointers(x_TD, update_TD, norm_D), eps, gate_up_FD.data_ptr())
+    is_done = _C.stoker_norm_product_swiglu(*pointers, total_TD.data_ptr(), out_TF.data_ptr(), num_rows, in_size, width)
     check_memory(is_done, num_rows)
     return out_TF, total_TD
 
 
+def sum_pointers(x_TD: Tensor, update_TD: Tensor | None, norm_D: Tensor) -> tuple[int, int | None, int]:
+    return x_TD.data_ptr(), None if update_TD is None else update_TD.data_ptr(), norm_D.data_ptr()
+
+
+def empty_total(x_TD: Tensor, update_TD: Tensor | None) -> Tensor:
+    """Memory for x + update; x itself where there is no update."""
+    return x_TD if update_TD is None else torch.empty_like(x_TD)
+
+
 def takes_sum(x_TD: Tensor, update_TD: Tensor | None, norm_D: Tensor) -> bool:
     return takes(x_TD, norm_D) and (update_TD is None or takes(update_TD, norm_D))
+
+
+def prepare_blocks(weights: Sequence[BlockWeights]) -> PreparedBlocks | None:
+    """All blocks in one call; None where the processor, a size or a dtype is not one that this was built for."""
+    if PRODUCT is None or not PRODUCT.has_blocks or any(of_block.head_dim > MAX_HEAD for of_block in weights):
+        return None
+    products = (weight for of_block in weights for weight in of_block.products)
+    rows = (row for of_block in weights for row in of_block.rows)
+    if not all(map(reads, products)) or not all(row.dtype is torch.bfloat16 and row.is_contiguous() for row in rows):
+        return None
+    return CompiledBlocks(_C, weights)
 
 
 def logits(hidden_TD: Tensor, weight_VD: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from typing import Any
 log = logging.getLogger("stoker.model")
 
 FOLDER = Path(__file__).parent
-SOURCES = tuple(FOLDER / f"{name}.c" for name in ("rows", "products", "tile_products", "vector_products"))
+SOURCES = tuple(FOLDER / f"{name}.c" for name in ("rows", "products", "tile_products", "vector_products", "blocks"))
 HEADERS = tuple(FOLDER / f"{name}.h" for name in ("bfloat16", "rows", "products"))
 FLAGS = (
     *("-O3", "-march=native", "-std=gnu11", "-fopenmp", "-shared", "-fPIC"),
@@ -31,7 +31,13 @@ WIDE_VECTORS = "-mprefer-vector-width=512"
 COMPILE_TIMEOUT_S = 120.0
 
 _POINTER, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
-RETURN_INT = ("stoker_product_kind", "stoker_product", "stoker_norm_product", "stoker_norm_product_swiglu")
+RETURN_INT = (
+    "stoker_product_kind",
+    "stoker_product",
+    "stoker_norm_product",
+    "stoker_norm_product_swiglu",
+    "stoker_blocks",
+)
 SIGNATURES: dict[str, list[Any]] = {
     "stoker_product_kind": [],
     "stoker_rms_norm": [_POINTER] * 2 + [_FLOAT, _POINTER] + [_LONG] * 2,
@@ -43,6 +49,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "stoker_product": [_POINTER] * 4 + [_LONG] * 3,
     "stoker_norm_product": [_POINTER] * 3 + [_FLOAT] + [_POINTER] * 4 + [_LONG] * 3,
     "stoker_norm_product_swiglu": [_POINTER] * 3 + [_FLOAT] + [_POINTER] * 3 + [_LONG] * 3,
+    "stoker_blocks": [_POINTER] * 2,
     "stoker_attend": [_POINTER] * 6 + [_LONG] * 6 + [_FLOAT, _LONG],
 }
 

@@ -17,6 +17,8 @@ class Product(NamedTuple):
     """D is a multiple of it."""
     out_multiple: int
     """E is a multiple of it."""
+    has_blocks: bool
+    """Whether all blocks of a pass of decodes run as one call, which was measured there."""
 
     def divides(self, out_size: int, in_size: int) -> bool:
         """Whether a weight [E, D] has sizes that the product takes."""
@@ -28,8 +30,8 @@ class Product(NamedTuple):
 
 PRODUCTS: dict[int, Product | None] = {
     0: None,
-    1: Product(most_rows=64, in_multiple=32, out_multiple=32),
-    2: Product(most_rows=None, in_multiple=16, out_multiple=1),
+    1: Product(most_rows=64, in_multiple=32, out_multiple=32, has_blocks=False),
+    2: Product(most_rows=None, in_multiple=16, out_multiple=1, has_blocks=True),
 }
 """By the number that `stoker_product_kind` returns (`products.c`): none; AMX, of few rows, because oneDNN, which puts a
 weight in order first, is faster for more; AVX2 without AVX-512, where oneDNN has no product in bfloat16."""

@@ -20,7 +20,6 @@
 #define MOST_PANEL 64     /* rows of the weight in a panel */
 #define MOST_ROWS 64      /* rows of x for which a panel's sums are kept */
 #define SERIAL_WEIGHT 65536
-#define AHEAD 4096 /* bytes of the weight that are fetched before they are used */
 
 /* x in float, each chunk as [8 even, 8 odd]. */
 static void widen_rows(const bf16 *x, float *wide_x, long count)
@@ -40,7 +39,8 @@ static inline __attribute__((always_inline)) __m128 add_lanes(__m256 a, __m256 b
     return _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1));
 }
 
-/* sums[t * MOST_PANEL + r] = weight row r times x row t, of R rows of the weight and C rows of x. */
+/* sums[t * MOST_PANEL + r] = weight row r times x row t, of R rows of the weight and C rows of x. The next R rows are
+ * fetched meanwhile, in the order of the memory, which one stream per row would not have. */
 static inline __attribute__((always_inline)) void tile(const bf16 *weight, const float *x, float *sums, long D, int R,
                                                        int C, int fetches)
 {
@@ -51,7 +51,7 @@ static inline __attribute__((always_inline)) void tile(const bf16 *weight, const
     for (long d = 0; d < D; d += CHUNK) {
         if (fetches && d % 32 == 0)
             for (int r = 0; r < R; r++)
-                _mm_prefetch((const char *)(weight + r * D + d) + AHEAD, _MM_HINT_T0);
+                _mm_prefetch((const char *)(weight + R * (D + d) + r * 32), _MM_HINT_T0);
         for (int half = 0; half < 2; half++) {
             __m256 numbers[8];
             for (int r = 0; r < R; r++) {
@@ -94,7 +94,7 @@ static void panel_sums(const bf16 *weight, const float *x, float *sums, long D, 
         else
             strip(weight, x, sums, D, rows, 3, 4, 1);
     switch (T - t) {
-    case 1: strip(weight, x + t * D, sums + t * MOST_PANEL, D, rows, 8, 1, t == 0); break;
+    case 1: strip(weight, x + t * D, sums + t * MOST_PANEL, D, rows, 4, 1, t == 0); break;
     case 2: strip(weight, x + t * D, sums + t * MOST_PANEL, D, rows, 4, 2, t == 0); break;
     case 3: strip(weight, x + t * D, sums + t * MOST_PANEL, D, rows, 4, 3, t == 0); break;
     }

@@ -16,6 +16,7 @@ from stoker.model.kernels.composed import (
     norm_experts,
     norm_linear,
     norm_linear_swiglu,
+    prepare_blocks,
 )
 from stoker.model.kernels.fused.adam import adam_
 from stoker.model.kernels.fused.attention.packed import packed_attention
@@ -58,6 +59,7 @@ __all__ = [
     "pack",
     "packed_attention",
     "paged_attention",
+    "prepare_blocks",
     "rms_norm",
     "rotate",
     "rotate_and_write",

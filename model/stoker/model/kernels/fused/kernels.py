@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from stoker.model.kernels.composed import prepare_blocks
 from stoker.model.kernels.fused.adam import adam_
 from stoker.model.kernels.fused.attention.packed import packed_attention
 from stoker.model.kernels.fused.attention.paged import paged_attention
@@ -48,6 +49,7 @@ __all__ = [
     "pack",
     "packed_attention",
     "paged_attention",
+    "prepare_blocks",
     "rms_norm",
     "rotate",
     "rotate_and_write",

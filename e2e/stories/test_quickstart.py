@@ -24,8 +24,8 @@ from testing.stories.manifests import Manifest
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
 QUESTION = "What is Stoker?"
 ANSWER = "Stoker is a Kubernetes operator that trains language models"
-TAUGHT_S = 2400
-"""Limit of the training, as in the example's own run.py: a processor without bfloat16 takes many minutes."""
+TAUGHT_S = 900
+"""Limit of the training, as in the run.py of the example."""
 CHAT = ("--once", QUESTION, "--temperature", "0", "--max-tokens", "24")
 
 

@@ -37,6 +37,8 @@ class FleetSettings:
     limits: Limits | None = None
     startup_s: float = 120.0
     policy: str = "leastPending"
+    orders: tuple[tuple[float, int], ...] = ()
+    """Of a pool that follows a plan: (seconds, change of the number of replicas)."""
 
 
 @dataclass
@@ -96,9 +98,11 @@ class Fleet:
         if self.settings.limits is not None:
             self._at(POLL_S, "poll", None)
             self._at(REVIEW_S, "review", None)
+        for at_s, change in self.settings.orders:
+            self._at(at_s, "ordered", change)
         acts: dict[str, Callable[[float, Any], None]] = {
             "arrival": self._arrive, "step": self._step, "ended": self._ended, "poll": self._poll,
-            "review": self._review, "started": self._started,
+            "review": self._review, "started": self._started, "ordered": self._ordered,
         }  # fmt: skip
         now_s = 0.0
         while len(self.result.served) < len(self.requests) and not self.gave_up:
@@ -175,6 +179,9 @@ class Fleet:
     def _gone(self, now_s: float, name: str) -> None:
         self.starting.pop(name, None)
         self.result.replica_s += now_s - self._made_s.pop(name)
+
+    def _ordered(self, now_s: float, change: int) -> None:
+        self._scale(now_s, self.wanted + change)
 
     def _scale(self, now_s: float, wanted: int) -> None:
         for _ in range(wanted - self.wanted):

@@ -14,7 +14,7 @@ from stoker.operator.domain.autoscaling.demand import Demand
 from stoker.operator.domain.autoscaling.need import needed_by_goals
 from stoker.operator.domain.autoscaling.prediction import EngineShape, Goals
 from stoker.operator.domain.autoscaling.record import first_record
-from stoker.operator.domain.autoscaling.rule import review
+from stoker.operator.domain.autoscaling.rule import MEASURED_S, review
 from stoker.operator.domain.autoscaling.step_curve import StepCurve
 from stoker.pod.histogram import Histogram
 
@@ -170,12 +170,30 @@ def test_a_pool_asks_for_one_replica_more_than_there_is_room_for() -> None:
 def test_a_goal_missed_against_the_prediction_adds_a_replica_while_the_demand_lasts() -> None:
     limits = Limits(1, 16, goals=GOALS, scale_down_after_s=60)
     need = needed_by_goals(limits, pool(1, 20.0), 0.8).replicas
-    late = pool(need, 20.0, measured=Measured(first_token_s=3.0))
-    decision, memory = review(0.0, limits, late, Memory())
+    late, memory = pool(need, 20.0, measured=Measured(first_token_s=3.0)), Memory()
+    for number in range(round(MEASURED_S / REVIEW_S)):
+        decision, memory = review(number * REVIEW_S, limits, late, memory)
+        assert (decision.after, decision.reason) == (need, "Sufficient")
+    decision, memory = review(MEASURED_S, limits, late, memory)
     assert (decision.before, decision.after, decision.reason) == (need, need + 1, "Missed")
-    better = pool(need + 1, 20.0, measured=Measured(first_token_s=1.0))
-    assert {found.after for found in run(limits, better, 800, memory, 5.0)} == {need + 1}
-    assert run(limits, pool(need + 1, 2.0), 800, memory, 5.0)[-1].after < need, "less demand needs no such floor"
+    better, begin_s = pool(need + 1, 20.0, measured=Measured(first_token_s=1.0)), MEASURED_S + REVIEW_S
+    assert {found.after for found in run(limits, better, 800, memory, begin_s)} == {need + 1}
+    assert run(limits, pool(need + 1, 2.0), 800, memory, begin_s)[-1].after < need, "less demand needs no such floor"
+
+
+@pytest.mark.parametrize("between", [{}, {"unknown": ("the load of engine e is 20 s old",)}], ids=["met", "unknown"])
+def test_a_miss_that_ends_within_a_minute_adds_no_replica(between: dict[str, object]) -> None:
+    """Again and again, each time for one review less than counts; unknown inputs end a miss, too."""
+    limits = Limits(1, 16, goals=GOALS, scale_down_after_s=60)
+    need = needed_by_goals(limits, pool(1, 20.0), 0.8).replicas
+    late, memory = pool(need, 20.0, measured=Measured(first_token_s=3.0)), Memory()
+    other = replace(late, **between) if between else pool(need, 20.0, measured=Measured(first_token_s=1.0))  # type: ignore[arg-type]
+    lasting = round(MEASURED_S / REVIEW_S)
+    for number in range(5 * (lasting + 1)):
+        seen = other if number % (lasting + 1) == lasting else late
+        decision, memory = review(number * REVIEW_S, limits, seen, memory)
+        assert decision.after == need
+    assert memory.missed_at == 0
 
 
 def test_a_second_change_of_direction_waits() -> None:

@@ -100,6 +100,8 @@ class Memory:
     changes: tuple[Change, ...] = ()
     short_s: float | None = None
     """Since when the present work needs more replicas than there are."""
+    late_s: float | None = None
+    """Since when a goal is missed although the prediction meets it."""
     missed_at: int = 0
     """Replicas at which a goal was missed although the prediction met it."""
     missed_rate: float = 0.0

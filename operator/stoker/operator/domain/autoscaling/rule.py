@@ -4,7 +4,8 @@
 2. The need is the smallest number that is predicted to meet 0.75 of each goal for the forecast demand.
 3. More replicas at once, at most twice as many; fewer one by one, after a whole `scale_down_after_s` in which fewer
    were predicted to meet 0.7 of each goal.
-4. A goal that is missed although the prediction met it adds a replica, and keeps it while the demand lasts.
+4. A goal that is missed for more than a minute although the prediction met it adds a replica, and keeps it while the
+   demand lasts.
 5. A pool that went up again after going down needs a longer proof for a while, so that it does not swing. One that
    has just begun to go down gets replicas only for what outlasts their start: a burst is over before they are ready.
 
@@ -32,6 +33,8 @@ from stoker.operator.domain.autoscaling.need import Need, needed_by_goals
 UP_SHARE, DOWN_SHARE = 0.75, 0.7
 """Of a goal, that a prediction must meet to add and to remove replicas."""
 MISS_LASTS_S = 900.0
+MEASURED_S = 60.0
+"""Time that the measured percentiles cover: a miss that does not outlast it may be one burst."""
 SWING_S = 600.0
 """At most one change of direction in this time, but for work that outlasts the start of the replica that it needs."""
 REMEMBERED_S = 3600.0
@@ -56,7 +59,7 @@ def review(now_s: float, limits: Limits, seen: PoolInput, memory: Memory) -> tup
         return _decided(now_s, limits, seen, memory, bounded, "Bounds", text)
     if seen.unknown:
         text = f"not known: {'; '.join(seen.unknown)}"
-        memory = replace(memory, needs=(), since_s=None, short_s=None)
+        memory = replace(memory, needs=(), since_s=None, short_s=None, late_s=None)
         return _decided(now_s, limits, seen, memory, seen.replicas, "Unknown", text)
     if seen.replicas and not seen.ready:
         memory = replace(memory, needs=(), since_s=None)  # a pool that has not begun to serve proves nothing
@@ -123,11 +126,18 @@ def _burst_left_s(now_s: float, seen: PoolInput, memory: Memory) -> float:
 
 
 def _with_miss(now_s: float, limits: Limits, seen: PoolInput, memory: Memory, needs: Needs) -> Memory:
-    """Note that a goal is missed although all replicas are ready and were predicted to meet it."""
+    """Note that a goal is missed although all replicas are ready and were predicted to meet it.
+
+    It counts once it has lasted for another measured minute: the misses of one burst are over by then.
+    """
     if limits.mode != "slo" or needs.up.infeasible or not _is_missed(limits, seen.measured):
-        return memory
+        return replace(memory, late_s=None)
     settled = all(now_s - change.at_s > seen.startup_s + 60 for change in memory.changes if change.up)
     if seen.ready < seen.replicas or not settled or needs.up.replicas > seen.replicas:
+        return replace(memory, late_s=None)
+    late_s = memory.late_s if memory.late_s is not None else now_s
+    memory = replace(memory, late_s=late_s)
+    if now_s - late_s < MEASURED_S:
         return memory
     return replace(memory, missed_at=seen.replicas, missed_rate=seen.rate, missed_s=now_s)
 

@@ -78,6 +78,15 @@ def test_a_member_that_ends_takes_its_replica_with_it_and_is_named() -> None:
     assert uids(other) < uids(serving.engines())
 
 
+def test_a_member_that_a_full_node_refuses_is_a_failure_so_that_no_replica_is_made_without_a_pause() -> None:
+    serving = wide(1)
+    (refused,) = replicas(serving).values()
+    refused[1]["status"] = {"phase": "Failed", "reason": "OutOfnvidia.com/gpu", "message": "Pod was rejected"}
+    serving.cluster.reconcile(POOL)
+    assert serving.pool_status["failures"] == 1
+    assert "OutOfnvidia.com/gpu: Pod was rejected" in serving.pool_status["lastFailure"]
+
+
 def test_a_member_that_vanishes_or_is_evicted_takes_its_replica_with_it_and_counts_as_no_failure() -> None:
     serving = wide(1)
     for take in (

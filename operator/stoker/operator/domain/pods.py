@@ -47,7 +47,13 @@ class PodExit:
     message: TerminationMessage | None
     """The program's own; None where it left none."""
     disrupted: bool = False
-    """Whether it was evicted, pre-empted, refused by a full node or lost with its node."""
+    """Whether it was evicted, pre-empted or lost with its node."""
+    refused: bool = False
+    """Whether the node had no room for it when it came (OutOfcpu, OutOfnvidia.com/gpu): another pod has taken it.
+
+    A job's retry costs nothing then. For other pods it is a failure, so that a node whose devices are gone is not tried
+    without a pause.
+    """
 
 
 def answers_polls(pod: Object) -> bool:
@@ -101,6 +107,7 @@ def exit_of(pod: Object) -> PodExit:
         detail=detail,
         message=message,
         disrupted=_is_disrupted(status),
+        refused=(status.get("reason") or "").startswith("OutOf"),
     )
 
 
@@ -220,9 +227,6 @@ def _kubelet_detail(status: Mapping[str, Any], terminated: Mapping[str, Any]) ->
 
 
 def _is_disrupted(status: Mapping[str, Any]) -> bool:
-    reason = status.get("reason") or ""
-    if reason in {"Evicted", "NodeLost", "Preempting", "Shutdown", "NodeShutdown", "Terminated"}:
-        return True
-    if reason.startswith("OutOf"):  # OutOfcpu, OutOfnvidia.com/gpu: the node refused it, another pod has taken the room
+    if status.get("reason") in {"Evicted", "NodeLost", "Preempting", "Shutdown", "NodeShutdown", "Terminated"}:
         return True
     return any(c["type"] == "DisruptionTarget" and c["status"] == "True" for c in status.get("conditions", ()))

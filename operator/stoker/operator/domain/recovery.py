@@ -35,7 +35,7 @@ class Ending:
 
     @property
     def action(self) -> Action:
-        """The action of the table; a disrupted pod (evicted, node lost) is never the job's fault."""
+        """The action of the table; a disrupted pod (evicted, refused by a full node, node lost) is never the job's fault."""
         action = action_after(self.cause)
         return Action.RETRY_FREE if action is Action.RETRY and self.disrupted else action
 
@@ -52,7 +52,7 @@ def first_failure(pods: Iterable[Object]) -> Ending | None:
 
 def disruption(pods: Iterable[Object]) -> Ending | None:
     """The first cause among failures from outside of the job: a lost node, an eviction."""
-    return first_failure(pod for pod in pods if exit_of(pod).disrupted)
+    return first_failure(pod for pod in pods if exit_of(pod).disrupted or exit_of(pod).refused)
 
 
 def lost_pod(node_rank: int, name: str) -> Ending:
@@ -93,7 +93,7 @@ def _ending(pod: Object, exit_: PodExit) -> Ending:
         node_rank=label_number(pod, NODE_RANK),
         node=str(pod["spec"].get("nodeName", "")),
         pod=str(pod["metadata"]["name"]),
-        disrupted=exit_.disrupted,
+        disrupted=exit_.disrupted or exit_.refused,
     )
 
 

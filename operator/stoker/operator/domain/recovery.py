@@ -35,7 +35,7 @@ class Ending:
 
     @property
     def action(self) -> Action:
-        """The action of the table; a disrupted pod (evicted, refused by a full node, node lost) is never the job's fault."""
+        """The action of the table. A pod that was evicted, refused by a full node or lost is never the job's fault."""
         action = action_after(self.cause)
         return Action.RETRY_FREE if action is Action.RETRY and self.disrupted else action
 

@@ -58,7 +58,7 @@ class Replica:
         return Path(self.log.name).read_text(encoding="utf-8")
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(f"http://127.0.0.1:{self.port}{path}", timeout=30, trust_env=False)
+        return httpx.get(f"http://127.0.0.1:{self.port}{path}", timeout=5, trust_env=False)
 
     def status(self) -> dict[str, Any]:
         return dict(self.get("/status").json()) if self.port else {}
@@ -75,7 +75,7 @@ class Replica:
         return self.process.wait(timeout=30)
 
 
-def eventually(reached: Callable[[], bool], within_s: float = 120) -> float:
+def eventually(reached: Callable[[], bool], within_s: float = 60) -> float:
     """Wait until the condition holds and return the seconds that it took."""
     began = time.monotonic()
     while time.monotonic() < began + within_s:

@@ -24,7 +24,7 @@ KEPT_VARIABLE = "STOKER_E2E_CLUSTER"
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Allow more time: the first story also builds images and starts the cluster."""
     for item in items:
-        if "e2e/stories" in str(item.path) and item.get_closest_marker("timeout") is None:
+        if "e2e/stories" in str(item.path):
             item.add_marker(pytest.mark.timeout(1200))
 
 

@@ -33,8 +33,6 @@ VALUES: dict[str, Any] = {
     "workloads": {"nodeLostSeconds": 2, "elastic": ELASTIC},
     "config": {"poll": {"interval_s": 0.5}},
 }
-WAIT = ("--wait", "--timeout=300s")
-"""Options of helm: return once both replicas are ready, also on a machine on which other work runs."""
 
 
 def install(cluster: Cluster, values: dict[str, Any] | None = None) -> Releases:
@@ -46,5 +44,5 @@ def install(cluster: Cluster, values: dict[str, Any] | None = None) -> Releases:
     releases.kubectl("create", "namespace", NAMESPACE)
     releases.kubectl("label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=restricted")
     releases.upgrade("stoker-crds", CRDS, NAMESPACE)
-    releases.upgrade("stoker", STOKER, NAMESPACE, *WAIT, values={**VALUES, **(values or {})})
+    releases.upgrade("stoker", STOKER, NAMESPACE, "--wait", "--timeout=120s", values={**VALUES, **(values or {})})
     return releases

@@ -36,8 +36,7 @@ class OperatorPods:
         self.wait_for_rollout()
 
     def wait_for_rollout(self) -> None:
-        status = ("rollout", "status", "deployment/stoker", f"--namespace={NAMESPACE}", "--timeout=300s")
-        self.cluster.kubectl(*status, timeout_s=320)
+        self.cluster.kubectl("rollout", "status", "deployment/stoker", f"--namespace={NAMESPACE}", "--timeout=90s")
 
     def image(self) -> str:
         """Return the image of every operator pod."""

@@ -18,7 +18,7 @@ RUN = {"training.totalSteps": 100_000, "checkpoint.intervalSteps": EVERY, "check
 
 def test_a_resume_passes_over_a_damaged_checkpoint_and_says_so(story: Story) -> None:
     story.apply(corpus(), claim("checkpoints"), claim("logs"), job("train", RUN))
-    story.wait("TrainingJob", "train", lambda _: len(verified(story)) >= 2, "saved twice")
+    story.wait("TrainingJob", "train", lambda _: len(verified(story)) >= 2, "saved twice", 120)
     story.patch("TrainingJob", "train", {"run": {"suspend": True}})
     story.wait_for_phase("TrainingJob", "train", "Suspended")
     before, newest = newest_two(story)

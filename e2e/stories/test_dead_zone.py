@@ -8,22 +8,19 @@ import pytest
 
 from e2e.charts.helm import NAMESPACE, STOKER
 from e2e.charts.release import Releases
-from e2e.stories.installation import VALUES, WAIT
+from e2e.stories.installation import VALUES
+from e2e.stories.pair import PAIR
 from e2e.stories.story import Object, Story
 from testing.stories.manifests import claim, corpus, job
 
 ZONE = "topology.kubernetes.io/zone"
 EVERY = 25
 RUN = {
-    "workers.replicas": 2,
-    "workers.gpusPerPod": 2,
-    "workers.ranksPerPod": 1,
-    "runtime.device": "cpu",
+    **PAIR,
     "training.totalSteps": 1_000_000,
     "checkpoint.intervalSteps": EVERY,
     "checkpoint.maxToKeep": 3,
 }
-"""Two pods for one node with four GPUs."""
 
 
 @pytest.fixture
@@ -40,21 +37,21 @@ def zones(releases: Releases, story: Story) -> Iterator[None]:
 
 def upgrade(releases: Releases, workloads: object) -> None:
     values = {**VALUES, "workloads": workloads}
-    releases.upgrade("stoker", STOKER, NAMESPACE, *WAIT, values=values)
+    releases.upgrade("stoker", STOKER, NAMESPACE, "--wait", "--timeout=120s", values=values)
 
 
 @pytest.mark.usefixtures("zones")
 def test_a_gang_moves_out_of_a_zone_that_stays_silent(story: Story) -> None:
     story.apply(corpus(), claim("checkpoints"), claim("logs"), job("hit", RUN))
-    story.wait("TrainingJob", "hit", lambda found: saved(found) >= EVERY, "a verified save")
+    story.wait("TrainingJob", "hit", lambda found: saved(found) >= EVERY, "a verified save", 120)
     (dead,) = {pod["spec"]["nodeName"] for pod in story.pods(job="hit")}
 
     story.cluster.kill_node(dead)
 
-    silent = story.wait("TrainingJob", "hit", is_in_outage, "an outage of the zone")
+    silent = story.wait("TrainingJob", "hit", is_in_outage, "an outage of the zone", 90)
     assert silent["status"]["attempt"]["number"] == 0, "no pod is lost in an outage"
     kept = saved(silent)
-    moved = story.wait("TrainingJob", "hit", has_moved, "a save of the next attempt")
+    moved = story.wait("TrainingJob", "hit", has_moved, "a save of the next attempt", 180)
     assert {pod["spec"]["nodeName"] for pod in story.pods(job="hit", attempt=str(attempt(moved)))} == {
         "node-b" if dead == "node-a" else "node-a"
     }

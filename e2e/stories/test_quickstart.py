@@ -16,7 +16,7 @@ import pytest
 from e2e.charts.helm import CRDS, NAMESPACE, STOKER, helm
 from e2e.charts.release import Releases
 from e2e.cluster.volumes import CLASS
-from e2e.stories.installation import IMAGES, VALUES, WAIT
+from e2e.stories.installation import IMAGES, VALUES
 from e2e.stories.story import Object, Story
 from e2e.stories.test_operator_restart import runs
 from testing.stories.manifests import Manifest
@@ -24,8 +24,6 @@ from testing.stories.manifests import Manifest
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
 QUESTION = "What is Stoker?"
 ANSWER = "Stoker is a Kubernetes operator that trains language models"
-TAUGHT_S = 900
-"""Limit of the training, as in the run.py of the example."""
 CHAT = ("--once", QUESTION, "--temperature", "0", "--max-tokens", "24")
 
 
@@ -48,15 +46,13 @@ def installed(releases: Releases) -> Iterator[Releases]:
     install_again(releases)
 
 
-@pytest.mark.timeout(TAUGHT_S + 1200)
 @pytest.mark.usefixtures("models")
 def test_the_quickstart_teaches_and_serves_a_model_and_outlives_the_charts(story: Story, installed: Releases) -> None:
     helm("test", "stoker", "--namespace", NAMESPACE, kubeconfig=installed.kubeconfig)
 
     story.kubectl("apply", "-f", str(QUICKSTART))
-    waited = f"--timeout={TAUGHT_S}s"
-    story.kubectl("wait", "trainingjob/teach", "--for=condition=Ready", waited, timeout_s=TAUGHT_S + 20)
-    story.wait("InferenceDeployment", "stoker-chat", serves_the_end, "serving step 16")
+    story.kubectl("wait", "trainingjob/teach", "--for=condition=Ready", "--timeout=300s", timeout_s=320)
+    story.wait("InferenceDeployment", "stoker-chat", serves_the_end, "serving step 16", 120)
 
     assert ANSWER in asked_from_a_pod(story)
     with story.cluster.forward(story.namespace, "service/stoker-chat", 8000) as url:
@@ -89,7 +85,7 @@ def kinds_left(story: Story) -> list[str]:
 def asked_from_a_pod(story: Story, name: str = "asks") -> str:
     """Return the answer to a pod that has only the Service's name."""
     story.apply(pod(name, ["stoker", "chat", "http://stoker-chat:8000", *CHAT]))
-    story.wait("Pod", name, lambda found: found["status"]["phase"] in ("Succeeded", "Failed"), "ended")
+    story.wait("Pod", name, lambda found: found["status"]["phase"] in ("Succeeded", "Failed"), "ended", 60)
     return story.log(story.get("Pod", name))
 
 
@@ -98,7 +94,7 @@ def asked_from_here(url: str) -> str:
         [sys.executable, "-m", "stoker.cli.main", "chat", url, *CHAT],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=60,
         check=False,
     )
     return done.stdout + done.stderr
@@ -123,7 +119,7 @@ def files(folder: Path) -> set[str]:
 
 def install_again(releases: Releases) -> None:
     releases.upgrade("stoker-crds", CRDS, NAMESPACE)
-    releases.upgrade("stoker", STOKER, NAMESPACE, *WAIT, values=VALUES)
+    releases.upgrade("stoker", STOKER, NAMESPACE, "--wait", "--timeout=120s", values=VALUES)
 
 
 def volume(name: str, namespace: str, folder: Path) -> Manifest:

@@ -5,19 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from e2e.stories.installation import RACK
+from e2e.stories.pair import PAIR
 from e2e.stories.story import Object, Story
 from testing.stories.manifests import claim, corpus, job
 
 RUN = {
-    "workers.replicas": 2,
-    "workers.gpusPerPod": 2,
-    "workers.ranksPerPod": 1,
-    "runtime.device": "cpu",
+    **PAIR,
     "training.totalSteps": 1_000_000,
     "checkpoint.intervalSteps": 1_000_000,
     "scheduling.topology": [{"key": RACK, "mode": "Required"}],
 }
-"""Two pods for one node with four GPUs."""
 
 
 def test_a_slow_rank_is_named_and_a_node_that_failed_twice_is_avoided(story: Story) -> None:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from e2e.stories.holder import holder
 from e2e.stories.installation import RACK
+from e2e.stories.pair import PAIR
 from e2e.stories.story import Story
 from stoker.operator.domain.placement.node_capacity import pinned_node
 from testing.stories.manifests import claim, corpus, job
 
 RUN = {
-    "workers.replicas": 2,
-    "workers.gpusPerPod": 2,
-    "workers.ranksPerPod": 1,
-    "runtime.device": "cpu",
+    **PAIR,
     "training.totalSteps": 20,
     "scheduling.topology": [{"key": RACK, "mode": "Required"}],
     "scheduling.gangTimeoutSeconds": 10,
 }
-"""Two pods for one node with four GPUs."""
 
 
 def test_a_gang_whose_room_is_taken_before_it_is_scheduled_is_placed_anew(story: Story) -> None:

@@ -312,7 +312,7 @@ def test_bf16_logprobs_are_close_to_the_trainer_s_and_to_transformers(twin: Any,
     """The bounds are 0.06 at most and 0.01 on average for the same tokens; fp32 transformers is the reference.
 
     A router that takes another expert, because two of its logits are closer than bfloat16's rounding, changes a token
-    by more: with experts 0.06 is for 95 % of the tokens.
+    by more: with experts 0.06 is for 98 % of the tokens, and 0.2 for all.
     """
     prompts = prompts_of(24)
     found = [scored(deltas) for deltas in answer(engine_of(twin), prompts, lambda _: GREEDY)]
@@ -334,10 +334,10 @@ def test_bf16_logprobs_are_close_to_the_trainer_s_and_to_transformers(twin: Any,
         gap = (ours - other).abs()
         record_property(f"{name}_largest", float(gap.max()))
         record_property(f"{name}_mean", float(gap.mean()))
-        share = 0.95 if twin.config.model_type == "qwen3_moe" else 1.0
+        has_experts = twin.config.model_type == "qwen3_moe"
         print(f"bf16 logprobs against {name}: largest {gap.max():.5f}, mean {gap.mean():.6f}")
-        assert gap.quantile(share) < 0.06
-        assert gap.max() < 0.4
+        assert gap.quantile(0.98 if has_experts else 1.0) < 0.06
+        assert gap.max() < (0.2 if has_experts else 0.06)
         assert gap.mean() < 0.01
 
 

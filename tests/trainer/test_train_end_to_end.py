@@ -25,20 +25,13 @@ TOPICS = ("the fire", "the boiler", "a ship", "the harbour", "coal", "steam", "t
 class Run:
     """One folder in which the trainer is started, perhaps several times."""
 
-    def __init__(
-        self,
-        folder: Path,
-        corpus: Path,
-        ranks: int,
-        parallelism: dict[str, Any] | None = None,
-        total_steps: int = TOTAL_STEPS,
-    ) -> None:
+    def __init__(self, folder: Path, corpus: Path, ranks: int, parallelism: dict[str, Any] | None = None) -> None:
         self.folder = folder
         self.socket = folder / "control"
         folder.mkdir()
-        config = self._config(corpus, ranks) | {"parallelism": parallelism or {}}
-        config["training"]["total_steps"] = total_steps
-        (folder / "config.json").write_text(json.dumps(config))
+        (folder / "config.json").write_text(
+            json.dumps(self._config(corpus, ranks) | {"parallelism": parallelism or {}})
+        )
 
     def start(self) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -83,6 +76,7 @@ class Run:
                 "head_dim": 8,
             },
             "training": {
+                "total_steps": TOTAL_STEPS,
                 "global_batch_size": 4,
                 "micro_batch_size": 1,
                 "sequence_length": 32,
@@ -202,7 +196,7 @@ def test_killed_resumed_interrupted_and_resumed_the_losses_are_those_of_one_unin
 
 def test_a_tensor_parallel_run_that_was_killed_resumes_bitwise(tmp_path: Path, corpus: Path) -> None:
     cut = {"tensor": 2, "sequence_parallel": True}
-    calm, hit = (Run(tmp_path / name, corpus, 2, cut, total_steps=50) for name in ("calm", "hit"))
+    calm, hit = Run(tmp_path / "calm", corpus, 2, cut), Run(tmp_path / "hit", corpus, 2, cut)
     undisturbed = calm.start()
     output, _ = undisturbed.communicate(timeout=240)
     assert undisturbed.returncode == 0, output

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from stoker.operator.domain.pod_paths import CHECKPOINTS, SCRATCH, misplaced_paths
+from stoker.operator.domain.pod_paths import SCRATCH, misplaced_paths
 from stoker.operator.reconcile.intent import accept
-from stoker.operator.render.pod import CHECKPOINT_FOLDER, WORK_FOLDER
 
 WORKERS: dict[str, Any] = {
     "volumes": [
@@ -35,7 +34,7 @@ CASES: list[tuple[dict[str, Any], list[str]]] = [
     ]),
     ({"modelFrom": {"huggingFace": {"path": "models/a"}}}, ["spec.modelFrom.huggingFace.path models/a is relative; a path inside the pod starts with /"]),
     ({"modelFrom": {"gguf": {"path": "a.gguf"}}}, ["spec.modelFrom.gguf.path a.gguf is relative; a path inside the pod starts with /"]),
-    ({"logging": {"jsonl": "/logs/a.jsonl", "tensorboard": "/fast/runs", "mlflow": {"trackingUri": "https://mlflow"}}, "memory": {"nvmeOffload": {"path": "/fast"}}, "data": {"cacheDir": "/tmp/x"}}, []),
+    ({"logging": {"jsonl": "/logs/a.jsonl", "tensorboard": "/fast/runs", "mlflow": {"trackingUri": "https://mlflow"}}, "memory": {"nvmeOffload": {"path": "/fast"}}, "data": {"cacheDir": f"{SCRATCH[0]}/x"}}, []),
     ({"logging": {"jsonl": "logs/a.jsonl"}}, ["spec.logging.jsonl logs/a.jsonl is relative; a path inside the pod starts with /"]),
     ({"logging": {"jsonl": "/logging/a.jsonl"}}, [f"spec.logging.jsonl /logging/a.jsonl is below no volumeMount, and the pod's root is read-only; {WRITABLE}"]),
     ({"logging": {"tensorboard": "/logs/old/runs"}}, [f"spec.logging.tensorboard /logs/old/runs is below /logs/old, which is read-only; {WRITABLE}"]),
@@ -58,7 +57,3 @@ def test_a_job_with_such_a_path_is_refused_and_one_that_runs_stays_accepted() ->
     wrong = {"logging": {"jsonl": "a.jsonl"}}
     assert accept("TrainingJob", wrong, None).refused == tuple(misplaced_paths(wrong))
     assert not accept("TrainingJob", wrong, wrong).refused
-
-
-def test_the_folders_of_every_pod_are_those_that_are_rendered() -> None:
-    assert (CHECKPOINTS, SCRATCH[1]) == (CHECKPOINT_FOLDER, WORK_FOLDER)

@@ -1,7 +1,7 @@
 """Names of fields as a manifest writes them, from the names of a program's configuration.
 
-Whoever reads a message of a rank has written a manifest: messages speak of `memory.zeroStage`, not of
-`memory.zero_stage`. No torch and nothing of ours is imported here.
+Messages of ranks are read beside a manifest: they speak of `memory.zeroStage`, not of `memory.zero_stage`. No torch and
+nothing of ours is imported here.
 """
 
 from __future__ import annotations

@@ -14,8 +14,9 @@ from typing import Any
 
 Section = Mapping[str, Any]
 
-CHECKPOINTS = "/var/stoker/checkpoints"
-SCRATCH = ("/tmp", "/var/stoker/work")
+CHECKPOINT_FOLDER = "/var/stoker/checkpoints"
+WORK_FOLDER = "/var/stoker/work"
+SCRATCH = ("/tmp", WORK_FOLDER)
 """Empty folders of every trainer's pod, which are lost with it."""
 
 
@@ -101,7 +102,7 @@ def _mounts(spec: Section) -> dict[str, bool]:
         for mount in workers.get("volumeMounts") or ()
     }
     storage = (spec.get("checkpoint") or {}).get("storage") or {}
-    own = (*SCRATCH, *([CHECKPOINTS] if storage.get("claimName") else []))
+    own = (*SCRATCH, *([CHECKPOINT_FOLDER] if storage.get("claimName") else []))
     return {**found, **dict.fromkeys(own, True)}
 
 

@@ -14,6 +14,8 @@ from typing import Any
 from stoker.operator.api.pod_fields import PodFields, SmallPod
 from stoker.operator.domain.labels import PREFIX
 from stoker.operator.domain.plan import Object
+from stoker.operator.domain.pod_paths import CHECKPOINT_FOLDER as CHECKPOINT_FOLDER
+from stoker.operator.domain.pod_paths import WORK_FOLDER as WORK_FOLDER
 from stoker.operator.domain.pod_template import own_metadata
 from stoker.operator.domain.pods import MAIN, PLACEMENT_GATE
 from stoker.operator.domain.settings import Settings
@@ -22,8 +24,6 @@ from stoker.operator.domain.waiting import GPU
 CONFIG_FOLDER = "/etc/stoker"
 CONFIG_FILE = f"{CONFIG_FOLDER}/config.json"
 KEYS_FOLDER = "/etc/stoker-keys"
-CHECKPOINT_FOLDER = "/var/stoker/checkpoints"
-WORK_FOLDER = "/var/stoker/work"
 TERMINATION_LOG = "/dev/termination-log"
 USER = 65532
 """User of the images; volumes belong to its group."""

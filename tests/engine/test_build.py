@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from stoker.engine.cache_size import count_blocks
 from stoker.engine.config import CacheConfig, EngineConfig
 from stoker.engine.core.build import build_engine, end_tokens, tokenizer_folder
-from stoker.engine.plan import BLOCK_SIZES, count_blocks, plan_engine, refuse_uneven
+from stoker.engine.plan import BLOCK_SIZES, plan_engine
+from stoker.engine.plan_checks import refuse_uneven
 from stoker.model.paged_attend import KVCache
 from stoker.model.weights.source import WeightsSource, open_weights
 from stoker.pod.config_file import ConfigError, parse

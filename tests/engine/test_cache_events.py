@@ -18,7 +18,7 @@ from stoker.engine.core.blocks import BlockManager
 from stoker.engine.core.build import publish_cache
 from stoker.engine.core.cache_event_publisher import END, CacheEventPublisher
 from stoker.engine.core.cache_events import CacheEventLog, encode_batch, event_hash
-from stoker.engine.plan import refuse_cache_events
+from stoker.engine.plan_checks import refuse_cache_events
 from stoker.engine.sampling import SamplingParams
 from stoker.pod.config_file import ConfigError
 from tests.engine.conftest import MakeEngine

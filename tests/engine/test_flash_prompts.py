@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from stoker.engine.cache_size import count_blocks, prompt_bytes
 from stoker.engine.config import EngineConfig
 from stoker.engine.core.kernel_warmup import kernel_warmup
-from stoker.engine.plan import EnginePlan, count_blocks, prompt_bytes
+from stoker.engine.plan import EnginePlan
 from stoker.model.config import ModelConfig
 from stoker.model.kernels.kernel_set import MissingKernel, has_flash
 from stoker.model.kernels.long_prompts import PromptAttention

@@ -8,7 +8,8 @@ from __future__ import annotations
 import pytest
 
 from stoker.engine.config import EngineConfig
-from stoker.engine.plan import parse_listen, refuse_transfer
+from stoker.engine.listen_address import parse_listen
+from stoker.engine.plan_checks import refuse_transfer
 from stoker.pod.config_file import ConfigError, parse
 from testing.engine.handover_histories import run_histories
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry, generate_latest
 
+from stoker.engine.cache_size import blocks_beside_weights
 from stoker.engine.config import EngineConfig
 from stoker.engine.core.build import build_engine
 from stoker.engine.core.core_group import EXPERT_SUMS, merged_stats
@@ -19,7 +20,7 @@ from stoker.engine.core.messages import pack, unpack
 from stoker.engine.core.stats import STEP_TOKENS, ExpertStats
 from stoker.engine.hosted_memory import expert_bytes, host_bytes, slot_bytes
 from stoker.engine.http.metrics import register_core
-from stoker.engine.plan import blocks_beside_weights, plan_engine
+from stoker.engine.plan import plan_engine
 from stoker.engine.stage_cut import layer_parameters, stage_parameters
 from stoker.model.hosted_experts import Copy, HostCopies
 from stoker.model.weights.source import open_weights

@@ -24,7 +24,8 @@ from stoker.engine.execution.executor import PendingOutput
 from stoker.engine.execution.load import BesideWeights, LoadRunner, load_runner
 from stoker.engine.execution.runner import Runner
 from stoker.engine.execution.step import StepInput
-from stoker.engine.plan import EnginePlan, free_bytes
+from stoker.engine.machine_memory import free_bytes
+from stoker.engine.plan import EnginePlan
 from stoker.engine.ranks.block_calls import BlockCall, BlockReport, OpenBlocks
 from stoker.engine.ranks.digests import extended
 from stoker.engine.ranks.link import Link, LinkClosed

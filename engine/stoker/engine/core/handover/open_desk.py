@@ -23,7 +23,8 @@ from stoker.engine.core.handover.peer_post import PeerPost, curve_keys
 from stoker.engine.core.handover.rank_group import RankGroup
 from stoker.engine.execution.executor import Executor
 from stoker.engine.key_file import read_key
-from stoker.engine.plan import EnginePlan, parse_listen
+from stoker.engine.listen_address import parse_listen
+from stoker.engine.plan import EnginePlan
 from stoker.engine.ranks.block_calls import OpenBlocks
 from stoker.engine.ranks.executor import Ranks
 from stoker.engine.transfer.device_memory import DeviceError

@@ -107,8 +107,9 @@ KUSTOMIZE_CONTROLLER = Tool(
         ),
     ),
 )
-"""Flux's controller that applies manifests. source-controller, which fetches them, cannot be built: no version of its
-dependency github.com/fluxcd/pkg/artifact is in the module proxy."""
+"""Flux's controller that applies manifests. source-controller, which fetches them, is not pinned here: of its newest
+releases the module proxy lacks github.com/fluxcd/pkg/artifact; of 1.7.3, whose modules are there, the checksum database
+lacks two (github.com/fluxcd/pkg/http/transport v0.7.0 and go-containerregistry's k8schain)."""
 TRAEFIK = Tool(
     "traefik",
     {"github.com/traefik/traefik/v3/cmd/traefik": "traefik"},

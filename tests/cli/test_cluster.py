@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from stoker.cli.cluster_client import find_access
 from stoker.cli.main import stoker
@@ -109,6 +113,28 @@ def test_save_suspend_and_resume(server: KubeServer) -> None:
     assert stored["spec"]["run"]["suspend"] is False
 
 
+def test_a_wait_for_a_save_ends_with_the_save_or_with_its_time(server: KubeServer) -> None:
+    server.do(lambda found: found.put_status(found.job(), phase="Running"))
+    late = run(server, "save", "run", "--wait", "--timeout", "0", code=1)
+    assert re.fullmatch(r"(checkpoint/run-save-\w{6}) is being saved\n\1 is still Pending after 0 s\n", late)
+    assert "--timeout belongs to --wait" in run(server, "save", "run", "--timeout", "5", code=2)
+    server.do(emptied)
+    server.do(lambda found: found.put_status(found.job(), phase="Running"))
+
+    def verify() -> None:
+        while not (saves := server.do(lambda found: found.objects.of_kind("Checkpoint"))):
+            time.sleep(0.02)
+        ready = {"type": "Ready", "status": "True", "reason": "Verified", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+        settled = {"phase": "Complete", "step": 7, "observedGeneration": 1, "conditions": [ready]}
+        server.do(lambda found: found.put_status(saves[0], **settled))
+
+    operator = threading.Thread(target=verify)
+    operator.start()
+    saved = run(server, "save", "run", "--wait", "--timeout", "60")
+    operator.join()
+    assert "  Complete  " in saved
+
+
 def test_a_finished_job_begins_anew_at_a_checkpoint(server: KubeServer) -> None:
     job = server.do(lambda found: found.put_status(found.job(), phase="Completed"))
     assert "no verified checkpoint" in run(server, "resume", "run", code=1)
@@ -136,6 +162,28 @@ def test_top_counts_gpus_and_shows_what_runs(server: KubeServer) -> None:
     ]
     assert run(server, "top", "jobs").splitlines()[0].startswith("JOB")
     assert "NODE" not in run(server, "top", "deployments")
+
+
+def test_top_without_the_right_to_nodes_shows_the_rest(server: KubeServer) -> None:
+    """Users of one namespace may not list nodes: a note where they are one part of three, else an error."""
+    message = 'nodes is forbidden: User "a" cannot list resource "nodes" at the cluster scope'
+    refusal = {"kind": "Status", "code": 403, "reason": "Forbidden", "message": message}
+
+    async def refused(_: Request) -> JSONResponse:
+        return JSONResponse(refusal, 403)
+
+    server.do(lambda found: found.put_status(found.job(), phase="Running"))
+    route = Route("/api/v1/nodes", refused)
+    server.do(lambda found: found.api.router.routes.insert(0, route))
+    try:
+        result = CliRunner().invoke(stoker, ["top", "--kubeconfig", str(server.kubeconfig)])
+        alone = run(server, "top", "nodes", code=1)
+    finally:
+        server.do(lambda found: found.api.router.routes.remove(route))
+    assert (result.exit_code, result.stdout.split()[0], "run " in result.stdout) == (0, "JOB", True)
+    assert result.stderr.startswith("nodes are not shown: ")
+    assert message in result.stderr
+    assert message in alone
 
 
 def test_credentials_are_those_of_kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: KubeServer) -> None:

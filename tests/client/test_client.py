@@ -29,6 +29,7 @@ from stoker.client.errors import (
     StokerError,
 )
 from stoker.client.waiting import Wait
+from stoker.operator.domain.plan import Key
 from testing.gateway.kube_server import KubeServer, kube_server
 from testing.gateway.world import JOB_SPEC, KEY
 
@@ -197,6 +198,29 @@ def test_the_async_client_gets_the_same_answers(server: KubeServer, url: str) ->
             client.cluster(),
             client.nodes(),
         ]
+
+
+def test_a_cancelled_task_ends_its_wait_and_not_the_job(server: KubeServer, url: str) -> None:
+    server.do(lambda found: found.put_status(found.job("cancelled-wait"), phase="Running"))
+
+    async def story() -> str:
+        looked = asyncio.Event()
+
+        async def sleep(_: float) -> None:
+            looked.set()
+            await asyncio.Event().wait()
+
+        async with AsyncStokerClient(url, KEY, sleep=sleep) as client:
+            waiting = asyncio.create_task(client.wait("cancelled-wait", progress=False))
+            await looked.wait()
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            return (await client.job("cancelled-wait")).status
+
+    assert asyncio.run(story()) == "RUNNING"
+    found = server.do(lambda found: found.objects.get(Key("TrainingJob", "default", "cancelled-wait")))
+    assert not (found["spec"].get("run") or {}).get("cancel"), "the job was left alone"
 
 
 class Flaky:

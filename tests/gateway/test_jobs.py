@@ -306,13 +306,16 @@ def test_saves_on_request_and_the_checkpoints_of_a_job(tell: Tell) -> None:
             found.checkpoint(job, step)
         found.checkpoint(found.job("other"), 50)
         page = await found.client.get(f"{JOBS}/run/checkpoints", params={"limit": 3})
+        found.checkpoint(job, 30)
         rest = await found.client.get(page.links["next"]["url"])
         steps = [one["step"] for one in page.json() + rest.json()]
-        assert (steps, "next" in rest.links) == ([20, 10, None, None], False)
+        assert (steps, "next" in rest.links) == ([20, 10, None, None], False), "a save between two pages moves none"
+        wrong = await found.client.get(f"{JOBS}/run/checkpoints", params={"continue": "3"})
+        assert (wrong.status_code, wrong.json()["errors"][0]["field"]) == (422, "query.continue")
         newest = page.json()[0]
         assert (newest["status"], newest["verified"], newest["metadata"]["loss"]) == ("COMPLETE", True, 2.5)
         assert (await found.client.get(f"/v1/checkpoints/{newest['checkpoint_id']}")).json() == newest
-        assert len((await found.client.get("/v1/checkpoints")).json()["items"]) == 5
+        assert len((await found.client.get("/v1/checkpoints")).json()["items"]) == 6
         found.put_status(job, phase="Completed")
         assert (await found.client.post(f"{JOBS}/run/checkpoint")).status_code == 409
 

@@ -150,19 +150,12 @@ class AsyncStokerClient:
 
     async def checkpoints(self, job_id: str | None = None) -> AsyncIterator[Checkpoint]:
         """Go over the checkpoints of a job, newest first, or over all of the namespace."""
-        if job_id is None:
-            after: str | None = ""
-            while after is not None:
-                page = await self._ask(self._requests.checkpoints(after))
-                for one in page.items:
-                    yield one
-                after = page.next or None
-            return
-        start = 0
-        while part := await self._ask(self._requests.checkpoints_of(job_id, start)):
-            for one in part:
+        after: str | None = ""
+        while after is not None:
+            page = await self._ask(self._requests.checkpoints(job_id, after))
+            for one in page.items:
                 yield one
-            start += len(part)
+            after = page.next or None
 
     # Serving and cluster
 

@@ -146,17 +146,11 @@ class StokerClient:
 
     def checkpoints(self, job_id: str | None = None) -> Iterator[Checkpoint]:
         """Go over the checkpoints of a job, newest first, or over all of the namespace."""
-        if job_id is None:
-            after: str | None = ""
-            while after is not None:
-                page = self._ask(self._requests.checkpoints(after))
-                yield from page.items
-                after = page.next or None
-            return
-        start = 0
-        while part := self._ask(self._requests.checkpoints_of(job_id, start)):
-            yield from part
-            start += len(part)
+        after: str | None = ""
+        while after is not None:
+            page = self._ask(self._requests.checkpoints(job_id, after))
+            yield from page.items
+            after = page.next or None
 
     # Serving and cluster
 

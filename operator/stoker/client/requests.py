@@ -56,6 +56,19 @@ class Ask(Generic[T]):
         return TypeAdapter(self.answer).validate_json(answer.content)
 
 
+class AskCheckpointsOfJob(Ask[CheckpointList]):
+    """A page of a job's checkpoints: the answer is the items alone, its header `Link` has the next page."""
+
+    def read(self, answer: httpx.Response) -> CheckpointList:
+        """The page. Raises StokerError."""
+        if answer.status_code >= 400:
+            raise error_of(answer)
+        items = TypeAdapter(list[Checkpoint]).validate_json(answer.content)
+        following = answer.links.get("next")
+        after = httpx.URL(following["url"]).params["continue"] if following else ""
+        return CheckpointList(items=items, next=after, resource_version="")
+
+
 class Requests:
     """Builds requests about one namespace; None is the gateway's own."""
 
@@ -92,11 +105,12 @@ class Requests:
         body = {"pinned": pinned}
         return Ask("POST", f"{JOBS}/{job_id}/checkpoint", CheckpointAnswer, self._query(), body, self._key(None))
 
-    def checkpoints_of(self, job_id: str, start: int) -> Ask[list[Checkpoint]]:
-        return Ask("GET", f"{JOBS}/{job_id}/checkpoints", list[Checkpoint], self._query(**{"continue": str(start)}))
-
-    def checkpoints(self, after: str) -> Ask[CheckpointList]:
-        return Ask("GET", "/v1/checkpoints", CheckpointList, self._query(**{"continue": after}))
+    def checkpoints(self, job_id: str | None, after: str) -> Ask[CheckpointList]:
+        """A page of the checkpoints of a job, or of all."""
+        query = self._query(**{"continue": after})
+        if job_id is None:
+            return Ask("GET", "/v1/checkpoints", CheckpointList, query)
+        return AskCheckpointsOfJob("GET", f"{JOBS}/{job_id}/checkpoints", CheckpointList, query)
 
     def checkpoint(self, checkpoint_id: str) -> Ask[Checkpoint]:
         return Ask("GET", f"/v1/checkpoints/{checkpoint_id}", Checkpoint, self._query())

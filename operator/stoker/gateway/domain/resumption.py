@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stoker.gateway.domain.checkpoint_pages import order_of
 from stoker.gateway.domain.states import CheckpointState, checkpoint_state, condition
 from stoker.gateway.domain.views import job_of
 from stoker.gateway.problem import Problem, wrong_field
@@ -19,9 +20,7 @@ def of_job(checkpoints: Sequence[Object], job: Object) -> list[Object]:
     """The Checkpoints of a job, newest first."""
     metadata = job["metadata"]
     own = [one for one in checkpoints if _belongs(job_of(one), metadata)]
-    return sorted(
-        own, key=lambda one: ((one.get("status") or {}).get("step") or 0, one["metadata"]["name"]), reverse=True
-    )
+    return sorted(own, key=order_of, reverse=True)
 
 
 def _belongs(origin: Mapping[str, Any], metadata: Object) -> bool:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 
 from stoker.gateway.cluster.interface import CHECKPOINT, JOB, ApiError, Object, Selection, list_all
+from stoker.gateway.domain.checkpoint_pages import MAX_PLACE, PLACE, behind, place_of
 from stoker.gateway.domain.names import MAX_CHECKPOINT_NAME, keyed_name
 from stoker.gateway.domain.repeated import DIGEST, request_digest
 from stoker.gateway.domain.resumption import of_job
@@ -30,7 +31,7 @@ from stoker.gateway.http.jobs import reused_key
 from stoker.gateway.http.resource_views import EVENTS, LastEventId, PageQuery, Version, Watch, listed, shown
 from stoker.gateway.http.versions import IfNoneMatch
 from stoker.gateway.models import Checkpoint, CheckpointAnswer, CheckpointList, CheckpointRequest
-from stoker.gateway.problem import Problem, wrong_field
+from stoker.gateway.problem import Problem
 
 
 def checkpoint_routes() -> APIRouter:
@@ -101,18 +102,20 @@ async def list_of_job(
     answer: Response,
     namespace: Namespace = None,
     limit: Limit = 100,
-    after: Annotated[str, Query(alias="continue", max_length=19, pattern=r"^[0-9]*$")] = "",
+    after: Annotated[str, Query(alias="continue", max_length=MAX_PLACE, pattern=PLACE)] = "",
 ) -> list[Checkpoint]:
-    """List the checkpoints of a job, newest first. The header `Link` leads to the next page."""
+    """List the checkpoints of a job, newest first. The header `Link` leads to the next page.
+
+    A page begins behind the last checkpoint of the page before: one that is saved meanwhile moves none into two pages.
+    """
     job = await find(call, JOB, one_namespace(call, namespace), job_id)
     own = of_job((await list_all(call.cluster, CHECKPOINT, Selection(job["metadata"]["namespace"])))[0], job)
-    start = int(after or 0)
-    if start > len(own):
-        raise wrong_field("query.continue", f"{start} is behind the end of {len(own)} checkpoints")
-    if start + limit < len(own):
-        following = request.url.include_query_params(**{"continue": start + limit})
+    left = behind(own, after)
+    page = left[:limit]
+    if len(left) > limit:
+        following = request.url.include_query_params(**{"continue": place_of(page[-1])})
         answer.headers["Link"] = f'<{following.path}?{following.query}>; rel="next"'
-    return [checkpoint_view(one) for one in own[start : start + limit]]
+    return [checkpoint_view(one) for one in page]
 
 
 async def list_checkpoints(

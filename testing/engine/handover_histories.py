@@ -206,7 +206,23 @@ class History:
         victim.kill()
         other.notice_death(victim)
         self._note_outcomes(victim)
-        return self._station(victim.name)
+        again = self._station(victim.name)
+        for one in self.asked:
+            if one.station is victim and not one.aborted and one.request.request_id not in victim.refusals:
+                self._carry_on(one, self.chance.choice((again, other)))
+        return again
+
+    def _carry_on(self, one: Asked, station: Station) -> None:
+        """Do what a router does when an engine is gone: ask another one to go on behind what the client has."""
+        answers = self._answers(one)
+        if all(answer.ends for answer in answers):
+            return
+        begun = any(answer.tokens or answer.ends for answer in answers)
+        resumed = tuple(None if answer.ends else tuple(answer.tokens) for answer in answers) if begun else ()
+        self.events["resume" if begun else "begin again"] += 1
+        one.station = station
+        station.answers[one.request.request_id] = answers
+        station.add("f0", replace(one.request, prefill="", resumed=resumed))
 
     def _drain_p(self) -> None:
         """P gives up everything that it computes for others."""
@@ -241,7 +257,7 @@ class History:
 
     def _check(self, one: Asked) -> None:
         """One terminal answer for each choice, with the tokens of an engine that nothing disturbs."""
-        if not one.station.alive or one.request.request_id in one.station.refusals:
+        if one.request.request_id in one.station.refusals or (one.aborted and not one.station.alive):
             return
         for choice, (answer, whole) in enumerate(zip(self._answers(one), undisturbed(one.request), strict=True)):
             where = f"history {self.number}, {one.request.request_id}, choice {choice}"

@@ -75,7 +75,7 @@ FLEETS = st.lists(
 
 
 def named(fleet: list[Engine]) -> list[Engine]:
-    """Give each engine its own name."""
+    """Give each engine its own name; one with a young report is not silent."""
     for number, engine in enumerate(fleet):
-        engine.name = str(number)
+        engine.name, engine.silent = str(number), engine.silent and engine.load is None
     return fleet

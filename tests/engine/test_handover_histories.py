@@ -1,6 +1,7 @@
 """Generated histories of hand-over under kills, cuts, delays, repeats, reordering, cancels and drains.
 
-The full number: `python -m testing.engine.handover_histories 1000`.
+The full number: `python -m testing.engine.handover_histories 1000`; of processes `python -m
+testing.engine.process_histories 20`.
 """
 
 from __future__ import annotations
@@ -12,17 +13,25 @@ from stoker.engine.listen_address import parse_listen
 from stoker.engine.plan_checks import refuse_transfer
 from stoker.pod.config_file import ConfigError, parse
 from testing.engine.handover_histories import run_histories
+from testing.engine.process_histories import run_process_histories
 
 HISTORIES = 60
+PROCESS_HISTORIES = 3
 
 
 def test_histories_lose_nothing_double_nothing_and_leave_nothing() -> None:
     events, outcomes = run_histories(0, HISTORIES)
-    happened = ("on devices", "kill p", "kill d", "cut", "repeat", "swap", "late block", "cancel", "drain p")
+    happened = ("on devices", "kill p", "kill d", "cut", "repeat", "swap", "late block", "cancel", "drain p", "resume")
     assert all(events[name] for name in happened)
     assert all(outcomes[name] for name in ("split", "prefill_only", "local", "cancelled", "local lost", "local silent"))
     assert outcomes["refused late"] > 0
     assert outcomes["refused damaged"] + outcomes["refused stale"] > 0
+
+
+def test_histories_of_processes_lose_nothing_double_nothing_and_leave_nothing() -> None:
+    events, outcomes = run_process_histories(0, PROCESS_HISTORIES)
+    assert all(events[name] for name in ("kill p", "kill d", "stop", "break", "cancel", "drain"))
+    assert outcomes["split"] + outcomes["prefill_only"] > 0
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "[::1]", "localhost"])

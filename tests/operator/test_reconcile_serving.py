@@ -394,18 +394,47 @@ def test_a_deployment_without_replicas_is_scaled_to_zero_and_not_ready(autoscali
     assert (serving.status["phase"], serving.condition("Ready")) == ("Serving", "True")
 
 
-def test_fields_that_an_external_scaler_makes_void_are_named_with_their_values() -> None:
-    autoscaling = {"min": 1, "max": 4, "ttftMs": 300, "mode": "external"}
-    serving = Serving(pools=[{"name": "main", "replicas": 1, "autoscaling": autoscaling}])
+@pytest.mark.parametrize(
+    ("asked", "pods", "bound"), [(9, 4, "max 4"), (0, 2, "min 2"), (3, 3, None)], ids=["above", "below", "within"]
+)
+def test_an_external_scaler_gets_replicas_within_min_and_max(asked: int, pods: int, bound: str | None) -> None:
+    """`/scale` keeps what the scaler wrote; the pods keep to the bounds, and the condition names the one that holds."""
+    pool = {"name": "main", "replicas": 2, "autoscaling": {"min": 2, "max": 4, "mode": "external"}}
+    serving = Serving(pools=[pool])
     serving.checkpoint(10)
     serving.rest()
-    assert condition_of(serving.status, "AutoscalingLimited")["message"] == (
-        "spec.pools[main].autoscaling: min 1, max 4, ttftMs 300 have no effect with mode"
-        " external: configure them in the scaler that writes /scale of EnginePool chat-main"
-    )
-    assert serving.condition("Ready") == "True"
+    serving.cluster.change_spec(POOL, lambda spec: spec.update(replicas=asked))
+    serving.rest()
+    assert serving.cluster.objects[POOL]["spec"]["replicas"] == asked
+    assert (len(serving.engines()), serving.status["ready"]) == (pods, f"{pods}/{pods}")
+    assert (serving.status["phase"], serving.pool_status["phase"]) == ("Serving", "Serving")
+    assert serving.status["rollout"]["phase"] == "Completed"
+    assert serving.cluster.plan(CHAT).empty
+    assert serving.cluster.plan(POOL).empty
+    found = condition_of(serving.status, "AutoscalingLimited") if bound else {"reason": None, "message": ""}
+    assert serving.condition("AutoscalingLimited") == ("True" if bound else "absent")
+    assert found["reason"] == ("OutOfBounds" if bound else None)
+    text = f"spec.pools[main].autoscaling: /scale of EnginePool chat-main has {asked} replicas, {bound} holds"
+    assert found["message"] == (text if bound else "")
+
+
+def test_new_bounds_of_an_external_scaler_take_effect_without_a_new_revision() -> None:
+    pool = {"name": "main", "replicas": 1, "autoscaling": {"max": 2, "mode": "external"}}
+    serving = Serving(pools=[pool])
+    serving.checkpoint(10)
+    serving.rest()
+    serving.cluster.change_spec(POOL, lambda spec: spec.update(replicas=3))
+    serving.rest()
+    revision, engines = serving.status["currentRevision"], {one["metadata"]["uid"] for one in serving.engines()}
+    assert len(engines) == 2
+    serving.cluster.change_spec(CHAT, lambda spec: spec["pools"][0]["autoscaling"].update(max=5))
+    serving.rest()
+    assert serving.status["currentRevision"] == revision
+    assert len(serving.engines()) == 3
+    assert engines < {one["metadata"]["uid"] for one in serving.engines()}
     serving.cluster.change_spec(CHAT, lambda spec: spec["pools"][0].pop("autoscaling"))
     serving.rest()
+    assert (len(serving.engines()), serving.cluster.objects[POOL]["spec"].get("bounds")) == (1, None)
     assert serving.condition("AutoscalingLimited") == "absent"
 
 

@@ -47,7 +47,7 @@ class Place:
 
 PLACES = st.lists(
     st.builds(
-        lambda pending, unstarted, load, silent: (pending, unstarted, load, silent),
+        lambda pending, unstarted, load, silent: (pending, unstarted, load, silent and load is None),
         st.integers(0, 40),
         st.integers(0, 50_000),
         st.none()

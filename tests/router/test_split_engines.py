@@ -40,6 +40,7 @@ def requests_of(story: str) -> Requests:
         (TEXT, {"prompt": f"{story}2 {LONG}", "seed": 5, "temperature": 1.1}),
         (CHAT, {"messages": [{"role": "user", "content": f"{story}3 {LONG}"}], "n": 2, "seed": 11, "temperature": 0.9}),
         (TEXT, {"prompt": f"{story}4 {LONG}", "seed": 7, "temperature": 0.7, "stop": ["jumps over"], "echo": True}),
+        (TEXT, {"prompt": f"{story}5 {LONG}", "seed": 3, "temperature": 0.9, "guided_regex": "[a-y ]{60,90}z"}),
     ]
 
 

@@ -47,6 +47,8 @@ class Backend:
 
     def __init__(self, entry: BackendEntry, times: Timeouts, clock: Callable[[], float]) -> None:
         self.entry = entry
+        self.role: Role = entry.role
+        """The role that it prefers now: its own word, else its pool's."""
         self.identity = entry.pod_uid, ""
         """Pod uid and epoch: after a restart an engine's cache is empty."""
         self.times = times
@@ -54,7 +56,7 @@ class Backend:
         self.pending = 0
         self.unstarted_tokens = 0
         """Prompt tokens of this router's requests without a first byte, about."""
-        self._report: Load | None = None
+        self.report: Load | None = None
         self._reported_s = 0.0
         self.healthy = False
         self.stalled = False
@@ -73,16 +75,15 @@ class Backend:
         """Whether it may get a new request."""
         return self.healthy and not self.entry.draining and not self.retired
 
-    @property
-    def role(self) -> Role:
-        """The role that it prefers now: its own word, else its pool's."""
-        reported = self._report.role if self._report is not None else None
-        return reported or self.entry.role
+    def listed(self, entry: BackendEntry) -> None:
+        """Take its entry of a newer snapshot."""
+        self.entry = entry
+        self.role = (self.report.role if self.report is not None else None) or entry.role
 
     @property
     def prefill_rate(self) -> float | None:
         """Prompt tokens per second by its newest report, however old; None before it has measured them."""
-        return self._report.prefill_tokens_per_s if self._report is not None else None
+        return self.report.prefill_tokens_per_s if self.report is not None else None
 
     @property
     def node(self) -> Node:
@@ -106,23 +107,24 @@ class Backend:
     @property
     def load(self) -> Load | None:
         """The engine's newest report, while it is young."""
-        return self._report if self.clock() - self._reported_s <= YOUNG_S else None
+        return self.report if self.clock() - self._reported_s <= YOUNG_S else None
 
     @property
     def silent(self) -> bool:
         """Whether an engine that reported its load has not done so for long."""
-        return self._report is not None and self.clock() - self._reported_s > SILENT_S
+        return self.report is not None and self.clock() - self._reported_s > SILENT_S
 
     def reported(self, load: Load) -> Histogram:
         """Take a report; one that is older than the newest has no effect.
 
         Returns the times in the engine's queue that it adds to the newest before it. The first report adds none.
         """
-        newest = self._report
+        newest = self.report
         if newest is not None and newest.epoch == load.epoch and newest.seq >= load.seq:
             return Histogram()
-        self._report, self._reported_s = load, self.clock()
+        self.report, self._reported_s = load, self.clock()
         self.identity = self.entry.pod_uid, load.epoch
+        self.role = load.role or self.entry.role
         if newest is None:
             return Histogram()
         before = newest.queue_s if newest.epoch == load.epoch else {}

@@ -69,6 +69,8 @@ class Backends:
         self._probes: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._followers: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._snapshot: BackendSnapshot | None = None
+        self.pairs_engines = False
+        """Whether the deployment has pools of roles, so that a request may be split between two engines."""
         self.shares = Shares()
         self.fallback: Endpoint | None = None
         """Another deployment, for requests that no backend can take."""
@@ -90,17 +92,13 @@ class Backends:
         return self.weighs_work or (self._snapshot is not None and bool(self._snapshot.window))
 
     @property
-    def pairs_engines(self) -> bool:
-        """Whether the deployment has pools of roles, so that a request may be split between two engines."""
-        return self._snapshot is not None and any(entry.role != "colocated" for entry in self._snapshot.backends)
-
-    @property
     def all(self) -> list[Backend]:
         return list(self._backends.values())
 
     @property
     def ready(self) -> list[Backend]:
-        return [backend for backend in self._backends.values() if backend.ready]
+        """Those that may get a new request; none of them is retired."""
+        return [one for one in self._backends.values() if one.healthy and not one.entry.draining]
 
     def apply(self, snapshot: BackendSnapshot) -> bool:
         """Replace the snapshot in use by a newer one; return whether `snapshot` is now the one in use."""
@@ -114,13 +112,14 @@ class Backends:
                 self._followers.pop(key).cancel()
         for key, entry in wanted.items():
             if key in self._backends:
-                self._backends[key].entry = entry
+                self._backends[key].listed(entry)
             else:
                 self._add(Backend(entry, self.times, self.clock))
         target = snapshot.fallback
         self.fallback = Endpoint(target, self.times, self.clock) if target is not None else None
         self.others = OtherModels(snapshot, self.times, self.clock) if snapshot.models else None
         self.shares = Shares(tuple((share.revision, share.percent) for share in snapshot.shares))
+        self.pairs_engines = any(entry.role != "colocated" for entry in snapshot.backends)
         self.version, self._snapshot = snapshot.version, snapshot
         self._follow_loads()
         log.info("snapshot %d: %d backends", snapshot.version, len(wanted))

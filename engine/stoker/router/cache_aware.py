@@ -59,9 +59,8 @@ class CacheAware(PairPolicy):
         return self._choose(ready, helpers, turn, work)
 
     def _choose(self, ready: Sequence[C], helpers: Sequence[C], turn: int, work: Work) -> Pair[C]:
-        able = [one for one in ready if not one.silent] or ready
+        able, loads = reporting(ready)
         cached = self.cached_tokens(work)
-        loads = [one.load for one in able]
         rate = _mean([load.prefill_tokens_per_s for load in loads if load is not None], TOKENS_PER_S)
         stored = self.stored.depths(work.chain)
         uncached = self._uncached(able, cached, work.tokens)
@@ -83,9 +82,9 @@ class CacheAware(PairPolicy):
             _, helping, _ = costs_of(helpers, [one.load for one in helpers], missing, rate)
             others = helpers, missing
         lowest = least / SPLIT_GAIN
-        options = cheaper_than(lowest, min(answering), helping, *others)
-        if not options:
+        if min(answering) + min(helping) >= lowest:
             return alone
+        options = cheaper_than(lowest, min(answering), helping, *others)
         answers = cheaper_than(lowest, min(helping), answering, able, uncached)
         return cheapest_split(answers, options, turn, rate, least) or alone
 
@@ -140,6 +139,15 @@ class CacheAware(PairPolicy):
             self._sessions.move_to_end(work.session)
             if len(self._sessions) > MAX_SESSIONS:
                 self._sessions.popitem(last=False)
+
+
+def reporting(ready: Sequence[C]) -> tuple[Sequence[C], list[Load | None]]:
+    """Return the engines that are not silent, or all where all are, with their young reports."""
+    loads = [one.load for one in ready]
+    if None not in loads:
+        return ready, loads  # an engine with a young report is not silent
+    heard = [(one, load) for one, load in zip(ready, loads, strict=True) if load is not None or not one.silent]
+    return ([one for one, _ in heard], [load for _, load in heard]) if heard else (ready, loads)
 
 
 def loading_tokens(missing: int, load: Load, store: SharedStore, behind: int, rate: float) -> int:

@@ -84,7 +84,7 @@ class Place(Protocol):
 
     @property
     def silent(self) -> bool:
-        """Whether an engine that reported has not done so for long."""
+        """Whether an engine that reported has not done so for long; never with a young report."""
         ...
 
 
@@ -285,7 +285,7 @@ def _grouped(helpers: Iterable[Option[P]]) -> dict[tuple[str, str], _Group[P]]:
     for option in helpers:
         place = option.place
         load = place.load
-        if load is None or load.peer is None or place.silent:
+        if load is None or load.peer is None:
             continue
         key = place.revision, load.peer.fingerprint
         group = groups.get(key)

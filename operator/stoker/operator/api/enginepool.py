@@ -61,6 +61,24 @@ _SHARES = "self.revisions[0].share" + "".join(
 )
 
 
+class ReplicaBounds(Value):
+    """Least and most replicas, whatever `/scale` has."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "self.min <= self.max",
+                "min is above max",
+                shown="min {self.min} is above max {self.max}",
+                field=".min",
+            )
+        )
+    )
+
+    min: Replicas
+    max: Replicas
+
+
 class EnginePoolSpec(Value):
     """Desired state; `replicas` changes only through `/scale`."""
 
@@ -77,11 +95,18 @@ class EnginePoolSpec(Value):
     )
 
     replicas: Replicas = 1
+    bounds: ReplicaBounds | None = None
+    """Bounds of `replicas`, where an external scaler writes it."""
     revisions: Annotated[tuple[Revision, ...], Field(min_length=1, max_length=4, json_schema_extra=list_map("name"))]
     max_surge: IntOrPercent = 1
     max_unavailable: IntOrPercent = 0
     paused: bool = False
     """Keep the replicas of every revision; new ones are of the revision with the largest share."""
+
+    @property
+    def bounded_replicas(self) -> int:
+        """The replicas to run: `replicas` within `bounds`."""
+        return self.replicas if self.bounds is None else min(self.bounds.max, max(self.bounds.min, self.replicas))
 
 
 class EngineStatus(Value):

@@ -61,9 +61,9 @@ class Autoscaling(Value):
     )
 
     min: Replicas = 1
-    """Not enforced yet with mode external: the scaler's own limits hold."""
+    """Least replicas, also with mode external, whatever `/scale` has."""
     max: Annotated[int, Field(ge=1, le=10000)]
-    """Not enforced yet with mode external: the scaler's own limits hold."""
+    """Most replicas, also with mode external, whatever `/scale` has."""
     ttft_ms: Count | None = None
     """Goal of the time to the first token, 95th percentile in milliseconds."""
     itl_ms: Count | None = None

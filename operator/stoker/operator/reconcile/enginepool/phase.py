@@ -53,7 +53,7 @@ def _complete_state(view: PoolView) -> PoolState:
     draining = sum(found.draining for found in view.replicas)
     if draining:
         return PoolState(Health.PROGRESSING, "Scaling", f"draining engines: {draining}")
-    if view.pool.spec.replicas == 0:
+    if view.pool.spec.bounded_replicas == 0:
         return PoolState(Health.IDLE, "ScaledToZero", "scaled to zero: spec.replicas is 0")
     return PoolState(Health.READY, "Serving")
 

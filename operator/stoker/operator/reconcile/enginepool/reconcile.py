@@ -42,7 +42,7 @@ def _keep_replicas(view: PoolView) -> PoolOutcome:
         phase=state.phase,
         reason=state.phase,
         message=state.message,
-        explanation=state.message or f"{view.pool.spec.replicas} replicas are ready",
+        explanation=state.message or f"{view.pool.spec.bounded_replicas} replicas are ready",
         failures=failures,
         conditions=binding.conditions,
         plan=replace(plan_replicas(view, binding), events=(*events, *binding.events)),

@@ -92,7 +92,7 @@ def _limits(view: PoolView, replicas: int) -> tuple[int, int]:
 
 def _single_step(view: PoolView) -> Step:
     """The step to one revision."""
-    serving, replicas = _sort_serving(view), view.pool.spec.replicas
+    serving, replicas = _sort_serving(view), view.pool.spec.bounded_replicas
     surge, unavailable = _limits(view, replicas)
     step = next_step(replicas, surge, unavailable, serving.counts)
     return Step(
@@ -115,7 +115,7 @@ def _split_step(view: PoolView) -> Step:
     unready: defaultdict[str, list[Replica]] = defaultdict(list)
     for found in view.serving:
         (ready if found.ready else unready)[found.revision].append(found)
-    replicas = view.pool.spec.replicas
+    replicas = view.pool.spec.bounded_replicas
     surge, unavailable = _limits(view, replicas)
     counts = {name: (len(ready[name]), len(unready[name])) for name in {*ready, *unready}}
     steps = next_split(replicas, surge, unavailable, view.wanted, counts)

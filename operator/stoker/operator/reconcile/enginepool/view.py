@@ -51,9 +51,9 @@ class PoolView:
     @property
     def wanted(self) -> dict[str, int]:
         """Replicas of each revision by its share of the spec's."""
-        spec = self.pool.spec
-        surge = resolve(spec.max_surge, spec.replicas, up=True)
-        return wanted_by_revision(spec.replicas, surge, [(found.name, found.share) for found in spec.revisions])
+        spec, replicas = self.pool.spec, self.pool.spec.bounded_replicas
+        surge = resolve(spec.max_surge, replicas, up=True)
+        return wanted_by_revision(replicas, surge, [(found.name, found.share) for found in spec.revisions])
 
     @property
     def is_split(self) -> bool:
@@ -76,7 +76,7 @@ class PoolView:
         known = self.pool.status.accepted_spec
         if known is None:
             return self.pool.status.observed_generation != self.pool.metadata.generation
-        return _without_replicas(known) != _without_replicas(self.intent.spec)
+        return _without_size(known) != _without_size(self.intent.spec)
 
     def report(self, pod: Object) -> Report | None:
         return self.seen.reports.get(pod["metadata"]["uid"])
@@ -134,5 +134,5 @@ def pods_with_free_index(
     return tuple(made)
 
 
-def _without_replicas(spec: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in spec.items() if name != "replicas"}
+def _without_size(spec: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in spec.items() if name not in ("replicas", "bounds")}

@@ -1,14 +1,15 @@
 """The autoscaler's decisions about the pools of a deployment: replicas, status, conditions, events. Pure.
 
 The decisions come with the observation (`Observed.scaling`), made by the rule in `domain/autoscaling`. This is the one
-writer of `/scale` in the modes in which Stoker scales; with `external` it never writes.
+writer of `/scale` in the modes in which Stoker scales; with `external` it never writes, and the EnginePool keeps its
+pods within the bounds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stoker.operator.api.enginepool import EnginePool
+from stoker.operator.api.enginepool import EnginePool, ReplicaBounds
 from stoker.operator.api.inferencedeployment import PoolSummary, ScalingDecision
 from stoker.operator.api.pool import Autoscaling, Pool
 from stoker.operator.domain.autoscaling.fixed import FixedPool, fixed_replicas
@@ -16,11 +17,11 @@ from stoker.operator.domain.autoscaling.record import BLOCKING, KEPT, DatedDecis
 from stoker.operator.domain.conditions import Condition
 from stoker.operator.domain.plan import Event
 from stoker.operator.domain.text import shortened
-from stoker.operator.reconcile.inferencedeployment.view import DeploymentView, pool_object_name
+from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
 
 AUTOSCALING_LIMITED = "AutoscalingLimited"
-"""Condition while a pool's bounds and goals are not enforced: by an external scaler, or because of what the autoscaler
-does not know or cannot reach."""
+"""Condition while a pool does not get what its scaler or its goals ask for: by a bound, or because of what the
+autoscaler does not know or cannot reach."""
 
 
 def wanted_replicas(view: DeploymentView, pool: Pool, live: EnginePool) -> int:
@@ -38,6 +39,14 @@ def wanted_replicas(view: DeploymentView, pool: Pool, live: EnginePool) -> int:
     return scaling.newest.after
 
 
+def external_bounds(pool: Pool) -> ReplicaBounds | None:
+    """The bounds of what an external scaler writes; None where Stoker scales."""
+    settings = pool.autoscaling
+    if settings is None or settings.mode != "external":
+        return None
+    return ReplicaBounds(min=settings.min, max=settings.max)
+
+
 def _fixed(view: DeploymentView, pool: Pool, settings: Autoscaling, live: EnginePool) -> int:
     """A constant number, or that which follows from the decode pool's."""
     decode = next((found for found in view.deployment.spec.pools if found.role == "decode"), None)
@@ -45,8 +54,8 @@ def _fixed(view: DeploymentView, pool: Pool, settings: Autoscaling, live: Engine
     if pool.role == "prefill" and decode is not None and (other := view.engine_pool(decode)) is not None:
         bounds = decode.autoscaling
         follows = bounds is not None and bounds.mode == "fixed"
-        lowest, most = (bounds.min, bounds.max) if bounds is not None and follows else (0, other.spec.replicas)
-        beside = FixedPool("decode", decode.replicas, lowest, most, other.spec.replicas)
+        lowest, most = (bounds.min, bounds.max) if bounds is not None and follows else (0, other.spec.bounded_replicas)
+        beside = FixedPool("decode", decode.replicas, lowest, most, other.spec.bounded_replicas)
     return fixed_replicas(FixedPool(pool.role, pool.replicas, settings.min, settings.max, live.spec.replicas), beside)
 
 
@@ -71,7 +80,7 @@ def scaling_events(view: DeploymentView) -> tuple[Event, ...]:
 
 
 def autoscaling_condition(view: DeploymentView) -> Condition:
-    """`AutoscalingLimited`: true with what is not enforced or not reached, absent when there is nothing."""
+    """`AutoscalingLimited`: true with what does not hold or is not reached, absent when there is nothing."""
     found = [(pool, pool.autoscaling) for pool in view.deployment.spec.pools if pool.autoscaling is not None]
     limits = [limit for pool, settings in found if (limit := _limit(view, pool, settings)) is not None]
     reason = limits[0][0] if limits else "Enforced"
@@ -81,7 +90,7 @@ def autoscaling_condition(view: DeploymentView) -> Condition:
 def _limit(view: DeploymentView, pool: Pool, settings: Autoscaling) -> tuple[str, str] | None:
     """Reason and line of one pool."""
     if settings.mode == "external":
-        return "ExternalScaler", _fields_without_effect(view, pool, settings)
+        return _out_of_bounds(view, pool, settings)
     scaling = view.seen.scaling.get(pool.name)
     if scaling is None:
         return None
@@ -124,14 +133,11 @@ def _sentence(pool: str, found: ScalingDecision) -> str:
     return f"pool {pool}: {change}: {found.message}"
 
 
-def _fields_without_effect(view: DeploymentView, pool: Pool, wanted: Autoscaling) -> str:
-    values = {
-        "min": wanted.min,
-        "max": wanted.max,
-        "ttftMs": wanted.ttft_ms,
-        "itlMs": wanted.itl_ms,
-        "scaleDownAfterSeconds": wanted.scale_down_after_seconds,
-    }
-    named = ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)
-    scaler = f"the scaler that writes /scale of EnginePool {pool_object_name(view.deployment, pool)}"
-    return f"spec.pools[{pool.name}].autoscaling: {named} have no effect with mode external: configure them in {scaler}"
+def _out_of_bounds(view: DeploymentView, pool: Pool, settings: Autoscaling) -> tuple[str, str] | None:
+    """The bound that holds against an external scaler."""
+    live = view.engine_pool(pool)
+    if live is None or live.spec.replicas == live.spec.bounded_replicas:
+        return None
+    bound = f"max {settings.max}" if live.spec.replicas > settings.max else f"min {settings.min}"
+    asked = f"/scale of EnginePool {live.metadata.name} has {live.spec.replicas} replicas"
+    return "OutOfBounds", f"spec.pools[{pool.name}].autoscaling: {asked}, {bound} holds"

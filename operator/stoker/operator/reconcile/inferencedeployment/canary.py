@@ -65,7 +65,7 @@ def plan_canary(view: DeploymentView, current: str | None, target: str) -> Canar
     known = rollout.canary if rollout.to_revision == target else None
     if settings.canary is None or current is None or current == target:
         return None
-    if known is None and not any(live.spec.replicas for live in view.pools):
+    if known is None and not any(live.spec.bounded_replicas for live in view.pools):
         return None
     plan = _plan(view, settings.canary)
     old = _read(known) if known is not None else CanaryState(since=view.now)

@@ -17,7 +17,7 @@ from stoker.operator.api.metadata import API_VERSION
 from stoker.operator.api.pool import Pool
 from stoker.operator.domain.labels import ROLE
 from stoker.operator.domain.plan import Event, Object, Ref, Scale
-from stoker.operator.reconcile.inferencedeployment.autoscaling import wanted_replicas
+from stoker.operator.reconcile.inferencedeployment.autoscaling import external_bounds, wanted_replicas
 from stoker.operator.reconcile.inferencedeployment.canary import CanaryTurn, plan_canary, with_canary
 from stoker.operator.reconcile.inferencedeployment.evaluation import stale_tasks
 from stoker.operator.reconcile.inferencedeployment.model_choice import ModelChoice, NoModel
@@ -188,6 +188,7 @@ def _pool_object(view: DeploymentView, pool: Pool, revisions: list[dict[str, Any
     labels = {**deployment_labels(view.deployment), "pool": pool.name}
     metadata = metadata_of(view.seen.resource, name, "engine", labels)
     del metadata["labels"][ROLE]
+    bounds = external_bounds(pool)
     return {
         "apiVersion": API_VERSION,
         "kind": "EnginePool",
@@ -197,6 +198,7 @@ def _pool_object(view: DeploymentView, pool: Pool, revisions: list[dict[str, Any
             "maxSurge": pool.max_surge,
             "maxUnavailable": pool.max_unavailable,
             "paused": view.deployment.spec.rollout.paused and view.deployment.spec.rollout.canary is None,
+            **({"bounds": bounds.to_wire()} if bounds is not None else {}),
         },
     }
 
@@ -234,7 +236,7 @@ def _all_updated(view: DeploymentView, target: str) -> bool:
         if not any(found.name == target and found.share == 100 for found in live.spec.revisions):
             return False
         others = any(found.replicas for found in live.status.revisions if found.name != target)
-        if others or live.status.updated_replicas < live.spec.replicas:
+        if others or live.status.updated_replicas < live.spec.bounded_replicas:
             return False
     return True
 

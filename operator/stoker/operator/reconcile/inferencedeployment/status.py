@@ -76,7 +76,7 @@ def _pool_summary(view: DeploymentView, pool: Pool) -> PoolSummary:
         name=pool.name,
         role=pool.role,
         engine_pool=live.metadata.name,
-        replicas=live.spec.replicas,
+        replicas=live.spec.bounded_replicas,
         ready=status.ready_replicas,
         updated=status.updated_replicas,
         message=status.message or refusal,

@@ -1,0 +1,151 @@
+"""One engine that hands requests over, as a process: real desk, sockets and block writes; a made-up model.
+
+The parent sends commands over a pipe and gets what clients would get. It may kill or stop the process at any moment.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from stoker.engine.config import Transport
+from stoker.engine.core.handover.host_ports import HostPorts
+from stoker.engine.core.handover.peer_post import PeerPost, curve_keys
+from stoker.engine.core.messages import AddRequest, Delta
+from stoker.engine.transfer.zone_memory import SharedZone
+from testing.engine.audits import assert_sound
+from testing.engine.handover_histories import make_engine
+from testing.engine.stations import FACTS, Station, memory_of
+
+KEY = bytes(range(32))
+IDLE_S = 0.001
+
+
+@dataclass(frozen=True)
+class StationFacts:
+    """What a station is started with."""
+
+    name: str
+    """Its pod's uid; never used twice."""
+    folder: str
+    blocks: int
+    chunk: int
+    slots: int
+    transports: tuple[Transport, ...]
+
+
+@dataclass(frozen=True)
+class Started:
+    endpoint: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    request_id: str
+    problem: str
+
+
+@dataclass(frozen=True)
+class Audited:
+    """What an idle station holds, once nothing of it is under way."""
+
+    owned: int
+    faults: tuple[str, ...]
+    outcomes: dict[str, int]
+    reasons: dict[str, int]
+    """Of what was computed without its peer."""
+
+
+Told = Started | Refused | Audited | Delta
+
+
+class StationClock:
+    """The time of the machine, or a later one."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead_s
+
+
+class ProcessStation(Station):
+    """A station that passes on what its clients get."""
+
+    news: list[Told]
+    clock: StationClock
+
+    def _note(self, delta: Delta) -> None:
+        super()._note(delta)
+        self.news.append(delta)
+
+
+def open_station(facts: StationFacts) -> ProcessStation:
+    """Listen on ports of its own."""
+    engine = make_engine(facts.blocks, facts.chunk)
+    clock = engine.clock = StationClock()
+    cache_BN, _ = memory_of(engine)
+    zone = SharedZone(facts.slots, cache_BN.shape[1], named=True, clock=clock)
+    post = PeerPost("127.0.0.1", 0, curve_keys(KEY))
+    folder = Path(facts.folder) / facts.name
+    folder.mkdir()
+    station = ProcessStation.over(
+        f"127.0.0.1:{post.port}", engine, zone, post,
+        lambda layout: HostPorts(
+            FACTS.digest, layout, cache_BN, zone, pod_uid=facts.name, folder=folder, host="127.0.0.1", port=0, key=KEY,
+            require="any", transports=facts.transports,
+        ),
+    )  # fmt: skip
+    assert isinstance(station, ProcessStation)
+    station.clock = clock
+    station.news = [Started(station.name)]
+    return station
+
+
+def run_station(facts: StationFacts, parent: Connection) -> None:
+    """Serve until the parent ends it."""
+    station = open_station(facts)
+    audits = 0
+    while True:
+        while parent.poll(IDLE_S if station.idle and not station.news else 0):
+            match parent.recv():
+                case AddRequest() as request:
+                    station.ask(request)
+                case ("abort", str(request_id)):
+                    station.abort(request_id)
+                case ("drain",):
+                    station.send_all(list(_given_up(station)))
+                case ("break", str(endpoint)):
+                    station.desk.office.post.hang_up(endpoint)
+                case ("pass", float(seconds)):
+                    station.clock.ahead_s += seconds
+                case ("audit",):
+                    audits += 1
+        station.turn()
+        for request_id, refusal in list(station.refusals.items()):
+            station.news.append(Refused(request_id, str(refusal)))
+            del station.refusals[request_id]
+        if audits and station.idle and station.zone.zone.credits == station.zone.num_slots:
+            audits -= 1
+            station.news.append(_audited(station))
+        for one in station.news:
+            parent.send(one)
+        station.news.clear()
+
+
+def _given_up(station: Station) -> Iterator[tuple[str, Delta]]:
+    """End everything that the engine computes for others."""
+    for front, name in list(station.engine.requests):
+        if front.startswith("peer "):
+            yield from station.engine.abort_request(name, front=front)
+
+
+def _audited(station: Station) -> Audited:
+    audit = station.engine.scheduler.audit()
+    assert_sound(audit)
+    return Audited(
+        audit.owned, tuple(map(str, station.desk.faults())), dict(station.tally.outcomes), dict(station.tally.reasons)
+    )

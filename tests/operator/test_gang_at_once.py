@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections import Counter
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stoker.operator.cluster.interface import Cluster, Forbidden
 from stoker.operator.domain.placement.gang import Gang, Level
 from stoker.operator.domain.placement.node_capacity import NodeCapacity, pinned_node, pod_use
 from stoker.operator.domain.placement.place import levels_not_kept
 from stoker.operator.domain.placement.place_rest import place_rest
-from stoker.operator.domain.plan import Key, Object
-from stoker.operator.domain.pods import is_gated
+from stoker.operator.domain.plan import Key, Object, Ref
+from stoker.operator.domain.pods import is_gated, ref_of
 from stoker.operator.domain.schedulers import Installed
 from stoker.operator.domain.settings import Settings
 from stoker.operator.loop.capacity_watch import CapacityWatch
+from stoker.operator.loop.operator import Operator
 from stoker.operator.loop.store import key_of
+from stoker.operator.reconcile.trainingjob.reconcile import reconcile_trainingjob
+from stoker.operator.render.keys import keys_object
+from testing.operator.fakes import Flaky, embedded, settle
 from testing.operator.ready_node import GPU, ready_node
 from testing.operator.simulated_cluster import Crash
 from testing.operator.training_world import JOB, Run
 
 PLACED = Settings(places_gangs=True)
+CLAIM = {
+    "apiVersion": "v1",
+    "kind": "PersistentVolumeClaim",
+    "metadata": {"name": "claim", "namespace": "default"},
+    "spec": {},
+}
 
 
 def world(*nodes: Object, settings_: Settings = PLACED, **spec: Any) -> Run:
@@ -127,6 +140,63 @@ def test_a_gang_that_cannot_be_made_whole_waits_with_gates_and_costs_nothing() -
     assert run.status["lastFailure"]["cause"] == "GangTimeout"
     assert run.status.get("failuresWithoutProgress", 0) == 0
     assert run.status["message"].startswith("WaitingForGPUs: 1 of 2 pods fit")
+
+
+class Quota(Flaky):
+    """A cluster that takes so many pods."""
+
+    def __init__(self, inner: Cluster, pods: int) -> None:
+        super().__init__(inner, fail_at=0, after=False)
+        self.left, self.made = pods, Counter[str]()
+
+    async def create(self, body: Object) -> Object:
+        if body["kind"] == "Pod":
+            if not self.left:
+                raise Forbidden("exceeded quota: pods")
+            self.left -= 1
+            self.made["gated" if body["spec"].get("schedulingGates") else "on a node"] += 1
+        return await super().create(body)
+
+    async def delete(self, ref: Ref, *, grace_s: int | None = None) -> Object | None:
+        self.left += ref.kind == "Pod"
+        return await super().delete(ref, grace_s=grace_s)
+
+
+def test_a_gang_that_a_quota_cuts_short_holds_no_room_and_says_why(tmp_path: Path) -> None:
+    async def whole() -> None:
+        world_ = embedded(tmp_path)
+        cluster = Quota(world_.cluster, 2)
+        reconcilers = {"TrainingJob": reconcile_trainingjob}
+        given_settings = Settings(workers=4, resync_interval_s=600)
+        operator = Operator(
+            cluster, given_settings, reconcilers, clock=world_.clock, jitter=lambda: 0.5, everything=cluster
+        )
+        running = asyncio.ensure_future(operator.run())
+        await settle()
+        try:
+            world_.objects.create(keys_object("default", operator.settings))
+            world_.objects.create(CLAIM)
+            node = world_.objects.create(ready_node("n0", 16))
+            world_.objects.update_status(ref_of(node), ready_node("n0", 16)["status"])
+            job = world(workers={"replicas": 4}).job
+            metadata = {"name": "run", "namespace": "default"}
+            world_.objects.create({**{key: job[key] for key in ("apiVersion", "kind", "spec")}, "metadata": metadata})
+            await world_.clock.advance(60)
+            pods = [pod for pod in world_.objects.of_kind("Pod") if not pod["metadata"].get("deletionTimestamp")]
+            assert pods
+            assert all(map(is_gated, pods)), cluster.made
+            assert cluster.made["on a node"] == 2
+            status = world_.objects.get(JOB)["status"]
+            assert status["message"] == "exceeded quota: pods"
+            assert status["lastFailure"]["detail"] == "2 of 4 pods were made: exceeded quota: pods"
+            (free,) = operator.capacity.nodes()
+            assert free.free["pods"] == 110
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await world_.kubelet.stop(0)
+
+    asyncio.run(whole())
 
 
 def test_a_gang_that_is_not_made_in_its_time_gives_its_room_back() -> None:

@@ -220,6 +220,16 @@ def test_gates_that_others_add_to_a_pod_end_the_attempt_and_the_next_one_has_our
     assert run.status["attempts"][0]["failure"]["detail"] == "the pods have other scheduling gates: webhook"
 
 
+def test_preferred_levels_that_do_not_hold_are_told_of_a_gang_without_gates_too() -> None:
+    levels = [{"key": "x"}, {"key": "y"}, {"key": "zone", "mode": "Preferred"}]
+    nodes = [ready_node("n0", 4, zone="a"), ready_node("n1", 4, zone="b")]
+    run = world(*nodes, scheduling={"topology": levels})
+    assert not any(map(is_gated, made(run)))
+    run.cluster.settle()
+    told = {found["type"]: found["message"] for found in run.status["conditions"]}["TopologyRelaxed"]
+    assert told == "preferred levels that do not hold for every pod: x, y, zone"
+
+
 def test_pods_that_were_made_outside_of_a_required_domain_end_the_attempt() -> None:
     """An earlier request, whose answer was lost, has made a pod elsewhere."""
     levels = [{"key": "x"}, {"key": "y"}, {"key": "zone", "mode": "Required"}]
@@ -239,7 +249,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(EVENTS, st.sampled_from([(), ({"key": "zone", "mode": "Required"},)]))
 def test_no_room_is_given_twice_and_every_gang_ends_whole(
     events: list[tuple[str, int]], narrowest: tuple[dict[str, str], ...]

@@ -1,6 +1,6 @@
 """Many gangs on a real API server, beside the same pods as in-tree Jobs and as JobSets; memory; passes under events.
 
-  gangs     1,000 TrainingJobs of 4 pods, gated and placed by the operator: seconds from the first POST until every
+  gangs     1,000 TrainingJobs of 4 pods, placed by the operator: seconds from the first POST until every
             status is Running. Then, on the same control plane, as many in-tree Jobs of 4 pods with a headless Service
             each, and as many JobSets of 4 pods (JobSet's own controller), until the status of each counts its pods as
             ready. The ratios mean more than the seconds

@@ -23,7 +23,7 @@ from stoker.operator.domain.placement.node_capacity import NodeCapacity, empty_n
 from stoker.operator.domain.plan import Key, Object, Observed, Plan, Ref
 from stoker.operator.domain.pods import is_gated, is_owned, label
 from stoker.operator.domain.queue.decide import decide
-from stoker.operator.domain.queue.reading import read_queue
+from stoker.operator.domain.queue.reading import makes_gang, read_queue
 from stoker.operator.domain.settings import Settings
 from stoker.operator.loop.observe import observe
 from stoker.operator.loop.store import Store, key_of
@@ -143,6 +143,9 @@ class SimulatedCluster:
         free = remaining(map(empty_node, self.of_kind("Node")), filter(None, map(pod_use, self.of_kind("Pod"))))
         jobs, pods = self.of_kind("TrainingJob"), self.of_kind("Pod")
         applicants, holdings = read_queue(jobs, pods, pod_use, self.now)
+        if makes_gang(seen.resource) and not any(map(is_gated, own)):
+            others = {found.name for found in applicants} - {f"{key.namespace}/{key.name}"}
+            return seen if others else replace(seen, nodes=nodes)
         turns = decide(applicants, free, holdings)
         turn = turns.get(f"{key.namespace}/{key.name}")
         if turn is not None and turn.nodes is not None:

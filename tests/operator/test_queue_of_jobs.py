@@ -17,6 +17,7 @@ from stoker.operator.domain.settings import Settings
 from stoker.operator.loop.capacity_watch import CapacityWatch
 from stoker.operator.loop.room_queue import RoomQueue
 from stoker.operator.loop.store import Store, key_of
+from stoker.operator.loop.waiting_gangs import WaitingGangs
 from stoker.pod.causes import Cause
 from testing.operator.fakes import FakeClock
 from testing.operator.ready_node import ready_node
@@ -171,6 +172,7 @@ class Loop:
         self.store, self.versions = Store(), 0
         self.capacity = CapacityWatch(lambda: None)
         self.rooms = RoomQueue(self.store, self.capacity, FakeClock(), lambda: None)
+        self.waiting = WaitingGangs(self.store, self.capacity.use_of, FakeClock())
         self.seen: dict[Key, Any] = {}
 
     def watch(self) -> None:
@@ -219,6 +221,9 @@ def test_the_turns_that_are_kept_equal_those_from_scratch(events: list[tuple[str
             cluster.reconcile(key)
         loop.watch()
         expected = loop.fresh()
+        for asking in keys:
+            others = expected.keys() - {f"{asking.namespace}/{asking.name}"}
+            assert loop.waiting.others_wait(asking) == bool(others)
         for name, turn in expected.items():
             namespace, _, job = name.partition("/")
             seen = Observed(cluster.objects[Key("TrainingJob", namespace, job)])

@@ -21,6 +21,7 @@ from stoker.operator.domain.placement.node_capacity import (
     PodUse,
     empty_node,
     pinned_node,
+    pod_requests,
     pod_use,
     remaining,
 )
@@ -53,6 +54,8 @@ class CapacityWatch:
         self._nodes: dict[str, NodeCapacity] = {}
         self._uses: dict[str, PodUse] = {}
         self._assumed: dict[str, PodUse] = {}
+        self._promised: dict[tuple[str, str], tuple[Key, PodUse]] = {}
+        """What pods that are being made take, by namespace and name, and the resource that makes them."""
         self._free = FreeNodes()
         """The same nodes and pods, without devices."""
         self._all: tuple[NodeCapacity, ...] | None = None
@@ -85,6 +88,34 @@ class CapacityWatch:
                 before = self._held(patch.ref.uid)
                 self._assumed[patch.ref.uid] = PodUse(node, patch.requests)
                 self._free.count(before, self._held(patch.ref.uid))
+
+    def promise(self, key: Key, pods: Iterable[Object]) -> None:
+        """Count pods that a pass over `key` makes on nodes, until they are stored or the next pass decides anew."""
+        for pod in pods:
+            node = pinned_node(pod) if pod["kind"] == "Pod" else None
+            if node is not None:
+                use = PodUse(node, pod_requests(pod["spec"]))
+                self._promised[_name(pod)] = key, use
+                self._free.count(None, use)
+                self._all = None
+
+    def release(self, key: Key) -> None:
+        """Stop counting what was promised to `key` and not made."""
+        for name in [name for name, (maker, _) in self._promised.items() if maker == key]:
+            self._free.count(self._promised.pop(name)[1], None)
+            self._changed(grown=True)
+
+    def note_made(self, pod: Object) -> None:
+        """Count a promised pod, which is stored now, by its uid."""
+        _, use = self._promised.pop(_name(pod), (None, None))
+        if use is None:
+            return
+        uid = pod["metadata"]["uid"]
+        before = self._held(uid)
+        self._assumed[uid] = use
+        self._free.count(use, None)
+        self._free.count(before, self._held(uid))
+        self._all = None
 
     # The sink of the informers
 
@@ -198,6 +229,7 @@ class CapacityWatch:
             for uid, use in held.items():
                 if uid not in without:
                     yield self._with_devices(uid, use)
+        yield from (use for _, use in self._promised.values())
 
     def _put_node(self, node: NodeCapacity) -> bool:
         if self._nodes.get(node.name) == node:
@@ -234,6 +266,10 @@ class CapacityWatch:
         self._all = None
         if grown:
             self._grown()
+
+
+def _name(pod: Object) -> tuple[str, str]:
+    return pod["metadata"].get("namespace", ""), pod["metadata"]["name"]
 
 
 def _node(node: Object) -> NodeCapacity:

@@ -35,6 +35,7 @@ from stoker.operator.domain.placement.device_catalog import specs_of
 from stoker.operator.domain.placement.node_capacity import NodeCapacity
 from stoker.operator.domain.plan import Event, Key, Object, Observed, Plan
 from stoker.operator.domain.pods import is_gated, is_owned, label
+from stoker.operator.domain.queue.reading import makes_gang
 from stoker.operator.domain.settings import Settings
 from stoker.operator.loop.capacity_watch import CapacityWatch
 from stoker.operator.loop.device_watch import DEVICE_KINDS
@@ -50,6 +51,7 @@ from stoker.operator.loop.room_queue import RoomQueue
 from stoker.operator.loop.settling import SettlingStatuses
 from stoker.operator.loop.shared_watch import SharedWatch
 from stoker.operator.loop.store import Change, Store, key_of
+from stoker.operator.loop.waiting_gangs import WaitingGangs
 from stoker.operator.loop.work_queue import WorkQueue
 from stoker.operator.render.keys import keys_object
 
@@ -113,6 +115,7 @@ class Operator:
             for namespace in (namespaces if namespaces and KINDS[kind].namespaced else (None,))
         ]
         self.capacity = CapacityWatch(self._note_room)
+        self.waiting = WaitingGangs(self.store, self.capacity.use_of, self.clock)
         self._room_grew = asyncio.Event()
         self.rooms = RoomQueue(self.store, self.capacity, self.clock, self._note_room)
         self._waiting_for_room: set[Key] = set()
@@ -180,6 +183,7 @@ class Operator:
             return
         plan = self.reconcilers[key.kind](seen, self.settings, self.clock.now())
         self.capacity.assume(plan.patch)  # before anything else runs, so that no other pass uses the same room
+        self.capacity.promise(key, plan.create)
         if self.settings.places_gangs:
             plan = self.settling.settled(key, stored, plan)
         await self.executor.execute(stored, plan)
@@ -196,6 +200,7 @@ class Operator:
         keys = self.settings.control_keys_config_map
         seen = observe(self.store, key, self.clock.monotonic(), keys_config_map=keys, losses=self.nodes.losses())
         self._waiting_for_room.discard(key)
+        self.capacity.release(key)
         if seen is not None:
             seen = replace(seen, resource=self.settling.shown(key, seen.resource))
         if seen is not None and self.settings.places_gangs:
@@ -210,17 +215,18 @@ class Operator:
             return seen
         uid = seen.resource["metadata"]["uid"]
         own = [pod for pod in seen.of_kind("Pod") if label(pod, ROLE) == PodRole.TRAINER and is_owned(pod, uid)]
-        gated = any(map(is_gated, own))
-        if not gated and not may_grow(seen.resource):
+        gated, making = any(map(is_gated, own)), makes_gang(seen.resource)
+        if not gated and not making and not may_grow(seen.resource):
             return seen
-        self._waiting_for_room.add(key)
+        if gated or not making:
+            self._waiting_for_room.add(key)
         nodes = self.capacity.nodes(without={pod["metadata"]["uid"] for pod in own})
         if any(self.capacity.use_of(pod) is not None for pod in own):
             # Its turn has come, and the last pass was cut short; or it runs, and may grow where no other waits.
-            return replace(seen, nodes=nodes if gated or not self.rooms.waiting else None)
-        if not gated:
-            return seen
-        return self.rooms.observed(key, seen, nodes)
+            return replace(seen, nodes=nodes if gated or making or not self.rooms.waiting else None)
+        if gated:
+            return self.rooms.observed(key, seen, nodes)
+        return replace(seen, nodes=nodes) if making and not self.waiting.others_wait(key) else seen
 
     def _with_devices(self, key: Key, seen: Observed) -> Observed:
         """The devices that pods may claim; those of its own pods are counted from now on."""
@@ -371,6 +377,8 @@ class Operator:
             return
         if change.old and change.new and only_heartbeat(change.old, change.new):
             return
+        if change.old is None and change.object["kind"] == "Pod":
+            self.capacity.note_made(change.object)
         for version in (change.old, change.new):
             if version is not None:
                 self.wake(version)

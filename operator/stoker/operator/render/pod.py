@@ -13,6 +13,7 @@ from typing import Any
 
 from stoker.operator.api.pod_fields import PodFields, SmallPod
 from stoker.operator.domain.labels import PREFIX
+from stoker.operator.domain.placement.node_capacity import affinity_to
 from stoker.operator.domain.plan import Object
 from stoker.operator.domain.pod_paths import CHECKPOINT_FOLDER as CHECKPOINT_FOLDER
 from stoker.operator.domain.pod_paths import WORK_FOLDER as WORK_FOLDER
@@ -121,6 +122,11 @@ def with_gate(pod: Object) -> Object:
     others = [gate for gate in pod["spec"].get("schedulingGates", ()) if gate["name"] != PLACEMENT_GATE]
     gates = [*others, {"name": PLACEMENT_GATE}]
     return {**pod, "spec": {**pod["spec"], "schedulingGates": gates}}
+
+
+def on_node(pod: Object, node: str) -> Object:
+    """Return a pod that starts on one node."""
+    return {**pod, "spec": {**pod["spec"], "affinity": affinity_to(node, pod["spec"].get("affinity"))}}
 
 
 def config_volume(config_map: str) -> tuple[dict[str, Any], dict[str, Any]]:

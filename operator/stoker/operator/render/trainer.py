@@ -9,8 +9,9 @@ Pure; called by the reconciler of TrainingJobs and by `service/local/single_run`
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any
 
 from stoker.operator.api.model_spec import FromHub
@@ -44,6 +45,7 @@ from stoker.operator.render.pod import (
     device_of,
     keys_volume,
     metadata_of,
+    on_node,
     render_pod,
     scratch_volume,
     with_config_map,
@@ -160,11 +162,18 @@ def attempt_pods(
     attempt: int,
     settings: Settings,
     scheduler: Scheduler = "stoker",
+    nodes: Sequence[str] | None = None,
 ) -> tuple[Object, ...]:
-    """Render the pods of one attempt, by node rank, as their scheduler expects them."""
+    """Render the pods of one attempt, by node rank, as their scheduler expects them.
+
+    Args:
+        nodes: of the pods, by rank, where they are chosen already; None: chosen while the pods wait with gates.
+    """
     base: Mapping[str, Any] = (pinned.rendered or {})["pod"]
     gang = gang_of_rendering(pinned.rendered or {})
     pods = [_attempt_pod(job, resource, base, attempt, rank, settings) for rank in range(gang.size)]
+    if nodes is not None:
+        return tuple(starmap(on_node, zip(pods, nodes, strict=True)))
     if scheduler == "stoker" and settings.places_gangs:
         return tuple(map(with_gate, pods) if is_placed(job, gang.size, settings) else pods)
     if scheduler == "stoker":

@@ -86,7 +86,7 @@ class UsableNodes:
         chosen = packing.fill(dict(self.slots), steps, 1)
         by_pod = dict(zip(gang.pods_by_replica(), chosen, strict=True))
         names = tuple(by_pod[pod] for pod in range(gang.size))
-        return Placement(names, tuple(_relaxed(chosen, self._labels, gang, self._levels)))
+        return Placement(names, tuple(level.key for level in levels_not_kept(gang, names, self._levels, self._labels)))
 
 
 def count_placeable(gang: Gang, nodes: Sequence[NodeCapacity], levels: Sequence[Level] = ()) -> int:
@@ -184,15 +184,21 @@ def _take(slots: _Slots, shares: Mapping[str, int]) -> list[str]:
     return chosen
 
 
-def _relaxed(
-    chosen: Sequence[str], labels: Mapping[str, Mapping[str, str]], gang: Gang, levels: Sequence[Level]
-) -> list[str]:
-    """Keys of preferred levels with a unit in more than one domain, or outside of every domain."""
+def levels_not_kept(
+    gang: Gang, nodes: Sequence[str], levels: Sequence[Level], labels: Mapping[str, Mapping[str, str]]
+) -> tuple[Level, ...]:
+    """Return the levels with a unit in more than one domain, or outside of every domain.
+
+    Args:
+        nodes: of the gang's pods, by number.
+        labels: of these nodes, by name; a node that is not in it is in no domain.
+    """
     sizes = (gang.parts, gang.parts * gang.stages, gang.size)
-    relaxed = []
+    ordered = [nodes[pod] for pod in gang.pods_by_replica()]
+    unkept = []
     for level, size in zip(levels, sizes, strict=False):
-        units = (chosen[start : start + size] for start in range(0, len(chosen), size))
-        domains = (Counter(labels[name].get(level.key) for name in unit) for unit in units)
+        units = (ordered[start : start + size] for start in range(0, len(ordered), size))
+        domains = (Counter(labels.get(name, {}).get(level.key) for name in unit) for unit in units)
         if any(len(found) > 1 or None in found for found in domains):
-            relaxed.append(level.key)
-    return relaxed
+            unkept.append(level)
+    return tuple(unkept)

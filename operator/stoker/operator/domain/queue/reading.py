@@ -66,25 +66,42 @@ def applicant_of(
     job: Object, pods: Sequence[Object], now: datetime, needs: DeviceNeedsOf = no_devices
 ) -> Applicant | None:
     """The gang of a job without a pod on a node; None where it does not wait for room."""
-    status = job.get("status") or {}
-    attempt, rendered = status.get("attempt"), (status.get("pinned") or {}).get("rendered")
-    if attempt is None or rendered is None or job["metadata"].get("deletionTimestamp") or status.get("phase") in _OVER:
+    if not waits(job, pods, now):
         return None
-    gated = [pod for pod in pods if label(pod, ATTEMPT) == str(attempt["number"]) and is_gated(pod)]
-    returning = _comes_back(status, now)
-    if not (gated or returning) or any(map(_has_foreign_gate, gated)):
-        return None
-    metadata = job["metadata"]
+    status, metadata = job["status"], job["metadata"]
+    rendered = status["pinned"]["rendered"]
     return Applicant(
         name=f"{metadata.get('namespace', '')}/{metadata['name']}",
         namespace=metadata.get("namespace", ""),
         gang=gang_of_rendering(rendered, needs(metadata.get("namespace", ""), rendered["pod"]["spec"])),
         levels=_levels(status.get("acceptedSpec") or job["spec"]),
         avoid=frozenset(status.get("avoidedNodes") or ()),
-        priority=max((int(pod["spec"].get("priority") or 0) for pod in gated), default=0),
-        returning=returning,
+        priority=max((int(pod["spec"].get("priority") or 0) for pod in _gated(status, pods)), default=0),
+        returning=_comes_back(status, now),
         since=str(metadata.get("creationTimestamp") or ""),
     )
+
+
+def waits(job: Object, pods: Sequence[Object], now: datetime) -> bool:
+    """Whether a job without a pod on a node waits for room: its pods have our gate, or it comes back."""
+    status = job.get("status") or {}
+    if not status.get("attempt") or not (status.get("pinned") or {}).get("rendered"):
+        return False
+    if job["metadata"].get("deletionTimestamp") or status.get("phase") in _OVER:
+        return False
+    gated = _gated(status, pods)
+    return bool(gated or _comes_back(status, now)) and not any(map(_has_foreign_gate, gated))
+
+
+def makes_gang(job: Object) -> bool:
+    """Whether the pods of a job's attempt are being made: no pass has looked at all of them yet."""
+    attempt = (job.get("status") or {}).get("attempt") or {}
+    return "number" in attempt and not attempt.get("endedAt") and not attempt.get("phase")
+
+
+def _gated(status: Mapping[str, Any], pods: Iterable[Object]) -> list[Object]:
+    number = str(status["attempt"]["number"])
+    return [pod for pod in pods if label(pod, ATTEMPT) == number and is_gated(pod)]
 
 
 def _levels(spec: Mapping[str, Any]) -> tuple[Level, ...]:

@@ -1,8 +1,9 @@
 """The nodes of a gang: all pods get theirs at once, or the job says what is missing.
 
-Pods are made with a scheduling gate. When `domain/placement` finds a node for each, every pod gets its node as a
-required affinity and loses its gate. A gang that was placed and is not fully scheduled in time (another user's pod took
-the room) gives its room back and is placed anew, as a new attempt that counts against nothing.
+Pods of a gang that has to wait are made with a scheduling gate. When `domain/placement` finds a node for each, every
+pod gets its node as a required affinity and loses its gate. Those of a gang that has room are made on their nodes
+(`at_once`). A gang that was placed and is not fully scheduled in time (another user's pod took the room) gives its room
+back and is placed anew, as a new attempt that counts against nothing.
 
 Pure. Called by `reconcile` once all pods of the attempt exist.
 """
@@ -14,28 +15,26 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from stoker.operator.api.trainingjob_status import Attempt, Failure
+from stoker.operator.api.trainingjob_status import Attempt
 from stoker.operator.domain.conditions import Condition, Health
 from stoker.operator.domain.placement.device_catalog import DeviceNeeds, needs_of
 from stoker.operator.domain.placement.job_gang import gang_of_rendering
 from stoker.operator.domain.placement.node_capacity import affinity_to, pinned_node
-from stoker.operator.domain.placement.place import Placement, place
+from stoker.operator.domain.placement.place import Placement, levels_not_kept, place
 from stoker.operator.domain.placement.unplaceable import Unplaceable
-from stoker.operator.domain.plan import Event, Object, Patch, Plan
+from stoker.operator.domain.plan import Object, Patch, Plan
 from stoker.operator.domain.pods import PodState, is_gated, pod_state, waiting_reason
 from stoker.operator.domain.queue.applicant import Turn
 from stoker.operator.domain.text import shortened
 from stoker.operator.reconcile.gates import contradicts, foreign_gates, opened
-from stoker.operator.reconcile.trainingjob.attempt import gang_size, moment, scheduler_of, undeleted
+from stoker.operator.reconcile.trainingjob.attempt import gang_size, moment, scheduler_of
 from stoker.operator.reconcile.trainingjob.blame import avoided_nodes
 from stoker.operator.reconcile.trainingjob.follow import follow
+from stoker.operator.reconcile.trainingjob.give_back import ROOM_TAKEN, give_back
 from stoker.operator.reconcile.trainingjob.outcome import JobChanges, JobOutcome, changed_attempt
 from stoker.operator.reconcile.trainingjob.view import TrainingView
 from stoker.operator.render.scheduling import levels_of, unkept_levels
-from stoker.pod.causes import Action
 
-GANG_TIMEOUT = "GangTimeout"
-"""Cause of an attempt whose pods were placed and not all scheduled."""
 LIMITED = "PlacementLimited"
 """Condition while pods start without a choice of nodes, because the operator sees none."""
 _WITHOUT_NODES = Condition(
@@ -57,12 +56,32 @@ def bind(view: TrainingView) -> JobOutcome | None:
 
 
 def _follow_placed(view: TrainingView, attempt: Attempt) -> JobOutcome:
-    """Follow the gang. Where the operator ended before it wrote when the gang was placed, its time counts from now."""
+    """Follow the gang, whose time counts from the first pass that finds all of its pods on nodes."""
     found = follow(view)
     followed = found.changes.get("attempt")
     if followed is None or attempt.placed_at is not None or not any(map(pinned_node, view.gang)):
         return found
-    return replace(found, changes=found.changes | JobChanges(attempt=changed_attempt(followed, placed_at=view.time)))
+    if others := foreign_gates(view.gang):
+        return give_back(view, attempt, f"the pods have other scheduling gates: {others}")
+    placed = _as_made(view)
+    if placed is None:
+        return give_back(view, attempt, "the pods were made on nodes that do not keep the required topology")
+    conditions = (*_relaxed(placed), _used_again(placed, avoided_nodes(view.job.status)))
+    changes = found.changes | JobChanges(attempt=changed_attempt(followed, placed_at=view.time))
+    return replace(found, conditions=conditions, changes=changes)
+
+
+def _as_made(view: TrainingView) -> Placement | None:
+    """The placement that the pods have; None where a required level does not hold."""
+    nodes = tuple(pinned_node(pod) or str(pod["spec"].get("nodeName") or "") for pod in view.gang)
+    if view.seen.nodes is None:
+        return Placement(nodes)
+    labels = {node.name: node.labels for node in view.seen.nodes}
+    levels = levels_of(view.job.spec.scheduling.topology)
+    unkept = levels_not_kept(gang_of_rendering(_rendered(view)), nodes, levels, labels)
+    if any(level.mode == "Required" for level in unkept):
+        return None
+    return Placement(nodes, tuple(level.key for level in unkept))
 
 
 def _open_gates(view: TrainingView, attempt: Attempt) -> JobOutcome:
@@ -84,7 +103,7 @@ def _open_gates(view: TrainingView, attempt: Attempt) -> JobOutcome:
     if turn is not None and turn.nodes is None:
         return _waiting(view, "Queued", _in_queue(turn, _held_back(turn)))
     if contradicts(view.gang, found.nodes):
-        return _give_back(view, attempt, "the room of pods that already have their nodes was taken")
+        return give_back(view, attempt, ROOM_TAKEN)
     chosen = zip(view.gang, found.nodes, strict=True)
     affinity = _rendered(view)["pod"]["spec"].get("affinity")
     patches = tuple(opened(pod, affinity_to(node, affinity), gang.requests) for pod, node in chosen if is_gated(pod))
@@ -169,7 +188,7 @@ def _watch_scheduling(view: TrainingView, attempt: Attempt) -> JobOutcome | None
         return _requeued(follow(view), left_s)
     reasons = sorted({reason for pod in late if (reason := waiting_reason(pod))})
     seconds = view.job.spec.scheduling.gang_timeout_seconds
-    return _give_back(view, attempt, f"{_names(late)} not scheduled in {seconds} s: {'; '.join(reasons)}")
+    return give_back(view, attempt, f"{_names(late)} not scheduled in {seconds} s: {'; '.join(reasons)}")
 
 
 def _requeued(outcome: JobOutcome, after_s: float) -> JobOutcome:
@@ -180,21 +199,3 @@ def _requeued(outcome: JobOutcome, after_s: float) -> JobOutcome:
 def _names(pods: Iterable[Object]) -> str:
     first, *others = [str(pod["metadata"]["name"]) for pod in pods]
     return f"{first} and {len(others)} more were" if others else f"{first} was"
-
-
-def _give_back(view: TrainingView, attempt: Attempt, detail: str) -> JobOutcome:
-    """End the attempt without counting it: its pods go, and the next one is placed anew."""
-    text = shortened(detail)
-    failure = Failure(cause=GANG_TIMEOUT, detail=text, at=view.time, action=Action.RETRY_FREE.value)
-    over = changed_attempt(attempt, ended_at=view.time, failure=failure, last_step=attempt.first_step)
-    return JobOutcome(
-        phase="Restarting",
-        health=Health.PROGRESSING,
-        reason="Restarting",
-        message=f"{GANG_TIMEOUT}: {text}",
-        changes=JobChanges(attempt=over, last_failure=failure, requests=()),
-        plan=Plan(
-            delete=undeleted(view.live),
-            events=(Event("Warning", GANG_TIMEOUT, f"attempt {attempt.number} ended: {text}; placed anew"),),
-        ),
-    )

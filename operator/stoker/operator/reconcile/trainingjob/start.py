@@ -15,6 +15,7 @@ from stoker.operator.domain.plan import Event, Object, Plan
 from stoker.operator.domain.pods import ended, is_owned, label
 from stoker.operator.domain.recovery import exhausted, retry_delay_s
 from stoker.operator.domain.schedulers import Missing, Scheduler, choose
+from stoker.operator.reconcile.trainingjob.at_once import nodes_at_once
 from stoker.operator.reconcile.trainingjob.attempt import (
     failures_without_progress,
     gang_size,
@@ -216,9 +217,12 @@ def _make_gang(view: TrainingView, attempt: Attempt) -> JobOutcome:
             return _blocked(view, choice)
         config = attempt_config(view.job, view.seen.resource, pinned, attempt.number, choice.resume)
         return JobOutcome(plan=Plan(apply=_children(view, config, pinned, attempt)))
+    nodes = nodes_at_once(view, attempt)
+    if isinstance(nodes, JobOutcome):
+        return nodes
     existing = {pod["metadata"]["name"] for pod in view.gang}
     scheduler = scheduler_of(attempt)
-    pods = attempt_pods(view.job, view.seen.resource, pinned, attempt.number, view.settings, scheduler)
+    pods = attempt_pods(view.job, view.seen.resource, pinned, attempt.number, view.settings, scheduler, nodes)
     return JobOutcome(plan=Plan(create=tuple(pod for pod in pods if pod["metadata"]["name"] not in existing)))
 
 

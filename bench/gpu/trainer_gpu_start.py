@@ -63,9 +63,7 @@ def first_step(arguments: argparse.Namespace, cache: Path) -> dict[str, Any]:
     found = [line for line in done.stdout.splitlines() if '"step_ms": [' in line]
     if not found:
         return {"error": f"exit code {done.returncode}: {done.stdout[-500:]}"}
-    result = json.loads(found[-1])
-    result = result[0] if isinstance(result, list) else result
-    result = next(iter(result["runs"])) if "runs" in result else result
+    (result,) = json.loads(found[-1])["results"]
     first_ms, *others_ms = result["step_ms"]
     return {
         "attention": result["attention"],

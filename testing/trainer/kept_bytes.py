@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from stoker.model.aux import Aux
 from stoker.model.config import ModelConfig
 from stoker.model.context_cut import ContextCut
 from stoker.model.decoder import Decoder
@@ -18,16 +19,19 @@ from stoker.pod.plan.layer_choice import beside_layers, layer_choices, layer_cos
 from stoker.pod.plan.stage import pipeline_shape, stage_layers
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.rank.attend_maker import AttendMaker
-from stoker.trainer.rank.build import RankContext, make_passes, make_zero
+from stoker.trainer.rank.build import RankContext, is_complete_early, make_passes, make_zero
 from stoker.trainer.rank.context_share import own_tokens
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.initial_weights import InitialWeights
-from stoker.trainer.rank.kernel_choice import make_ops
-from stoker.trainer.rank.pipeline.slices import Slices
-from stoker.trainer.rank.pipeline.stage import StageInputs
+from stoker.trainer.rank.kernel_choice import DTYPES, make_ops
+from stoker.trainer.rank.pipeline.slices import Slices, empty_model
+from stoker.trainer.rank.pipeline.stage import Stage, StageInputs
 from stoker.trainer.rank.pipeline.stage_maker import make_stage, stage_again
 from stoker.trainer.rank.plan_check import planned_job
+from stoker.trainer.rank.router_meter import RouterMeter
+from stoker.trainer.rank.run_inputs import lora_settings
 from stoker.trainer.rank.train_step import ForwardPass
+from stoker.trainer.rank.zero import Zero
 from testing.trainer.live_bytes import LiveBytes
 from testing.trainer.tiny_run import DecoderStore, alone, empty_slices
 
@@ -128,46 +132,65 @@ def kept_by_stage(
     return kept, len(layers), squares
 
 
-def kept_by_late_stage(config: TrainerConfig, model: ModelConfig, number: int) -> tuple[int, list[float]]:
+def kept_by_late_stage(
+    config: TrainerConfig, model: ModelConfig, number: int, context: RankContext | None = None
+) -> tuple[int, list[float]]:
     """Run the passes of one rank of a zero-bubble pipeline of two in this process, in the order of its schedule.
 
-    Return the most bytes that it keeps after a pass, and the squares of its gradient.
+    `context`: of the ranks that share the stage; None: of one alone. Return the most bytes that it keeps after a pass,
+    and the squares of its gradient.
     """
-    context, job = alone(), planned_job(config, model)
-    whole = Decoder(model, Ops())
-    whole.init_weights(0)
-    decoder = Decoder(model, make_ops(config, context.device)[0], layers=stage_layers(job)[number], device="meta")
-    held = Slices({number: decoder})
-    start = InitialWeights(held, DecoderStore(whole), lambda _done, _total: None)
-    zero = make_zero(config, held, context.mesh, context.device, start.fill)
-    stage = make_stage(number, decoder, zero, "ZeroBubble", False, stage_again(config, number, decoder, zero))
-    batch, attend = one_document(config, model), AttendMaker(decoder.ops, "sdpa", context.device)
-    tokens, hidden = len(batch.tokens_T), model.hidden_size
-    noise = torch.Generator().manual_seed(5)
-    zero.begin_step(job.micro_batches)
+    context, job = context or alone(), planned_job(config, model)
+    stage, zero, tokens = late_stage(config, model, number, context)
+    decoder, batch = stage.decoder, one_document(config, model)
+    attend = AttendMaker(decoder.ops, "sdpa", context.device)
+    meter = RouterMeter(model, decoder.layers, context.device)
+    noise, shape = torch.Generator().manual_seed(5), (tokens, model.hidden_size)
+    dtype = DTYPES[config.memory.precision]
     with LiveBytes() as live:
+        zero.begin_step(job.micro_batches)  # so that the sums of gradients count before the passes
         decoder.rope.on(torch.device("cpu"))
         for parameter in decoder.parameters():
             parameter.detach()  # so that the weights count before the passes
         most, before = 0, live.now
         for kind, _, index in compute_order("ZeroBubble", pipeline_shape(job))[number]:
             if kind is Kind.FORWARD:
-                received = None if number == 0 else torch.randn(tokens, hidden, generator=noise)
-                stage.forward(index, inputs_of(batch, attend), received)
+                received = None if number == 0 else torch.randn(shape, generator=noise, dtype=dtype)
+                stage.forward(index, inputs_of(batch, attend, meter.new_aux(1.0)), received)
                 del received
             elif kind is Kind.BACKWARD_INPUT:
-                stage.backward_input(index, None if decoder.is_last else torch.ones(tokens, hidden))
+                stage.backward_input(index, None if decoder.is_last else torch.ones(shape, dtype=dtype))
             else:
                 stage.backward_weight(index)
-            most = max(most, live.now - before)
+            if live.now - before > most:
+                most = max(most, (live.now if context.mesh.tensor is None else live.settled()) - before)
     zero.finish_reduce()
     squares = [float(state.squares.sum()) for state in zero.states]
     zero.close()
     return most, squares
 
 
-def inputs_of(batch: MicroBatch, attend: AttendMaker) -> StageInputs:
+def late_stage(config: TrainerConfig, model: ModelConfig, number: int, context: RankContext) -> tuple[Stage, Zero, int]:
+    """Return a stage of a zero-bubble pipeline of two, its state, and the tokens of a rank."""
+    mesh, length, cut = context.mesh, config.training.sequence_length, config.parallelism.sequence_parallel
+    whole, lora = Decoder(model, Ops()), lora_settings(config)
+    whole.init_weights(0)
+    ops, dims = make_ops(config, context.device)[0], replace(mesh.dims, pipeline=2)
+    held = empty_model(model, ops, dims, number, length, mesh.tensor, cut, mesh.expert, lora)
+    assert isinstance(held, Slices)
+    start = InitialWeights(held, DecoderStore(whole), lambda _done, _total: None, adapter_seed=0)
+    zero = make_zero(config, held, mesh, context.device, start.fill)
+    for state in zero.states:
+        state.bucket.is_late = not is_complete_early(state.bucket)
+    decoder = held.decoders[number]
+    stage = make_stage(number, decoder, zero, "ZeroBubble", False, stage_again(config, number, decoder, zero))
+    for state in zero.states:
+        state.bucket.stage = number
+    return stage, zero, length // (mesh.dims.tensor if cut else 1)
+
+
+def inputs_of(batch: MicroBatch, attend: AttendMaker, aux: Aux | None = None) -> StageInputs:
     """A micro-batch as the stages of a rank have it."""
     names = ("tokens_T", "positions_T", "targets_T", "weights_T")
     tensors: Any = {name: torch.from_numpy(getattr(batch, name)) for name in names}
-    return StageInputs(**tensors, attend=attend.of(batch), rows=len(batch.tokens_T))
+    return StageInputs(**tensors, attend=attend.of(batch), rows=len(batch.tokens_T), aux=aux)

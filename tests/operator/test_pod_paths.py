@@ -23,7 +23,18 @@ WORKERS: dict[str, Any] = {
     ],
 }
 WRITABLE = "can be written: /logs, /fast, /tmp, /var/stoker/work"
-BESIDE = {"podTemplate": {"spec": {"containers": [{"name": "main", "volumeMounts": []}]}}}
+
+
+def beside(
+    *mounts: dict[str, Any], name: str = "main", volumes: tuple[dict[str, Any], ...] = (), **more: Any
+) -> dict[str, Any]:
+    """Workers with a `podTemplate` that adds mounts to one container."""
+    containers = [{"name": name, "volumeMounts": list(mounts), **more}]
+    return {**WORKERS, "podTemplate": {"spec": {"containers": containers, "volumes": list(volumes)}}}
+
+
+ADDED = {"name": "nfs", "mountPath": "/elsewhere"}
+NFS = {"name": "nfs", "nfs": {"server": "s", "path": "/p"}}
 CASES: list[tuple[dict[str, Any], list[str]]] = [
     ({}, []),
     ({"data": {"sources": [{"name": "a", "path": "/in/the/image/*.txt"}, {"name": "b", "url": "s3://b/c"}]}}, []),
@@ -44,7 +55,13 @@ CASES: list[tuple[dict[str, Any], list[str]]] = [
         f"spec.memory.nvmeOffload.path /texts is below /texts, which is read-only; {WRITABLE}",
     ]),
     ({"checkpoint": {"storage": {"claimName": "c"}}, "logging": {"jsonl": "/var/stoker/checkpoints/a.jsonl"}}, []),
-    ({"workers": {**WORKERS, **BESIDE}, "logging": {"jsonl": "/elsewhere/a.jsonl", "tensorboard": "b"}}, ["spec.logging.tensorboard b is relative; a path inside the pod starts with /"]),
+    ({"workers": beside(ADDED, volumes=(NFS,)), "logging": {"jsonl": "/elsewhere/a.jsonl", "tensorboard": "b"}}, ["spec.logging.tensorboard b is relative; a path inside the pod starts with /"]),
+    ({"workers": beside(ADDED, name="proxy", volumes=(NFS,)), "logging": {"jsonl": "/elsewhere/a.jsonl"}}, [f"spec.logging.jsonl /elsewhere/a.jsonl is below no volumeMount, and the pod's root is read-only; {WRITABLE}"]),
+    ({"workers": beside({**ADDED, "readOnly": True}, volumes=(NFS,)), "logging": {"jsonl": "/elsewhere/a.jsonl"}}, [f"spec.logging.jsonl /elsewhere/a.jsonl is below /elsewhere, which is read-only; {WRITABLE}"]),
+    ({"workers": beside(volumes=({"name": "fast", "persistentVolumeClaim": {"claimName": "c", "readOnly": True}},)), "memory": {"nvmeOffload": {"path": "/fast"}}}, ["spec.memory.nvmeOffload.path /fast is below /fast, which is read-only; can be written: /logs, /tmp, /var/stoker/work"]),
+    ({"workers": beside({"mountPath": "/data", "name": "logs"}), "data": {"cacheDir": "/data/cache"}}, []),
+    ({"workers": beside(securityContext={"readOnlyRootFilesystem": False}), "logging": {"jsonl": "/elsewhere/a.jsonl"}}, []),
+    ({"workers": {**WORKERS, "podTemplate": {"spec": {"containers": "none"}}}, "logging": {"jsonl": "/logs/a.jsonl"}}, []),
 ]  # fmt: skip
 
 

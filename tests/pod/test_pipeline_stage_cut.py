@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.pod.pipeline.stage_cut import LayerCosts, cut_layers, estimate_costs
+from stoker.pod.pipeline.stage_cut import LayerCosts, cut_layers
+from stoker.pod.plan.stage import layer_costs
+from testing.pod.model_sizes import LLAMA_8B
 
 
 def lengths(costs: LayerCosts, stages: int) -> list[int]:
@@ -30,16 +33,7 @@ def test_cut(costs: LayerCosts, stages: int, expected: list[int]) -> None:
 
 
 def test_the_output_layer_of_an_8b_llama_is_worth_two_layers() -> None:
-    costs = estimate_costs(
-        num_layers=32,
-        hidden_size=4096,
-        intermediate_size=14336,
-        num_heads=32,
-        num_kv_heads=8,
-        head_dim=128,
-        vocab_size=128256,
-        sequence_length=8192,
-    )
+    costs = layer_costs(LLAMA_8B, 8192)
     assert lengths(costs, 4) == [8, 9, 9, 6]
     by_stage = costs.of_stages(cut_layers(costs, 4))
     assert max(by_stage) / (sum(by_stage) / 4) < 1.06
@@ -68,3 +62,13 @@ def test_no_other_cut_has_a_cheaper_dearest_stage(
 def test_more_stages_than_layers_are_refused() -> None:
     with pytest.raises(ValueError, match="2 layers cannot be cut into 3 pipeline stages"):
         cut_layers(LayerCosts(layers=(1.0, 1.0)), 3)
+
+
+def test_layers_of_experts_cost_what_a_token_computes() -> None:
+    """Two of eight experts: the output layer is worth half as many layers as beside one dense layer of that width."""
+    sparse = replace(LLAMA_8B, num_experts=8, experts_per_token=2, expert_size=LLAMA_8B.intermediate_size)
+    dense = layer_costs(LLAMA_8B, 8192)
+    found = layer_costs(sparse, 8192)
+    assert found.head == dense.head
+    router = 6.0 * LLAMA_8B.hidden_size * 8
+    assert found.layers[0] - dense.layers[0] == pytest.approx(6.0 * LLAMA_8B.feed_forward + router)

@@ -62,25 +62,3 @@ def cut_layers(costs: LayerCosts, num_stages: int) -> tuple[range, ...]:
         }
     bounds = best[count][2]
     return tuple(range(start, stop) for start, stop in pairwise(bounds))
-
-
-def estimate_costs(
-    *,
-    num_layers: int,
-    hidden_size: int,
-    intermediate_size: int,
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    vocab_size: int,
-    sequence_length: int,
-    active_experts: int = 1,
-) -> LayerCosts:
-    """Estimate floating-point operations per token of a decoder with SwiGLU; attention is causal.
-
-    `active_experts`: experts that compute a token, each of `intermediate_size`.
-    """
-    attention = hidden_size * head_dim * (2 * num_heads + 2 * num_kv_heads) + num_heads * head_dim * sequence_length
-    feed_forward = 3 * hidden_size * intermediate_size * active_experts
-    layer, head = 6.0 * (attention + feed_forward), 6.0 * hidden_size * vocab_size
-    return LayerCosts(layers=(layer,) * num_layers, embedding=2.0 * hidden_size, head=head)

@@ -11,8 +11,12 @@ from typing import NamedTuple
 
 from stoker.pod.pipeline.actions import Kind, Shape
 from stoker.pod.pipeline.schedules import compute_order
-from stoker.pod.plan.job import Job
+from stoker.pod.plan.job import ALL_TARGETS, OF_FEED_FORWARD, Job
 from stoker.pod.plan.stage import PipelineRank, pipeline_shape
+
+FP8_ROWS = 16
+"""Tokens of a gradient in eight bits are filled up to a multiple of it."""
+FLOAT_BYTES = 4
 
 
 class Moment(NamedTuple):
@@ -73,14 +77,63 @@ def _holds_more(one: Moment, other: Moment) -> bool:
 def late_bytes(job: Job) -> float:
     """Return what the late gradients of one layer read: input of each product, and the gradient of its result.
 
-    Products are those of q, k and v, of attention's result, of gate and up, and of down. What forward computes again is
-    part of it: it is computed in the backward pass of the inputs. The gradients of the norms' weights are ready, and
-    wait.
+    Products are those of q, k and v, of attention's result, of gate and up, and of down; with adapters theirs, and not
+    those of the frozen weights. What forward computes again is part of it: it is computed in the backward pass of the
+    inputs. Gradients that are ready wait beside it.
+    """
+    of_product = _trained if job.adapters is None else _adapted
+    late = sum(of_product(job, product) for product in _products(job))
+    return late + _ready(job) / job.tokens
+
+
+class _Product(NamedTuple):
+    """Columns of one product on one rank."""
+
+    targets: tuple[str, ...]
+    """Names of the projections in it."""
+    inputs: float
+    outputs: float
+
+
+def _products(job: Job) -> list[_Product]:
+    """The products of a layer that are put off; those of experts are not."""
+    model, tensor = job.model, job.layout.tensor
+    heads, kv_heads = (count * model.head_dim / tensor for count in (model.num_heads, model.num_kv_heads))
+    width, hidden = model.intermediate_size / tensor, float(model.hidden_size)
+    attention = [
+        _Product(ALL_TARGETS[:3], hidden, heads + 2 * kv_heads),
+        _Product(ALL_TARGETS[3:4], heads, hidden),
+    ]
+    if model.num_experts:
+        return attention
+    return [*attention, _Product(OF_FEED_FORWARD[:2], hidden, 2 * width), _Product(OF_FEED_FORWARD[2:], width, hidden)]
+
+
+def _trained(job: Job, product: _Product) -> float:
+    """In fp8 the gradient has eight bits, and a scale for each column or row; the input is cast again."""
+    if job.precision != "fp8":
+        return job.value_bytes * (product.inputs + product.outputs)
+    rows = -(-job.tokens // FP8_ROWS) * FP8_ROWS / job.tokens
+    scales = FLOAT_BYTES * (2 + (product.inputs + product.outputs) / job.tokens)
+    return job.value_bytes * product.inputs + rows * product.outputs + scales
+
+
+def _adapted(job: Job, product: _Product) -> float:
+    """The adapters of some sections of a product: its input, A x and its gradient, and the gradient of all sections."""
+    assert job.adapters is not None
+    named = sum(target in job.adapters.targets for target in product.targets)
+    inner = 2 * named * job.adapters.rank
+    return job.value_bytes * (product.inputs + product.outputs + inner) if named else 0.0
+
+
+def _ready(job: Job) -> float:
+    """Bytes of gradients that are computed in the backward pass of the inputs, and wait for the others of their bucket.
+
+    Those of norms, biases and routers; of experts that share their bucket, and of adapters of experts.
     """
     model, size = job.model, job.value_bytes
-    heads, kv_heads = (count * model.head_dim / job.layout.tensor for count in (model.num_heads, model.num_kv_heads))
-    width, hidden = model.intermediate_size / job.layout.tensor, model.hidden_size
-    attention = (hidden + heads + 2 * kv_heads) + (heads + hidden)
-    feed_forward = (hidden + 2 * width) + (width + hidden)
-    ready = 2 * (model.hidden_size + model.head_dim) / job.tokens
-    return size * (attention + feed_forward + ready)
+    if job.adapters is not None:
+        return size * job.adapters.expert_elements(model, job.layout)
+    experts = model.experts / job.layout.tensor if job.layout.expert == 1 else 0.0
+    router = FLOAT_BYTES * job.tokens * (model.hidden_size + model.num_experts) if model.num_experts else 0.0
+    return size * (model.small + experts) + (router if size == FLOAT_BYTES else 0.0)

@@ -13,7 +13,7 @@ from typing import Literal
 from stoker.pod.plan.activations import Kept, Recomputed, layer_tensors, router_bytes
 from stoker.pod.plan.budget import Cost, choose_cheapest, fullest_moment, least_room
 from stoker.pod.plan.context import exchanged_bytes
-from stoker.pod.plan.job import Job, Layout
+from stoker.pod.plan.job import Job
 from stoker.pod.plan.late_gradients import fullest_moments, held_of_layer, late_bytes, turning
 from stoker.pod.plan.stage import PipelineRank, pipeline_ranks, stage_layers
 
@@ -60,6 +60,11 @@ MODES = {"none": KEEP_ALL, "selective": CHEAP_AGAIN, "full": LAYER_AGAIN}
 class BudgetTooSmall(ValueError):
     """No choice keeps the activations within the budget; the message has the smallest budget that works."""
 
+    def __init__(self, message: str, needed: float) -> None:
+        """`needed`: bytes of the smallest budget that works on this rank."""
+        super().__init__(message)
+        self.needed = needed
+
 
 class BudgetNotPlanned(ValueError):
     """No bound of what layers keep is known for this layout or model; the message tells why and what is allowed."""
@@ -98,34 +103,11 @@ def stage_choices(job: Job, stage: int, layers: int) -> tuple[LayerChoice, ...]:
 def check_planned(job: Job) -> None:
     """Raise BudgetNotPlanned where no bound of what layers keep is known."""
     model = job.model
-    experts = f"experts (numExperts {model.num_experts})" if model.num_experts else ""
-    check_bound(job.layout, job.precision, experts, has_adapters=job.adapters is not None)
     if model.num_experts and model.dense_layers:
         raise BudgetNotPlanned(
             f"a budget of activations is not planned for a model with both dense layers ({model.dense_layers} of "
             f"{model.num_layers}) and layers with experts: one choice of layers cannot hold both; leave "
             "activationBudgetGiB out"
-        )
-
-
-def check_bound(layout: Layout, precision: str, experts: str, *, has_adapters: bool) -> None:
-    """Raise BudgetNotPlanned where the layout alone tells that no bound is known.
-
-    Args:
-        experts: how a message names the experts of the model; empty for a model without, or one that is not known.
-    """
-    others = [name for name, is_there in (("lora", has_adapters), ("precision fp8", precision == "fp8")) if is_there]
-    if layout.pipeline > 1 and layout.schedule == "ZeroBubble":
-        beside = [*others, *(["sequenceParallel"] if layout.sequence_parallel else []), *([experts] if experts else [])]
-        if beside:
-            raise BudgetNotPlanned(
-                f"a budget of activations is not planned with pipelineSchedule ZeroBubble beside {', '.join(beside)}: "
-                "what late gradients read is counted for dense layers alone; allowed: GPipe, OneFOneB, Interleaved"
-            )
-    if layout.sequence_parallel and others:
-        raise BudgetNotPlanned(
-            f"a budget of activations is not planned with sequenceParallel beside {', '.join(others)}: what products "
-            "keep of gathered tokens is not counted; leave activationBudgetGiB or sequenceParallel out"
         )
 
 
@@ -161,25 +143,27 @@ def beside_layers(job: Job) -> float:
     position and target, 4 for the weight, and one copy of each). Ranks that share sequences know the places of all
     tokens (3 numbers of 8 bytes); ranks that cut them gather the last norm's result.
     """
-    layout = job.layout
-    streams = 3.0 if layout.sequence_parallel else 2.0
-    places = 24.0 * layout.context if layout.context > 1 else 0.0
-    return streams * job.model.hidden_size * job.value_bytes + _numbers(job) + places
+    streams = 3.0 if job.layout.sequence_parallel else 2.0
+    return streams * job.model.hidden_size * job.value_bytes + _numbers(job)
 
 
 def _numbers(job: Job) -> float:
-    return 8.0 * job.model.head_dim + 2 * (3 * 8.0 + 4.0)
+    context = job.layout.context
+    places = 24.0 * context if context > 1 else 0.0
+    return 8.0 * job.model.head_dim + 2 * (3 * 8.0 + 4.0) + places
 
 
 def _beside_stages(job: Job, rank: PipelineRank) -> float:
     """The same for a rank of a pipeline.
 
-    Of each micro-batch under way the output of its stage in two parts, or its input and the gradient of that; of all in
-    a step their numbers.
+    Of each micro-batch under way the output of its stage in two parts, or its input and the gradient of that; of one
+    the gathered result of the last norm; of all in a step their numbers.
     """
-    numbers = beside_layers(job) - 2.0 * job.model.hidden_size * job.value_bytes
+    layout = job.layout
+    hidden = job.model.hidden_size * float(job.value_bytes)
+    stream, gathered = (hidden / layout.tensor, hidden) if layout.sequence_parallel else (hidden, 0.0)
     passes = max(moment.passes for moment in fullest_moments(job, rank))
-    return passes * 2.0 * job.model.hidden_size * job.value_bytes + job.micro_batches * numbers
+    return passes * 2.0 * stream + gathered + job.micro_batches * _numbers(job)
 
 
 @lru_cache(maxsize=64)
@@ -187,7 +171,15 @@ def _by_stage(job: Job) -> tuple[tuple[LayerChoice, ...], ...]:
     """Return the choices of the layers of each stage, in the order of the forward pass."""
     if job.layout.pipeline == 1:
         return (_within_budget(job),)
-    by_rank = {rank.index: _within_budget_of(job, rank) for rank in pipeline_ranks(job)}
+    by_rank: dict[int, tuple[LayerChoice, ...]] = {}
+    refused: list[BudgetTooSmall] = []
+    for rank in pipeline_ranks(job):
+        try:
+            by_rank[rank.index] = _within_budget_of(job, rank)
+        except BudgetTooSmall as error:
+            refused.append(error)
+    if refused:  # the smallest budget that works is that of the rank that needs most
+        raise max(refused, key=lambda error: error.needed)
     stages = stage_layers(job)
     return tuple(by_rank[number % job.layout.pipeline][: len(layers)] for number, layers in enumerate(stages))
 
@@ -204,7 +196,7 @@ def _within_budget(job: Job) -> tuple[LayerChoice, ...]:
     costs = [layer_cost(job, option) for option in options]
     chosen = choose_cheapest(costs, layers, budget / job.tokens - beside_layers(job))
     if chosen is None:
-        raise BudgetTooSmall(_too_small(job, layers, least_room(costs, layers), beside_layers(job)))
+        raise _too_small(job, layers, least_room(costs, layers), beside_layers(job))
     return tuple(options[number] for number in chosen)
 
 
@@ -229,13 +221,13 @@ def _within_budget_of(job: Job, rank: PipelineRank) -> tuple[LayerChoice, ...]:
             found.append((sum(costs[number].work for number in picked), limit, picked))
     if not found:
         least = min(layers * one.kept + most for one, most in zip(held, again, strict=True))
-        raise BudgetTooSmall(_too_small(job, rank.live_stages * layers, least, _beside_stages(job, rank)))
+        raise _too_small(job, rank.live_stages * layers, least, _beside_stages(job, rank))
     _, _, picked = min(found)
     picked.sort(key=lambda number: -costs[number].again)
     return tuple(options[number] for number in picked)
 
 
-def _too_small(job: Job, layers: int, least: float, outside: float) -> str:
+def _too_small(job: Job, layers: int, least: float, outside: float) -> BudgetTooSmall:
     """`layers`: times the micro-batches that are under way."""
     tokens, inputs = job.tokens, layer_cost(job, LAYER_AGAIN)
     needed = tokens * (least + outside)
@@ -245,12 +237,13 @@ def _too_small(job: Job, layers: int, least: float, outside: float) -> str:
     loads = ""
     if job.layout.expert > 1:
         loads = f" (experts over {job.layout.expert} ranks: one may get {job.fullest_load:g} x the mean of their rows)"
-    return (
+    message = (
         f"activations of {tokens:,} tokens need at least {shown_gib(needed)} GiB on a rank: {layers} layers keep "
         f"{inputs.kept:,.0f} bytes of a token each where they are computed again, the one that backward computes again "
         f"has {inputs.again:,.0f}{loads}, {late}and {outside:,.0f} are outside of the layers; "
         f"the smallest that works is {shown_gib(needed)}"
     )
+    return BudgetTooSmall(message, needed)
 
 
 def shown_gib(count: float) -> str:

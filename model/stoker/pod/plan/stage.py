@@ -8,6 +8,7 @@ from stoker.pod.pipeline.actions import Shape
 from stoker.pod.pipeline.formulas import live_activations
 from stoker.pod.pipeline.stage_cut import LayerCosts, cut_layers
 from stoker.pod.plan.job import Job
+from stoker.pod.plan.model_size import ModelSize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,16 +34,16 @@ def pipeline_shape(job: Job) -> Shape:
     return Shape(ranks=layout.pipeline, stages_per_rank=layout.stages_per_rank, micro_batches=job.micro_batches)
 
 
-def layer_costs(job: Job) -> LayerCosts:
+def layer_costs(model: ModelSize, sequence_length: int) -> LayerCosts:
     """Operations per token of each layer and of the head, forward and backward."""
-    model = job.model
-    layer = 3 * (2.0 * model.active_layer + model.attention_work(job.sequence_length))
+    layer = 3 * (2.0 * model.active_layer + model.attention_work(sequence_length))
     return LayerCosts(layers=(layer,) * model.num_layers, embedding=2.0 * model.hidden_size, head=6.0 * model.table)
 
 
 def stage_layers(job: Job) -> list[range]:
     """Return the layers of every stage, in the order of the forward pass."""
-    return list(cut_layers(layer_costs(job), job.layout.pipeline * job.layout.stages_per_rank))
+    costs = layer_costs(job.model, job.sequence_length)
+    return list(cut_layers(costs, job.layout.pipeline * job.layout.stages_per_rank))
 
 
 def pipeline_ranks(job: Job) -> list[PipelineRank]:

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.pod.plan.gpu import Gpu, known_gpu
-from stoker.pod.plan.job import Job, Layout
-from stoker.pod.plan.layer_choice import BudgetNotPlanned, BudgetTooSmall, check_bound, layer_choices
+from stoker.pod.plan.job import Job
+from stoker.pod.plan.layer_choice import BudgetNotPlanned, BudgetTooSmall, layer_choices
 from stoker.pod.plan.memory import Memory, fullest
 from stoker.pod.plan.model_size import ModelSize
 
@@ -35,14 +35,6 @@ def job_of_spec(spec: Mapping[str, Any], model: ModelSize | None = None, name: s
     }
     config["lora"] = fields.get("lora")
     return Job.from_config(config, model or ModelSize.from_fields(fields.get("model") or {}))
-
-
-def layout_of_spec(spec: Mapping[str, Any]) -> Layout:
-    """Read the layout alone. Raises ValueError where its sizes do not multiply out."""
-    fields, gang = _snake(spec), _gang(spec)
-    return Layout.from_config(
-        fields.get("parallelism") or {}, fields.get("memory") or {}, gang["nodes"] * gang["ranks_per_node"]
-    )
 
 
 def _gang(spec: Mapping[str, Any]) -> dict[str, int]:
@@ -78,17 +70,13 @@ def too_large(spec: Mapping[str, Any]) -> list[str]:
 def over_budget(spec: Mapping[str, Any]) -> list[str]:
     """Return one line if a rank's activations cannot be kept within the budget, or if no plan can tell.
 
-    Of a model behind `modelFrom` only the layout is known.
+    None where the model is behind `modelFrom`: its ranks check the budget before they start.
     """
     budget = (spec.get("memory") or {}).get("activationBudgetGiB")
-    if budget is None:
+    if budget is None or not spec.get("model"):
         return []
     try:
-        if spec.get("model"):
-            layer_choices(job_of_spec(spec))
-        else:
-            layout, precision = layout_of_spec(spec), (spec.get("memory") or {}).get("precision", "bf16")
-            check_bound(layout, precision, "", has_adapters=spec.get("lora") is not None)
+        layer_choices(job_of_spec(spec))
     except (BudgetTooSmall, BudgetNotPlanned) as error:
         return [f"spec.memory.activationBudgetGiB {budget}: {error}"]
     except ValueError:

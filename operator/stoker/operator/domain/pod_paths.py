@@ -1,7 +1,7 @@
 """Paths of a TrainingJob that cannot be right in its pods: relative ones, and files that no volume would hold.
 
 The root file system of a trainer's pod is read-only, so a path that is written needs a mount that can be written. What
-is only read may also be part of the image. Where `podTemplate` adds containers or volumes, mounts are not known.
+is only read may also be part of the image. Volumes and mounts that `podTemplate` adds or changes count as well.
 
 Pure; called by `reconcile/intent`. `stoker train` reads the same manifest with the paths of its machine.
 """
@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
+
+from stoker.operator.domain.pods import MAIN
 
 Section = Mapping[str, Any]
 
@@ -34,7 +36,7 @@ def misplaced_paths(spec: Section) -> list[str]:
         for field, path in paths.items()
         if field in relative
     ]
-    if _has_own_mounts(spec):
+    if _root_is_writable(spec):
         return found
     lines = (_not_writable(f"spec.{field}", path, spec) for field, path in written.items() if field not in relative)
     return found + [line for line in lines if line]
@@ -75,9 +77,35 @@ def _file_store(uri: str | None) -> str | None:
     return uri if uri.startswith(("/", ".")) else None
 
 
-def _has_own_mounts(spec: Section) -> bool:
-    template = ((spec.get("workers") or {}).get("podTemplate") or {}).get("spec")
-    return isinstance(template, Mapping) and bool({"containers", "volumes"} & template.keys())
+def _root_is_writable(spec: Section) -> bool:
+    """Whether `podTemplate` lets the program write into its own file system."""
+    context = _template(spec, MAIN).get("securityContext")
+    return isinstance(context, Mapping) and context.get("readOnlyRootFilesystem") is False
+
+
+def _template(spec: Section, container: str | None = None) -> Section:
+    """The `podTemplate`'s spec, or what it says of one container; empty where it says nothing."""
+    found = ((spec.get("workers") or {}).get("podTemplate") or {}).get("spec")
+    if not isinstance(found, Mapping):
+        return {}
+    if container is None:
+        return found
+    return next((item for item in _items(found, "containers") if item.get("name") == container), {})
+
+
+def _items(section: Section, name: str) -> list[Section]:
+    """The objects of a list that users write freely."""
+    found = section.get(name)
+    return [item for item in found if isinstance(item, Mapping)] if isinstance(found, list | tuple) else []
+
+
+def _merged(own: list[Section], template: list[Section], key: str) -> dict[str, Section]:
+    """Objects by a member, those of the template over the others, as pods are rendered."""
+    found = {str(item[key]): item for item in own}
+    for item in template:
+        name = str(item.get(key))
+        found[name] = {**found.get(name, {}), **item}
+    return found
 
 
 def _not_writable(field: str, path: str, spec: Section) -> str | None:
@@ -94,12 +122,11 @@ def _not_writable(field: str, path: str, spec: Section) -> str | None:
 def _mounts(spec: Section) -> dict[str, bool]:
     """Mount path -> whether the run can write there."""
     workers = spec.get("workers") or {}
-    volumes = {volume["name"]: volume for volume in workers.get("volumes") or ()}
+    volumes = _merged(_items(workers, "volumes"), _items(_template(spec), "volumes"), "name")
+    mounts = _merged(_items(workers, "volumeMounts"), _items(_template(spec, MAIN), "volumeMounts"), "mountPath")
     found = {
-        mount["mountPath"].rstrip("/") or "/": not (
-            mount.get("readOnly") or _is_read_only(volumes.get(mount["name"]) or {})
-        )
-        for mount in workers.get("volumeMounts") or ()
+        path.rstrip("/") or "/": not (mount.get("readOnly") or _is_read_only(volumes.get(str(mount.get("name"))) or {}))
+        for path, mount in mounts.items()
     }
     storage = (spec.get("checkpoint") or {}).get("storage") or {}
     own = (*SCRATCH, *([CHECKPOINT_FOLDER] if storage.get("claimName") else []))

@@ -146,8 +146,17 @@ def stage_buckets(
         bucket.stage = stage
         if bucket.unit == EVERY_UNIT and mesh.dims.pipeline > 1:
             bucket.name += f" of stage {stage}"
-        bucket.is_late = splits and bucket.unit not in ("head", "table copy")
+        bucket.is_late = splits and not is_complete_early(bucket)
         yield bucket
+
+
+def is_complete_early(bucket: Bucket) -> bool:
+    """Whether all gradients of a bucket come from the backward pass of the inputs, also where that is split.
+
+    Those of experts do: kept until later they would be as large as their weights, for each micro-batch.
+    """
+    of_experts = bucket.reduction == "expert" and bucket.unit != EVERY_UNIT
+    return of_experts or bucket.unit in ("head", "table copy")
 
 
 def whole_names(model: Model) -> list[str]:

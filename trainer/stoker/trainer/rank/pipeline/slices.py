@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -14,7 +15,9 @@ from stoker.model.kernels.ops import Ops
 from stoker.model.lora import LoraSettings, adapt, adapter_parts
 from stoker.model.parameter import Part
 from stoker.pod.config_file import ConfigError
-from stoker.pod.pipeline.stage_cut import cut_layers, estimate_costs
+from stoker.pod.pipeline.stage_cut import cut_layers
+from stoker.pod.plan.model_size import ModelSize
+from stoker.pod.plan.stage import layer_costs
 from stoker.trainer.protocol.parallel_dims import ParallelDims
 
 
@@ -131,16 +134,7 @@ def stage_layers(model: ModelConfig, num_stages: int, sequence_length: int) -> S
     Raises:
         ConfigError: the model has fewer layers than stages.
     """
-    costs = estimate_costs(
-        num_layers=model.num_layers,
-        hidden_size=model.hidden_size,
-        intermediate_size=model.intermediate_size,
-        num_heads=model.num_heads,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        vocab_size=model.vocab_size,
-        sequence_length=sequence_length,
-    )
+    costs = layer_costs(ModelSize.from_fields(asdict(model)), sequence_length)
     try:
         return cut_layers(costs, num_stages)
     except ValueError as error:

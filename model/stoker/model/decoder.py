@@ -148,14 +148,14 @@ class Decoder(nn.Module):
             number goes on with.
         """
         x_TD, update_TD = (self.embed(part.tokens), None) if stream_2TD is None else (stream_2TD[0], stream_2TD[1])
-        x_TD, update_TD = self._decoded(x_TD, update_TD, part) or self._computed(x_TD, update_TD, part)
+        x_TD, update_TD = self._in_one_call(x_TD, update_TD, part) or self._computed(x_TD, update_TD, part)
         return self.norm(x_TD, update_TD) if self.is_last else torch.stack([x_TD, update_TD])
 
-    def _decoded(self, x_TD: Tensor, update_TD: Tensor | None, part: PartOfPass) -> tuple[Tensor, Tensor] | None:
+    def _in_one_call(self, x_TD: Tensor, update_TD: Tensor | None, part: PartOfPass) -> tuple[Tensor, Tensor] | None:
         """Compute all blocks in one call; None where there is none for this pass."""
         if self.prepared is None:
             return None
-        return part.attend.decode(self.prepared, self.rope, x_TD, update_TD, part.positions)
+        return part.attend.all_blocks(self.prepared, self.rope, x_TD, update_TD, part.positions)
 
     def _computed(self, x_TD: Tensor, update_TD: Tensor | None, part: PartOfPass) -> tuple[Tensor, Tensor]:
         """Compute block by block."""

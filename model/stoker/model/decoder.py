@@ -25,6 +25,7 @@ from stoker.model.config import ModelConfig
 from stoker.model.experts import Experts
 from stoker.model.group_sums import GroupSums
 from stoker.model.kernels.block_weights import PreparedBlocks
+from stoker.model.kernels.huge_pages import gather
 from stoker.model.kernels.kernel_set import CrossEntropy
 from stoker.model.kernels.ops import Ops
 from stoker.model.parallel import ColumnParallelLinear, Norm, RowParallelLinear, VocabParallel
@@ -213,6 +214,8 @@ class Decoder(nn.Module):
                 module.pack()
         if self.is_last:
             self.head.pack()
+        if self.ops.kernels == "compiled":
+            gather(list(self.parameters()))
         self.is_packed = True
         weights = [block.weights() for block in self.blocks if isinstance(block, Block)]
         self.prepared = self.ops.prepare_blocks([found for found in weights if found]) if all(weights) else None

@@ -55,10 +55,10 @@ class Attend(Protocol):
 class CachedAttend(Attend, Protocol):
     """An engine's attention: keys and values stay in a cache."""
 
-    def decode(
+    def all_blocks(
         self, blocks: PreparedBlocks, rope: RotaryTable, x_TD: Tensor, update_TD: Tensor | None, positions_T: Tensor
     ) -> tuple[Tensor, Tensor] | None:
-        """Compute all blocks in one call, with this attention; None where the pass is not one of decodes alone."""
+        """Compute all blocks in one call, with this attention; None where they cannot be for this pass."""
         ...
 
 

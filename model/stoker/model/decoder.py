@@ -25,6 +25,7 @@ from stoker.model.config import ModelConfig
 from stoker.model.experts import Experts
 from stoker.model.group_sums import GroupSums
 from stoker.model.kernels.block_weights import PreparedBlocks
+from stoker.model.kernels.huge_pages import gather
 from stoker.model.kernels.kernel_set import CrossEntropy
 from stoker.model.kernels.ops import Ops
 from stoker.model.parallel import ColumnParallelLinear, Norm, RowParallelLinear, VocabParallel
@@ -148,14 +149,14 @@ class Decoder(nn.Module):
             number goes on with.
         """
         x_TD, update_TD = (self.embed(part.tokens), None) if stream_2TD is None else (stream_2TD[0], stream_2TD[1])
-        x_TD, update_TD = self._decoded(x_TD, update_TD, part) or self._computed(x_TD, update_TD, part)
+        x_TD, update_TD = self._in_one_call(x_TD, update_TD, part) or self._computed(x_TD, update_TD, part)
         return self.norm(x_TD, update_TD) if self.is_last else torch.stack([x_TD, update_TD])
 
-    def _decoded(self, x_TD: Tensor, update_TD: Tensor | None, part: PartOfPass) -> tuple[Tensor, Tensor] | None:
+    def _in_one_call(self, x_TD: Tensor, update_TD: Tensor | None, part: PartOfPass) -> tuple[Tensor, Tensor] | None:
         """Compute all blocks in one call; None where there is none for this pass."""
         if self.prepared is None:
             return None
-        return part.attend.decode(self.prepared, self.rope, x_TD, update_TD, part.positions)
+        return part.attend.all_blocks(self.prepared, self.rope, x_TD, update_TD, part.positions)
 
     def _computed(self, x_TD: Tensor, update_TD: Tensor | None, part: PartOfPass) -> tuple[Tensor, Tensor]:
         """Compute block by block."""
@@ -213,6 +214,8 @@ class Decoder(nn.Module):
                 module.pack()
         if self.is_last:
             self.head.pack()
+        if self.ops.kernels == "compiled":
+            gather(list(self.parameters()))
         self.is_packed = True
         weights = [block.weights() for block in self.blocks if isinstance(block, Block)]
         self.prepared = self.ops.prepare_blocks([found for found in weights if found]) if all(weights) else None

@@ -159,11 +159,11 @@ class PagedAttend:
         q_TNH = self.ops.rotate_and_write(q_TNH, k_TKH, v_TKH, rotation, into)
         return self.ops.paged_attention(q_TNH, self.cache.data, layer, self.sequences, spec.scale, spec.window)
 
-    def decode(
+    def all_blocks(
         self, blocks: PreparedBlocks, rope: RotaryTable, x_TD: Tensor, update_TD: Tensor | None, positions_T: Tensor
     ) -> tuple[Tensor, Tensor] | None:
-        """Compute all blocks in one call where the step was planned on the host and has decodes alone; else None."""
-        if not isinstance(self.sequences, PagedSequences) or self.sequences.prefill:
+        """Compute all blocks in one call where the step was planned on the host; None where `blocks` refuses it."""
+        if not isinstance(self.sequences, PagedSequences):
             return None
         rotation = Rotation(*rope.rows(positions_T))
         return blocks(x_TD, update_TD, rotation, self.cache.data, self.sequences)

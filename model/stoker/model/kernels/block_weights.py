@@ -68,7 +68,7 @@ class PreparedBlocks(Protocol):
     ) -> tuple[Tensor, Tensor] | None:
         """Return the residual stream and its update behind the last block, as `Block` does for each.
 
-        New keys and values are written to the cache. None, and nothing is written: the pass is not one of decodes
-        alone, so the caller computes block by block.
+        New keys and values are written to the cache. None, and nothing is written: there is no such call for
+        this pass, so the caller computes block by block.
         """
         ...

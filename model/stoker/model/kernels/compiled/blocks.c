@@ -1,5 +1,5 @@
-/* All blocks of a dense decoder for a pass of decodes, in one call: a caller in Python needs as long for the calls of
- * one row as the products do.
+/* All blocks of a dense decoder for one pass, in one call: a caller in Python needs as long for the calls of one row as
+ * the products do.
  *
  * Each operation is the one that the caller would call by itself, so the bits are the same.
  * T tokens, D hidden, N heads, K kv heads, H head_dim, F width.
@@ -26,13 +26,20 @@ struct group {
     long num_sequences, num_blocks;
 };
 
+/* New tokens [first, first + num_queries) of the pass, the last of num_keys of one sequence. */
+struct prompt {
+    const int64_t *block_rows;
+    long first, num_queries, num_keys, num_blocks;
+};
+
 struct pass {
     const bf16 *x, *update; /* update NULL: x is the whole stream */
     bf16 *out_x, *out_update, *cache;
     const float *cos, *sin;
     const int64_t *slot_rows; /* [layers, 2 * T] */
     const struct group *groups;
-    long table_stride, T, num_groups, block_size;
+    const struct prompt *prompts;
+    long table_stride, T, num_groups, num_prompts, block_size;
 };
 
 /* Results between the operations of one block. */
@@ -52,6 +59,13 @@ static void attend(const struct blocks *blocks, const struct block *block, const
         long S = group->num_sequences, B = group->num_blocks;
         stoker_attend(s->q, s->attended, pass->cache, group->token_rows, group->block_rows + layer * 2 * S * B,
                       group->lengths, S, B, pass->block_size, N, K, H, blocks->scale, block->window);
+    }
+    for (long p = 0; p < pass->num_prompts; p++) {
+        const struct prompt *prompt = pass->prompts + p;
+        long row = prompt->first * N * H, B = prompt->num_blocks;
+        stoker_attend_prompt(s->q + row, s->attended + row, pass->cache, prompt->block_rows + layer * 2 * B,
+                             prompt->num_queries, prompt->num_keys, B, pass->block_size, N, K, H, blocks->scale,
+                             block->window);
     }
 }
 

@@ -8,7 +8,7 @@ alone all of them, because neither oneDNN nor torch has a fast one. Their contra
 bits depend neither on the other rows nor on the threads.
 
 What the C kernels do not take (a gradient, another dtype, heads of more than 256) goes to `reference`, their slow twin.
-So does prompts' attention, which is faster there.
+So does prompts' attention where the processor has no product in C for any number of rows: torch's is faster there.
 
 T tokens, D hidden, F ffn, N heads, K kv heads, H head_dim, S sequences, B blocks.
 
@@ -29,7 +29,7 @@ from stoker.model.kernels.compiled.blocks import CompiledBlocks
 from stoker.model.kernels.compiled.library import load_library
 from stoker.model.kernels.compiled.product_kinds import PRODUCTS, Product
 from stoker.model.kernels.rotation import CacheLayer, Rotation
-from stoker.model.kernels.sequences import DecodeGroup, PagedSequences
+from stoker.model.kernels.sequences import CachedSequence, DecodeGroup, PagedSequences
 
 MAX_HEAD = 256
 """Largest head that the C kernels take."""
@@ -178,7 +178,12 @@ def prepare_blocks(weights: Sequence[BlockWeights]) -> PreparedBlocks | None:
     rows = (row for of_block in weights for row in of_block.rows)
     if not all(map(reads, products)) or not all(row.dtype is torch.bfloat16 and row.is_contiguous() for row in rows):
         return None
-    return CompiledBlocks(_C, weights)
+    return CompiledBlocks(_C, weights, takes_prompts=all(attends_prompts(of_block.head_dim) for of_block in weights))
+
+
+def attends_prompts(head_dim: int) -> bool:
+    """Whether prompts' attention is C's for such heads."""
+    return PRODUCT is not None and PRODUCT.has_blocks and head_dim % 16 == 0 and head_dim <= MAX_HEAD
 
 
 def logits(hidden_TD: Tensor, weight_VD: Tensor) -> Tensor:
@@ -266,14 +271,44 @@ def are_parts(q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, rotation: Rotation) -
 def paged_attention(
     q_TNH: Tensor, cache: Tensor, layer: int, sequences: PagedSequences, scale: float, window: int | None
 ) -> Tensor:
-    if not sequences.decode or not takes(q_TNH, cache) or q_TNH.shape[2] > MAX_HEAD:
+    if not takes(q_TNH, cache) or q_TNH.shape[2] > MAX_HEAD:
         return reference.paged_attention(q_TNH, cache, layer, sequences, scale, window)
     out_TNH = torch.empty_like(q_TNH)
     for group in sequences.decode:
         attend_group(q_TNH, out_TNH, cache, layer, group, scale, window)
+    attend = attend_prompt if attends_prompts(q_TNH.shape[2]) else reference.attend_sequence
     for sequence in sequences.prefill:
-        reference.attend_sequence(q_TNH, out_TNH, cache, layer, sequence, scale, window)
+        attend(q_TNH, out_TNH, cache, layer, sequence, scale, window)
     return out_TNH
+
+
+def attend_prompt(
+    q_TNH: Tensor,
+    out_TNH: Tensor,
+    cache: Tensor,
+    layer: int,
+    sequence: CachedSequence,
+    scale: float,
+    window: int | None,
+) -> None:
+    """Attend for the last tokens of one sequence, straight from the cache's blocks, into their rows of `out_TNH`."""
+    block_size, num_kv_heads, head_dim = cache.shape[3:]
+    begin, end = sequence.query_start, sequence.query_end
+    _C.stoker_attend_prompt(
+        q_TNH[begin:end].data_ptr(),
+        out_TNH[begin:end].data_ptr(),
+        cache.data_ptr(),
+        sequence.block_rows[layer].data_ptr(),
+        end - begin,
+        sequence.seq_len,
+        -(-sequence.seq_len // block_size),
+        block_size,
+        q_TNH.shape[1],
+        num_kv_heads,
+        head_dim,
+        scale,
+        window or 0,
+    )
 
 
 def attend_group(

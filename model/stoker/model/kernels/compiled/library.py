@@ -20,7 +20,8 @@ from typing import Any
 log = logging.getLogger("stoker.model")
 
 FOLDER = Path(__file__).parent
-SOURCES = tuple(FOLDER / f"{name}.c" for name in ("rows", "products", "tile_products", "vector_products", "blocks"))
+SOURCE_NAMES = ("rows", "products", "tile_products", "vector_products", "prompt_attention", "blocks")
+SOURCES = tuple(FOLDER / f"{name}.c" for name in SOURCE_NAMES)
 HEADERS = tuple(FOLDER / f"{name}.h" for name in ("bfloat16", "rows", "products"))
 FLAGS = (
     *("-O3", "-march=native", "-std=gnu11", "-fopenmp", "-shared", "-fPIC"),
@@ -50,6 +51,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "stoker_norm_product": [_POINTER] * 3 + [_FLOAT] + [_POINTER] * 4 + [_LONG] * 3,
     "stoker_norm_product_swiglu": [_POINTER] * 3 + [_FLOAT] + [_POINTER] * 3 + [_LONG] * 3,
     "stoker_blocks": [_POINTER] * 2,
+    "stoker_attend_prompt": [_POINTER] * 4 + [_LONG] * 7 + [_FLOAT, _LONG],
     "stoker_attend": [_POINTER] * 6 + [_LONG] * 6 + [_FLOAT, _LONG],
 }
 

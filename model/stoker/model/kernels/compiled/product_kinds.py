@@ -18,7 +18,7 @@ class Product(NamedTuple):
     out_multiple: int
     """E is a multiple of it."""
     has_blocks: bool
-    """Whether all blocks of a pass of decodes run as one call, which was measured there."""
+    """Whether all blocks of a pass run as one call, prompts' attention included, which was measured there."""
 
     def divides(self, out_size: int, in_size: int) -> bool:
         """Whether a weight [E, D] has sizes that the product takes."""

@@ -12,3 +12,6 @@ void stoker_rotate_and_write(const bf16 *q, const bf16 *k, const bf16 *v, long t
 void stoker_attend(const bf16 *q_TNH, bf16 *out_TNH, const bf16 *cache, const int64_t *token_rows,
                    const int64_t *blocks, const int64_t *lengths, long S, long B, long block_size, long N, long K,
                    long H, float scale, long window);
+/* Needs vector products and H a multiple of 16. */
+void stoker_attend_prompt(const bf16 *q_TNH, bf16 *out_TNH, const bf16 *cache, const int64_t *blocks, long T, long L,
+                          long B, long block_size, long N, long K, long H, float scale, long window);

@@ -133,6 +133,20 @@ def required_terms(affinity: Mapping[str, Any] | None) -> tuple[Mapping[str, Any
     return tuple(own.get("nodeSelectorTerms") or ())
 
 
+def with_node_labels(keys: Iterable[str], affinity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `affinity` with nodes required that have all these labels, beside its own terms.
+
+    A term without conditions matches no node, and stays so.
+    """
+    own = dict(affinity.get("nodeAffinity") or {})
+    present = [{"key": key, "operator": "Exists"} for key in keys]
+    terms = [
+        {**term, "matchExpressions": [*(term.get("matchExpressions") or ()), *present]} if term else {}
+        for term in required_terms(affinity) or ({"matchExpressions": []},)
+    ]
+    return {**affinity, "nodeAffinity": {**own, _REQUIRED: {"nodeSelectorTerms": terms}}}
+
+
 def affinity_to(node: str, affinity: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return `affinity` (of a pod that is still gated) with one node required beside its own terms."""
     own = dict((affinity or {}).get("nodeAffinity") or {})

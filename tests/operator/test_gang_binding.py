@@ -244,14 +244,18 @@ def test_a_topology_without_a_view_of_nodes_is_affinity_between_pods_and_told() 
     run = Run(workers={"replicas": 2}, scheduling={"topology": levels})
     run.cluster.settle()
     conditions = {found["type"]: found["message"] for found in run.status["conditions"]}
-    told = "the operator has no view of nodes: scheduling.topology is affinity between pods, kept one pod at a time"
-    assert conditions["PlacementLimited"] == told
+    assert conditions["PlacementLimited"] == (
+        "the operator has no view of nodes: scheduling.topology is affinity between pods, kept one pod at a time: some "
+        "may start while others find no room"
+    )
     of_attempt = {"stoker.dev/job-uid": run.job["metadata"]["uid"], "stoker.dev/attempt": str(run.attempt)}
     zone = {"labelSelector": {"matchLabels": of_attempt}, "topologyKey": "zone"}
+    labelled = [{"matchExpressions": [{"key": "zone", "operator": "Exists"}]}]
     for pod in run.gang:
-        assert pod["spec"]["affinity"] == {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [zone]}}, (
-            "tensor groups and model replicas of one pod need no others"
-        )
+        assert pod["spec"]["affinity"] == {
+            "podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [zone]},
+            "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": labelled}},
+        }, "tensor groups and model replicas of one pod need no others"
         assert of_attempt.items() <= pod["metadata"]["labels"].items()
     run.cluster.settings = PLACED
     run.cluster.settle()

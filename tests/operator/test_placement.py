@@ -363,6 +363,24 @@ def test_capacity_is_what_bound_and_pinned_pods_leave() -> None:
     assert first.labels == {"kubernetes.io/hostname": "n0", "zone": "z"}
 
 
+_AMOUNTS = st.dictionaries(st.sampled_from(("cpu", "memory", "hugepages-2Mi", GPU)), st.integers(0, 9), max_size=4)
+
+
+@given(_AMOUNTS, _AMOUNTS, _AMOUNTS)
+def test_resources_of_the_pod_itself_count_in_place_of_those_of_its_containers(
+    container: dict[str, int], requests: dict[str, int], limits: dict[str, int]
+) -> None:
+    def wire(found: dict[str, int]) -> dict[str, str]:
+        return {name: str(amount) for name, amount in found.items()}
+
+    containers = [{"resources": {"requests": wire(container)}}]
+    found = pod_requests({"containers": containers, "resources": {"requests": wire(requests), "limits": wire(limits)}})
+    for name in {*container, *requests, *limits}:
+        scale = 1000 if name == "cpu" else 1
+        named = (container,) if name == GPU else (requests, container, limits)
+        assert found.get(name, 0) == scale * next((one[name] for one in named if name in one), 0), name
+
+
 def test_requests_of_a_pod_are_what_the_scheduler_reserves() -> None:
     spec = {
         "initContainers": [

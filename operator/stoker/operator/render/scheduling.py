@@ -16,6 +16,7 @@ from stoker.operator.api.topology import Topology
 from stoker.operator.api.trainingjob import TrainingJob
 from stoker.operator.domain.placement.gang import Gang, Level
 from stoker.operator.domain.placement.job_gang import gang_of_rendering
+from stoker.operator.domain.placement.pod_affinity import only_preferred
 from stoker.operator.domain.plan import Object
 from stoker.operator.domain.schedulers import Installed, Scheduler
 from stoker.operator.render.names import stem
@@ -65,13 +66,29 @@ def group_name(job: TrainingJob, gang: Gang) -> str:
     return f"{stem(job.metadata.name, job.metadata.uid)}-{gang.size}"
 
 
-def unkept_levels(job: TrainingJob, scheduler: Scheduler, gang: Gang) -> tuple[str, ...]:
-    """Keys of `scheduling.topology` that the scheduler is not told, because it has no word for them."""
-    levels = job.spec.scheduling.topology
-    if scheduler == "stoker":
-        return ()
-    told = {index for index, _ in _kueue_levels(job, gang)} if scheduler == "kueue" else set()
-    return tuple(level.key for index, level in enumerate(levels) if index not in told)
+def topology_limits(job: TrainingJob, scheduler: Scheduler, rendered: Mapping[str, Any]) -> str:
+    """What a gang that is not placed by the operator lacks of `scheduling.topology`; empty if it lacks nothing."""
+    topology, gang = job.spec.scheduling.topology, gang_of_rendering(rendered)
+    if scheduler == "kueue":
+        told = {index for index, _ in _kueue_levels(job, gang)}
+        untold = ", ".join(level.key for index, level in enumerate(topology) if index not in told)
+        return f"kueue is not told these levels of scheduling.topology: {untold}" if untold else ""
+    return affinity_limits(levels_of(topology), gang, rendered["pod"]["spec"], ordered=scheduler == "stoker")
+
+
+def affinity_limits(levels: Sequence[Level], gang: Gang, spec: Mapping[str, Any], *, ordered: bool = True) -> str:
+    """What levels lack that are kept by affinity between the pods of a gang; empty without levels.
+
+    Args:
+        spec: of the pods' template.
+        ordered: False where the scheduler starts whole gangs.
+    """
+    if not levels:
+        return ""
+    effect = "some may start while others find no room" if ordered else "a gang may wait with room for it elsewhere"
+    text = f"scheduling.topology is affinity between pods, kept one pod at a time: {effect}"
+    weak = ", ".join(only_preferred(spec, levels, gang, ordered=ordered))
+    return f"{text}; Required and yet only preferred: {weak}" if weak else text
 
 
 def _kueue_labels(job: TrainingJob, attempt: int, rank: int) -> dict[str, str]:

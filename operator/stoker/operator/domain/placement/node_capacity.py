@@ -18,6 +18,8 @@ HOSTNAME = "kubernetes.io/hostname"
 PIN = "stoker.dev/pin"
 """Field of a stored pod's spec with the node that its affinity names; the whole affinity takes a kilobyte."""
 _REPELLING = frozenset({"NoSchedule", "NoExecute"})
+_POD_LEVEL = frozenset({"cpu", "memory"})
+"""Resources that a pod may name for itself, beside huge pages."""
 _ENDED = frozenset({"Succeeded", "Failed"})
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
@@ -109,6 +111,7 @@ def pod_requests(spec: Mapping[str, Any]) -> dict[str, int]:
     """Return what the scheduler reserves for a pod: the sum of its containers, at least its largest init container.
 
     Init containers that restart (sidecars) count as containers. A limit stands for a request that is not given.
+    CPU, memory and huge pages that the pod itself names count in place of the containers' (Kubernetes 1.34).
     """
     total: defaultdict[str, int] = defaultdict(int)
     largest: defaultdict[str, int] = defaultdict(int)
@@ -120,17 +123,38 @@ def pod_requests(spec: Mapping[str, Any]) -> dict[str, int]:
     for container in spec.get("containers") or ():
         for resource, need in _container_requests(container).items():
             total[resource] += need
+    own = {name: max(total[name], largest[name]) for name in {**total, **largest}}
+    whole = {**own, **_pod_level(spec, own)}
     overhead = amounts(spec.get("overhead") or {})
-    return {
-        resource: max(total[resource], largest[resource]) + overhead.get(resource, 0)
-        for resource in {**total, **largest, **overhead}
-    }
+    return {name: whole.get(name, 0) + overhead.get(name, 0) for name in {**whole, **overhead}}
+
+
+def _pod_level(spec: Mapping[str, Any], own: Mapping[str, int]) -> dict[str, int]:
+    """What `resources` of the pod itself reserve, instead of its containers; a limit where nothing is requested."""
+    resources = spec.get("resources") or {}
+    limits, requests = (amounts(resources.get(name) or {}) for name in ("limits", "requests"))
+    found = {**{name: limit for name, limit in limits.items() if name not in own}, **requests}
+    return {name: amount for name, amount in found.items() if name in _POD_LEVEL or name.startswith("hugepages-")}
 
 
 def required_terms(affinity: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], ...]:
     """The terms of a pod's required node affinity; none if it has no such affinity."""
     own = ((affinity or {}).get("nodeAffinity") or {}).get(_REQUIRED) or {}
     return tuple(own.get("nodeSelectorTerms") or ())
+
+
+def with_node_labels(keys: Iterable[str], affinity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `affinity` with nodes required that have all these labels, beside its own terms.
+
+    A term without conditions matches no node, and stays so.
+    """
+    own = dict(affinity.get("nodeAffinity") or {})
+    present = [{"key": key, "operator": "Exists"} for key in keys]
+    terms = [
+        {**term, "matchExpressions": [*(term.get("matchExpressions") or ()), *present]} if term else {}
+        for term in required_terms(affinity) or ({"matchExpressions": []},)
+    ]
+    return {**affinity, "nodeAffinity": {**own, _REQUIRED: {"nodeSelectorTerms": terms}}}
 
 
 def affinity_to(node: str, affinity: Mapping[str, Any] | None = None) -> dict[str, Any]:

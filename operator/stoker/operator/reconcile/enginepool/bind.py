@@ -30,6 +30,7 @@ from stoker.operator.reconcile.enginepool.replica import Replica
 from stoker.operator.reconcile.enginepool.view import PoolView
 from stoker.operator.reconcile.gates import contradicts, foreign_gates, opened
 from stoker.operator.render.engine import topology_of
+from stoker.operator.render.scheduling import affinity_limits
 
 GANG_TIMEOUT = "GangTimeout"
 LIMITED = "PlacementLimited"
@@ -127,14 +128,22 @@ def _relaxed(found: Placement) -> tuple[Condition, ...]:
 
 
 def _limits(view: PoolView) -> tuple[Condition, ...]:
-    wishes = any(topology_of(revision.template) for revision in view.pool.spec.revisions)
-    if wishes and not view.settings.places_gangs:
-        text = "the operator has no view of nodes: scheduling.topology is affinity between pods, kept one pod at a time"
-        return (Condition(LIMITED, True, "NoNodes", text),)
-    placed = [found.template for found in view.pool.spec.revisions if _is_placed(found.template)]
+    if not view.settings.places_gangs and (limits := [text for text in map(_without_nodes, _templates(view)) if text]):
+        return (Condition(LIMITED, True, "NoNodes", f"the operator has no view of nodes: {limits[0]}"),)
+    placed = [found for found in _templates(view) if _is_placed(found)]
     needs = (needs_of(view.seen.devices, view.pool.metadata.namespace, found.pod.get("spec") or {}) for found in placed)
     doubts = dict.fromkeys(doubt for found in needs for doubt in found.doubts)
     return (Condition(LIMITED, True if doubts else None, "ResourceClaims", shortened("; ".join(doubts))),)
+
+
+def _templates(view: PoolView) -> list[EngineTemplate]:
+    return [revision.template for revision in view.pool.spec.revisions]
+
+
+def _without_nodes(template: EngineTemplate) -> str:
+    """What the levels of a replica lack that are kept by affinity between its pods."""
+    gang = gang_of_replica(template.pod, template.pods_per_replica)
+    return affinity_limits(topology_of(template), gang, template.pod.get("spec") or {})
 
 
 def _is_placed(template: EngineTemplate) -> bool:

@@ -33,7 +33,7 @@ from stoker.operator.reconcile.trainingjob.follow import follow
 from stoker.operator.reconcile.trainingjob.give_back import ROOM_TAKEN, give_back
 from stoker.operator.reconcile.trainingjob.outcome import JobChanges, JobOutcome, changed_attempt
 from stoker.operator.reconcile.trainingjob.view import TrainingView
-from stoker.operator.render.scheduling import levels_of, unkept_levels
+from stoker.operator.render.scheduling import levels_of, topology_limits
 
 LIMITED = "PlacementLimited"
 """Condition while pods start without a choice of nodes, because the operator sees none."""
@@ -122,12 +122,10 @@ def _held_back(turn: Turn) -> str:
 def _limited(view: TrainingView, attempt: Attempt) -> Condition:
     """Say where a placement was asked for that the scheduler of the gang does not keep."""
     if attempt.scheduler:
-        keys = ", ".join(unkept_levels(view.job, scheduler_of(attempt), gang_of_rendering(_rendered(view))))
-        text = f"{attempt.scheduler} is not told these levels of scheduling.topology: {keys}"
-        return Condition(LIMITED, True if keys else None, "Scheduler", text)
-    if not view.settings.places_gangs and view.job.spec.scheduling.topology:
-        text = "the operator has no view of nodes: scheduling.topology is affinity between pods, kept one pod at a time"
-        return Condition(LIMITED, True, "NoNodes", text)
+        text = topology_limits(view.job, scheduler_of(attempt), _rendered(view))
+        return Condition(LIMITED, True if text else None, "Scheduler", text)
+    if not view.settings.places_gangs and (text := topology_limits(view.job, "stoker", _rendered(view))):
+        return Condition(LIMITED, True, "NoNodes", f"the operator has no view of nodes: {text}")
     if attempt.placed_at is not None and not any(map(pinned_node, view.gang)):
         return _WITHOUT_NODES
     return _counted(_devices(view))

@@ -70,7 +70,7 @@ def too_large(spec: Mapping[str, Any]) -> list[str]:
 def over_budget(spec: Mapping[str, Any]) -> list[str]:
     """Return one line if a rank's activations cannot be kept within the budget, or if no plan can tell.
 
-    None where the model is behind `modelFrom`: its ranks check the budget before they start.
+    A model behind `modelFrom` is not known here: its ranks check the budget before they start.
     """
     budget = (spec.get("memory") or {}).get("activationBudgetGiB")
     if budget is None or not spec.get("model"):

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from stoker.operator.api.metadata import EditableStatus, Resource
-from stoker.operator.api.pool import Degree, Replicas, Role
+from stoker.operator.api.pool import MIN_UP_TO_MAX, Degree, Replicas, Role
 from stoker.operator.api.topology import PoolScheduling
 from stoker.operator.api.value import (
     ForeignName,
@@ -64,16 +64,7 @@ _SHARES = "self.revisions[0].share" + "".join(
 class ReplicaBounds(Value):
     """Least and most replicas, whatever `/scale` has."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule(
-                "self.min <= self.max",
-                "min is above max",
-                shown="min {self.min} is above max {self.max}",
-                field=".min",
-            )
-        )
-    )
+    model_config = ConfigDict(json_schema_extra=rules(MIN_UP_TO_MAX))
 
     min: Replicas
     max: Replicas

@@ -26,17 +26,21 @@ class EngineParallelism(Value):
     """Runs of whole experts over the tensor ranks."""
 
 
+MIN_UP_TO_MAX = rule(
+    "self.min <= self.max",
+    "min is above max",
+    shown="min {self.min} is above max {self.max}",
+    field=".min",
+)
+"""Of two fields that bound the replicas."""
+
+
 class Autoscaling(Value):
     """Automatic number of replicas; without it `replicas` holds."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            rule(
-                "self.min <= self.max",
-                "min is above max",
-                shown="min {self.min} is above max {self.max}",
-                field=".min",
-            ),
+            MIN_UP_TO_MAX,
             rule(
                 "self.mode != 'slo' || has(self.ttftMs) || has(self.itlMs)",
                 "mode slo needs a goal: ttftMs, itlMs or both",

@@ -20,9 +20,14 @@ TERMS = Terms(duration_s=15, renew_deadline_s=10, retry_s=2)
 
 
 class FakeLease:
-    """One Lease with versions; `away` holds the names of replicas that cannot reach it."""
+    """One Lease with versions; `away` holds the names of replicas that cannot reach it.
 
-    def __init__(self) -> None:
+    Args:
+        clock: with it, every answer takes `answer_s`.
+    """
+
+    def __init__(self, clock: FakeClock | None = None, answer_s: float = 0.0) -> None:
+        self.clock, self.answer_s = clock, answer_s
         self.lease: Object | None = None
         self.away: set[str] = set()
         self.writes: list[str] = []
@@ -43,24 +48,28 @@ class LeaseOf:
         self.who = who
 
     async def read(self, timeout_s: float) -> Object:
-        self._reach()
+        await self._reach(timeout_s)
         if self.shared.lease is None:
             raise NotFound("no Lease")
         return self.shared.lease
 
     async def create(self, spec: Object, timeout_s: float) -> Object:
-        self._reach()
+        await self._reach(timeout_s)
         if self.shared.lease is not None:
             raise AlreadyExists("there is one")
         return self.shared.put(spec)
 
     async def replace(self, lease: Object, timeout_s: float) -> Object:
-        self._reach()
+        await self._reach(timeout_s)
         if self.shared.lease is None or self.shared.lease["metadata"] != lease["metadata"]:
             raise Conflict("changed")
         return self.shared.put(lease["spec"])
 
-    def _reach(self) -> None:
+    async def _reach(self, timeout_s: float) -> None:
+        if self.shared.clock is not None:
+            await self.shared.clock.sleep(min(self.shared.answer_s, timeout_s))
+            if self.shared.answer_s > timeout_s:
+                raise ClusterError("no answer")
         if self.who in self.shared.away:
             raise ClusterError("no way there")
 
@@ -187,6 +196,22 @@ def test_a_leader_that_cannot_renew_stops_before_another_may_begin() -> None:
         assert [one.working, two.working] == [False, True]
 
     tell(story)
+
+
+def test_a_leader_waits_for_a_slow_api_server() -> None:
+    async def story() -> None:
+        clock = FakeClock()
+        one = Replica(FakeLease(clock, answer_s=4.5), "one", clock)
+        await clock.advance(10)
+        for _ in range(60):
+            assert one.working
+            assert one.elector.valid()
+            await clock.advance(1)
+        one.stop.set()
+        await clock.advance(10)
+        assert one.task.done()
+
+    asyncio.run(story())
 
 
 def test_a_lease_that_was_taken_by_force_ends_the_work() -> None:

@@ -116,6 +116,26 @@ def test_a_converged_resource_costs_no_write(tmp_path: Path) -> None:
     run(tmp_path, story)
 
 
+def test_passes_that_wait_for_nothing_let_everything_else_run(tmp_path: Path) -> None:
+    """The Lease is renewed, probes are answered and watches are read on the same event loop."""
+    turns: list[int] = []
+
+    def reconcile_and_count(*_: Any) -> Plan:
+        turns[-1] += 1
+        return Plan()
+
+    async def story(world: Embedded, _: Operator) -> None:
+        for number in range(20):
+            world.objects.create(pool(f"pool-{number}", 1))
+        for _turn in range(200):
+            turns.append(0)
+            await asyncio.sleep(0)
+        assert sum(turns) >= 20
+        assert max(turns) <= SETTINGS.workers
+
+    run(tmp_path, story, reconcile_and_count)
+
+
 def test_an_ended_pod_is_replaced(tmp_path: Path) -> None:
     async def story(world: Embedded, _: Operator) -> None:
         world.objects.create(pool("pool", 1))

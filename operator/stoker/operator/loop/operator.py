@@ -323,6 +323,7 @@ class Operator:
                 await self._attempt(key)
             finally:
                 self.queue.done(key, rest_s=min(REST * (self.clock.monotonic() - began), LONGEST_REST_S))
+            await asyncio.sleep(0)  # passes that wait for nothing must not keep lease, probes and watches waiting
 
     async def _attempt(self, key: Key) -> None:
         """Run a pass; one that fails in any way is tried again, and stops no other resource."""

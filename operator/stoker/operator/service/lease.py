@@ -40,6 +40,11 @@ class Terms:
     renew_deadline_s: float = 10.0
     retry_s: float = 2.0
 
+    @property
+    def timeout_s(self) -> float:
+        """Longest wait for one answer: a slow API server is waited for, and a lost request leaves time for another."""
+        return max(self.retry_s, self.renew_deadline_s / 2)
+
 
 @dataclass(frozen=True)
 class Sighting:
@@ -169,7 +174,8 @@ class Elector:
     async def _keep(self) -> None:
         """Renew until the deadline passes without success, or another replica took the Lease."""
         while True:
-            await self.clock.sleep(min(self.terms.retry_s, self._left_s()))
+            rest_s = max(0.0, self.terms.retry_s - self.stuck_s())  # a slow answer was rest enough
+            await self.clock.sleep(min(rest_s, self._left_s()))
             if self._left_s() <= 0:
                 return
             await self._renew_or_take()
@@ -182,14 +188,15 @@ class Elector:
 
     def _timeout_s(self) -> float:
         """Timeout of one request: a renewal after the deadline is useless."""
-        return max(0.05, min(self.terms.retry_s, self._left_s())) if self.leading else self.terms.retry_s
+        return max(0.05, min(self.terms.timeout_s, self._left_s())) if self.leading else self.terms.timeout_s
 
     async def _renew_or_take(self) -> bool:
         """Read the Lease and write it if it is our turn; True when this replica holds it afterwards."""
-        asked_at = self._moved_at = self.clock.monotonic()
+        self._moved_at = self.clock.monotonic()
         try:
             lease = await self._read()
-            if decide(lease[1], self.me, self.clock.monotonic()) is LeaseStep.WAIT:
+            asked_at = self.clock.monotonic()  # others see the write later, and count from then
+            if decide(lease[1], self.me, asked_at) is LeaseStep.WAIT:
                 return False
             await self._write_holder(lease[0])
         except (AlreadyExists, Conflict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,10 @@ from typing import Any
 
 from e2e.charts.helm import helm
 from e2e.cluster import binaries, tools
+
+
+FLOW_SCHEMA = re.compile(r"X-Kubernetes-Pf-Flowschema-Uid: *\[?\"?([0-9a-f-]+)", re.IGNORECASE)
+"""In what kubectl tells of an answer's headers."""
 
 
 class KubectlFailed(RuntimeError):
@@ -38,11 +43,20 @@ class Releases:
         Raises:
             KubectlFailed: exit status other than 0.
         """
-        command = [str(binaries.find([tools.KUBERNETES]) / "kubectl"), "--kubeconfig", str(self.kubeconfig), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, input=stdin, timeout=120, check=False)
+        done = self._run(*arguments, stdin=stdin)
         if done.returncode:
             raise KubectlFailed(f"kubectl {' '.join(arguments)}: {done.stdout}{done.stderr}")
         return done.stdout
+
+    def _run(self, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+        command = [str(binaries.find([tools.KUBERNETES]) / "kubectl"), "--kubeconfig", str(self.kubeconfig), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, input=stdin, timeout=120, check=False)
+
+    def flow_schema(self, account: str, path: str) -> str:
+        """Return the uid of the FlowSchema by which the API server treats a read of the service account."""
+        names = ["--as", f"system:serviceaccount:{account}", "--as-group", "system:serviceaccounts"]
+        done = self._run("get", "--raw", path, *names, "--as-group", "system:authenticated", "-v", "8")
+        return found[1] if (found := FLOW_SCHEMA.search(done.stderr)) else ""
 
     def list_all_kinds(self) -> None:
         """List the objects of every definition.

@@ -51,6 +51,15 @@ def test_a_second_upgrade_changes_nothing(installed: Releases) -> None:
     assert generations(installed) == before
 
 
+def test_the_lease_has_the_priority_of_leaders_and_pods_have_not(installed: Releases) -> None:
+    schema = installed.get("flowschema", f"{NAMESPACE}-stoker-leases")
+    assert {found["type"]: found["status"] for found in schema["status"]["conditions"]} == {"Dangling": "False"}
+    lease = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/stoker"
+    assert installed.flow_schema(ACCOUNT, lease) == schema["metadata"]["uid"]
+    others = installed.get("flowschema", "service-accounts")
+    assert installed.flow_schema(ACCOUNT, f"/api/v1/namespaces/{NAMESPACE}/pods") == others["metadata"]["uid"]
+
+
 @pytest.mark.parametrize("kind", ["Deployment", "Pod"])
 def test_pods_of_the_chart_pass_the_restricted_profile(installed: Releases, kind: str) -> None:
     (item,) = [item for item in rendered(STOKER) if item["kind"] == kind]

@@ -201,3 +201,22 @@ def test_a_placement_that_was_cut_short_is_completed(writes: int) -> None:
     serving.rest(6)
     assert [sorted(map(str, names)) for names in nodes_by_replica(serving).values()] == [["n0", "n1"]]
     assert all(label_of(pod, "replica-pods") == "2" for pod in serving.engines())
+
+
+def test_an_operator_killed_between_the_pods_of_a_replica_makes_the_other_and_keeps_the_first() -> None:
+    """It dies after each of its writes, until one pod of two exists; that one takes no node and is not ready alone."""
+    serving = world(raw_node("n0", 4), raw_node("n1", 4))
+    for _ in range(20):
+        with contextlib.suppress(Crash):
+            serving.cluster.reconcile(CHAT)
+        with contextlib.suppress(Crash):
+            serving.cluster.reconcile(POOL, crash_after=1)
+        if serving.engines():
+            break
+    (first,) = serving.engines()
+    assert is_gated(first)
+    assert pinned_node(first) is None
+    serving.rest(6)
+    assert first["metadata"]["uid"] in {pod["metadata"]["uid"] for pod in serving.engines()}
+    assert [sorted(map(str, names)) for names in nodes_by_replica(serving).values()] == [["n0", "n1"]]
+    assert serving.status["ready"] == "1/1"

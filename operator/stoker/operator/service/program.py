@@ -39,6 +39,7 @@ from stoker.operator.service.key_ring import KeyRing, KeySecret, read_folder
 from stoker.operator.service.lease import Elector, Terms
 from stoker.operator.service.lease_object import KubeLease
 from stoker.operator.service.reconcilers import RECONCILERS
+from stoker.operator.service.rights import check_rights, cluster_wide
 from stoker.operator.service.shell import Shell, connection_info
 from stoker.pod.config_file import ConfigError
 from stoker.pod.http import probe_routes
@@ -123,6 +124,7 @@ class OperatorProgram:
             )
             ring = read_folder(Path(folder)) if folder else await self._first_keys(secret)
             pods.private_key = ring.current
+            await check_rights(connection, cluster_wide(config))
             self.operator = self._operator(cluster, everything, ring)
             await self._adopt_schedulers(connection, self.operator)
             self.metrics.lead(True)

@@ -17,7 +17,14 @@ EIGHT_BIT_MULTIPLE = 16
 
 def conflicts(spec: Section) -> list[str]:
     """Return one line per field, with its value and what it needs."""
-    return [*_of_layout(spec), *_of_precision(spec), *_of_data(spec)]
+    return [
+        *_of_layout(spec),
+        *_of_heads(spec),
+        *_of_experts(spec),
+        *_of_determinism(spec),
+        *_of_precision(spec),
+        *_of_data(spec),
+    ]
 
 
 def _section(spec: Section, name: str) -> Section:
@@ -35,6 +42,65 @@ def _of_layout(spec: Section) -> list[str]:
         )
         if (value := parallelism.get(field, default)) != default and parallelism.get(axis, 1) == 1
     ]
+
+
+def _of_heads(spec: Section) -> list[str]:
+    """Ranks of `context` share the heads of a tensor rank, where they exchange them."""
+    parallelism, model = _section(spec, "parallelism"), _section(spec, "model")
+    ranks, tensor = parallelism.get("context", 1), parallelism.get("tensor", 1)
+    heads = model.get("numKvHeads") or model.get("numHeads")
+    if parallelism.get("contextMethod") != "Ulysses" or not heads:
+        return []
+    held = heads // tensor
+    if held % ranks == 0 or (held and ranks % held == 0):
+        return []
+    cut = f" / tensor {tensor} = {held}" if tensor > 1 else ""
+    return [
+        f"spec.parallelism.contextMethod Ulysses needs numKvHeads {heads}{cut} to be a multiple or a divisor of "
+        f"context {ranks}; allowed: AllGather, Ring"
+    ]
+
+
+def _of_experts(spec: Section) -> list[str]:
+    parallelism, model = _section(spec, "parallelism"), _section(spec, "model")
+    tensor, context, expert = (parallelism.get(axis, 1) for axis in ("tensor", "context", "expert"))
+    found = []
+    width = model.get("moeIntermediateSize")
+    if width and expert == 1 and width % tensor:
+        found.append(f"spec.model.moeIntermediateSize {width} is not a multiple of tensor {tensor}; or set expert")
+    layers = model.get("numLayers", 0)
+    beyond = [layer for layer in model.get("mlpOnlyLayers") or () if layer >= layers]
+    if beyond:
+        found.append(f"spec.model.mlpOnlyLayers {beyond[0]} is none of the layers 0 to {layers - 1}")
+    training = _section(spec, "training")
+    tokens = training.get("microBatchSize", 1) * training.get("sequenceLength", 2048)
+    if expert > 1 and not parallelism.get("sequenceParallel") and tokens % (context * tensor):
+        found.append(
+            f"spec.parallelism.expert {expert} needs microBatchSize x sequenceLength = {tokens} tokens to be a "
+            f"multiple of context {context} x tensor {tensor} = {context * tensor}"
+        )
+    return found
+
+
+def _of_determinism(spec: Section) -> list[str]:
+    """The order of sums that `AnyDataParallel` fixes leaves some layouts out."""
+    parallelism, mode = _section(spec, "parallelism"), _section(spec, "training").get("deterministic", "Off")
+    if mode != "AnyDataParallel":
+        return []
+    sizes = {axis: parallelism.get(axis, 1) for axis in ("tensor", "context", "replicate", "expert")}
+    needs = [
+        f"{axis} to be a power of two, got {sizes[axis]}"
+        for axis in ("tensor", "context")
+        if sizes[axis] & (sizes[axis] - 1)
+    ]
+    needs += [
+        f"replicate 1 beside {axis} {sizes[axis]}, got {sizes['replicate']}"
+        for axis in ("context", "tensor")
+        if sizes["replicate"] > 1 and sizes[axis] > 1
+    ]
+    if sizes["expert"] > 1:
+        needs.append(f"expert 1, got {sizes['expert']}")
+    return [f"spec.training.deterministic {mode} needs {need}; allowed: Off, SameLayout" for need in needs]
 
 
 def _of_precision(spec: Section) -> list[str]:

@@ -33,6 +33,17 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("TrainingJob", {"parallelism": {"context": 2, "contextMethod": "Ulysses", "tensor": 2}, "model": {**_SIZES, "numHeads": 12, "numKvHeads": 6}}, ["spec.parallelism.contextMethod Ulysses needs numKvHeads 6 / tensor 2 = 3 to be a multiple or a divisor of context 2; allowed: AllGather, Ring"]),
     ("TrainingJob", {"parallelism": {"tensor": 4}, "model": {**_SIZES, "moeIntermediateSize": 30}}, ["spec.model.moeIntermediateSize 30 is not a multiple of tensor 4; or set expert"]),
     ("TrainingJob", {"model": {**_SIZES, "numLayers": 2, "mlpOnlyLayers": [0, 2]}}, ["spec.model.mlpOnlyLayers 2 is none of the layers 0 to 1"]),
+    ("TrainingJob", {"data": {"validation": {"source": {"name": "v", "weight": "0", "format": "tokens"}}}, "model": _SIZES}, [
+        "spec.data.validation.source: weight 0 must be above 0",
+        "spec.data.validation.source: format tokens needs the tokenizer that made the tokens: data.tokenizer.kind path, or kind auto with modelFrom",
+    ]),
+    ("TrainingJob", {"optimization": {"learningRate": "1e-30", "beta2": "0.999999", "epsilon": "1e-8", "gradientClipping": "0"}}, []),
+    ("TrainingJob", {"optimization": {"learningRate": "1e-60", "beta2": "0.99999999999999999999", "weightDecay": "1e39"}, "model": {**_SIZES, "ropeTheta": "0"}}, [
+        "spec.optimization.weightDecay 1e39 is above 3.4e+38, the largest number of fp32",
+        "spec.optimization.beta2 0.99999999999999999999 is 1 in a floating-point number; it must be below",
+        "spec.optimization.learningRate 1e-60 is 0 in fp32; it must be at least 1.2e-38",
+        "spec.model.ropeTheta 0 is 0 in fp32; it must be at least 1.2e-38",
+    ]),
     ("TrainingJob", {"data": {"sources": [{"name": "a", "url": "s3://bucket/x"}, {"name": "b", "url": "file:///data/x"}, {"name": "c", "url": "https://host:8080/x?y=1"}]}}, []),
     ("TrainingJob", {"data": {"sources": [{"name": "a", "url": "s3:///x"}, {"name": "b", "url": "https://host/a b"}]}}, [
         "spec.data.sources a: url s3:///x: no host or bucket follows //; a URL is like s3://bucket/corpus or https://host/file",

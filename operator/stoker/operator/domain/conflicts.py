@@ -13,6 +13,9 @@ Section = Mapping[str, Any]
 
 EIGHT_BIT_MULTIPLE = 16
 """What sizes of a product in eight bits are multiples of (`MULTIPLE` of the model's `fp8`)."""
+FP32_SMALLEST, FP32_LARGEST = 1.2e-38, 3.4e38
+"""Of the numbers that a device computes with."""
+_RATES = ("learningRate", "minLearningRate", "epsilon", "weightDecay", "gradientClipping")
 
 
 def conflicts(spec: Section) -> list[str]:
@@ -23,6 +26,7 @@ def conflicts(spec: Section) -> list[str]:
         *_of_experts(spec),
         *_of_determinism(spec),
         *_of_precision(spec),
+        *_of_numbers(spec),
         *_of_data(spec),
     ]
 
@@ -134,25 +138,54 @@ def _of_eight_bits(spec: Section) -> list[str]:
     ]
 
 
+def _of_numbers(spec: Section) -> list[str]:
+    """Decimals that are 0, 1 or infinite in the numbers of a device."""
+    optimization, model = _section(spec, "optimization"), _section(spec, "model")
+    rates = {f"spec.optimization.{name}": optimization.get(name, "0") for name in _RATES}
+    rates |= {f"spec.model.{name}": model.get(name, "1") for name in ("ropeTheta", "initializerRange", "normEps")}
+    found = [
+        f"{field} {value} is above {FP32_LARGEST}, the largest number of fp32"
+        for field, value in rates.items()
+        if float(value) > FP32_LARGEST
+    ]
+    found += [
+        f"spec.optimization.{name} {optimization[name]} is 1 in a floating-point number; it must be below"
+        for name in ("beta1", "beta2")
+        if float(optimization.get(name, "0")) >= 1
+    ]
+    positive = {
+        "spec.optimization.learningRate": optimization.get("learningRate", "1"),
+        "spec.model.ropeTheta": model.get("ropeTheta", "1"),
+    }
+    return found + [
+        f"{field} {value} is 0 in fp32; it must be at least {FP32_SMALLEST}"
+        for field, value in positive.items()
+        if float(value) < FP32_SMALLEST
+    ]
+
+
 def _of_data(spec: Section) -> list[str]:
     data = _section(spec, "data")
-    tokenizer, sources = _section(data, "tokenizer"), data.get("sources") or ()
+    tokenizer, validation = _section(data, "tokenizer"), _section(data, "validation")
+    sources = {f"spec.data.sources {source['name']}": source for source in data.get("sources") or ()}
+    if validation.get("source"):
+        sources["spec.data.validation.source"] = validation["source"]
     kind, size = tokenizer.get("kind", "auto"), tokenizer.get("vocabSize", 0)
     found = [
-        f"spec.data.sources {source['name']}: weight {source['weight']} must be above 0"
-        for source in sources
+        f"{field}: weight {source['weight']} must be above 0"
+        for field, source in sources.items()
         if float(source.get("weight", 1)) <= 0
     ]
-    fraction = _section(data, "validation").get("fraction")
+    fraction = validation.get("fraction")
     if fraction is not None and float(fraction) <= 0:
         found.append(f"spec.data.validation.fraction {fraction} must be above 0; without validation leave it out")
     vocabulary = _section(spec, "model").get("vocabSize")
     if kind == "train" and vocabulary is not None and size > vocabulary:
         found.append(f"spec.data.tokenizer.vocabSize {size} is above the model's vocabSize {vocabulary}")
     found += [
-        f"spec.data.sources {source['name']}: format tokens needs the tokenizer that made the tokens: "
+        f"{field}: format tokens needs the tokenizer that made the tokens: "
         "data.tokenizer.kind path, or kind auto with modelFrom"
-        for source in sources
+        for field, source in sources.items()
         if source.get("format") == "tokens" and (kind == "train" or (kind == "auto" and not spec.get("modelFrom")))
     ]
     return found

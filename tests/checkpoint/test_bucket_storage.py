@@ -227,6 +227,8 @@ def test_a_refused_key_is_named(root: CheckpointRoot, monkeypatch: pytest.Monkey
     other = CheckpointRoot(root.root)
     with pytest.raises(PermissionError, match=r"403 Forbidden: AccessDenied: 's3://stoker-test/runs/.*'"):
         save_small(other, 1)
+    with pytest.raises(PermissionError, match=r"403 Forbidden: AccessDenied: 's3://stoker-test'"):
+        CheckpointRoot(Path(f"s3://{BUCKET}")).scan()
 
 
 DENIED = """The operation failed for path x/y: Error performing PUT http://host/b/x/y - Server returned non-2xx \

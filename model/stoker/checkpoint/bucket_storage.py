@@ -174,7 +174,12 @@ class BucketStorage:
         try:
             yield
         except (self._client.exceptions.BaseError, FileNotFoundError) as error:
-            raise as_os_error(error, f"s3://{self._bucket}/{self.key(path)}") from error
+            raise as_os_error(error, self._place(path)) from error
+
+    def _place(self, path: Path) -> str:
+        """A file or folder as people write it. The bucket itself has no key."""
+        key = self.key(path) if len(path.parts) > 2 else ""
+        return f"s3://{self._bucket}/{key}".rstrip("/")
 
     @contextmanager
     def _missing_is_fine(self) -> Iterator[None]:

@@ -19,6 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 from stoker.checkpoint.bucket_access import access_of
+from stoker.checkpoint.bucket_errors import as_os_error
 from stoker.checkpoint.bucket_storage import BucketStorage
 from stoker.checkpoint.command import program
 from stoker.checkpoint.errors import CheckpointCorrupt, CheckpointError, CheckpointExists, CheckpointMissing
@@ -224,8 +225,39 @@ def test_damage_is_found(root: CheckpointRoot, server: S3Server) -> None:
 def test_a_refused_key_is_named(root: CheckpointRoot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "WRONG")
     other = CheckpointRoot(root.root)
-    with pytest.raises(OSError, match=r"403 Forbidden.*s3:/stoker-test/runs/"):
+    with pytest.raises(PermissionError, match=r"403 Forbidden: AccessDenied: 's3://stoker-test/runs/.*'"):
         save_small(other, 1)
+    with pytest.raises(PermissionError, match=r"403 Forbidden: AccessDenied: 's3://stoker-test'"):
+        CheckpointRoot(Path(f"s3://{BUCKET}")).scan()
+
+
+DENIED = """The operation failed for path x/y: Error performing PUT http://host/b/x/y - Server returned non-2xx \
+status code: 403 Forbidden: <?xml version="1.0" encoding="UTF-8"?>
+<Error><Code>SignatureDoesNotMatch</Code><Message>Check your key.</Message><StringToSign>AWS4</StringToSign></Error>
+
+Debug source: ..."""
+NO_BUCKET = """Object at location x/y not found: Error performing PUT http://host/b/x/y - Server returned non-2xx \
+status code: 404 Not Found: <?xml version="1.0"?><Error><Code>NoSuchBucket</Code>\
+<Message>It is not there.</Message></Error>"""
+NO_IDENTITY = (
+    "Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token in 1ms - 403 Forbidden: none"
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (Exception(DENIED), PermissionError, "403 Forbidden: SignatureDoesNotMatch: Check your key.: 's3://b/x/y'"),
+        (FileNotFoundError(NO_BUCKET), OSError, "404 Not Found: NoSuchBucket: It is not there.: 's3://b/x/y'"),
+        (FileNotFoundError("Object at location x/y not found"), FileNotFoundError, "no such object: 's3://b/x/y'"),
+        (Exception(NO_IDENTITY), PermissionError, "and this machine has no identity of its own: 's3://b/x/y'"),
+        (Exception("Generic S3 error: timed out\n\nDebug source"), OSError, "S3 error: timed out: 's3://b/x/y'"),
+    ],
+)
+def test_an_error_tells_what_the_server_answered(error: Exception, kind: type[OSError], text: str) -> None:
+    found = as_os_error(error, "s3://b/x/y")
+    assert type(found) is kind
+    assert str(found).endswith(text)
 
 
 def test_without_the_client_the_extra_is_named(root: CheckpointRoot, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,8 +107,12 @@ def test_a_warning_is_said_once_and_an_old_one_never() -> None:
         "lastTimestamp": "2026-01-01T12:00:05Z",
     }
     old = {**event, "metadata": {"uid": "e0"}, "message": "old", "lastTimestamp": "2026-01-01T11:00:00Z"}
-    film = Film([found(JOB, "Running")], [found(JOB, "Running")], [found(JOB, "Completed")], events=(old, event))
-    assert follow(film, JOB)[2] == ["warning: TrainingJob teach: Refused: no"]
+    cause = {**event, "metadata": {"uid": "e2"}, "reason": "DataError", "message": "DataError: no file"}
+    film = Film([found(JOB, "Running")], [found(JOB, "Running")], [found(JOB, "Completed")], events=(old, event, cause))
+    assert follow(film, JOB)[2] == [
+        "warning: TrainingJob teach: Refused: no",
+        "warning: TrainingJob teach: DataError: no file",
+    ]
 
 
 def test_a_log_gets_each_phase_and_figures_now_and_then() -> None:

@@ -530,7 +530,7 @@ def test_a_plan_is_checked_against_the_first_steps() -> None:
     assert (unknown.step_error, unknown.memory_error) == (None, None)
     assert unknown.line() == (
         f"plan: step {seconds[1]:.3g} s measured, none predicted (known devices: A100, H100, H200, B200); "
-        f"memory {unknown.predicted_bytes / GIB:.1f} GiB predicted, not measured: only GPUs count it"
+        f"memory {unknown.predicted_bytes / GIB:.1f} GiB predicted, not measured: this system does not count it"
     )
     tiny = check_plan(make_plan(job(MOE, length=64, shard=4), None), 0, seconds, None)
     assert f"memory {tiny.predicted_bytes / 2**20:.1f} MiB predicted" in tiny.line()

@@ -33,6 +33,7 @@ from testing.trainer.layouts import (
     State,
     reference,
     relative_difference,
+    run_alone,
 )
 
 SEQUENCE: dict[str, Any] = {"parallelism__sequence_parallel": True}
@@ -317,6 +318,21 @@ def test_state_in_host_memory_or_in_a_file_changes_no_bit(world: LayoutWorld, tm
     for found in (offloaded, in_file):
         assert found.losses == plain.losses
         assert relative_difference(found.state, plain.state) == dict.fromkeys(plain.state, 0.0)
+
+
+LAMB: dict[str, Any] = {"optimization__optimizer": "lamb", "training__total_steps": 4}
+CUT_TENSORS = (
+    Layout(tensor=2, shard=2, changes=SEQUENCE, zero_stage=3, model=TIED),
+    Layout(pipeline=2, tensor=2, changes=SEQUENCE, zero_stage=0, model=TIED),
+    Layout(replicate=2, shard=2, tensor=2, zero_stage=2),
+    Layout(tensor=2, shard=2, expert=4, model=SPARSE),
+)
+
+
+@pytest.mark.parametrize("layout", CUT_TENSORS, ids=str)
+def test_lamb_takes_the_norms_of_whole_tensors(world: LayoutWorld, tmp_path: Path, layout: Layout) -> None:
+    found = world.run(layout, tmp_path / "cut", **LAMB)
+    assert_equal(found, run_alone(layout, tmp_path / "alone", **LAMB))
 
 
 def reference_of(layout: Layout, sequences: int = SEQUENCES) -> Result:

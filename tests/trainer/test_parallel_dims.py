@@ -178,11 +178,6 @@ def test_tokens_that_do_not_share_out_over_the_tensor_ranks_are_refused_with_the
         check_supported(config(**cut, training__sequence_length=62))
 
 
-def test_lamb_is_refused_where_a_tensor_is_cut_over_ranks() -> None:
-    with pytest.raises(ConfigError, match=r"lamb is not supported yet with parallelism\.tensor 2"):
-        check_supported(config(parallelism__tensor=2, optimization__optimizer="lamb"))
-
-
 def test_any_data_parallel_needs_a_power_of_two_of_tensor_ranks() -> None:
     fields = {"gang__ranks_per_node": 3, "parallelism__tensor": 3, "training__deterministic": "AnyDataParallel"}
     with pytest.raises(ConfigError, match=r"power of two of parallelism.tensor, got 3"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import asdict
+from mmap import mmap
 from pathlib import Path
 
 import pytest
@@ -12,15 +13,15 @@ from torch import Tensor
 
 from stoker.pod.causes import Cause
 from stoker.pod.plan.job import Job, Layout
-from stoker.pod.plan.measured import STEPS
+from stoker.pod.plan.measured import STEPS, PlanCheck
 from stoker.pod.plan.memory import fullest
 from stoker.pod.plan.model_size import ModelSize
 from stoker.trainer.protocol.messages import PlanEvent, StepEvent
 from stoker.trainer.rank.bucket import LINE
 from stoker.trainer.rank.build import make_zero
 from stoker.trainer.rank.communicator import Alone
+from stoker.trainer.rank.memory_peak import RESTART_PEAK, MemoryPeak
 from stoker.trainer.rank.mesh import data_parallel_mesh
-from stoker.trainer.rank.plan_check import peak_bytes
 from testing.trainer.tiny_run import TINY, RecordingChannel, alone, tiny_config, tiny_decoder, train
 
 
@@ -35,7 +36,61 @@ def test_a_run_reports_its_plan_once_after_its_first_steps(tmp_path: Path) -> No
     assert plan.measured_step_s == statistics.median(step.step_s for step in steps[1:STEPS])
     assert plan.predicted_bytes > 0
     assert (plan.predicted_step_s, plan.step_error) == (None, None)
-    assert (plan.measured_bytes, plan.memory_error) == (peak_bytes(torch.device("cpu")), None)
+    assert plan.measured_bytes is not None
+    assert plan.memory_error == error_of(plan.predicted_bytes, plan.measured_bytes)
+
+
+def error_of(predicted: float, measured: float) -> float | None:
+    return (predicted - measured) / measured if measured else None
+
+
+def described(folder: Path, resident: int, highest: int) -> Path:
+    """A folder that describes a process, with counters in KiB."""
+    (folder / "status").write_text(f"Name:\tpython\nVmHWM:\t  {highest} kB\nVmRSS:\t  {resident} kB\n")
+    return folder
+
+
+def test_on_a_cpu_the_growth_of_the_process_is_measured(tmp_path: Path) -> None:
+    peak = MemoryPeak(torch.device("cpu"), described(tmp_path, 1000, 9000))
+    assert (tmp_path / "clear_refs").read_text() == RESTART_PEAK, "a peak before the run does not count"
+    described(tmp_path, 1200, 1500)
+    assert peak.bytes() == 500 * 1024
+    described(tmp_path, 700, 900)
+    assert peak.bytes() == 0
+    assert MemoryPeak(torch.device("cpu"), tmp_path / "elsewhere").bytes() is None
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system does not count the peak")
+def test_memory_that_was_given_back_counts() -> None:
+    peak = MemoryPeak(torch.device("cpu"))
+    size = 128 * 2**20
+    with mmap(-1, size) as pages:
+        pages.write(bytes(size))
+    assert (peak.bytes() or 0) >= size // 2
+
+
+@pytest.mark.parametrize(
+    ("measured", "of_process", "line"),
+    [
+        (2**30, False, "memory 1.0 GiB measured, 1.5 GiB predicted (+50.0%)"),
+        (
+            2**31,
+            True,
+            "memory 2.0 GiB measured as the growth of the process, buffers of libraries included, "
+            "1.5 GiB predicted (-25.0%)",
+        ),
+        (None, True, "memory 1.5 GiB predicted, not measured: this system does not count it"),
+    ],
+)
+def test_the_line_says_the_error_of_the_memory(measured: int | None, of_process: bool, line: str) -> None:
+    found = PlanCheck(
+        predicted_step_s=None,
+        measured_step_s=0.5,
+        predicted_bytes=1.5 * 2**30,
+        measured_bytes=measured,
+        is_of_process=of_process,
+    )
+    assert found.line().split("; ")[1] == line
 
 
 def test_a_run_that_ends_before_reports_none(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.checkpoint.bucket_access import BucketAccess, access_of
+from stoker.checkpoint.bucket_errors import as_os_error
 from stoker.checkpoint.entries import MANIFEST_FILE
 from stoker.checkpoint.errors import CheckpointError
 from stoker.checkpoint.file_lock import ReadLock
@@ -41,8 +42,10 @@ PART_BYTES = 16 * 2**20
 PARTS_AT_ONCE = 4
 """Parts of one object on their way; each is in memory."""
 CONNECT_S, REQUEST_S = 10, 120
-RETRIES, RETRY_S = 6, 60
-"""Further tries of one request, and its longest time with them."""
+RETRIES, RETRY_S = 100, 60
+"""Further tries of one request, and its longest time with them. The time ends them: so long a server may be away."""
+BACKOFF_BASE = 3
+"""The client waits a random time between the first delay and this times the last: at 2 the delays hardly grow."""
 
 _STAGING = re.compile(r"\.staging-(step-[0-9]{8,12}\.[0-9a-f]{8})-[0-9a-f]{8}")
 _DELETING = re.compile(r"\.deleting-(step-[0-9]{8,12}\.[0-9a-f]{8})")
@@ -167,16 +170,16 @@ class BucketStorage:
 
     @contextmanager
     def errors(self, path: Path) -> Iterator[None]:
-        """Turn the client's errors into OSError with the path."""
-        known = self._client.exceptions
+        """Turn the client's errors into OSError with the object's place."""
         try:
             yield
-        except (known.NotFoundError, FileNotFoundError) as error:
-            raise FileNotFoundError(errno.ENOENT, "no such object", str(path)) from error
-        except (known.PermissionDeniedError, known.UnauthenticatedError) as error:
-            raise PermissionError(errno.EACCES, _first_line(error), str(path)) from error
-        except known.BaseError as error:
-            raise OSError(errno.EIO, _first_line(error), str(path)) from error
+        except (self._client.exceptions.BaseError, FileNotFoundError) as error:
+            raise as_os_error(error, self._place(path)) from error
+
+    def _place(self, path: Path) -> str:
+        """A file or folder as people write it. The bucket itself has no key."""
+        key = self.key(path) if len(path.parts) > 2 else ""
+        return f"s3://{self._bucket}/{key}".rstrip("/")
 
     @contextmanager
     def _missing_is_fine(self) -> Iterator[None]:
@@ -287,7 +290,11 @@ def open_store(bucket: str, access: BucketAccess, retries: int = RETRIES) -> tup
     patience: Any = {
         "max_retries": retries,
         "retry_timeout": timedelta(seconds=RETRY_S),
-        "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5), "base": 2},
+        "backoff": {
+            "init_backoff": timedelta(milliseconds=100),
+            "max_backoff": timedelta(seconds=5),
+            "base": BACKOFF_BASE,
+        },
     }
     return obstore, S3Store(bucket, client_options=options, retry_config=patience, **config)
 
@@ -301,7 +308,3 @@ def _folder_name(name: str, files: Mapping[str, set[str]]) -> str | None:
     if not _STEP.fullmatch(name) or MANIFEST_FILE in files[name]:
         return name
     return None if f".deleting-{name}" in files else f".staging-{name}-00000000"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]

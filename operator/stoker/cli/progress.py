@@ -92,8 +92,9 @@ class Follower:
             recent = str(event.get("lastTimestamp", "")) >= self.since
             if event["type"] == "Warning" and recent and event["metadata"]["uid"] not in self._events:
                 self._events.add(event["metadata"]["uid"])
-                about = event["involvedObject"]
-                self.screen.say(f"warning: {about['kind']} {about['name']}: {event['reason']}: {event['message']}")
+                about, reason = event["involvedObject"], event["reason"]
+                text = event["message"].removeprefix(f"{reason}: ")  # of an attempt's end, which names its cause
+                self.screen.say(f"warning: {about['kind']} {about['name']}: {reason}: {text}")
         return found
 
     def _outcome(self, found: Mapping[Name, Mapping[str, Any]]) -> bool | None:

@@ -20,6 +20,8 @@ class PlanCheck:
     measured_step_s: float
     predicted_bytes: float
     measured_bytes: float | None
+    is_of_process: bool = False
+    """Whether the measured bytes are the growth of a process, which also holds buffers of its libraries."""
 
     @property
     def step_error(self) -> float | None:
@@ -37,24 +39,29 @@ class PlanCheck:
         else:
             step += f", none predicted (known devices: {', '.join(GPUS)})"
         if self.measured_bytes is None or self.memory_error is None:
-            return f"{step}; memory {_gib(self.predicted_bytes)} predicted, not measured: only GPUs count it"
-        memory = f"{_gib(self.measured_bytes)} measured, {_gib(self.predicted_bytes)} predicted"
+            return f"{step}; memory {_gib(self.predicted_bytes)} predicted, not measured: this system does not count it"
+        meant = " as the growth of the process, buffers of libraries included" if self.is_of_process else ""
+        memory = f"{_gib(self.measured_bytes)} measured{meant}, {_gib(self.predicted_bytes)} predicted"
         return f"{step}; memory {memory} ({self.memory_error:+.1%})"
 
 
-def check_plan(plan: Plan, stage: int, step_seconds: list[float], peak_bytes: int | None) -> PlanCheck:
+def check_plan(
+    plan: Plan, stage: int, step_seconds: list[float], peak_bytes: int | None, *, is_of_process: bool = False
+) -> PlanCheck:
     """Compare a plan with the first steps of a run.
 
     Args:
         stage: index of the measured rank on the pipeline axis.
         step_seconds: of each step from the first on; at least two.
-        peak_bytes: most memory that the device's allocator had given out; None where it does not tell.
+        peak_bytes: most memory that the run had taken; None where the system does not count it.
+        is_of_process: it is the growth of the whole process.
     """
     return PlanCheck(
         predicted_step_s=None if plan.time is None else plan.time.total,
         measured_step_s=statistics.median(step_seconds[1:]),
         predicted_bytes=plan.memory[stage].total,
         measured_bytes=peak_bytes,
+        is_of_process=is_of_process,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from stoker.operator.domain.conflicts import conflicts
 from stoker.operator.domain.job_plan import over_budget, too_large
+from stoker.operator.domain.place_conflicts import place_conflicts
 from stoker.operator.domain.pod_template import refused_templates
 from stoker.pod.capabilities import refusals
 
@@ -29,5 +30,5 @@ def unsupported(kind: str, spec: Mapping[str, Any]) -> list[str]:
     refused = refusals(kind, spec, "spec") + refused_templates(kind, spec)
     if kind != "TrainingJob":
         return refused
-    refused += conflicts(spec)
+    refused += conflicts(spec) + place_conflicts(spec)
     return refused + too_large(spec) + ([] if refused else over_budget(spec))

@@ -198,8 +198,6 @@ def check_supported(config: TrainerConfig) -> ParallelDims:
     dims = ParallelDims.from_config(config.parallelism, config.gang.world_size)
     problems = refusals("trainer", config) + _batch_problems(config, dims)
     problems += _token_problems(config, dims) + _pipeline_problems(config)
-    if config.optimization.optimizer == "lamb" and dims.tensor > 1:
-        problems.append(f"optimization.optimizer lamb is not supported yet with parallelism.tensor {dims.tensor}")
     if problems:
         raise ConfigError("\n".join(problems))
     return dims

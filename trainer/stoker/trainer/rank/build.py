@@ -43,6 +43,7 @@ from stoker.trainer.rank.kernel_choice import DTYPES, make_ops
 from stoker.trainer.rank.lamb import Lamb, sum_over_holders, tensor_sizes
 from stoker.trainer.rank.loop import Loop, Progress
 from stoker.trainer.rank.loss_scale import LossScale
+from stoker.trainer.rank.memory_peak import MemoryPeak
 from stoker.trainer.rank.mesh import Mesh
 from stoker.trainer.rank.metric_targets.open_targets import open_targets
 from stoker.trainer.rank.metrics import MetricLog
@@ -226,6 +227,7 @@ def open_loop(
         DataError: the corpus is not that of the checkpoint.
     """
     compiled = CompileClock(context.device, context.lookups)
+    peak = MemoryPeak(context.device)
     fill = None if inputs.initial_weights is None else inputs.initial_weights.fill
     zero = make_zero(config, inputs.model, context.mesh, context.device, fill)
     parts = all_parts(inputs.model)
@@ -250,7 +252,7 @@ def open_loop(
                 channel=context.channel,
                 inbox=make_signal_inbox(config, context),
                 log=log,
-                watch=make_plan_watch(config, context, inputs.model),
+                watch=make_plan_watch(config, context, inputs.model, peak),
                 meta=_meta(config, context, inputs, resume),
                 progress=progress,
                 total_steps=inputs.total_steps,
@@ -297,9 +299,9 @@ def make_passes(
     )
 
 
-def make_plan_watch(config: TrainerConfig, context: RankContext, model: Model) -> PlanWatch:
+def make_plan_watch(config: TrainerConfig, context: RankContext, model: Model, peak: MemoryPeak) -> PlanWatch:
     plan = plan_run(config, model.config, context.device)
-    return PlanWatch(plan, context.mesh.stage, context.channel, context.device)
+    return PlanWatch(plan, context.mesh.stage, context.channel, peak)
 
 
 def make_saver(

@@ -20,15 +20,16 @@ from stoker.pod.plan.model_size import ModelSize
 from stoker.trainer.protocol.channel import RankChannel
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.messages import PlanEvent
+from stoker.trainer.rank.memory_peak import MemoryPeak
 
 
 class PlanWatch:
-    """Collects the times of the first steps and compares them, and the device's memory, with the plan."""
+    """Collects the times of the first steps and compares them, and the memory that they took, with the plan."""
 
-    def __init__(self, plan: Plan, stage: int, channel: RankChannel, device: torch.device) -> None:
-        """`stage`: this rank's index on the pipeline axis."""
+    def __init__(self, plan: Plan, stage: int, channel: RankChannel, peak: MemoryPeak) -> None:
+        """`stage`: this rank's index on the pipeline axis. `peak`: from before the weights were made."""
         self._plan, self._stage = plan, stage
-        self._channel, self._device = channel, device
+        self._channel, self._peak = channel, peak
         self._seconds: list[float] = []
 
     def step(self, step_s: float) -> None:
@@ -40,7 +41,8 @@ class PlanWatch:
             self._channel.send(self._event())
 
     def _event(self) -> PlanEvent:
-        found = check_plan(self._plan, self._stage, self._seconds, peak_bytes(self._device))
+        peak = self._peak
+        found = check_plan(self._plan, self._stage, self._seconds, peak.bytes(), is_of_process=peak.is_of_process)
         return PlanEvent(
             predicted_step_s=found.predicted_step_s,
             measured_step_s=found.measured_step_s,
@@ -78,8 +80,3 @@ def choose_layers(
         return layer_choices(job) if stage is None else stage_choices(job, *stage)
     except ValueError as error:
         raise ConfigError(f"memory.activationBudgetGiB {config.memory.activation_budget_gib}: {error}") from error
-
-
-def peak_bytes(device: torch.device) -> int | None:
-    """Return the most memory that torch has given out on the device; None where it does not count."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None

@@ -66,10 +66,14 @@ async def take_turns(
 @asynccontextmanager
 async def scheduled(world: World, installed: Installed, gpus: Mapping[str, int]) -> AsyncIterator[None]:
     """Nodes of the test's own, an operator without a view of them, and a kubelet that binds no trainer."""
-    world.kubelet.runs = lambda pod: bool(pod["spec"].get("nodeName")) or "task" in pod["metadata"]["name"]
-    async with nodes(world, **gpus), world.operator(settings=world.settings(installed=installed)):
-        await bound_claim(world)
-        yield
+    world.kubelet.runs = lambda pod: bool(pod["spec"].get("nodeName"))
+    try:
+        async with nodes(world, **gpus), world.operator(settings=world.settings(installed=installed)):
+            await bound_claim(world)
+            yield
+    finally:  # a queue's share counts pods, even those of nodes that are gone
+        for pod in await world.list("Pod"):
+            await world.api.delete("Pod", world.namespace, pod["metadata"]["name"], gracePeriodSeconds=0)
 
 
 async def bound_claim(world: World) -> None:

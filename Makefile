@@ -16,7 +16,7 @@ export PYTHONDONTWRITEBYTECODE :=
 COMPILE = $(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --universal --python-version 3.11
 
 .PHONY: help setup model clients quickstart pretrain pretrain-parallel test test-gpu check format crds lock bench clean
-.PHONY: bench-gpu bench-kube bench-gangs bench-recovery charts kube-packages kube-check kube-binaries kube-controllers images cluster cluster-down kind test-kube test-kueue test-flux test-gateway test-upgrade e2e
+.PHONY: bench-gpu bench-kube bench-gangs bench-recovery charts kube-packages kube-check kube-binaries kube-controllers images cluster cluster-down kind test-kube test-kueue test-volcano test-flux test-gateway test-upgrade e2e
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -124,6 +124,10 @@ test-kube: setup kube-binaries ## operator, CRDs and charts against a real API s
 test-kueue: setup kube-binaries ## jobs in the queue of Kueue's own controller, on a real API server (no root; builds Kueue the first time)
 	@$(BIN)/python -m e2e.cluster.binaries kueue
 	@$(BIN)/python -m pytest e2e/kueue $(ARGS)
+
+test-volcano: setup kube-binaries ## gangs for Volcano's own scheduler, on a real API server (no root; builds it the first time)
+	@$(BIN)/python -m e2e.cluster.binaries volcano
+	@$(BIN)/python -m pytest e2e/volcano $(ARGS)
 
 test-flux: setup kube-binaries ## jobs and deployments under Flux's own kustomize-controller, on a real API server (no root; builds it the first time)
 	@$(BIN)/python -m e2e.cluster.binaries kustomize-controller

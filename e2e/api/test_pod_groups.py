@@ -1,4 +1,7 @@
-"""Gangs for other schedulers on a real API server: Volcano by its definition, Kubernetes by its own PodGroup."""
+"""Gangs for other schedulers on a real API server: Volcano by its definition, Kubernetes by its own PodGroup.
+
+Kubernetes' own scheduler takes them, too; Volcano's runs in `e2e/volcano`.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import Any
 from e2e.api.api_client import Object
 from e2e.api.plane import Plane
 from e2e.api.training_story import CLAIM
+from e2e.api.two_gangs import take_turns
 from e2e.api.world import Story, World, eventually, job, world
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.definitions import wait_until_established
@@ -105,9 +109,15 @@ def test_volcano_takes_the_group_and_its_pods_name_it(plane: Plane, run: Callabl
 
 @asynccontextmanager
 async def with_own_groups(folder: Path) -> AsyncIterator[World]:
-    """A world on an API server with Kubernetes' own PodGroup, which is alpha."""
-    flags = ("--runtime-config=scheduling.k8s.io/v1alpha2=true", "--feature-gates=GenericWorkload=true")
-    control_plane = ControlPlane(folder / "plane", "pod-groups", api_server_flags=flags)
+    """A world on an API server with Kubernetes' own PodGroup, which is alpha, and the scheduler that knows it."""
+    gates = "--feature-gates=GenericWorkload=true,GangScheduling=true"
+    control_plane = ControlPlane(
+        folder / "plane",
+        "pod-groups",
+        scheduler=True,
+        api_server_flags=("--runtime-config=scheduling.k8s.io/v1alpha2=true", gates),
+        scheduler_flags=(gates,),
+    )
     await asyncio.to_thread(control_plane.start)
     try:
         plane = Plane(control_plane)
@@ -129,5 +139,14 @@ def test_kubernetes_own_group_is_found_and_taken_where_no_node_is_seen(tmp_path:
             assert group["spec"]["schedulingPolicy"]["gang"] == {"minCount": 2}
             for pod in pods:
                 assert pod["spec"]["schedulingGroup"] == {"podGroupName": group["metadata"]["name"]}
+
+    asyncio.run(story())
+
+
+def test_kubernetes_own_scheduler_starts_whole_gangs_one_after_the_other(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with with_own_groups(tmp_path) as found:
+            reason = "WaitingForGPUs: 2 of 2 nodes lack nvidia.com/gpu"
+            await take_turns(found, await found_by(found.plane), "kubernetes", reason, {})
 
     asyncio.run(story())

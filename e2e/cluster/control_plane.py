@@ -39,7 +39,7 @@ class ControlPlane:
         controllers: start the controller-manager too.
         scheduler: start the scheduler too.
         detached: the processes outlive this one.
-        api_server_flags, controller_flags: further flags, which win over ours.
+        api_server_flags, controller_flags, scheduler_flags: further flags, which win over ours.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class ControlPlane:
         detached: bool = False,
         api_server_flags: tuple[str, ...] = (),
         controller_flags: tuple[str, ...] = (),
+        scheduler_flags: tuple[str, ...] = (),
     ) -> None:
         self.folder = folder
         self.name = name
@@ -66,6 +67,7 @@ class ControlPlane:
         self._detached = detached
         self._api_server_flags = api_server_flags
         self._controller_flags = controller_flags
+        self._scheduler_flags = scheduler_flags
         self._logs = folder / "log"
         self.etcd = Program("etcd", self._logs)
         self.api_server = Program("kube-apiserver", self._logs)
@@ -272,6 +274,7 @@ class ControlPlane:
             "--kube-api-qps=300",
             "--kube-api-burst=600",
             "--profiling=false",
+            *self._scheduler_flags,
         ]
         self.scheduler.start(command, detached=self._detached)
 

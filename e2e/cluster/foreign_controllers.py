@@ -152,6 +152,21 @@ def traefik(plane: ControlPlane, port: int) -> ForeignController:
     )
 
 
+def volcano(plane: ControlPlane) -> ForeignController:
+    """Volcano's scheduler for PodGroups that exist; its controllers and webhooks are not needed for those."""
+    health = free_port()
+    flags = (
+        f"--kubeconfig={plane.kubeconfig}",
+        "--leader-elect=false",
+        "--enable-healthz=true",
+        f"--healthz-address=127.0.0.1:{health}",
+        f"--listen-address=127.0.0.1:{free_port()}",
+        "--schedule-period=200ms",
+    )
+    folder = plane.folder / "volcano"
+    return ForeignController(tools.VOLCANO, folder, f"http://127.0.0.1:{health}/healthz", flags=flags, definitions="")
+
+
 @contextlib.contextmanager
 def running(plane: ControlPlane, controller: ForeignController) -> Iterator[Program]:
     """Install the controller's definitions and webhooks and run it.

@@ -118,7 +118,25 @@ TRAEFIK = Tool(
 )
 """A gateway that speaks Gateway API, with the definitions of that API."""
 
+_VOLCANO = "volcano.sh/volcano"
+VOLCANO = Tool(
+    "volcano",
+    {f"{_VOLCANO}/cmd/scheduler": "volcano"},
+    files=tuple(
+        f"{_VOLCANO}/installer/helm/chart/volcano/crd/bases/{name}.yaml"
+        for name in (
+            "batch.volcano.sh_jobs",
+            "nodeinfo.volcano.sh_numatopologies",
+            "scheduling.volcano.sh_podgroups",
+            "scheduling.volcano.sh_queues",
+            "shard.volcano.sh_nodeshards",
+            "topology.volcano.sh_hypernodes",
+        )
+    ),
+)
+"""Volcano's scheduler; its types are volcano.sh/apis v1.14.0, the newest version in the module proxy."""
+
 ALL = (ETCD, KUBERNETES, HELM, CONTAINERD, COREDNS, KWOK)
 """Tools in the order of their build; those that most tests need come first."""
-OPTIONAL = (KUEUE, JOBSET, KUSTOMIZE_CONTROLLER, TRAEFIK)
+OPTIONAL = (KUEUE, JOBSET, KUSTOMIZE_CONTROLLER, TRAEFIK, VOLCANO)
 """Programs of others, which only the targets of their own tests need; each keeps its own folder."""

@@ -183,6 +183,20 @@ def test_volcano_gets_a_pod_group_before_the_pods_that_name_it() -> None:
         assert pod["metadata"]["annotations"] == {"scheduling.k8s.io/group-name": group["metadata"]["name"]}
 
 
+@pytest.mark.parametrize(("installed", "kept"), [(VOLCANO, 1), (KUEUE, 2)])
+def test_a_pod_that_succeeded_is_no_member_of_the_next_gang_for_volcano(installed: Installed, kept: int) -> None:
+    """Volcano counts it as a running pod of the same PodGroup; other schedulers leave it out, and its log stays."""
+    run = gang(installed, scheduling={"queueName": "team"})
+    for pod in run.gang:
+        run.cluster.run(pod)
+    first, second = run.gang
+    run.cluster.end(second, Cause.COMPLETED, step=100)
+    run.cluster.kill(first)
+    run.next_attempt()
+    ends = [pod["status"]["phase"] for pod in run.cluster.of_kind("Pod") if "-a0-" in pod["metadata"]["name"]]
+    assert sorted(ends) == ["Failed", "Succeeded"][:kept]
+
+
 def test_kubernetes_own_pod_group_keeps_a_gang_together_where_no_node_is_seen() -> None:
     run = gang(NATIVE, backend="stoker")
     (group,) = pod_groups(run)

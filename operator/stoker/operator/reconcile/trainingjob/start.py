@@ -12,7 +12,7 @@ from stoker.operator.api.trainingjob_status import Attempt, Pinned, Progress
 from stoker.operator.domain.conditions import Health
 from stoker.operator.domain.labels import ATTEMPT
 from stoker.operator.domain.plan import Event, Object, Plan
-from stoker.operator.domain.pods import ended, is_owned, label
+from stoker.operator.domain.pods import PodState, ended, is_owned, label, pod_state
 from stoker.operator.domain.recovery import exhausted, retry_delay_s
 from stoker.operator.domain.schedulers import Missing, Scheduler, choose
 from stoker.operator.reconcile.trainingjob.at_once import nodes_at_once
@@ -87,7 +87,7 @@ def _open_attempt(view: TrainingView, last: Attempt | None) -> JobOutcome:
         reason="Starting",
         message=message,
         changes=changes | _account(view, last, attempt.first_step or 0),
-        plan=Plan(apply=children, delete=undeleted(_outlived(view, attempt.number)), events=(event,)),
+        plan=Plan(apply=children, delete=undeleted(_outlived(view, attempt)), events=(event,)),
     )
 
 
@@ -169,11 +169,17 @@ def _evicted_idle(attempt: Attempt) -> bool:
     return free and (attempt.last_step or 0) <= (attempt.first_step or 0)
 
 
-def _outlived(view: TrainingView, number: int) -> list[Object]:
-    """Objects that only earlier attempts needed. Pods of the attempt before `number` stay for their logs."""
+def _outlived(view: TrainingView, attempt: Attempt) -> list[Object]:
+    """Objects that only earlier attempts needed. Pods of the attempt before this one stay for their logs.
+
+    Those that succeeded go where Volcano is the scheduler: it counts them as running members of the PodGroup, and would
+    start fewer pods of the next gang than `minMember`.
+    """
     configs = [found for found in view.seen.of_kind("ConfigMap") if is_owned(found, view.job.metadata.uid)]
-    old = [found for found in configs if label(found, ATTEMPT) not in ("", str(number))]
-    return [*(pod for pod in (*view.older, *view.tasks) if ended(pod)), *old]
+    old = [found for found in configs if label(found, ATTEMPT) not in ("", str(attempt.number))]
+    last = view.gang if scheduler_of(attempt) == "volcano" else ()
+    counted = [pod for pod in last if pod_state(pod) is PodState.SUCCEEDED]
+    return [*(pod for pod in (*view.older, *view.tasks) if ended(pod)), *counted, *old]
 
 
 def _blocked(view: TrainingView, blocked: Blocked) -> JobOutcome:

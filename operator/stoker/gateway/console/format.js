@@ -6,6 +6,9 @@ export const DASH = "–";
 
 export const count = (value) => (value === null || value === undefined ? DASH : whole.format(value));
 
+/** Compare two texts of the same alphabet, names or times: many times faster than by the rules of a language. */
+export const inOrder = (a, b) => (a < b ? -1 : Number(a > b));
+
 /** Four significant digits; small and large numbers by powers of ten. */
 export function number(value, digits = 4) {
   if (value === null || value === undefined || Number.isNaN(value)) return DASH;

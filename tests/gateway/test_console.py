@@ -36,6 +36,7 @@ pytestmark = [
     pytest.mark.xdist_group("browser"),
 ]
 PLOTS = (FILES / "vendor" / "uPlot.esm.js").exists()
+DASH = "\u2013"
 START = datetime.now(UTC) - timedelta(minutes=60)
 HOSTILE = '<img src=x onerror="document.title=1"><b>bold</b>'
 SERVED: list[Programs] = []
@@ -345,7 +346,7 @@ def test_the_cluster_shows_each_gpu_that_an_agent_measures(console: Stage) -> No
             shown = [re.sub(r"\s+", " ", text) for text in await rows.all_inner_texts()]
             assert shown == [
                 "GPU-7f local 42 % 25 % 20 GiB of 80 GiB agents",
-                "GPU-9c local – 0.0 % 0 B of 80 GiB agents",
+                f"GPU-9c local {DASH} 0.0 % 0 B of 80 GiB agents",
             ]
             await shows(page, ".facts", "2 by agents")
         world.objects.delete(Ref("Pod", "default", pod["metadata"]["name"], pod["metadata"]["uid"]))
@@ -376,6 +377,20 @@ def test_a_question_keeps_wrong_values_and_enter_answers_it(console: Stage) -> N
         await page.get_by_role("button", name="Continue as a new job").click()
         await shows(page, "dialog", "no verified checkpoint")
         assert await page.get_by_role("dialog").get_by_role("button").all_inner_texts() == ["Back"]
+
+    console.run(story)
+
+
+def test_a_wrong_namespace_is_not_asked_for(console: Stage) -> None:
+    async def story(page: Page) -> None:
+        await shows(page, "tr", "teach")
+        await page.get_by_label("Namespace").fill("Bad_Name")
+        await page.keyboard.press("Enter")
+        assert await page.locator("#namespace:invalid").count() == 1
+        assert await page.evaluate("sessionStorage.getItem('stoker.namespace')") is None
+        await page.get_by_label("Namespace").fill("*")
+        await page.keyboard.press("Enter")
+        await page.wait_for_function("() => sessionStorage.getItem('stoker.namespace') === '*'")
 
     console.run(story)
 

@@ -109,7 +109,9 @@ const chosen = localStorage.getItem("stoker.theme");
 if (chosen) document.documentElement.dataset.theme = chosen;
 at("namespace").value = session.namespace();
 at("namespace").addEventListener("change", (event) => {
-  session.setNamespace(event.target.value.trim());
+  event.target.value = event.target.value.trim();
+  if (!event.target.reportValidity()) return;
+  session.setNamespace(event.target.value);
   route();
 });
 at("theme").addEventListener("click", theme);

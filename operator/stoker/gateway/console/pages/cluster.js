@@ -36,7 +36,7 @@ export function show(main, page) {
     ],
   });
   const gpus = gpuTable(),
-    unmeasured = el("ul", { class: "muted" }),
+    unmeasured = el("ul", { class: "muted", hidden: true }),
     devices = panel("GPUs", gpus.element, unmeasured);
   devices.hidden = true;
   fill(main, el("h1", {}, "Cluster"), summary, why, panel("Nodes", rows.element), devices);
@@ -68,6 +68,7 @@ export function show(main, page) {
     devices.hidden = measured.length === 0;
     gpus.update(measured);
     const partly = found.filter((node) => node.unavailable.gpu_devices);
+    unmeasured.hidden = partly.length === 0;
     return fill(
       unmeasured,
       partly.map((node) => el("li", {}, `${node.node_id}: ${node.unavailable.gpu_devices}`)),
@@ -106,9 +107,9 @@ function gpuTable() {
     version: (gpu) => JSON.stringify(gpu),
     filter: (gpu) => `${gpu.node.node_id} ${gpu.gpu}`,
     columns: [
-      { title: "GPU", width: 20, sort: (gpu) => gpu.gpu, cell: (gpu) => gpu.gpu },
+      { title: "GPU", width: 23, sort: (gpu) => gpu.gpu, cell: (gpu) => gpu.gpu },
       { title: "Node", width: 10, sort: (gpu) => gpu.node.node_id, cell: (gpu) => gpu.node.node_id },
-      { title: "Use", width: 11, sort: (gpu) => gpu.utilization, cell: (gpu) => meter(gpu.utilization, "Use") },
+      { title: "Use", width: 11, sort: (gpu) => gpu.utilization, cell: (gpu) => meter(gpu.utilization, "Use", {}) },
       { title: "Memory", width: 11, sort: part, cell: (gpu) => meter(part(gpu), "Memory") },
       {
         title: "Memory used",

@@ -157,12 +157,12 @@ function placing(body, row) {
   }
 
   function slice() {
-    const active = body.contains(document.activeElement) ? document.activeElement : null;
     for (let changes = 0; at < items.length && changes < SLICE; at += 1) {
       const { element, changed } = row(items[at]);
+      const active = body.contains(document.activeElement) ? document.activeElement : null;
       changes += Number(put(element) || changed);
+      if (active && document.activeElement !== active) active.focus({ preventScroll: true });
     }
-    if (active?.isConnected && document.activeElement !== active) active.focus({ preventScroll: true });
     if (at < items.length) later();
   }
   const later = batched(slice);

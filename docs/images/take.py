@@ -16,18 +16,32 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from testing.gateway.browser import stage
-from testing.gateway.console_world import deployment, other_jobs, programs, running_job, use_checkpoint
+from testing.gateway.console_world import (
+    AGENT_PORT,
+    deployment,
+    gpu_agent,
+    other_jobs,
+    programs,
+    running_job,
+    use_checkpoint,
+)
 from testing.gateway.world import World
+from testing.pod.nvml import FakeGpu, FakeNvml
 
 if TYPE_CHECKING:
     from playwright.async_api import Page
 
 START = datetime.now(UTC) - timedelta(minutes=60)
+GPUS = [
+    FakeGpu("GPU-7f1c2a90-55de-4b1e-9b0e-1c7b2f4f8a11", "0000:1B", busy=92, used=61 << 30),
+    FakeGpu("GPU-9c0d11aa-01aa-4c1e-8f0e-2d7b2f4f8a12", "0000:43", busy=87, used=58 << 30),
+]
 PICTURES = (
     ("console-jobs", "#/jobs", "light", "tbody tr", 1280, 520),
     ("console-job", "#/jobs/default/teach", "light", ".timeline .cause", 1280, 1060),
     ("console-checkpoints", "#/checkpoints", "dark", ".save .users", 1280, 860),
     ("console-deployment", "#/deployments/default/chat", "dark", "meter", 1280, 1080),
+    ("console-cluster", "#/cluster", "light", "meter", 1280, 700),
     ("console-phone", "#/jobs", "dark", "tbody tr", 390, 844),
 )
 """(file, page, colours, element to wait for, width, height)."""
@@ -40,7 +54,8 @@ async def prepared(found: World) -> AsyncIterator[None]:
     other_jobs(found)
     deployment(found, START)
     use_checkpoint(found, "teach-1200", "chat")
-    async with programs(found):
+    pod = found.pod(found.job("measured"), 0, "", gpus=2, port=AGENT_PORT)
+    async with programs(found), gpu_agent(found, pod, FakeNvml(GPUS)):
         yield
 
 

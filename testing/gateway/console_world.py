@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
@@ -18,10 +19,17 @@ from starlette.routing import Route
 
 from stoker.operator.cluster.local.addresses import Host
 from stoker.operator.domain.plan import Object
+from stoker.pod.gpu_metrics import GpuMetrics
+from stoker.pod.gpu_reading import GpuReader
+from stoker.pod.http import probe_routes
 from stoker.pod.serve import Server, bind_tcp
 from testing.gateway.world import JOB_SPEC, World
+from testing.pod.nvml import FakeNvml
 
 ENGINE_PORT = 8000
+AGENT_PORT = 8080
+DRIVER_WAIT_S = 2.0
+"""Longest wait for a driver's thread: below the gateway's for an agent, and long for a busy machine."""
 API_KEY = "sk-locked"
 """Key that a chat about 'locked' needs."""
 DECISIONS = [
@@ -102,6 +110,22 @@ async def programs(found: World, name: str = "chat", engines: int = 2) -> AsyncI
             found.addresses.served[host, port] = server.port
             stack.push_async_callback(server.stop, 1.0)
         yield made
+
+
+@asynccontextmanager
+async def gpu_agent(found: World, pod: Object, driver: FakeNvml) -> AsyncIterator[None]:
+    """Serve the metrics of a pod's GPUs, as its agent does; needs a world with `sockets`."""
+    registry = CollectorRegistry()
+    registry.register(GpuMetrics(GpuReader(lambda: driver, None).read, DRIVER_WAIT_S))
+    routes = probe_routes(alive=lambda: True, ready=lambda: True, status=dict, registry=registry)
+    server = Server(Starlette(routes=routes), bind_tcp("127.0.0.1", 0))
+    await server.start()
+    metadata = pod["metadata"]
+    found.addresses.served[Host("pod", metadata["namespace"], metadata["name"]), AGENT_PORT] = server.port
+    try:
+        yield
+    finally:
+        await server.stop(1.0)
 
 
 def step_lines(steps: int, *, first: int = 1, seed: int = 7) -> str:

@@ -42,6 +42,7 @@ USERS = {
     KEY: ADMIN,
     "alice": User("alice", groups=("team-a",), namespaces=("team-a",)),
     "viewer": User("viewer", namespaces=("default",), verbs=("get", "list", "watch")),
+    "reader": User("reader", namespaces=("*",), verbs=("list", "watch")),
     "limited": User("limited", extra={"scopes.example.com/only": ["read"]}, namespaces=("*",)),
     "pod": User("pod", extra={"authentication.kubernetes.io/pod-name": ["p"]}, namespaces=("*",)),
 }
@@ -141,6 +142,7 @@ class World:
         phase: str = "Running",
         gpus: int = 0,
         node: str = "local",
+        port: int | None = None,
     ) -> Object:
         """Create a trainer's pod of a job with its log."""
         metadata = job["metadata"]
@@ -151,7 +153,13 @@ class World:
             "stoker.dev/role": "trainer",
         }
         name = f"{metadata['name']}-a{attempt}-{rank}"
-        container = {"name": "main", "command": ["true"], "resources": {"limits": {"nvidia.com/gpu": str(gpus)}}}
+        container: dict[str, Any] = {
+            "name": "main",
+            "command": ["true"],
+            "resources": {"limits": {"nvidia.com/gpu": str(gpus)}},
+        }
+        if port is not None:
+            container["ports"] = [{"name": "http", "containerPort": port}]
         spec = {"restartPolicy": "Never", "nodeName": node, "containers": [container]}
         place = {"name": name, "namespace": metadata["namespace"], "labels": labels}
         found = self.objects.create({"apiVersion": "v1", "kind": "Pod", "metadata": place, "spec": spec})

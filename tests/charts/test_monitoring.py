@@ -29,6 +29,7 @@ EMITTERS = (
     "engine/stoker/engine/fronts/front_metrics.py",
     "engine/stoker/router/metrics.py",
     "engine/stoker/router/class_metrics.py",
+    "model/stoker/pod/gpu_metrics.py",
     "engine/stoker/router/revision_counts.py",
 )
 MAKES_METRICS = re.compile(r"(?:MetricFamily|Counter|Gauge|Histogram|Summary)\(\s*f?\"")
@@ -39,7 +40,7 @@ PREFIXES = ("", "vllm:", "stoker_operator_", "stoker_operator_pool_", "stoker_ro
 """Prefixes that a program puts before the names in its tables."""
 METRIC = re.compile(r"\b(?:stoker_[a-z_]+|stoker:[a-z_]+|vllm:[a-z_0-9]+)")
 FULL = re.compile(
-    r"(?:stoker_(?:trainer|router|gateway|operator|transfer|split|prefill|landing|handover)_[a-z_]+|stoker:[a-z_]+|vllm:[a-z_0-9]+)"
+    r"(?:stoker_(?:trainer|router|gateway|operator|gpu|transfer|split|prefill|landing|handover)_[a-z_]+|stoker:[a-z_]+|vllm:[a-z_0-9]+)"
 )
 LITERALS = {
     name.removeprefix("{name}")
@@ -112,7 +113,7 @@ def test_every_alert_is_on_the_page() -> None:
 
 
 def test_no_file_exports_metrics_that_this_test_does_not_read() -> None:
-    roots = ("operator/stoker", "trainer/stoker", "engine/stoker")
+    roots = ("model/stoker", "operator/stoker", "trainer/stoker", "engine/stoker")
     found = {
         str(path.relative_to(ROOT))
         for root in roots

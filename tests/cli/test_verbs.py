@@ -224,6 +224,39 @@ def test_a_server_that_does_not_answer_and_a_wrong_context_are_named(tmp_path: P
     assert failed("--context", "y") == (64, f"error: {unreachable}: no context 'y', there are: x\n")
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "no such file"),
+        ("{a: 'b", "no kubeconfig: while scanning a quoted scalar"),
+        ("- a\n- b\n", ""),
+        ("words\n", ""),
+        ("contexts: 3\n", ""),
+    ],
+    ids=["missing", "cut", "list", "text", "number"],
+)
+def test_a_file_that_is_no_kubeconfig_is_named(tmp_path: Path, content: str | None, said: str) -> None:
+    file = tmp_path / "config"
+    if content is not None:
+        file.write_text(content)
+    result = CliRunner().invoke(stoker, ["get", "tj", "--kubeconfig", str(file)])
+    assert (result.exit_code, type(result.exception)) == (64, SystemExit)
+    assert f"error: {file}: {said}" in result.output
+    assert len(result.output.splitlines()) == 1
+
+
+def test_a_name_that_belongs_to_another_kind_or_no_job_says_what_was_meant(server: KubeServer) -> None:
+    server.do(lambda found: found.job("teach"))
+    missing = "does not exist in namespace default"
+    assert run(server, "logs", "teach", code=1) == f"error: pod/teach {missing}; did you mean tj/teach?\n"
+    assert run(server, "logs", "other", code=1) == f"error: pod/other {missing}\n"
+    assert run(server, "plot", "teahc", code=1) == f"error: trainingjob/teahc {missing}; did you mean teach?\n"
+    for wrong in ("tj/", "Nope/File.x", "ckpt/teach"):
+        assert run(server, "plot", wrong, code=64).startswith(f"error: '{wrong}' is no file and no job: give")
+    span = run(server, "plot", "teach", "--after-step", "9", "--until-step", "3", code=2)
+    assert "--until-step 3 is not above --after-step 9" in span
+
+
 def test_credentials_that_have_expired_are_named(tmp_path: Path) -> None:
     config = write_kubeconfig(tmp_path / "config", "http://127.0.0.1:9")
     client = ClusterClient(find_access(str(config), "x"))

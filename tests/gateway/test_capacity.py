@@ -10,9 +10,14 @@ import pytest
 
 from stoker.gateway.cluster.prometheus import Prometheus
 from stoker.gateway.domain.capacity import asked_gpus, capacities
-from testing.gateway.world import World
+from stoker.gateway.domain.gpu_use import GpuAgent, figures_of, gpu_agents
+from stoker.operator.domain.plan import Object
+from testing.gateway.console_world import AGENT_PORT, gpu_agent
+from testing.gateway.world import KEY, World
+from testing.pod.nvml import FakeGpu, FakeNvml
 
 Tell = Callable[..., None]
+GIB = 1 << 30
 SAMPLES = {
     "DCGM_FI_DEV_GPU_UTIL": {"0": 50, "1": 100},
     "DCGM_FI_DEV_FB_USED": {"0": 1024, "1": 3072},
@@ -54,6 +59,118 @@ def test_use_is_dcgms(tell: Tell) -> None:
         assert node["gpu_memory_used"] == [1024 * 2**20, 3072 * 2**20]
 
     tell(story, prometheus=Prometheus("http://prometheus", httpx.MockTransport(dcgm)))
+
+
+def gpus(*busy: int | None, node: str = "a") -> FakeNvml:
+    """GPUs of 80 GiB that hold 20 each; None is one whose load the driver does not give."""
+    places = range(len(busy))
+    return FakeNvml([FakeGpu(f"GPU-{node}{n}", f"0000:{9 - n}", busy[n], 20 << 30, 80 << 30) for n in places])
+
+
+async def answers(found: World, token: str = KEY) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The cluster's state, and that of its node."""
+    headers = {"Authorization": f"Bearer {token}"}
+    status = await found.client.get("/v1/cluster/status", headers=headers)
+    (node,) = (await found.client.get("/v1/cluster/nodes", headers=headers)).json()
+    return status.json(), node
+
+
+def gpu_pod(found: World, rank: int, gpus: int, *, job: str = "run") -> Object:
+    return found.pod(found.job(job), rank, "", gpus=gpus, port=AGENT_PORT)
+
+
+def test_without_dcgm_use_is_what_the_agents_of_pods_with_gpus_measure(tell: Tell) -> None:
+    async def story(found: World) -> None:
+        async with (
+            gpu_agent(found, gpu_pod(found, 0, 1), gpus(50, None)),
+            gpu_agent(found, gpu_pod(found, 0, 1, job="other"), gpus(50)),
+        ):  # both see the same first GPU
+            status, node = await answers(found)
+        assert (status["gpu_source"], status["gpus_measured"], status["unavailable"]) == ("agents", 2, {})
+        assert (status["gpu_utilization"], status["memory_utilization"]) == (0.5, 0.25)
+        assert (node["gpu_source"], node["gpu_memory_used"], node["unavailable"]) == ("agents", [20 * GIB] * 2, {})
+        memory = {"memory_used": 20 * GIB, "memory_total": 80 * GIB}
+        assert node["gpu_devices"] == [
+            {"gpu": "GPU-a1", "utilization": None, **memory},
+            {"gpu": "GPU-a0", "utilization": 0.5, **memory},
+        ], "in the order of their places"
+
+    tell(story, sockets=True)
+
+
+def test_an_agent_measures_the_gpus_of_its_own_pod(tell: Tell) -> None:
+    async def story(found: World) -> None:
+        async with gpu_agent(found, gpu_pod(found, 0, 1), gpus(50)):
+            _, node = await answers(found)
+        assert (node["gpu_memory_used"], len(node["gpu_devices"])) == ([20 * GIB], 1)
+        assert node["unavailable"] == {
+            "gpu_devices": "1 of 2 GPUs are measured: an agent measures the GPUs of its own pod"
+        }
+
+    tell(story, sockets=True)
+
+
+def test_dcgm_comes_first_and_no_agent_is_asked(tell: Tell) -> None:
+    async def story(found: World) -> None:
+        gpu_pod(found, 0, 2)  # nothing answers at its port
+        status, node = await answers(found)
+        assert (status["gpu_source"], status["gpu_utilization"], status["gpus_measured"]) == ("dcgm", 0.75, 2)
+        assert (node["gpu_source"], node["unavailable"]) == ("dcgm", {})
+        assert [gpu["utilization"] for gpu in node["gpu_devices"]] == [0.5, 1.0]
+
+    tell(story, sockets=True, prometheus=Prometheus("http://prometheus", httpx.MockTransport(dcgm)))
+
+
+def test_an_agent_that_does_not_answer_is_a_reason(tell: Tell) -> None:
+    async def story(found: World) -> None:
+        gpu_pod(found, 0, 2)
+        status, node = await answers(found)
+        for reason in (status["unavailable"]["gpu_utilization"], node["unavailable"]["gpu_memory_used"]):
+            assert "no Prometheus is configured" in reason
+            assert "the metrics of 1 of 1 pods with GPUs cannot be read" in reason
+        assert (node["gpu_devices"], node["gpu_source"], status["gpus_measured"]) == ([], None, 0)
+
+    tell(story, sockets=True)
+
+
+def test_the_agents_are_asked_with_the_callers_own_right(tell: Tell) -> None:
+    async def story(found: World) -> None:
+        if found.server is None:
+            return  # the embedded cluster has one user
+        async with gpu_agent(found, gpu_pod(found, 0, 2), gpus(50, 50)):
+            status, node = await answers(found, "reader")
+        assert (node["gpus"], node["gpu_devices"]) == (2, [])
+        assert "forbidden" in status["unavailable"]["gpu_utilization"].lower()
+
+    tell(story, sockets=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'stoker_gpu_utilization_ratio{uuid="GPU-1"} NaN',
+        'stoker_gpu_memory_used_bytes{uuid="GPU-1"} -3',
+        'stoker_gpu_memory_used_bytes{gpu="0"} 7',
+        "stoker_trainer_step 5",
+    ],
+)
+def test_a_value_that_is_no_figure_is_left_out(text: str) -> None:
+    assert figures_of(text + "\n") == []
+
+
+def test_only_running_pods_of_trainers_and_engines_with_gpus_are_asked() -> None:
+    def pod(name: str, *, role: str = "engine", phase: str = "Running", gpus: int = 1, port: bool = True) -> Object:
+        container: dict[str, Any] = {"resources": {"limits": {"nvidia.com/gpu": str(gpus)}}}
+        if port:
+            container["ports"] = [{"name": "http", "containerPort": 8000}]
+        metadata = {"name": name, "namespace": "default", "labels": {"stoker.dev/role": role}}
+        return {"metadata": metadata, "spec": {"nodeName": "n", "containers": [container]}, "status": {"phase": phase}}
+
+    pods = [
+        pod("good"), pod("router", role="router"), pod("waits", phase="Pending"), pod("cpu", gpus=0),
+        pod("silent", port=False),
+    ]  # fmt: skip
+    assert gpu_agents(pods) == [GpuAgent("n", "default", "good", 8000)]
 
 
 @pytest.mark.parametrize(

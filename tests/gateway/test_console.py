@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from stoker.gateway.http.console import FILES
-from stoker.operator.domain.plan import Key, Object
+from stoker.operator.domain.plan import Key, Object, Ref
 from testing.gateway.browser import Stage, missing_browser, shows, stage, visit
 from testing.gateway.console_world import (
+    AGENT_PORT,
     API_KEY,
     Programs,
     deployment,
+    gpu_agent,
     many_jobs,
     other_jobs,
     programs,
@@ -24,6 +26,7 @@ from testing.gateway.console_world import (
     step_lines,
 )
 from testing.gateway.world import World
+from testing.pod.nvml import FakeGpu, FakeNvml
 
 if TYPE_CHECKING:
     from playwright.async_api import Page
@@ -33,6 +36,7 @@ pytestmark = [
     pytest.mark.xdist_group("browser"),
 ]
 PLOTS = (FILES / "vendor" / "uPlot.esm.js").exists()
+DASH = "\u2013"
 START = datetime.now(UTC) - timedelta(minutes=60)
 HOSTILE = '<img src=x onerror="document.title=1"><b>bold</b>'
 SERVED: list[Programs] = []
@@ -325,6 +329,79 @@ def test_the_cluster_shows_its_nodes(console: Stage) -> None:
         await shows(page, "tr", "local")
         await shows(page, ".facts", "GPUs")
         assert "prometheus_url" in await text_of(page, "main")
+
+    console.run(story)
+
+
+def test_the_cluster_shows_each_gpu_that_an_agent_measures(console: Stage) -> None:
+    world = console.world
+    gpus = [FakeGpu("GPU-7f", "0000:1B", busy=42, used=20 << 30), FakeGpu("GPU-9c", "0000:43", busy=None)]
+
+    async def story(page: Page) -> None:
+        pod = world.pod(world.job("measured"), 0, "", gpus=1, port=AGENT_PORT)
+        async with gpu_agent(world, pod, FakeNvml(gpus)):
+            await visit(page, "#/cluster")
+            await shows(page, "tr", "GPU-7f")
+            rows = page.get_by_role("table", name="GPUs").locator("tbody tr")
+            shown = [re.sub(r"\s+", " ", text) for text in await rows.all_inner_texts()]
+            assert shown == [
+                "GPU-7f local 42 % 25 % 20 GiB of 80 GiB agents",
+                f"GPU-9c local {DASH} 0.0 % 0 B of 80 GiB agents",
+            ]
+            await shows(page, ".facts", "2 by agents")
+        world.objects.delete(Ref("Pod", "default", pod["metadata"]["name"], pod["metadata"]["uid"]))
+
+    console.run(story)
+
+
+def test_a_question_keeps_wrong_values_and_enter_answers_it(console: Stage) -> None:
+    world = console.world
+    found = world.put_status(world.job("asked"), phase="Completed", progress={"step": 100, "totalSteps": 100})
+    bare = world.put_status(world.job("bare"), phase="Completed", progress={"step": 100, "totalSteps": 100})
+    world.checkpoint(found, 50)
+
+    async def story(page: Page) -> None:
+        await visit(page, "#/jobs/default/asked")
+        await page.get_by_role("row", name="asked-50").wait_for()
+        await page.get_by_role("button", name="Continue as a new job").click()
+        steps = page.get_by_role("dialog").get_by_label("Steps in total")
+        for wrong in ("0", "2.5", "-3"):
+            await steps.fill(wrong)
+            await page.keyboard.press("Enter")
+            assert await page.get_by_role("dialog").is_visible()
+        await steps.fill("150")
+        await page.keyboard.press("Enter")
+        await shows(page, "h1", "asked-go-")
+        await visit(page, f"#/jobs/default/{bare['metadata']['name']}")
+        await shows(page, "h1", "bare")
+        await page.get_by_role("button", name="Continue as a new job").click()
+        await shows(page, "dialog", "no verified checkpoint")
+        assert await page.get_by_role("dialog").get_by_role("button").all_inner_texts() == ["Back"]
+
+    console.run(story)
+
+
+def test_a_wrong_namespace_is_not_asked_for(console: Stage) -> None:
+    async def story(page: Page) -> None:
+        await shows(page, "tr", "teach")
+        await page.get_by_label("Namespace").fill("Bad_Name")
+        await page.keyboard.press("Enter")
+        assert await page.locator("#namespace:invalid").count() == 1
+        assert await page.evaluate("sessionStorage.getItem('stoker.namespace')") is None
+        await page.get_by_label("Namespace").fill("*")
+        await page.keyboard.press("Enter")
+        await page.wait_for_function("() => sessionStorage.getItem('stoker.namespace') === '*'")
+
+    console.run(story)
+
+
+@pytest.mark.parametrize("address", ["#/jobs/%E0%A4%A/x", "#/nothing", "#/jobs/a/b/c"])
+def test_an_address_that_is_none_is_said(console: Stage, address: str) -> None:
+    async def story(page: Page) -> None:
+        await shows(page, "h1", "Jobs")
+        await visit(page, address)
+        await shows(page, "h1", "No such page")
+        assert await page.locator("nav [aria-current]").count() == 0
 
     console.run(story)
 

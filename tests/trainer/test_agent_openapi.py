@@ -8,6 +8,7 @@ import pytest
 from starlette.applications import Starlette
 
 from stoker.pod.config_file import parse
+from stoker.pod.gpu_metrics import gpu_metrics
 from stoker.trainer.agent.api_document import agent_document
 from stoker.trainer.agent.control import Control
 from stoker.trainer.agent.pod_rank import find_pod_rank
@@ -34,7 +35,7 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sender]:
     state = RunState(config.job, find_pod_rank(config, {"STOKER_POD_UID": "pod"}), started_at=0)
     state.apply(0, PhaseEvent(phase="Training", message="Training"), clock=1.0, unix=1.0)
     control = Control(state, lambda _: True, lambda *_: None)
-    _, private = agent_routes(config, state, control, lambda: 2.0)
+    _, private = agent_routes(config, state, control, lambda: 2.0, gpu_metrics({}))
     with sender(Starlette(routes=private)) as found:
         yield found
 

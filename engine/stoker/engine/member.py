@@ -26,6 +26,7 @@ from starlette.applications import Starlette
 from stoker.engine.config import EngineConfig
 from stoker.engine.ranks.pod_place import PodPlace
 from stoker.pod.causes import Cause
+from stoker.pod.gpu_metrics import gpu_metrics
 from stoker.pod.http import probe_routes
 from stoker.pod.serve import Server, bind_tcp
 from stoker.pod.termination_message import TerminationMessage
@@ -110,6 +111,7 @@ class Member:
     def _app(self) -> Starlette:
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
+        registry.register(gpu_metrics())
         routes = probe_routes(alive=lambda: True, ready=lambda: self.ready, status=self.status, registry=registry)
         return Starlette(routes=routes)
 

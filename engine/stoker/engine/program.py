@@ -45,6 +45,7 @@ from stoker.engine.http.text import TextCodec
 from stoker.model.tokenizer import Tokenizer
 from stoker.pod.causes import Cause, cause_of_exit_code
 from stoker.pod.control_key import ControlVerifier
+from stoker.pod.gpu_metrics import gpu_metrics
 from stoker.pod.http import ControlRoute, control_routes, probe_routes
 from stoker.pod.listen import ListenConfig
 from stoker.pod.serve import Server, bind_tcp, bind_unix
@@ -109,6 +110,7 @@ class Engine:
         self._core_pid: int | None = None
         ProcessCollector(registry=registry)  # this process: process_resident_memory_bytes and others
         ProcessCollector(namespace="stoker_core", pid=self._pid_of_core, registry=registry)
+        registry.register(gpu_metrics())
         register_core(registry, self.names[0], lambda: self.core.stats, lambda: self.core.state.model)
         self.served: Front | FrontPool
         """What answers: the front inside this process, or the processes of several."""

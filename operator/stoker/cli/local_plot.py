@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from stoker.cli.exit_status import FAILED
+from stoker.cli.exit_status import FAILED, WRONG_INPUT
 from stoker.cli.local_options import namespace_option, open_client, state_option
-from stoker.cli.plot import drawing_options, job_curves, job_named, show, span_options
+from stoker.cli.plot import check_span, drawing_options, job_curves, job_named, show, span_options
 from stoker.cli.supervisor_client import SupervisorError
 from stoker.cli.targets import fail
 from stoker.gateway.domain.metric_task import Span
@@ -31,9 +31,13 @@ def plot_local(
     state: Path | None,
 ) -> None:
     """Draw loss, validation loss, learning rate and gradient norm of a job, also after its end."""
+    name = job_named(job)
+    if name is None:
+        fail(f"{job!r} is no job: give its name, or tj/NAME", WRONG_INPUT)
+    check_span(after_step, until_step)
     client = open_client(state)
     try:
-        curves = job_curves(client, namespace, job_named(job) or job, Span(after_step, until_step))
+        curves = job_curves(client, namespace, name, Span(after_step, until_step))
     except SupervisorError as error:
         fail(f"{error}; start one with: stoker local apply -f ...", FAILED)
     show(curves, job, png=png, as_json=as_json, width=width)

@@ -42,7 +42,7 @@ class LogSelection:
         attempts = sorted({number for pod in pods if (number := attempt_of(pod)) is not None})
         if not attempts:
             if self.attempt is not None or self.previous:
-                raise NoSuchAttempt("--attempt and --previous are for the pods of a job")
+                raise NoSuchAttempt("--attempt and --previous are for the pods of a job, and there is none")
             return list(pods)
         if self.previous and len(attempts) < 2:
             raise NoSuchAttempt(f"no pod of an earlier attempt is left, only of attempt {attempts[-1]}")

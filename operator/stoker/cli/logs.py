@@ -12,7 +12,7 @@ from stoker.cli.exit_status import FAILED, INTERRUPTED
 from stoker.cli.log_options import timed_log_options
 from stoker.cli.log_selection import LineCutter, LogSelection, NoSuchAttempt, has_ended
 from stoker.cli.object_names import TARGETS
-from stoker.cli.object_source import named
+from stoker.cli.object_source import Missing, named
 from stoker.cli.targets import Target, belongs_to, fail, kind_of, prefixed
 
 if TYPE_CHECKING:
@@ -36,11 +36,23 @@ def logs(
     """
     with opened(namespace, context, kubeconfig) as client:
         word, slash, name = target.rpartition("/")
+        if not slash:
+            _propose_kind(client, name)
         owner = named(client, Target(kind_of(word) if slash else kind_of("pod"), name))
         try:
             print_logs(client, owner, selection)
         except KeyboardInterrupt:
             sys.exit(INTERRUPTED)
+
+
+def _propose_kind(client: ClusterClient, name: str) -> None:
+    """End the command where a name without a kind is no pod's, but that of a job or a deployment."""
+    missing = client.find(Target(kind_of("pod"), name))
+    if not isinstance(missing, Missing):
+        return
+    for word in ("tj", "infd"):
+        if not isinstance(client.find(Target(kind_of(word), name)), Missing):
+            fail(f"{missing.reason}; did you mean {word}/{name}?", FAILED)
 
 
 def print_logs(client: ClusterClient, owner: dict[str, Any], selection: LogSelection) -> None:

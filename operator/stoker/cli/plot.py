@@ -19,9 +19,11 @@ from stoker.cli.braille import drawn
 from stoker.cli.context import cluster_options, opened
 from stoker.cli.curves import Curve, read_curves
 from stoker.cli.exit_status import FAILED, WRONG_INPUT
+from stoker.cli.object_source import named
 from stoker.cli.run_history import KubePaths, NoHistory, PathError, curves_of, run_history
-from stoker.cli.targets import fail
+from stoker.cli.targets import Target, fail
 from stoker.gateway.domain.metric_task import Span
+from stoker.operator.cluster.kinds import KINDS
 
 F = TypeVar("F", bound=Callable[..., Any])
 JOB_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -73,26 +75,36 @@ def plot(
 
     TARGET is a metrics log (logging.jsonl), or a job of a cluster: its name, or tj/NAME.
     """
-    job = job_named(target)
+    job = None if Path(target).exists() else job_named(target)
     if job is None:
         if after_step or until_step is not None:
             raise click.UsageError("--after-step and --until-step are for a job")
         try:
             curves = read_curves(Path(target))
+        except FileNotFoundError:
+            _refuse(f"{target!r} is no file and no job: give a metrics log, the name of a job, or tj/NAME")
         except (ValueError, OSError, UnicodeError) as error:
             _refuse(str(error))
     else:
+        check_span(after_step, until_step)
         with opened(namespace, context, kubeconfig) as client:
+            named(client, Target(KINDS["TrainingJob"], job))
             curves = job_curves(client, client.own_namespace, job, Span(after_step, until_step))
     show(curves, target, png=png, as_json=as_json, width=width)
 
 
+def check_span(after_step: int, until_step: int | None) -> None:
+    """End the command for a span without a step."""
+    if until_step is not None and until_step <= after_step:
+        raise click.UsageError(f"--until-step {until_step} is not above --after-step {after_step}: no step is left")
+
+
 def job_named(target: str) -> str | None:
-    """The job that a target names; None for a file."""
+    """The job that a target names, as NAME or tj/NAME; None for what can be no job."""
     kind, slash, name = target.partition("/")
-    if slash and kind in KINDS_OF_JOBS and not Path(target).exists():
-        return name
-    return target if JOB_NAME.fullmatch(target) and not Path(target).exists() else None
+    if not slash:
+        kind, name = KINDS_OF_JOBS[0], target
+    return name if kind in KINDS_OF_JOBS and JOB_NAME.fullmatch(name) else None
 
 
 def job_curves(cluster: KubePaths, namespace: str, job: str, span: Span) -> list[Curve]:

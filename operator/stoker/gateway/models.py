@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from stoker.gateway.domain.names import MAX_JOB_NAME
 from stoker.gateway.domain.states import CheckpointState, JobState
-from stoker.gateway.observations import PoolState, RevisionState, RolloutState
+from stoker.gateway.observations import GpuFigures, PoolState, RevisionState, RolloutState
 
 Name = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length=MAX_JOB_NAME)]
 LabelKey = Annotated[
@@ -306,6 +306,12 @@ class Cancelled(BaseModel):
     status: Literal["CANCELLED", "DELETED"]
 
 
+GpuSource = Annotated[
+    Literal["dcgm", "agents"],
+    Field(description="Measured by: DCGM's exporter, or the agents of the pods that hold the GPUs"),
+]
+
+
 class ClusterStatus(BaseModel):
     """GPUs of the whole cluster. A utilisation is null where it is not measured; `unavailable` says why."""
 
@@ -313,6 +319,8 @@ class ClusterStatus(BaseModel):
     available_gpus: int
     gpu_utilization: float | None = Field(description="Mean over all GPUs, 0 to 1")
     memory_utilization: float | None = Field(description="Used part of all GPU memory, 0 to 1")
+    gpus_measured: int = Field(default=0, description="GPUs that the two figures are of")
+    gpu_source: GpuSource | None = None
     active_jobs: int
     nodes: int
     ready_nodes: int
@@ -327,6 +335,8 @@ class NodeAnswer(BaseModel):
     available_gpus: int
     status: str
     gpu_memory_used: list[float] | None = Field(description="Bytes by GPU; null where they are not measured")
+    gpu_devices: list[GpuFigures] = Field(default=[], description="The GPUs that are measured, in their order")
+    gpu_source: GpuSource | None = None
     cpu: str | None
     memory: str | None
     unavailable: dict[str, str]

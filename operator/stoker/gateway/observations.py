@@ -173,6 +173,15 @@ class EngineState(BaseModel):
     load: EngineLoad | None
 
 
+class GpuFigures(BaseModel):
+    """Measured use of one GPU; a figure that its driver does not give is null."""
+
+    gpu: str = Field(description="UUID of the device")
+    utilization: float | None = Field(default=None, description="Share of time with a kernel running, 0 to 1")
+    memory_used: float | None = Field(default=None, description="Bytes")
+    memory_total: float | None = Field(default=None, description="Bytes")
+
+
 class Serving(BaseModel):
     """Engines and traffic of a deployment. What cannot be read is null or empty, and `unavailable` says why."""
 

@@ -5,10 +5,13 @@ Called by the routes of the cluster. Keeps nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
 from typing import Any
 
 import httpx
+
+from stoker.gateway.domain.gpu_use import GpuUse
+from stoker.gateway.observations import GpuFigures
 
 USED = "DCGM_FI_DEV_FB_USED"
 """MiB of GPU memory in use."""
@@ -18,16 +21,7 @@ BUSY = "DCGM_FI_DEV_GPU_UTIL"
 NODE_LABELS = ("Hostname", "node", "kubernetes_node", "instance")
 MIB = 1 << 20
 
-
-@dataclass(frozen=True)
-class GpuUse:
-    """Measured use of the GPUs; None with a reason where it is not measured."""
-
-    utilization: float | None = None
-    memory_utilization: float | None = None
-    memory_used: dict[str, list[float]] = field(default_factory=dict)
-    """Node -> bytes by GPU."""
-    why_not: str = ""
+Samples = list[tuple[dict[str, str], float]]
 
 
 class Prometheus:
@@ -51,26 +45,32 @@ class Prometheus:
         return _use(busy, used, free)
 
 
-async def _query(client: httpx.AsyncClient, metric: str) -> list[tuple[dict[str, str], float]]:
+async def _query(client: httpx.AsyncClient, metric: str) -> Samples:
     """The newest samples of a metric."""
     answer = await client.get("/api/v1/query", params={"query": metric})
     answer.raise_for_status()
     found: list[dict[str, Any]] = answer.json()["data"]["result"]
-    return [(dict(one["metric"]), float(one["value"][1])) for one in found]
+    samples = [(dict(one["metric"]), float(one["value"][1])) for one in found]
+    return [(labels, value) for labels, value in samples if math.isfinite(value)]
 
 
-def _use(busy: list[tuple[dict[str, str], float]], used: list[Any], free: list[Any]) -> GpuUse:
-    total = sum(value for _, value in (*used, *free))
-    by_node: dict[str, list[float]] = {}
-    for labels, value in sorted(used, key=lambda one: (_node(one[0]), one[0].get("gpu", ""))):
-        by_node.setdefault(_node(labels), []).append(value * MIB)
-    return GpuUse(
-        utilization=sum(value for _, value in busy) / len(busy) / 100 if busy else None,
-        memory_utilization=sum(value for _, value in used) / total if total and free else None,
-        memory_used=by_node,
-        why_not="" if busy and used and free else "not measured: DCGM's exporter does not report it",
-    )
+def _use(busy: Samples, used: Samples, free: Samples) -> GpuUse:
+    by_gpu = [{_gpu(labels): value for labels, value in samples} for samples in (busy, used, free)]
+    names = {_gpu(labels): labels.get("UUID") or labels.get("gpu", "") for labels, _ in (*busy, *used)}
+    by_node: dict[str, list[GpuFigures]] = {}
+    for place in sorted(names):
+        percent, taken, left = (found.get(place) for found in by_gpu)
+        figures = GpuFigures(
+            gpu=names[place],
+            utilization=None if percent is None else percent / 100,
+            memory_used=None if taken is None else taken * MIB,
+            memory_total=None if taken is None or left is None else (taken + left) * MIB,
+        )
+        by_node.setdefault(place[0], []).append(figures)
+    return GpuUse(by_node, "" if busy and used and free else "not measured: DCGM's exporter does not report it")
 
 
-def _node(labels: dict[str, str]) -> str:
-    return next((labels[name] for name in NODE_LABELS if labels.get(name)), "")
+def _gpu(labels: dict[str, str]) -> tuple[str, str, str]:
+    """The node of a sample, the number of its GPU there, and that of its MIG instance; numbers sort as text."""
+    node = next((labels[name] for name in NODE_LABELS if labels.get(name)), "")
+    return node, labels.get("gpu", "").zfill(4), labels.get("GPU_I_ID", "").zfill(4)

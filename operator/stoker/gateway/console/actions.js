@@ -18,7 +18,10 @@ export function notice(text, bad = false) {
   if (!bad) setTimeout(() => shown.remove(), 8000);
 }
 
-/** Ask before something is done. `fields` are shown in the question; resolves to whether it was confirmed. */
+/**
+ * Ask before something is done; resolves to whether it was confirmed. `fields` are shown in the question: the browser
+ * holds the answer back while one has a value that it does not allow. Without a `verb` there is nothing to confirm.
+ */
 export function confirmed(title, text, verb, fields = []) {
   return new Promise((resolve) => {
     const dialog = el("dialog", { "aria-labelledby": "dialog-title" });
@@ -27,14 +30,17 @@ export function confirmed(title, text, verb, fields = []) {
       dialog.remove();
       resolve(answer);
     };
-    const yes = el("button", { type: "button", class: "primary", on: { click: () => close(true) } }, verb);
+    const answer = (event) => {
+      event.preventDefault();
+      close(true);
+    };
+    const yes = verb && el("button", { type: "submit", class: "primary" }, verb);
     const no = el("button", { type: "button", on: { click: () => close(false) } }, "Back");
     fill(
       dialog,
       el("h2", { id: "dialog-title" }, title),
       el("p", {}, text),
-      fields,
-      el("div", { class: "buttons" }, no, yes),
+      el("form", { on: { submit: answer } }, fields, el("div", { class: "buttons" }, no, yes)),
     );
     dialog.addEventListener("cancel", (event) => {
       event.preventDefault();

@@ -32,9 +32,18 @@ export function chat(path, place, signal) {
     min: 1,
     max: 32768,
     value: 256,
+    required: true,
     "aria-label": "Longest answer in tokens",
   });
-  const warm = el("input", { type: "number", min: 0, max: 2, step: 0.1, value: 0.7, "aria-label": "Temperature" });
+  const warm = el("input", {
+    type: "number",
+    min: 0,
+    max: 2,
+    step: "any",
+    value: 0.7,
+    required: true,
+    "aria-label": "Temperature",
+  });
   const key = el("input", {
     type: "password",
     autocomplete: "off",
@@ -83,7 +92,7 @@ export function chat(path, place, signal) {
 
   async function ask() {
     const words = text.value.trim();
-    if (!words || running) return;
+    if (!words || running || !form.reportValidity()) return;
     text.value = "";
     messages.push({ role: "user", content: words });
     line("user", words);
@@ -94,7 +103,7 @@ export function chat(path, place, signal) {
       const body = {
         model,
         messages,
-        max_tokens: Number(limit.value) || 256,
+        max_tokens: Number(limit.value),
         temperature: Number(warm.value),
         stream: true,
       };

@@ -6,6 +6,9 @@ export const DASH = "–";
 
 export const count = (value) => (value === null || value === undefined ? DASH : whole.format(value));
 
+/** Compare two texts of the same alphabet, names or times: many times faster than by the rules of a language. */
+export const inOrder = (a, b) => (a < b ? -1 : Number(a > b));
+
 /** Four significant digits; small and large numbers by powers of ten. */
 export function number(value, digits = 4) {
   if (value === null || value === undefined || Number.isNaN(value)) return DASH;
@@ -132,9 +135,11 @@ export function quantity(text) {
 export const users = (found) =>
   found.map((user) => user.replace("InferenceDeployment/", "deployment ").replace("TrainingJob/", "job "));
 
-/** A share from 0 to 1 as a bar with its number. */
-export function meter(share, label) {
+const FULL_IS_BAD = { low: 0.7, high: 0.9, optimum: 0 };
+
+/** A share from 0 to 1 as a bar with its number. `limits` colour it: by default a full one is a warning. */
+export function meter(share, label, limits = FULL_IS_BAD) {
   if (share === null || share === undefined) return DASH;
-  const bar = el("meter", { min: 0, max: 1, low: 0.7, high: 0.9, optimum: 0, value: share, "aria-label": label });
+  const bar = el("meter", { min: 0, max: 1, ...limits, value: share, "aria-label": label });
   return el("span", { class: "meter" }, bar, percent(share));
 }

@@ -33,23 +33,38 @@ function route({ focus = false, why = "" } = {}) {
   const hash = location.hash || "#/jobs";
   for (const [pattern, found] of PAGES) {
     const match = pattern.exec(hash);
-    if (match) return open(found, main, page, match.slice(1).map(decodeURIComponent), focus);
+    const parameters = match && decoded(match.slice(1));
+    if (parameters) return open(found, main, page, parameters, focus);
   }
-  document.title = "Stoker";
+  document.title = "No such page · Stoker";
+  mark(() => false);
   return fill(main, el("h1", {}, "No such page"), el("p", {}, el("a", { href: "#/jobs" }, "All jobs")));
+}
+
+/** The parts of an address; null where one is no text in percent-encoding. */
+function decoded(parts) {
+  try {
+    return parts.map(decodeURIComponent);
+  } catch {
+    return null;
+  }
 }
 
 function open(found, main, page, parameters, focus) {
   document.title = `${found.title(parameters)} · Stoker`;
-  for (const link of at("pages").children) {
-    const here = location.hash === link.hash || location.hash.startsWith(`${link.hash}/`);
-    if (here) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
-  }
+  mark((link) => location.hash === link.hash || location.hash.startsWith(`${link.hash}/`));
   fill(main);
   found.show(main, page, parameters, () => route());
   if (focus) main.focus({ preventScroll: true });
   scrollTo(0, 0);
+}
+
+/** Mark the link to this page. */
+function mark(isHere) {
+  for (const link of at("pages").children) {
+    if (isHere(link)) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
 }
 
 /** Show the state of the connection. What is on the page stays, and is marked as old. */
@@ -94,7 +109,9 @@ const chosen = localStorage.getItem("stoker.theme");
 if (chosen) document.documentElement.dataset.theme = chosen;
 at("namespace").value = session.namespace();
 at("namespace").addEventListener("change", (event) => {
-  session.setNamespace(event.target.value.trim());
+  event.target.value = event.target.value.trim();
+  if (!event.target.reportValidity()) return;
+  session.setNamespace(event.target.value);
   route();
 });
 at("theme").addEventListener("click", theme);

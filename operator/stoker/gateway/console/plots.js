@@ -150,7 +150,7 @@ function told(one, points) {
   if (!last) return "";
   const newest = `${number(last.value)} at step ${count(last.step)}`;
   const lowest = `lowest ${number(least.value)} at ${count(least.step)}`;
-  return `${one.title} ${newest}, ${lowest}, ${count(values)} values`;
+  return `${one.title} ${newest}, ${lowest}, ${count(values)} ${values === 1 ? "value" : "values"}`;
 }
 
 const HEIGHT = 200;

@@ -15,14 +15,14 @@ export async function continued(job, checkpoints) {
       el("option", { value: one.checkpoint_id }, `${one.checkpoint_name} (step ${count(one.step)})`),
     ),
   );
-  const steps = el("input", { type: "number", min: 1, value: length(job, usable) });
+  const steps = el("input", { type: "number", min: 1, step: 1, value: length(job, usable) });
   const text = usable.length
     ? "A new job begins at the checkpoint, with its optimizer, schedule and place in the data."
     : "This job has no verified checkpoint, so that no job can go on from it.";
   const fields = usable.length
     ? [el("label", { class: "field" }, "From ", from), el("label", { class: "field" }, "Steps in total ", steps)]
     : [];
-  if (!(await confirmed(`Continue ${job.job_name}?`, text, "Continue", fields)) || !usable.length) return null;
+  if (!(await confirmed(`Continue ${job.job_name}?`, text, usable.length ? "Continue" : null, fields))) return null;
   return { checkpoint_id: from.value, ...(steps.value ? { total_steps: Number(steps.value) } : {}) };
 }
 

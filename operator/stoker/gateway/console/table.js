@@ -1,6 +1,9 @@
 // A table that keeps its rows: sorted by a column, filtered by a text, changed where an item changed.
-import { el, fill } from "./dom.js";
+import { batched, el, fill } from "./dom.js";
 import { DASH } from "./format.js";
+
+/** Rows that are made or moved before one frame; as many are near what is in sight. */
+const SLICE = 100;
 
 /**
  * Make a table. A column: `{title, cell(item) -> text or node, sort(item)?, numeric?, width?}`.
@@ -61,6 +64,8 @@ export function table({ caption, columns, key, version, empty, filter, sort = nu
     none,
   );
 
+  const place = placing(body, row);
+
   function head(column, index) {
     const sortable = Boolean(column.sort);
     const button =
@@ -77,14 +82,14 @@ export function table({ caption, columns, key, version, empty, filter, sort = nu
   function row(item) {
     const known = rows.get(key(item));
     const now = version(item);
-    if (known?.version === now) return known.element;
+    if (known?.version === now) return { element: known.element, changed: false };
     const cells = columns.map((column, index) => cell(column, index === 0, column.cell(item)));
     const made = known?.element ?? el("tr", { role: "row", "aria-label": long ? columns[0].sort(item) : null });
     const active = made.contains(document.activeElement) ? document.activeElement.dataset.focus : null;
     fill(made, cells);
     if (active) made.querySelector(`[data-focus="${CSS.escape(active)}"]`)?.focus();
     rows.set(key(item), { element: made, version: now });
-    return made;
+    return { element: made, changed: true };
   }
 
   function cell(column, first, shown) {
@@ -108,7 +113,9 @@ export function table({ caption, columns, key, version, empty, filter, sort = nu
       if (index === order.column) cell.setAttribute("aria-sort", order.down ? "descending" : "ascending");
       else cell.removeAttribute("aria-sort");
     });
-    place(body, shown.map(row));
+    const staying = new Set(shown.map(key));
+    for (const [name, one] of rows) if (!staying.has(name)) one.element.remove();
+    place(shown);
     none.hidden = shown.length > 0;
     scroll.hidden = shown.length === 0;
     count.textContent = wanted ? `${shown.length} of ${items.length}` : `${items.length}`;
@@ -117,7 +124,11 @@ export function table({ caption, columns, key, version, empty, filter, sort = nu
   function update(found) {
     items = found;
     const known = new Set(found.map(key));
-    for (const one of rows.keys()) if (!known.has(one)) rows.delete(one);
+    for (const [name, one] of rows) {
+      if (known.has(name)) continue;
+      one.element.remove();
+      rows.delete(name);
+    }
     draw();
   }
   draw();
@@ -125,20 +136,40 @@ export function table({ caption, columns, key, version, empty, filter, sort = nu
   return { element, update };
 }
 
-/** Make rows the children of `body`, in their order. A row that is there is moved, and keeps its focus. */
-function place(body, rows) {
-  const active = body.contains(document.activeElement) ? document.activeElement : null;
-  let next = body.firstElementChild;
-  for (const row of rows) {
-    if (row === next) next = next.nextElementSibling;
-    else body.insertBefore(row, next);
+/**
+ * Make what puts rows into `body` in the order of their items; `row(item)` is `{element, changed}`. The first ones come
+ * at once and the others before the next frames, so that no frame waits for a long table. A row that moves keeps its
+ * focus; one that is wanted no more has been taken out before.
+ */
+function placing(body, row) {
+  let items = [],
+    at = 0,
+    next = null;
+
+  function put(element) {
+    if (element === next?.nextElementSibling) body.append(next); // a row that went down; its place comes later
+    else if (element !== next) {
+      body.insertBefore(element, next);
+      return true;
+    }
+    next = element.nextElementSibling;
+    return false;
   }
-  while (next) {
-    const left = next;
-    next = next.nextElementSibling;
-    left.remove();
+
+  function slice() {
+    for (let changes = 0; at < items.length && changes < SLICE; at += 1) {
+      const { element, changed } = row(items[at]);
+      const active = body.contains(document.activeElement) ? document.activeElement : null;
+      changes += Number(put(element) || changed);
+      if (active && document.activeElement !== active) active.focus({ preventScroll: true });
+    }
+    if (at < items.length) later();
   }
-  if (active?.isConnected && document.activeElement !== active) active.focus({ preventScroll: true });
+  const later = batched(slice);
+  return (found) => {
+    [items, at, next] = [found, 0, body.firstElementChild];
+    slice();
+  };
 }
 
 /** The widths of a long table, for its style sheet. */

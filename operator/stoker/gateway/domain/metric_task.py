@@ -73,7 +73,7 @@ def agent_of(job: Object, pods: Sequence[Object]) -> AgentPlace | None:
     if not leading:
         return None
     newest = max(leading, key=lambda pod: _label(pod, ATTEMPT))
-    port = ((_rendered(job).get("config") or {}).get("listen") or {}).get("port") or _port_of(newest)
+    port = ((_rendered(job).get("config") or {}).get("listen") or {}).get("port") or port_of(newest)
     return AgentPlace(newest["metadata"]["namespace"], newest["metadata"]["name"], int(port)) if port else None
 
 
@@ -179,7 +179,8 @@ def _arguments(span: Span) -> list[str]:
     return [*after, *until, "--max-points", str(MOST), "--termination-log", "/dev/termination-log"]
 
 
-def _port_of(pod: Object) -> int | None:
+def port_of(pod: Object) -> int | None:
+    """The port on which a pod of ours serves its metrics; None for a pod without one."""
     containers = (pod.get("spec") or {}).get("containers") or ()
     ports = [
         port["containerPort"] for one in containers for port in one.get("ports") or () if port.get("name") == "http"

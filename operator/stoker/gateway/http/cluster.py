@@ -1,18 +1,46 @@
-"""The cluster: GPUs of all nodes, their use, active jobs."""
+"""The cluster: GPUs of all nodes, their use, active jobs.
+
+DCGM's figures come first; of nodes that it does not measure, the agents of the pods that hold the GPUs are asked.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
+from typing import Literal
 
 from fastapi import APIRouter
 
 from stoker.gateway.cluster.interface import JOB, NODE, POD, Selection, list_all
-from stoker.gateway.cluster.prometheus import GpuUse
 from stoker.gateway.domain.capacity import NodeCapacity, capacities
+from stoker.gateway.domain.gpu_use import GpuUse, gpu_agents
 from stoker.gateway.domain.states import ACTIVE_PHASES, phase_of
+from stoker.gateway.http.agent_gpus import use_by_agents
 from stoker.gateway.http.caller import Call, Caller
 from stoker.gateway.http.errors import ERRORS
 from stoker.gateway.models import ClusterStatus, NodeAnswer
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The nodes, and the use of their GPUs by who measured it."""
+
+    nodes: list[NodeCapacity]
+    dcgm: GpuUse
+    agents: GpuUse
+    """Of the nodes that DCGM does not measure."""
+
+    @property
+    def whole(self) -> tuple[GpuUse, Literal["dcgm", "agents"] | None]:
+        """The use that stands for the cluster, and its source: never a mixture."""
+        if self.dcgm.measured:
+            return self.dcgm, "dcgm"
+        return (self.agents, "agents") if self.agents.measured else (self.dcgm, None)
+
+    @property
+    def why_not(self) -> str:
+        """Why something is not measured."""
+        return "; ".join(filter(None, (self.dcgm.why_not, self.agents.why_not)))
 
 
 def cluster_routes() -> APIRouter:
@@ -24,48 +52,71 @@ def cluster_routes() -> APIRouter:
 
 
 async def status(call: Caller) -> ClusterStatus:
-    """GPUs and jobs of the whole cluster. The caller needs the right to list nodes, pods and jobs of all namespaces."""
-    found, use, (jobs, _) = await asyncio.gather(
-        _nodes(call), call.gateway.prometheus.gpu_use(), list_all(call.cluster, JOB, Selection())
-    )
+    """GPUs and jobs of the whole cluster. The caller needs the right to list nodes, pods and jobs of all namespaces.
+
+    Where DCGM measures nothing, the agents of pods with GPUs are asked, which needs the right `pods/proxy`.
+    """
+    found, (jobs, _) = await asyncio.gather(_measured(call), list_all(call.cluster, JOB, Selection()))
+    use, source = found.whole
     missing = {"gpu_utilization": use.utilization, "memory_utilization": use.memory_utilization}
     return ClusterStatus(
-        total_gpus=sum(node.gpus for node in found),
-        available_gpus=sum(node.available_gpus for node in found),
+        total_gpus=sum(node.gpus for node in found.nodes),
+        available_gpus=sum(node.available_gpus for node in found.nodes),
         gpu_utilization=use.utilization,
         memory_utilization=use.memory_utilization,
+        gpus_measured=use.measured,
+        gpu_source=source,
         active_jobs=sum(phase_of(job) in ACTIVE_PHASES for job in jobs),
-        nodes=len(found),
-        ready_nodes=sum(node.status == "Ready" for node in found),
-        unavailable={name: use.why_not for name, value in missing.items() if value is None},
+        nodes=len(found.nodes),
+        ready_nodes=sum(node.status == "Ready" for node in found.nodes),
+        unavailable={name: found.why_not for name, value in missing.items() if value is None},
     )
 
 
 async def nodes(call: Caller) -> list[NodeAnswer]:
-    """List the nodes. The caller needs the right to list nodes and the pods of all namespaces."""
-    found, use = await asyncio.gather(_nodes(call), call.gateway.prometheus.gpu_use())
-    return [_answer(node, use) for node in found]
+    """List the nodes. The caller needs the right to list nodes and the pods of all namespaces.
+
+    Of nodes that DCGM does not measure, the agents of pods with GPUs are asked, which needs the right `pods/proxy`.
+    """
+    found = await _measured(call)
+    return [_answer(node, found) for node in found.nodes]
 
 
-async def _nodes(call: Call) -> list[NodeCapacity]:
-    (found, _), (pods, _) = await asyncio.gather(
-        list_all(call.cluster, NODE, Selection()), list_all(call.cluster, POD, Selection())
+async def _measured(call: Call) -> Measured:
+    (found, _), (pods, _), dcgm = await asyncio.gather(
+        list_all(call.cluster, NODE, Selection()),
+        list_all(call.cluster, POD, Selection()),
+        call.gateway.prometheus.gpu_use(),
     )
-    return capacities(found, pods)
+    agents = await use_by_agents(call.cluster, [one for one in gpu_agents(pods) if one.node not in dcgm.by_node])
+    return Measured(capacities(found, pods), dcgm, agents)
 
 
-def _answer(node: NodeCapacity, use: GpuUse) -> NodeAnswer:
-    used = use.memory_used.get(node.name)
+def _answer(node: NodeCapacity, found: Measured) -> NodeAnswer:
+    source: Literal["dcgm", "agents"] = "dcgm" if node.name in found.dcgm.by_node else "agents"
+    use = found.dcgm if source == "dcgm" else found.agents
+    devices = list(use.by_node.get(node.name, ()))
+    used = [gpu.memory_used for gpu in devices if gpu.memory_used is not None]
     unavailable = {}
-    if used is None:
-        unavailable["gpu_memory_used"] = use.why_not or f"not measured: no metrics of DCGM name node {node.name}"
+    if not used:
+        unavailable["gpu_memory_used"] = found.why_not or f"not measured: no metrics of DCGM name node {node.name}"
+    elif source == "agents" and len(devices) < node.gpus:
+        unavailable["gpu_devices"] = _partly(len(devices), node, found.agents.why_not)
     return NodeAnswer(
         node_id=node.name,
         gpus=node.gpus,
         available_gpus=node.available_gpus,
         status=node.status,
-        gpu_memory_used=used,
+        gpu_memory_used=used or None,
+        gpu_devices=devices,
+        gpu_source=source if devices else None,
         cpu=node.cpu,
         memory=node.memory,
         unavailable=unavailable,
     )
+
+
+def _partly(measured: int, node: NodeCapacity, why_not: str) -> str:
+    """Why some GPUs of a node have no figures."""
+    reason = why_not or "an agent measures the GPUs of its own pod"
+    return f"{measured} of {node.gpus} GPUs are measured: {reason}"

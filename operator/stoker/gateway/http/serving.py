@@ -34,6 +34,7 @@ from stoker.gateway.domain.states import phase_of
 from stoker.gateway.domain.views import deployment_view
 from stoker.gateway.http.caller import Call, Caller, Namespace, ResourceId, find, one_namespace
 from stoker.gateway.http.errors import ERRORS
+from stoker.gateway.http.program_metrics import metrics_of, refusal_message
 from stoker.gateway.http.stream import MEDIA_TYPE, ClosingStream
 from stoker.gateway.http.versions import IfMatch, etag, patch
 from stoker.gateway.models import Deployment, PromoteRequest, RollBackRequest
@@ -43,7 +44,6 @@ from stoker.gateway.problem import Problem, wrong_field
 MAX_ENGINES = 32
 """Engines whose metrics are read for one answer."""
 METRICS_S = 10.0
-MAX_METRICS_BYTES = 4 << 20
 MAX_REFUSAL_BYTES = 64 << 10
 KEY = r"^[\x21-\x7e]+$"
 COMPLETION: dict[str, Any] = {
@@ -99,7 +99,7 @@ async def _traffic(cluster: Cluster, deployment: Object, unavailable: dict[str, 
     try:
         name, port = service_of(deployment)
         target = Target("services", deployment["metadata"]["namespace"], name, port)
-        return traffic(await _metrics(cluster, target))
+        return traffic(await metrics_of(cluster, target, METRICS_S))
     except (ApiError, Problem, ValueError) as error:
         unavailable["traffic"] = str(error)
         return None
@@ -119,7 +119,7 @@ async def _loads(cluster: Cluster, pools: Sequence[Object], unavailable: dict[st
     async def read(namespace: str, engine: Object) -> EngineLoad | None:
         try:
             target = Target("pods", namespace, engine["name"], engine_port(engine["url"]))
-            return engine_load(await _metrics(cluster, target))
+            return engine_load(await metrics_of(cluster, target, METRICS_S))
         except (ApiError, ValueError) as error:
             unavailable[engine["name"]] = str(error)
             return None
@@ -127,30 +127,6 @@ async def _loads(cluster: Cluster, pools: Sequence[Object], unavailable: dict[st
     chosen = ready[:MAX_ENGINES]
     found = await asyncio.gather(*(read(*one) for one in chosen))
     return {engine["name"]: load for (_, engine), load in zip(chosen, found, strict=True) if load is not None}
-
-
-async def _metrics(cluster: Cluster, target: Target) -> str:
-    """The metrics of a program. Raises ApiError."""
-    try:
-        async with asyncio.timeout(METRICS_S):
-            answer = await cluster.relay(target, "GET", "/metrics")
-            text = (await start_of(answer, MAX_METRICS_BYTES)).decode(errors="replace")
-    except TimeoutError as error:
-        raise ApiError(0, "Timeout", f"{target.name}: no metrics within {METRICS_S:g} s") from error
-    if answer.status != 200:
-        raise ApiError(answer.status, "", f"{target.name}: {_message(text)}")
-    return text
-
-
-def _message(text: str) -> str:
-    """The message in the body of a refusal: of a `Status`, of OpenAI's errors, or the text itself."""
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return text[:300] or "no message"
-    inner = found.get("error") if isinstance(found, dict) else None
-    holder = inner if isinstance(inner, dict) else found if isinstance(found, dict) else {}
-    return str(holder.get("message") or inner or text)[:300]
 
 
 async def chat(
@@ -170,11 +146,11 @@ async def chat(
     if answer.status >= 300:
         text = (await start_of(answer, MAX_REFUSAL_BYTES)).decode(errors="replace")
         if answer.status == 401:
-            raise Problem(403, "api-key", f"deployment {found['metadata']['name']}: {_message(text)}")
+            raise Problem(403, "api-key", f"deployment {found['metadata']['name']}: {refusal_message(text)}")
         if answer.status == 503:
-            detail = f"deployment {found['metadata']['name']}: {_message(text)}"
+            detail = f"deployment {found['metadata']['name']}: {refusal_message(text)}"
             raise Problem(503, "not-ready", detail, headers={"Retry-After": "2"})
-        raise ApiError(answer.status, "", f"deployment {found['metadata']['name']}: {_message(text)}")
+        raise ApiError(answer.status, "", f"deployment {found['metadata']['name']}: {refusal_message(text)}")
     media_type = answer.content_type.partition(";")[0] or "application/json"
     return ClosingStream(answer.chunks, answer.close, media_type=media_type, headers={"Cache-Control": "no-store"})
 

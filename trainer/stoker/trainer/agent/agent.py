@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.pod.causes import ORDERLY_ENDS, Cause
+from stoker.pod.gpu_metrics import gpu_metrics
 from stoker.pod.termination_message import TerminationMessage
 from stoker.trainer.agent.console import Console
 from stoker.trainer.agent.control import Control
@@ -247,7 +248,8 @@ class Agent:
 
     def _new_server(self) -> AgentServer:
         control = Control(self.state, self._save, self.stop)
-        return AgentServer(self.config.listen, *agent_routes(self.config, self.state, control, self._clock))
+        gpus = gpu_metrics(self._environment)
+        return AgentServer(self.config.listen, *agent_routes(self.config, self.state, control, self._clock, gpus))
 
     def _save(self, command: SaveCommand) -> bool:
         return bool(self._processes) and self._processes[0].send(command)

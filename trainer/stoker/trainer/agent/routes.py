@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from prometheus_client.registry import Collector
 from starlette.routing import BaseRoute
 
 from stoker.pod.api_document import document_route
@@ -19,15 +20,17 @@ from stoker.trainer.protocol.config import TrainerConfig
 
 
 def agent_routes(
-    config: TrainerConfig, state: RunState, control: Control, clock: Callable[[], float]
+    config: TrainerConfig, state: RunState, control: Control, clock: Callable[[], float], gpus: Collector
 ) -> tuple[list[BaseRoute], list[BaseRoute]]:
-    """The routes of the pod's address and those of the Unix socket."""
+    """The routes of the pod's address and those of the Unix socket. `gpus` yields the metrics of the pod's GPUs."""
+    registry = registry_of(state, clock)
+    registry.register(gpus)
     shared: list[BaseRoute] = [
         *probe_routes(
             alive=lambda: True,
             ready=lambda: state.phase not in ("Loading", "Exited"),
             status=state.status,
-            registry=registry_of(state, clock),
+            registry=registry,
         ),
         history_route(config.logging.jsonl),
         document_route(agent_document()),

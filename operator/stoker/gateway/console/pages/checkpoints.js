@@ -2,7 +2,7 @@
 import { actionButton, confirmed, notice, send } from "../actions.js";
 import { address, read, resource } from "../api.js";
 import { el, fill, panel } from "../dom.js";
-import { badge, bytes, count, moment, number, users } from "../format.js";
+import { badge, bytes, count, inOrder, moment, number, users } from "../format.js";
 import { CHECKPOINTS, JOBS, liveList } from "../live.js";
 import { table } from "../table.js";
 import { jobLink } from "./jobs.js";
@@ -72,7 +72,7 @@ export function show(main, page) {
   const draw = () => fill(lineage, families(checkpoints, jobs));
   liveList(CHECKPOINTS, page, (found) => {
     checkpoints = found.sort(
-      (a, b) => b.timestamp.localeCompare(a.timestamp) || a.checkpoint_name.localeCompare(b.checkpoint_name),
+      (a, b) => inOrder(b.timestamp, a.timestamp) || inOrder(a.checkpoint_name, b.checkpoint_name),
     );
     rows.update(checkpoints);
     draw();

@@ -1,6 +1,6 @@
 // The cluster: GPUs in total and by node.
 import { el, fill, panel } from "../dom.js";
-import { badge, bytes, count, number, percent, quantity } from "../format.js";
+import { DASH, badge, bytes, count, meter, number, percent, quantity } from "../format.js";
 import { reader } from "../live.js";
 import { table } from "../table.js";
 import { facts } from "../timeline.js";
@@ -29,17 +29,17 @@ export function show(main, page) {
         sort: (one) => one.available_gpus,
         cell: (one) => count(one.available_gpus),
       },
-      {
-        title: "GPU memory used",
-        width: 9,
-        numeric: true,
-        cell: (one) => bytes(one.gpu_memory_used?.reduce((sum, value) => sum + value, 0)),
-      },
+      { title: "GPU use", width: 6, numeric: true, sort: load, cell: (one) => percent(load(one)) },
+      { title: "GPU memory used", width: 9, numeric: true, sort: held, cell: (one) => bytes(held(one)) },
       { title: "CPUs", width: 5, numeric: true, cell: (one) => number(quantity(one.cpu)) },
       { title: "Memory", width: 8, numeric: true, cell: (one) => bytes(quantity(one.memory)) },
     ],
   });
-  fill(main, el("h1", {}, "Cluster"), summary, why, panel("Nodes", rows.element));
+  const gpus = gpuTable(),
+    unmeasured = el("ul", { class: "muted", hidden: true }),
+    devices = panel("GPUs", gpus.element, unmeasured);
+  devices.hidden = true;
+  fill(main, el("h1", {}, "Cluster"), summary, why, panel("Nodes", rows.element), devices);
   const refused = (error) => {
     page.connection(error.status ? "live" : "lost", error.message);
     why.textContent = error.message;
@@ -57,12 +57,23 @@ export function show(main, page) {
         ["Nodes ready", `${count(found.ready_nodes)} of ${count(found.nodes)}`],
         ["GPU use", percent(found.gpu_utilization)],
         ["GPU memory use", percent(found.memory_utilization)],
+        ...(found.gpu_source ? [["GPUs measured", `${count(found.gpus_measured)} by ${SOURCES[found.gpu_source]}`]] : []),
       ]),
     );
   });
-  const nodes = reader("/v1/cluster/nodes", {}, page, (found, error) =>
-    found ? rows.update(found) : refused(error),
-  );
+  const nodes = reader("/v1/cluster/nodes", {}, page, (found, error) => {
+    if (!found) return refused(error);
+    rows.update(found);
+    const measured = found.flatMap((node) => node.gpu_devices.map((gpu) => ({ ...gpu, node })));
+    devices.hidden = measured.length === 0;
+    gpus.update(measured);
+    const partly = found.filter((node) => node.unavailable.gpu_devices);
+    unmeasured.hidden = partly.length === 0;
+    return fill(
+      unmeasured,
+      partly.map((node) => el("li", {}, `${node.node_id}: ${node.unavailable.gpu_devices}`)),
+    );
+  });
   const timer = setInterval(() => {
     if (!document.hidden) {
       status();
@@ -70,6 +81,47 @@ export function show(main, page) {
     }
   }, AGAIN_MS);
   page.signal.addEventListener("abort", () => clearInterval(timer), { once: true });
+}
+
+/** The mean use of a node's GPUs, 0 to 1; null where it is not measured. */
+function load(node) {
+  const found = node.gpu_devices.map((gpu) => gpu.utilization).filter((value) => value !== null);
+  return found.length ? sum(found) / found.length : null;
+}
+
+/** The memory that a node's GPUs hold, in bytes; null where it is not measured. */
+const held = (node) => (node.gpu_memory_used ? sum(node.gpu_memory_used) : null);
+
+const sum = (values) => values.reduce((all, value) => all + value, 0);
+
+const SOURCES = { dcgm: "DCGM", agents: "agents" };
+
+/** Each GPU that is measured, with its use and its memory. */
+function gpuTable() {
+  const part = (gpu) =>
+    gpu.memory_used === null || !gpu.memory_total ? null : gpu.memory_used / gpu.memory_total;
+  return table({
+    caption: "GPUs",
+    empty: "No GPU is measured.",
+    key: (gpu) => `${gpu.node.node_id} ${gpu.gpu}`,
+    version: (gpu) => JSON.stringify(gpu),
+    filter: (gpu) => `${gpu.node.node_id} ${gpu.gpu}`,
+    columns: [
+      { title: "GPU", width: 23, sort: (gpu) => gpu.gpu, cell: (gpu) => gpu.gpu },
+      { title: "Node", width: 10, sort: (gpu) => gpu.node.node_id, cell: (gpu) => gpu.node.node_id },
+      { title: "Use", width: 11, sort: (gpu) => gpu.utilization, cell: (gpu) => meter(gpu.utilization, "Use", {}) },
+      { title: "Memory", width: 11, sort: part, cell: (gpu) => meter(part(gpu), "Memory") },
+      {
+        title: "Memory used",
+        width: 12,
+        numeric: true,
+        sort: (gpu) => gpu.memory_used,
+        cell: (gpu) =>
+          gpu.memory_used === null ? DASH : `${bytes(gpu.memory_used)} of ${bytes(gpu.memory_total)}`,
+      },
+      { title: "Measured by", width: 8, cell: (gpu) => SOURCES[gpu.node.gpu_source] },
+    ],
+  });
 }
 
 const WORDS = { gpu_utilization: "GPU use", memory_utilization: "GPU memory use" };

@@ -113,7 +113,7 @@ function follows(model) {
   const selector = model?.checkpointSelector;
   return selector
     ? `the ${selector.policy ?? "newest"} verified checkpoint of ${selector.jobRef?.name}`
-    : "nothing: the checkpoint is fixed";
+    : `nothing: the ${model?.uri ? "address" : "checkpoint"} is fixed`;
 }
 
 function trafficFacts(found, rates) {

@@ -1,6 +1,6 @@
 // All jobs: phase, why one is not running, step, loss.
 import { el, fill } from "../dom.js";
-import { age, badge, count, number, roughly, why } from "../format.js";
+import { age, badge, count, inOrder, number, roughly, why } from "../format.js";
 import { JOBS, liveList } from "../live.js";
 import { table } from "../table.js";
 
@@ -66,7 +66,7 @@ export function show(main, page) {
   const tally = el("p", { class: "tally" });
   fill(main, el("h1", {}, "Jobs"), tally, rows.element);
   liveList(JOBS, page, (jobs) => {
-    jobs.sort((a, b) => b.created_at.localeCompare(a.created_at) || a.job_name.localeCompare(b.job_name));
+    jobs.sort((a, b) => inOrder(b.created_at, a.created_at) || inOrder(a.job_name, b.job_name));
     rows.update(jobs);
     fill(tally, counted(jobs));
   });

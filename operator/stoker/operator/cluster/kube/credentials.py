@@ -8,7 +8,11 @@ Called by `service/program`, `connection` and Kopf's shell. Reads files and chan
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from stoker.operator.cluster.kube.service_account import SERVICE_ACCOUNT, ServiceAccount
@@ -42,12 +46,10 @@ async def load_configuration(access: Access) -> Any:
 
     loader: Any = config  # untyped
     configuration = client.Configuration()
-    try:
+    with _readable(f"api.kubeconfig: {access.kubeconfig}", access.kubeconfig):
         await loader.load_kube_config(
             config_file=access.kubeconfig, context=access.context, client_configuration=configuration
         )
-    except (config.ConfigException, OSError, ValueError) as error:
-        raise NoCredentials(f"api.kubeconfig: {access.kubeconfig}: {error}") from error
     return configuration
 
 
@@ -62,16 +64,34 @@ def context_namespace(access: Access) -> str | None:
     from kubernetes.aio import config
 
     loader: Any = config  # untyped
-    try:
+    with _readable(access.kubeconfig, access.kubeconfig):
         contexts, current = loader.list_kube_config_contexts(config_file=access.kubeconfig)
-    except (config.ConfigException, OSError, ValueError) as error:
-        raise NoCredentials(f"{access.kubeconfig}: {error}") from error
     chosen = next((one for one in contexts if one["name"] == access.context), None) if access.context else current
     if access.context and chosen is None:
         there = ", ".join(sorted(one["name"] for one in contexts)) or "none"
         raise NoCredentials(f"{access.kubeconfig}: no context {access.context!r}, there are: {there}")
     namespace = (chosen or {}).get("context", {}).get("namespace")
     return str(namespace) if namespace else None
+
+
+@contextmanager
+def _readable(name: str, files: str) -> Iterator[None]:
+    """Read a kubeconfig inside; `files` may be several, with the system's separator.
+
+    Raises:
+        NoCredentials: none of them exists, or what they hold is no kubeconfig.
+    """
+    import yaml
+    from kubernetes.aio import config
+
+    if not any(Path(file).expanduser().exists() for file in files.split(os.pathsep)):
+        raise NoCredentials(f"{name}: no such file")
+    try:
+        yield
+    except (config.ConfigException, OSError, ValueError) as error:
+        raise NoCredentials(f"{name}: {error}") from error
+    except (yaml.YAMLError, TypeError, AttributeError, KeyError) as error:
+        raise NoCredentials(f"{name}: no kubeconfig: {' '.join(str(error).split())}") from error
 
 
 def own_namespace(access: Access) -> str | None:

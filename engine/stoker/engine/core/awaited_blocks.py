@@ -30,33 +30,39 @@ class AwaitedBlocks:
         """`worth_tokens`: least number of tokens whose computation is worth the wait; infinite: none waits."""
         self.blocks, self.worth_tokens = blocks, worth_tokens
 
-    def pass_over(self, waiting: Seq[Sequence], place: int, running: Seq[Sequence]) -> int:
-        """Return the first place from `place` on whose sequence awaits no blocks; the end of `waiting` if there is
-        none among the first `MOST_PASSED`."""
-        computing = self._computing(running) if place < len(waiting) else []
-        while place < len(waiting) and any(self._saves(waiting[place], other) for other in computing):
+    def computing(self, running: Seq[Sequence]) -> list[Sequence]:
+        """Return the running sequences that others could wait for: steps in flight compute some of their blocks, and
+        enough of their tokens cannot be found yet."""
+        size = self.blocks.block_size
+        if not self.blocks.prefix_cache:
+            return []
+        worth = -(-self.worth_tokens // size)
+        found = [(one, self.blocks.num_committed(one)) for one in running]
+        return [
+            one for one, known in found if known < one.num_computed // size and len(one.tokens) // size >= known + worth
+        ]
+
+    def pass_over(self, waiting: Seq[Sequence], place: int, computing: Seq[Sequence]) -> int:
+        """Return the first place from `place` on whose sequence awaits no blocks of `computing`; the end of `waiting`
+        if there is none among the first `MOST_PASSED`."""
+        while place < len(waiting) and self.awaits(waiting[place], computing):
             place += 1
             if place >= MOST_PASSED:
                 return len(waiting)
         return place
 
-    def awaits(self, sequence: Sequence, running: Seq[Sequence]) -> bool:
-        """Whether a running sequence is just computing the next blocks of this one."""
-        return any(self._saves(sequence, other) for other in self._computing(running))
-
-    def _computing(self, running: Seq[Sequence]) -> list[Sequence]:
-        """The running sequences of which steps in flight compute whole blocks."""
-        if not self.blocks.prefix_cache:
-            return []
+    def awaits(self, sequence: Sequence, computing: Seq[Sequence]) -> bool:
+        """Whether one of `computing` is just computing the next blocks of this sequence."""
         size = self.blocks.block_size
-        return [one for one in running if one.num_computed // size > self.blocks.num_committed(one)]
-
-    def _saves(self, sequence: Sequence, other: Sequence) -> bool:
-        """Whether the sequence saves enough by waiting for the blocks of the other one."""
-        size = self.blocks.block_size
-        if sequence.request.params.prompt_logprobs is not None or other.tokens[:size] != sequence.tokens[:size]:
+        alike = [other for other in computing if other.tokens[:size] == sequence.tokens[:size]]
+        if not alike or sequence.request.params.prompt_logprobs is not None:
             return False  # one that scores its prompt reads no cache
         found = self.blocks.num_findable(sequence.tokens)
+        return any(self._saves(sequence, found, other) for other in alike)
+
+    def _saves(self, sequence: Sequence, found: int, other: Sequence) -> bool:
+        """Whether the sequence, of which `found` blocks can be found, saves enough by waiting for the other one."""
+        size = self.blocks.block_size
         if not self.blocks.num_committed(other) <= found < other.num_computed // size:
             return False  # no step in flight computes the next block
         return (common_blocks(sequence.tokens, other.tokens, size) - found) * size >= self.worth_tokens

@@ -300,7 +300,9 @@ class Scheduler:
         if not self.waiting or self.waiting[0].num_pending or self.waiting[0].request.standing == AGED:
             return
         first = self.waiting[0]
-        if self.awaited.awaits(first, self.running):
+        if not self.running or self.running[-1].request.standing <= first.request.standing:
+            return
+        if self.awaited.awaits(first, self.awaited.computing(self.running)):
             return
         while self.running and self.running[-1].request.standing > first.request.standing and not self._fits(first):
             self._preempt(self.running[-1], step)
@@ -318,9 +320,9 @@ class Scheduler:
     def _admit(self, step: Schedule, budget: int, now_s: float) -> None:
         """Admit in order. A prompt that does not fit yet is not overtaken, so that long ones get their turn. One that
         awaits blocks of steps in flight is."""
-        place = 0
+        place, computing = 0, self.awaited.computing(self.running if self.waiting else ())
         while budget > 0 and len(self._free_seats) > self._reserved_seats:
-            place = self.awaited.pass_over(self.waiting, place, self.running)
+            place = self.awaited.pass_over(self.waiting, place, computing)
             if place == len(self.waiting):
                 return
             sequence = self.waiting[place]
@@ -345,6 +347,7 @@ class Scheduler:
             missing = len(sequence.tokens) - cached
             length = min(missing, budget, self.chunk_tokens)
             self._take_part(sequence, length, length == missing, step)
+            computing += self.awaited.computing((sequence,))
             budget -= length
 
     def _fits(self, sequence: Sequence) -> bool:

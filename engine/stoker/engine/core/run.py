@@ -5,6 +5,7 @@ Called by `main` once it has begun what goes on beside these imports.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -44,5 +45,6 @@ def run_core(
         config, address, Path(work_dir), build=build, parent_alive=alive, quiet=quiet, on_loaded=spare_from_collection
     )
     cause = core.serve()
+    gc.unfreeze()  # else modules in C report their objects as leaked at the process's end
     logging.shutdown()
     sys.exit(EXIT_CODES[cause])

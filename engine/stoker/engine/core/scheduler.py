@@ -300,9 +300,8 @@ class Scheduler:
         if not self.waiting or self.waiting[0].num_pending or self.waiting[0].request.standing == AGED:
             return
         first = self.waiting[0]
-        if not self.running or self.running[-1].request.standing <= first.request.standing:
-            return
-        if self.awaited.awaits(first, self.awaited.computing(self.running)):
+        outranks = self.running and self.running[-1].request.standing > first.request.standing
+        if not outranks or self.awaited.awaits(first, self.awaited.computing(self.running)):
             return
         while self.running and self.running[-1].request.standing > first.request.standing and not self._fits(first):
             self._preempt(self.running[-1], step)
@@ -330,8 +329,7 @@ class Scheduler:
                 return
             if self.tier is not None and self.tier.holds_back(sequence, self._growth()):
                 return
-            request = sequence.request
-            reads = request.params.prompt_logprobs is None
+            reads = sequence.request.params.prompt_logprobs is None
             cached = self.blocks.admit(sequence, sequence.tokens, read_cache=reads, keep_free=self._growth())
             if cached is None:
                 if not self.running and self.tier is not None and self.tier.give_up_held():

@@ -42,6 +42,7 @@ WORKLOADS = {
     "P7b": Workload(32, 640, 512, 128),
     "P7c": Workload(32, 480, 64, 64, shared_tokens=1024),
     "P7d": Workload(0, 512, 512, 128),
+    "P7e": Workload(0, 64, 64, 64, shared_tokens=1024),
 }
 
 
@@ -59,7 +60,8 @@ def main() -> None:
         workload = WORKLOADS[name]
         workload = replace(workload, count=arguments.count or workload.count)
         results[name] = asyncio.run(run(workload, arguments.port, arguments.model, arguments.vocab, name))
-        print(f"{name}: {json.dumps(results[name])}", flush=True)
+        shown = {key: value for key, value in results[name].items() if key != "exchanges"}
+        print(f"{name}: {json.dumps(shown)}", flush=True)
         if arguments.out is not None:
             arguments.out.write_text(json.dumps(results, indent=1) + "\n")
 
@@ -74,7 +76,8 @@ async def run(workload: Workload, port: int, model: str, vocab: int, seed: str) 
     begin = time.monotonic() + 0.1
     due = [begin + offset for offset in itertools.accumulate(pauses)]
     exchanges = await asyncio.gather(*(exchange(port, one, at) for one, at in zip(bodies, due, strict=True)))
-    return {"began_s": begin, "ended_s": time.monotonic()} | figures(exchanges, workload)
+    found = {"began_s": begin, "ended_s": time.monotonic()} | figures(exchanges, workload)
+    return found | {"exchanges": [(one.sent_s, one.stamps[0]) for one in exchanges if one.stamps]}
 
 
 def body(model: str, prompt: Sequence[int], workload: Workload) -> bytes:

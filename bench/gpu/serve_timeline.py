@@ -45,6 +45,8 @@ PARTS = (
 """(name, first moment, last moment) of a step's parts on the host."""
 SIZES = (64, 128, 256, 384, 512, 640, 1024, 2048)
 SLOWEST = 12
+MOMENTS = ("arrival_s", "queued_s", "scheduled_s", "first_token_s")
+"""Of a request inside the server."""
 
 
 def main() -> None:
@@ -155,8 +157,10 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
 def report(lines: Sequence[Mapping[str, Any]], load: Mapping[str, Any]) -> dict[str, Any]:
     """Print a summary of each workload, and return it."""
     found: dict[str, Any] = {}
+    began_s = sorted(client["began_s"] for client in load.values())
     for name, client in load.items():
-        inside = [line for line in lines if client["began_s"] <= time_of(line) <= client["ended_s"] + 1]
+        end_s = min([client["ended_s"] + 1, *(next_s for next_s in began_s if next_s > client["began_s"])])
+        inside = [line for line in lines if client["began_s"] <= time_of(line) < end_s]
         steps = [line for line in inside if "step" in line]
         requests = [line for line in inside if "request" in line]
         captures = [line for line in inside if "capture" in line]
@@ -165,6 +169,7 @@ def report(lines: Sequence[Mapping[str, Any]], load: Mapping[str, Any]) -> dict[
             "classes": classes(steps),
             "requests": waits(requests),
             "captures_between": len(captures),
+            "first_tokens": first_tokens(client.get("exchanges", ()), requests),
         }
         show(name, found[name], steps)
     return found
@@ -204,9 +209,27 @@ def waits(requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {name: spread([one[last] - one[first] for one in whole]) for name, first, last in parts} if whole else {}
 
 
+def first_tokens(exchanges: Sequence[Sequence[float]], requests: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
+    """Return when the client saw the first tokens, the latest first: milliseconds from its sending, by part.
+
+    Client and server share the machine's clock. Requests are taken to have arrived in the order of their sending.
+    """
+    arrived = sorted((one for one in requests if one["first_token_s"] is not None), key=lambda one: one["arrival_s"])
+    if len(arrived) != len(exchanges):
+        return []
+    found = []
+    for (sent_s, first_s), one in zip(sorted(exchanges), arrived, strict=True):
+        moments = [sent_s, *(one[key] for key in MOMENTS), first_s]
+        parts = zip(("to_front", "to_core", "queue", "steps", "to_client"), moments, moments[1:], strict=False)
+        times = {part: 1000 * (last - first) for part, first, last in parts}
+        found.append({"all": 1000 * (first_s - sent_s)} | times | {"cached": one["cached_tokens"]})
+    return sorted(found, key=lambda one: -one["all"])
+
+
 def show(name: str, found: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> None:
     client = found["client"]
-    print(f"\n== {name}: " + json.dumps({key: value for key, value in client.items() if not key.endswith("_s")}))
+    shown = {key: value for key, value in client.items() if not key.endswith("_s") and key != "exchanges"}
+    print(f"\n== {name}: {json.dumps(shown)}")
     seconds = client["ended_s"] - client["began_s"]
     print(
         f"   {client['output_tokens_per_s']} tokens/s, processor seconds {client.get('processor_s')}, {seconds:.1f} s; "
@@ -225,8 +248,11 @@ def show(name: str, found: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]
             f"   {kind:26s}{row['steps']:7d}{row['mean_tokens']:8.0f}"
             + "".join(f"{brief(row[column]):>13s}" for column in columns)
         )
-    slowest = sorted(steps, key=lambda step: step["planned"] - step["waited"])[:SLOWEST]
-    for step in slowest:
+    for one in found["first_tokens"][:SLOWEST]:
+        print("   late: " + " ".join(f"{part} {value:.1f}" for part, value in one.items()))
+    for part in ("to_front", "to_core", "queue", "steps", "to_client") if found["first_tokens"] else ():
+        print(f"   first token, {part}: {brief(spread([one[part] / 1000 for one in found['first_tokens']]))}")
+    for step in sorted(steps, key=lambda step: step["planned"] - step["waited"])[:SLOWEST]:
         parts = " ".join(f"{part} {1000 * (step[last] - step[first]):.1f}" for part, first, last in PARTS)
         shape = f"{step.get('way')} {step.get('padded_tokens')}/{step.get('padded_decodes')}"
         device = f"device {step.get('device_ms', 0):.1f} idle {step.get('device_idle_ms', 0):.1f}"
@@ -235,6 +261,10 @@ def show(name: str, found: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]
             f"   slow: at {at:.2f} s: {step['tokens']} tokens, {step['decodes']}+{step['prompts']} as {shape}: "
             f"{device} {parts}"
         )
+    pauses = [max((step[last] - step[first], part) for part, first, last in PARTS if part != "wait") for step in steps]
+    print(
+        f"   longest work of the host: {', '.join(f'{part} {1000 * took:.1f}' for took, part in sorted(pauses)[-6:])}"
+    )
     print(f"   device idle {sum(step.get('device_idle_ms', 0) for step in steps) / 1000:.2f} s, "
           f"busy {sum(step.get('device_ms', 0) for step in steps) / 1000:.2f} s", flush=True)  # fmt: skip
 

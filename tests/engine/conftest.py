@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 
+from stoker.engine.core.awaited_blocks import WORTH_TOKENS
 from stoker.engine.core.blocks import BlockManager
 from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.host_tier import HostTier
@@ -137,6 +138,7 @@ def make_engine(twins: dict[str, transformers.PreTrainedModel]) -> MakeEngine:
         overlap: bool = False,
         execute: Callable[[Any], Executor] = InProcess,
         make_tier: Callable[[BlockManager, Runner], HostTier] | None = None,
+        worth_tokens: float = WORTH_TOKENS,
     ) -> LLMEngine:
         ops = Ops(resolve_kernels(kernels, device), deterministic=deterministic)
         decoder = decoder_of(twins[architecture], ops, dtype, device)
@@ -151,6 +153,7 @@ def make_engine(twins: dict[str, transformers.PreTrainedModel]) -> MakeEngine:
             max_queued_requests=1000,
             chunk_tokens=chunk,
             tier=make_tier(blocks, runner) if make_tier is not None else None,
+            worth_tokens=worth_tokens,
         )
         return LLMEngine(execute(wrap(runner)), scheduler, ModelLimits(VOCAB, MAX_LEN, (2,)), overlap=overlap)
 

@@ -19,7 +19,7 @@ from stoker.engine.config import CacheConfig, EngineConfig, ServedModelConfig
 from stoker.engine.core import messages as m
 from stoker.engine.core.core import Core
 from stoker.engine.core.engine import LLMEngine
-from stoker.engine.core.main import run_core
+from stoker.engine.core.run import run_core
 from stoker.engine.core.stats import Stats
 from stoker.engine.core.step_pace import QuietLimits
 from stoker.engine.errors import ExecutorLost

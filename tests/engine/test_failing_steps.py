@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -120,10 +121,11 @@ REQUESTS = st.tuples(
     budget=st.integers(3, 12),
     chunk=st.none() | st.integers(1, 5),
     prefix_cache=st.booleans(),
+    worth_tokens=st.sampled_from([BLOCK, math.inf]),
 )
 def test_whatever_fails_everybody_else_gets_its_own_tokens(
     requests: list[Any], faults: list[str], executor: Any, overlap: bool, num_blocks: int, budget: int,
-    chunk: int | None, prefix_cache: bool,
+    chunk: int | None, prefix_cache: bool, worth_tokens: float,
 ) -> None:  # fmt: skip
     def endless() -> Iterator[str]:
         yield from faults
@@ -136,6 +138,7 @@ def test_whatever_fails_everybody_else_gets_its_own_tokens(
         max_requests=4,
         max_queued_requests=99,
         chunk_tokens=chunk,
+        worth_tokens=worth_tokens,
     )
     engine = LLMEngine(executor(Machine(endless())), scheduler, ModelLimits(VOCABULARY, 18, ()), overlap=overlap)
     asked: dict[str, tuple[list[int], SamplingParams]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import count
 from typing import Any
 
@@ -110,6 +111,7 @@ def expected() -> dict[str, Any]:
             "seats": st.sampled_from([6, 64]),
             "chunk": st.sampled_from([None, 3, 8]),
             "prefix_cache": st.booleans(),
+            "worth_tokens": st.sampled_from([4, math.inf]),
         }
     ),
     execute=st.sampled_from([Late, None]),

@@ -17,6 +17,7 @@ from stoker.engine.execution.pass_shape import (
     PassShape,
     decode_sizes,
     lost_rows,
+    output_rows,
     pass_shapes,
     stand_in,
 )
@@ -124,6 +125,12 @@ def test_padding_is_at_most_half_of_the_rows() -> None:
         shape = MANY.choose(num_tokens, 0, 1)
         assert shape is not None
         assert shape.tokens <= 2 * num_tokens
+
+
+def test_output_rows_have_every_tile_up_to_the_seats() -> None:
+    assert output_rows(1) == (1,)
+    assert output_rows(20) == (20, 16, 8)
+    assert output_rows(24) == (24, 16, 8)
 
 
 def test_decode_sizes_end_with_the_seats() -> None:

@@ -41,6 +41,7 @@ class World:
         overlap: bool = False,
         stages: int = 1,
         aging_s: float = math.inf,
+        worth_tokens: float = math.inf,
     ) -> None:
         self.overlap, self.stages = overlap, stages
         self.flights: list[Schedule] = []
@@ -53,16 +54,26 @@ class World:
             chunk_tokens=chunk,
             aging_s=aging_s,
             flight=StepFlight(stages, overlap=overlap),
+            worth_tokens=worth_tokens,
         )
         self.cache: dict[tuple[int, int], tuple[int, ...]] = {}
         self.requests: list[Request] = []
         self.steps = 0
 
-    def add(self, prompt: Iterable[int], max_tokens: int, n: int = 1, priority: int = 0, place: int = 0) -> Request:
+    def add(
+        self,
+        prompt: Iterable[int],
+        max_tokens: int,
+        n: int = 1,
+        priority: int = 0,
+        place: int = 0,
+        prompt_logprobs: int | None = None,
+    ) -> Request:
         prompt = tuple(prompt)
         number, now_s = len(self.requests), float(self.steps)
+        params = SamplingParams(n=n, prompt_logprobs=prompt_logprobs)
         request = Request(
-            ("front", str(number)), prompt, SamplingParams(n=n), max_tokens, frozenset(), number, now_s, priority, place
+            ("front", str(number)), prompt, params, max_tokens, frozenset(), number, now_s, priority, place
         )
         self.scheduler.check(len(prompt), max_tokens, n)
         self.scheduler.add(request)
@@ -224,6 +235,56 @@ def test_a_shared_prefix_is_computed_once() -> None:
     assert world.scheduler.queue_s.total == 2  # once for each request
 
 
+COMMON = [1, 0, 0, 1, 1, 1, 0, 0]
+
+
+def computed(world: World, request: Request) -> list[tuple[int, int]]:
+    """Take one step; return what it computes of a request's first choice: (start, length)."""
+    return [(c.start, c.length) for c in world.step().chunks if c.sequence is request.sequences[0]]
+
+
+def test_a_beginning_that_is_being_computed_is_waited_for_and_not_computed_again() -> None:
+    world = World(num_blocks=40, budget=40, overlap=True, worth_tokens=8)
+    first = world.add([*COMMON, 0], max_tokens=3)
+    alike, other = world.add([*COMMON, 1], max_tokens=2), world.add([0] * 5, max_tokens=2)
+    assert {c.sequence for c in world.step().chunks} == {first.sequences[0], other.sequences[0]}, "it is passed over"
+    assert computed(world, alike) == [], "the step is still under way"
+    assert computed(world, alike) == [(8, 1)]
+    world.finish_all()
+
+
+def test_a_beginning_that_comes_in_pieces_is_waited_for_to_its_end() -> None:
+    world = World(num_blocks=40, budget=4, overlap=True, worth_tokens=4)
+    world.add([*COMMON, 0], max_tokens=1)
+    alike = world.add([*COMMON, 1], max_tokens=1)
+    assert [computed(world, alike) for _ in range(4)] == [[], [], [], [(8, 1)]]
+    world.finish_all()
+
+
+@pytest.mark.parametrize("prompt", [[*COMMON[:7], 1, 1], [0, *COMMON]], ids=["too few in common", "another beginning"])
+def test_what_saves_little_is_not_waited_for(prompt: list[int]) -> None:
+    world = World(num_blocks=40, budget=40, overlap=True, worth_tokens=8)
+    world.add([*COMMON, 0], max_tokens=3)
+    alike = world.add(prompt, max_tokens=2)
+    assert computed(world, alike) == [(0, len(prompt))]
+
+
+def test_the_wait_ends_with_the_one_that_computed_the_beginning() -> None:
+    world = World(num_blocks=40, budget=4, overlap=True, worth_tokens=4)
+    first, alike = world.add([*COMMON, 0], max_tokens=1), world.add([*COMMON, 1], max_tokens=1)
+    assert computed(world, alike) == []
+    world.scheduler.end(first.sequences[0], "abort")
+    assert computed(world, alike) == [(0, 4)]
+    world.finish_all()
+
+
+def test_one_whose_prompt_is_scored_waits_for_no_blocks() -> None:
+    world = World(num_blocks=40, budget=40, overlap=True, worth_tokens=4)
+    world.add([*COMMON, 0], max_tokens=1)
+    scored = world.add([*COMMON, 1], max_tokens=1, prompt_logprobs=0)
+    assert computed(world, scored) == [(0, 9)]
+
+
 def test_choices_fork_when_the_prompt_is_complete_and_copy_only_the_partial_block() -> None:
     world = World(num_blocks=12, seats=3)
     request = world.add([1, 0, 1], max_tokens=3, n=3)
@@ -274,6 +335,7 @@ def test_ending_twice_is_harmless() -> None:
     overlap=st.booleans(),
     stages=st.integers(1, 4),
     aging_s=st.sampled_from([1, 5, math.inf]),
+    worth_tokens=st.sampled_from([1, 4, math.inf]),
     requests=st.lists(
         st.tuples(
             st.lists(st.integers(0, 1), min_size=1, max_size=10),
@@ -295,9 +357,20 @@ def test_everybody_ends_with_its_own_tokens_whatever_the_sizes(
     overlap: bool,
     stages: int,
     aging_s: float,
+    worth_tokens: float,
     requests: list[tuple[list[int], int, int, int, int]],
 ) -> None:
-    world = World(num_blocks, budget, seats, chunk, prefix_cache, overlap=overlap, stages=stages, aging_s=aging_s)
+    world = World(
+        num_blocks,
+        budget,
+        seats,
+        chunk,
+        prefix_cache,
+        overlap=overlap,
+        stages=stages,
+        aging_s=aging_s,
+        worth_tokens=worth_tokens,
+    )
     for prompt, max_tokens, n, priority, place in requests:
         world.add(prompt, max_tokens, min(n, world.scheduler.num_seats), priority, place)
     world.finish_all()
@@ -311,7 +384,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(9, 5, 4, 3, overlap=self.overlap, stages=self.stages, aging_s=6)
+        self.world = World(9, 5, 4, 3, overlap=self.overlap, stages=self.stages, aging_s=6, worth_tokens=BLOCK)
 
     @rule(
         prompt=st.lists(st.integers(0, 1), min_size=1, max_size=9),

@@ -12,6 +12,7 @@ from stoker.engine.member import run_member
 from stoker.engine.program import Environment, run_engine
 from stoker.engine.ranks.pod_place import find_place
 from stoker.pod.causes import EXIT_CODES, Cause
+from stoker.pod.collection import spare_from_collection
 from stoker.pod.command_line import CommandParser
 from stoker.pod.config_file import load
 from stoker.pod.termination_message import TerminationMessage
@@ -50,7 +51,7 @@ def run_pod(config: EngineConfig, environment: Mapping[str, str], tracer: Tracer
     place, uid = find_place(config, environment), environment.get("STOKER_POD_UID", "")
     if place is not None and place.number > 0:
         return run_member(config, place, uid)
-    return run_engine(config, Environment(pod_uid=uid, tracer=tracer))
+    return run_engine(config, Environment(pod_uid=uid, tracer=tracer, on_serving=spare_from_collection))
 
 
 if __name__ == "__main__":

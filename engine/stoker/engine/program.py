@@ -85,6 +85,8 @@ class Environment:
     on_state: Callable[[CoreState], None] = lambda _: None
     on_listen: Callable[[int], None] = lambda _: None
     """Called with the port, once connections are accepted."""
+    on_serving: Callable[[], None] = lambda: None
+    """Called once the core serves."""
     watch: WatchLimits = PATIENCE
     """How long a silent core is waited for."""
     tracer: Tracer = NoTracer()  # noqa: RUF009 - it has no state
@@ -223,6 +225,8 @@ class Engine:
     def _follow(self, state: CoreState) -> None:
         self.served.follow(state)
         log.info("core: %s %s", state.phase, state.message)
+        if state.phase == "Serving":
+            self.environment.on_serving()
         self.environment.on_state(state)
 
     def _on_signal(self) -> None:

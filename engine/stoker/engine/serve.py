@@ -28,6 +28,7 @@ from stoker.engine.program import Environment, run_engine
 from stoker.engine.shelf.folders import ModelFolder, model_folders
 from stoker.engine.shelf.program import run_shelf
 from stoker.pod.causes import EXIT_CODES, Cause
+from stoker.pod.collection import spare_from_collection
 from stoker.pod.command_line import CommandParser
 from stoker.pod.config_file import ConfigError, parse
 from stoker.pod.termination_message import TerminationMessage
@@ -79,7 +80,10 @@ def _serve_model(arguments: argparse.Namespace) -> TerminationMessage:
         return run_engine(
             config,
             Environment(
-                on_state=progress.state, on_listen=progress.listening, tracer=tracer_of("stoker-engine", os.environ)
+                on_state=progress.state,
+                on_listen=progress.listening,
+                on_serving=spare_from_collection,
+                tracer=tracer_of("stoker-engine", os.environ),
             ),
         )
 

@@ -6,10 +6,11 @@ the last three.
 
 Reading order:
 - `request`, `blocks`, `scheduler`: the state, the cache's blocks, the decision of a step (`schedule`);
+- `awaited_blocks`: who waits for blocks that are being computed;
 - `request_check`: what is refused; `deltas`: what is answered;
 - `build_step`: a schedule becomes plain numbers; `engine`: schedule, submit, collect; `step_retry`: a step that failed;
 - `messages`: the wire, made of `frames`; `stats`: what the core reports about itself once a second;
-- `core`: the loop of the process (`main`); `core_client`: the front's end of the wire;
+- `core`: the loop of the process (`main`, then `run`); `core_client`: the front's end of the wire;
 - `step_pace`, `core_watch`: how long the core may be silent, and the front's watch on it;
 - `build`, `kernel_warmup`, `startup`: from a configuration to an engine that can serve.
 """

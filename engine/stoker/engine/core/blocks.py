@@ -185,6 +185,10 @@ class BlockManager:
                 table.digests.append(self._content_of[content.block].digest)
         return len(table.blocks)
 
+    def num_committed(self, owner: Hashable) -> int:
+        """Leading full blocks of the owner whose steps have ended."""
+        return len(self._tables[owner].contents)
+
     def owns(self, owner: Hashable) -> bool:
         return owner in self._tables
 

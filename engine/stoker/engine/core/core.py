@@ -96,9 +96,11 @@ class Core:
         parent_alive: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
         quiet: QuietLimits = QUIET,
+        on_loaded: Callable[[], None] = lambda: None,
     ) -> None:
         """`address`: what the ROUTER socket binds, `ipc://...`; `work_dir`: an existing folder for files that fronts
-        read."""
+        read; `on_loaded`: called once, before the first request is taken."""
+        self.on_loaded = on_loaded
         self.config, self.work_dir, self.build = config, work_dir, build
         self.parent_alive, self.clock = parent_alive, clock
         self.startup = Startup(clock, process_age_s())
@@ -198,6 +200,7 @@ class Core:
         self.desk = requests.desk = open_desk(self.config, engine, plan, self.work_dir, front, self.clock)
         engine.before_step = self._heartbeats.before_step
         self.engine, self.requests, self._captures = engine, requests, True
+        self.on_loaded()
         self.startup.enter("")
         self._change("Serving", "", facts)
 

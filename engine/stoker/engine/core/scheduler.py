@@ -23,17 +23,19 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from dataclasses import replace
 from itertools import islice
 
 from stoker.engine.core.ageing import Ageing
+from stoker.engine.core.awaited_blocks import WORTH_TOKENS, AwaitedBlocks
 from stoker.engine.core.blocks import BlockAudit, BlockManager
 from stoker.engine.core.class_counts import ClassCounts
 from stoker.engine.core.host_tier import LOOK_AHEAD, HostTier
 from stoker.engine.core.messages import FinishReason
 from stoker.engine.core.request import AGED, Request, Sequence, State
 from stoker.engine.core.schedule import Chunk, Schedule, TableChange
+from stoker.engine.core.seat_faults import seat_faults
 from stoker.engine.core.step_budget import StepBudget
 from stoker.engine.core.step_flight import StepFlight
 from stoker.engine.errors import RequestRefused
@@ -55,14 +57,16 @@ class Scheduler:
         budget: StepBudget | None = None,
         tier: HostTier | None = None,
         flight: StepFlight | None = None,
+        worth_tokens: float = WORTH_TOKENS,
     ) -> None:
         """`aging_s`: time in the queue after which a request goes before all classes and priorities.
 
         `budget`: of a step's tokens, at most `max_batch_tokens`, which is the default.
 
-        `flight`: of a pipeline's steps; default: one stage.
+        `flight`: of a pipeline's steps; default: one stage. `worth_tokens`: of `AwaitedBlocks`.
         """
         self.blocks, self.tier, self.flight = blocks, tier, flight or StepFlight()
+        self.awaited = AwaitedBlocks(blocks, worth_tokens)
         self.max_batch_tokens = max_batch_tokens
         self.budget = budget or StepBudget(max_batch_tokens)
         self.chunk_tokens = min(chunk_tokens or max_batch_tokens, max_batch_tokens)
@@ -165,7 +169,8 @@ class Scheduler:
         """Count blocks and seats anew, between two steps: none may be missing or held twice."""
         audit = self.blocks.audit()
         tier_faults = self.tier.faults() if self.tier is not None else ()
-        return replace(audit, faults=(*audit.faults, *self._seat_faults(), *tier_faults))
+        seats = seat_faults(self.running, self._free_seats, self._reserved_seats, self.num_seats)
+        return replace(audit, faults=(*audit.faults, *seats, *tier_faults))
 
     def take_up_transfers(self) -> None:
         """Take up what the host tier has saved and loaded, between two steps."""
@@ -190,16 +195,6 @@ class Scheduler:
     def repair(self, audit: BlockAudit) -> None:
         """Give leaked blocks back. They are cleared before they get an owner."""
         self._dirty += self.blocks.repair(audit)
-
-    def _seat_faults(self) -> Iterator[str]:
-        seats = [sequence.seat for sequence in self.running if sequence.seat is not None]
-        if len(seats) != len(self.running):
-            yield "a running sequence has no seat"
-        if sorted([*seats, *self._free_seats]) != list(range(self.num_seats)):
-            yield "a seat is neither free nor taken, or taken twice"
-        reserved = sum(sequence.num_seats - 1 for sequence in self.running)
-        if not reserved == self._reserved_seats <= len(self._free_seats):
-            yield "choices that are to fork have no seats"
 
     # Running sequences.
 
@@ -301,10 +296,13 @@ class Scheduler:
 
     def _make_room_for_priority(self, step: Schedule) -> None:
         """Preempt running sequences, the last in rank first, for a waiting one of a higher class or priority. An aged
-        one preempts none: it is the next to be admitted."""
+        one preempts none: it is the next to be admitted. Nor does one that awaits blocks."""
         if not self.waiting or self.waiting[0].num_pending or self.waiting[0].request.standing == AGED:
             return
         first = self.waiting[0]
+        outranks = self.running and self.running[-1].request.standing > first.request.standing
+        if not outranks or self.awaited.awaits(first, self.awaited.computing(self.running)):
+            return
         while self.running and self.running[-1].request.standing > first.request.standing and not self._fits(first):
             self._preempt(self.running[-1], step)
 
@@ -319,22 +317,25 @@ class Scheduler:
     # Admission.
 
     def _admit(self, step: Schedule, budget: int, now_s: float) -> None:
-        """Admit strictly in order. A prompt that does not fit yet is not overtaken, so that long ones get their
-        turn."""
-        while self.waiting and budget > 0 and self._has_seats(self.waiting[0]):
-            sequence = self.waiting[0]
-            if sequence in step.preempted or sequence.num_pending:
+        """Admit in order. A prompt that does not fit yet is not overtaken, so that long ones get their turn. One that
+        awaits blocks of steps in flight is."""
+        place, computing = 0, self.awaited.computing(self.running if self.waiting else ())
+        while budget > 0 and len(self._free_seats) > self._reserved_seats:
+            place = self.awaited.pass_over(self.waiting, place, computing)
+            if place == len(self.waiting):
+                return
+            sequence = self.waiting[place]
+            if sequence in step.preempted or sequence.num_pending or not self._has_seats(sequence):
                 return
             if self.tier is not None and self.tier.holds_back(sequence, self._growth()):
                 return
-            request = sequence.request
-            reads = request.params.prompt_logprobs is None
+            reads = sequence.request.params.prompt_logprobs is None
             cached = self.blocks.admit(sequence, sequence.tokens, read_cache=reads, keep_free=self._growth())
             if cached is None:
                 if not self.running and self.tier is not None and self.tier.give_up_held():
                     continue
                 return
-            self.waiting.pop(0)
+            self.waiting.pop(place)
             if self.tier is not None:
                 self.tier.leave(sequence)
             self._count_prefix(sequence, cached, now_s)
@@ -344,6 +345,7 @@ class Scheduler:
             missing = len(sequence.tokens) - cached
             length = min(missing, budget, self.chunk_tokens)
             self._take_part(sequence, length, length == missing, step)
+            computing += self.awaited.computing((sequence,))
             budget -= length
 
     def _fits(self, sequence: Sequence) -> bool:

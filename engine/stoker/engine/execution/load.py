@@ -67,6 +67,7 @@ def load_runner(
     runner = make_runner(plan, decoder, sums, place.links)
     if group is None:
         progress("CapturingGraphs")
+        runner.load_output_kernels()
         capture_first(runner, plan.capture_s, runner.capture)
     if lookups is not None:
         log.info("kernels at the start: %s", lookups.describe())

@@ -126,6 +126,12 @@ def decode_sizes(num_seats: int) -> tuple[int, ...]:
     return (*(size for size in sizes if size < num_seats), num_seats)
 
 
+def output_rows(num_seats: int) -> tuple[int, ...]:
+    """Numbers of rows for which the product of the output layer may have a kernel of its own, the largest first:
+    cuBLAS has tiles of every 8 rows."""
+    return tuple(reversed((*range(8, num_seats, 8), num_seats)))
+
+
 def mixed_shapes(num_seats: int, max_tokens: int) -> Iterator[PassShape]:
     for tokens in (*(size for size in TOKENS if size < max_tokens), max_tokens):
         prompts = min(max(FEWEST_PROMPTS, tokens // TOKENS_PER_PROMPT), num_seats)

@@ -23,7 +23,7 @@ from stoker.engine.errors import ExecutorLost
 from stoker.engine.execution.eager_pass import HALVED_TOKENS, EagerPass
 from stoker.engine.execution.launched_step import LaunchedStep, StepTiming, unpacked
 from stoker.engine.execution.pass_inputs import sample_places
-from stoker.engine.execution.pass_shape import MOST_TOKENS, PassShape, pass_shapes
+from stoker.engine.execution.pass_shape import MOST_TOKENS, PassShape, output_rows, pass_shapes
 from stoker.engine.execution.sampler import Logprobs, Rows, Sampled, banned, biased, raw_logprobs, sample, score
 from stoker.engine.execution.seats import DeviceSeatTables, SeatTables
 from stoker.engine.execution.stage_links import StageLinks, TokenWrite
@@ -250,6 +250,18 @@ class Runner:
             if shape in self.graphs.graphs:
                 return
         self.graphs.capture_shape(shape)
+
+    @torch.inference_mode()
+    def load_output_kernels(self) -> None:
+        """Compute the output layer once for every number of rows that has a kernel of its own.
+
+        cuBLAS loads a kernel at its first use, which waits until the device is idle: in a busy server for one or two
+        steps. Samples beside prompts have any number of rows, and no graph.
+        """
+        if self.graphs is None or self.device.type != "cuda":
+            return
+        for rows in output_rows(len(self.seats.tables)):
+            self.model.logits(self.graphs.hidden[:rows])
 
     @torch.inference_mode()
     def warm_up_sizes(self) -> None:

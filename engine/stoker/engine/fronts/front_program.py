@@ -30,6 +30,7 @@ from stoker.engine.http.errors import ApiError
 from stoker.engine.http.load import REPORT_S, LoadShare
 from stoker.engine.http.metrics import FrontMetrics
 from stoker.model.tokenizer import Tokenizer
+from stoker.pod.collection import spare_from_collection
 from stoker.pod.config_file import load
 from stoker.pod.control_key import ControlVerifier
 from stoker.pod.http import ControlRoute, control_routes, probe_routes
@@ -148,6 +149,8 @@ class FrontProgram:
         while True:
             if ready != self.front.ready:
                 ready = self.front.ready
+                if ready:
+                    spare_from_collection()
                 self.link.tell("state", {"ready": ready})
             if share != self.front.ledger.share:
                 share = self.front.ledger.share

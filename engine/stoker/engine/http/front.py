@@ -244,8 +244,8 @@ class Front:
         name = self._name(body.model)
         body.check_supported()
         facts, codec = self._served()
-        prompts = await self._in_thread(encode_all, codec, body)
-        bad_sequences = await self._in_thread(encode_bad_words, codec, body)
+        prompts = await self._encode_prompts(codec, body)
+        bad_sequences = await self._encode_bad_words(codec, body)
         jobs = []
         for number, whole in enumerate(prompts):
             prompt = truncated(body, whole, facts.max_model_len, body.max_tokens)
@@ -263,7 +263,8 @@ class Front:
         envelope = self._envelope("cmpl-", name, facts, resumed)
         check_resumed(resumed, body, jobs, _fingerprint(facts), facts.vocab_size)
         generation = self._generation(codec, jobs)
-        await self._in_thread(generation.replay)
+        if resumed is not None:
+            await self._in_thread(generation.replay)
         self._log(envelope, generation, request_id)
         fields = CompletionFields(body.n, body.num_logprobs, body.prompt_logprobs)
         return CompletionAnswer(envelope, generation, TokenNames(codec), _usage_chunks(body), echoes, fields)
@@ -305,7 +306,7 @@ class Front:
         )
         whole = await self._in_thread(encode_rendered, codec, text)
         prompt = truncated(body, whole, facts.max_model_len, body.output_limit)
-        bad_sequences = await self._in_thread(encode_bad_words, codec, body)
+        bad_sequences = await self._encode_bad_words(codec, body)
         params = chat_params(body, self._defaults, facts.max_model_len - len(prompt), bad_sequences)
         parsers = self.parsers.for_request(
             use,
@@ -320,7 +321,8 @@ class Front:
         envelope = self._envelope(prefix, name, facts, resumed)
         check_resumed(resumed, body, [job], _fingerprint(facts), facts.vocab_size)
         generation = self._generation(codec, [job])
-        await self._in_thread(generation.replay)
+        if resumed is not None:
+            await self._in_thread(generation.replay)
         self._log(envelope, generation, request_id)
         return PreparedChat(codec, envelope, generation, parsers)
 
@@ -422,6 +424,15 @@ class Front:
         facts, codec = self._served()
         check_tokens(body.tokens, facts.vocab_size, "tokens")
         return {"prompt": await self._in_thread(decode, codec, body.tokens, body.skip_special_tokens)}
+
+    async def _encode_prompts(self, codec: TextCodec, body: CompletionBody) -> list[tuple[int, ...]]:
+        """Tokenise the prompts. Those that come as token ids need no thread, whose switches would cost more."""
+        if any(isinstance(prompt, str) for prompt in body.prompts):
+            return await self._in_thread(encode_all, codec, body)
+        return encode_all(codec, body)
+
+    async def _encode_bad_words(self, codec: TextCodec, body: GenerationBody) -> tuple[tuple[int, ...], ...]:
+        return await self._in_thread(encode_bad_words, codec, body) if body.bad_words else ()
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         try:

@@ -41,6 +41,13 @@ class CudaDriver:
         )
         """The call that posts many copies at once; None: they are posted one by one."""
 
+    def open_device(self, number: int) -> None:
+        """Make the context of a device that PyTorch will use, too. It lasts as long as the process."""
+        device, context = c_int(), c_void_p()
+        self._call("cuInit", c_uint(0))
+        self._call("cuDeviceGet", byref(device), c_int(number))
+        self._call("cuDevicePrimaryCtxRetain", byref(context), device)
+
     def context(self) -> int:
         """The context of this thread, which PyTorch has made."""
         found = c_void_p()

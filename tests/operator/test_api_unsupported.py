@@ -130,14 +130,27 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     (
         "InferenceDeployment",
         {
-            "pools": [{"name": "a", "role": "prefill", "gpusPerPod": 2, "parallelism": {"tensor": 2}}, {"name": "b", "role": "decode"}],
+            "pools": [{"name": "a", "role": "prefill", "gpusPerPod": 2, "parallelism": {"pipeline": 2}}, {"name": "b", "role": "decode", "parallelism": {"data": 2}}],
             "engine": {"cache": {"prefixCache": False}, "device": "cuda"},
         },
         [
             "spec.engine.cache.prefixCache false is not supported yet with prefill and decode pools; allowed: true",
-            "spec.pools[a].gpusPerPod 2 is not supported yet with prefill and decode pools; allowed: 0, 1",
-            "spec.pools[a].parallelism.tensor 2 is not supported yet with prefill and decode pools; allowed: 1",
+            "spec.pools[a].parallelism.pipeline 2 is not supported yet with prefill and decode pools; allowed: 1",
+            "spec.pools[b].parallelism.data 2 is not supported yet with prefill and decode pools; allowed: 1",
         ],
+    ),
+    ("InferenceDeployment", {"pools": [{"name": "a", "role": "prefill", "ranksPerPod": 2, "parallelism": {"tensor": 2}}, {"name": "b", "role": "decode"}]}, []),
+    ("InferenceDeployment", {"pools": [{"name": role, "role": role, "gpusPerPod": 2, "parallelism": {"tensor": 2, "expert": 2}} for role in ("prefill", "decode")]}, []),
+    ("InferenceDeployment", {"pools": [{"name": "a", "role": "prefill", "gpusPerPod": 2, "parallelism": {"tensor": 2}}, {"name": "b", "role": "decode", "ranksPerPod": 1}], "engine": {"device": "cpu"}}, []),
+    (
+        "InferenceDeployment",
+        {"pools": [{"name": "a", "role": "prefill", "gpusPerPod": 2, "parallelism": {"tensor": 2}}, {"name": "b", "role": "decode", "gpusPerPod": 1}]},
+        ["spec.pools[b].parallelism.tensor 1 is not supported yet with prefill and decode pools on GPUs, which are all as wide as the first; allowed: 2"],
+    ),
+    (
+        "InferenceDeployment",
+        {"pools": [{"name": "a", "role": "prefill", "podsPerReplica": 2, "parallelism": {"tensor": 2}}, {"name": "b", "role": "decode"}]},
+        ["spec.pools[a].podsPerReplica 2 is not supported yet with prefill and decode pools; allowed: 1"],
     ),
     ("InferenceDeployment", {"pools": [{"name": "a", "autoscaling": {"max": 3, "mode": "external"}}]}, []),
     ("InferenceDeployment", {"pools": [{"name": "a", "autoscaling": {"max": 3, "mode": "fixed"}}]}, []),

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stoker.engine.config import EngineConfig
+from stoker.engine.plan_checks import refuse_transfer
 from stoker.operator.domain.plan import Key, Object
 from stoker.operator.domain.settings import NetworkPolicies, Settings
 from stoker.operator.render.network_policy import transfer_ports
@@ -76,6 +77,31 @@ def test_engines_of_both_roles_share_a_key_and_reach_each_other() -> None:
     world.cluster.delete(CHAT)
     world.rest(3)
     assert secrets(world) == []
+
+
+def test_a_pool_of_several_ranks_has_their_layout_and_their_ports() -> None:
+    world = serving(pools=[{**POOLS[0], "ranksPerPod": 2, "parallelism": {"tensor": 2}}, POOLS[1]])
+    world.cluster.settings = Settings(network_policies=NetworkPolicies(operator_namespace="stoker-system"))
+    world.rest(10)
+    assert (world.status["phase"], world.status["ready"]) == ("Serving", "2/2")
+    for pool, ranks, ports in (("pre", 2, [8101, 8102, 8103, 8104, 8105]), ("dec", 1, [8101, 8102, 8103])):
+        (pod,) = engines_of(world, pool)
+        volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+        stored = world.cluster.objects[Key("ConfigMap", "default", volumes["stoker-config"]["configMap"]["name"])]
+        config = parse(EngineConfig, json.loads(stored["data"]["config.json"]), "config")
+        assert (config.parallelism.tensor, config.replica.pods) == (ranks, 1)
+        refuse_transfer(config, "cpu")
+        policies = world.cluster.of_kind("NetworkPolicy")
+        (policy,) = (found for found in policies if found["metadata"]["labels"].get("stoker.dev/pool") == pool)
+        assert [rule["ports"][0]["port"] for rule in policy["spec"]["ingress"]][1:] == ports
+
+
+def test_a_replica_of_several_pods_is_refused_by_its_name() -> None:
+    world = serving(pools=[{**POOLS[0], "podsPerReplica": 2, "parallelism": {"tensor": 2}}, POOLS[1]])
+    world.rest(4)
+    stalled = condition_of(world.status, "Stalled")
+    assert (stalled["status"], world.engines()) == ("True", [])
+    assert "spec.pools[pre].podsPerReplica 2 is not supported yet with prefill and decode pools" in stalled["message"]
 
 
 def test_a_colocated_pool_has_no_key_and_the_configuration_that_it_always_had() -> None:

@@ -64,6 +64,26 @@ def test_engines_of_both_pools_pair_up_and_either_serves_alone(
     cluster.wait_until(lambda: not cluster.all("Secret") and not cluster.pods(role="engine"), "pools and key gone")
 
 
+def test_a_prefill_engine_of_two_ranks_computes_prompts_for_a_decode_engine_of_one(
+    cluster: StoryCluster, taught: Path, tmp_path: Path
+) -> None:
+    """On CPUs blocks are repacked between the two widths."""
+    models = tmp_path / "models"
+    shutil.copytree(sorted(taught.glob("step-*"))[-1], models / "smollm2-135m-instruct")
+    manifest = example()
+    manifest["spec"]["pools"][0] |= {"ranksPerPod": 2, "parallelism": {"tensor": 2}}
+    cluster.apply(claim("models", models), manifest)
+    cluster.wait("InferenceDeployment", NAME, paired, "serving in pairs")
+    prefill, decode = engine(cluster, "prefill"), engine(cluster, "decode")
+    tries = itertools.count()
+    cluster.wait_until(
+        lambda: is_split(prefill, decode, NAME, f"{PROMPT} {next(tries)}"), "a request that both compute"
+    )
+    with Load(cluster.url(NAME), NAME, lengths=(16, 24)) as load:
+        cluster.more_answers(load, 4)
+    assert load.failures == []
+
+
 def engine(cluster: StoryCluster, pool: str) -> Object:
     (pod,) = cluster.pods(role="engine", pool=pool)
     return pod

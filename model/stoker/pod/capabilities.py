@@ -129,15 +129,14 @@ any of them.
 
 BESIDE_ROLES: Mapping[str, Row] = {
     "engine.cache.prefixCache": only(True),
-    "pools[].gpusPerPod": only(0, 1),
-    "pools[].parallelism.tensor": only(1),
+    "pools[].podsPerReplica": only(1),
     "pools[].parallelism.pipeline": only(1),
     "pools[].parallelism.data": only(1),
-    "pools[].parallelism.expert": only(1),
 }
 """Rows of an InferenceDeployment with prefill and decode pools, beside those above.
 
-Blocks travel between engines of one rank, on CPUs or on one GPU each, and land in the prefix cache.
+Blocks travel from the tensor ranks of one pod to those of another, and land in the prefix cache. On GPUs both sides
+have as many (`_uneven_widths`).
 """
 
 BESIDE_PODS: Mapping[str, Mapping[str, Row]] = {
@@ -165,17 +164,36 @@ def refusals(program: str, config: Any, root: str = "") -> list[str]:
             rows |= {_own_path(program, path): (row, condition) for path, row in BESIDE_OFFLOAD.items()}
         if _value_at(config, _own_path(program, "memory.nvme_offload"), None) is not None:
             rows |= _rows_beside_nvme(program)
-    if program == "InferenceDeployment" and any(role != "colocated" for _, role in values_at(config, "pools[].role")):
+    has_roles = program == "InferenceDeployment" and any(
+        role != "colocated" for _, role in values_at(config, "pools[].role")
+    )
+    if has_roles:
         rows |= {path: (row, " with prefill and decode pools") for path, row in BESIDE_ROLES.items()}
     if program in _WITH_KERNELS:
         rows |= _attention_row(program, config)
     if program in _OF_TRAINER:
         rows |= _context_attention_row(program, config, rows)
     found = _refused(config, rows, root, manifest_name if program == "trainer" else str)
+    if has_roles:
+        found += _uneven_widths(config, root)
     if program in BESIDE_PODS:
         beside = {path: (row, " with podsPerReplica above 1") for path, row in BESIDE_PODS[program].items()}
         found += _refused(_of_several_pods(program, config), beside, root)
     return found
+
+
+def _uneven_widths(config: Any, root: str) -> list[str]:
+    """A line for each pool on GPUs that is not as wide as the first: only on CPUs blocks are repacked."""
+    if _value_at(config, "engine.device", "auto") == "cpu":
+        return []
+    pools = [(where, pool) for where, pool in values_at(config, "pools[]", root) if _value_at(pool, "gpusPerPod", 0)]
+    widths = [(where, _value_at(pool, "parallelism.tensor", 1)) for where, pool in pools]
+    condition = "with prefill and decode pools on GPUs, which are all as wide as the first"
+    return [
+        f"{where}.parallelism.tensor {width} is not supported yet {condition}; allowed: {widths[0][1]}"
+        for where, width in widths[1:]
+        if width != widths[0][1]
+    ]
 
 
 def _of_several_pods(kind: str, config: Any) -> Mapping[str, Any]:

@@ -12,7 +12,6 @@ from typing import Any
 from e2e.charts.helm import helm
 from e2e.cluster import binaries, tools
 
-
 FLOW_SCHEMA = re.compile(r"X-Kubernetes-Pf-Flowschema-Uid: *\[?\"?([0-9a-f-]+)", re.IGNORECASE)
 """In what kubectl tells of an answer's headers."""
 

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import yaml
 from cel_expr_python import cel
 from cel_expr_python.ext import ext_strings
 
+from stoker.checkpoint.errors import CheckpointError
+from stoker.checkpoint.remote.model_uri import parse_model_uri
 from stoker.operator.admission.admission import Admission
 from stoker.operator.admission.cel_rules import RuleError, Rules
 from stoker.operator.admission.status_cause import InvalidObject, StatusCause
@@ -196,3 +199,24 @@ def test_the_quickstarts_config_map_is_the_jsonl_file() -> None:
     folder = ROOT / "examples" / "quickstart"
     config_map = yaml.safe_load((folder / "15-questions.yaml").read_text(encoding="utf-8"))
     assert config_map["data"]["stoker-qa.jsonl"] == (folder / "stoker-qa.jsonl").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "hf://a/b", "hf://a/b@main", "hf://a/b@refs/pr/1", "hf://a", "hf://a/b/c", "hf://a/b@", "hf:///b",
+        "s3://bucket", "s3://bucket/a/b", "s3://bucket/a/", "s3://b", "s3://Bucket/a", "s3://bucket//a",
+        "oci://host/a", "oci://host:5000/a/b:v1", f"oci://host/a@sha256:{'0' * 64}", "oci://host", "oci://host/A",
+        "oci://host/a:", "oci://host/a@sha256:0",
+    ],
+)  # fmt: skip
+def test_admission_and_engine_take_the_same_uris(admission: Admission, uri: str) -> None:
+    def taken(check: Callable[[], object]) -> bool:
+        try:
+            check()
+        except (InvalidObject, CheckpointError):
+            return False
+        return True
+
+    manifest = changed(GOOD["InferenceDeployment"], {"spec.model": {"uri": uri}})
+    assert taken(lambda: admission.admit(manifest)) == taken(lambda: parse_model_uri(uri))

@@ -58,12 +58,31 @@ class CheckpointSelector(Value):
     """Metric whose lowest value is `best`; default: validationLoss."""
 
 
+MODEL_URI = (
+    r"^(file:///.+|pvc://[^/]+(/.*)?|hf://[a-zA-Z0-9_.-]+/[a-zA-Z0-9_.-]+(@[a-zA-Z0-9_./-]+)?"
+    r"|s3://[a-z0-9][a-z0-9.-]+(/[^/]+)*/?"
+    r"|oci://[a-zA-Z0-9_.-]+(:[0-9]+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)+"
+    r"(:[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?)$"
+)
+"""As `parse_model_uri` takes them; a test compares the two."""
+MODEL_URI_FORMS = (
+    "file:///PATH, pvc://CLAIM[/PATH], hf://ORGANISATION/NAME[@REVISION], s3://BUCKET/PREFIX,"
+    " oci://REGISTRY/REPOSITORY[:TAG or @DIGEST]"
+)
+
+
 class ServedModel(Value):
     """Weights and their names."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
             exactly_one("checkpointRef", "checkpointSelector", "uri"),
+            rule(
+                f"!has(self.uri) || self.uri.matches('{MODEL_URI}')",
+                f"uri names no model; allowed: {MODEL_URI_FORMS}",
+                shown=f"uri {{self.uri}} names no model; allowed: {MODEL_URI_FORMS}",
+                field=".uri",
+            ),
             rule(
                 "!has(self.uriSecretRef) || (has(self.uri) && self.uri.matches('^(hf|s3|oci)://'))",
                 "uriSecretRef belongs to a uri hf://, s3:// or oci://",
@@ -75,7 +94,7 @@ class ServedModel(Value):
     checkpoint_ref: LocalRef | None = None
     checkpoint_selector: CheckpointSelector | None = None
     uri: Annotated[str, Field(max_length=1024, pattern=r"^(file:///|pvc://|hf://|s3://|oci://)[^\s]+$")] | None = None
-    """`file:///PATH` in a mounted volume; `pvc://CLAIM/PATH`, whose claim is mounted; or what engines fetch into a
+    """`file:///PATH` in a mounted volume; `pvc://CLAIM[/PATH]`, whose claim is mounted; or what engines fetch into a
     cache: `hf://ORG/NAME[@REVISION]`, `s3://BUCKET/PREFIX`, `oci://REGISTRY/REPOSITORY[:TAG or @DIGEST]`."""
     uri_secret_ref: LocalRef | None = None
     """Secret with the access to `uri`; its keys are variables of the client: HF_TOKEN, HF_ENDPOINT,

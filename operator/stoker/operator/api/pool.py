@@ -112,6 +112,15 @@ class Pool(PodFields):
                 " and autoscaling.max {self.autoscaling.max}",
                 field=".replicas",
             ),
+            *(
+                rule(
+                    f"self.role != '{role}' || !has(self.autoscaling) || !has(self.autoscaling.{goal})",
+                    f"{goal} has no effect in a {role} pool: it is a goal of {other} pools",
+                    field=f".autoscaling.{goal}",
+                    reason="FieldValueForbidden",
+                )
+                for role, goal, other in (("prefill", "itlMs", "decode"), ("decode", "ttftMs", "prefill"))
+            ),
             rule(
                 "self.maxSurge != 0 || self.maxUnavailable != 0",
                 "maxSurge and maxUnavailable cannot both be 0: no replica could ever be replaced",

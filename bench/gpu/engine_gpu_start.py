@@ -60,6 +60,10 @@ REQUESTS: tuple[dict[str, Any], ...] = (
 """Requests of every kind: their kernels, too, are to be there."""
 
 
+NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
+"""Not passed on: images have the bytecode of all packages, and a start without it measures Python's compiler."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="*", metavar="ROW", default=list(ROWS), help=", ".join(ROWS))
@@ -149,7 +153,7 @@ def start_once(arguments: argparse.Namespace, variables: Mapping[str, str], work
             [sys.executable, "-m", "stoker.engine", "--config", str(file)],
             stdout=output,
             stderr=output,
-            env=os.environ | variables,
+            env={name: value for name, value in os.environ.items() if name != NO_BYTECODE} | {**variables},
         )
     try:
         ready_s = wait_until_ready(port, server, begin, arguments.limit_s)

@@ -57,7 +57,7 @@ export function show(main, page) {
         ["Nodes ready", `${count(found.ready_nodes)} of ${count(found.nodes)}`],
         ["GPU use", percent(found.gpu_utilization)],
         ["GPU memory use", percent(found.memory_utilization)],
-        ...(found.gpu_source ? [["GPUs measured", `${count(found.gpus_measured)} by ${SOURCES[found.gpu_source]}`]] : []),
+        ...measuredBy(found),
       ]),
     );
   });
@@ -132,4 +132,10 @@ function reasons(unavailable) {
   for (const [what, reason] of Object.entries(unavailable))
     by.set(reason, [...(by.get(reason) ?? []), WORDS[what] ?? what]);
   return [...by.entries()].map(([reason, all]) => `${all.join(" and ")}: ${reason}`).join(". ");
+}
+
+/** The fact of how many GPUs have figures, and from where; none where nothing measures them. */
+function measuredBy(found) {
+  if (!found.gpu_source) return [];
+  return [["GPUs measured", `${count(found.gpus_measured)} by ${SOURCES[found.gpu_source]}`]];
 }

@@ -59,12 +59,12 @@ class CheckpointSelector(Value):
 
 
 MODEL_URI = (
-    r"^(file:///.+|pvc://[^/]+(/.*)?|hf://[a-zA-Z0-9_.-]+/[a-zA-Z0-9_.-]+(@[a-zA-Z0-9_./-]+)?"
-    r"|s3://[a-z0-9][a-z0-9.-]+(/[^/]+)*/?"
+    r"^(file:///\S+|pvc://[^/\s]+(/\S*)?|hf://[a-zA-Z0-9_.-]+/[a-zA-Z0-9_.-]+(@[a-zA-Z0-9_./-]+)?"
+    r"|s3://[a-z0-9][a-z0-9.-]+(/[^/\s]+)*/?"
     r"|oci://[a-zA-Z0-9_.-]+(:[0-9]+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)+"
     r"(:[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?)$"
 )
-"""As `parse_model_uri` takes them; a test compares the two."""
+"""As `parse_model_uri` takes them, without white space; a test compares the two."""
 MODEL_URI_FORMS = (
     "file:///PATH, pvc://CLAIM[/PATH], hf://ORGANISATION/NAME[@REVISION], s3://BUCKET/PREFIX,"
     " oci://REGISTRY/REPOSITORY[:TAG or @DIGEST]"
@@ -78,7 +78,7 @@ class ServedModel(Value):
         json_schema_extra=rules(
             exactly_one("checkpointRef", "checkpointSelector", "uri"),
             rule(
-                f"!has(self.uri) || self.uri.matches('{MODEL_URI}')",
+                f"!has(self.uri) || self.uri.matches(r'{MODEL_URI}')",
                 f"uri names no model; allowed: {MODEL_URI_FORMS}",
                 shown=f"uri {{self.uri}} names no model; allowed: {MODEL_URI_FORMS}",
                 field=".uri",
@@ -93,7 +93,7 @@ class ServedModel(Value):
 
     checkpoint_ref: LocalRef | None = None
     checkpoint_selector: CheckpointSelector | None = None
-    uri: Annotated[str, Field(max_length=1024, pattern=r"^(file:///|pvc://|hf://|s3://|oci://)[^\s]+$")] | None = None
+    uri: Annotated[str, Field(max_length=1024)] | None = None
     """`file:///PATH` in a mounted volume; `pvc://CLAIM[/PATH]`, whose claim is mounted; or what engines fetch into a
     cache: `hf://ORG/NAME[@REVISION]`, `s3://BUCKET/PREFIX`, `oci://REGISTRY/REPOSITORY[:TAG or @DIGEST]`."""
     uri_secret_ref: LocalRef | None = None

@@ -26,15 +26,16 @@ RUN = {
 
 def test_a_run_shrinks_with_a_lost_node_and_grows_with_its_return(story: Story) -> None:
     story.apply(corpus(), claim("checkpoints"), claim("logs"), job("train", RUN))
-    trains(story, workers=2, beyond=20)
-    lost = story.pods(job="train", attempt="0")[1]["spec"]["nodeName"]
+    before = trains(story, workers=2, beyond=20)
+    assert before.get("attempts", []) == [], "no attempt ended before the node was lost"
+    lost = alive(story)[1]["spec"]["nodeName"]
 
     story.cluster.kill_node(lost)
 
     small = trains(story, workers=1, beyond=saved(story))
     assert small["elastic"]["workers"] == 1
     [first] = [attempt for attempt in small["attempts"] if attempt["number"] == 0]
-    assert first["failure"]["node"] == lost
+    assert first["failure"]["node"] == lost, first
     assert {pod["spec"]["nodeName"] for pod in alive(story)} == {"node-a", "node-b"} - {lost}
 
     story.cluster.add_node(next(node.spec for node in story.cluster.nodes.values() if node.name == lost))

@@ -29,7 +29,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("bench/out"))
     parser.add_argument("--layers", type=int, help="fewer, to try the script out")
     parser.add_argument("--limit-s", type=float, default=180.0, help="until the server of one row is ready")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="FIELD=JSON", help="of the engine's configuration"
+    )
     arguments = parser.parse_args()
     if unknown := set(arguments.rows) - set(ROWS):
         parser.error(f"unknown rows {sorted(unknown)}; there are {', '.join(ROWS)}")
@@ -137,12 +140,13 @@ def write_holes(file: Path, tensors: Mapping[str, PlannedTensor]) -> None:
 
 def start_once(arguments: argparse.Namespace, variables: Mapping[str, str], work: Path, log: Path) -> dict[str, Any]:
     port = free_port()
-    config = {
+    config: dict[str, Any] = {
         "listen": {"host": "127.0.0.1", "port": port},
         "device": arguments.device,
         "model": {"path": str(arguments.folder), "names": ["m"]},
         "scheduler": {"max_batch_tokens": 8192, "max_model_len": 8192},
     }
+    set_fields(config, arguments.set)
     file = work / "config.json"
     file.write_text(json.dumps(config))
     kept = Path(variables["TRITON_CACHE_DIR"])
@@ -187,6 +191,17 @@ def compiled_in(cache: Path) -> Counter[str]:
 
 def names(counted: Counter[str]) -> dict[str, int]:
     return dict(sorted(counted.items()))
+
+
+def set_fields(config: dict[str, Any], given: Sequence[str]) -> None:
+    """Set fields of a configuration, each `path.of.field=JSON`."""
+    for one in given:
+        path, _, value = one.partition("=")
+        *parents, name = path.split(".")
+        place = config
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[name] = json.loads(value)
 
 
 def free_port() -> int:

@@ -24,7 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.engine_gpu_start import first_token, free_port, get, wait_until_ready
+from bench.gpu.engine_gpu_start import first_token, free_port, get, set_fields, wait_until_ready
 from bench.gpu.model_shapes import LLAMA31_8B, QWEN3_06B
 from bench.gpu.random_model import make_random_folder
 from bench.gpu.serve_load import WORKLOADS, spread
@@ -113,13 +113,7 @@ def configuration(folder: Path, device: str, port: int, timeline: Path, given: S
         "scheduler": {"max_model_len": 8192},
         "timeline": str(timeline),
     }
-    for one in given:
-        path, _, value = one.partition("=")
-        *parents, name = path.split(".")
-        place = config
-        for parent in parents:
-            place = place.setdefault(parent, {})
-        place[name] = json.loads(value)
+    set_fields(config, given)
     return config
 
 

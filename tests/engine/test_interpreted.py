@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -204,6 +205,30 @@ def check_a_graph_that_another_rank_lacks() -> None:
     assert runner.next_capture() is None
 
 
+def check_the_steps_before_a_capture() -> None:
+    """Check that padding goes through two blocks before all are captured."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from stoker.model.kernels.ops import Ops
+    from tests.engine.conftest import SHAPE, decoder_of, runner_of
+
+    twin = Qwen3ForCausalLM(Qwen3Config(**(SHAPE | {"num_hidden_layers": 4}))).eval()
+    decoder = decoder_of(twin, Ops("fused"))
+    computed: list[int] = []
+    for block in decoder.blocks:
+        block.register_forward_pre_hook(lambda block, _: computed.append(block.layer))
+    runner = runner_of(decoder, num_blocks=4, block_size=16, seats=2, budget=4, graphs=call_once)
+    first = runner.next_capture(first=True)
+    assert first is not None
+    runner.capture(first)
+    assert computed == [0, 1, 0, 1, 2, 3]
+
+
+def call_once(body: Callable[[], None]) -> Callable[[], None]:
+    body()
+    return body
+
+
 PASSES: list[tuple[int, tuple[tuple[int, int], ...]]] = [
     (1, ()),
     (8, ()),
@@ -218,4 +243,10 @@ def test_inputs_of_a_pass_follow_the_seats_and_the_stop_test_marks_where_a_seque
 
 
 def test_the_fused_engine_answers_as_the_reference() -> None:
-    interpreted.run([(check_engine, ("qwen3",)), (check_a_graph_that_another_rank_lacks, ())])
+    interpreted.run(
+        [
+            (check_engine, ("qwen3",)),
+            (check_a_graph_that_another_rank_lacks, ()),
+            (check_the_steps_before_a_capture, ()),
+        ]
+    )

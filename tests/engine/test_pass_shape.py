@@ -15,9 +15,10 @@ from stoker.engine.execution.pass_shape import (
     MOST_TOKENS,
     WORTH_ROWS,
     PassShape,
+    all_output_rows,
     decode_sizes,
     lost_rows,
-    output_rows,
+    padded_rows,
     pass_shapes,
     stand_in,
 )
@@ -128,9 +129,19 @@ def test_padding_is_at_most_half_of_the_rows() -> None:
 
 
 def test_output_rows_have_every_tile_up_to_the_seats() -> None:
-    assert output_rows(1) == (1,)
-    assert output_rows(20) == (20, 16, 8)
-    assert output_rows(24) == (24, 16, 8)
+    assert all_output_rows(1) == (1,)
+    assert all_output_rows(20) == (24, 16, 8, 4, 3, 2, 1)
+    assert all_output_rows(24) == (24, 16, 8, 4, 3, 2, 1)
+
+
+def test_samples_outside_of_graphs_have_only_numbers_of_rows_whose_kernels_are_loaded() -> None:
+    loaded = all_output_rows(100)
+    for number in range(1, 101):
+        rows = np.arange(number) * 3
+        padded = padded_rows(rows)
+        assert len(padded) in loaded
+        assert padded[:number].tolist() == rows.tolist()
+        assert set(padded[number:].tolist()) <= {rows[-1]}
 
 
 def test_decode_sizes_end_with_the_seats() -> None:

@@ -8,9 +8,10 @@ import os
 import re
 import signal
 import stat
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from stoker.engine.config import EngineConfig
 from stoker.engine.core.core_watch import WatchLimits
 from stoker.engine.http.text import TextCodec
 from stoker.engine.program import Engine, Environment
-from stoker.pod.causes import Cause
+from stoker.pod.causes import EXIT_CODES, Cause
 from stoker.pod.config_file import parse
 from stoker.pod.serve import Server, bind_tcp
 from stoker.pod.termination_message import TerminationMessage
@@ -293,3 +294,27 @@ async def _load(http: httpx.AsyncClient, done: asyncio.Event) -> int:
         assert text == "abcde"
         count += 1
     return count
+
+
+def test_a_core_that_started_before_its_front_failed_is_ended(tmp_path: Path) -> None:
+    with closing(bind_tcp("127.0.0.1", 0)) as taken:
+        taken.listen()
+        config = {
+            "model": {"path": "/models/tiny"},
+            "listen": {"port": taken.getsockname()[1], "host": "127.0.0.1"},
+            "work_dir": str(tmp_path / "work"),
+            "termination_log": str(tmp_path / "end"),
+        }
+        file = tmp_path / "config.json"
+        file.write_text(json.dumps(config))
+        ended = subprocess.run(
+            [sys.executable, "-m", "stoker.engine", "--config", str(file)],
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert ended.returncode == EXIT_CODES[Cause.INTERNAL], ended.stderr
+    assert "in use" in (tmp_path / "end").read_text()
+    assert not list((tmp_path / "work").iterdir())
+    commands = [one.read_bytes() for one in Path("/proc").glob("[0-9]*/cmdline") if one.exists()]
+    assert not [command for command in commands if str(tmp_path).encode() in command]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stoker.engine.core.core_watch import WatchLimits
-from stoker.engine.program import core_command
+from stoker.engine.core_start import core_command
 from stoker.model.tokenizer import Tokenizer
 from testing.engine.serving import events, run
 from tests.engine.test_server_program import COMPLETIONS, program, until_answers

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from stoker.engine.core.compiler_digest import digest_compiler_beside
 from stoker.engine.core.kernel_warmup import kernel_warmup
 from stoker.engine.core.startup import Startup, process_age_s
 from stoker.engine.plan import EnginePlan
@@ -32,6 +33,18 @@ def test_the_first_steps_are_played_beside_the_reading_of_weights(architecture: 
 def test_what_goes_wrong_in_the_kernel_warmup_ends_the_start(twins: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="'flash' is not built"), warm_up(twins["llama"], "flash"):
         pass
+
+
+def test_the_digest_of_the_compiler_is_there_before_a_kernel_asks_for_it() -> None:
+    assert digest_compiler_beside("cpu") is None
+    triton_key = pytest.importorskip("triton.runtime.cache").triton_key
+    thread = digest_compiler_beside("cuda")
+    assert thread is not None
+    thread.join()
+    before = triton_key.cache_info()
+    assert triton_key()
+    after = triton_key.cache_info()
+    assert (after.hits, after.misses) == (before.hits + 1, before.misses)
 
 
 def test_parts_of_the_start_follow_one_another() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from stoker.model.attend import PackedAttend
 from stoker.model.aux import Aux
 from stoker.model.config import ModelConfig
-from stoker.model.decoder import Decoder
+from stoker.model.decoder import Decoder, PartOfPass
 from stoker.model.kernels.ops import Ops
 from testing.model.transformers_twin import find, twin
 
@@ -101,6 +102,33 @@ def test_slices_of_a_tied_model_share_its_table(qwen3: ModelConfig, make_decoder
     assert [part.hf_name for part in parts if part.is_copy] == ["model.embed_tokens.weight"]
     assert sorted(part.hf_name for part in parts if not part.is_copy) == sorted(source)
     assert not any(part.is_copy for part in whole.named_parts())
+
+
+WINDOWS = {"architecture": "qwen2", "sliding_window": 9, "max_window_layers": 3}
+EVERY_THIRD = {"architecture": "qwen3-moe", "num_experts": 2, "num_experts_per_token": 1, "decoder_sparse_step": 3}
+
+
+@pytest.mark.parametrize(
+    ("changes", "chosen"),
+    [
+        pytest.param({}, [0, 1], id="all alike"),
+        pytest.param(
+            {"architecture": "qwen2", "sliding_window": 9, "max_window_layers": 3}, [0, 1, 3, 4], id="windows"
+        ),
+        pytest.param(EVERY_THIRD, [0, 1, 2, 5], id="experts"),
+    ],
+)
+def test_the_first_two_blocks_of_each_kind_stand_for_all(
+    llama: ModelConfig, changes: dict[str, Any], chosen: list[int]
+) -> None:
+    decoder = Decoder(replace(llama, num_layers=6, **changes), Ops())
+    computed: list[int] = []
+    for block in decoder.blocks:
+        block.register_forward_pre_hook(lambda block, _: computed.append(block.layer))
+    tokens, positions, cu_seqlens = packed()
+    attend: Any = PackedAttend(decoder.ops, "auto", cu_seqlens)
+    decoder.stage(PartOfPass(tokens, positions, attend), blocks=decoder.blocks_of_each_kind())
+    assert computed == chosen
 
 
 def test_parts_cover_every_parameter_once(config: ModelConfig, make_decoder: Callable[..., Decoder]) -> None:

@@ -1,15 +1,21 @@
-"""`python -m stoker.engine --config FILE`: one engine replica, or one of its pods."""
+"""`python -m stoker.engine --config FILE`: one engine replica, or one of its pods.
+
+Imports little until the core runs, which imports at the same time.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from stoker.engine.config import EngineConfig
-from stoker.engine.member import run_member
-from stoker.engine.program import Environment, run_engine
+from stoker.engine.core.core_processes import CoreProcesses
+from stoker.engine.core_start import core_starts, scratch
 from stoker.engine.ranks.pod_place import find_place
 from stoker.pod.causes import EXIT_CODES, Cause
 from stoker.pod.collection import spare_from_collection
@@ -50,8 +56,30 @@ def run_pod(config: EngineConfig, environment: Mapping[str, str], tracer: Tracer
     """Run this pod's part of the replica: the engine, or further ranks of another pod's."""
     place, uid = find_place(config, environment), environment.get("STOKER_POD_UID", "")
     if place is not None and place.number > 0:
+        from stoker.engine.member import run_member  # this pod alone imports it
+
         return run_member(config, place, uid)
-    return run_engine(config, Environment(pod_uid=uid, tracer=tracer, on_serving=spare_from_collection))
+    with scratch(config.work_dir) as folder:
+        return asyncio.run(_run_engine(config, uid, tracer, folder))
+
+
+async def _run_engine(config: EngineConfig, pod_uid: str, tracer: Tracer, folder: Path) -> TerminationMessage:
+    """Run an engine to its end. Its cores start first; whatever fails behind that ends them."""
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)  # until the engine has its own
+    processes = CoreProcesses()
+    try:
+        await processes.start(core_starts(config, folder))
+        from stoker.engine.program import Engine, Environment  # most of this process's imports, beside the cores'
+
+        environment = Environment(pod_uid=pod_uid, tracer=tracer, on_serving=spare_from_collection)
+        engine = Engine(config, environment, folder, processes)
+        if stopped.is_set():
+            engine.stop.set()
+        return await engine.run()
+    finally:
+        await processes.end(0)
 
 
 if __name__ == "__main__":

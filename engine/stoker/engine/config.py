@@ -231,7 +231,7 @@ class EngineConfig(Config):
     """Compute logprobs that equal the trainer's bit for bit, independent of batch, chunks and cache."""
     graphs: bool = True
     """Run steps as CUDA graphs where kernels are fused, except long prefills. The tokens do not change."""
-    capture_s: float = Field(default=1.0, ge=0, le=600)
+    capture_s: float = Field(default=0.3, ge=0, le=600)
     """Longest time that graphs are captured before the engine is ready, beyond the first few; the others follow when no
     request runs, or rarely between two steps. Until then larger graphs stand in."""
     threads: int | None = Field(default=None, ge=1)

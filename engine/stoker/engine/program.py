@@ -12,11 +12,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import socket
-import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -30,12 +27,13 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from stoker.engine.config import EngineConfig
 from stoker.engine.core.core_client import PATIENCE
 from stoker.engine.core.core_group import Cores
-from stoker.engine.core.core_processes import CoreProcesses, CoreStart, visible_gpus
+from stoker.engine.core.core_processes import CoreProcesses
 from stoker.engine.core.core_watch import WatchLimits
 from stoker.engine.core.messages import CoreState
+from stoker.engine.core_start import CoreCommand, core_addresses, core_command, core_starts, scratch
 from stoker.engine.fronts.front_command import front_command
 from stoker.engine.fronts.front_metrics import FrontsCollector
-from stoker.engine.fronts.parts import app_of, core_addresses, front_of, joined, links_of, served_names
+from stoker.engine.fronts.parts import app_of, front_of, joined, links_of, served_names
 from stoker.engine.fronts.pool import FrontPool, Pages
 from stoker.engine.http.api_keys import load_api_keys
 from stoker.engine.http.front import Front
@@ -54,8 +52,6 @@ from stoker.pod.tracing import NoTracer, Tracer
 
 log = logging.getLogger("stoker.engine")
 
-MAX_SOCKET_PATH = 100
-"""Longest path of a Unix socket in bytes; Linux allows 107."""
 STOP_S = 5.0
 """Time that a core gets to end before it is killed."""
 STOP_LOADING_S = 0.5
@@ -63,16 +59,6 @@ REASON_S = 0.5
 """Longest wait for the message of a core that failed."""
 MARGIN_S = 2.0
 """Part of the grace period that is kept for closing the servers."""
-CoreCommand = Callable[[Path, str], Sequence[str]]
-"""(configuration file, address of the core's socket) -> command line."""
-
-
-def core_command(config_file: Path, address: str) -> Sequence[str]:
-    """The command line of a core. It is a process of its own, so that steps and HTTP never wait for each other."""
-    work_dir, level = str(config_file.parent), logging.getLevelName(logging.getLogger().level)
-    module = [sys.executable, "-m", "stoker.engine.core.main"]
-    places = ["--config", str(config_file), "--address", address, "--work-dir", work_dir]
-    return [*module, *places, "--parent", str(os.getpid()), "--log-level", level]
 
 
 @dataclass(frozen=True)
@@ -95,7 +81,11 @@ class Environment:
 class Engine:
     """One engine replica, run inside an event loop."""
 
-    def __init__(self, config: EngineConfig, environment: Environment, folder: Path) -> None:
+    def __init__(
+        self, config: EngineConfig, environment: Environment, folder: Path, started: CoreProcesses | None = None
+    ) -> None:
+        """`started`: the cores, with `folder`, where they run already; this engine ends them."""
+        self._started = started
         self.config = config
         self.environment = environment
         self.folder = folder
@@ -264,25 +254,13 @@ class Engine:
     # The core process.
 
     async def _start_cores(self) -> CoreProcesses:
-        processes = CoreProcesses()
-        await processes.start([self._core_start(number) for number in range(len(self.links))])
+        """The processes of the cores: those that run already, or started now."""
+        processes = self._started
+        if processes is None:
+            processes = CoreProcesses()
+            await processes.start(core_starts(self.config, self.folder, self.environment.command))
         self._core_pid = processes.processes[0].pid
         return processes
-
-    def _core_start(self, number: int) -> CoreStart:
-        """Command and environment of a core; each of several has its own GPUs and its own time line."""
-        config, parallelism = self.config, self.config.parallelism
-        environment: Mapping[str, str] = os.environ
-        if parallelism.data > 1:
-            timeline = f"{config.timeline}.{number}" if config.timeline is not None else None
-            config = config.model_copy(update={"timeline": timeline})
-            if config.cache_events is not None:
-                config = config.model_copy(update={"cache_events": config.cache_events.of_rank(number)})
-            if config.device == "cuda":
-                environment = visible_gpus(environment, number, parallelism.tensor * parallelism.pipeline)
-        config_file = self.folder / f"config{number}.json"
-        config_file.write_text(config.model_dump_json())
-        return CoreStart(self.environment.command(config_file, self.links[number].address), environment)
 
     def _pid_of_core(self) -> int | str:
         """The first core's folder in `/proc`; one that does not exist before the start."""
@@ -364,19 +342,9 @@ def bound_sockets(listen: ListenConfig) -> list[socket.socket]:
 
 def run_engine(config: EngineConfig, environment: Environment) -> TerminationMessage:
     """Run an engine to its end in a scratch folder of its own."""
-    with _scratch(config.work_dir) as folder:
+    with scratch(config.work_dir) as folder:
         return asyncio.run(_run(config, environment, folder))
 
 
 async def _run(config: EngineConfig, environment: Environment, folder: Path) -> TerminationMessage:
     return await Engine(config, environment, folder).run()
-
-
-@contextlib.contextmanager
-def _scratch(work_dir: str | None) -> Any:
-    """Make a fresh folder, in `work_dir` unless a socket's path would be too long there."""
-    parent = work_dir if work_dir is not None and len(os.fsencode(work_dir)) + 30 <= MAX_SOCKET_PATH else None
-    if parent is not None:
-        Path(parent).mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="stoker-", dir=parent) as folder:
-        yield Path(folder)

@@ -108,6 +108,11 @@ class Block(nn.Module):
         )
 
     @property
+    def kind(self) -> tuple[int | None, type[nn.Module]]:
+        """What blocks of one model differ in besides their numbers: window and feed-forward part."""
+        return self.window, type(self.feed_forward)
+
+    @property
     def attention(self) -> LayerAttention:
         """Return this layer's attention, built anew because parameters may have been replaced or gathered."""
         # Each rank norms its own heads with the same weight: its gradient is a part, as that of any replicated weight.

@@ -10,7 +10,8 @@ Parameters change by the trainer's optimizer and by the loaders of `weights`; a 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -137,11 +138,14 @@ class Decoder(nn.Module):
             x_TD, update_TD = block(x_TD, update_TD, positions_T, attend, aux)
         return self.norm(x_TD, update_TD)
 
-    def stage(self, part: PartOfPass, stream_2TD: Tensor | None = None) -> Tensor:
+    def stage(
+        self, part: PartOfPass, stream_2TD: Tensor | None = None, blocks: Sequence[nn.Module] | None = None
+    ) -> Tensor:
         """Compute this slice's layers without gradient: a pipeline stage of an engine.
 
         Args:
             stream_2TD: what the slice before returned; None for the first one, which embeds the tokens.
+            blocks: compute these instead of all; the result is then of no use, but for the kernels it has loaded.
 
         Returns:
             hidden_TD from the last slice, after the last norm; from another one the residual stream and its update,
@@ -149,7 +153,8 @@ class Decoder(nn.Module):
             number goes on with.
         """
         x_TD, update_TD = (self.embed(part.tokens), None) if stream_2TD is None else (stream_2TD[0], stream_2TD[1])
-        x_TD, update_TD = self._in_one_call(x_TD, update_TD, part) or self._computed(x_TD, update_TD, part)
+        computed = self._in_one_call(x_TD, update_TD, part) if blocks is None else None
+        x_TD, update_TD = computed or self._computed(x_TD, update_TD, part, blocks or self.blocks)
         return self.norm(x_TD, update_TD) if self.is_last else torch.stack([x_TD, update_TD])
 
     def _in_one_call(self, x_TD: Tensor, update_TD: Tensor | None, part: PartOfPass) -> tuple[Tensor, Tensor] | None:
@@ -158,12 +163,26 @@ class Decoder(nn.Module):
             return None
         return part.attend.all_blocks(self.prepared, self.rope, x_TD, update_TD, part.positions)
 
-    def _computed(self, x_TD: Tensor, update_TD: Tensor | None, part: PartOfPass) -> tuple[Tensor, Tensor]:
+    def _computed(
+        self, x_TD: Tensor, update_TD: Tensor | None, part: PartOfPass, blocks: Iterable[nn.Module]
+    ) -> tuple[Tensor, Tensor]:
         """Compute block by block."""
-        for block in self.blocks:
+        for block in blocks:
             x_TD, update_TD = block(x_TD, update_TD, part.positions, part.attend)
         assert update_TD is not None, "a slice has a layer"
         return x_TD, update_TD
+
+    def blocks_of_each_kind(self) -> list[Block]:
+        """The first two blocks of each kind, in order. Their kernels are those of all blocks; the first block of a
+        model has another norm than the next."""
+        seen: Counter[tuple[int | None, type[nn.Module]]] = Counter()
+        found = []
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            seen[block.kind] += 1
+            if seen[block.kind] <= 2:
+                found.append(block)
+        return found
 
     def in_parts(self, parts: Sequence[PartOfPass]) -> Tensor:
         """Return hidden_TD of parts of one pass, one after the other in each layer.

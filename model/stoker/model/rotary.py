@@ -38,8 +38,8 @@ class RotaryTable:
 
     def build(self, device: torch.device) -> Tensor:
         angles = torch.arange(self.max_position, dtype=torch.float32)[:, None] * self.frequencies[None, :]
-        cos, sin = angles.cos(), angles.sin()
-        return torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 1).to(device)
+        cos, sin = angles.cos().to(device), angles.sin().to(device)  # of the CPU everywhere: the same bits
+        return torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 1)
 
     def rows(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         """Return cos_T1H and sin_T1H in float32, views of one gather.

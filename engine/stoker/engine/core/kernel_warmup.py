@@ -122,7 +122,8 @@ def run_step(engine: LLMEngine) -> None:
 def one_layer_runner(
     plan: EnginePlan, config: ModelConfig, ops: Ops, device: torch.device, sums: GroupSums | None, load: WarmupLoad
 ) -> Runner:
-    small = replace(config, num_layers=1)
+    positions = min(load.max_model_len, config.max_position_embeddings)
+    small = replace(config, num_layers=1, max_position_embeddings=positions)
     group = None if sums is None else sums.group
     made: Any = {"dtype": plan.dtype, "device": device, "group": group}
     made |= {"expert_runs": plan.expert, "experts_on_device": plan.experts_on_device}
@@ -141,7 +142,7 @@ def one_layer_runner(
         decoder,
         cache,
         num_seats=load.num_seats,
-        max_model_len=min(load.max_model_len, config.max_position_embeddings),
+        max_model_len=positions,
         max_batch_tokens=load.max_batch_tokens,
         attention=plan.attention,
         graphs=False,

@@ -1,7 +1,7 @@
 """`python -m stoker.engine.core.main`: the core as a process of its own, started by `program`.
 
-Imports take most of a start. So this file imports little: a GPU is opened beside the others, and until the model is
-loaded no garbage is collected, of which there is next to none.
+Imports take most of a start. So this file imports little: a GPU is opened and Triton's digest computed beside the
+others, and until the model is loaded no garbage is collected, of which there is next to none.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import gc
 import logging
 
 from stoker.engine.config import EngineConfig
+from stoker.engine.core.compiler_digest import digest_compiler_beside
 from stoker.engine.core.device_opening import open_device_beside
 from stoker.engine.core.step_pace import QuietLimits
 from stoker.pod.config_file import load
@@ -35,7 +36,8 @@ def main() -> None:
     logging.basicConfig(level=arguments.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     config = load(EngineConfig, arguments.config)
     open_device_beside(config.device)
-    from stoker.engine.core.run import run_core  # imports torch, beside the opening of the device
+    digest_compiler_beside(config.device)
+    from stoker.engine.core.run import run_core  # imports torch, beside these threads
 
     quiet = QuietLimits(floor_s=arguments.quiet_s)
     run_core(config, arguments.address, arguments.work_dir, arguments.parent, quiet)

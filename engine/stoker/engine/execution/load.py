@@ -14,7 +14,7 @@ import torch
 from torch.distributed import ProcessGroup
 
 from stoker.engine.execution.kernel_cache import bound_kernel_caches
-from stoker.engine.execution.pass_shape import PassShape
+from stoker.engine.execution.pass_shape import PassShape, all_output_rows
 from stoker.engine.execution.peer_sums import group_sums
 from stoker.engine.execution.rank_place import RankPlace, place_of
 from stoker.engine.execution.runner import Runner
@@ -62,12 +62,13 @@ def load_runner(
     with beside_weights(plan, source.config, ops, device, sums):
         decoder = make_decoder(plan, source.config, ops, device, place)
         source.load_into(decoder, lambda done, total: progress(f"LoadingWeights {100 * done // max(total, 1)} %"))
+        if group is None:
+            load_output_kernels(decoder, plan.num_seats)
         progress("CompilingKernels")
     progress("AllocatingCache")
     runner = make_runner(plan, decoder, sums, place.links)
     if group is None:
         progress("CapturingGraphs")
-        runner.load_output_kernels()
         capture_first(runner, plan.capture_s, runner.capture)
     if lookups is not None:
         log.info("kernels at the start: %s", lookups.describe())
@@ -118,6 +119,24 @@ def make_runner(plan: EnginePlan, decoder: Decoder, sums: GroupSums | None, link
         sums=sums,
         links=links,
     )
+
+
+@torch.inference_mode()
+def load_output_kernels(decoder: Decoder, num_seats: int) -> None:
+    """Compute the output layer once for every number of rows that steps outside of graphs have; and make the rotary
+    table. All beside the kernel warm-up, which usually takes longer than the weights.
+
+    cuBLAS loads a kernel at its first use, which waits until the device is idle: in a busy server for one or two steps.
+    Samples beside prompts have no graph.
+    """
+    device = next(decoder.parameters()).device
+    if decoder.ops.kernels != "fused" or device.type != "cuda":
+        return
+    decoder.rope.on(device)
+    numbers = all_output_rows(num_seats)
+    hidden_PD = torch.zeros(numbers[0], decoder.config.hidden_size, dtype=decoder.head.weight.dtype, device=device)
+    for rows in numbers:
+        decoder.logits(hidden_PD[:rows])
 
 
 def capture_first(

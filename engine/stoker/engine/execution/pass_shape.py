@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 MOST_TOKENS = 2048
 TOKENS = (
     16, 32, 64, 96, 128, 192, 256, 320, 384, 512, 528, 544, 576, 640, 768, 896, 1024, 1280, 1536, 1792, MOST_TOKENS,
@@ -39,6 +41,10 @@ COVER_UNSAMPLED = (8, 64)
 """Decode shapes without output layer and sampler, beside the number of seats: for rows that request filters or more."""
 ROWS_PER_DECODE = 8
 """Rows of decodes that cost about as much as one of a prompt: few rows wait for the weights, not for products."""
+OUTPUT_ROWS = 8
+"""Samples outside of graphs are padded to a multiple of it."""
+FEW_OUTPUT_ROWS = 4
+"""So few are not: their kernels are others (`few_rows`)."""
 WORTH_ROWS = 512
 """Rows of padding that cost the device about as much as launching one by one costs the host."""
 
@@ -126,10 +132,21 @@ def decode_sizes(num_seats: int) -> tuple[int, ...]:
     return (*(size for size in sizes if size < num_seats), num_seats)
 
 
-def output_rows(num_seats: int) -> tuple[int, ...]:
-    """Numbers of rows for which the product of the output layer may have a kernel of its own, the largest first:
-    cuBLAS has tiles of every 8 rows."""
-    return tuple(reversed((*range(8, num_seats, 8), num_seats)))
+def output_rows(num_samples: int) -> int:
+    """Rows for which the output layer is computed where so many are sampled outside of a graph: cuBLAS may have another
+    kernel for any number of rows, and loads it at its first use, for which it waits until the device is idle."""
+    return num_samples if num_samples <= FEW_OUTPUT_ROWS else -(-num_samples // OUTPUT_ROWS) * OUTPUT_ROWS
+
+
+def padded_rows(sample_rows: np.ndarray) -> np.ndarray:
+    """The rows of samples, and the last of them again as padding."""
+    missing = output_rows(len(sample_rows)) - len(sample_rows)
+    return np.concatenate((sample_rows, np.repeat(sample_rows[-1:], missing)))
+
+
+def all_output_rows(num_seats: int) -> tuple[int, ...]:
+    """Every number of rows that `output_rows` returns, the largest first."""
+    return tuple(sorted({output_rows(number) for number in range(1, num_seats + 1)}, reverse=True))
 
 
 def mixed_shapes(num_seats: int, max_tokens: int) -> Iterator[PassShape]:

@@ -4,8 +4,8 @@ The host knows how far every sequence goes, so positions, slots and tables are b
 The tokens stay on the device: a sampled token is written into its seat's row, where the next step reads it. `launch`
 starts a step and returns at once where the device computes beside the host; the result waits for the device once. With
 fused kernels a step runs padded to a fixed size, as one graph (`step_graphs`), unless it is so long that the device is
-busy for several times as long as the launches take. Shape legend: T tokens of the step, C chunks, B samples, D hidden,
-V vocabulary, L longest sequence.
+busy for several times as long as the launches take. Shape legend: T tokens of the step, C chunks, B samples, P rows of
+samples and padding, D hidden, V vocabulary, L longest sequence.
 
 Called by an executor, one step at a time. It has no requests and no scheduler.
 """
@@ -23,7 +23,7 @@ from stoker.engine.errors import ExecutorLost
 from stoker.engine.execution.eager_pass import HALVED_TOKENS, EagerPass
 from stoker.engine.execution.launched_step import LaunchedStep, StepTiming, unpacked
 from stoker.engine.execution.pass_inputs import sample_places
-from stoker.engine.execution.pass_shape import MOST_TOKENS, PassShape, output_rows, pass_shapes
+from stoker.engine.execution.pass_shape import MOST_TOKENS, PassShape, padded_rows, pass_shapes
 from stoker.engine.execution.sampler import Logprobs, Rows, Sampled, banned, biased, raw_logprobs, sample, score
 from stoker.engine.execution.seats import DeviceSeatTables, SeatTables
 from stoker.engine.execution.stage_links import StageLinks, TokenWrite
@@ -252,18 +252,6 @@ class Runner:
         self.graphs.capture_shape(shape)
 
     @torch.inference_mode()
-    def load_output_kernels(self) -> None:
-        """Compute the output layer once for every number of rows that has a kernel of its own.
-
-        cuBLAS loads a kernel at its first use, which waits until the device is idle: in a busy server for one or two
-        steps. Samples beside prompts have any number of rows, and no graph.
-        """
-        if self.graphs is None or self.device.type != "cuda":
-            return
-        for rows in output_rows(len(self.seats.tables)):
-            self.model.logits(self.graphs.hidden[:rows])
-
-    @torch.inference_mode()
     def warm_up_sizes(self) -> None:
         """Compile kernels by steps of padding in every shape, decode shapes with and without the sampler's filters."""
         if self.graphs is None or self.hosted:
@@ -338,11 +326,13 @@ class Runner:
         if not len(seats_B):
             return None
         target_B = seats_B * self.tokens_SL.shape[1] + positions_B
-        rows_B, targets, seats, positions = self.staging.send(
-            rows.sample_rows, target_B, seats_B.astype(np.int32), positions_B.astype(np.int32)
+        rows_P = padded_rows(rows.sample_rows) if self.graphs is not None else rows.sample_rows
+        device_rows_P, targets, seats, positions = self.staging.send(
+            rows_P, target_B, seats_B.astype(np.int32), positions_B.astype(np.int32)
         )
-        is_front = np.array_equal(rows.sample_rows, np.arange(len(seats_B)))
-        logits_BV = self.model.logits(hidden_TD[: len(seats_B)] if is_front else hidden_TD.index_select(0, rows_B))
+        is_front = np.array_equal(rows_P, np.arange(len(rows_P)))
+        hidden_PD = hidden_TD[: len(rows_P)] if is_front else hidden_TD.index_select(0, device_rows_P)
+        logits_BV = self.model.logits(hidden_PD)[: len(seats_B)]
         if self.graphs is not None:
             return self._draw(logits_BV, Rows(self.values, seats_B, positions_B, self.device, masks), seats, positions)
         sampled = sample(

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stoker.engine.execution.pass_inputs import PassInputs, pack_inputs, packed_length, split
 from stoker.engine.execution.pass_shape import PassShape, PassShapes, lost_rows, stand_in
@@ -106,6 +106,7 @@ class StepGraphs:
         """`whole`: attention for the largest step, whose buffers all shapes share. `capture` None: no graphs."""
         self.model, self.cache, self.whole, self.agree = model, cache, whole, agree
         self.seats, self.staging, self.shapes, self.capture = seats, staging, shapes, capture
+        self.kinds = model.blocks_of_each_kind()
         self.graphs: dict[PassShape, Replay] = {}
         self.wanted: Counter[PassShape] = Counter()
         """Rows of padding that a shape without a graph would have saved, or what launching one by one costs in rows."""
@@ -177,7 +178,7 @@ class StepGraphs:
 
     def capture_shape(self, shape: PassShape) -> None:
         """Capture one shape, on all ranks together."""
-        self.warm_up(shape)  # compilation and allocation at a first call must not be captured
+        self.warm_up(shape, self.kinds)  # compilation and allocation at a first call must not be captured
         self._capture_graph(shape, self._pass(shape))
         self.wanted.pop(shape, None)
 
@@ -185,12 +186,12 @@ class StepGraphs:
         """Shapes whose graphs would have saved at least so many rows, the most first."""
         return (shape for shape, rows in self.wanted.most_common() if rows >= at_least)
 
-    def warm_up(self, shape: PassShape) -> None:
-        """Compute a step of padding alone."""
+    def warm_up(self, shape: PassShape, blocks: Sequence[nn.Module] | None = None) -> None:
+        """Compute a step of padding alone; through some blocks where others launch the same kernels."""
         held = self._pass(shape)
         rows = no_rows()
         self.staging.fill(held.packed, pack_inputs(shape, rows, rows.seats))
-        self._launch_kernels(shape, held)
+        self._launch_kernels(shape, held, blocks)
 
     def _capture_graph(self, shape: PassShape, held: _Pass) -> None:
         """Capture a shape. After a failure, or without memory, no more graphs are captured; steps go on without."""
@@ -212,11 +213,11 @@ class StepGraphs:
         log.warning("no graph of %s, nor of others: %s", shape, problem)
         self.capture = None
 
-    def _launch_kernels(self, shape: PassShape, held: _Pass) -> Tensor:
+    def _launch_kernels(self, shape: PassShape, held: _Pass, blocks: Sequence[nn.Module] | None = None) -> Tensor:
         """Launch all kernels of a pass. Nothing here depends on numbers that exist on the host only."""
         self._fill_pass(shape, held)
         stream_2TD = None if self.entering is None else self.entering[:, : shape.tokens]
-        hidden_TD = self.model.stage(PartOfPass(held.tokens, held.positions, held.attend), stream_2TD)
+        hidden_TD = self.model.stage(PartOfPass(held.tokens, held.positions, held.attend), stream_2TD, blocks)
         if not shape.samples:
             return self.hidden[..., : shape.tokens, :].copy_(hidden_TD)
         from stoker.engine.execution import step_kernels  # imports triton, which a machine without a GPU may lack

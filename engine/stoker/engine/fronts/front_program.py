@@ -22,9 +22,10 @@ from starlette.exceptions import HTTPException
 
 from stoker.engine.config import EngineConfig
 from stoker.engine.core.core_client import PATIENCE
+from stoker.engine.core_start import core_addresses
 from stoker.engine.fronts.acceptor import OFFER
 from stoker.engine.fronts.link import AskFailed, Link, LinkLost
-from stoker.engine.fronts.parts import app_of, core_addresses, front_of, joined, served_names
+from stoker.engine.fronts.parts import app_of, front_of, joined, served_names
 from stoker.engine.fronts.report import collected
 from stoker.engine.http.errors import ApiError
 from stoker.engine.http.load import REPORT_S, LoadShare

@@ -22,11 +22,6 @@ from stoker.pod.installed_version import installed_version
 from stoker.pod.tracing import Tracer
 
 
-def core_addresses(folder: Path, config: EngineConfig) -> tuple[str, ...]:
-    """What the sockets of the cores bind."""
-    return tuple(f"ipc://{folder}/core{number}" for number in range(config.parallelism.data))
-
-
 def joined(addresses: Sequence[str], watch: WatchLimits, identity: bytes = b"") -> Cores:
     """The link to one core, or to several that answer as one."""
     links = [CoreClient(address, watch, identity=identity) for address in addresses]

@@ -100,6 +100,33 @@ async def broken_rules(page: Page) -> list[str]:
     return rules + ([f"{wide} pixels wider than the window"] if wide > 0 else [])
 
 
+def test_no_list_scrolls_sideways_at_any_width(console: Stage) -> None:
+    async def story(page: Page) -> None:
+        for address, sign in PAGES:
+            await visit(page, address)
+            await page.locator(sign).first.wait_for()
+            for width in (1600, 1200, 1024, 800, 710, 390):
+                await page.set_viewport_size({"width": width, "height": 860})
+                assert await page.evaluate(SIDEWAYS) == [], f"{address} at {width}"
+        console.problems.clear()  # Chromium reports the 404
+
+    console.run(story)
+
+
+def test_columns_that_do_not_fit_fold_below_their_row_before_rows_become_cards(console: Stage) -> None:
+    async def story(page: Page) -> None:
+        row = page.get_by_role("row", name=LONGEST)
+        why, phase = row.locator("td", has=page.locator(".why")), row.locator("td").first
+        for width, form in ((1600, "wide"), (1200, "folded"), (390, "cards"), (1600, "wide")):
+            await page.set_viewport_size({"width": width, "height": 860})
+            await page.locator(f".scroll[data-form={form}]").wait_for()
+            below = await why.evaluate("one => one.offsetTop") > await phase.evaluate("one => one.offsetTop")
+            assert below == (form != "wide"), form
+            assert await why.inner_text() == WHY.strip(), "all of it is there in each form"
+
+    console.run(story)
+
+
 def test_a_narrow_screen_shows_rows_as_cards_that_keep_their_roles(console: Stage) -> None:
     async def story(page: Page) -> None:
         await page.set_viewport_size({"width": 390, "height": 860})
@@ -274,6 +301,13 @@ def test_everything_is_reached_by_keyboard(console: Stage) -> None:
         assert unnamed == []
 
     console.run(story)
+
+
+SIDEWAYS = """() => new Promise((done) => requestAnimationFrame(() => setTimeout(() => done(
+  [...document.querySelectorAll('html, main, .scroll, .nodes, .families, .long th, .long td')]
+    .filter((one) => one.scrollWidth > one.clientWidth + 1)
+    .map((one) => `${one.tagName}.${one.className} ${one.textContent.slice(0, 40)}`)))))"""
+"""What is wider than its room, after a frame in which tables took their form."""
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -147,6 +147,24 @@ def test_what_keeps_a_task_from_reading_is_told(tell: Tell) -> None:
     tell(story, config=GatewayConfig(metrics_task_wait_s=0))
 
 
+@pytest.mark.parametrize(
+    ("asked", "missing"),
+    [({"after_step": 2000}, ""), ({"after_step": 1990}, "1991 to 1998"), ({"until_step": 50}, "1 to 50")],
+)
+def test_only_steps_that_were_asked_for_and_reached_can_be_missing(
+    tmp_path: Path, asked: dict[str, int], missing: str
+) -> None:
+    async def story() -> None:
+        async with world("kubernetes", tmp_path) as found:
+            job = found.put_status(pinned(found), phase="Running")
+            found.pod(job, 0, "step 1999/3000  loss 2.5000  lr 3.0e-04  norm 0.90  310 tokens/s\n")
+            answer = (await found.client.get(METRICS, params=asked)).json()
+            assert answer["complete"] == (not missing)
+            assert (answer["missing"] or "").partition(":")[0] == (missing and f"steps {missing}")
+
+    asyncio.run(story())
+
+
 def test_a_caller_without_the_right_to_make_pods_is_told(tmp_path: Path) -> None:
     async def story() -> None:
         async with world("kubernetes", tmp_path) as found:

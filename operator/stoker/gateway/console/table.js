@@ -1,12 +1,13 @@
 // A table that keeps its rows: sorted by a column, filtered by a text, changed where an item changed.
 import { batched, el, fill } from "./dom.js";
 import { DASH } from "./format.js";
+import { keepForm, leastWidths } from "./room.js";
 
 /** Rows that are made or moved before one frame; as many are near what is in sight. */
 const SLICE = 100;
 
 /**
- * Make a table. A column: `{title, cell(item) -> text or node, sort(item)?, numeric?, width?}`.
+ * Make a table. A column: `{title, cell(item) -> text or node, sort(item)?, numeric?, width?, fold?}`.
  * `key(item)` is the item's identity, `version(item)` changes with what its row shows.
  *
  * A table that may become long gives each column a `width`: its least width in rem, and its share of what is left.
@@ -15,12 +16,13 @@ const SLICE = 100;
  * what its first column sorts by. A browser may leave the cells of a row out of its accessibility tree until it comes
  * into sight.
  *
- * On a narrow screen a row is a card, whose cells carry the titles of their columns. The style sheet lays a table out
- * otherwise than as one, which takes its roles away: they are written.
+ * Where the columns do not fit, those that `fold` go below their row, and where the others do not fit either, a row is
+ * a card, whose cells carry the titles of their columns: nothing scrolls sideways. A table without widths is cards in
+ * less than `least` rem. The style sheet lays a table out otherwise than as one, which takes its roles away: they are
+ * written.
  */
-export function table({ caption, columns, key, version, empty, filter, sort = null }) {
-  const widths = columns.map((column) => column.width);
-  const long = widths.every((width) => width > 0);
+export function table({ caption, columns, key, version, empty, filter, sort = null, least = 44 }) {
+  const long = columns.every((column) => column.width > 0);
   const rows = new Map();
   let items = [],
     order = sort ?? { column: -1, down: false },
@@ -34,7 +36,7 @@ export function table({ caption, columns, key, version, empty, filter, sort = nu
     { class: "scroll" },
     el(
       "table",
-      { class: long ? "long" : null, role: "table", "aria-label": caption, style: layout(long, widths) },
+      { class: long ? "long" : null, role: "table", "aria-label": caption, style: long ? layout(columns) : {} },
       el("thead", { role: "rowgroup" }, el("tr", { role: "row" }, heads)),
       body,
     ),
@@ -64,13 +66,15 @@ export function table({ caption, columns, key, version, empty, filter, sort = nu
     none,
   );
 
+  keepForm(scroll, long ? leastWidths(columns) : { least, folded: least });
   const place = placing(body, row);
 
   function head(column, index) {
     const sortable = Boolean(column.sort);
     const button =
       sortable && el("button", { type: "button", class: "sort", on: { click: () => turn(index) } }, column.title);
-    const properties = { scope: "col", role: "columnheader", class: column.numeric ? "number" : null };
+    const kinds = [column.numeric && "number", column.fold && "fold"].filter(Boolean);
+    const properties = { scope: "col", role: "columnheader", class: kinds.join(" ") || null };
     return el("th", properties, button || column.title);
   }
 
@@ -93,7 +97,8 @@ export function table({ caption, columns, key, version, empty, filter, sort = nu
   }
 
   function cell(column, first, shown) {
-    const kinds = [column.numeric && "number", (!shown || shown === DASH) && "none"].filter(Boolean);
+    const nothing = !shown || shown === DASH;
+    const kinds = [column.numeric && "number", column.fold && "fold", nothing && "none"].filter(Boolean);
     return el(
       first ? "th" : "td",
       {
@@ -172,13 +177,10 @@ function placing(body, row) {
   };
 }
 
-/** The widths of a long table, for its style sheet. */
-function layout(long, widths) {
-  if (!long) return {};
-  return {
-    "--columns": widths.map((width) => `minmax(${width}rem, ${width}fr)`).join(" "),
-    "--least": `${widths.reduce((sum, width) => sum + width, 0)}rem`,
-  };
+/** The columns of a long table for its style sheet: all of them, and those that do not fold. */
+function layout(columns) {
+  const tracks = (some) => some.map(({ width }) => `minmax(${width}rem, ${width}fr)`).join(" ");
+  return { "--columns": tracks(columns), "--unfolded": tracks(columns.filter((column) => !column.fold)) };
 }
 
 /** Compare by a value; what has none comes last. */

@@ -183,11 +183,10 @@ def _not_covered(job: Object, found: History, span: Span) -> str:
 
 def _missing_in_pods(job: Object, found: History, pods: Sequence[Object], span: Span, why: str) -> str:
     """Explain which steps have no metrics; empty when all have."""
-    first = found.points[0].step if found.points else None
-    reached = _reached(job)
-    if (first is None and not reached) or (first is not None and first <= span.after + _every(job)):
+    asked = _reached(job) if span.until is None else min(_reached(job), span.until)
+    last = found.points[0].step - 1 if found.points else asked
+    if last < span.after + _every(job):
         return ""
-    last = reached if first is None else first - 1
     gone = "the log of the job's pods has no line about them" if pods else "the pods that logged them are gone"
     return f"steps {span.after + 1} to {last}: {gone}; {why}"
 

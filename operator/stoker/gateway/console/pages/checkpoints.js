@@ -52,7 +52,7 @@ export function show(main, page) {
         cell: (one) => number(one.metadata.validation_loss),
       },
       { title: "Size", width: 5.5, numeric: true, sort: (one) => one.size_bytes, cell: (one) => bytes(one.size_bytes) },
-      { title: "Used by", width: 9, cell: (one) => users(one.in_use_by).join(", ") },
+      { title: "Used by", width: 9, fold: true, cell: (one) => users(one.in_use_by).join(", ") },
       { title: "Saved", width: 6.5, sort: (one) => one.timestamp, cell: (one) => moment(one.timestamp) },
       {
         title: "Action",

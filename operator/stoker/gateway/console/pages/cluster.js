@@ -107,19 +107,19 @@ function gpuTable() {
     version: (gpu) => JSON.stringify(gpu),
     filter: (gpu) => `${gpu.node.node_id} ${gpu.gpu}`,
     columns: [
-      { title: "GPU", width: 23, sort: (gpu) => gpu.gpu, cell: (gpu) => gpu.gpu },
-      { title: "Node", width: 10, sort: (gpu) => gpu.node.node_id, cell: (gpu) => gpu.node.node_id },
-      { title: "Use", width: 11, sort: (gpu) => gpu.utilization, cell: (gpu) => meter(gpu.utilization, "Use", {}) },
-      { title: "Memory", width: 11, sort: part, cell: (gpu) => meter(part(gpu), "Memory") },
+      { title: "GPU", width: 20.5, sort: (gpu) => gpu.gpu, cell: (gpu) => gpu.gpu },
+      { title: "Node", width: 9, sort: (gpu) => gpu.node.node_id, cell: (gpu) => gpu.node.node_id },
+      { title: "Use", width: 10, sort: (gpu) => gpu.utilization, cell: (gpu) => meter(gpu.utilization, "Use", {}) },
+      { title: "Memory", width: 10, sort: part, cell: (gpu) => meter(part(gpu), "Memory") },
       {
         title: "Memory used",
-        width: 12,
+        width: 10.5,
         numeric: true,
         sort: (gpu) => gpu.memory_used,
         cell: (gpu) =>
           gpu.memory_used === null ? DASH : `${bytes(gpu.memory_used)} of ${bytes(gpu.memory_total)}`,
       },
-      { title: "Measured by", width: 8, cell: (gpu) => SOURCES[gpu.node.gpu_source] },
+      { title: "Measured by", width: 7.5, cell: (gpu) => SOURCES[gpu.node.gpu_source] },
     ],
   });
 }

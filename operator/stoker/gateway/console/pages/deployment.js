@@ -142,6 +142,7 @@ function trafficFacts(found, rates) {
 function poolTable() {
   return table({
     caption: "Pools",
+    least: 31,
     empty: "No pool yet.",
     key: (one) => one.name,
     version: (one) => one.version,
@@ -193,6 +194,7 @@ function scalingPanel() {
 function engineTable() {
   return table({
     caption: "Engines",
+    least: 48,
     empty: "No engine yet.",
     key: (one) => one.pod_name,
     version: (one) => one.version,
@@ -212,6 +214,7 @@ function engineTable() {
 function revisionTable(back) {
   return table({
     caption: "Revisions",
+    least: 31,
     empty: "No revision yet.",
     key: (one) => one.name,
     version: (one) => one.version,

@@ -36,7 +36,7 @@ export function show(main, page) {
         width: 9,
         cell: (one) => one.pools.map((pool) => `${pool.name} ${pool.ready}/${pool.replicas}`).join(", "),
       },
-      { title: "Why it does not serve", width: 13, cell: (one) => why(one.message) },
+      { title: "Why it does not serve", width: 13, fold: true, cell: (one) => why(one.message) },
       { title: "Namespace", width: 6.5, sort: (one) => one.namespace, cell: (one) => one.namespace },
       {
         title: "Age",

@@ -61,6 +61,7 @@ export async function show(main, page, [place, name]) {
 
   const points = new Map();
   let newest = 0,
+    gaps = [],
     avoided = [],
     saved = [],
     pods = null;
@@ -83,7 +84,9 @@ export async function show(main, page, [place, name]) {
         missing.textContent = `The history of metrics cannot be read: ${error.message}`;
         return;
       }
-      missing.textContent = found.missing ? `Not covered: ${found.missing}` : "";
+      gaps = gaps.filter((one) => one.after < newest); // what was asked again is answered anew
+      if (found.missing) gaps.push({ after: newest, text: found.missing });
+      missing.textContent = gaps.length ? `Not covered: ${gaps.map((one) => one.text).join("; ")}` : "";
       for (const point of found.points) points.set(point.step, { ...points.get(point.step), ...point });
       newest = Math.max(newest, ...found.points.slice(-1).map((point) => point.step));
       drawPlots();

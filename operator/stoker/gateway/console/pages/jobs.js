@@ -19,7 +19,7 @@ export function show(main, page) {
           el("a", { href: jobLink(job.namespace, job.job_name), data: { focus: job.job_id } }, job.job_name),
       },
       { title: "Phase", width: 7.5, sort: (job) => job.phase, cell: (job) => badge(job.phase) },
-      { title: "Step", width: 12, numeric: true, sort: (job) => job.metrics.step, cell: (job) => progress(job) },
+      { title: "Step", width: 11, numeric: true, sort: (job) => job.metrics.step, cell: (job) => progress(job) },
       {
         title: "Loss",
         width: 4.5,
@@ -48,8 +48,8 @@ export function show(main, page) {
         sort: (job) => job.metrics.restarts,
         cell: (job) => count(job.metrics.restarts),
       },
-      { title: "Why it is not running", width: 13, cell: (job) => why(job.message) },
-      { title: "Namespace", width: 6.5, sort: (job) => job.namespace, cell: (job) => job.namespace },
+      { title: "Why it is not running", width: 13, fold: true, cell: (job) => why(job.message) },
+      { title: "Namespace", width: 6, sort: (job) => job.namespace, cell: (job) => job.namespace },
       {
         title: "Age",
         width: 5.5,

@@ -76,7 +76,7 @@ HISTORIES = st.lists(
 )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @example((2, 1), [("survivor", 0), ("pass", 9), ("suspend", 0), ("pass", 9), ("silent", 0)])
 @given(st.sampled_from([(2, 0), (2, 1), (3, 1)]), HISTORIES)
 def test_the_lost_node_is_blamed_for_free_in_any_order_of_events(

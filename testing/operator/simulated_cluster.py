@@ -217,6 +217,7 @@ class SimulatedCluster:
         actions += [partial(self._patch, patch.ref, patch.body) for patch in plan.patch]
         actions += [partial(self._scale, scale.ref, scale.replicas) for scale in plan.scale]
         actions += [partial(self._delete_ref, ref) for ref in plan.delete]
+        actions += [partial(self._remove, Key(ref.kind, ref.namespace, ref.name)) for ref in plan.force_delete]
         actions += [partial(self.calls.append, (call.pod.name, call.path, dict(call.body))) for call in plan.calls]
         actions += [partial(self.events.append, event.reason) for event in plan.events]
         if plan.finalizers is not None and set(held) - set(plan.finalizers):

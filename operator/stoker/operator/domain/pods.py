@@ -22,6 +22,8 @@ PLACEMENT_GATE = f"{PREFIX}/placement"
 """Holds a pod until the operator has chosen a node for each pod of its gang."""
 MAIN = "main"
 """Name of the container that does the work."""
+_LOST_CONTAINER = frozenset({"ContainerStatusUnknown", "Unknown"})
+"""What a kubelet says of a container that its node knows nothing of any more, as after a power cut."""
 GRACE_S = 30.0
 """Kubernetes' default from the request to go until the kill."""
 
@@ -228,5 +230,7 @@ def _kubelet_detail(status: Mapping[str, Any], terminated: Mapping[str, Any]) ->
 
 def _is_disrupted(status: Mapping[str, Any]) -> bool:
     if status.get("reason") in {"Evicted", "NodeLost", "Preempting", "Shutdown", "NodeShutdown", "Terminated"}:
+        return True
+    if _terminated(status).get("reason") in _LOST_CONTAINER:
         return True
     return any(c["type"] == "DisruptionTarget" and c["status"] == "True" for c in status.get("conditions", ()))

@@ -47,6 +47,20 @@ def first_failure(pods: Iterable[Object]) -> Ending | None:
     """
     failed = [pod for pod in pods if pod_state(pod) is PodState.FAILED]
     endings = [_ending(pod, exit_of(pod)) for pod in failed]
+    return root_cause(endings)
+
+
+def first_removal(pods: Iterable[Object]) -> Ending | None:
+    """The stop of a pod that another client deletes and that has not ended yet: its peers may miss it before it ends.
+
+    Only for pods of an attempt that goes on: those of one that is over are deleted by the operator.
+    """
+    leaving = (pod for pod in pods if pod_state(pod) is PodState.TERMINATING)
+    return root_cause(_removal(pod) for pod in leaving)
+
+
+def root_cause(endings: Iterable[Ending]) -> Ending | None:
+    """The ending that explains the others; of equal causes the one of the lowest node rank."""
     return min(endings, key=_root_cause_first, default=None)
 
 
@@ -95,6 +109,12 @@ def _ending(pod: Object, exit_: PodExit) -> Ending:
         pod=str(pod["metadata"]["name"]),
         disrupted=exit_.disrupted or exit_.refused,
     )
+
+
+def _removal(pod: Object) -> Ending:
+    name = str(pod["metadata"]["name"])
+    node, node_rank = str(pod["spec"].get("nodeName", "")), label_number(pod, NODE_RANK)
+    return Ending(Cause.INTERRUPTED, f"pod {name} is being deleted", None, None, None, node_rank, node, name, True)
 
 
 def _root_cause_first(ending: Ending) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from stoker.operator.reconcile.trainingjob.bind import bind
 from stoker.operator.reconcile.trainingjob.end import after_end, clean_up, stall
 from stoker.operator.reconcile.trainingjob.follow import follow
 from stoker.operator.reconcile.trainingjob.outcome import JobOutcome
-from stoker.operator.reconcile.trainingjob.recover import recover
+from stoker.operator.reconcile.trainingjob.recover import explain, recover
 from stoker.operator.reconcile.trainingjob.resize import elastic_condition, next_look_s, resize
 from stoker.operator.reconcile.trainingjob.start import start
 from stoker.operator.reconcile.trainingjob.status import derive_status
@@ -36,7 +36,7 @@ def _decide(view: TrainingView) -> JobOutcome:
         return after_end(view)
     if view.intent.never_accepted and view.attempt is None and not view.job.spec.run.cancel:
         return stall("NotSupported", view.intent.text)
-    outcome = stop(view) or apply_edit(view) or recover(view) or start(view) or _resized(view)
+    outcome = explain(view) or stop(view) or apply_edit(view) or recover(view) or start(view) or _resized(view)
     return by_deadline(view, outcome)
 
 

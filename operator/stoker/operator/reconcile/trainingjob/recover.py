@@ -10,7 +10,15 @@ from stoker.operator.domain.conditions import Health
 from stoker.operator.domain.labels import NODE_RANK
 from stoker.operator.domain.plan import Event, Plan
 from stoker.operator.domain.pods import ended_by_itself, label_number
-from stoker.operator.domain.recovery import Ending, disruption, exhausted, first_failure, lost_pod
+from stoker.operator.domain.recovery import (
+    Ending,
+    disruption,
+    exhausted,
+    first_failure,
+    first_removal,
+    lost_pod,
+    root_cause,
+)
 from stoker.operator.domain.text import shortened
 from stoker.operator.reconcile.trainingjob.attempt import (
     completed,
@@ -27,18 +35,44 @@ from stoker.operator.reconcile.trainingjob.view import TrainingView
 from stoker.operator.render.names import stem
 from stoker.pod.causes import Action, Cause
 
+_CONSEQUENCES = frozenset({Cause.PEER_LOST, Cause.HANG, Cause.RANK_FAILED})
+"""What a rank reports also where only a peer of it is lost."""
+
 
 def recover(view: TrainingView) -> JobOutcome | None:
     """Act on a confirmed end of the running attempt, before anything else."""
     attempt = view.attempt
-    if attempt is None:
+    if attempt is None or attempt.ended_at is not None:
         return None
-    if attempt.ended_at is not None:
-        return _explain(view, attempt)
     if completed(view):
         return finish(view, "Completed", Health.READY, "Completed", "")
-    ending = first_failure(view.gang) or _lost(view, attempt)
+    ending = _root_cause(view, attempt)
     return _after_failure(view, attempt, ending) if ending is not None else None
+
+
+def explain(view: TrainingView) -> JobOutcome | None:
+    """Replace the recorded failure with its root cause while the attempt's pods terminate.
+
+    A lost node is detected late and kubelets report exits in any order, so the first failure seen may be a peer's. A
+    retry after a lost node is not counted. It comes before a stop, whose pods are the same: what ended the attempt
+    counts also for the run that goes on later.
+    """
+    attempt = view.attempt
+    failure = attempt.failure if attempt is not None and attempt.ended_at is not None else None
+    if attempt is None or failure is None or failure.action != Action.RETRY:
+        return None
+    ending = _disruption(view) or _origin(view, attempt, failure)
+    return _explained(view, attempt, ending) if ending is not None else None
+
+
+def _root_cause(view: TrainingView, attempt: Attempt) -> Ending | None:
+    """The most telling end of a pod: by its exit, or because another client removed it or is removing it.
+
+    A pod that is being deleted may still save, so it ends nothing by itself.
+    """
+    failed, lost = first_failure(view.gang), _lost(view, attempt)
+    leaving = first_removal(view.gang) if failed is not None else None
+    return root_cause(found for found in (failed, lost, leaving) if found is not None)
 
 
 def _after_failure(view: TrainingView, attempt: Attempt, ending: Ending) -> JobOutcome:
@@ -72,12 +106,12 @@ def _after_failure(view: TrainingView, attempt: Attempt, ending: Ending) -> JobO
 def _action(view: TrainingView, attempt: Attempt, ending: Ending) -> Action:
     """The table's action, or Fail where it cannot help: the budget is spent, or nothing older can be resumed.
 
-    A lost peer is a consequence. Whether its node is lost, so that the retry is free, is known once the last pod has
-    gone.
+    What a lost peer causes is a consequence: others miss it, hang or raise. Whether its node is lost, so that the retry
+    is free, is known once the last pod has gone.
     """
     action = ending.action
     if action is Action.RETRY and exhausted(failures_without_progress(view) + 1, view.job.spec.run.backoff_limit):
-        cause_may_come = ending.cause is Cause.PEER_LOST and bool(view.live)
+        cause_may_come = ending.cause in _CONSEQUENCES and bool(view.live)
         return Action.RETRY if cause_may_come else Action.FAIL
     own = {found.status.folder for found in view.checkpoints}
     if action is Action.RESUME_OLDER and (attempt.resumed_from is None or attempt.resumed_from.folder not in own):
@@ -85,18 +119,7 @@ def _action(view: TrainingView, attempt: Attempt, ending: Ending) -> Action:
     return action
 
 
-def _explain(view: TrainingView, attempt: Attempt) -> JobOutcome | None:
-    """Replace the recorded failure with its root cause while the attempt's pods terminate.
-
-    A lost node is detected late and kubelets report exits in any order, so the first failure seen may be a peer's. A
-    retry after a lost node is not counted.
-    """
-    failure = attempt.failure
-    if failure is None or failure.action != Action.RETRY:
-        return None
-    ending = _disruption(view) or _origin(view, attempt, failure)
-    if ending is None:
-        return None
+def _explained(view: TrainingView, attempt: Attempt, ending: Ending) -> JobOutcome:
     explained = _failure(view, ending, ending.action)
     message = f"{ending.cause}: {ending.detail}".rstrip(": ")
     failures = failures_without_progress(view) - (ending.action is Action.RETRY_FREE)

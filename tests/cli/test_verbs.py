@@ -93,9 +93,10 @@ def test_a_name_that_is_near_is_proposed(server: KubeServer) -> None:
         ["delete", "tj/pretrian"],
     ):
         assert "did you mean pretrain?" in run(server, *words, code=1)
-    assert "unknown kind 'trainingjub', did you mean trainingjob; known are" in run(
-        server, "get", "trainingjub", code=64
-    )
+    words_meant = {"trainingjub": "trainingjob", "jobs": "trainingjobs", "deployment": "inferencedeployment"}
+    for word, meant in words_meant.items():
+        told = run(server, "get", word, code=64)
+        assert f"unknown kind '{word}', did you mean {meant}; known are trainingjobs (tj), checkpoints (ckpt)" in told
 
 
 def test_several_objects_are_deleted_and_many_only_with_yes(server: KubeServer) -> None:

@@ -83,8 +83,14 @@ def find_kind(word: str) -> Kind:
     for kind in KINDS.values():
         if word.lower() in {kind.name.lower(), kind.plural, kind.short} - {""}:
             return kind
-    known = ", ".join(kind.plural for kind in KINDS.values())
-    near = get_close_matches(
-        word.lower(), [name.lower() for kind in KINDS.values() for name in (kind.name, kind.plural)]
-    )
-    raise ValueError(f"unknown kind {word!r}{f', did you mean {near[0]}' if near else ''}; known are {known}")
+    meant = _meant(word.lower())
+    known = ", ".join(f"{kind.plural} ({kind.short})" if kind.short else kind.plural for kind in KINDS.values())
+    raise ValueError(f"unknown kind {word!r}{f', did you mean {meant}' if meant else ''}; known are {known}")
+
+
+def _meant(word: str) -> str:
+    """The name that ends like the word (job, deployments), else the nearest one; empty where none is near."""
+    names = [name.lower() for kind in KINDS.values() for name in (kind.name, kind.plural)]
+    ends = [name for name in names if len(word) > 2 and name.endswith(word)]
+    near = ends or get_close_matches(word, names)
+    return near[0] if near else ""

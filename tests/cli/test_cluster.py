@@ -45,8 +45,8 @@ def test_submit_get_describe_delete(server: KubeServer, tmp_path: Path) -> None:
 
 def test_what_the_cluster_refuses_is_an_exit_code_and_a_message(server: KubeServer, tmp_path: Path) -> None:
     refused = run(server, "submit", "-f", manifest(tmp_path, nonsense=1), code=64)
-    assert refused.startswith("trainingjob/run refused: ")
-    assert "nonsense" in refused
+    assert refused.startswith('trainingjob/run refused: TrainingJob.stoker.dev "run" is invalid: spec.nonsense: ')
+    assert "'Nope!' is no namespace: lower-case letters" in run(server, "get", "tj", "-n", "Nope!", code=2)
     assert "does not exist" in run(server, "describe", "tj/nothing", code=1)
     assert "does not exist" in run(server, "delete", "tj", "nothing", code=1)
     assert "unknown kind 'spaceships'" in run(server, "get", "spaceships", code=64)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +18,7 @@ from stoker.cli.log_stream import LogStream, Look
 from stoker.cli.object_source import Missing
 from stoker.cli.run_history import PathError
 from stoker.cli.targets import Target
-from stoker.operator.cluster.interface import ClusterError, Conflict, NotFound, Unauthorized
+from stoker.operator.cluster.interface import ClusterError, Conflict, Invalid, NotFound, Unauthorized
 from stoker.operator.cluster.kinds import KINDS, Kind
 from stoker.operator.cluster.kube.connection import ApiConnection
 from stoker.operator.cluster.kube.credentials import (
@@ -36,6 +37,8 @@ from stoker.pod.control_key import new_private_key
 
 MANAGER = "stoker-cli"
 QPS, BURST = 50, 100
+REQUEST = re.compile(r"^[A-Z]+ /\S+: ")
+"""The request that an error names first; a refusal names the object and the field itself."""
 T = TypeVar("T")
 Choose = Callable[[list[Object], Object | None], tuple[list[Object], bool]]
 
@@ -67,7 +70,7 @@ class ClusterClient:
             return f"{error}: the credentials of {source} are not accepted; log in again, or choose another --context"
         if type(error) is ClusterError:
             return f"the API server of {source} does not answer: {error}"
-        return str(error)
+        return REQUEST.sub("", str(error)) if isinstance(error, Invalid) else str(error)
 
     def objects(self, kind: str, *, namespace: str | None = None) -> list[Object]:
         """List the objects of a kind."""

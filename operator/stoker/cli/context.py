@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,11 +17,26 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+"""A label of DNS (RFC 1123)."""
+
+
+def checked_namespace(_context: click.Context, _option: click.Parameter, name: str | None) -> str | None:
+    """Return the namespace, or end the command where no namespace can have this name."""
+    if name is None or NAMESPACE.fullmatch(name):
+        return name
+    raise click.BadParameter(f"{name!r} is no namespace: lower-case letters, digits and '-' inside, 63 at most")
+
 
 def cluster_options(command: F) -> F:
     """Add --namespace, --context and --kubeconfig."""
     options = (
-        click.option("-n", "--namespace", help="Namespace of the objects [default: that of the context]."),
+        click.option(
+            "-n",
+            "--namespace",
+            callback=checked_namespace,
+            help="Namespace of the objects [default: that of the context].",
+        ),
         click.option("--context", help="Context of the kubeconfig [default: the current one]."),
         click.option("--kubeconfig", help="Kubeconfig file [default: $KUBECONFIG or ~/.kube/config]."),
     )

@@ -10,8 +10,8 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -316,5 +316,11 @@ def test_a_core_that_started_before_its_front_failed_is_ended(tmp_path: Path) ->
     assert ended.returncode == EXIT_CODES[Cause.INTERNAL], ended.stderr
     assert "in use" in (tmp_path / "end").read_text()
     assert not list((tmp_path / "work").iterdir())
-    commands = [one.read_bytes() for one in Path("/proc").glob("[0-9]*/cmdline") if one.exists()]
-    assert not [command for command in commands if str(tmp_path).encode() in command]
+    assert not [command for command in command_lines() if str(tmp_path).encode() in command]
+
+
+def command_lines() -> Iterator[bytes]:
+    """Command lines of the running processes; one that ends meanwhile has none."""
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            yield file.read_bytes()

@@ -90,7 +90,7 @@ def test_a_later_slice_of_the_layers_takes_an_update(
     server.step([(SEQUENCES[1], 16, 17, table)])  # leaves its plan behind
     x_TD, update_TD = torch.randn(2, 1, 48, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
     part = PartOfPass(SEQUENCES[1][16:17], torch.tensor([16]), server.attend)
-    ours, theirs = decoder._in_one_call(x_TD, update_TD, part), decoder._computed(x_TD, update_TD, part)
+    ours, theirs = decoder._in_one_call(x_TD, update_TD, part), decoder._computed(x_TD, update_TD, part, decoder.blocks)
     assert ours is not None
     assert torch.equal(ours[0], theirs[0])
     assert torch.equal(ours[1], theirs[1])

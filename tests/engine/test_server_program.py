@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -297,12 +298,12 @@ async def _load(http: httpx.AsyncClient, done: asyncio.Event) -> int:
 
 
 def test_a_core_that_started_before_its_front_failed_is_ended(tmp_path: Path) -> None:
-    with closing(bind_tcp("127.0.0.1", 0)) as taken:
+    with closing(bind_tcp("127.0.0.1", 0)) as taken, TemporaryDirectory() as short:  # sockets lie in a short path only
         taken.listen()
         config = {
             "model": {"path": "/models/tiny"},
             "listen": {"port": taken.getsockname()[1], "host": "127.0.0.1"},
-            "work_dir": str(tmp_path / "work"),
+            "work_dir": short,
             "termination_log": str(tmp_path / "end"),
         }
         file = tmp_path / "config.json"
@@ -313,10 +314,10 @@ def test_a_core_that_started_before_its_front_failed_is_ended(tmp_path: Path) ->
             text=True,
             check=False,
         )
-    assert ended.returncode == EXIT_CODES[Cause.INTERNAL], ended.stderr
-    assert "in use" in (tmp_path / "end").read_text()
-    assert not list((tmp_path / "work").iterdir())
-    assert not [command for command in command_lines() if str(tmp_path).encode() in command]
+        assert ended.returncode == EXIT_CODES[Cause.INTERNAL], ended.stderr
+        assert "in use" in (tmp_path / "end").read_text()
+        assert not list(Path(short).iterdir())
+        assert not [command for command in command_lines() if short.encode() in command]
 
 
 def command_lines() -> Iterator[bytes]:

@@ -14,6 +14,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from stoker.engine.config import (
     CacheConfig,
+    CacheEventsConfig,
     DiskConfig,
     EngineApiConfig,
     EngineConfig,
@@ -75,6 +76,12 @@ SECTIONS: list[tuple[type[BaseModel], type[BaseModel], set[str], set[str]]] = [
         {"apiKeyFile", "allowedOrigins", "toolCallParser", "reasoningParser"},
     ),
     (engine_settings.TransferSettings, TransferConfig, set(), {"listen", "keyFile", "transports"}),
+    (
+        engine_settings.CacheEventSettings,
+        CacheEventsConfig,
+        {"port", "replayPort"},
+        {"endpoint", "replayEndpoint", "rank"},
+    ),
     (pool.EngineParallelism, EngineParallelismConfig, set(), set()),
     (
         inferencedeployment.ServedModel,
@@ -88,7 +95,7 @@ SECTIONS: list[tuple[type[BaseModel], type[BaseModel], set[str], set[str]]] = [
         set(),
         {
             *("identity", "listen", "terminationLog", "workDir", "model", "parallelism", "gracePeriodSeconds"),
-            *("timeline", "captureSeconds", "role", "cacheEvents", "replica"),
+            *("timeline", "captureSeconds", "role", "replica"),
         },
     ),
 ]
@@ -142,6 +149,15 @@ def test_the_runtime_section_is_part_of_both_programs_configurations() -> None:
 def test_the_routers_settings_are_in_the_deployment() -> None:
     settings = set(wire(inferencedeployment.RouterSettings))
     assert set(wire(RouterConfig)) - settings == OPERATOR_SETS - {"name"} | ROUTERS_OWN
+
+
+def test_the_events_of_a_manifest_are_those_of_the_engine_with_its_defaults() -> None:
+    changes = {"metadata.uid": "3b1f", "spec.engine": {"cacheEvents": {"port": 5557, "replayPort": 5657}}}
+    manifest = Admission.from_folder(ROOT / "crds").admit(changed(DEPLOYMENT, changes))
+    deployment = read(inferencedeployment.InferenceDeployment, manifest)
+    rendered = engine_template(deployment, deployment.spec.pools[0], ModelSource("/model"), Settings())["config"]
+    wanted = CacheEventsConfig(endpoint="tcp://0.0.0.0:5557", replay_endpoint="tcp://0.0.0.0:5657")
+    assert parse(EngineConfig, rendered).cache_events == wanted
 
 
 def test_experts_wait_in_main_memory_from_the_manifest_to_a_running_engine(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field
 
 from stoker.operator.api.metadata import KeyRef
 from stoker.operator.api.pod_fields import Runtime
-from stoker.operator.api.value import Count, Fraction, Name, Value, rule, rules
+from stoker.operator.api.value import Count, Fraction, Name, Port, Value, rule, rules
 
 
 class DiskSettings(Value):
@@ -122,6 +122,51 @@ class TransferSettings(Value):
     """What the way between engines must be: an engine without it is not ready."""
 
 
+class CacheEventSettings(Value):
+    """Events of the prefix cache, in the form of vLLM's."""
+
+    port: Port
+    """Where subscribers connect; each copy of the model (`data`) has the next one."""
+    replay_port: Port | None = None
+    """Where they ask for what they missed."""
+    topic: Annotated[str, Field(max_length=256)] = ""
+    buffer_steps: Count = 10000
+    """Batches kept for those who ask."""
+    hwm: Annotated[int, Field(ge=0, le=2**31 - 1)] = 100000
+    """Batches that wait for a slow subscriber; 0: no limit."""
+
+
+def _port_is_free(first: int, last: str) -> str:
+    """CEL: none of the ports `x` to `x + d - 1` lies between the two."""
+    return f"(x > {last} || x + d <= {first})"
+
+
+_OWN_PORTS = (
+    _port_is_free(8000, "8000"),
+    f"(p.role == 'colocated' || {_port_is_free(8101, '8101 + 2 * p.parallelism.tensor')})",
+    f"(p.podsPerReplica == 1 || {_port_is_free(29500, '29500')})",
+)
+"""As `domain.settings` has them; a test compares the two."""
+
+CACHE_EVENT_RULES = (
+    rule(
+        "!has(self.engine.cacheEvents) || self.engine.cache.prefixCache",
+        "cacheEvents needs cache.prefixCache true",
+        field=".engine.cacheEvents",
+    ),
+    rule(
+        "!has(self.engine.cacheEvents) || [self.engine.cacheEvents].all(e, self.pools.all(p,"
+        " [p.parallelism.data].all(d, (!has(e.replayPort) || e.replayPort >= e.port + d || e.port >= e.replayPort + d)"
+        " && [e.port, has(e.replayPort) ? e.replayPort : e.port].all(x,"
+        f" x + d <= 65536 && {' && '.join(_OWN_PORTS)}))))",
+        "port and replayPort, each with data - 1 ports behind it, must be apart, at most 65535 and none of the"
+        " engine's: 8000; with roles 8101 to 8101 + 2 x tensor; with several pods 29500",
+        field=".engine.cacheEvents",
+    ),
+)
+"""Of the deployment's spec: what cacheEvents needs beside the other settings and the pools."""
+
+
 class EngineSettings(Runtime):
     """Settings of every engine of the deployment."""
 
@@ -137,3 +182,5 @@ class EngineSettings(Runtime):
     api: EngineApi = EngineApi()
     transfer: TransferSettings | None = None
     """Of prefill and decode pools."""
+    cache_events: CacheEventSettings | None = None
+    """Default: no events."""

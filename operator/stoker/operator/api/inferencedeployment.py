@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from stoker.operator.api.engine_settings import EngineSettings
+from stoker.operator.api.engine_settings import CACHE_EVENT_RULES, EngineSettings
 from stoker.operator.api.enginepool import ReplicaStart
 from stoker.operator.api.metadata import EditableStatus, JobRef, LocalRef, Resource
 from stoker.operator.api.pod_fields import SmallPod
@@ -213,6 +213,7 @@ class InferenceDeploymentSpec(Value):
                 field=".engine.transfer",
                 reason="FieldValueForbidden",
             ),
+            *CACHE_EVENT_RULES,
             rule(
                 "!has(self.router.models) || !has(self.model.names)"
                 " || self.router.models.all(m, !(m.name in self.model.names))",

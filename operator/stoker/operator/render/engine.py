@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.operator.api.engine_settings import CacheSettings, DiskSettings, TransferSettings
+from stoker.operator.api.engine_settings import CacheEventSettings, CacheSettings, DiskSettings, TransferSettings
 from stoker.operator.api.enginepool import EnginePool, EngineTemplate, Revision
 from stoker.operator.api.inferencedeployment import InferenceDeployment
 from stoker.operator.api.pool import Pool
@@ -305,6 +305,8 @@ def _config(deployment: InferenceDeployment, pool: Pool, source: ModelSource, se
     plain = engine.model_dump(mode="json", exclude_none=True)
     plain.pop("transfer", None)
     plain["cache"] |= _tiers_config(engine.cache)
+    if engine.cache_events is not None:
+        plain["cache_events"] = _cache_events_config(engine.cache_events)
     plain["scheduler"]["aging_s"] = plain["scheduler"].pop("aging_seconds")
     api = plain.pop("api")
     if api.pop("api_key_secret_ref", None) is not None:
@@ -350,6 +352,15 @@ def _tiers_config(cache: CacheSettings) -> dict[str, Any]:
         paths = [f"{STORE_FOLDER}/{claim}" for claim in own.claim_names]
         tiers["store"] = {"paths": paths, "replicas": own.replicas, "bytes": own.bytes, "ttl_s": own.ttl_seconds}
     return tiers
+
+
+def _cache_events_config(events: CacheEventSettings) -> dict[str, Any]:
+    """Render the events of the prefix cache, which subscribers get at the pod's address."""
+    config = events.model_dump(mode="json", exclude={"port", "replay_port"})
+    config["endpoint"] = f"tcp://0.0.0.0:{events.port}"
+    if events.replay_port is not None:
+        config["replay_endpoint"] = f"tcp://0.0.0.0:{events.replay_port}"
+    return config
 
 
 def _replica_config(pool: Pool) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any
 from stoker.operator.cluster.local.addresses import Addresses, Host
 
 ANY_HOST = ("0.0.0.0", "::", "")
+ANY_TCP = "tcp://0.0.0.0:"
 CONFIG_SUFFIXES = (".json", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf", ".env")
 """Suffixes of files that are rewritten; others are data of the user."""
 _LABEL = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
@@ -66,14 +67,21 @@ class Rewriter:
         return self.text(content)
 
     def json(self, value: Any) -> Any:
-        """Rewrite every string in a JSON value; a section `listen` gets this pod's own address and port."""
+        """Rewrite every string in a JSON value; `listen` and `tcp://0.0.0.0:PORT` get this pod's address and port."""
         if isinstance(value, str):
-            return self.text(value)
+            return self._tcp(value) if value.startswith(ANY_TCP) else self.text(value)
         if isinstance(value, list):
             return [self.json(inner) for inner in value]
         if isinstance(value, Mapping):
             return {key: self._listen(inner) if key == "listen" else self.json(inner) for key, inner in value.items()}
         return value
+
+    def _tcp(self, text: str) -> str:
+        """Rewrite `tcp://0.0.0.0:PORT`, where a program listens over ZeroMQ."""
+        port = text.removeprefix(ANY_TCP)
+        if not port.isdecimal():
+            return self.text(text)
+        return f"tcp://{self.addresses.ip(self.own)}:{self.addresses.port(self.own, int(port))}"
 
     def _listen(self, section: Any) -> Any:
         if isinstance(section, str):

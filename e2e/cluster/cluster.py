@@ -30,8 +30,8 @@ from e2e.cluster.spec import NodeSpec, check_name, default_nodes, parse_nodes
 from e2e.cluster.waiting import wait_until
 from e2e.images.store import ImageStore
 
-LOST_AFTER_S = 6
-"""Silence after which a node is NotReady."""
+LOST_AFTER_S = 12
+"""Silence after which a node is NotReady: six heartbeats, some of which a loaded machine may keep a live node from."""
 READY_S = 60.0
 
 

@@ -30,7 +30,7 @@ VALUES: dict[str, Any] = {
     "replicas": 2,
     "nodeSelector": {_ROLE: ""},
     "tolerations": [{"key": _ROLE, "operator": "Exists"}],
-    "workloads": {"nodeLostSeconds": 2, "elastic": ELASTIC},
+    "workloads": {"nodeLostSeconds": 4, "elastic": ELASTIC},
     "config": {"poll": {"interval_s": 0.5}},
 }
 

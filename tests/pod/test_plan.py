@@ -288,7 +288,8 @@ def test_activations_of_a_layer_by_hand() -> None:
     assert split["gate and up"] == 2 * 16
     assert split["norms"] == 2 * 16
     shared = job(TINY, 1, 1, 16, tensor=2, sequence_parallel=True)
-    assert {item.name: item.bytes_per_token for item in layer_tensors(shared)}["norms"] == 16
+    kept_cut = {item.name: item.bytes_per_token for item in layer_tensors(shared)}
+    assert (kept_cut["residual sums"], kept_cut["gathered norms"]) == (16, 32), "products keep the tokens of all ranks"
 
 
 def test_full_recompute_keeps_the_inputs_and_one_layer() -> None:

@@ -2,7 +2,7 @@
 
 As the fused kernels keep them: sums before and results after both norms, the projections of q, k and v, their rotated
 copies, attention's result, gate and up, and their product. In fp8 the inputs of products are kept in one byte, but not
-with `selective`, which computes them again.
+with `selective`, which computes them again. With sequence parallelism products keep the gathered tokens of all ranks.
 """
 
 from __future__ import annotations
@@ -39,6 +39,11 @@ def keeps_casts(job: Job) -> bool:
     return job.precision == "fp8" and job.layout.recompute != "selective"
 
 
+def norms_name(job: Job) -> str:
+    """Return the name of what products keep of both norms: with sequence parallelism no result of a norm."""
+    return "gathered norms" if job.layout.sequence_parallel else "norms"
+
+
 def layer_tensors(job: Job) -> list[Kept]:
     """Return what one layer keeps of one token."""
     model, layout, size = job.model, job.layout, job.value_bytes
@@ -46,11 +51,11 @@ def layer_tensors(job: Job) -> list[Kept]:
     heads = model.num_heads * model.head_dim * size / layout.tensor
     kv_heads = model.num_kv_heads * model.head_dim * size / layout.tensor
     products = 2.0 / layout.tensor
-    normed, attended = (model.hidden_size, heads / size) if keeps_casts(job) else (stream, 0.0)
-    second = stream if model.num_experts else normed  # experts take two bytes
+    whole, attended = (model.hidden_size, heads / size) if keeps_casts(job) else (model.hidden_size * size, 0.0)
+    second = model.hidden_size * size if model.num_experts else whole  # experts take two bytes
     found = [
         Kept("residual sums", 2 * stream, 0.0),
-        Kept("norms", normed + second, 4 * stream * COPY_WORK),
+        Kept(norms_name(job), whole + second, 4 * stream * COPY_WORK),
         Kept("q, k and v", heads + 2 * kv_heads, products * model.hidden_size * (heads + 2 * kv_heads) / size),
         Kept("rotated q and k", heads + kv_heads, 2 * (heads + kv_heads) * COPY_WORK),
         Kept(

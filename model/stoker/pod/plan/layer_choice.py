@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import product
 from typing import Literal
 
-from stoker.pod.plan.activations import Kept, Recomputed, layer_tensors, router_bytes
+from stoker.pod.plan.activations import Kept, Recomputed, layer_tensors, norms_name, router_bytes
 from stoker.pod.plan.budget import Cost, choose_cheapest, fullest_moment, least_room
 from stoker.pod.plan.context import exchanged_bytes
 from stoker.pod.plan.job import Job
@@ -296,12 +296,12 @@ def layer_cost(job: Job, choice: LayerChoice) -> Cost:
 def _half(job: Job, half: Half) -> tuple[dict[Cheap, Kept], list[Kept]]:
     """Return what a half of a block keeps of one token: results that can be computed again alone, and others."""
     tensors = {item.name: item for item in layer_tensors(job)}
-    norms, size = tensors.pop("norms"), job.value_bytes
+    norms, size = tensors.pop(norms_name(job)), job.value_bytes
     norm = Kept("norm", norms.bytes_per_token / 2, norms.work_per_token / 2)
     cheap: dict[Cheap, Kept] = {}
     others: list[Kept] = []
     if job.layout.sequence_parallel:  # products keep gathered tokens, which are no result of a norm
-        others.append(Kept("gathered norm", job.model.hidden_size * float(size), norm.work_per_token))
+        others.append(norm)
     elif half == "attention":
         cheap["attention norm"] = norm
     else:

@@ -9,18 +9,18 @@
 P17 is Llama-3.1-8B's shape, P18 70B's, P19 Qwen3-30B-A3B's: milliseconds per token of one stream (128 in, 512 out),
 output tokens per second of nano-vllm's 256 requests, milliseconds of one prompt of 8,192 tokens. `:nccl` sums over NCCL
 alone. `:profile` writes the kernels of a decode step of one stream. Each figure is printed and written as soon as it is
-measured. The last line is JSON of all.
+measured. Several rows run in a process each. The last line is JSON of all.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import logging
 import os
 import socket
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -96,17 +96,33 @@ def main() -> None:
         work(arguments.worker, arguments.link)
         return
     arguments.out.mkdir(parents=True, exist_ok=True)
-    results: dict[str, Any] = {}
-    for spec in arguments.rows:
-        label = spec.replace(":", "-").replace("=", "")
-        row = measure_sums if spec == "sums" else measure
-        found = tried(partial(row, spec, arguments.tensor, arguments.out / f"ranks-{label}"), arguments.limit_s)
-        results[label] = found
-        if isinstance(found, str):
-            print(f"{label}: {found}", flush=True)
-        gc.collect()
-        torch.cuda.empty_cache()
-    print(json.dumps(results), flush=True)
+    run = in_own_process if len(arguments.rows) > 1 else measure_row
+    print(json.dumps({label_of(spec): run(spec, arguments) for spec in arguments.rows}), flush=True)
+
+
+def label_of(spec: str) -> str:
+    return spec.replace(":", "-").replace("=", "")
+
+
+def in_own_process(spec: str, arguments: argparse.Namespace) -> dict[str, Any] | str:
+    """A row that fails leaves its process group open, in which no other row could start."""
+    result = arguments.out / f"ranks-{label_of(spec)}.json"
+    result.unlink(missing_ok=True)
+    options = ["--out", arguments.out, "--limit-s", arguments.limit_s, "--tensor", arguments.tensor]
+    ended = subprocess.run([sys.executable, __file__, spec, *map(str, options)], check=False)
+    if not result.exists():
+        return f"no figure; exit code {ended.returncode}"
+    found: dict[str, Any] = json.loads(result.read_text())
+    return found
+
+
+def measure_row(spec: str, arguments: argparse.Namespace) -> dict[str, Any] | str:
+    row = measure_sums if spec == "sums" else measure
+    out = arguments.out / f"ranks-{label_of(spec)}"
+    found = tried(partial(row, spec, arguments.tensor, out), arguments.limit_s)
+    if isinstance(found, str):
+        print(f"{label_of(spec)}: {found}", flush=True)
+    return found
 
 
 # An engine.

@@ -97,7 +97,7 @@ def overlapped_differences(group: ProcessGroup | None) -> list[float]:
         x_tD, weight_ED = torch.randn(tokens, 6), torch.randn(4, 6)
         x_TD = gather_tokens(torch.randn(tokens, 6), group)
         for inputs, overlapped, steps in (
-            (x_tD, gather_linear, lambda x, w, g: F.linear(gather_tokens(x, g), w)),
+            (x_tD, partial(gather_linear, ops=Ops()), lambda x, w, g: F.linear(gather_tokens(x, g), w)),
             (x_TD, linear_scatter, lambda x, w, g: scatter_tokens(F.linear(x, w), g)),
         ):
             values = []

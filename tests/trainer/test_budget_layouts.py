@@ -50,6 +50,7 @@ RANKS: dict[str, tuple[Layout, ModelConfig, dict[str, Any]]] = {
     "Ulysses": (Layout(context=2), WIDE, {"parallelism__context_method": "Ulysses"}),
     "sequence parallel": (Layout(tensor=2), WIDE, CUT),
     "sequence parallel, adapters": (Layout(tensor=2), WIDE, {**CUT, **LORA}),
+    "sequence parallel, experts": (Layout(tensor=2), SPARSE, CUT),
     "sequence parallel, fp8": (Layout(tensor=2), LONG, {**CUT, **FP8}),
     "sequence parallel, fp8 by rows": (Layout(tensor=2), LONG, {**CUT, **FP8, "memory__fp8_recipe": "Rowwise"}),
 }

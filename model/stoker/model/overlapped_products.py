@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from stoker.model.kernels.grad_destination import grad_destination, weight_gradient
+from stoker.model.kernels.ops import Ops
 from stoker.model.kernels.weight_queue import later, now_or_later
 from stoker.model.tensor_group import shard_size
 
@@ -22,12 +23,15 @@ SPLITS = 2
 """Parts of a product whose sums over the ranks are on their way while the next part is computed."""
 
 
-def gather_linear(x_tD: Tensor, weight_ED: Tensor, group: ProcessGroup) -> Tensor:
+def gather_linear(x_tD: Tensor, weight_ED: Tensor, group: ProcessGroup, ops: Ops) -> Tensor:
     """Return y_TE = linear(gather_tokens(x)): the rank's own tokens are multiplied while the others arrive.
 
-    Backward sends the input's gradient while it computes the weight's.
+    Backward sends the input's gradient while it computes the weight's. The gathered tokens are kept for it, unless
+    `ops` notes how to get them back.
     """
-    y_TE: Tensor = GatherLinear.apply(x_tD, weight_ED, group)
+    x_TD = x_tD.new_empty(x_tD.shape[0] * dist.get_world_size(group), x_tD.shape[1])
+    ops.note_gathered(x_TD, x_tD, group)
+    y_TE: Tensor = GatherLinear.apply(x_tD, weight_ED, x_TD, group)
     return y_TE
 
 
@@ -45,21 +49,21 @@ def linear_scatter(x_TD: Tensor, weight_ED: Tensor, group: ProcessGroup) -> Tens
 
 class GatherLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_tD: Tensor, weight_ED: Tensor, group: ProcessGroup) -> Tensor:
-        x_TD, y_TE = gathered_product(x_tD, weight_ED.t(), group)
+    def forward(ctx: Any, x_tD: Tensor, weight_ED: Tensor, x_TD: Tensor, group: ProcessGroup) -> Tensor:
+        y_TE = gathered_product(x_tD, weight_ED.t(), x_TD, group)
         ctx.save_for_backward(x_TD, weight_ED)
         ctx.group, ctx.destination, ctx.later = group, grad_destination(weight_ED), later(weight_ED)
         return y_TE
 
     @staticmethod
-    def backward(ctx: Any, grad_TE: Tensor) -> tuple[Tensor, Tensor | None, None]:
+    def backward(ctx: Any, grad_TE: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         x_TD, weight_ED = ctx.saved_tensors
         grad_TD = grad_TE @ weight_ED
         own_tD = grad_TD.new_empty(grad_TD.shape[0] // dist.get_world_size(ctx.group), grad_TD.shape[1])
         sent = started(dist.reduce_scatter_tensor(own_tD, grad_TD, group=ctx.group, async_op=True))
         grad_weight = gradient_of_weight(ctx, grad_TE, x_TD)
         sent.wait()
-        return own_tD, grad_weight, None
+        return own_tD, grad_weight, None, None
 
 
 class LinearScatter(torch.autograd.Function):
@@ -72,7 +76,9 @@ class LinearScatter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_tE: Tensor) -> tuple[Tensor, Tensor | None, None]:
         x_TD, weight_ED = ctx.saved_tensors
-        grad_TE, grad_TD = gathered_product(grad_tE.contiguous(), weight_ED, ctx.group)
+        grad_tE = grad_tE.contiguous()
+        grad_TE = grad_tE.new_empty(x_TD.shape[0], grad_tE.shape[1])
+        grad_TD = gathered_product(grad_tE, weight_ED, grad_TE, ctx.group)
         return grad_TD, gradient_of_weight(ctx, grad_TE, x_TD), None
 
 
@@ -83,10 +89,9 @@ def gradient_of_weight(ctx: Any, grad_TE: Tensor, x_TD: Tensor) -> Tensor | None
     return now_or_later(ctx.later, lambda: weight_gradient(grad_TE, x_TD, ctx.destination))
 
 
-def gathered_product(x_tD: Tensor, columns_DE: Tensor, group: ProcessGroup) -> tuple[Tensor, Tensor]:
-    """Return the ranks' tokens one after another, x_TD, and x_TD @ columns."""
+def gathered_product(x_tD: Tensor, columns_DE: Tensor, x_TD: Tensor, group: ProcessGroup) -> Tensor:
+    """Write the ranks' tokens one after another into x_TD; return x_TD @ columns."""
     tokens, rank = x_tD.shape[0], dist.get_rank(group)
-    x_TD = x_tD.new_empty(tokens * dist.get_world_size(group), x_tD.shape[1])
     y_TE = x_tD.new_empty(x_TD.shape[0], columns_DE.shape[1])
     arriving = started(dist.all_gather_into_tensor(x_TD, x_tD.contiguous(), group=group, async_op=True))
     own = slice(rank * tokens, (rank + 1) * tokens)
@@ -95,7 +100,7 @@ def gathered_product(x_tD: Tensor, columns_DE: Tensor, group: ProcessGroup) -> t
     for others in (slice(0, own.start), slice(own.stop, x_TD.shape[0])):
         if others.start < others.stop:
             torch.mm(x_TD[others], columns_DE, out=y_TE[others])
-    return x_TD, y_TE
+    return y_TE
 
 
 def scattered_product(x_TD: Tensor, columns_DE: Tensor, group: ProcessGroup) -> Tensor:

@@ -69,10 +69,12 @@ class ColumnParallelLinear(nn.Module):
 
     def forward(self, x_tD: Tensor) -> Tensor:
         if self.group is not None and self.sequence_parallel and not self.adapters and self.ops.is_plain(self.weight):
-            y_TE = gather_linear(x_tD, self.weight, self.group)
+            y_TE = gather_linear(x_tD, self.weight, self.group, self.ops)
             return y_TE if self.bias is None else y_TE + self.bias
         enter = gather_tokens if self.sequence_parallel else copy_to_group
         x_TD = enter(x_tD, self.group)
+        if self.group is not None and self.sequence_parallel:
+            self.ops.note_gathered(x_TD, x_tD, self.group)
         y_TE = self.ops.linear(x_TD, self.weight, self.bias)
         return self._adapted(x_TD, y_TE) if self.adapters else y_TE
 

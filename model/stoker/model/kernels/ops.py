@@ -130,6 +130,9 @@ class Ops(ExpertOps):
             raise ValueError(f"embedding: tokens must be packed in one dim, not {tuple(tokens_T.shape)}")
         return self.impl.embedding(tokens_T, weight_VD)
 
+    def note_gathered(self, x_TD: Tensor, x_tD: Tensor, group: ProcessGroup) -> None:
+        """Called before tokens x_tD are used gathered, as x_TD: operations that save memory may free those again."""
+
     def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
         """Normalise the last dim; statistics in float32, result in x's dtype."""
         if x_TD.shape[-1:] != weight_D.shape:

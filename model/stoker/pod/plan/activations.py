@@ -30,18 +30,13 @@ products miss of it.
 """
 
 
-CHEAP_NAMES = ("norms", "rotated q and k", "activated")
+CHEAP_NAMES = ("attention norm", "rotated q and k", "feed-forward norm", "activated")
 """Tensors that element-wise kernels make, which `selective` computes again."""
 
 
 def keeps_casts(job: Job) -> bool:
     """Whether backward gets the inputs of products in eight bits."""
     return job.precision == "fp8" and job.layout.recompute != "selective"
-
-
-def norms_name(job: Job) -> str:
-    """Return the name of what products keep of both norms: with sequence parallelism no result of a norm."""
-    return "gathered norms" if job.layout.sequence_parallel else "norms"
 
 
 def layer_tensors(job: Job) -> list[Kept]:
@@ -53,9 +48,11 @@ def layer_tensors(job: Job) -> list[Kept]:
     products = 2.0 / layout.tensor
     whole, attended = (model.hidden_size, heads / size) if keeps_casts(job) else (model.hidden_size * size, 0.0)
     second = model.hidden_size * size if model.num_experts else whole  # experts take two bytes
+    is_gathered_for_experts = bool(model.num_experts) and layout.sequence_parallel
     found = [
         Kept("residual sums", 2 * stream, 0.0),
-        Kept(norms_name(job), whole + second, 4 * stream * COPY_WORK),
+        Kept("attention norm", whole, 2 * stream * COPY_WORK),
+        Kept("gathered tokens" if is_gathered_for_experts else "feed-forward norm", second, 2 * stream * COPY_WORK),
         Kept("q, k and v", heads + 2 * kv_heads, products * model.hidden_size * (heads + 2 * kv_heads) / size),
         Kept("rotated q and k", heads + kv_heads, 2 * (heads + kv_heads) * COPY_WORK),
         Kept(

@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import product
 from typing import Literal
 
-from stoker.pod.plan.activations import Kept, Recomputed, layer_tensors, norms_name, router_bytes
+from stoker.pod.plan.activations import Kept, Recomputed, layer_tensors, router_bytes
 from stoker.pod.plan.budget import Cost, choose_cheapest, fullest_moment, least_room
 from stoker.pod.plan.context import exchanged_bytes
 from stoker.pod.plan.job import Job
@@ -26,6 +26,8 @@ CHEAP: dict[Half, tuple[Cheap, ...]] = {
     "feed-forward": ("feed-forward norm", "activated"),
 }
 """Results of cheap operations, by the half of a block that makes them."""
+LINK_WORK = 2000.0
+"""Operations in the time of one byte from another rank: a GPU's peak to its links' rate, less what products miss."""
 ORDER_BYTES = 16.0
 """Of a row that came from another rank of `expert`: its place in the order of experts, and the inverse."""
 
@@ -130,7 +132,7 @@ def planned_activations(job: Job, rank: PipelineRank | None = None) -> float:
 def mean_recomputed(job: Job) -> Recomputed:
     """Return what the layers keep and compute again on average; of `again` what any layer does."""
     choices = layer_choices(job)
-    costs = [layer_cost(job, choice) for choice in choices]
+    costs = [_computed(job, choice) for choice in choices]
     names = dict.fromkeys(name for choice in choices for name in choice.names())
     kept, work = sum(cost.kept for cost in costs), sum(cost.work for cost in costs)
     return Recomputed(kept / len(costs), tuple(names), work / len(costs))
@@ -265,7 +267,24 @@ def all_options(job: Job) -> list[LayerChoice]:
 
 
 def layer_cost(job: Job, choice: LayerChoice) -> Cost:
-    """Return bytes and work of a layer for one token.
+    """Return bytes and work of a layer for one token; what the ranks of `tensor` send again counts as work."""
+    cost = _computed(job, choice)
+    return replace(cost, work=cost.work + LINK_WORK * sent_again(job, choice))
+
+
+def sent_again(job: Job, choice: LayerChoice) -> float:
+    """Return the bytes of one token that a rank sends over `tensor` for what a layer computes again.
+
+    A half ends in a sum over the ranks, twice a pass of its rows; a norm's result is gathered for the product after it.
+    """
+    layout, row = job.layout, job.model.hidden_size * float(job.value_bytes)
+    kept = {item.name for item in layer_tensors(job)} if layout.sequence_parallel else set()
+    norms = sum(name in kept for name in choice.cheap if name.endswith("norm"))
+    return (2 * len(choice.halves) + norms) * row * (layout.tensor - 1) / layout.tensor
+
+
+def _computed(job: Job, choice: LayerChoice) -> Cost:
+    """The cost without what is sent.
 
     A half whose input alone is kept holds both parts of the residual stream; one that is kept holds their sum.
     """
@@ -295,17 +314,10 @@ def layer_cost(job: Job, choice: LayerChoice) -> Cost:
 
 def _half(job: Job, half: Half) -> tuple[dict[Cheap, Kept], list[Kept]]:
     """Return what a half of a block keeps of one token: results that can be computed again alone, and others."""
-    tensors = {item.name: item for item in layer_tensors(job)}
-    norms, size = tensors.pop(norms_name(job)), job.value_bytes
-    norm = Kept("norm", norms.bytes_per_token / 2, norms.work_per_token / 2)
-    cheap: dict[Cheap, Kept] = {}
+    tensors, size = {item.name: item for item in layer_tensors(job)}, job.value_bytes
+    norm: Cheap = "attention norm" if half == "attention" else "feed-forward norm"
+    cheap: dict[Cheap, Kept] = {norm: tensors[norm]} if norm in tensors else {}
     others: list[Kept] = []
-    if job.layout.sequence_parallel:  # products keep gathered tokens, which are no result of a norm
-        others.append(norm)
-    elif half == "attention":
-        cheap["attention norm"] = norm
-    else:
-        cheap["feed-forward norm"] = norm
     if half == "attention":
         rotated = tensors["rotated q and k"]
         others += [tensors["q, k and v"], tensors["attention"]]
@@ -317,7 +329,7 @@ def _half(job: Job, half: Half) -> tuple[dict[Cheap, Kept], list[Kept]]:
         cheap["activated"] = _at_fullest_load(job, tensors["activated"])
         names = ("dispatched tokens", "gate and up")
         others += [_at_fullest_load(job, tensors[name]) for name in names if name in tensors]
-        others += [tensors[name] for name in ("router", "experts' results") if name in tensors]
+        others += [tensors[name] for name in ("gathered tokens", "router", "experts' results") if name in tensors]
         if job.model.num_experts:
             others.append(Kept("router in fp32", router_bytes(job.model, size), 0.0))
         if job.layout.expert > 1:

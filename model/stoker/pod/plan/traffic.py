@@ -7,6 +7,7 @@ from typing import Literal
 
 from stoker.pod.plan.context import context_sent
 from stoker.pod.plan.job import Job
+from stoker.pod.plan.layer_choice import layer_choices, sent_again
 from stoker.pod.plan.memory import SUM_BYTES, sends_each
 from stoker.pod.plan.stage import Parameters, PipelineRank, pipeline_ranks, rank_parameters
 
@@ -74,10 +75,13 @@ def _zero(job: Job, parameters: Parameters) -> list[Flow]:
 
 
 def _tensor(job: Job, rank: PipelineRank) -> Flow:
-    """Two sums over the ranks in forward and two in backward of each layer, each twice a pass of its rows."""
-    rows = job.micro_batches * job.tokens * job.model.hidden_size * job.value_bytes
-    passes = 8 + (4 if job.layout.recompute == "full" else 0)
-    sent = passes * rank.layers * rows * _others(job.layout.tensor)
+    """Two sums over the ranks in forward and two in backward of each layer, each twice a pass of its rows; and what
+    backward sends again.
+    """
+    choices = layer_choices(job)
+    again = sum(sent_again(job, choice) for choice in choices) / len(choices)
+    once = 8 * job.model.hidden_size * job.value_bytes * _others(job.layout.tensor)
+    sent = job.micro_batches * job.tokens * rank.layers * (once + again)
     return Flow(purpose="tensor parallel", link=link_of(job, "tensor"), bytes=sent, hidden=False)
 
 

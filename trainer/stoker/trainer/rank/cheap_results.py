@@ -2,7 +2,7 @@
 
 Products and attention keep their results, and so does the residual stream. Norms, rotations and SwiGLU, whose results
 are inputs of products and attention, are computed again when backward asks for them: the same kernels on the same
-inputs, so the gradients have the same bits.
+inputs, so the gradients have the same bits. With sequence parallelism the result of a norm is gathered again, too.
 
 `RecomputingOps` notes how each result was made; `CheapResults` gives it back. Both belong to one rank's forward pass,
 which sets before each part of a block what of it is noted (`RecomputingOps.again`).
@@ -18,10 +18,12 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.utils.checkpoint import checkpoint
 
 from stoker.model.kernels.ops import Ops
 from stoker.model.kernels.rotation import Rotation
+from stoker.model.tensor_group import gathered
 from stoker.pod.capabilities import KernelsName
 from stoker.trainer.rank.saved_tensors import Keeper, Restore
 
@@ -126,6 +128,11 @@ class RecomputingOps(Ops):
         if "norm" in self.again:
             self.cheap.note([normed_TD], partial(self.impl.rms_norm, eps=eps), total_TD, weight_D)
         return normed_TD, total_TD
+
+    def note_gathered(self, x_TD: Tensor, x_tD: Tensor, group: ProcessGroup) -> None:
+        """Backward gathers them again; every rank of the group reaches that at the same place of its graph."""
+        if "norm" in self.again:
+            self.cheap.note([x_TD], partial(gathered, group=group), x_tD)
 
     def swiglu(self, gate_up_TF: Tensor) -> Tensor:
         activated_TF: Tensor = self._from_inputs(super().swiglu, gate_up_TF)

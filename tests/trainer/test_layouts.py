@@ -141,6 +141,8 @@ PIPELINE = (
     Layout(pipeline=2, stages=2, shard=2, zero_stage=3, changes=ZERO_BUBBLE, model=DEEP),
     Layout(pipeline=2, tensor=2, shard=2, zero_stage=3, changes={**SEQUENCE, **SELECTIVE}, model=TIED),
     Layout(pipeline=2, tensor=2, changes={**ZERO_BUBBLE, **SEQUENCE, **SELECTIVE}),
+    Layout(pipeline=4, changes=ZERO_BUBBLE, model=DEEP),
+    Layout(pipeline=4, shard=2, zero_stage=3, model=DEEP),
     Layout(pipeline=2, shard=2, zero_stage=3, changes=within(0.00015)),
     Layout(pipeline=2, stages=2, changes={**INTERLEAVED, **within(0.00028)}, model=DEEP),
 )

@@ -72,6 +72,10 @@ FOUR = (
     Layout(pipeline=2, shard=2, model=MODEL, zero_stage=3, recompute=True),
     Layout(pipeline=2, shard=2, model=replace(MODEL, tie_embeddings=False), zero_stage=3, changes=ZERO_BUBBLE),
     Layout(context=2, shard=2, expert=2, model=EXPERTS),
+    *(
+        Layout(pipeline=4, model=replace(MODEL, num_layers=4), changes={"parallelism__pipeline_schedule": schedule})
+        for schedule in ("GPipe", "OneFOneB", "ZeroBubble")
+    ),
 )
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import httpx
+import msgpack
+import zmq
 from click.testing import CliRunner
 
 from stoker.cli.local import local
@@ -16,6 +19,7 @@ from testing.stories.story_cluster import StoryCluster
 def test_two_ranks_train_a_model_that_is_served_from_its_newest_verified_checkpoint(cluster: StoryCluster) -> None:
     chat = deployment("teller", {"checkpointSelector": {"jobRef": {"name": "tell"}}})
     chat["spec"]["pools"][0] |= {"ranksPerPod": 2, "parallelism": {"tensor": 2}}
+    chat["spec"]["engine"]["cacheEvents"] = {"port": 5557, "replayPort": 5657, "topic": "kv"}
     training = job("tell", {"workers.ranksPerPod": 2})
     cluster.apply(corpus(), claim("checkpoints"), claim("logs"), training, chat)
 
@@ -44,6 +48,34 @@ def test_two_ranks_train_a_model_that_is_served_from_its_newest_verified_checkpo
         answer = client.post("/v1/completions", json=body).json()
     assert answer["usage"]["completion_tokens"] == 24
     assert "met" in answer["choices"][0]["text"]
+    _told_subscribers_what_its_cache_holds(cluster, answer["usage"]["total_tokens"])
+
+
+def _told_subscribers_what_its_cache_holds(cluster: StoryCluster, tokens: int) -> None:
+    """As a router of vLLM's would ask for the events that it missed."""
+    (pod,) = cluster.all("Pod", role="engine")
+    first, *others = _kept_events(f"tcp://{pod['status']['podIP']}:5657")
+    assert first == ["AllBlocksCleared"]
+    stored = [event for event in others if event[0] == "BlockStored"]
+    assert stored[0][2] is None, "the first block of a prompt has no parent"
+    assert all(len(ids) == len(hashes) * size for _, hashes, _, ids, size, *_ in stored)
+    size = stored[0][4]
+    assert sum(len(event[1]) for event in stored) == (tokens - 1) // size > 0
+
+
+def _kept_events(endpoint: str) -> list[Any]:
+    """Return the events of all batches that an engine has kept."""
+    found: list[Any] = []
+    context = zmq.Context()
+    with context, context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RCVTIMEO, 60_000)
+        socket.connect(endpoint)
+        socket.send_multipart((b"", (0).to_bytes(8, "big")))
+        while batch := socket.recv_multipart()[2]:  # the last answer has none
+            _, events, _ = msgpack.unpackb(batch)
+            found += events
+    return found
 
 
 def _tells_where_the_start_of_its_engine_went(cluster: StoryCluster) -> None:

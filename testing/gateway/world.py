@@ -76,8 +76,8 @@ class ServedAddresses(Addresses):
         self.served: dict[tuple[Host, int], int] = {}
         """The port of this machine that serves a host's port."""
 
-    def port(self, host: Host, port: int) -> int:
-        return self.served.get((host, port)) or super().port(host, port)
+    def port(self, host: Host, port: int, run: int = 1) -> int:
+        return self.served.get((host, port)) or super().port(host, port, run)
 
 
 @dataclass

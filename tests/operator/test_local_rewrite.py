@@ -9,7 +9,7 @@ import pytest
 
 from stoker.operator.cluster.local.addresses import AddressError, Addresses, Host
 from stoker.operator.cluster.local.reservations import Reservations
-from stoker.operator.cluster.local.rewrite import Rewriter
+from stoker.operator.cluster.local.rewrite import TCP_PORTS, Rewriter
 
 
 def rewriter(mode: str = "loopback", **paths: str) -> Rewriter:
@@ -74,6 +74,16 @@ def test_ports_are_given_out_by_name_and_the_rendezvous_follows() -> None:
     url = found.text("http://job-0.job.team.svc:8080")
     assert url == f"http://127.0.0.1:{listen['port']}"
     assert found.addresses.port(Host("pod", "team", "job-1"), 8080) != listen["port"]
+
+
+def test_a_program_that_listens_over_zeromq_has_the_ports_behind_for_its_copies() -> None:
+    addresses, own = Addresses("ports", lambda _: True), Host("pod", "team", "chat-0")
+    config = {"endpoint": "tcp://0.0.0.0:5557", "replay_endpoint": "tcp://0.0.0.0:5559"}
+    found = Rewriter("team", own, {}, addresses).json(config)
+    first, replay = (int(found[name].removeprefix("tcp://127.0.0.1:")) for name in config)
+    others = {addresses.port(Host("pod", "team", f"chat-{number}"), 8000) for number in range(1, 9)}
+    assert not others & {*range(first, first + TCP_PORTS), *range(replay, replay + TCP_PORTS)}
+    assert abs(first - replay) >= TCP_PORTS
 
 
 def test_data_is_never_rewritten() -> None:

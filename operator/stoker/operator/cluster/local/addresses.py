@@ -10,7 +10,7 @@ import json
 import logging
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -72,13 +72,18 @@ class Addresses:
             self._save()
         return self._hosts[name]
 
-    def port(self, host: Host, port: int) -> int:
-        """The local port of the host's `port`. Ports that only root may open move up: 80 is 8080, 443 is 8443."""
+    def port(self, host: Host, port: int, run: int = 1) -> int:
+        """The local port of the host's `port`. Ports that only root may open move up: 80 is 8080, 443 is 8443.
+
+        `run`: so many local ports from there on are the host's.
+        """
         if self.mode == "loopback":
             return port if port >= FIRST_FREE_PORT else port + MOVED_BY
         name = f"{'/'.join(host)}:{port}"
         if name not in self._ports:
-            self._ports[name] = next(self._free_ports())
+            first = self._free_run(run)
+            self._ports[name] = first
+            self._ports |= {f"{name}+{place}": first + place for place in range(1, run)}
             self._save()
         return self._ports[name]
 
@@ -90,12 +95,14 @@ class Addresses:
             self._block = found
         return self._block
 
-    def _free_ports(self) -> Iterator[int]:
-        taken = set(self._ports.values())
+    def _free_run(self, count: int) -> int:
+        """Return the first of so many free ports in a row."""
+        taken, row = set(self._ports.values()), 0
         for port in PORT_RANGE:
-            if port not in taken and _is_free(port) and self.reserve(f"port-{port}"):
-                yield port
-        raise AddressError(f"no port is free in {PORT_RANGE.start}-{PORT_RANGE.stop - 1}")
+            row = row + 1 if port not in taken and _is_free(port) and self.reserve(f"port-{port}") else 0
+            if row == count:
+                return port - count + 1
+        raise AddressError(f"no {count} ports in a row are free in {PORT_RANGE.start}-{PORT_RANGE.stop - 1}")
 
     def _load(self) -> None:
         kept = self._read()

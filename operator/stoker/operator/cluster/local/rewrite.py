@@ -18,6 +18,8 @@ from stoker.operator.cluster.local.addresses import Addresses, Host
 
 ANY_HOST = ("0.0.0.0", "::", "")
 ANY_TCP = "tcp://0.0.0.0:"
+TCP_PORTS = 8
+"""Ports in a row of one that a program listens at over ZeroMQ: its copies take those behind it."""
 CONFIG_SUFFIXES = (".json", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf", ".env")
 """Suffixes of files that are rewritten; others are data of the user."""
 _LABEL = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
@@ -81,7 +83,7 @@ class Rewriter:
         port = text.removeprefix(ANY_TCP)
         if not port.isdecimal():
             return self.text(text)
-        return f"tcp://{self.addresses.ip(self.own)}:{self.addresses.port(self.own, int(port))}"
+        return f"tcp://{self.addresses.ip(self.own)}:{self.addresses.port(self.own, int(port), TCP_PORTS)}"
 
     def _listen(self, section: Any) -> Any:
         if isinstance(section, str):

@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
 import json
-import random
-import statistics
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-EVENT = b"data: {"
+from stoker.cli.load.exchange import Target
+from stoker.cli.load.figures import figures
+from stoker.cli.load.figures import spread as spread_of
+from stoker.cli.load.sending import send_all
+from stoker.cli.load.workload import Lengths, Request, Writer, arrivals, drawn
 
 
 @dataclass(frozen=True)
@@ -67,95 +69,30 @@ def main() -> None:
 
 
 async def run(workload: Workload, port: int, model: str, vocab: int, seed: str) -> dict[str, Any]:
-    """Send all requests and return the figures, in milliseconds."""
-    rng = random.Random(seed)
-    shared = [rng.randrange(vocab) for _ in range(workload.shared_tokens)]
-    bodies = [body(model, shared + [rng.randrange(vocab) for _ in range(workload.own_tokens)], workload)
-              for _ in range(workload.count)]  # fmt: skip
-    pauses = [rng.expovariate(workload.rate) if workload.rate else 0.0 for _ in bodies]
-    begin = time.monotonic() + 0.1
-    due = [begin + offset for offset in itertools.accumulate(pauses)]
-    exchanges = await asyncio.gather(*(exchange(port, one, at) for one, at in zip(bodies, due, strict=True)))
-    found = {"began_s": begin, "ended_s": time.monotonic()} | figures(exchanges, workload)
-    return found | {"exchanges": [(one.sent_s, one.stamps[0]) for one in exchanges if one.stamps]}
+    """Send all requests as `stoker bench serve` does, and return the figures, in milliseconds."""
+    due_s = arrivals(workload.count, workload.rate or math.inf, 1.0, seed)
+    own, output = (Lengths(count, count) for count in (workload.own_tokens, workload.output_tokens))
+    requests = drawn(Writer("ids", seed, vocab), due_s, own, output, workload.shared_tokens)
+    bodies = [(one.due_s, one.max_tokens, body(model, one)) for one in requests]
+    began_s = time.monotonic()
+    answers = await send_all(Target("127.0.0.1", port, "/v1/completions", None, {}), bodies)
+    found = {"began_s": began_s, "ended_s": time.monotonic()} | figures(answers, {})
+    if found["failed"] == found["requests"]:
+        raise SystemExit(f"no request was answered: {found['errors']}")
+    return found | {"exchanges": [(one.sent_s, one.stamps[0]) for one in answers if one.stamps]}
 
 
-def body(model: str, prompt: Sequence[int], workload: Workload) -> bytes:
+def body(model: str, request: Request) -> bytes:
     content = {
-        "model": model, "prompt": list(prompt), "max_tokens": workload.output_tokens, "stream": True,
-        "ignore_eos": True, "temperature": 0,
+        "model": model, "prompt": request.prompt, "max_tokens": request.max_tokens, "stream": True,
+        "stream_options": {"include_usage": True}, "ignore_eos": True, "temperature": 0,
     }  # fmt: skip
     return json.dumps(content).encode()
 
 
-class Exchange(asyncio.Protocol):
-    """One request on a connection of its own, and the arrival times of its events."""
-
-    def __init__(self, content: bytes, due_s: float) -> None:
-        self.content, self.due_s = content, due_s
-        self.sent_s = 0.0
-        self.stamps: list[float] = []
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._tail = b""
-        self.head = b""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        head = [
-            "POST /v1/completions HTTP/1.1", "Host: localhost", "Connection: close", "Content-Type: application/json",
-            f"Content-Length: {len(self.content)}", "", "",
-        ]  # fmt: skip
-        transport.write("\r\n".join(head).encode() + self.content)
-        self.sent_s = time.monotonic()
-
-    def data_received(self, data: bytes) -> None:
-        now_s = time.monotonic()
-        if not self.head:
-            self.head = data[:200]
-        seen = self._tail + data
-        self.stamps += [now_s] * seen.count(EVENT)
-        self._tail = seen[-len(EVENT) + 1 :]
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        del exc  # a broken answer has too few events
-        self.done.set_result(None)
-
-
-async def exchange(port: int, content: bytes, due_s: float) -> Exchange:
-    await asyncio.sleep(due_s - time.monotonic())
-    made = Exchange(content, due_s)
-    await asyncio.get_running_loop().create_connection(lambda: made, "127.0.0.1", port)
-    await made.done
-    return made
-
-
-def figures(exchanges: Sequence[Exchange], workload: Workload) -> dict[str, Any]:
-    good = [one for one in exchanges if len(one.stamps) == workload.output_tokens]
-    failed = [one for one in exchanges if len(one.stamps) != workload.output_tokens]
-    if not good:
-        raise SystemExit(f"no request was answered in full; the first: {failed[0].head!r}")
-    firsts = [one.stamps[0] - one.sent_s for one in good]
-    gaps = [later - earlier for one in good for earlier, later in itertools.pairwise(one.stamps)]
-    per_token = [(one.stamps[-1] - one.stamps[0]) / (len(one.stamps) - 1) for one in good]
-    seconds = max(one.stamps[-1] for one in good) - min(one.sent_s for one in good)
-    return {
-        "ttft_ms": spread(firsts),
-        "gap_ms": spread(gaps),
-        "ms_per_token": round(1000 * statistics.mean(per_token), 2),
-        "output_tokens_per_s": round(len(good) * workload.output_tokens / seconds, 1),
-        "late_ms": spread([one.sent_s - one.due_s for one in exchanges]),
-        "requests": len(good),
-        "failed": len(failed),
-    }
-
-
 def spread(seconds: Sequence[float]) -> dict[str, float]:
-    ordered = sorted(seconds)
-    places = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-    found = {
-        name: round(1000 * ordered[min(int(part * len(ordered)), len(ordered) - 1)], 2) for name, part in places.items()
-    }
-    return found | {"max": round(1000 * ordered[-1], 2)}
+    """Mean and percentiles in milliseconds."""
+    return spread_of([1000 * value for value in seconds])
 
 
 if __name__ == "__main__":

@@ -34,26 +34,12 @@ def test_help_names_every_verb() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["local"], ["local", "apply"], ["local", "logs"], ["train"], ["model"], ["checkpoint"]]
+    "words", [["local"], ["local", "apply"], ["local", "logs"], ["train"], ["model"], ["checkpoint"], ["bench"]]
 )
 def test_help_of_a_verb_has_an_example(words: list[str]) -> None:
     out = stoker(*words, "--help")
     assert "Example" in out
     assert "stoker " + words[0] in out
-
-
-INSTEAD = {"bench": "make bench"}
-
-
-@pytest.mark.parametrize("verb", INSTEAD)
-def test_what_is_not_built_says_so_and_what_to_use_instead(verb: str) -> None:
-    refused = stoker(verb, "-f", "job.yaml", code=64)
-    assert refused.startswith(f"stoker {verb} is not built yet. Until then: ")
-    assert INSTEAD[verb] in refused
-    for option in ("-h", "--help"):
-        helped = " ".join(stoker(verb, option).split())
-        assert "Not built yet." in helped
-        assert INSTEAD[verb] in helped
 
 
 def test_an_unknown_verb_is_a_usage_error() -> None:
@@ -98,6 +84,7 @@ def test_a_wrong_command_line_has_one_exit_code(words: list[str]) -> None:
         *(["local", verb] for verb in ("apply", "get", "describe", "logs", "delete", "down", "status")),
         *(["checkpoint", verb] for verb in ("list", "verify", "show", "diff", "export")),
         *(["model", verb] for verb in ("convert", "info")),
+        ["bench", "serve"],
     ],
     ids=" ".join,
 )
@@ -123,8 +110,9 @@ def test_every_command_of_a_program_is_a_verb(verbs: click.Group, program: click
     assert {*verbs.commands} == {*program.commands} - {"task"}, "task is for pods"
 
 
-def test_a_conversation_needs_no_torch() -> None:
-    code = "import json, sys; import stoker.cli.chat; print(json.dumps(sorted(sys.modules)))"
+@pytest.mark.parametrize("module", ["stoker.cli.chat", "stoker.cli.load.main"])
+def test_a_client_of_a_server_needs_no_torch(module: str) -> None:
+    code = f"import json, sys; import {module}; print(json.dumps(sorted(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(json.loads(run.stdout))
     assert [name for name in loaded if name.split(".")[0] in ("torch", "numpy")] == []

@@ -108,10 +108,14 @@ def test_a_warning_is_said_once_and_an_old_one_never() -> None:
     }
     old = {**event, "metadata": {"uid": "e0"}, "message": "old", "lastTimestamp": "2026-01-01T11:00:00Z"}
     cause = {**event, "metadata": {"uid": "e2"}, "reason": "DataError", "message": "DataError: no file"}
-    film = Film([found(JOB, "Running")], [found(JOB, "Running")], [found(JOB, "Completed")], events=(old, event, cause))
+    of_start = {**event, "metadata": {"uid": "e3"}, "reason": "Unhealthy", "message": "Startup probe failed: refused"}
+    hangs = {**of_start, "metadata": {"uid": "e4"}, "message": "Liveness probe failed: timeout"}
+    events = (old, event, cause, of_start, hangs)
+    film = Film([found(JOB, "Running")], [found(JOB, "Running")], [found(JOB, "Completed")], events=events)
     assert follow(film, JOB)[2] == [
         "warning: TrainingJob teach: Refused: no",
         "warning: TrainingJob teach: DataError: no file",
+        "warning: TrainingJob teach: Unhealthy: Liveness probe failed: timeout",
     ]
 
 

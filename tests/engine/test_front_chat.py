@@ -7,9 +7,10 @@ import io
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
-from stoker.cli.chat import main
+from stoker.cli.chat import ChatConversation, ChatError, main
 from testing.engine.serving import Serving, run, serving
 
 
@@ -52,6 +53,19 @@ def test_a_conversation_remembers_and_forgets(
             assert prompts[3] == "<user>say:three<assistant>"
 
     run(scenario)
+
+
+@pytest.mark.parametrize(("host", "is_hinted"), [("chat", True), ("127.0.0.1", False), ("chat.example", False)])
+def test_the_name_of_a_deployment_gets_the_way_to_it(host: str, is_hinted: bool) -> None:
+    def refuse(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("unknown", request=request)
+
+    with httpx.Client(base_url=f"http://{host}:8000", transport=httpx.MockTransport(refuse)) as http:
+        conversation = ChatConversation(http)
+        for ask in (conversation.find_model, lambda: [*conversation.ask("hi")]):
+            with pytest.raises(ChatError, match="unknown") as refused:
+                ask()
+            assert ("kubectl port-forward service/chat 8000" in str(refused.value)) is is_hinted
 
 
 def test_what_goes_wrong_is_said_with_a_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

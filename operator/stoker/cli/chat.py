@@ -59,7 +59,7 @@ class ChatConversation:
         try:
             response = self.http.get("/v1/models")
         except httpx.HTTPError as error:
-            raise ChatError(f"{self.http.base_url}: {error}") from error
+            raise ChatError(f"{self.http.base_url}: {error}{_way_to(self.http.base_url.host)}") from error
         if response.status_code == 401:
             raise ChatError(_reason(response))
         return self.model or _first_model(response)
@@ -81,7 +81,17 @@ class ChatConversation:
                     raise ChatError(_reason(response))
                 yield from _texts(response.iter_lines())
         except httpx.HTTPError as error:
-            raise ChatError(f"{self.http.base_url}: {error}") from error
+            raise ChatError(f"{self.http.base_url}: {error}{_way_to(self.http.base_url.host)}") from error
+
+
+def _way_to(host: str) -> str:
+    """A hint for a word without dots, which may be the name of a deployment."""
+    if "." in host or ":" in host or host == "localhost":
+        return ""
+    return (
+        f"; a deployment of a cluster is reached by `kubectl port-forward service/{host} 8000`, one of `stoker local` "
+        "at the address that `stoker local get infd` shows"
+    )
 
 
 def _texts(lines: Iterator[str]) -> Iterator[str]:

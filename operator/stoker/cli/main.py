@@ -18,7 +18,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "kernels": ("stoker.cli.programs:kernels", "Compile GPU kernels ahead of time."),
     "plan": ("stoker.cli.plan:plan", "Memory, traffic and time of a job before it starts."),
     "plot": ("stoker.cli.plot:plot", "Draw the loss, learning rate and gradient norm of a run."),
-    "bench": ("stoker.cli.programs:bench", "Measure throughput and latency (not built yet)."),
+    "bench": ("stoker.cli.programs:bench", "Measure an engine, or a server under load."),
     "submit": ("stoker.cli.submit:submit", "Create or change objects of a cluster."),
     "get": ("stoker.cli.cluster:get", "List objects of a cluster."),
     "describe": ("stoker.cli.cluster:describe", "Show objects of a cluster with their events."),
@@ -71,7 +71,7 @@ def stoker() -> None:
     """Train language models, keep verified checkpoints, and serve them.
 
     Exit codes: 0 done, 1 failed or not found, 64 wrong command line or manifest, 130 interrupted. Programs that a verb
-    starts (train, serve, chat, model, checkpoint) end with the codes of docs/exit-codes.md.
+    starts (train, serve, chat, model, checkpoint, bench) end with the codes of docs/exit-codes.md.
     """
 
 

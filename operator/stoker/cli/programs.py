@@ -88,6 +88,18 @@ def checkpoint() -> None:
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def bench() -> None:
+    """Measure throughput and latency: of an engine in this process, or of any OpenAI server.
+
+    \b
+    Examples:
+      stoker bench throughput ~/.cache/stoker/models/smollm2-135m-instruct
+      stoker bench latency ~/.cache/stoker/models/smollm2-135m-instruct --output-tokens 64
+      stoker bench serve http://127.0.0.1:8000 --rate 16
+    """
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def kernels() -> None:
     """Compile GPU kernels ahead of time, on a machine that needs no GPU.
 
@@ -127,25 +139,9 @@ for _verb, _line in (
 ):
     _passing(kernels, "stoker.engine.kernels_main", _verb, _line)
 
-
-def _not_built(verb: str, purpose: str, instead: str) -> click.Command:
-    """A verb that only explains itself: what it will do, and what does that today."""
-
-    @click.command(
-        verb,
-        context_settings={"ignore_unknown_options": True, "help_option_names": ["-h", "--help"]},
-        help=f"{purpose} Not built yet.\n\n{instead}",
-    )
-    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-    def refuse(arguments: tuple[str, ...]) -> None:  # noqa: ARG001  whatever they are
-        click.echo(f"stoker {verb} is not built yet. {instead}", err=True)
-        sys.exit(WRONG_INPUT)
-
-    return refuse
-
-
-bench = _not_built(
-    "bench",
-    "Measure throughput and latency.",
-    "Until then: `make bench` in the repository measures this machine; bench/README.md explains the figures.",
-)
+for _module, _verb, _line in (
+    ("stoker.engine.bench_main", "throughput", "Tokens per second of many requests at once."),
+    ("stoker.engine.bench_main", "latency", "Time of the first token and of each further one."),
+    ("stoker.cli.load", "serve", "First tokens, gaps and goodput of a server under load."),
+):
+    _passing(bench, _module, _verb, _line)

@@ -18,6 +18,8 @@ from stoker.cli.printers import FOLLOWED, progress_line, state_of, value_at
 LOOK_S = 0.5
 QUIET_S = 5.0
 """Shortest time between two lines of a log about an object of which only numbers change."""
+PROBES_OF_STARTS = ("Startup probe", "Readiness probe")
+"""Beginnings of warnings that every pod has while it starts or ends; its object's line says what it waits for."""
 STALLED_S = 5.0
 """Time for which an object must be stalled before it counts as failed: a cause may vanish while others are applied."""
 
@@ -90,7 +92,7 @@ class Follower:
         self._problems = set(self.client.problems)
         for event in self.client.objects("Event"):
             recent = str(event.get("lastTimestamp", "")) >= self.since
-            if event["type"] == "Warning" and recent and event["metadata"]["uid"] not in self._events:
+            if _is_warning(event) and recent and event["metadata"]["uid"] not in self._events:
                 self._events.add(event["metadata"]["uid"])
                 about, reason = event["involvedObject"], event["reason"]
                 text = event["message"].removeprefix(f"{reason}: ")  # of an attempt's end, which names its cause
@@ -202,6 +204,11 @@ def _print(text: str) -> None:
 
 def _name(found: Mapping[str, Any]) -> Name:
     return Name(found["kind"], found["metadata"]["namespace"], found["metadata"]["name"])
+
+
+def _is_warning(event: Mapping[str, Any]) -> bool:
+    of_start = event["reason"] == "Unhealthy" and event["message"].startswith(PROBES_OF_STARTS)
+    return event["type"] == "Warning" and not of_start
 
 
 def _ended(item: Mapping[str, Any] | None) -> bool:

@@ -23,7 +23,8 @@ from stoker.cli.load.exchange import Target
 from stoker.cli.load.figures import figures
 from stoker.cli.load.figures import spread as spread_of
 from stoker.cli.load.sending import send_all
-from stoker.cli.load.workload import Lengths, Request, Writer, arrivals, drawn
+from stoker.cli.load.workload import Request, Writer, arrivals, drawn
+from stoker.pod.token_lengths import TokenLengths
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def main() -> None:
 async def run(workload: Workload, port: int, model: str, vocab: int, seed: str) -> dict[str, Any]:
     """Send all requests as `stoker bench serve` does, and return the figures, in milliseconds."""
     due_s = arrivals(workload.count, workload.rate or math.inf, 1.0, seed)
-    own, output = (Lengths(count, count) for count in (workload.own_tokens, workload.output_tokens))
+    own, output = (TokenLengths(count, count) for count in (workload.own_tokens, workload.output_tokens))
     requests = drawn(Writer("ids", seed, vocab), due_s, own, output, workload.shared_tokens)
     bodies = [(one.due_s, one.max_tokens, body(model, one)) for one in requests]
     began_s = time.monotonic()

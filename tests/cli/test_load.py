@@ -19,21 +19,22 @@ from stoker.cli.load.exchange import Answer, Target
 from stoker.cli.load.figures import figures, most_at_once
 from stoker.cli.load.main import main
 from stoker.cli.load.sending import send_all
-from stoker.cli.load.workload import TRACE_BLOCK, Lengths, Writer, arrivals, drawn, of_dataset, of_trace
+from stoker.cli.load.workload import TRACE_BLOCK, Writer, arrivals, drawn, of_dataset, of_trace
+from stoker.pod.token_lengths import TokenLengths
 
 IDS = Writer("ids", 0, 1000)
-FIVE = Lengths(5, 5)
+FIVE = TokenLengths(5, 5)
 
 
 @pytest.mark.parametrize("text", ["", "x", "0", "-1", "5:4", "3:", ":7", "1:2:3", "1.5"])
 def test_lengths_that_are_none_are_refused_by_their_text(text: str) -> None:
     with pytest.raises(ValueError, match=r"got '"):
-        Lengths.parse(text)
+        TokenLengths.parse(text)
 
 
 @given(st.integers(1, 50), st.integers(0, 50), st.integers(0, 9))
 def test_drawn_lengths_are_within_their_bounds(low: int, more: int, seed: int) -> None:
-    lengths = Lengths.parse(f"{low}:{low + more}")
+    lengths = TokenLengths.parse(f"{low}:{low + more}")
     assert low <= lengths.draw(random.Random(seed)) <= low + more
 
 

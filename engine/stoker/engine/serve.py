@@ -15,7 +15,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from stoker.checkpoint.manifest_file import being_read
 from stoker.checkpoint.remote.model_uri import is_model_uri, model_name, parse_model_uri
 from stoker.engine.config import EngineConfig
 from stoker.engine.core.messages import CoreState
+from stoker.engine.engine_options import add_engine_options, engine_sections, given
+from stoker.engine.model_path import check_model
 from stoker.engine.program import Environment, run_engine
 from stoker.engine.shelf.folders import ModelFolder, model_folders
 from stoker.engine.shelf.program import run_shelf
@@ -36,8 +38,6 @@ from stoker.pod.tracing import tracer_of
 
 WRONG_PLACE = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES, errno.ENOENT, errno.EISDIR, socket.EAI_NONAME)
 """Errors of addresses and files that the command line named."""
-HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-"""Form of a model's name on the Hugging Face hub: `ORGANISATION/MODEL`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -115,62 +115,16 @@ def _serve_directory(arguments: argparse.Namespace) -> TerminationMessage:
     return run_shelf(directory, config_of, max_models=arguments.max_models, on_listen=listening)
 
 
-def check_model(path: Path) -> None:
-    """Refuse a path that holds no model, before anything is loaded.
-
-    Raises:
-        ConfigError: names the path and what is needed.
-    """
-    if not path.exists() and HUB_NAME.fullmatch(str(path)):
-        raise ConfigError(
-            f"{path} is not on this machine; for that repository of the Hugging Face hub give hf://{path}"
-        )
-    if not path.exists():
-        raise ConfigError(f"{path} does not exist; a folder or a GGUF file is needed")
-    if path.is_file():
-        with path.open("rb") as file:
-            if file.read(4) != b"GGUF":
-                raise ConfigError(f"{path} is not a GGUF file")
-    elif (path / "config.json").exists() and not (path / "tokenizer.json").exists():
-        raise ConfigError(f"{path}: tokenizer.json is missing")
-    elif not (path / "config.json").exists() and not (path / "manifest.json").exists():
-        steps = sorted(path.glob("step-*.*/manifest.json"))
-        hint = f"; it holds checkpoints, such as {steps[-1].parent}" if steps else ""
-        raise ConfigError(
-            f"{path}: neither a Hugging Face folder (config.json) nor a checkpoint folder (manifest.json){hint}"
-        )
-
-
 def engine_config(arguments: argparse.Namespace, model: str | None = None) -> dict[str, Any]:
     """The flags as the configuration of a model's engine, as an operator would render it."""
     path = model if model is not None else str(arguments.path)
     path = path if is_model_uri(path) else str(Path(path).expanduser())
-    return _given(
+    return given(
         {
             "listen": {"host": arguments.host, "port": arguments.port},
-            "device": arguments.device,
-            "deterministic": arguments.deterministic,
-            "threads": arguments.threads,
-            "model": _given({"path": path, "names": arguments.served_name or [_name(path)], "dtype": arguments.dtype}),
-            "cache": _given(
-                {
-                    "num_blocks": arguments.num_blocks,
-                    "block_size": arguments.block_size,
-                    "memory_bytes": arguments.cache_bytes,
-                    "prefix_cache": not arguments.no_prefix_cache,
-                    "host_memory_bytes": arguments.host_memory_bytes,
-                    "disk": _given({"path": arguments.disk_path, "bytes": arguments.disk_bytes}) or None,
-                }
-            ),
-            "experts": _given({"on_device": arguments.experts_on_device}),
-            "scheduler": _given(
-                {
-                    "max_model_len": arguments.max_model_len,
-                    "max_batch_tokens": arguments.max_batch_tokens,
-                    "max_requests": arguments.max_requests,
-                }
-            ),
-            "api": _given(
+            **engine_sections(arguments),
+            "model": given({"path": path, "names": arguments.served_name or [_name(path)], "dtype": arguments.dtype}),
+            "api": given(
                 {
                     "api_key_file": arguments.api_key_file,
                     "allowed_origins": arguments.allowed_origins,
@@ -179,22 +133,14 @@ def engine_config(arguments: argparse.Namespace, model: str | None = None) -> di
                     "fronts": arguments.fronts,
                 }
             ),
-            "cache_events": _given(
+            "cache_events": given(
                 {"endpoint": arguments.cache_events, "replay_endpoint": arguments.cache_events_replay}
             )
             or None,
             "role": arguments.role,
-            "transfer": _given({"listen": arguments.transfer_listen, "key_file": arguments.transfer_key_file}),
-            "parallelism": _given(
-                {name: getattr(arguments, name) for name in ("tensor", "pipeline", "expert", "data")}
-            ),
+            "transfer": given({"listen": arguments.transfer_listen, "key_file": arguments.transfer_key_file}),
         }
     )
-
-
-def _given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that were given; the configuration's own defaults hold for the rest."""
-    return {key: value for key, value in values.items() if value is not None}
 
 
 def _origins(text: str) -> list[str]:
@@ -275,15 +221,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="name in /v1/models; may be repeated (default: the folder's)",
     )
-    add("--dtype", choices=["auto", "float32", "bfloat16", "float16"], help="default: bfloat16 where it is fast")
-    add("--device", choices=["auto", "cpu", "cuda"], help="default: the GPU if there is one")
-    add("--threads", type=int, help="threads on the CPU (default: its cores)")
-    add(
-        "--deterministic",
-        action="store_true",
-        default=None,
-        help="compute log-probabilities that equal the trainer's bit for bit",
-    )
     add("--api-key-file", metavar="FILE", help="file with one key per line; without it requests need no key")
     add(
         "--allowed-origins",
@@ -303,31 +240,10 @@ def _parser() -> argparse.ArgumentParser:
         choices=["none", "think"],
         help="think: text between <think> and </think> goes to reasoning_content (default: none)",
     )
-    add("--max-model-len", type=int, metavar="TOKENS", help="longest prompt plus output")
-    add("--max-batch-tokens", type=int, metavar="TOKENS", help="token budget of one step")
-    add("--max-requests", type=int, metavar="N", help="sequences in one step")
-    add("--num-blocks", type=int, metavar="N", help="blocks of the cache")
-    add("--block-size", type=int, metavar="TOKENS", help="tokens in one block (default: 64 on a GPU, 16 on a CPU)")
-    add("--cache-bytes", type=int, metavar="BYTES", help="size of the cache")
-    add(
-        "--host-memory-bytes",
-        type=int,
-        metavar="BYTES",
-        help="main memory for cold and preempted blocks (default: none)",
-    )
-    add(
-        "--experts-on-device",
-        type=int,
-        metavar="N",
-        help="experts of each layer on a rank's device; the others wait in main memory (default: all)",
-    )
-    add("--disk-path", metavar="DIR", help="folder for blocks that the host memory has no room for (default: none)")
-    add("--disk-bytes", type=int, metavar="BYTES", help="most bytes in it")
     add(
         "--cache-events", metavar="ENDPOINT", help="publish what the prefix cache holds: tcp://*:5557 (default: do not)"
     )
     add("--cache-events-replay", metavar="ENDPOINT", help="where subscribers ask for what they missed: tcp://*:5657")
-    add("--no-prefix-cache", action="store_true", help="compute every prompt from its first token")
     add("--role", choices=["colocated", "prefill", "decode"], help="what routers should prefer this engine for")
     add(
         "--transfer-listen",
@@ -341,34 +257,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="processes that serve HTTP and tokenise, behind one port (default 1)",
     )
-    add(
-        "--data",
-        "--data-parallel-size",
-        type=int,
-        metavar="CORES",
-        help="copies of the model behind one port; on GPUs with --device cuda (default 1)",
-    )
-    add(
-        "--tensor",
-        "--tensor-parallel-size",
-        type=int,
-        metavar="RANKS",
-        help="ranks that share each layer, one per GPU (default 1)",
-    )
-    add(
-        "--pipeline",
-        "--pipeline-parallel-size",
-        type=int,
-        metavar="STAGES",
-        help="stages of neighbouring layers, each of --tensor ranks (default 1)",
-    )
-    add(
-        "--expert",
-        "--expert-parallel-size",
-        type=int,
-        metavar="RUNS",
-        help="runs of whole experts over the tensor ranks; 1: each has a slice of every expert (default 1)",
-    )
+    add_engine_options(parser)
     return parser
 
 

@@ -11,8 +11,9 @@ import argparse
 import math
 from pathlib import Path
 
-from stoker.cli.load.workload import FIRST_ID, TRACE_BLOCK, Lengths
+from stoker.cli.load.workload import FIRST_ID, TRACE_BLOCK
 from stoker.pod.command_line import CommandParser
+from stoker.pod.token_lengths import TokenLengths, count_above_zero, token_lengths
 
 DEFAULT_REQUESTS = 200
 
@@ -30,7 +31,12 @@ def options() -> argparse.ArgumentParser:
     add("url", help="address of the server, such as http://127.0.0.1:8000")
     add("--model", help="name of the model (default: the server's first)")
     add("--endpoint", choices=["completions", "chat"], default="completions", help="default: completions")
-    add("--requests", type=_count, metavar="N", help=f"number of requests (default {DEFAULT_REQUESTS}; of a trace all)")
+    add(
+        "--requests",
+        type=count_above_zero,
+        metavar="N",
+        help=f"number of requests (default {DEFAULT_REQUESTS}; of a trace all)",
+    )
     add(
         "--rate",
         type=_above_zero,
@@ -45,15 +51,20 @@ def options() -> argparse.ArgumentParser:
         metavar="SHAPE",
         help="of the pauses: 1 is a Poisson process, less comes in bursts, more is more even (default 1)",
     )
-    add("--concurrency", type=_count, metavar="N", help="most requests at once; others wait (default: no limit)")
+    add(
+        "--concurrency",
+        type=count_above_zero,
+        metavar="N",
+        help="most requests at once; others wait (default: no limit)",
+    )
     add(
         "--input-tokens",
-        type=_lengths,
-        default=Lengths(512, 512),
+        type=token_lengths,
+        default=TokenLengths(512, 512),
         metavar="N|MIN:MAX",
         help="tokens of a prompt that are its own (default 512)",
     )
-    add("--output-tokens", type=_lengths, default=Lengths(128, 128), metavar="N|MIN:MAX", help="default 128")
+    add("--output-tokens", type=token_lengths, default=TokenLengths(128, 128), metavar="N|MIN:MAX", help="default 128")
     add(
         "--shared-tokens",
         type=_whole,
@@ -112,19 +123,6 @@ def options() -> argparse.ArgumentParser:
     return parser
 
 
-def _lengths(text: str) -> Lengths:
-    try:
-        return Lengths.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"a whole number above 0 is needed (got {text!r})")
-    return int(text)
-
-
 def _whole(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"a whole number is needed (got {text!r})")
@@ -142,7 +140,7 @@ def _above_zero(text: str) -> float:
 
 
 def _vocabulary(text: str) -> int:
-    found = _count(text)
+    found = count_above_zero(text)
     if found <= FIRST_ID:
         raise argparse.ArgumentTypeError(f"more than {FIRST_ID} is needed, as ids below are often special (got {text})")
     return found

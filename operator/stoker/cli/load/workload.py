@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from stoker.pod.token_lengths import TokenLengths
+
 Kind = Literal["ids", "words"]
 Prompt = list[int] | str
 
@@ -27,28 +29,6 @@ COMMON_WORDS = (
     "area money story fact month lot right study book eye job word business issue side kind head house service friend "
     "father power hour game line end member law car city name team minute idea body back parent face others level"
 )
-
-
-@dataclass(frozen=True)
-class Lengths:
-    """Tokens, drawn evenly from `low` to `high`."""
-
-    low: int
-    high: int
-
-    @classmethod
-    def parse(cls, text: str) -> Lengths:
-        """Parse `N` or `MIN:MAX`. Raises ValueError."""
-        parts = text.split(":")
-        if len(parts) > 2 or not all(part.isdecimal() for part in parts):
-            raise ValueError(f"a number of tokens is needed, N or MIN:MAX (got {text!r})")
-        found = cls(int(parts[0]), int(parts[-1]))
-        if not 1 <= found.low <= found.high:
-            raise ValueError(f"1 <= MIN <= MAX is needed (got {text!r})")
-        return found
-
-    def draw(self, rng: random.Random) -> int:
-        return rng.randint(self.low, self.high)
 
 
 @dataclass(frozen=True)
@@ -94,7 +74,9 @@ def arrivals(count: int, rate: float, burstiness: float, seed: int | str) -> lis
     return list(itertools.accumulate(pauses))
 
 
-def drawn(writer: Writer, due_s: Sequence[float], own: Lengths, output: Lengths, shared: int) -> Iterator[Request]:
+def drawn(
+    writer: Writer, due_s: Sequence[float], own: TokenLengths, output: TokenLengths, shared: int
+) -> Iterator[Request]:
     """Random prompts whose first `shared` tokens are the same in all."""
     rng = random.Random(f"{writer.seed}/lengths")
     beginning = writer.tokens("shared", shared)
@@ -103,7 +85,7 @@ def drawn(writer: Writer, due_s: Sequence[float], own: Lengths, output: Lengths,
         yield Request(at, prompt, output.draw(rng))
 
 
-def of_dataset(lines: Iterable[str], due_s: Sequence[float], output: Lengths, seed: int) -> Iterator[Request]:
+def of_dataset(lines: Iterable[str], due_s: Sequence[float], output: TokenLengths, seed: int) -> Iterator[Request]:
     """Prompts of a file with one JSON object a line: `prompt` (text or ids) or `messages`; maybe `max_tokens`.
 
     The file begins again where there are fewer lines than times.

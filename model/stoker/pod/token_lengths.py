@@ -1,0 +1,47 @@
+"""Numbers of tokens that a bench draws: `N` or `MIN:MAX` on its command line. Pure.
+
+Shared by the bench of an engine and that of a server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TokenLengths:
+    """Tokens, drawn evenly from `low` to `high`."""
+
+    low: int
+    high: int
+
+    @classmethod
+    def parse(cls, text: str) -> TokenLengths:
+        """Parse `N` or `MIN:MAX`. Raises ValueError."""
+        parts = text.split(":")
+        if len(parts) > 2 or not all(part.isdecimal() for part in parts):
+            raise ValueError(f"a number of tokens is needed, N or MIN:MAX (got {text!r})")
+        found = cls(int(parts[0]), int(parts[-1]))
+        if not 1 <= found.low <= found.high:
+            raise ValueError(f"1 <= MIN <= MAX is needed (got {text!r})")
+        return found
+
+    def draw(self, rng: random.Random) -> int:
+        return rng.randint(self.low, self.high)
+
+
+def token_lengths(text: str) -> TokenLengths:
+    """As the type of an option of `argparse`."""
+    try:
+        return TokenLengths.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def count_above_zero(text: str) -> int:
+    """As the type of an option of `argparse`."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"a whole number above 0 is needed (got {text!r})")
+    return int(text)

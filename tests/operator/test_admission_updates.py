@@ -42,3 +42,34 @@ def test_what_may_change(
 def test_a_stored_object_is_admitted_again_unchanged(admission: Admission, kind: str) -> None:
     stored = admission.admit(GOOD[kind])
     assert admission.admit(stored, stored) == stored
+
+
+ITSELF = [
+    pytest.param({"fallback": {"deploymentRef": {"name": "x"}}}, "fallback.deploymentRef.name", id="fallback"),
+    pytest.param({"models": [{"name": "b", "deploymentRef": {"name": "x"}}]}, "models", id="models"),
+]
+
+
+@pytest.mark.parametrize(("router", "field"), ITSELF)
+def test_no_edit_makes_a_deployment_name_itself(admission: Admission, router: dict[str, Any], field: str) -> None:
+    for status in ({}, {"status": {"phase": "Serving"}}):
+        old = admission.admit({**GOOD["InferenceDeployment"], **status})
+        with pytest.raises(InvalidObject) as refused:
+            admission.admit(changed(old, {"spec.router": router}), old)
+        assert str(refused.value).endswith(
+            f": spec.router.{field}: Invalid value: 'x' is this deployment itself; name another one"
+        )
+
+
+@pytest.mark.parametrize(("router", "field"), ITSELF)
+def test_a_deployment_stored_before_the_rule_may_name_itself(
+    admission: Admission, router: dict[str, Any], field: str
+) -> None:
+    good = admission.admit({**GOOD["InferenceDeployment"], "status": {"phase": "Pending"}})
+    with_status = changed(good, {"spec.router": {**good["spec"]["router"], **router}})
+    old = {name: value for name, value in with_status.items() if name != "status"}
+    admission.admit(with_status, old)
+    admission.admit(changed(with_status, {"spec.pools[0].replicas": 3}), with_status)
+    admission.admit(good, with_status)
+    with pytest.raises(InvalidObject, match=f"spec.router.{field}"):
+        admission.admit(old)

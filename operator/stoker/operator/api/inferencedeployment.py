@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -380,8 +381,42 @@ class InferenceDeploymentStatus(EditableStatus):
     """Ready and desired replicas of all pools: `2/3`."""
 
 
+def _not_itself(names_itself: str, field: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the rules that a reference does not name its own deployment, for new objects and for edits.
+
+    An object stored before the rules keeps its value: else no status could be written to it. It has a status, which a
+    new one has not, and an edit may not bring the value in.
+
+    Args:
+        names_itself: true where `self` names itself.
+        field: path of the reference.
+    """
+    before = re.sub(r"\bself\b", "oldSelf", names_itself)
+    allowed = (f"has(self.status) || !({names_itself})", f"!has(self.status) || ({before}) || !({names_itself})")
+    text = "is this deployment itself; name another one"
+    new, edited = (
+        rule(one, f"the deployment that is named {text}", shown=f"\\'{{self.metadata.name}}\\' {text}", field=field)
+        for one in allowed
+    )
+    return new, edited
+
+
 class InferenceDeployment(Resource):
     """Serves a model over the OpenAI API."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            *_not_itself(
+                "has(self.spec.router.fallback) && self.spec.router.fallback.deploymentRef.name == self.metadata.name",
+                ".spec.router.fallback.deploymentRef.name",
+            ),
+            *_not_itself(
+                "has(self.spec.router.models)"
+                " && self.spec.router.models.exists(m, m.deploymentRef.name == self.metadata.name)",
+                ".spec.router.models",
+            ),
+        )
+    )
 
     kind: Literal["InferenceDeployment"] = "InferenceDeployment"
     spec: InferenceDeploymentSpec

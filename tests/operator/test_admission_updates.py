@@ -42,3 +42,32 @@ def test_what_may_change(
 def test_a_stored_object_is_admitted_again_unchanged(admission: Admission, kind: str) -> None:
     stored = admission.admit(GOOD[kind])
     assert admission.admit(stored, stored) == stored
+
+
+ITSELF = [
+    pytest.param({"fallback": {"deploymentRef": {"name": "x"}}}, id="fallback"),
+    pytest.param({"models": [{"name": "b", "deploymentRef": {"name": "x"}}]}, id="models"),
+]
+
+
+@pytest.mark.parametrize("router", ITSELF)
+def test_no_edit_makes_a_deployment_name_itself(admission: Admission, router: dict[str, Any]) -> None:
+    for status in ({}, {"status": {"phase": "Serving"}}):
+        old = admission.admit({**GOOD["InferenceDeployment"], **status})
+        with pytest.raises(InvalidObject) as refused:
+            admission.admit(changed(old, {"spec.router": router}), old)
+        assert str(refused.value).endswith(
+            ": spec.router: Invalid value: fallback and models must name other deployments"
+        )
+
+
+@pytest.mark.parametrize("router", ITSELF)
+def test_a_deployment_stored_before_the_rule_may_name_itself(admission: Admission, router: dict[str, Any]) -> None:
+    good = admission.admit({**GOOD["InferenceDeployment"], "status": {"phase": "Pending"}})
+    with_status = changed(good, {"spec.router": {**good["spec"]["router"], **router}})
+    old = {name: value for name, value in with_status.items() if name != "status"}
+    admission.admit(with_status, old)
+    admission.admit(changed(with_status, {"spec.pools[0].replicas": 3}), with_status)
+    admission.admit(good, with_status)
+    with pytest.raises(InvalidObject, match=r"spec\.router: Invalid value"):
+        admission.admit(old)

@@ -181,3 +181,10 @@ BAD_SCHEMAS = [
 @pytest.mark.parametrize(("schema", "problem"), BAD_SCHEMAS, ids=[problem for _, problem in BAD_SCHEMAS])
 def test_the_lint_finds(schema: dict[str, Any], problem: str) -> None:
     assert list(lint.problems(schema)) == [problem]
+
+
+def test_rules_of_a_kind_itself_stand_at_the_top_of_its_schema() -> None:
+    info = next(info for info in KIND_INFOS if info.kind == "InferenceDeployment")
+    top = definition(info)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["x-kubernetes-validations"]
+    assert all("o.metadata.name" in rule["rule"] for rule in top)
+    assert [rule["fieldPath"] for rule in top] == [".spec.router"] * 2

@@ -193,13 +193,16 @@ def _schema(info: KindInfo) -> dict[str, Any]:
     """Build the schema of a whole object.
 
     apiVersion, kind and metadata are Kubernetes' own, and a CRD may only narrow the name.
+    Rules of the kind itself stay at the top, where alone CEL sees `metadata.name`.
     """
     members = structural_schema(info.model)
     spec = {key: value for key, value in members["properties"]["spec"].items() if key != "default"}
     name = {"type": "string", "maxLength": info.max_name, "pattern": r"^[a-z]([-a-z0-9]*[a-z0-9])?$"}
+    own = {key: value for key, value in members.items() if key == "x-kubernetes-validations"}
     return {
         "type": "object",
         "description": members["description"],
+        **without_fallbacks(own),
         "required": ["spec"],
         "properties": {
             "apiVersion": {"type": "string"},

@@ -58,15 +58,15 @@ class CacheSettings(Value):
     )
 
     block_size: Annotated[int, Field(ge=1, le=256)] | None = None
-    """Tokens of one block, the granularity of prefix sharing; default: 64 on a GPU, 16 on a CPU."""
+    """Tokens of one block, what prefixes share; default: 64 on a GPU, 16 on a CPU."""
     memory_bytes: Annotated[int, Field(ge=1, le=2**63 - 1)] | None = None
-    """Size of the cache; default: `memoryFraction` of the memory that is free after loading."""
+    """Size of the cache; default: `memoryFraction` of what is free after loading."""
     memory_fraction: Fraction = "0.9"
     num_blocks: Count | None = None
     """Size of the cache in blocks; overrides both."""
     prefix_cache: bool = True
     host_memory_bytes: Annotated[int, Field(ge=1, le=2**63 - 1)] | None = None
-    """Main memory for cold blocks and those of preempted requests, beside the cache (host tier); default: none."""
+    """Main memory for cold and preempted blocks beside the cache (host tier); default: none."""
     preemption: Literal["auto", "swap", "recompute"] = "auto"
     """With a host tier, how a preempted request comes back: from saved blocks, computed again, or as is faster."""
     disk: DiskSettings | None = None
@@ -81,7 +81,7 @@ class ExpertSettings(Value):
     """Weights of a model's experts."""
 
     on_device: Count | None = None
-    """Experts of each layer on a rank's device; the others wait in main memory until they are needed. Default: all."""
+    """Experts of each layer on a rank's device; the others wait in main memory. Default: all."""
 
 
 class SchedulerSettings(Value):
@@ -98,9 +98,9 @@ class SchedulerSettings(Value):
     chunk_tokens: Count | None = None
     """Longest prefill chunk; default: `maxBatchTokens`."""
     max_model_len: Count | None = None
-    """Longest prompt plus output in tokens; default: as the model allows and the cache holds."""
+    """Longest prompt plus output in tokens; default: what model and cache allow."""
     overlap: bool | None = None
-    """Prepare the next step while one runs; default: true on a GPU. The tokens are the same."""
+    """Prepare the next step while one runs, with the same tokens; default: true on a GPU."""
 
 
 class EngineApi(Value):
@@ -117,9 +117,9 @@ class TransferSettings(Value):
     """Exchange of cache blocks between the engines of prefill and decode pools."""
 
     zone_blocks: Annotated[int, Field(ge=1, le=65536)] = 256
-    """Blocks of the landing zone, the only memory of an engine that other engines write to."""
+    """Blocks of the landing zone, to which other engines write."""
     require: Literal["any", "nvlink", "rdma"] = "any"
-    """What the way between engines must be: an engine without it is not ready."""
+    """Way between engines without which one is not ready."""
 
 
 class CacheEventSettings(Value):
@@ -173,7 +173,7 @@ class EngineSettings(Runtime):
     deterministic: bool = False
     """Bitwise the trainer's logprobs, independent of batch, chunks and cache."""
     graphs: bool = True
-    """Run decode steps as CUDA graphs (fused kernels). The tokens are the same."""
+    """Run decode steps as CUDA graphs, with the same tokens."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Intra-op threads on the CPU; default: the cores that the pod may use."""
     cache: CacheSettings = CacheSettings()

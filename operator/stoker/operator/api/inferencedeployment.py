@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -94,12 +94,11 @@ class ServedModel(Value):
     checkpoint_ref: LocalRef | None = None
     checkpoint_selector: CheckpointSelector | None = None
     uri: Annotated[str, Field(max_length=1024)] | None = None
-    """`file:///PATH` in a mounted volume; `pvc://CLAIM[/PATH]`, whose claim is mounted; or what engines fetch into a
-    cache: `hf://ORG/NAME[@REVISION]`, `s3://BUCKET/PREFIX`, `oci://REGISTRY/REPOSITORY[:TAG or @DIGEST]`."""
+    """`file:///PATH` in a mounted volume, `pvc://CLAIM[/PATH]`, or what engines fetch into a cache:
+    `hf://ORG/NAME[@REVISION]`, `s3://BUCKET/PREFIX`, `oci://REGISTRY/REPOSITORY[:TAG or @DIGEST]`."""
     uri_secret_ref: LocalRef | None = None
-    """Secret with the access to `uri`; its keys are variables of the client: HF_TOKEN, HF_ENDPOINT,
-    AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL, AWS_REGION, REGISTRY_USERNAME, REGISTRY_PASSWORD,
-    .dockerconfigjson."""
+    """Secret with the access to `uri`: HF_TOKEN, HF_ENDPOINT; AWS_ACCESS_KEY_ID, _SECRET_ACCESS_KEY, _ENDPOINT_URL,
+    _REGION; REGISTRY_USERNAME, REGISTRY_PASSWORD, .dockerconfigjson."""
     names: Annotated[
         tuple[ServedName, ...], Field(max_length=8, json_schema_extra={"x-kubernetes-list-type": "set"})
     ] = ()
@@ -116,7 +115,7 @@ class ServiceSettings(Value):
 
 
 class FallbackSettings(Value):
-    """Deployment of a smaller model that answers while no engine of this one can take a request."""
+    """Smaller model that answers while no engine of this one can."""
 
     deployment_ref: LocalRef
 
@@ -137,13 +136,13 @@ class RequestClassSettings(Value):
         tuple[Annotated[str, Field(min_length=1, max_length=32)], ...],
         Field(max_length=5, json_schema_extra={"x-kubernetes-list-type": "set"}),
     ] = ()
-    """Values of `service_tier` that stand for this class, beside its name: `flex`, `priority`."""
+    """Values of `service_tier` for this class, beside its name: `flex`."""
     ttft_ms: Count | None = None
     """A request goes to an engine while its first token is predicted within this time."""
     max_queued: Int32 = 256
     """Requests that wait in one router; more get 429."""
     max_queue_seconds: Annotated[int, Field(ge=0, le=86400)] = 0
-    """How long a request waits for its turn before it gets 429; 0: it gets it at once."""
+    """How long a request waits before it gets 429; 0: not at all."""
     aging_seconds: Seconds | None = None
     """A request that waited so long goes before all others, one at a time; default: half of maxQueueSeconds."""
 
@@ -182,8 +181,8 @@ class RouterSettings(SmallPod):
     classes: Annotated[
         tuple[RequestClassSettings, ...], Field(max_length=MAX_CLASSES, json_schema_extra=list_map("name"))
     ] = ()
-    """Classes of requests: one that waits goes before those of later classes, and later ones delay none beyond its
-    goal. The first is that of requests that name none. Default: every request goes to an engine at once."""
+    """Classes of requests, the most urgent first, which is that of requests that name none. Default: every request goes
+    to an engine at once."""
     max_body_bytes: Count = 16777216
     fallback: FallbackSettings | None = None
     models: Annotated[tuple[OtherModelSettings, ...], Field(max_length=32, json_schema_extra=list_map("name"))] = ()
@@ -209,7 +208,7 @@ class InferenceDeploymentSpec(Value):
             ),
             rule(
                 "!has(self.engine.transfer) || self.pools.size() == 2",
-                "transfer has no effect in a colocated pool: it belongs to prefill and decode pools",
+                "transfer has no effect in a colocated pool",
                 field=".engine.transfer",
                 reason="FieldValueForbidden",
             ),
@@ -224,8 +223,7 @@ class InferenceDeploymentSpec(Value):
                 "self.router.holdSeconds > 0"
                 " || self.pools.all(p, !has(p.autoscaling) || p.autoscaling.mode == 'external'"
                 " || p.autoscaling.min > 0)",
-                "a pool that Stoker scales to zero (autoscaling.min 0) needs router.holdSeconds above 0:"
-                " the requests that routers hold wake it",
+                "autoscaling.min 0 needs router.holdSeconds above 0: requests that routers hold wake the pool",
                 field=".router.holdSeconds",
             ),
         )
@@ -257,7 +255,7 @@ class RevisionStatus(Value):
     name: Annotated[str, Field(min_length=1, max_length=63)]
     intent: Annotated[str, Field(max_length=64)] | None = None
     generation: Int64 | None = None
-    """Generation of its spec; absent for an older spec that is in force because an edit is refused."""
+    """Generation of its spec; absent for an accepted one while an edit is refused."""
     created_at: Time | None = None
     share: Annotated[int, Field(ge=0, le=100)] = 0
     """Percent of the traffic."""
@@ -330,7 +328,7 @@ class PoolSummary(Value):
     last_start: Annotated[ReplicaStart | None, Field(json_schema_extra=described_elsewhere())] = None
     """Start of the newest replica, as in the EnginePool."""
     decisions: Annotated[tuple[ScalingDecision, ...], Field(max_length=20, json_schema_extra=ATOMIC)] = ()
-    """The autoscaler's last changes of the pool, and when it began to be kept from one."""
+    """The autoscaler's last changes of the pool, and the begin of what keeps it from one."""
 
 
 class RouterStatus(Value):
@@ -370,8 +368,8 @@ class InferenceDeploymentStatus(EditableStatus):
     current_checkpoint: CurrentCheckpoint | None = None
     """Checkpoint that serves most requests."""
     model_digest: Annotated[str, Field(max_length=128)] | None = None
-    """Digest of the model that engines of the current revision have loaded: that of its manifest, or `commit:...`,
-    `sha256:...` or `blake3:...` of what was fetched from its URI."""
+    """Digest of the model in the engines of the current revision: of its manifest, or `commit:...`, `sha256:...` or
+    `blake3:...` of what was fetched."""
     current_revision: Annotated[str, Field(max_length=63)] | None = None
     revisions: Annotated[tuple[RevisionStatus, ...], Field(max_length=24, json_schema_extra=list_map("name"))] = ()
     rollout: RolloutStatus | None = None
@@ -381,8 +379,29 @@ class InferenceDeploymentStatus(EditableStatus):
     """Ready and desired replicas of all pools: `2/3`."""
 
 
+def _not_itself() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the rules that no reference names its own deployment, for new objects and for edits.
+
+    An object stored before the rules keeps its references: else no status could be written to it. It has a status,
+    which a new one has not, and an edit may not bring a reference to itself in.
+    """
+    names_itself = (
+        "(has(o.spec.router.fallback) && o.spec.router.fallback.deploymentRef.name == o.metadata.name"
+        " || has(o.spec.router.models) && o.spec.router.models.exists(m, m.deploymentRef.name == o.metadata.name))"
+    )
+    new = f"has(self.status) || ![self].exists(o, {names_itself})"
+    edited = f"!has(self.status) || [self, oldSelf].map(o, {names_itself}) != [true, false]"
+    text = "fallback and models must name other deployments"
+    return (
+        rule(new, text, field=".spec.router"),
+        rule(edited, text, field=".spec.router"),
+    )
+
+
 class InferenceDeployment(Resource):
     """Serves a model over the OpenAI API."""
+
+    model_config = ConfigDict(json_schema_extra=rules(*_not_itself()))
 
     kind: Literal["InferenceDeployment"] = "InferenceDeployment"
     spec: InferenceDeploymentSpec

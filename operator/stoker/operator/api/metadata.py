@@ -85,7 +85,7 @@ class EditableStatus(Status):
     """Status of a kind whose spec a user may edit while it is in use."""
 
     accepted_spec: Opaque | None = None
-    """The last spec that this version can carry out. It stays in force while a later edit is refused."""
+    """The last spec that this version can carry out, in force while a later edit is refused."""
 
 
 class Resource(Value):

@@ -49,7 +49,7 @@ class Autoscaling(Value):
             *(
                 rule(
                     f"self.mode != 'external' || !has(self.{field})",
-                    f"{field} has no effect with mode external: configure your own scaler instead",
+                    f"{field} has no effect with mode external",
                     field=f".{field}",
                     reason="FieldValueForbidden",
                 )
@@ -73,11 +73,10 @@ class Autoscaling(Value):
     itl_ms: Count | None = None
     """Goal of the time between tokens, 95th percentile in milliseconds."""
     mode: Literal["slo", "load", "fixed", "external"] = "slo"
-    """`slo`: by goals; `load`: by the use of cache and seats; `fixed`: a constant number, of prefill to decode pools a
-    constant ratio, where `/scale` of the decode pool gives the total;
-    `external`: an HPA or KEDA writes `/scale` of the EnginePool."""
+    """`slo`: by goals; `load`: by the use of cache and seats; `fixed`: a constant number, of prefill and decode pools a
+    constant ratio of the total in `/scale` of the decode pool; `external`: an HPA or KEDA writes `/scale`."""
     scale_down_after_seconds: Seconds | None = None
-    """Time in which fewer replicas sufficed before one is removed; default 300."""
+    """Time in which fewer replicas sufficed before one goes; default 300."""
 
 
 class Pool(PodFields):
@@ -115,7 +114,7 @@ class Pool(PodFields):
             *(
                 rule(
                     f"self.role != '{role}' || !has(self.autoscaling) || !has(self.autoscaling.{goal})",
-                    f"{goal} has no effect in a {role} pool: it is a goal of {other} pools",
+                    f"{goal} is a goal of {other} pools",
                     field=f".autoscaling.{goal}",
                     reason="FieldValueForbidden",
                 )

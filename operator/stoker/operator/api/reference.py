@@ -49,7 +49,8 @@ def _kind(info: KindInfo) -> str:
         unbuilt = missing(info) if part == "spec" else {}
         parts += [_row(*field, unbuilt.get(field[0].removesuffix("[]"))) for field in _fields(shown, "")]
         parts.append("")
-        if found := list(_rules(shown, part)):
+        top = {key: schema[key] for key in ("x-kubernetes-validations",) if part == "spec" and key in schema}
+        if found := list(dict.fromkeys([*_rules(top, ""), *_rules(shown, part)])):
             parts += ["Rules:", "", *found, ""]
     return "\n".join(parts)
 
@@ -107,7 +108,8 @@ def _type(schema: Schema) -> str:
 def _rules(schema: Schema, path: str) -> Iterator[str]:
     for rule in schema.get("x-kubernetes-validations", ()):
         if rule["rule"] != "self == oldSelf":
-            yield f"* `{path}{rule.get('fieldPath', '')}`: {rule['message']}"
+            where = f"{path}{rule.get('fieldPath', '')}".removeprefix(".")
+            yield f"* `{where}`: {rule['message']}"
     for name, member in schema.get("properties", {}).items():
         array = member.get("type") == "array"
         yield from _rules(member["items"] if array else member, f"{path}.{name}{'[]' if array else ''}")

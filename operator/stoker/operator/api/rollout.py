@@ -48,7 +48,7 @@ class EvalGate(Value):
     max_drop: Decimal | None = None
     """Largest loss of score against the old revision."""
     max_divergence: Fraction | None = None
-    """Largest share of greedy answers that differ from the old revision's; for revisions with equal weights."""
+    """Largest share of greedy answers that differ from the old revision's, for equal weights."""
 
 
 class Canary(Value):
@@ -68,11 +68,11 @@ class Canary(Value):
     metric_gates: Annotated[tuple[MetricGate, ...], Field(max_length=8, json_schema_extra=list_map("metric"))] = ()
     eval_gates: Annotated[tuple[EvalGate, ...], Field(max_length=8, json_schema_extra=list_map("name"))] = ()
     on_failure: Literal["RollBack", "Pause"] = "RollBack"
-    """Both take the traffic away in seconds; `Pause` keeps the replicas of the failed revision."""
+    """Both take the traffic away; `Pause` keeps the replicas of the failed revision."""
 
 
 class RolloutSettings(Value):
-    """`rolling` replaces replicas within maxSurge and maxUnavailable; `canary` shifts traffic in steps."""
+    """`rolling` replaces replicas; `canary` shifts traffic in steps."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(

@@ -1,4 +1,6 @@
-"""Prefill and decode pools on two nodes: either engine is killed, then both lose each other; no answer is lost."""
+"""Prefill and decode pools on two nodes: either engine is killed, both lose each other, and each node is drained under
+load; no answer is lost.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ ENOUGH = 6
 """Answers to wait for in each state."""
 
 
-def test_no_answer_is_lost_while_engines_die_or_lose_each_other(story: Story) -> None:
+def test_no_answer_is_lost_while_engines_die_lose_each_other_or_leave_their_nodes(story: Story) -> None:
     steps = {"training.totalSteps": 40, "checkpoint.intervalSteps": 20}
     story.apply(corpus(), claim("checkpoints"), claim("logs"), job("taught", steps))
     story.wait_for_phase("TrainingJob", "taught", "Completed")
@@ -41,6 +43,13 @@ def test_no_answer_is_lost_while_engines_die_or_lose_each_other(story: Story) ->
         with partition(story.cluster.nodes.values(), *ends):
             story.more_answers(load, ENOUGH)
         story.more_answers(load, ENOUGH)
+
+        for node, reason in (("node-b", "NoDecodeEngine"), ("node-a", "NoPrefillEngine")):
+            story.cluster.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=120s")
+            story.wait_until(lambda gone=reason: told(story) == gone, f"{reason} while {node} is drained")  # type: ignore[misc]
+            story.more_answers(load, ENOUGH)
+            story.cluster.kubectl("uncordon", node)
+            story.wait("InferenceDeployment", NAME, paired, f"in pairs after the drain of {node}")
     assert load.failures == []
     same = {(answer.tokens, answer.text) for answer in load.answers}
     assert len(same) == len(set(load.lengths)), "greedy answers depend on nothing but the model"
@@ -48,7 +57,7 @@ def test_no_answer_is_lost_while_engines_die_or_lose_each_other(story: Story) ->
 
 
 def pairs(checkpoint: str) -> Manifest:
-    """A deployment with a prefill engine on one node and a decode engine on the other."""
+    """A deployment with a prefill engine on one node and a decode engine on the other, and two routers."""
     pools = [
         {
             "name": role,
@@ -64,6 +73,7 @@ def pairs(checkpoint: str) -> Manifest:
         "engine.transfer": {"require": "any"},
         "router.policy": "cacheAware",
         "router.holdSeconds": 60,
+        "router.replicas": 2,
     }
     return deployment(NAME, {"checkpointRef": {"name": checkpoint}}, changes)
 

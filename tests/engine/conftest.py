@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 import transformers
 
@@ -66,6 +69,22 @@ def make_twin(architecture: str) -> transformers.PreTrainedModel:
 @pytest.fixture(scope="session")
 def twins() -> dict[str, transformers.PreTrainedModel]:
     return {name: make_twin(name) for name in ("llama", "qwen3", *OF_FAMILY)}
+
+
+@pytest.fixture(scope="session")
+def model_folder(twins: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model whose tokens are bytes: 0 to 2 special, then one for each byte."""
+    folder = tmp_path_factory.mktemp("model")
+    twins["llama"].save_pretrained(folder)
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: number for number, token in enumerate(["<pad>", "<s>", "</s>", *alphabet])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<pad>", "<s>", "</s>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
+    return folder
 
 
 def decoder_of(

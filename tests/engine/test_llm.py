@@ -19,22 +19,6 @@ from stoker.engine.sampling import SamplingParams
 
 
 @pytest.fixture(scope="module")
-def model_folder(twins: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model whose tokens are bytes: 0 to 2 special, then one for each byte."""
-    folder = tmp_path_factory.mktemp("model")
-    twins["llama"].save_pretrained(folder)
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: number for number, token in enumerate(["<pad>", "<s>", "</s>", *alphabet])}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<pad>", "<s>", "</s>"])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
-    return folder
-
-
-@pytest.fixture(scope="module")
 def llm(model_folder: Path) -> Iterator[LLM]:
     config = EngineConfig(
         model=ServedModelConfig(path=str(model_folder), dtype="float32"),
@@ -144,6 +128,13 @@ def test_unfinished_requests_are_counted(llm: LLM) -> None:
         counts.append(llm.engine.num_unfinished)
     assert (counts[0], counts[-1]) == (2, 0)
     assert sorted(counts, reverse=True) == counts
+
+
+def test_progress_may_be_a_function(llm: LLM) -> None:
+    seen: list[tuple[int, int]] = []
+    llm.generate(["a", "b"], GREEDY, progress=lambda num_done, num_tokens: seen.append((num_done, num_tokens)))
+    assert seen == sorted(seen)
+    assert seen[-1] == (2, 20)
 
 
 def test_the_bar_shows_prompts_and_throughput(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:

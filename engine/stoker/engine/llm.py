@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -77,9 +77,7 @@ class LLM:
             ValueError: the weights or the tokenizer cannot be loaded.
         """
         self.config = model if isinstance(model, EngineConfig) else EngineConfig(model=ServedModelConfig(path=model))
-        if self.config.parallelism.data > 1:
-            data = self.config.parallelism.data
-            raise ConfigError(f"parallelism.data must be 1 for an engine in this process, got {data}")
+        refuse_copies(self.config)
         self.config, _ = with_fetched_model(self.config)
         self.tokenizer = Tokenizer.open(self.config.model.path)
         self.engine, self.plan = build_engine(self.config)
@@ -102,16 +100,19 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        progress: bool = True,
+        progress: bool | Callable[[int, int], None] = True,
     ) -> list[Generated]:
         """Answer all prompts, batched as they fit; answers come in the order of the prompts.
+
+        `progress`: whether a bar is shown, or what is called instead after each step, with the numbers of answered
+        prompts and output tokens.
 
         Raises:
             RequestRefused: a prompt or its parameters cannot be served; nothing is left running.
         """
         batch = _Batch(self.engine, self.tokenizer, [self._tokens(prompt) for prompt in _listed(prompts)], params)
         try:
-            with shown_progress(len(batch.waiting), progress) as bar:
+            with nullcontext(progress) if callable(progress) else shown_progress(len(batch.waiting), progress) as bar:
                 while batch.waiting or self.engine.has_unfinished:
                     self._fill(batch)
                     for _, delta in self.engine.step():
@@ -130,6 +131,13 @@ class LLM:
 
     def _tokens(self, prompt: Prompt) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+
+
+def refuse_copies(config: EngineConfig) -> None:
+    """Refuse several copies of the model, which need processes of their own. Raises ConfigError."""
+    data = config.parallelism.data
+    if data > 1:
+        raise ConfigError(f"parallelism.data must be 1 for an engine in this process, got {data}")
 
 
 class _Batch:

@@ -8,7 +8,9 @@ from typing import Any
 
 from stoker.engine.core.messages import RequestFacts
 
-PLACES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+PLACES = {"p50": (0.5, 1), "p90": (0.9, 10), "p99": (0.99, 100)}
+"""Name -> part of the values, and the rounds below which it would be little more than the largest. The requests of a
+round are computed together: they are no samples of their own."""
 
 
 def throughput(facts: Sequence[RequestFacts], seconds: float) -> dict[str, Any]:
@@ -27,22 +29,30 @@ def throughput(facts: Sequence[RequestFacts], seconds: float) -> dict[str, Any]:
     }
 
 
-def latency(facts: Sequence[RequestFacts]) -> dict[str, Any]:
+def latency(facts: Sequence[RequestFacts], num_rounds: int) -> dict[str, Any]:
     """Return the times of all requests of all rounds."""
     return {
         "requests": len(facts),
-        "ttft_ms": spread([1000 * (_first_s(one) - one.arrival_s) for one in facts]),
-        "tpot_ms": spread([_per_token_ms(one) for one in facts if one.output_tokens > 1]),
-        "e2el_ms": spread([1000 * (one.finished_s - one.arrival_s) for one in facts]),
+        "ttft_ms": spread([1000 * (_first_s(one) - one.arrival_s) for one in facts], num_rounds),
+        "tpot_ms": spread([_per_token_ms(one) for one in facts if one.output_tokens > 1], num_rounds),
+        "e2el_ms": spread([1000 * (one.finished_s - one.arrival_s) for one in facts], num_rounds),
+        "preemptions": sum(one.preemptions for one in facts),
     }
 
 
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Return mean, percentiles (values that were measured) and both ends; empty without values."""
+def spread(values: Sequence[float], num_rounds: int) -> dict[str, float]:
+    """Return mean, both ends, and the percentiles (values that were measured) for which there are enough rounds.
+
+    Empty without values.
+    """
     if not values:
         return {}
     ordered = sorted(values)
-    places = {name: ordered[min(int(part * len(ordered)), len(ordered) - 1)] for name, part in PLACES.items()}
+    places = {
+        name: ordered[min(int(part * len(ordered)), len(ordered) - 1)]
+        for name, (part, needed) in PLACES.items()
+        if num_rounds >= needed
+    }
     found = {"mean": statistics.fmean(ordered), "min": ordered[0], **places, "max": ordered[-1]}
     return {name: round(value, 3) for name, value in found.items()}
 

@@ -23,7 +23,9 @@ from stoker.operator.cluster.pod_http import PodHttp
 from stoker.operator.domain.clock import SystemClock
 from stoker.pod.control_key import new_private_key, public_key, sign
 from stoker.pod.termination_message import parse_termination_message
-from stoker.router.__main__ import main, spare_from_collection
+from stoker.router.__main__ import LINGER_S, linger_s, main, spare_from_collection
+from stoker.router.app import Router
+from stoker.router.config import RouterConfig
 from testing.router.fake_engine import FakeEngine, stream
 from testing.router.harness import events, run, snapshot, until
 
@@ -117,7 +119,8 @@ def test_it_starts_from_the_file_takes_signed_snapshots_and_drains_on_sigterm(tm
             await until(lambda: b.running == 1)
             process.send_signal(signal.SIGTERM)
             await asyncio.sleep(0.2)
-            assert (await client.get("/readyz")).status_code == 503  # no longer ready, but it still answers
+            probed = await client.get("/readyz")  # no longer ready, but it still answers
+            assert (probed.status_code, probed.headers["connection"]) == (503, "close")
             assert len(events((await running).text)) == 21
             assert await asyncio.wait_for(process.wait(), 10) == 78
         word = parse_termination_message((tmp_path / "termination-log").read_text())
@@ -125,6 +128,21 @@ def test_it_starts_from_the_file_takes_signed_snapshots_and_drains_on_sigterm(tm
         assert word.cause == "Interrupted"
         for engine in (a, b):
             engine.kill()
+
+    run(scenario)
+
+
+def test_in_a_cluster_it_serves_on_while_nodes_learn_that_it_goes() -> None:
+    assert linger_s({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}) == LINGER_S > 0
+    assert linger_s({}) == 0
+
+    async def scenario() -> None:
+        router = Router(RouterConfig(deployment="d", backends_file="unused"), pod_uid="router-0")
+        begun = time.monotonic()
+        await router.drain(0.0, 60, least_s=0.2)
+        assert time.monotonic() - begun >= 0.2
+        await router.drain(0.0, 0.0, least_s=60)  # never beyond the grace period
+        await router.stop()
 
     run(scenario)
 

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stoker.pod.causes import EXIT_CODES, Cause
@@ -31,6 +31,9 @@ from stoker.router.snapshot import BackendSnapshot, load_snapshot
 log = logging.getLogger("stoker.router")
 QUIET_S = 0.5
 """After SIGTERM, the time without a request after which no client is expected to send one."""
+LINGER_S = 5.0
+"""After SIGTERM in a cluster, the time for which new connections still come: a node sends them until it has learnt that
+the pod goes, seconds later where it is busy."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,10 +89,15 @@ async def run(
     await stop.wait()
     log.info("draining")
     deadline = time.monotonic() + config.grace_period_s - 1
-    await router.drain(QUIET_S, max(deadline - time.monotonic(), 0))
+    await router.drain(QUIET_S, max(deadline - time.monotonic(), 0), least_s=linger_s(os.environ))
     for server in servers:
         await server.stop(max(deadline - time.monotonic(), 0))
     await router.stop()
+
+
+def linger_s(environment: Mapping[str, str]) -> float:
+    """Return how long to serve after SIGTERM at least; only a cluster's pods have the address of its API server."""
+    return LINGER_S if "KUBERNETES_SERVICE_HOST" in environment else 0.0
 
 
 def spare_from_collection() -> None:

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from stoker.pod.api_document import document_route
-from stoker.pod.asgi import Receive, Scope, Send
+from stoker.pod.asgi import Message, Receive, Scope, Send
 from stoker.pod.control_key import ControlVerifier
 from stoker.pod.http import ControlRoute, control_routes, probe_routes
 from stoker.pod.tracing import NoTracer, Tracer
@@ -90,8 +90,8 @@ class Router:
         control = ControlRoute("PUT", "/backends", self._put_backends)
         guarded = control_routes([control], verifier) if verifier is not None else []
         shared = [health, document_route(router_document(), DOCUMENT_PATH)]
-        self.app = _App([*probes(private=ADDRESSES, verifier=verifier), *shared, *guarded], self.proxy)
-        self.control_app = _App([*probes(), *shared, *control_routes([control], None)], self.proxy)
+        self.app = _App([*probes(private=ADDRESSES, verifier=verifier), *shared, *guarded], self.proxy, self._stopping)
+        self.control_app = _App([*probes(), *shared, *control_routes([control], None)], self.proxy, self._stopping)
         """The application of the Unix socket, which its file mode guards."""
 
     def _admission(
@@ -109,12 +109,14 @@ class Router:
         """Begin to probe the backends of the mounted snapshot."""
         self._apply(snapshot)
 
-    async def drain(self, quiet_s: float, deadline_s: float) -> None:
-        """Turn unready, and serve until no request has run for `quiet_s`, at most for `deadline_s`."""
+    async def drain(self, quiet_s: float, deadline_s: float, *, least_s: float = 0.0) -> None:
+        """Turn unready, and serve for `least_s` and until no request has run for `quiet_s`, at most for `deadline_s`.
+
+        Answers close their connections, so that clients open the next ones elsewhere.
+        """
         self.stopping = True
-        deadline = time.monotonic() + deadline_s
-        quiet_since = time.monotonic()
-        while (now := time.monotonic()) < deadline and now - quiet_since < quiet_s:
+        begun = quiet_since = time.monotonic()
+        while (now := time.monotonic()) - begun < deadline_s and (now - begun < least_s or now - quiet_since < quiet_s):
             await asyncio.sleep(0.02)
             if self.proxy.running:
                 quiet_since = time.monotonic()
@@ -137,6 +139,9 @@ class Router:
             "window": self.metrics.revisions.status(),
             "backends": self.backends.status(),
         }
+
+    def _stopping(self) -> bool:
+        return self.stopping
 
     def _ready(self) -> bool:
         """Return whether clients may connect. A router without backends is ready: it holds or refuses requests."""
@@ -164,16 +169,28 @@ class Router:
 class _App:
     """The router's own routes, and the proxy for the paths of an engine."""
 
-    def __init__(self, own: list[BaseRoute], proxy: Proxy) -> None:
+    def __init__(self, own: list[BaseRoute], proxy: Proxy, stopping: Callable[[], bool]) -> None:
         self.own = Starlette(routes=own, exception_handlers={404: _unknown_path, 405: _wrong_method})
-        self.proxy = proxy
+        self.proxy, self.stopping = proxy, stopping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
+        send = _closing(send) if self.stopping() else send
         if scope["type"] == "http" and (path in FORWARDED or path.startswith("/v1/")):
             await self.proxy(scope, receive, send)
         else:
             await self.own(scope, receive, send)
+
+
+def _closing(send: Send) -> Send:
+    """Tell the client that its connection ends with the answer."""
+
+    async def send_closing(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+        await send(message)
+
+    return send_closing
 
 
 async def _unknown_path(request: Request, _: Exception) -> Response:

@@ -197,6 +197,29 @@ def test_split_requests_have_the_tokens_of_whole_ones(engines: dict[str, Engine]
     run(scenario, limit_s=180)
 
 
+def test_engines_whose_roles_flip_under_streams_lose_none_and_compute_for_each_other_the_other_way_round(
+    engines: dict[str, Engine],
+) -> None:
+    async def scenario() -> None:
+        before, after = requests_of("f"), requests_of("g")
+        expected = await whole_answers(engines["e"], before), await whole_answers(engines["e"], after)
+        counted = await outcomes(engines["p"])
+        async with routed(engines["p"], engines["d"], policy_object=AlwaysSplit()) as (router, http):
+            await paired(router)
+            streams = read_all(http, before)
+            await until(lambda: any('"choices"' in client.text for client, _ in streams))
+            flipped = [engines[name].entry() | {"role": role} for name, role in (("p", "decode"), ("d", "prefill"))]
+            answer = await http.put("/backends", json={"version": 2, "backends": flipped})
+            assert answer.json()["accepted"]
+            later = read_all(http, after)
+            await asyncio.gather(*(task for _, task in (*streams, *later)))
+        assert_equal([client.text for client, _ in streams], expected[0])
+        assert_equal([client.text for client, _ in later], expected[1])
+        assert await outcomes(engines["p"]) != counted, "the prefill engine has answered requests that were split"
+
+    run(scenario, limit_s=180)
+
+
 def test_no_request_is_lost_when_first_a_decode_engine_and_then_the_prefill_engine_is_killed(
     engines: dict[str, Engine],
 ) -> None:

@@ -219,13 +219,44 @@ def test_a_stream_whose_decode_engine_dies_goes_on_at_another_without_a_prefill_
 def test_the_status_names_roles_epochs_and_peers() -> None:
     async def scenario() -> None:
         p, d = engine("p", "prefill"), engine("dd", "decode")
-        assert p.load is not None
-        p.load["role"] = "decode"  # flipped at run time
         async with routed(await p.start(), await d.start(), policy="leastPending") as (router, client):
             await reported(router, p, d)
             found = {one["pod_uid"]: one for one in (await client.get("/status")).json()["backends"]}
-            assert [found["p"][key] for key in ("role", "epoch", "peer")] == ["decode", "p1", "127.0.0.1:9001"]
+            assert [found["p"][key] for key in ("role", "epoch", "peer")] == ["prefill", "p1", "127.0.0.1:9001"]
             assert [found["dd"][key] for key in ("role", "epoch")] == ["decode", "dd1"]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("policy", ["cacheAware", "leastPending"])
+def test_a_newer_snapshot_flips_roles_whatever_the_engines_report(policy: str) -> None:
+    async def scenario() -> None:
+        p, d = engine("p", "prefill"), engine("dd", "decode")
+        for one in (p, d):
+            assert one.load is not None
+            one.load["role"] = one.role
+        async with routed(await p.start(), await d.start(), policy=policy) as (router, client):
+            await reported(router, p, d)
+            assert (await answer(client, SHORT))["pod"] == "dd"
+            flipped = snapshot(2, p.entry(role="decode"), d.entry(role="prefill"))
+            assert (await client.put("/backends", json=flipped)).json()["accepted"]
+            assert {one.entry.pod_uid: one.role for one in router.backends.all} == {"p": "decode", "dd": "prefill"}
+            assert (await answer(client, SHORT))["pod"] == "p"
+            back = snapshot(3, p.entry(), d.entry())
+            assert (await client.put("/backends", json=back)).json()["accepted"]
+            assert (await answer(client, SHORT))["pod"] == "dd"
+
+    run(scenario)
+
+
+def test_an_engine_names_its_role_where_the_snapshot_does_not() -> None:
+    async def scenario() -> None:
+        p, d = engine("p", ""), engine("dd", "decode")
+        assert p.load is not None
+        p.load["role"] = "prefill"
+        async with routed(await p.start(), await d.start(), policy="leastPending") as (router, _):
+            await reported(router, p, d)
+            assert {one.entry.pod_uid: one.role for one in router.backends.all} == {"p": "prefill", "dd": "decode"}
 
     run(scenario)
 

@@ -48,7 +48,7 @@ class Backend:
     def __init__(self, entry: BackendEntry, times: Timeouts, clock: Callable[[], float]) -> None:
         self.entry = entry
         self.role: Role = entry.role
-        """The role that it prefers now: its own word, else its pool's."""
+        """The role that it prefers now: the snapshot's, which an operator may flip, else its own report's."""
         self.identity = entry.pod_uid, ""
         """Pod uid and epoch: after a restart an engine's cache is empty."""
         self.times = times
@@ -78,7 +78,7 @@ class Backend:
     def listed(self, entry: BackendEntry) -> None:
         """Take its entry of a newer snapshot."""
         self.entry = entry
-        self.role = (self.report.role if self.report is not None else None) or entry.role
+        self._update_role()
 
     @property
     def prefill_rate(self) -> float | None:
@@ -124,11 +124,15 @@ class Backend:
             return Histogram()
         self.report, self._reported_s = load, self.clock()
         self.identity = self.entry.pod_uid, load.epoch
-        self.role = load.role or self.entry.role
+        self._update_role()
         if newest is None:
             return Histogram()
         before = newest.queue_s if newest.epoch == load.epoch else {}
         return Histogram(load.queue_s).since(Histogram(before))
+
+    def _update_role(self) -> None:
+        reported = self.report.role if self.report is not None and self.entry.role == "colocated" else None
+        self.role = reported or self.entry.role
 
     async def follow_load(
         self, queued: Callable[[BackendEntry, Histogram], None], took: Callable[[Backend, Load], None] = _ignore

@@ -42,7 +42,8 @@ class BackendEntry(Config):
     pod_uid: str = Field(min_length=1)
     """The pod that must answer there; an address that another pod took over is not used."""
     role: Role = "colocated"
-    """What its pool is for. Every engine can do the other parts too: a role is a preference."""
+    """What it is for now, by default what its pool is for. Every engine can do the other parts too: a role is a
+    preference, which a newer snapshot may flip."""
     host: str = ""
     """The node of its pod."""
     zone: str = ""

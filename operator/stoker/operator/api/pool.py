@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
@@ -141,3 +142,19 @@ class Pool(PodFields):
     """Replicas above `replicas` during a rollout: a number or a percentage."""
     max_unavailable: IntOrPercent = 0
     """Replicas that may be missing during a rollout: a number or a percentage."""
+
+
+SCALED_BY_STOKER = ("slo", "load")
+"""Modes of `autoscaling` in which Stoker sets the replicas."""
+_OWN_FIELDS = ("name", "role", "replicas", "autoscaling", "max_surge", "max_unavailable")
+
+
+def flipping_pools(pools: Sequence[Pool]) -> tuple[Pool, Pool] | None:
+    """The two pools whose replicas may change their role; None where they differ or Stoker does not scale both."""
+    if len(pools) != 2 or any(pool.role == "colocated" for pool in pools):
+        return None
+    one, other = pools
+    if any(pool.autoscaling is None or pool.autoscaling.mode not in SCALED_BY_STOKER for pool in pools):
+        return None
+    alike = all(getattr(one, name) == getattr(other, name) for name in Pool.model_fields if name not in _OWN_FIELDS)
+    return (one, other) if alike else None

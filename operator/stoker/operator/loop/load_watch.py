@@ -11,22 +11,24 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 
 from stoker.operator.api.enginepool import EnginePool
 from stoker.operator.api.inferencedeployment import InferenceDeployment
 from stoker.operator.api.metadata import read
-from stoker.operator.api.pool import Autoscaling, Pool
-from stoker.operator.domain.autoscaling.decision import REVIEW_S, Limits, Memory, PoolInput
+from stoker.operator.api.pool import SCALED_BY_STOKER, Pool, flipping_pools
+from stoker.operator.domain.autoscaling.decision import REVIEW_S, Decision, Limits, Memory, PoolInput
 from stoker.operator.domain.autoscaling.load_report import read_load
 from stoker.operator.domain.autoscaling.load_window import LoadWindow, stale
 from stoker.operator.domain.autoscaling.prediction import Goals
 from stoker.operator.domain.autoscaling.record import PoolScaling, first_record
+from stoker.operator.domain.autoscaling.role_flip import Reviewed, flip_roles
 from stoker.operator.domain.autoscaling.rule import review
 from stoker.operator.domain.clock import Clock, timestamp
 from stoker.operator.domain.labels import DEPLOYMENT_UID, NODE_RANK, POOL, ROLE, PodRole
+from stoker.operator.domain.lent_pods import count_borrowed, count_lent, is_lent, served_pool
 from stoker.operator.domain.placement.gang import Level
 from stoker.operator.domain.placement.node_capacity import NodeCapacity
 from stoker.operator.domain.placement.place import count_placeable
@@ -39,8 +41,6 @@ from stoker.operator.loop.store import Store, key_of
 STARTUP_S = 120.0
 """Assumed while no replica of the pool has become ready."""
 STARTUPS = 20
-OWN_MODES = ("slo", "load")
-"""Modes in which Stoker sets the replicas."""
 
 Nodes = Callable[[], tuple[NodeCapacity, ...] | None]
 
@@ -61,6 +61,15 @@ class _Pool:
         """P90 from creation until ready."""
         ordered = sorted(self.startups)
         return ordered[math.ceil(0.9 * len(ordered)) - 1] if ordered else STARTUP_S
+
+    def note(self, decision: Decision, time: str) -> bool:
+        """Record a decision; True when the deployment must look at it."""
+        before = self.scaling
+        self.scaling = before.then(decision, time) if before else first_record(decision, time)
+        changed = before is None or (before.newest.reason, before.newest.infeasible) != (
+            decision.reason, decision.infeasible,
+        )  # fmt: skip
+        return changed or decision.after != decision.before
 
 
 class LoadWatch:
@@ -100,7 +109,7 @@ class LoadWatch:
         deployment = self.store.by_uid(labels.get(DEPLOYMENT_UID, ""))
         if load is None or deployment is None:
             return
-        found = self._pools.get((key_of(deployment), labels.get(POOL, "")))
+        found = self._pools.get((key_of(deployment), served_pool(pod)))
         if found is not None:
             found.window.record(self.clock.monotonic(), pod["metadata"]["uid"], load)
 
@@ -116,39 +125,59 @@ class LoadWatch:
 
     def review_all(self) -> None:
         """Review each pool that Stoker scales, and forget the others."""
-        wanted: dict[tuple[Key, str], tuple[Object, Pool, Autoscaling]] = {}
-        for deployment in self.store.of_kind("InferenceDeployment"):
-            for pool, settings in _scaled_pools(deployment):
-                wanted[key_of(deployment), pool.name] = deployment, pool, settings
-        self._pools = {place: self._pools.get(place) or _Pool() for place in wanted}
-        for place, (deployment, pool, settings) in wanted.items():
-            live = self._engine_pool(deployment, pool.name)
-            if live is not None and self._review(self._pools[place], deployment, live, pool, settings):
+        scaled = [(found, _scaled_pools(found)) for found in self.store.of_kind("InferenceDeployment")]
+        places = [(key_of(deployment), pool.name) for deployment, pools in scaled for pool in pools]
+        self._pools = {place: self._pools.get(place) or _Pool() for place in places}
+        for deployment, pools in scaled:
+            if self._review(deployment, pools):
                 self.wake(deployment)
 
-    def _review(self, kept: _Pool, deployment: Object, live: EnginePool, pool: Pool, settings: Autoscaling) -> bool:
-        """Review one pool; True when its deployment must look at the decision."""
-        uid = deployment["metadata"]["uid"]
-        owned = self.store.owned_by(live.metadata.uid or "")
-        engines = [pod for pod in owned if pod["kind"] == "Pod" and (_label(pod, NODE_RANK) or "0") == "0"]
-        routers = [pod for pod in self.store.owned_by(uid) if _label(pod, ROLE) == PodRole.ROUTER]
-        kept.seen = self._input(kept, live, engines, routers)
-        room = self._room(live, len([pod for pod in engines if not ended(pod)]))
-        before = kept.scaling
-        decision, kept.memory = review(self.clock.monotonic(), _limits(pool, settings, room), kept.seen, kept.memory)
+    def _review(self, deployment: Object, pools: Sequence[Pool]) -> bool:
+        """Review the pools of a deployment together; True when it must look at a decision."""
+        live = {pool.name: self._engine_pool(deployment, pool.name) for pool in pools}
+        engines = [pod for found in live.values() if found is not None for pod in self._engines(found)]
+        routers = [
+            pod for pod in self.store.owned_by(deployment["metadata"]["uid"]) if _label(pod, ROLE) == PodRole.ROUTER
+        ]
+        reviews: dict[str, Reviewed] = {}
+        for pool in pools:
+            if (found := live[pool.name]) is not None:
+                kept = self._pools[key_of(deployment), pool.name]
+                reviews[pool.name] = self._review_pool(kept, found, pool, engines, routers)
+        decisions = {name: found.decision for name, found in reviews.items()}
+        pair = flipping_pools(pools)
+        if pair is not None and all(pool.name in reviews for pool in pair):
+            one, other = (pool.name for pool in pair)
+            decisions[one], decisions[other] = flip_roles(self.clock.monotonic(), reviews[one], reviews[other])
         time = timestamp(self.clock.now())
-        kept.scaling = before.then(decision, time) if before else first_record(decision, time)
-        changed = before is None or (before.newest.reason, before.newest.infeasible) != (
-            decision.reason, decision.infeasible,
-        )  # fmt: skip
-        return changed or decision.after != decision.before
+        changes = [self._pools[key_of(deployment), name].note(found, time) for name, found in decisions.items()]
+        return any(changes)
+
+    def _engines(self, live: EnginePool) -> list[Object]:
+        """The leaders of a pool's replicas."""
+        owned = self.store.owned_by(live.metadata.uid or "")
+        return [pod for pod in owned if pod["kind"] == "Pod" and (_label(pod, NODE_RANK) or "0") == "0"]
+
+    def _review_pool(
+        self, kept: _Pool, live: EnginePool, pool: Pool, engines: list[Object], routers: list[Object]
+    ) -> Reviewed:
+        """Review one pool with the engines that serve it."""
+        serving = [pod for pod in engines if served_pool(pod) == pool.name]
+        seen = self._input(kept, live, serving, routers)
+        lent, borrowed = count_lent(engines, pool.name), count_borrowed(engines, pool.name)
+        kept.seen = replace(seen, replicas=seen.replicas + borrowed - lent, borrowed=borrowed, lent=lent)
+        limits = _limits(pool, self._room(live, len([pod for pod in serving if not ended(pod)])))
+        decision, kept.memory = review(self.clock.monotonic(), limits, kept.seen, kept.memory)
+        return Reviewed(limits, kept.seen, decision, kept.memory)
 
     def _input(self, kept: _Pool, live: EnginePool, engines: list[Object], routers: list[Object]) -> PoolInput:
         now_s = self.clock.monotonic()
         ready = {pod["metadata"]["uid"]: pod for pod in engines if is_ready(pod) and not ended(pod)}
         kept.window.forget(pod["metadata"]["uid"] for pod in engines)
         for uid, pod in ready.items():
-            if uid not in kept.ready_since and (startup_s := _startup_s(pod)) is not None:
+            if uid in kept.ready_since or is_lent(pod):
+                continue
+            if (startup_s := _startup_s(pod)) is not None:
                 kept.startups.append(startup_s)
         kept.ready_since = {uid: kept.ready_since.get(uid, now_s) for uid in ready}
         names = {uid: str(pod["metadata"]["name"]) for uid, pod in ready.items()}
@@ -186,17 +215,18 @@ class LoadWatch:
         return next((read(EnginePool, item) for item in found if _label(item, POOL) == name), None)
 
 
-def _scaled_pools(deployment: Object) -> Iterator[tuple[Pool, Autoscaling]]:
+def _scaled_pools(deployment: Object) -> list[Pool]:
     """The pools that Stoker scales by the spec in force; none before a spec was accepted."""
     accepted = (deployment.get("status") or {}).get("acceptedSpec")
     if accepted is None or deployment["metadata"].get("deletionTimestamp"):
-        return
-    for pool in read(InferenceDeployment, {**deployment, "spec": accepted}).spec.pools:
-        if pool.autoscaling is not None and pool.autoscaling.mode in OWN_MODES:
-            yield pool, pool.autoscaling
+        return []
+    pools = read(InferenceDeployment, {**deployment, "spec": accepted}).spec.pools
+    return [pool for pool in pools if pool.autoscaling is not None and pool.autoscaling.mode in SCALED_BY_STOKER]
 
 
-def _limits(pool: Pool, settings: Autoscaling, room: int | None) -> Limits:
+def _limits(pool: Pool, room: int | None) -> Limits:
+    settings = pool.autoscaling
+    assert settings is not None
     limits = Limits(
         min=settings.min,
         max=settings.max,

@@ -171,6 +171,7 @@ def _pool_figures(pools: Sequence[PoolReview]) -> Iterator[Metric]:
         "forecast_requests_per_second": "Requests of a pool to expect until a new replica is ready",
         "startup_seconds": "P90 from the creation of a replica until it is ready",
         "held_requests": "Requests that routers hold for a pool",
+        "borrowed_replicas": "Replicas of another pool that have changed their role to serve this one",
         "scaling_blocked": "1 while a pool is not scaled as its goals need, by reason",
     }
     names = ["namespace", "deployment", "pool"]
@@ -190,6 +191,7 @@ def _pool_figures(pools: Sequence[PoolReview]) -> Iterator[Metric]:
             "forecast_requests_per_second": seen.demand.rate if seen.demand else 0.0,
             "startup_seconds": seen.startup_s,
             "held_requests": seen.held,
+            "borrowed_replicas": seen.borrowed,
         }
         for name, value in values.items():
             families[name].add_metric(labels, value)

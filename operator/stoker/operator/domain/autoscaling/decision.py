@@ -18,7 +18,7 @@ REVIEW_S = 5.0
 Mode = Literal["slo", "load"]
 Reason = Literal[
     "Bounds", "Unknown", "Load", "Missed", "Proven", "Sufficient", "Proving", "AtMax", "WaitingForRoom",
-    "InfeasibleGoal", "Idle", "Wake", "Burst",
+    "InfeasibleGoal", "Idle", "Wake", "Burst", "RoleFlip",
 ]  # fmt: skip
 
 
@@ -49,7 +49,7 @@ class PoolInput:
     """A pool at one moment."""
 
     replicas: int
-    """As `/scale` has it."""
+    """As `/scale` has it, with the borrowed ones and without the lent ones."""
     ready: int = 0
     unknown: tuple[str, ...] = ()
     """One line for each input that is absent or too old."""
@@ -69,6 +69,10 @@ class PoolInput:
     """Share of the cache in use, the mean of the engines."""
     startup_s: float = 120.0
     """P90 from a pod's creation until it is ready."""
+    borrowed: int = 0
+    """Replicas of another pool that serve this one."""
+    lent: int = 0
+    """Replicas of this pool that serve another one."""
 
     @property
     def idle(self) -> bool:
@@ -123,3 +127,5 @@ class Decision:
     needed: int | None = None
     infeasible: str | None = None
     """A goal that no number of replicas within the limits reaches, with the best figure."""
+    flips: int = 0
+    """Replicas, out of the change, that come from the other pool by a change of their role; negative: that go there."""

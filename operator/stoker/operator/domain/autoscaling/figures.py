@@ -19,6 +19,7 @@ def shown_inputs(limits: Limits, seen: PoolInput, prediction: Prediction | None)
         "startupSeconds": f"{seen.startup_s:.0f}",
         "kvUse": f"{seen.kv_use:.2f}",
     }
+    shown |= {name: str(count) for name, count in (("borrowed", seen.borrowed), ("lent", seen.lent)) if count}
     if limits.placeable is not None:
         shown["placeable"] = str(limits.placeable)
     if seen.demand is not None:

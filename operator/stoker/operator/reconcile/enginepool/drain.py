@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from stoker.operator.domain.labels import DRAINING
+from stoker.operator.domain.lent_pods import is_lent
 from stoker.operator.domain.plan import ControlCall, Object, Patch, Ref
 from stoker.operator.domain.pods import ref_of
-from stoker.operator.reconcile.enginepool.replica import DRAINING, Replica, leaving
+from stoker.operator.reconcile.enginepool.replica import Replica, leaving
 from stoker.operator.reconcile.enginepool.view import PoolView
 
 LOOK_AGAIN_S = 1.0
@@ -56,11 +58,12 @@ def advance_drains(view: PoolView, dropped: Sequence[Replica]) -> DrainStep:
 
 
 def least_loaded(view: PoolView, replicas: Sequence[Replica], number: int) -> tuple[Replica, ...]:
-    """The `number` replicas with the fewest requests; among equals the first by name."""
+    """The `number` replicas with the fewest requests; among equals the first by name. Those that are lent go last."""
 
-    def load(replica: Replica) -> tuple[int, str]:
+    def load(replica: Replica) -> tuple[bool, int, str]:
         report = view.report(replica.first) or {}
-        return int(report.get("running") or 0) + int(report.get("waiting") or 0), replica.name
+        requests = int(report.get("running") or 0) + int(report.get("waiting") or 0)
+        return is_lent(replica.first), requests, replica.name
 
     return tuple(sorted(replicas, key=load)[:number])
 

@@ -10,12 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from stoker.operator.domain.labels import NODE_RANK, PREFIX, REPLICA, REPLICA_PODS, REVISION
+from stoker.operator.domain.labels import DRAINING, NODE_RANK, REPLICA, REPLICA_PODS, REVISION
 from stoker.operator.domain.plan import Object
 from stoker.operator.domain.pods import ended, is_ready, label, label_number
-
-DRAINING = f"{PREFIX}/draining"
-"""Label on engine pods that get no new request. They are deleted when their replica's last request has finished."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from stoker.operator.domain.autoscaling.record import BLOCKING, KEPT, DatedDecis
 from stoker.operator.domain.conditions import Condition
 from stoker.operator.domain.plan import Event
 from stoker.operator.domain.text import shortened
+from stoker.operator.reconcile.inferencedeployment.role_flips import fresh_decision
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
 
 AUTOSCALING_LIMITED = "AutoscalingLimited"
@@ -27,16 +28,16 @@ autoscaler does not know or cannot reach."""
 def wanted_replicas(view: DeploymentView, pool: Pool, live: EnginePool) -> int:
     """The replicas that `/scale` of a pool should have: the spec's without autoscaling, else as decided.
 
-    A decision about another number of replicas than there is now is an old one.
+    Replicas that change their role need no write, so what is left of the change is written.
     """
     if pool.autoscaling is None:
         return pool.replicas
     if pool.autoscaling.mode == "fixed":
         return _fixed(view, pool, pool.autoscaling, live)
-    scaling = view.seen.scaling.get(pool.name)
-    if pool.autoscaling.mode == "external" or scaling is None or scaling.newest.before != live.spec.replicas:
+    newest = fresh_decision(view, pool)
+    if pool.autoscaling.mode == "external" or newest is None:
         return live.spec.replicas
-    return scaling.newest.after
+    return max(live.spec.replicas + newest.after - newest.before - newest.flips, 0)
 
 
 def external_bounds(pool: Pool) -> ReplicaBounds | None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from stoker.operator.api.pool import Role
 from stoker.operator.domain.conditions import Condition
+from stoker.operator.domain.lent_pods import is_lent, served_pool
 from stoker.operator.domain.plan import Object
 from stoker.operator.domain.pods import is_owned, is_ready
 from stoker.operator.reconcile.enginepool.replica import draining, revision_of
@@ -58,9 +59,11 @@ def disaggregation_conditions(view: DeploymentView) -> tuple[Condition, ...]:
 
 
 def role_of_engine(view: DeploymentView, pod: Object) -> Role:
-    """The role of the pod's pool."""
+    """The role of the pool that the pod serves, which is its own unless it is lent."""
     owners = (pool for pool in view.pools if is_owned(pod, pool.metadata.uid))
-    return next((pool.spec.revisions[0].template.role for pool in owners), "colocated")
+    own: Role = next((pool.spec.revisions[0].template.role for pool in owners), "colocated")
+    served = (pool.role for pool in view.deployment.spec.pools if is_lent(pod) and pool.name == served_pool(pod))
+    return next(served, own)
 
 
 def _disaggregated(view: DeploymentView, engines: Mapping[str, list[Object]], difference: str | None) -> Condition:

@@ -15,6 +15,7 @@ from stoker.operator.reconcile.inferencedeployment.disaggregation import missing
 from stoker.operator.reconcile.inferencedeployment.model_choice import ModelChoice, NoModel, choose_model
 from stoker.operator.reconcile.inferencedeployment.outcome import DeploymentOutcome
 from stoker.operator.reconcile.inferencedeployment.phase import deployment_state
+from stoker.operator.reconcile.inferencedeployment.role_flips import plan_flips
 from stoker.operator.reconcile.inferencedeployment.rollout import plan_rollout, until_deadline_s
 from stoker.operator.reconcile.inferencedeployment.routers import plan_routers
 from stoker.operator.reconcile.inferencedeployment.status import derive_status, pool_summaries
@@ -63,6 +64,7 @@ def _keep_serving(view: DeploymentView) -> DeploymentOutcome:
             generate=missing_secrets(view, rollout),
             create=(*rollout.create, *routers.create),
             apply=(*rollout.apply, *routers.apply),
+            patch=plan_flips(view),
             scale=rollout.scale,
             delete=(*rollout.delete, *routers.delete),
             calls=calls,

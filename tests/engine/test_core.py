@@ -150,6 +150,18 @@ def test_two_fronts_may_use_the_same_id(start: Callable[..., tuple[Front, Runnin
     two.close()
 
 
+def test_a_front_that_knows_of_a_serving_core_has_its_stats(start: Callable[..., tuple[Front, Running]]) -> None:
+    """Else `/status` of a ready engine would say that it has no blocks and no load."""
+    early, running = start()
+    early.phase("Serving")
+    late = Front(running.core.address)
+    late.say(m.Hello())
+    late.phase("Serving")
+    for front in (early, late):
+        assert any(isinstance(heard, Stats) and heard.total_blocks == 1200 for heard in front.heard)
+    late.close()
+
+
 def test_a_loading_core_says_how_far_it_is_and_refuses(start: Callable[..., tuple[Front, Running]]) -> None:
     go_on = threading.Event()
 

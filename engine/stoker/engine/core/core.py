@@ -202,6 +202,7 @@ class Core:
         self.engine, self.requests, self._captures = engine, requests, True
         self.on_loaded()
         self.startup.enter("")
+        self.wire.broadcast(self._stats(engine))  # before the state, so that no ready front lacks them
         self._change("Serving", "", facts)
 
     def _fail(self, cause: Cause, error: BaseException) -> None:
@@ -427,10 +428,10 @@ class Core:
             wrong = f"this core speaks protocol {PROTOCOL}, the front {protocol}"
             self._send(front, CoreState("Failed", wrong))
             return
-        self._send(front, self.state)
-        self._send(front, self._heartbeats.last)
         if self.engine is not None:
             self._send(front, self._stats(self.engine))
+        self._send(front, self.state)
+        self._send(front, self._heartbeats.last)
 
     def _closed(self) -> RequestRefused | None:
         """Why no new request is taken."""

@@ -23,7 +23,7 @@ from stoker.operator.cluster.pod_http import PodHttp
 from stoker.operator.domain.clock import SystemClock
 from stoker.pod.control_key import new_private_key, public_key, sign
 from stoker.pod.termination_message import parse_termination_message
-from stoker.router.__main__ import LINGER_S, linger_s, main, spare_from_collection
+from stoker.router.__main__ import LINGER_S, QUIET_S, linger_s, main, spare_from_collection
 from stoker.router.app import Router
 from stoker.router.config import RouterConfig
 from testing.router.fake_engine import FakeEngine, stream
@@ -46,10 +46,12 @@ def write_config(folder: Path, **settings: Any) -> Path:
 
 
 @asynccontextmanager
-async def program(config: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, httpx.AsyncClient]]:
+async def program(
+    config: Path, **environment: str
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, httpx.AsyncClient]]:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "stoker.router", "--config", str(config),
-        env={**os.environ, "STOKER_POD_UID": "router-0"}, stderr=asyncio.subprocess.DEVNULL,
+        env={**os.environ, "STOKER_POD_UID": "router-0", **environment}, stderr=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     port = json.loads(config.read_text())["listen"]["port"]  # noqa: ASYNC240 - a tiny file
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
@@ -143,6 +145,25 @@ def test_in_a_cluster_it_serves_on_while_nodes_learn_that_it_goes() -> None:
         assert time.monotonic() - begun >= 0.2
         await router.drain(0.0, 0.0, least_s=60)  # never beyond the grace period
         await router.stop()
+
+    run(scenario)
+
+
+def test_the_program_of_a_cluster_lingers(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+
+    async def scenario() -> None:
+        engine = await FakeEngine("a").start()
+        (tmp_path / "backends.json").write_text(json.dumps(snapshot(1, engine.entry())))
+        async with program(config, KUBERNETES_SERVICE_HOST="10.0.0.1") as (process, client):
+            await wait_for_backends(client, 1)
+            told = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            await asyncio.sleep(2 * QUIET_S)  # a router that does not linger has ended by then
+            assert (await client.post("/v1/completions", content=b"{}")).status_code == 200
+            assert await process.wait() == 78
+            assert time.monotonic() - told >= LINGER_S
+        engine.kill()
 
     run(scenario)
 

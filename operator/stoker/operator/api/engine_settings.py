@@ -119,7 +119,7 @@ class TransferSettings(Value):
     zone_blocks: Annotated[int, Field(ge=1, le=65536)] = 256
     """Blocks of the landing zone, to which other engines write."""
     require: Literal["any", "nvlink", "rdma"] = "any"
-    """Way between engines without which one is not ready."""
+    """Link to other engines without which this one is not ready."""
 
 
 class CacheEventSettings(Value):

@@ -97,8 +97,8 @@ class ServedModel(Value):
     """`file:///PATH` in a mounted volume, `pvc://CLAIM[/PATH]`, or what engines fetch into a cache:
     `hf://ORG/NAME[@REVISION]`, `s3://BUCKET/PREFIX`, `oci://REGISTRY/REPOSITORY[:TAG or @DIGEST]`."""
     uri_secret_ref: LocalRef | None = None
-    """Secret with the access to `uri`: HF_TOKEN, HF_ENDPOINT; AWS_ACCESS_KEY_ID, _SECRET_ACCESS_KEY, _ENDPOINT_URL,
-    _REGION; REGISTRY_USERNAME, REGISTRY_PASSWORD, .dockerconfigjson."""
+    """Secret with the access to `uri`: HF_TOKEN, HF_ENDPOINT; AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
+    AWS_ENDPOINT_URL, AWS_REGION; REGISTRY_USERNAME, REGISTRY_PASSWORD, .dockerconfigjson."""
     names: Annotated[
         tuple[ServedName, ...], Field(max_length=8, json_schema_extra={"x-kubernetes-list-type": "set"})
     ] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import threading
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.cli.load.exchange import Answer, Target
+from stoker.cli.load.exchange import Answer, Target, address_of, events_of
 from stoker.cli.load.figures import figures, most_at_once
 from stoker.cli.load.main import main
 from stoker.cli.load.sending import send_all
@@ -78,6 +79,9 @@ def test_a_trace_repeats_its_blocks_and_keeps_its_times() -> None:
     assert first[:TRACE_BLOCK] == second == third[:TRACE_BLOCK]
     assert first[TRACE_BLOCK:][:76] == third[2 * TRACE_BLOCK :] != third[TRACE_BLOCK:][:76]
     assert len(list(of_trace(IDS, lines, 2, 1.0))) == 2
+    part = list(of_trace(IDS, ["", lines[1], "\n", lines[2]], None, 1.0))
+    assert [one.due_s for one in part] == [0.0, 0.5], "a part of a trace begins at once"
+    assert [len(one.prompt) for one in part] == [512, 1100]
 
 
 @pytest.mark.parametrize(
@@ -88,6 +92,7 @@ def test_a_trace_repeats_its_blocks_and_keeps_its_times() -> None:
         ('{"input_length": 3, "output_length": 1}', "line 1: a timestamp in milliseconds"),
         ('{"timestamp": 0, "input_length": 0, "output_length": 1}', "line 1: input_length must be a whole number"),
         ('{"timestamp": 0, "input_length": 4, "output_length": "x"}', 'output_length must be .*got "x"'),
+        (" ", "the file has no line"),
     ],
 )
 def test_a_line_that_is_no_request_is_named(line: str, text: str) -> None:
@@ -220,12 +225,12 @@ def chunked(parts: list[bytes]) -> bytes:
 
 
 STREAMS: dict[str, tuple[bytes, tuple[str, int, int]]] = {
-    "whole": (OK + b"\r\n" + TEXTS + DONE, ("", 2, 3)),
-    "in chunks": (OK + b"Transfer-Encoding: chunked\r\n\r\n" + chunked(pieces(TEXTS + DONE, 11)), ("", 2, 3)),
-    "lines of Windows": (OK + b"\r\n" + (TEXTS + DONE).replace(b"\n", b"\r\n"), ("", 2, 3)),
+    "whole": (OK + b"\r\n" + TEXTS + DONE, ("", 3, 3)),
+    "in chunks": (OK + b"Transfer-Encoding: chunked\r\n\r\n" + chunked(pieces(TEXTS + DONE, 11)), ("", 3, 3)),
+    "lines of Windows": (OK + b"\r\n" + (TEXTS + DONE).replace(b"\n", b"\r\n"), ("", 3, 3)),
     "a chat without usage": (OK + b"\r\n" + CHAT + DONE, ("", 1, 1)),
-    "broken off": (OK + b"\r\n" + TEXTS, ("the answer broke off", 2, 3)),
-    "an error within": (OK + b"\r\n" + TEXTS + event(error={"message": "lost"}) + DONE, ("lost", 2, 3)),
+    "broken off": (OK + b"\r\n" + TEXTS, ("the answer broke off", 3, 3)),
+    "an error within": (OK + b"\r\n" + TEXTS + event(error={"message": "lost"}) + DONE, ("lost", 3, 3)),
     "no output": (OK + b"\r\n" + event(choices=[]) + DONE, ("an answer without output", 0, 0)),
     "no JSON": (OK + b"\r\ndata: {\n\n" + DONE, ("an event is no JSON", 0, 0)),
     "refused": (
@@ -255,6 +260,55 @@ def test_an_answer_is_read_in_whatever_pieces_it_comes(name: str, size: int) -> 
     assert found.error.startswith(error) if error else found.error == ""
     assert (len(found.stamps), found.output_tokens) == (events, tokens)
     assert found.stamps == sorted(found.stamps)
+
+
+@pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
+def test_an_event_has_the_time_at_which_its_last_byte_came(newline: bytes) -> None:
+    """The end of each event arrives with the next one, whose own end is missing then."""
+    whole = (TEXTS + DONE).replace(b"\n", newline)
+    first, second, third, _ = whole.split(newline * 2, 3)
+    sizes = itertools.accumulate(len(part) for part in (first, newline * 2 + second, newline * 2 + third))
+    arrived = [*((size, float(at_s)) for at_s, size in enumerate(sizes)), (len(whole), 9.0)]
+    assert [arrived_s for arrived_s, _ in events_of(whole, arrived)] == [1.0, 2.0, 9.0, 9.0]
+
+
+def test_a_chat_counts_what_brings_tokens() -> None:
+    """Also without text; not its beginning with the role, and not an end without text."""
+    deltas: list[dict[str, Any]] = [
+        {"delta": {"role": "assistant", "content": ""}},
+        {"delta": {"content": ""}},
+        {"delta": {"reasoning_content": "hm"}},
+        {"delta": {"tool_calls": [{"index": 0}]}},
+        {"delta": {"content": ""}, "finish_reason": "stop"},
+        {"delta": {}, "finish_reason": "stop"},
+    ]
+
+    async def reply(_: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(OK + b"\r\n" + b"".join(event(choices=[delta]) for delta in deltas) + DONE)
+        await writer.drain()
+
+    with serving(reply) as fake:
+        target = Target("127.0.0.1", fake.port, "/", None, {})
+        (found,) = asyncio.run(send_all(target, [(0.0, 3, b"{}")]))
+    assert (found.error, len(found.stamps)) == ("", 3)
+
+
+@pytest.mark.parametrize(("host", "named"), [("::1", b"Host: [::1]:80\r\n"), ("a.b", b"Host: a.b:80\r\n")])
+def test_a_request_names_its_host(host: str, named: bytes) -> None:
+    assert named in Target(host, 80, "/", None, {}).request(b"")
+
+
+def test_a_name_is_looked_up_once_and_goes_on_to_the_address_that_answers() -> None:
+    """`localhost` has two addresses, and the server listens on one of them."""
+    with serving(tell) as fake:
+        target = Target("localhost", fake.port, "/", None, {})
+        assert asyncio.run(address_of(target)) == "127.0.0.1"
+        found = asyncio.run(send_all(target, [(0.0, 3, b"{}")] * 3))
+        assert [one.error for one in found] == [""] * 3
+        assert all(b"Host: localhost:" in head for head in fake.heads)
+    assert asyncio.run(address_of(target)) == "localhost"
+    (lost,) = asyncio.run(send_all(Target("no.such.invalid", 1, "/", None, {}), [(0.0, 1, b"{}")]))
+    assert lost.error.startswith("no connection: ")
 
 
 def test_a_silent_server_ends_in_time_and_one_that_is_not_there_at_once() -> None:
@@ -340,7 +394,11 @@ def test_a_request_that_fails_is_told_and_the_exit_code_says_so(capsys: pytest.C
         (["x", "--goodput", "ttft:0"], "got 'ttft:0'"),
         (["x", "--body", "[1]"], "--body: a JSON object is needed (got [1])"),
         (["x", "--endpoint", "chat", "--prompts", "ids"], "--prompts ids needs --endpoint completions"),
+        (["x", "--body", "{"], "--body: no JSON"),
         (["x", "--dataset", "/no/such/file"], "No such file"),
+        (["x", "--records", "/no/such/folder/file"], "No such file"),
+        (["x:99999"], "a port from 1 to 65535 (got x:99999)"),
+        (["x:0"], "a port from 1 to 65535 (got x:0)"),
     ],
 )
 def test_wrong_input_is_named(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -352,6 +410,7 @@ def test_wrong_input_is_named(words: list[str], text: str, capsys: pytest.Captur
     ("words", "text"),
     [
         (["--rate", "0"], "a number above 0 is needed (got '0')"),
+        (["--burstiness", "inf"], "a number above 0 is needed (got 'inf')"),
         (["--requests", "x"], "a whole number above 0 is needed (got 'x')"),
         (["--input-tokens", "9:3"], "1 <= MIN <= MAX is needed (got '9:3')"),
         (["--vocabulary", "100"], "more than 100 is needed"),

@@ -1,6 +1,6 @@
-"""Numbers of tokens that a bench draws: `N` or `MIN:MAX` on its command line. Pure.
+"""Numbers on the command lines of the benches: tokens to draw as `N` or `MIN:MAX`, and counts.
 
-Shared by the bench of an engine and that of a server.
+Pure. The functions are types of options of `argparse`, which prints their message.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class TokenLengths:
 
 
 def token_lengths(text: str) -> TokenLengths:
-    """As the type of an option of `argparse`."""
+    """Raises ArgumentTypeError."""
     try:
         return TokenLengths.parse(text)
     except ValueError as error:
@@ -41,7 +41,14 @@ def token_lengths(text: str) -> TokenLengths:
 
 
 def count_above_zero(text: str) -> int:
-    """As the type of an option of `argparse`."""
+    """Raises ArgumentTypeError."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"a whole number above 0 is needed (got {text!r})")
+    return int(text)
+
+
+def count(text: str) -> int:
+    """Raises ArgumentTypeError."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"a whole number is needed (got {text!r})")
     return int(text)

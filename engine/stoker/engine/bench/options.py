@@ -8,7 +8,7 @@ from typing import Any
 from stoker.engine.bench.workload import Workload
 from stoker.engine.engine_options import add_engine_options
 from stoker.pod.command_line import CommandParser
-from stoker.pod.token_lengths import TokenLengths, count_above_zero, token_lengths
+from stoker.pod.token_lengths import TokenLengths, count, count_above_zero, token_lengths
 
 THROUGHPUT = """Measure how many tokens per second an engine makes when it has many requests at once.
 
@@ -60,7 +60,7 @@ def _add_throughput(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--input-tokens", **drawn, help="of a prompt, beside the shared ones (default 100:1024)")
     parser.add_argument("--output-tokens", **drawn, help="default 100:1024")
     parser.add_argument(
-        "--shared-tokens", type=_whole, default=0, metavar="N", help="first tokens of every prompt (default 0)"
+        "--shared-tokens", type=count, default=0, metavar="N", help="first tokens of every prompt (default 0)"
     )
     parser.add_argument(
         "--rounds", type=count_above_zero, default=2, metavar="N", help="the last one is the figure (default 2)"
@@ -85,9 +85,3 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="the same seed makes the same prompts (default 0)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_engine_options(parser.add_argument_group("engine"))
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"a whole number is needed (got {text!r})")
-    return int(text)

@@ -30,7 +30,7 @@ class Workload:
         return self.shared + self.own.high + self.output.high
 
     def requests(self, number: int, vocabulary: int) -> Iterator[tuple[tuple[int, ...], int]]:
-        """Yield prompts and output lengths of a round. Rounds share no token but the shared ones."""
+        """Yield prompts and output lengths of a round. Rounds share no prompt beyond the shared tokens."""
         lengths = random.Random(f"{self.seed}/lengths")  # the same in each round
         beginning = _ids(random.Random(f"{self.seed}/shared"), self.shared, vocabulary)
         rng = random.Random(f"{self.seed}/{number}")

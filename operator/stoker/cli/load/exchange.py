@@ -9,14 +9,18 @@ from __future__ import annotations
 import asyncio
 import bisect
 import json
+import re
+import socket
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import httptools
 
-END = b"\n\n"
+END = re.compile(rb"\r\n\r\n|\n\n")
+"""End of an event. Servers end their lines in either way."""
 
 
 class Target(NamedTuple):
@@ -31,7 +35,7 @@ class Target(NamedTuple):
     def request(self, content: bytes) -> bytes:
         """The whole request as bytes."""
         head = {
-            "Host": f"{self.host}:{self.port}",
+            "Host": f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}",
             "Connection": "close",
             "Content-Type": "application/json",
             "Content-Length": str(len(content)),
@@ -70,7 +74,6 @@ class Exchange(asyncio.Protocol):
         self.sent_s = 0.0
         self.ended_s = 0.0
         self.status = 0
-        self.is_whole = False
         self.problem = ""
         self.body = bytearray()
         self.arrived: list[tuple[int, float]] = []
@@ -90,7 +93,7 @@ class Exchange(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             self.problem = f"no HTTP: {error}"
-            self._close()
+            self.close()
         if len(self.body) > before:
             self.arrived.append((len(self.body), self._loop.time()))
 
@@ -104,8 +107,7 @@ class Exchange(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """Called by the parser."""
-        self.is_whole = True
-        self._close()
+        self.close()
 
     def eof_received(self) -> None:
         """An answer without a length ends with the connection."""
@@ -117,44 +119,59 @@ class Exchange(asyncio.Protocol):
         if not self.done.done():
             self.done.set_result(None)
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """End the connection; `done` follows."""
         if self._transport is not None:
             self._transport.close()
 
-    def events(self) -> Iterator[tuple[float, dict[str, Any]]]:
-        """Yield the JSON of each event of the stream with its arrival, up to `[DONE]`. Raises ValueError."""
-        text, begin = bytes(self.body).replace(b"\r\n", b"\n"), 0
-        places = [place for place, _ in self.arrived]
-        while (end := text.find(END, begin)) >= 0:
-            data = b"".join(line[5:].strip() for line in text[begin:end].split(b"\n") if line.startswith(b"data:"))
-            begin = end + len(END)
-            if data == b"[DONE]":
-                return
-            if data:
-                place = min(bisect.bisect_left(places, min(begin, places[-1])), len(places) - 1)
-                yield self.arrived[place][1], json.loads(data)
+
+def events_of(body: bytes | bytearray, arrived: Sequence[tuple[int, float]]) -> Iterator[tuple[float, dict[str, Any]]]:
+    """Yield the JSON of each event of a stream with the arrival of its last byte, up to `[DONE]`. Raises ValueError."""
+    begin, places = 0, [place for place, _ in arrived]
+    for end in END.finditer(body):
+        lines = body[begin : end.start()].splitlines()
+        data = b"".join(line[5:].strip() for line in lines if line.startswith(b"data:"))
+        begin = end.end()
+        if data == b"[DONE]":
+            return
+        if data:
+            yield arrived[bisect.bisect_left(places, begin)][1], json.loads(data)
 
 
-async def ask(target: Target, content: bytes, answer: Answer, timeout_s: float) -> None:
+async def address_of(target: Target) -> str:
+    """The first address of the host that takes connections, so that no request waits for its name; else the name."""
+    loop = asyncio.get_running_loop()
+    try:
+        for *_, (found, *_) in await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM):
+            address = str(found)
+            with suppress(OSError):
+                transport, _ = await loop.create_connection(asyncio.Protocol, address, target.port)
+                transport.close()
+                return address
+    except OSError:
+        pass
+    return target.host
+
+
+async def ask(target: Target, address: str, content: bytes, answer: Answer, timeout_s: float) -> None:
     """Send a request now and fill in its answer. Never raises for what the server does."""
     loop = asyncio.get_running_loop()
     exchange, began = Exchange(loop, target.request(content)), loop.time()
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(timeout_s) as limit:
             await loop.create_connection(
                 lambda: exchange,
-                target.host,
+                address,
                 target.port,
                 ssl=target.tls,
                 server_hostname=target.host if target.tls else None,
             )
             await exchange.done
-    except TimeoutError:
-        exchange.problem = f"no whole answer in {timeout_s:g} s"
+    except OSError as error:  # TimeoutError is one, ours as well as the system's
+        late = f"no whole answer in {timeout_s:g} s"
+        exchange.problem = late if limit.expired() else f"no connection: {error.strerror or error}"
         exchange.ended_s = loop.time()
-        exchange._close()
-    except OSError as error:
-        exchange.problem, exchange.ended_s = f"no connection: {error.strerror or error}", loop.time()
+        exchange.close()
     answer.connected_s = max(0.0, exchange.sent_s - began)
     read_answer(exchange, answer)
 
@@ -167,7 +184,7 @@ def read_answer(exchange: Exchange, answer: Answer) -> None:
         return
     is_done = b"[DONE]" in exchange.body[-64:]
     try:
-        for arrived_s, event in exchange.events():
+        for arrived_s, event in events_of(exchange.body, exchange.arrived):
             _take(event, arrived_s, answer)
     except ValueError as error:
         answer.error = f"an event is no JSON: {error}"
@@ -204,7 +221,13 @@ def _take(event: dict[str, Any], arrived_s: float, answer: Answer) -> None:
 
 
 def _has_output(choice: dict[str, Any]) -> bool:
-    if choice.get("text"):
+    """Whether a choice brings tokens: their text may be empty (special tokens, parts of a letter).
+
+    The beginning of a chat, which names the role, and its end without text bring none.
+    """
+    if "text" in choice:
         return True
     delta = choice.get("delta") or {}
-    return any(delta.get(name) for name in ("content", "reasoning_content", "reasoning", "tool_calls"))
+    if any(delta.get(name) for name in ("content", "reasoning_content", "reasoning", "tool_calls")):
+        return True
+    return delta.get("content") is not None and "role" not in delta and choice.get("finish_reason") is None

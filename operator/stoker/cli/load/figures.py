@@ -64,12 +64,7 @@ def figures(answers: Sequence[Answer], goals: Mapping[str, float]) -> dict[str, 
     times = [Times.of(answer) for answer in good]
     begin = min((answer.sent_s for answer in answers if answer.sent_s), default=0.0)
     seconds = max((answer.ended_s for answer in answers), default=0.0) - begin
-    sums = {
-        "input_tokens": sum(answer.prompt_tokens for answer in good),
-        "cached_tokens": sum(answer.cached_tokens for answer in good),
-        "output_tokens": sum(answer.output_tokens for answer in good),
-    }
-    rates = {name.replace("tokens", "tokens_per_s"): _rate(count, seconds) for name, count in sums.items()}
+    given, made = sum(answer.prompt_tokens for answer in good), sum(answer.output_tokens for answer in good)
     found: dict[str, Any] = {
         "requests": len(answers),
         "failed": len(answers) - len(good),
@@ -78,9 +73,11 @@ def figures(answers: Sequence[Answer], goals: Mapping[str, float]) -> dict[str, 
         "duration_s": round(seconds, 3),
         "requests_per_s": _rate(len(good), seconds),
         "most_at_once": most_at_once(answers),
-        **sums,
-        "input_tokens_per_s": rates["input_tokens_per_s"],
-        "output_tokens_per_s": rates["output_tokens_per_s"],
+        "input_tokens": given,
+        "cached_tokens": sum(answer.cached_tokens for answer in good),
+        "output_tokens": made,
+        "input_tokens_per_s": _rate(given, seconds),
+        "output_tokens_per_s": _rate(made, seconds),
         "ttft_ms": spread([one.ttft for one in times]),
         "tpot_ms": spread([one.tpot for one, answer in zip(times, good, strict=True) if answer.output_tokens > 1]),
         "gap_ms": spread([gap for one in times for gap in one.gaps]),

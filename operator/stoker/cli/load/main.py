@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,9 +20,9 @@ from stoker.cli.exit_status import FAILED, INTERRUPTED, WRONG_INPUT
 from stoker.cli.load.exchange import Answer, Target
 from stoker.cli.load.figures import figures, parse_goal
 from stoker.cli.load.options import DEFAULT_REQUESTS, options
-from stoker.cli.load.report import report
+from stoker.cli.load.report import AT_ONCE, report
 from stoker.cli.load.sending import send_all
-from stoker.cli.load.workload import Kind, Request, Writer, arrivals, drawn, of_dataset, of_trace
+from stoker.cli.load.workload import Kind, Request, Writer, arrivals, drawn, of_dataset, of_trace, parse_object
 
 WARMUP_AT_ONCE = 4
 LINE_S = 10.0
@@ -38,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the bench. 0: all requests were answered; 1: one failed, or no server; 64: wrong input; 130: Ctrl-C."""
     arguments = options().parse_args(argv)
     try:
+        if arguments.records is not None:
+            arguments.records.write_text("")  # a path that cannot be written is an error before the load, not after it
         found, answers = measure(arguments)
     except (ValueError, OSError, httpx.InvalidURL) as error:
         sys.stderr.write(f"stoker bench serve: {error}\n")
@@ -61,7 +62,7 @@ def measure(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[Answer]
         OSError: a file cannot be read.
         NoServer: there is no server at the URL.
     """
-    goals, extra = dict(map(parse_goal, arguments.goodput)), _extra_body(arguments.body)
+    goals, extra = dict(map(parse_goal, arguments.goodput)), parse_object(arguments.body, "--body")
     planned = list(requests_of(arguments))
     target, model = find_server(arguments)
     bodies = [(one.due_s, one.max_tokens, _body(one, model, arguments, extra)) for one in planned]
@@ -85,22 +86,23 @@ def requests_of(arguments: argparse.Namespace) -> list[Request]:
     writer = Writer(_kind(arguments), arguments.seed, arguments.vocabulary)
     count = arguments.requests or DEFAULT_REQUESTS
     due_s = arrivals(count, arguments.rate, arguments.burstiness, arguments.seed)
-    if arguments.trace is not None:
-        with _opened(arguments.trace) as lines:
-            return _named(
-                arguments.trace, lambda: list(of_trace(writer, lines, arguments.requests, arguments.trace_speed))
-            )
-    if arguments.dataset is not None:
-        with _opened(arguments.dataset) as lines:
-            found = _named(
-                arguments.dataset, lambda: list(of_dataset(lines, due_s, arguments.output_tokens, arguments.seed))
-            )
-        return [_checked(one, arguments) for one in found]
-    return list(drawn(writer, due_s, arguments.input_tokens, arguments.output_tokens, arguments.shared_tokens))
+    file = arguments.trace or arguments.dataset
+    if file is None:
+        return list(drawn(writer, due_s, arguments.input_tokens, arguments.output_tokens, arguments.shared_tokens))
+    with file.open(encoding="utf-8") as lines:
+        found = (
+            of_trace(writer, lines, arguments.requests, arguments.trace_speed)
+            if arguments.trace is not None
+            else of_dataset(lines, due_s, arguments.output_tokens, arguments.seed)
+        )
+        try:
+            return [_checked(one, arguments) for one in found]
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from None
 
 
 def _warmup(arguments: argparse.Namespace) -> Iterator[Request]:
-    """Requests of the same lengths with other prompts: what is measured must not find them in a cache."""
+    """Random requests of `--input-tokens` and `--output-tokens`, which no measured one finds in a cache."""
     writer = Writer(_kind(arguments), -1 - arguments.seed, arguments.vocabulary)
     due_s = [0.0] * arguments.warmup
     return drawn(writer, due_s, arguments.input_tokens, arguments.output_tokens, arguments.shared_tokens)
@@ -117,18 +119,20 @@ def find_server(arguments: argparse.Namespace) -> tuple[Target, str]:
     """Return where requests go, and the model that answers. Raises ValueError and NoServer."""
     text = arguments.url if "://" in arguments.url else f"http://{arguments.url}"
     url = httpx.URL(text.rstrip("/").removesuffix("/v1"))
-    if url.scheme not in ("http", "https") or not url.host:
-        raise ValueError(f"url: http://HOST:PORT is needed (got {arguments.url})")
-    headers = _headers(arguments)
-    port = url.port or (443 if url.scheme == "https" else 80)
+    port = (443 if url.scheme == "https" else 80) if url.port is None else url.port
+    if url.scheme not in ("http", "https") or not url.host or not 0 < port < 65536:
+        raise ValueError(f"url: http://HOST:PORT is needed, with a port from 1 to 65535 (got {arguments.url})")
+    headers, tls = _headers(arguments), ssl.create_default_context() if url.scheme == "https" else None
     path = f"{url.path.rstrip('/')}/v1/{'chat/completions' if arguments.endpoint == 'chat' else 'completions'}"
-    target = Target(url.host, port, path, ssl.create_default_context() if url.scheme == "https" else None, headers)
-    return target, arguments.model or _first_model(str(url).rstrip("/"), headers)
+    target = Target(url.host, port, path, tls, headers)
+    return target, arguments.model or _first_model(str(url).rstrip("/"), target)
 
 
-def _first_model(base: str, headers: dict[str, str]) -> str:
+def _first_model(base: str, target: Target) -> str:
+    """Ask as the bench will: with its certificates, and through no proxy of the environment."""
+    verify = target.tls if target.tls is not None else True
     try:
-        response = httpx.get(f"{base}/v1/models", headers=headers, timeout=30)
+        response = httpx.get(f"{base}/v1/models", headers=target.headers, timeout=30, verify=verify, trust_env=False)
     except httpx.HTTPError as error:
         raise NoServer(f"{base}: {error}") from error
     try:
@@ -164,37 +168,14 @@ def _checked(request: Request, arguments: argparse.Namespace) -> Request:
     is_messages = isinstance(request.prompt, list) and isinstance(request.prompt[0], dict)
     if is_messages != (arguments.endpoint == "chat") and (is_messages or isinstance(request.prompt, list)):
         fitting = "chat" if is_messages else "completions"
-        raise ValueError(f"{arguments.dataset}: its prompts need --endpoint {fitting}")
+        raise ValueError(f"its prompts need --endpoint {fitting}")
     return request
-
-
-def _extra_body(text: str | None) -> dict[str, Any]:
-    if text is None:
-        return {}
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"--body: no JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"--body: a JSON object is needed (got {text})")
-    return found
-
-
-def _opened(path: Path) -> Any:
-    return path.open(encoding="utf-8")
-
-
-def _named(path: Path, read: Callable[[], list[Request]]) -> list[Request]:
-    try:
-        return read()
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
 
 
 def _rate_of(arguments: argparse.Namespace) -> float | str:
     if arguments.trace is not None:
         return f"the trace's x {arguments.trace_speed:g}"
-    return "all at once" if math.isinf(arguments.rate) else float(arguments.rate)
+    return AT_ONCE if math.isinf(arguments.rate) else float(arguments.rate)
 
 
 def _progress(total: int) -> Callable[[int, int, int], None]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from stoker.cli.load.workload import FIRST_ID, TRACE_BLOCK
 from stoker.pod.command_line import CommandParser
-from stoker.pod.token_lengths import TokenLengths, count_above_zero, token_lengths
+from stoker.pod.token_lengths import TokenLengths, count, count_above_zero, token_lengths
 
 DEFAULT_REQUESTS = 200
 
@@ -39,7 +39,7 @@ def options() -> argparse.ArgumentParser:
     )
     add(
         "--rate",
-        type=_above_zero,
+        type=_rate,
         default=math.inf,
         metavar="PER_S",
         help="requests per second, at random times (default inf: all at once)",
@@ -67,7 +67,7 @@ def options() -> argparse.ArgumentParser:
     add("--output-tokens", type=token_lengths, default=TokenLengths(128, 128), metavar="N|MIN:MAX", help="default 128")
     add(
         "--shared-tokens",
-        type=_whole,
+        type=count,
         default=0,
         metavar="N",
         help="tokens before them that all prompts have in common (default 0)",
@@ -101,7 +101,7 @@ def options() -> argparse.ArgumentParser:
     )
     add("--stop-at-eos", action="store_true", help="let answers end early, and leave ignore_eos out of requests")
     add("--temperature", type=float, default=0.0, help="default 0")
-    add("--body", metavar="JSON", help="further fields of each request")
+    add("--body", default="{}", metavar="JSON", help="further fields of each request")
     add(
         "--goodput",
         action="append",
@@ -109,7 +109,7 @@ def options() -> argparse.ArgumentParser:
         metavar="NAME:MS",
         help="also count requests within a goal: ttft, tpot, gap (the longest) or e2el; may be repeated",
     )
-    add("--warmup", type=_whole, default=0, metavar="N", help="requests before, not counted (default 0)")
+    add("--warmup", type=count, default=0, metavar="N", help="random requests before, not counted (default 0)")
     add("--seed", type=int, default=0, help="the same seed makes the same requests (default 0)")
     add("--timeout-s", type=_above_zero, default=600.0, metavar="S", help="longest time of one request (default 600)")
     add(
@@ -123,10 +123,8 @@ def options() -> argparse.ArgumentParser:
     return parser
 
 
-def _whole(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"a whole number is needed (got {text!r})")
-    return int(text)
+def _rate(text: str) -> float:
+    return math.inf if text == "inf" else _above_zero(text)
 
 
 def _above_zero(text: str) -> float:
@@ -134,7 +132,7 @@ def _above_zero(text: str) -> float:
         found = float(text)
     except ValueError:
         found = 0.0
-    if not found > 0:
+    if not 0 < found < math.inf:
         raise argparse.ArgumentTypeError(f"a number above 0 is needed (got {text!r})")
     return found
 

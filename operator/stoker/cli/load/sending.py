@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 
-from stoker.cli.load.exchange import Answer, Target, ask
+from stoker.cli.load.exchange import Answer, Target, address_of, ask
 
 HEAD_START_S = 0.2
 """Between the last preparation and the first request."""
@@ -27,6 +27,7 @@ async def send_all(
     told: Told = lambda *_: None,
 ) -> list[Answer]:
     """Send every request, `(due seconds, tokens asked for, body)`, and return the answers in their order."""
+    address = await address_of(target)
     begin = asyncio.get_running_loop().time() + HEAD_START_S
     limit: AbstractAsyncContextManager[object] = (
         nullcontext() if most_at_once is None else asyncio.Semaphore(most_at_once)
@@ -39,7 +40,7 @@ async def send_all(
             now_s = asyncio.get_running_loop().time()
             answer = Answer(begin + due_s if most_at_once is None else now_s, max_tokens)
             counts[0] += 1
-            await ask(target, content, answer, timeout_s)
+            await ask(target, address, content, answer, timeout_s)
             counts[2 if answer.error else 1] += 1
             told(*counts)
             return answer

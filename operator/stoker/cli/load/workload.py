@@ -108,31 +108,40 @@ def of_trace(writer: Writer, lines: Iterable[str], count: int | None, speed: flo
     """Requests of a trace in Mooncake's form, `speed` times as fast.
 
     A line has `timestamp` (ms), `input_length`, `output_length` and `hash_ids`, of which each stands for 512 tokens
-    that are the same wherever it comes again.
+    that are the same wherever it comes again. The first request is due at once, so that a part of a trace can be sent.
 
     Raises:
-        ValueError: names the line.
+        ValueError: names the line, or says that there is none.
     """
-    for number, line in enumerate(itertools.islice(lines, count), 1):
-        row = _object(number, line)
+    rows = ((number, _object(number, line)) for number, line in enumerate(lines, 1) if line.strip())
+    first_ms = None
+    for number, row in itertools.islice(rows, count):
         length = _positive(row, "input_length", number, needed=True)
         hashes, at = row.get("hash_ids", []), row.get("timestamp")
         if not isinstance(hashes, list) or not isinstance(at, int | float):
             raise ValueError(f"line {number}: a timestamp in milliseconds and a list of hash_ids are needed")
+        first_ms = at if first_ms is None else first_ms
         whole = [*itertools.chain.from_iterable(writer.tokens(f"block {one}", TRACE_BLOCK) for one in hashes)][:length]
         rest = writer.tokens(f"rest {number}", length - len(whole))
         prompt = writer.prompt((whole, rest))  # type: ignore[arg-type]  # both are of one kind
-        yield Request(at / 1000 / speed, prompt, _positive(row, "output_length", number, needed=True))
+        yield Request((at - first_ms) / 1000 / speed, prompt, _positive(row, "output_length", number, needed=True))
+    if first_ms is None:
+        raise ValueError("the file has no line")
+
+
+def parse_object(text: str, where: str) -> dict[str, Any]:
+    """Parse a JSON object. Raises ValueError with the place."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{where}: no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{where}: a JSON object is needed (got {text.strip()[:80]})")
+    return found
 
 
 def _object(number: int, line: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"line {number}: no JSON: {error}") from None
-    if not isinstance(row, dict):
-        raise ValueError(f"line {number}: a JSON object is needed")
-    return row
+    return parse_object(line, f"line {number}")
 
 
 def _positive(row: dict[str, Any], name: str, number: int, *, needed: bool = False) -> int:

@@ -39,10 +39,6 @@ def config_of(folder: Path, **more: Any) -> EngineConfig:
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"parallelism": {"pipeline": 3}}, "parallelism.pipeline must be at most 2, the model's layers, got 3"),
-    (
-        {"parallelism": {"tensor": 2, "pipeline": 2}, "replica": {"pods": 2}},
-        "parallelism.pipeline must be 1 with replica.pods 2, got 2",
-    ),
     ({"parallelism": {"expert": 2}}, "parallelism.expert 2 does not divide parallelism.tensor 1: 1 or a divisor"),
     (
         {"parallelism": {"tensor": 2, "expert": 2}},

@@ -178,13 +178,16 @@ def test_a_pod_knows_its_ranks_and_those_of_others(tmp_path: Path) -> None:
     assert place is not None
     assert (place.ranks, place.others, place.leader[1]) == (range(2, 4), range(2, 4), 29501)
     assert (place.key, place.name) == (KEY, "one")
+    stages = find_place(config(tmp_path, pipeline=3), {**LEADER, "STOKER_NODE_RANK": "1"})
+    assert stages is not None
+    assert (stages.ranks, stages.others) == (range(6, 12), range(6, 12))
     assert find_place(config(tmp_path, pods=1), {}) is None
 
 
 @pytest.mark.parametrize(
     ("changes", "variables", "text"),
     [
-        ({"pods": 3}, {}, "replica.pods 3 does not divide parallelism.tensor 4"),
+        ({"pods": 3}, {}, "replica.pods 3 does not divide parallelism.tensor 4 x parallelism.pipeline 1 = 4 ranks"),
         ({"data": 2}, {}, "parallelism.data must be 1 with replica.pods 2, got 2"),
         ({}, {"STOKER_NODE_RANK": ""}, "STOKER_NODE_RANK must be a whole number, got ''"),
         ({}, {"STOKER_NODE_RANK": "2"}, "STOKER_NODE_RANK is 2, replica.pods 2 allows 0 to 1"),

@@ -21,8 +21,7 @@ from stoker.engine.ranks.watch import RankLimits
 from stoker.engine.ranks.workers import Workers
 from stoker.engine.sampling import SamplingParams
 from stoker.pod.causes import EXIT_CODES, Cause
-from testing.engine.rank_engines import answers, beside, config_of, tokens_of
-from testing.engine.tiny_tokenizer import tokenizer_json
+from testing.engine.rank_engines import answers, beside, closed, config_of, saved, started, tokens_of
 
 LONG_S = 180
 
@@ -30,11 +29,13 @@ LONG_S = 180
 class TwoPods:
     """The leader's engine in this process, and the program of pod 1."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **parallelism: int) -> None:
         (folder / "key").write_text("5a" * 32)
         replica = {"pods": 2, "key_file": str(folder / "key")}
         self.folder = folder
-        self.config = config_of(folder, 2, deterministic=True, replica=replica, grace_period_s=4)
+        self.config = config_of(
+            folder, 1, deterministic=True, replica=replica, grace_period_s=4, parallelism=parallelism
+        )
         self.engine, self.plan = build_engine(self.config, start=self._start)
 
     def _start(self, size: int, device: str) -> Workers:
@@ -62,11 +63,28 @@ class TwoPods:
 
 
 @pytest.fixture(scope="module")
-def two_pods(twins: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoPods]:
-    folder = tmp_path_factory.mktemp("model")
-    twins["qwen3"].save_pretrained(folder)
-    (folder / "tokenizer.json").write_bytes(tokenizer_json())
-    pods = TwoPods(folder)
+def folder(twins: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(twins["qwen3"], tmp_path_factory.mktemp("model"))
+
+
+def test_stages_of_a_pipeline_lie_in_pods_of_their_own(folder: Path) -> None:
+    """Two tensor ranks in each pod: the bits of one pod with the same tensor ranks. Before the replica of all others,
+    because a process holds one engine of several ranks at a time."""
+    one_pod = started(folder, 2)
+    expected = answers(one_pod)
+    closed(one_pod)
+    pods = TwoPods(folder, tensor=2, pipeline=2)
+    try:
+        assert (pods.plan.ranks, pods.plan.pods) == (4, 2)
+        assert answers(beside(pods.engine, stages=2)) == expected
+        assert [pods.workers.watch.ranks[rank].pod for rank in (2, 3)] == ["giant-0-1"] * 2
+    finally:
+        pods.close()
+
+
+@pytest.fixture(scope="module")
+def two_pods(folder: Path) -> Iterator[TwoPods]:
+    pods = TwoPods(folder, tensor=2)
     yield pods
     pods.close()
 

@@ -159,7 +159,7 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("InferenceDeployment", {"pools": [{"name": "a", "podsPerReplica": 2, "parallelism": {"tensor": 2}}, {"name": "b", "parallelism": {"data": 2}}]}, []),
     ("InferenceDeployment", {"pools": [{"name": "a", "podsPerReplica": 2, "parallelism": {"data": 2}}]}, ["spec.pools[a].parallelism.data 2 is not supported yet with podsPerReplica above 1; allowed: 1"]),
     ("EnginePool", {"revisions": [{"name": "r", "template": {"podsPerReplica": 2}}]}, []),
-    ("InferenceDeployment", {"pools": [{"name": "a", "podsPerReplica": 2, "parallelism": {"pipeline": 2}}]}, ["spec.pools[a].parallelism.pipeline 2 is not supported yet with podsPerReplica above 1; allowed: 1"]),
+    ("InferenceDeployment", {"pools": [{"name": "a", "podsPerReplica": 2, "parallelism": {"pipeline": 2}}]}, []),
     ("InferenceDeployment", {"pools": [{"name": "a", "gpusPerPod": 4, "parallelism": {"tensor": 2, "pipeline": 2, "expert": 2}}]}, []),
     ("EnginePool", {"revisions": [{"name": "r", "template": {"podsPerReplica": 2, "role": "decode"}}]}, ["spec.revisions[r].template.role decode is not supported yet with podsPerReplica above 1; allowed: colocated"]),
     ("EnginePool", {"revisions": [{"name": "r", "share": 70}, {"name": "s", "share": 30}]}, []),

@@ -184,11 +184,22 @@ def check_rest(serving: Serving, *, required: bool) -> None:
         gated = next(pod for pod in serving.engines() if is_gated(pod))
         free = remaining(map(empty_node, nodes_of(serving)), filter(None, map(pod_use, serving.engines())))
         levels = [Level("rack")] if required else []
-        assert isinstance(place(gang_of_replica(gated, 2), free, levels), Unplaceable)
+        assert isinstance(place(gang_of_replica(gated, 2, {"parallelism": {"tensor": 8}}), free, levels), Unplaceable)
 
 
 def nodes_of(serving: Serving) -> list[Object]:
     return serving.cluster.of_kind("Node")
+
+
+def test_stages_of_a_replica_may_lie_in_racks_of_their_own() -> None:
+    """The narrowest level keeps a tensor group together, not its pipeline."""
+    racks = {"n0": "r0", "n1": "r1", "n2": "r0", "n3": "r1"}
+    nodes = [raw_node(name, 4, rack) for name, rack in racks.items()]
+    serving = world(*nodes, podsPerReplica=4, parallelism={"tensor": 8, "pipeline": 2}, scheduling=RACKS)
+    serving.rest(8)
+    ((*names,),) = nodes_by_replica(serving).values()
+    assert [len({racks[str(node)] for node in stage}) for stage in (names[:2], names[2:])] == [1, 1]
+    assert sorted(map(str, names)) == sorted(racks)
 
 
 @pytest.mark.parametrize("writes", range(6, 14))

@@ -60,8 +60,6 @@ def refuse_uneven(config: EngineConfig, model: ModelConfig) -> None:
         raise ConfigError(
             f"parallelism.pipeline must be at most {model.num_layers}, the model's layers, got {pipeline}"
         )
-    if pipeline > 1 and config.replica.pods > 1:
-        raise ConfigError(f"parallelism.pipeline must be 1 with replica.pods {config.replica.pods}, got {pipeline}")
     if kv_head_shard(model.num_kv_heads, tensor) is None:
         raise ConfigError(
             f"parallelism.tensor {tensor} is neither a divisor nor a multiple of the model's {model.num_kv_heads} key "

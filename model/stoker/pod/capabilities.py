@@ -140,12 +140,12 @@ have as many (`_uneven_widths`).
 """
 
 BESIDE_PODS: Mapping[str, Mapping[str, Row]] = {
-    "InferenceDeployment": {"pools[].parallelism.data": only(1), "pools[].parallelism.pipeline": only(1)},
+    "InferenceDeployment": {"pools[].parallelism.data": only(1)},
     "EnginePool": {"revisions[].template.role": only("colocated")},
 }
 """Kind -> rows of its pools or revisions with several pods in a replica, beside those above.
 
-Such a replica is one tensor group, and its blocks do not travel.
+Such a replica is one copy of the model, and its blocks do not travel.
 """
 
 

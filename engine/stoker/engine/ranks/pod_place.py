@@ -48,11 +48,12 @@ def find_place(config: EngineConfig, environment: Mapping[str, str]) -> PodPlace
     Raises:
         ConfigError: a field or a variable is missing or wrong.
     """
-    pods, tensor = config.replica.pods, config.parallelism.tensor
+    pods, tensor, pipeline = config.replica.pods, config.parallelism.tensor, config.parallelism.pipeline
     if pods == 1:
         return None
-    if tensor % pods:
-        raise ConfigError(f"replica.pods {pods} does not divide parallelism.tensor {tensor}")
+    if tensor * pipeline % pods:
+        ranks = f"parallelism.tensor {tensor} x parallelism.pipeline {pipeline} = {tensor * pipeline} ranks"
+        raise ConfigError(f"replica.pods {pods} does not divide {ranks}")
     if config.parallelism.data > 1:
         raise ConfigError(f"parallelism.data must be 1 with replica.pods {pods}, got {config.parallelism.data}")
     if config.replica.key_file is None:
@@ -65,7 +66,7 @@ def find_place(config: EngineConfig, environment: Mapping[str, str]) -> PodPlace
     return PodPlace(
         number=number,
         pods=pods,
-        ranks_per_pod=tensor // pods,
+        ranks_per_pod=tensor * pipeline // pods,
         leader=(environment["MASTER_ADDR"], _number(environment, "MASTER_PORT", LEADER_PORT)),
         host=config.listen.host,
         key=read_key(config.replica.key_file, "replica.key_file"),

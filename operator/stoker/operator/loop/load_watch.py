@@ -207,7 +207,7 @@ class LoadWatch:
         if nodes is None:
             return None
         levels = [Level(found.key, found.mode) for found in template.scheduling.topology] if template.scheduling else []
-        gang = gang_of_replica(template.pod, template.pods_per_replica, devices)
+        gang = gang_of_replica(template.pod, template.pods_per_replica, template.config, devices)
         return existing + count_placeable(gang, nodes, levels)
 
     def _engine_pool(self, deployment: Object, name: str) -> EnginePool | None:

@@ -175,7 +175,8 @@ def engine_pods(
         pods = [_in_replica(pod, pool, name, rank, size, settings) for rank, pod in enumerate(pods)]
     if settings.places_gangs:
         return tuple(map(with_gate, pods) if is_placed(revision.template, settings) else pods)
-    levels, gang = topology_of(revision.template), gang_of_replica(revision.template.pod, size)
+    template = revision.template
+    levels, gang = topology_of(template), gang_of_replica(template.pod, size, template.config)
     return tuple(kept_together(pod, levels, gang, rank, {REPLICA: name}) for rank, pod in enumerate(pods))
 
 

@@ -9,16 +9,24 @@ from stoker.operator.domain.placement.gang import Gang
 from stoker.operator.domain.placement.node_capacity import pod_requests, required_terms
 
 
-def gang_of_replica(pod: Mapping[str, Any], pods: int, devices: Mapping[str, int] | None = None) -> Gang:
-    """Return the gang: the pods of one tensor group.
+def gang_of_replica(
+    pod: Mapping[str, Any], pods: int, config: Mapping[str, Any], devices: Mapping[str, int] | None = None
+) -> Gang:
+    """Return the gang: the pods of a pipeline of tensor groups.
 
     Args:
         pod: template `{metadata, spec}` of each of them.
+        config: of the engine.
         devices: what each takes of the devices of its claims.
     """
-    spec = pod.get("spec") or {}
-    return Gang(
-        parts=pods,
+    spec, parallelism = pod.get("spec") or {}, config.get("parallelism") or {}
+    pipeline = int(parallelism.get("pipeline", 1))
+    inner = int(parallelism.get("tensor", 1)) * int(parallelism.get("data", 1))
+    return Gang.of_ranks(
+        pipeline=pipeline,
+        data=1,
+        inner=inner,
+        ranks_per_pod=pipeline * inner // pods,
         requests={**pod_requests(spec), **(devices or {})},
         node_selector=spec.get("nodeSelector") or {},
         tolerations=tuple(spec.get("tolerations") or ()),

@@ -95,7 +95,7 @@ def _place_replica(view: PoolView, replica: Replica, room: _Room) -> _Room:
         return replace(room, binding=room.binding.then(Binding(waiting=text)))
     spec = template.pod.get("spec") or {}
     devices = needs_of(view.seen.devices, view.pool.metadata.namespace, spec)
-    gang = gang_of_replica(template.pod, template.pods_per_replica, devices.amounts)
+    gang = gang_of_replica(template.pod, template.pods_per_replica, template.config, devices.amounts)
     found = place(gang, room.nodes, topology_of(template))
     if isinstance(found, Unplaceable):
         return replace(room, binding=room.binding.then(Binding(waiting=found.line)))
@@ -142,7 +142,7 @@ def _templates(view: PoolView) -> list[EngineTemplate]:
 
 def _without_nodes(template: EngineTemplate) -> str:
     """What the levels of a replica lack that are kept by affinity between its pods."""
-    gang = gang_of_replica(template.pod, template.pods_per_replica)
+    gang = gang_of_replica(template.pod, template.pods_per_replica, template.config)
     return affinity_limits(topology_of(template), gang, template.pod.get("spec") or {})
 
 

@@ -48,12 +48,15 @@ def test_loopback_needs_no_key(host: str) -> None:
         ({"transfer": {"listen": "127.0.0.1:0", "transports": ["cuda-ipc"]}}, "cpu", "cuda-ipc needs device cuda"),
         ({"cache": {"prefix_cache": False}}, "cuda", "transfer.listen needs cache.prefix_cache, got false"),
         ({"cache": {"prefix_cache": False}}, "cpu", "transfer.listen needs cache.prefix_cache, got false"),
-        ({"parallelism": {"pipeline": 2}}, "cpu", "transfer.listen needs parallelism.pipeline 1, got 2"),
-        ({"parallelism": {"tensor": 2}, "replica": {"pods": 2}}, "cpu", "transfer.listen needs replica.pods 1, got 2"),
+        (
+            {"parallelism": {"tensor": 2}, "replica": {"pods": 2}},
+            "cpu",
+            "transfer.key_file is needed with replica.pods 2",
+        ),
         (
             {"parallelism": {"tensor": 2}, "transfer": {"listen": "127.0.0.1:65533"}},
             "cpu",
-            "with parallelism.tensor 2 its port must be at most 65531, got 65533",
+            "with parallelism.tensor 2 and pipeline 1 its port must be at most 65531, got 65533",
         ),
         ({"parallelism": {"data": 2}}, "cpu", "transfer.listen needs parallelism.data 1, got 2"),
     ],

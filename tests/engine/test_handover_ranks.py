@@ -1,9 +1,11 @@
-"""Engines of one and of two tensor ranks as processes: prompts that one computes for the other, at any two widths."""
+"""Engines of one rank, of two tensor ranks and of two stages in two pods, as processes: prompts that one computes for
+the other, whatever the two have."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -15,7 +17,7 @@ from testing.engine.transfers import wait_for
 from tests.engine.test_handover_served import BODY, Fleet, Served, answers, texts
 
 START_S = 600.0
-"""Seven processes import torch at once."""
+"""Ten processes import torch at once."""
 
 
 class Engines(NamedTuple):
@@ -24,6 +26,8 @@ class Engines(NamedTuple):
     two: Served
     """Of two ranks, like `other`."""
     other: Served
+    staged: Served
+    """Of two stages, each in a pod of its own."""
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +36,10 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     try:
         wide: dict[str, Any] = {"parallelism": {"tensor": 2}}
         made = Engines(
-            fleet.start("one", "decode"), fleet.start("two", "decode", **wide), fleet.start("o", "prefill", **wide)
+            fleet.start("one", "decode"),
+            fleet.start("two", "decode", **wide),
+            fleet.start("o", "prefill", **wide),
+            start_pods(fleet, "staged", "prefill"),
         )
         for served in made:
             wait_for(answers(served), "a ready engine", START_S)
@@ -42,9 +49,27 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
         fleet.close()
 
 
-@pytest.mark.parametrize(("decodes", "prefills"), [("two", "other"), ("two", "one"), ("one", "other")])
+def start_pods(fleet: Fleet, name: str, role: str) -> Served:
+    """The leader of two pods with a stage each. The other pod ends with the fleet."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    shape: dict[str, Any] = {
+        "parallelism": {"pipeline": 2},
+        "replica": {"pods": 2, "key_file": str(fleet.folder / "key")},
+        "device": "cpu",
+    }
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    fleet.start(f"{name}-1", role, place | {"STOKER_NODE_RANK": "1"}, **shape)
+    return fleet.start(name, role, place | {"STOKER_NODE_RANK": "0"}, **shape)
+
+
+@pytest.mark.parametrize(
+    ("decodes", "prefills"),
+    [("two", "other"), ("two", "one"), ("one", "other"), ("one", "staged"), ("staged", "other")],
+)
 def test_a_split_answer_is_that_of_one_engine(engines: Engines, decodes: str, prefills: str) -> None:
-    """Two ranks to two, one to two, two to one. What was answered alone is what a rank's own numbers give."""
+    """Two ranks to two, one to two, two to one; stages to one rank, and tensor ranks to stages. What was answered alone
+    is what a rank's own numbers give."""
     d, p = getattr(engines, decodes), getattr(engines, prefills)
     before, tries = d.outcomes()["split"], iter(range(1000))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,11 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.engine.core.handover.host_store import HostStore
-from stoker.engine.ranks.block_calls import BLOCK_CLASSES, BlocksOpened, CallEnded, ConnectRank, WriteCells
+from stoker.engine.ranks.block_calls import (
+    BLOCK_CLASSES,
+    BlocksOpened,
+    CallEnded,
+    ConnectRank,
+    CopyCells,
+    SumCells,
+    WriteCells,
+)
 from stoker.engine.ranks.wire import pack, unpack
+from stoker.engine.transfer.cells import CellBlocks, cell_rows
 from stoker.engine.transfer.joint_link import JointLink, JointTicket, Pair, pairs_of
 from stoker.engine.transfer.landing_zone import Grant, Owner
-from stoker.engine.transfer.layout import BlockLayout
+from stoker.engine.transfer.layout import ONE_CELL, BlockLayout, Grid
+from stoker.engine.transfer.local_blocks import HostBlocks
 from stoker.engine.transfer.part_plan import WHOLE, Part, PartPlan, joined_sum, plan_parts
 from stoker.engine.transfer.port import Cells, LayoutMismatch, Move, PortInfo
 from stoker.engine.transfer.rank_zone import RankZone, SeenGenerations
@@ -29,20 +40,28 @@ from testing.engine.transfers import FINGERPRINT, KEY, random_blocks, wait_for
 HEADS = 4
 
 
-def ranks_of(count: int, heads: int = HEADS) -> list[BlockLayout]:
-    """The layouts of so many ranks. With more ranks than heads, neighbours hold the same one."""
+def ranks_of(count: int, heads: int = HEADS, layers: Sequence[int] = (2,)) -> list[BlockLayout]:
+    """The layouts of so many ranks of each stage. With more ranks than heads, neighbours hold the same one.
+
+    `layers`: of each stage. Ranks are numbered from the last stage, as those of a replica.
+    """
     each, copies = max(heads // count, 1), max(count // heads, 1)
     firsts = [rank // copies * each for rank in range(count)]
-    return [BlockLayout(0, 2, 4, first, first + each, 8, "bfloat16") for first in firsts]
+    stages = [(end - own, end) for own, end in zip(layers, itertools.accumulate(layers), strict=True)]
+    return [
+        BlockLayout(begin, end, 4, first, first + each, 8, "bfloat16")
+        for begin, end in reversed(stages)
+        for first in firsts
+    ]
 
 
 @pytest.mark.parametrize(
     ("senders", "receivers", "plan"),
     [
         (1, 1, WHOLE),
-        (2, 2, PartPlan((Part(0, 0, 0, 0), Part(1, 0, 1, 0)))),
-        (1, 2, PartPlan((Part(0, 0, 0, 0), Part(0, 1, 1, 0)), cuts=2)),
-        (2, 1, PartPlan((Part(0, 0, 0, 0), Part(1, 0, 0, 1)), joins=2)),
+        (2, 2, PartPlan((Part(0, 0, 0, 0), Part(1, 0, 1, 0)), (ONE_CELL,) * 2, (ONE_CELL,) * 2)),
+        (1, 2, PartPlan((Part(0, 0, 0, 0), Part(0, 1, 1, 0)), (Grid(1, 2),), (ONE_CELL,) * 2)),
+        (2, 1, PartPlan((Part(0, 0, 0, 0), Part(1, 0, 0, 1)), (ONE_CELL,) * 2, (Grid(1, 2),))),
     ],
 )  # fmt: skip
 def test_the_plan_of_parts(senders: int, receivers: int, plan: PartPlan) -> None:
@@ -56,6 +75,20 @@ def test_ranks_with_copies_of_a_head_get_it_from_their_own_number() -> None:
     assert [part.sender for part in fewer.parts] == [0, 3], "each of the copies sends"
 
 
+def test_stages_that_are_alike_need_no_cut_and_others_as_few_as_they_can() -> None:
+    uneven = ranks_of(2, layers=(3, 2))
+    plan = plan_parts(uneven, uneven)
+    assert not plan.repacks
+    assert [(part.sender, part.receiver) for part in plan.parts] == [(rank, rank) for rank in range(4)]
+    halves = plan_parts(ranks_of(1, layers=(4, 4)), ranks_of(1, layers=(8,)))
+    assert (halves.cuts, halves.joins) == ((ONE_CELL, ONE_CELL), (Grid(2, 1),))
+    assert [(part.sender, part.receiver_cell) for part in halves.parts] == [(1, 0), (0, 1)], (
+        "rank 0 has the last layers"
+    )
+    both = plan_parts(ranks_of(2, layers=(6,)), ranks_of(1, layers=(2, 4)))
+    assert (both.cuts, both.joins) == ((Grid(3, 1),) * 2, (Grid(2, 2), Grid(1, 2)))
+
+
 def changed(layout: BlockLayout, **fields: int) -> BlockLayout:
     return BlockLayout(**{**layout.__dict__, **fields})
 
@@ -64,14 +97,14 @@ def changed(layout: BlockLayout, **fields: int) -> BlockLayout:
     ("theirs", "field"),
     [
         ([changed(ranks_of(1)[0], block_size=8)], "block_size"),
-        ([changed(ranks_of(1)[0], end_layer=1)], "end_layer"),
+        ([changed(ranks_of(1)[0], end_layer=1)], "ranks with layers 1 to 1 and heads 0 to 3"),
         ([changed(ranks_of(1)[0], end_head=3)], "heads of a rank"),
-        ([changed(ranks_of(2)[0], first_head=1, end_head=3)] * 2, "ranks with heads 0 to 1"),
+        ([changed(ranks_of(2)[0], first_head=1, end_head=3)] * 2, "ranks with layers 0 to 1 and heads 0 to 1"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(theirs: list[BlockLayout], field: str) -> None:
     with pytest.raises(LayoutMismatch) as refused:
-        plan_parts(theirs, ranks_of(1) if field != "ranks with heads 0 to 1" else ranks_of(2))
+        plan_parts(theirs, ranks_of(len(theirs)))
     assert refused.value.field == field
 
 
@@ -81,19 +114,16 @@ class Copied:
     transport = "copied"
     lost: str | None = None
 
-    def __init__(self, blocks: np.ndarray, zone: RankZone, layout: BlockLayout, plan: PartPlan) -> None:
-        from stoker.engine.transfer.cells import CellBlocks
-        from stoker.engine.transfer.local_blocks import HostBlocks
-
-        self.blocks, self.zone, self.plan = CellBlocks(HostBlocks(blocks), layout, plan.cuts), zone, plan
+    def __init__(self, blocks: np.ndarray, zone: RankZone, layout: BlockLayout, cells: Cells) -> None:
+        self.blocks, self.zone, self.joins = CellBlocks(HostBlocks(blocks), layout, cells.cuts), zone, cells.joins
         self.meter = LinkMeter()
 
     def write(self, moves: Sequence[Move], tag: bytes) -> ThreadTicket:
         ticket = ThreadTicket(len(moves) * self.blocks.block_bytes)
         for move, cell in zip(moves, self.blocks.read([move.local for move in moves], None), strict=True):
-            slot, number = divmod(move.remote, self.plan.joins)
+            slot, number = divmod(move.remote, self.joins)
             assert self.zone.begin_write(Grant(slot, move.generation), "p", number)
-            self.zone.cell_memory(slot, number, self.plan.joins)[:] = cell.data
+            self.zone.cell_memory(slot, number, self.joins)[:] = cell.data
             self.zone.end_write(slot, number)
         ticket.complete()
         return ticket
@@ -103,12 +133,19 @@ class Copied:
 
 
 @settings(max_examples=40, deadline=None)
-@given(senders=st.sampled_from([1, 2, 4, 8]), receivers=st.sampled_from([1, 2, 4, 8]), seed=st.integers(0, 999))
-def test_joint_writes_give_what_repacking_gives_and_one_sum_tells(senders: int, receivers: int, seed: int) -> None:
+@given(
+    senders=st.sampled_from([1, 2, 4, 8]),
+    receivers=st.sampled_from([1, 2, 4, 8]),
+    stages=st.lists(st.sampled_from([(6,), (3, 3), (4, 2), (1, 3, 2), (2, 2, 2)]), min_size=2, max_size=2),
+    seed=st.integers(0, 999),
+)
+def test_joint_writes_give_what_repacking_gives_and_one_sum_tells(
+    senders: int, receivers: int, stages: list[tuple[int, ...]], seed: int
+) -> None:
     """Any widths; the slow twin is `repack`."""
-    sent, received = ranks_of(senders), ranks_of(receivers)
+    sent, received = ranks_of(senders, layers=stages[0]), ranks_of(receivers, layers=stages[1])
     plan = plan_parts(sent, received)
-    whole = ranks_of(1)[0]
+    whole = ranks_of(1, layers=(6,))[0]
     blocks = random_blocks(3, seed, whole)
     held = [random_blocks(3, 0, one) for one in sent]
     for layout, own in zip(sent, held, strict=True):
@@ -120,17 +157,20 @@ def test_joint_writes_give_what_repacking_gives_and_one_sum_tells(senders: int, 
     assert ticket.done()
     assert ticket.error() is None
     stores = [HostStore(zone.memory_SN, cache, one) for zone, cache, one in zip(zones, caches, received, strict=True)]
-    stored = [list(store.copy_cells([2, 1, 0], [0, 1, 2], plan.joins)) for store in stores]
+    stored = [
+        list(store.copy_cells([2, 1, 0], [0, 1, 2], grid)) for store, grid in zip(stores, plan.joins, strict=True)
+    ]
     for layout, cache in zip(received, caches, strict=True):
         expected = random_blocks(3, 2, layout)
         repack([(whole, dict(enumerate(blocks)))], layout, dict(enumerate(expected)))
         assert (cache == expected).all()
     sums = [
-        list(HostStore(own[:0], own, one).cell_sums([0, 1, 2], plan.cuts)) for own, one in zip(held, sent, strict=True)
+        list(HostStore(own[:0], own, one).cell_sums([0, 1, 2], grid))
+        for own, one, grid in zip(held, sent, plan.cuts, strict=True)
     ]
     for block in range(3):
-        at_sender = plan.sent_sum([one[block * plan.cuts : (block + 1) * plan.cuts] for one in sums])
-        cells = [one[block * plan.joins : (block + 1) * plan.joins] for one in stored]
+        at_sender = plan.sent_sum([own_cells(one, grid, block) for one, grid in zip(sums, plan.cuts, strict=True)])
+        cells = [own_cells(one, grid, block) for one, grid in zip(stored, plan.joins, strict=True)]
         assert plan.received_sum(cells) == at_sender
         cells[-1][-1] ^= 1 << (seed % 64)
         assert plan.received_sum(cells) != at_sender, "one damaged part is noticed"
@@ -141,7 +181,11 @@ def test_joint_writes_give_what_repacking_gives_and_one_sum_tells(senders: int, 
 def linked(
     pair: Pair, held: list[np.ndarray], zones: list[RankZone], sent: list[BlockLayout], plan: PartPlan
 ) -> Copied:
-    return Copied(held[pair[0]], zones[pair[1]], sent[pair[0]], plan)
+    return Copied(held[pair[0]], zones[pair[1]], sent[pair[0]], plan.cells(pair))
+
+
+def own_cells(sums: list[int], grid: Grid, block: int) -> list[int]:
+    return sums[block * grid.cells : (block + 1) * grid.cells]
 
 
 def test_a_sum_of_one_part_is_its_own_and_parts_do_not_change_places() -> None:
@@ -171,10 +215,18 @@ def test_a_rank_refuses_writes_that_are_older_than_what_it_has_seen() -> None:
 
 
 @pytest.mark.parametrize("transport", ["shared-memory", "tcp"])
-@pytest.mark.parametrize(("senders", "receivers"), [(1, 2), (2, 1)])
-def test_cells_travel_by_sockets_into_one_zone(transport: str, senders: int, receivers: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("sent", "received"),
+    [
+        (ranks_of(1), ranks_of(2)),
+        (ranks_of(2), ranks_of(1)),
+        (ranks_of(1, layers=(1, 1)), ranks_of(2)),
+    ],
+)
+def test_cells_travel_by_sockets_into_one_zone(
+    transport: str, sent: list[BlockLayout], received: list[BlockLayout], tmp_path: Path
+) -> None:
     """Two writers fill the cells of one slot; one writer fills slots of two receivers."""
-    sent, received = ranks_of(senders), ranks_of(receivers)
     plan = plan_parts(sent, received)
     ports = []
 
@@ -198,10 +250,12 @@ def test_cells_travel_by_sockets_into_one_zone(transport: str, senders: int, rec
     writers = [port(f"p{rank}", one, own) for rank, (one, own) in enumerate(zip(sent, held, strict=True))]
     readers = [port(f"d{rank}", one, random_blocks(2, 1, one)) for rank, one in enumerate(received)]
     try:
-        cells = Cells(plan.cuts, plan.joins, senders)
-        links = {pair: writers[pair[0]].connect(readers[pair[1]].describe(), cells) for pair in pairs_of(plan)}
+        links = {
+            pair: writers[pair[0]].connect(readers[pair[1]].describe(), plan.cells(pair)._replace(ranks=len(sent)))
+            for pair in pairs_of(plan)
+        }
         for reader in readers:
-            for writer in {f"p{rank}/1" for rank in range(senders)}:
+            for writer in {f"p{rank}/1" for rank in range(len(sent))}:
                 with reader.zone.lock:
                     reader.zone.zone.grant(owner_of(writer), 1, reader.zone.clock(), 60.0)
         slots = {pair: grant_of(readers[pair[1]], f"p{pair[0]}/1") for pair in links}
@@ -209,7 +263,11 @@ def test_cells_travel_by_sockets_into_one_zone(transport: str, senders: int, rec
             way = [part for part in plan.parts if (part.sender, part.receiver) == pair]
             grant = slots[pair]
             moves = [
-                Move(plan.cuts + part.sender_cell, grant.slot * plan.joins + part.receiver_cell, grant.generation)
+                Move(
+                    plan.cuts[pair[0]].cells + part.sender_cell,
+                    grant.slot * plan.joins[pair[1]].cells + part.receiver_cell,
+                    grant.generation,
+                )
                 for part in way
             ]
             ticket = link.write(moves, b"r")
@@ -220,9 +278,10 @@ def test_cells_travel_by_sockets_into_one_zone(transport: str, senders: int, rec
             repack([(whole, {0: blocks[1]})], layout, {0: expected[0]})
             for part in (part for part in plan.parts if part.receiver == number):
                 slot = slots[part.sender, number].slot
-                found = bytes(reader.zone.cell_memory(slot, part.receiver_cell, plan.joins))
-                rows = expected[0].reshape(layout.num_layers * 2 * layout.block_size, plan.joins, -1)
-                assert found == np.ascontiguousarray(rows[:, part.receiver_cell]).tobytes()
+                grid = plan.joins[number]
+                found = bytes(reader.zone.cell_memory(slot, part.receiver_cell, grid.cells))
+                rows = cell_rows(layout, expected[0], grid)[divmod(part.receiver_cell, grid.heads)]
+                assert found == np.ascontiguousarray(rows).tobytes()
     finally:
         for one in ports:
             one.close()
@@ -240,11 +299,15 @@ def grant_of(port: SharedMemoryPort | TcpPort, peer: str) -> Grant:
 def test_calls_and_reports_of_blocks_are_packed() -> None:
     info = PortInfo("pod", 4, FINGERPRINT, ranks_of(2)[1], 8, (("tcp", b"h 1"),))
     for message in (
-        ConnectRank(1, info, Cells(1, 2, 2)),
+        ConnectRank(1, info, Cells(Grid(3, 2), 2, 2)),
+        SumCells(1, (4, 5), Grid(3, 2)),
+        CopyCells(1, (4,), (5,), ONE_CELL),
         WriteCells(2, 1, (Move(3, 4, 5),), b"tag"),
         BlocksOpened(info, 2, ""),
         BlocksOpened(None, 0, "taken"),
         CallEnded(3, (2**64 - 1, 0), 10, 0.5, ""),
     ):
-        assert unpack(pack(message)) == message
+        found = unpack(pack(message))
+        assert found == message
+        assert [type(value) for value in found] == [type(value) for value in message]
         assert type(message) in BLOCK_CLASSES

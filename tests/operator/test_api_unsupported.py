@@ -135,7 +135,6 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
         },
         [
             "spec.engine.cache.prefixCache false is not supported yet with prefill and decode pools; allowed: true",
-            "spec.pools[a].parallelism.pipeline 2 is not supported yet with prefill and decode pools; allowed: 1",
             "spec.pools[b].parallelism.data 2 is not supported yet with prefill and decode pools; allowed: 1",
         ],
     ),
@@ -145,12 +144,17 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     (
         "InferenceDeployment",
         {"pools": [{"name": "a", "role": "prefill", "gpusPerPod": 2, "parallelism": {"tensor": 2}}, {"name": "b", "role": "decode", "gpusPerPod": 1}]},
-        ["spec.pools[b].parallelism.tensor 1 is not supported yet with prefill and decode pools on GPUs, which are all as wide as the first; allowed: 2"],
+        ["spec.pools[b].parallelism.tensor 1 is not supported yet with prefill and decode pools on GPUs, which all have the ranks of the first; allowed: 2"],
+    ),
+    (
+        "InferenceDeployment",
+        {"pools": [{"name": "a", "role": "prefill", "gpusPerPod": 2, "parallelism": {"pipeline": 2}}, {"name": "b", "role": "decode", "gpusPerPod": 1}]},
+        ["spec.pools[b].parallelism.pipeline 1 is not supported yet with prefill and decode pools on GPUs, which all have the ranks of the first; allowed: 2"],
     ),
     (
         "InferenceDeployment",
         {"pools": [{"name": "a", "role": "prefill", "podsPerReplica": 2, "parallelism": {"tensor": 2}}, {"name": "b", "role": "decode"}]},
-        ["spec.pools[a].podsPerReplica 2 is not supported yet with prefill and decode pools; allowed: 1"],
+        [],
     ),
     ("InferenceDeployment", {"pools": [{"name": "a", "autoscaling": {"max": 3, "mode": "external"}}]}, []),
     ("InferenceDeployment", {"pools": [{"name": "a", "autoscaling": {"max": 3, "mode": "fixed"}}]}, []),
@@ -161,7 +165,7 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("EnginePool", {"revisions": [{"name": "r", "template": {"podsPerReplica": 2}}]}, []),
     ("InferenceDeployment", {"pools": [{"name": "a", "podsPerReplica": 2, "parallelism": {"pipeline": 2}}]}, []),
     ("InferenceDeployment", {"pools": [{"name": "a", "gpusPerPod": 4, "parallelism": {"tensor": 2, "pipeline": 2, "expert": 2}}]}, []),
-    ("EnginePool", {"revisions": [{"name": "r", "template": {"podsPerReplica": 2, "role": "decode"}}]}, ["spec.revisions[r].template.role decode is not supported yet with podsPerReplica above 1; allowed: colocated"]),
+    ("EnginePool", {"revisions": [{"name": "r", "template": {"podsPerReplica": 2, "role": "decode", "config": {"parallelism": {"data": 2}}}}]}, ["spec.revisions[r].template.config.parallelism.data 2 is not supported yet with podsPerReplica above 1; allowed: 1"]),
     ("EnginePool", {"revisions": [{"name": "r", "share": 70}, {"name": "s", "share": 30}]}, []),
     ("EnginePool", {"revisions": [{"name": "r", "share": 100}, {"name": "s", "share": 0}]}, []),
 ]  # fmt: skip

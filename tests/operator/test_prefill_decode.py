@@ -96,12 +96,21 @@ def test_a_pool_of_several_ranks_has_their_layout_and_their_ports() -> None:
         assert [rule["ports"][0]["port"] for rule in policy["spec"]["ingress"]][1:] == ports
 
 
-def test_a_replica_of_several_pods_is_refused_by_its_name() -> None:
-    world = serving(pools=[{**POOLS[0], "podsPerReplica": 2, "parallelism": {"tensor": 2}}, POOLS[1]])
-    world.rest(4)
-    stalled = condition_of(world.status, "Stalled")
-    assert (stalled["status"], world.engines()) == ("True", [])
-    assert "spec.pools[pre].podsPerReplica 2 is not supported yet with prefill and decode pools" in stalled["message"]
+def test_every_pod_of_a_replica_has_the_key_and_its_leader_is_the_engine() -> None:
+    world = serving(pools=[{**POOLS[0], "podsPerReplica": 2, "parallelism": {"pipeline": 2}}, POOLS[1]])
+    world.rest(10)
+    assert (world.status["phase"], world.status["ready"]) == ("Serving", "2/2")
+    leader, member = engines_of(world, "pre")
+    for pod in (leader, member):
+        volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+        assert {"stoker-transfer", "stoker-replica"} <= volumes.keys()
+        stored = world.cluster.objects[Key("ConfigMap", "default", volumes["stoker-config"]["configMap"]["name"])]
+        config = parse(EngineConfig, json.loads(stored["data"]["config.json"]), "config")
+        assert (config.parallelism.pipeline, config.replica.pods, config.transfer.listen) == (2, 2, "0.0.0.0:8101")
+        refuse_transfer(config, "cpu")
+    backends = {entry["pod_uid"]: entry["role"] for entry in world.snapshot()["backends"]}
+    assert backends[leader["metadata"]["uid"]] == "prefill"
+    assert member["metadata"]["uid"] not in backends
 
 
 def test_a_colocated_pool_has_no_key_and_the_configuration_that_it_always_had() -> None:

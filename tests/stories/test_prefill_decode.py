@@ -64,17 +64,19 @@ def test_engines_of_both_pools_pair_up_and_either_serves_alone(
     cluster.wait_until(lambda: not cluster.all("Secret") and not cluster.pods(role="engine"), "pools and key gone")
 
 
-def test_a_prefill_engine_of_two_ranks_computes_prompts_for_a_decode_engine_of_one(
+def test_a_prefill_engine_over_two_pods_computes_prompts_for_a_decode_engine_of_one(
     cluster: StoryCluster, taught: Path, tmp_path: Path
 ) -> None:
-    """On CPUs blocks are repacked between the two widths."""
+    """Two stages of a pipeline, each in a pod of its own; on CPUs blocks are repacked for the one rank."""
     models = tmp_path / "models"
     shutil.copytree(sorted(taught.glob("step-*"))[-1], models / "smollm2-135m-instruct")
     manifest = example()
-    manifest["spec"]["pools"][0] |= {"ranksPerPod": 2, "parallelism": {"tensor": 2}}
+    manifest["spec"]["pools"][0] |= {"podsPerReplica": 2, "parallelism": {"pipeline": 2}}
     cluster.apply(claim("models", models), manifest)
     cluster.wait("InferenceDeployment", NAME, paired, "serving in pairs")
-    prefill, decode = engine(cluster, "prefill"), engine(cluster, "decode")
+    prefill, member = sorted(cluster.pods(role="engine", pool="prefill"), key=lambda pod: str(pod["metadata"]["name"]))
+    assert str(member["metadata"]["name"]).startswith(prefill["metadata"]["name"])
+    decode = engine(cluster, "decode")
     tries = itertools.count()
     cluster.wait_until(
         lambda: is_split(prefill, decode, NAME, f"{PROMPT} {next(tries)}"), "a request that both compute"

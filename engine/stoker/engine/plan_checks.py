@@ -37,20 +37,20 @@ def refuse_transfer(config: EngineConfig, device: str) -> None:
     if config.transfer.listen is None:
         return
     _, port = parse_listen(config.transfer.listen, keyed=config.transfer.key_file is not None)
-    tensor = config.parallelism.tensor
-    if port + 2 * tensor > 65535:
-        most = f"with parallelism.tensor {tensor} its port must be at most {65535 - 2 * tensor}, got {port}"
+    parallelism = config.parallelism
+    ranks = parallelism.tensor * parallelism.pipeline
+    if port + 2 * ranks > 65535:
+        shape = f"parallelism.tensor {parallelism.tensor} and pipeline {parallelism.pipeline}"
+        most = f"with {shape} its port must be at most {65535 - 2 * ranks}, got {port}"
         raise ConfigError(f"transfer.listen {config.transfer.listen!r}: {most}")
     if device == "cpu" and "cuda-ipc" in (config.transfer.transports or ()):
         raise ConfigError("transfer.transports: cuda-ipc needs device cuda, got cpu")
     if not config.cache.prefix_cache:
         raise ConfigError("transfer.listen needs cache.prefix_cache, got false")
-    parallelism = config.parallelism
-    for name in ("pipeline", "data"):
-        if (ranks := getattr(parallelism, name)) > 1:
-            raise ConfigError(f"transfer.listen needs parallelism.{name} 1, got {ranks}")
-    if config.replica.pods > 1:
-        raise ConfigError(f"transfer.listen needs replica.pods 1, got {config.replica.pods}")
+    if parallelism.data > 1:
+        raise ConfigError(f"transfer.listen needs parallelism.data 1, got {parallelism.data}")
+    if config.replica.pods > 1 and config.transfer.key_file is None:
+        raise ConfigError(f"transfer.key_file is needed with replica.pods {config.replica.pods}")
 
 
 def refuse_uneven(config: EngineConfig, model: ModelConfig) -> None:

@@ -10,6 +10,7 @@ No torch is imported here, so every program can read it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -129,23 +130,20 @@ any of them.
 
 BESIDE_ROLES: Mapping[str, Row] = {
     "engine.cache.prefixCache": only(True),
-    "pools[].podsPerReplica": only(1),
-    "pools[].parallelism.pipeline": only(1),
     "pools[].parallelism.data": only(1),
 }
 """Rows of an InferenceDeployment with prefill and decode pools, beside those above.
 
-Blocks travel from the tensor ranks of one pod to those of another, and land in the prefix cache. On GPUs both sides
-have as many (`_uneven_widths`).
+Blocks travel from the ranks of one replica to those of another, and land in the prefix cache. On GPUs both sides have
+the same ranks (`_uneven_widths`).
 """
 
 BESIDE_PODS: Mapping[str, Mapping[str, Row]] = {
     "InferenceDeployment": {"pools[].parallelism.data": only(1)},
-    "EnginePool": {"revisions[].template.role": only("colocated")},
+    "EnginePool": {"revisions[].template.config.parallelism.data": only(1)},
 }
-"""Kind -> rows of its pools or revisions with several pods in a replica, beside those above.
-
-Such a replica is one copy of the model, and its blocks do not travel.
+"""Kind -> rows of its pools or revisions with several pods in a replica, beside those above. Such a replica is one copy
+of the model.
 """
 
 
@@ -183,17 +181,17 @@ def refusals(program: str, config: Any, root: str = "") -> list[str]:
 
 
 def _uneven_widths(config: Any, root: str) -> list[str]:
-    """A line for each pool on GPUs that is not as wide as the first: only on CPUs blocks are repacked."""
+    """A line for each pool on GPUs whose ranks are not those of the first: only on CPUs blocks are repacked."""
     if _value_at(config, "engine.device", "auto") == "cpu":
         return []
     pools = [(where, pool) for where, pool in values_at(config, "pools[]", root) if _value_at(pool, "gpusPerPod", 0)]
-    widths = [(where, _value_at(pool, "parallelism.tensor", 1)) for where, pool in pools]
-    condition = "with prefill and decode pools on GPUs, which are all as wide as the first"
-    return [
-        f"{where}.parallelism.tensor {width} is not supported yet {condition}; allowed: {widths[0][1]}"
-        for where, width in widths[1:]
-        if width != widths[0][1]
-    ]
+    found = []
+    for field, (where, pool) in itertools.product(("tensor", "pipeline"), pools[1:]):
+        width, first = (_value_at(one, f"parallelism.{field}", 1) for one in (pool, pools[0][1]))
+        if width != first:
+            condition = "with prefill and decode pools on GPUs, which all have the ranks of the first"
+            found.append(f"{where}.parallelism.{field} {width} is not supported yet {condition}; allowed: {first}")
+    return found
 
 
 def _of_several_pods(kind: str, config: Any) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import astuple
 from typing import Any, NamedTuple
 
-from stoker.engine.transfer.layout import BlockLayout
+from stoker.engine.transfer.layout import BlockLayout, Grid
 from stoker.engine.transfer.port import Cells, Move, PortInfo
 
 
@@ -22,10 +22,12 @@ class OpenBlocks(NamedTuple):
     epoch: int
     zone_blocks: int
     folder: str
+    """Of the sockets for peers of this host; empty for a rank of another pod, which has one of its own."""
     host: str
     port: int
     """The first of two; 0: any."""
     key: bytes
+    """What links prove; empty for a rank of another pod, which reads it in its own."""
     require: str
     transports: tuple[str, ...]
 
@@ -52,7 +54,7 @@ class SumCells(NamedTuple):
 
     call: int
     blocks: tuple[int, ...]
-    cells: int
+    cells: Grid
 
 
 class CopyCells(NamedTuple):
@@ -61,7 +63,7 @@ class CopyCells(NamedTuple):
     call: int
     slots: tuple[int, ...]
     blocks: tuple[int, ...]
-    cells: int
+    cells: Grid
 
 
 class CloseLink(NamedTuple):
@@ -123,10 +125,13 @@ def block_message(cls: type[Any], values: list[Any]) -> Any:
     """The message of these fields."""
     if cls is ConnectRank:
         link, peer, cells = values
-        return ConnectRank(link, _port_of(peer), Cells(*cells))
+        return ConnectRank(link, _port_of(peer), Cells(Grid(*cells[0]), *cells[1:]))
     if cls is WriteCells:
         call, link, moves, tag = values
         return WriteCells(call, link, tuple(Move(*move) for move in moves), tag)
+    if cls in (SumCells, CopyCells):
+        *others, cells = values
+        return cls(*others, Grid(*cells))
     if cls is BlocksOpened:
         info, nvlinks, error = values
         return BlocksOpened(None if info is None else _port_of(info), nvlinks, error)

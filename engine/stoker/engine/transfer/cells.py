@@ -1,4 +1,4 @@
-"""Cells of blocks in main memory: equal runs of heads, cut out of blocks and joined into them.
+"""Cells of blocks in main memory: equal runs of layers and heads, cut out of blocks and joined into them.
 
 The bytes are moved, never converted. `repack` is the slow twin, for any two layouts.
 """
@@ -10,43 +10,44 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from stoker.engine.transfer.checksum import raw_sums
-from stoker.engine.transfer.layout import BlockLayout
+from stoker.engine.transfer.layout import ONE_CELL, BlockLayout, Grid
 from stoker.engine.transfer.local_blocks import LocalBlocks
 
 
-def cell_rows(layout: BlockLayout, data_N: np.ndarray, cells: int) -> np.ndarray:
-    """[cells, rows, row_bytes]: a block's cells, a view. A row is a token's heads of one cell in one layer."""
-    rows = layout.num_layers * 2 * layout.block_size
-    view: np.ndarray = data_N.reshape(rows, cells, -1).swapaxes(0, 1)
+def cell_rows(layout: BlockLayout, data_N: np.ndarray, grid: Grid) -> np.ndarray:
+    """[grid.layers, grid.heads, rows, row_bytes]: a block's cells, a view. A row is a token's heads of one cell in one
+    layer."""
+    rows = layout.num_layers // grid.layers * 2 * layout.block_size
+    view: np.ndarray = data_N.reshape(grid.layers, rows, grid.heads, -1).swapaxes(1, 2)
     return view
 
 
 class CellBlocks:
     """Blocks as links read them cell by cell: number `block * cells + cell`."""
 
-    def __init__(self, blocks: LocalBlocks, layout: BlockLayout, cells: int) -> None:
-        self._blocks, self._layout, self._cells = blocks, layout, cells
-        self.count, self.block_bytes = blocks.count * cells, blocks.block_bytes // cells
+    def __init__(self, blocks: LocalBlocks, layout: BlockLayout, grid: Grid) -> None:
+        self._blocks, self._layout, self._grid = blocks, layout, grid
+        self.count, self.block_bytes = blocks.count * grid.cells, blocks.block_bytes // grid.cells
 
     def mark(self) -> None:
         return None
 
     def read(self, blocks: Sequence[int], after: object) -> Iterator[np.ndarray]:  # noqa: ARG002 - main memory
-        whole = self._blocks.read([number // self._cells for number in blocks], None)
+        whole = self._blocks.read([number // self._grid.cells for number in blocks], None)
         for number, data_N in zip(blocks, whole, strict=True):
-            rows = cell_rows(self._layout, data_N, self._cells)[number % self._cells]
-            yield np.ascontiguousarray(rows).reshape(-1)
+            place = divmod(number % self._grid.cells, self._grid.heads)
+            yield np.ascontiguousarray(cell_rows(self._layout, data_N, self._grid)[place]).reshape(-1)
 
 
-def join_cells(layout: BlockLayout, slot_N: np.ndarray, block_N: np.ndarray, cells: int) -> None:
+def join_cells(layout: BlockLayout, slot_N: np.ndarray, block_N: np.ndarray, grid: Grid) -> None:
     """Fill a block from a slot in which its cells lie one after the other."""
-    rows = cell_rows(layout, block_N, cells)
+    rows = cell_rows(layout, block_N, grid)
     rows[:] = slot_N.reshape(rows.shape)
 
 
-def cell_sums(layout: BlockLayout, block_N: np.ndarray, cells: int) -> list[int]:
+def cell_sums(layout: BlockLayout, block_N: np.ndarray, grid: Grid) -> list[int]:
     """The raw sum of each cell of a block."""
-    if cells == 1:
+    if grid == ONE_CELL:
         return [int(raw_sums(block_N[None])[0])]
-    rows = np.ascontiguousarray(cell_rows(layout, block_N, cells))
-    return [int(one) for one in raw_sums(rows.reshape(cells, -1))]
+    rows = np.ascontiguousarray(cell_rows(layout, block_N, grid))
+    return [int(one) for one in raw_sums(rows.reshape(grid.cells, -1))]

@@ -4,10 +4,10 @@ ended when all of its parts have.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from stoker.engine.transfer.part_plan import PartPlan
-from stoker.engine.transfer.port import Link, Move
+from stoker.engine.transfer.port import MOST_MOVES, Link, Move
 from stoker.engine.transfer.ticket import LinkMeter, Ticket, TransferError
 
 Pair = tuple[int, int]
@@ -22,11 +22,18 @@ def pairs_of(plan: PartPlan) -> list[Pair]:
 def part_moves(plan: PartPlan, pair: Pair, moves: Sequence[Move]) -> list[Move]:
     """The moves of cells between two ranks, for moves of blocks."""
     own = [part for part in plan.parts if (part.sender, part.receiver) == pair]
+    cuts, joins = plan.cuts[pair[0]].cells, plan.joins[pair[1]].cells
     return [
-        Move(local * plan.cuts + part.sender_cell, slot * plan.joins + part.receiver_cell, generation)
+        Move(local * cuts + part.sender_cell, slot * joins + part.receiver_cell, generation)
         for local, slot, generation in moves
         for part in own
     ]
+
+
+def batched(moves: Sequence[Move]) -> Iterator[Sequence[Move]]:
+    """Yield as many as one write may have."""
+    for first in range(0, len(moves), MOST_MOVES):
+        yield moves[first : first + MOST_MOVES]
 
 
 class JointTicket:
@@ -70,8 +77,9 @@ class JointLink:
         return next((why for link in self._links.values() if (why := link.lost)), None)
 
     def write(self, moves: Sequence[Move], tag: bytes) -> JointTicket:
-        tickets = [link.write(part_moves(self._plan, pair, moves), tag) for pair, link in self._links.items()]
-        return JointTicket(tickets)
+        """Begin the writes of all pairs, each in as many as it takes."""
+        parts = ((link, part_moves(self._plan, pair, moves)) for pair, link in self._links.items())
+        return JointTicket([link.write(some, tag) for link, own in parts for some in batched(own)])
 
     def close(self) -> None:
         for link in self._links.values():

@@ -4,8 +4,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+
+
+class Grid(NamedTuple):
+    """The equal cells into which a block is cut: runs of layers x runs of heads, numbered with the heads innermost."""
+
+    layers: int = 1
+    heads: int = 1
+
+    @property
+    def cells(self) -> int:
+        return self.layers * self.heads
+
+
+ONE_CELL = Grid()
 
 
 @dataclass(frozen=True)

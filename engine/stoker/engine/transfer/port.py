@@ -9,11 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
-from stoker.engine.transfer.layout import BlockLayout
+from stoker.engine.transfer.layout import ONE_CELL, BlockLayout, Grid
 from stoker.engine.transfer.ticket import LinkMeter, SummedTicket, Ticket, TransferError
 
 PROTOCOL = 1
 """Version of the messages between ports."""
+
+MOST_MOVES = 4096
+"""Blocks, or cells of blocks, of one write."""
 
 Require = Literal["nvlink", "rdma", "any"]
 """What a deployment demands of its links."""
@@ -80,9 +83,9 @@ class PortInfo:
 
 
 class Cells(NamedTuple):
-    """How a link cuts and joins blocks. Its moves name cells: `block * cuts + cell`, `slot * joins + cell`."""
+    """How a link cuts and joins blocks. Its moves name cells: `block * cuts.cells + cell`, `slot * joins + cell`."""
 
-    cuts: int = 1
+    cuts: Grid = ONE_CELL
     """Cells of a block of the writer."""
     joins: int = 1
     """Cells of a slot of the receiver."""
@@ -91,7 +94,7 @@ class Cells(NamedTuple):
 
     @property
     def repacks(self) -> bool:
-        return self.cuts > 1 or self.joins > 1
+        return self.cuts.cells > 1 or self.joins > 1
 
 
 ONE_RANK = Cells()

@@ -25,6 +25,7 @@ from stoker.engine.transfer.landing_zone import Grant
 from stoker.engine.transfer.layout import BlockLayout
 from stoker.engine.transfer.local_blocks import HostBlocks, LocalBlocks, local_blocks
 from stoker.engine.transfer.port import (
+    MOST_MOVES,
     ONE_RANK,
     Arrival,
     Cells,
@@ -43,8 +44,6 @@ CONNECT_S = 5.0
 """Longest wait for a connection and for its introduction."""
 SILENCE_S = 30.0
 """Longest wait for the peer within one transfer."""
-MOST_MOVES = 4096
-"""Blocks of one write."""
 LATE_S = 2.0
 """Time in which copies of a writer that is gone, or its other ranks, may still arrive; a killed process is torn down
 within 0.2 s."""
@@ -140,7 +139,7 @@ class SocketPort(ABC):
 
     def introduce(self, sock: socket.socket, cells: Cells = ONE_RANK) -> tuple[Wire, list[Any]]:
         """Open the wire as the writer; return the answer. Raises LayoutMismatch or TransportRefused."""
-        if cells.cuts > 1 and not isinstance(self.local, HostBlocks):
+        if cells.cuts.cells > 1 and not isinstance(self.local, HostBlocks):
             sock.close()
             raise TransportRefused([(self.transport, "blocks of a GPU are not cut for other widths")])
         wire = None
@@ -174,14 +173,14 @@ class SocketPort(ABC):
 
     def refuse_sizes(self, wire: Wire, slot_bytes: int, cells: Cells) -> None:
         """Close the wire where a cell there is not one here. Raises TransportRefused."""
-        if slot_bytes * cells.cuts != self.layout.block_bytes * cells.joins:
+        if slot_bytes * cells.cuts.cells != self.layout.block_bytes * cells.joins:
             wire.close()
             reason = f"the peer's slots have {slot_bytes} bytes, blocks here {self.layout.block_bytes}"
             raise TransportRefused([(self.transport, reason)])
 
     def cut_blocks(self, cells: Cells) -> LocalBlocks:
         """This side's blocks as the link's moves name them."""
-        return self.local if cells.cuts == 1 else CellBlocks(self.local, self.layout, cells.cuts)
+        return self.local if cells.cuts.cells == 1 else CellBlocks(self.local, self.layout, cells.cuts)
 
     @abstractmethod
     def dial(self, endpoint: bytes) -> socket.socket: ...
@@ -251,8 +250,9 @@ class SocketPort(ABC):
         if fingerprint != self.fingerprint:
             wire.send(["refused", "fingerprint", self.fingerprint, fingerprint])
             return None
-        if joins < 1 or self.layout.num_heads % joins:
-            raise TransferError(f"slots of {self.layout.num_heads} heads have no {joins} cells")
+        layers, heads = self.layout.num_layers, self.layout.num_heads
+        if joins < 1 or layers * heads % joins:
+            raise TransferError(f"slots of {layers} layers and {heads} heads have no {joins} cells")
         if joins > 1 and not self.zone.joins_cells:
             raise TransferError("blocks of a GPU are not joined from other widths")
         wire.send(["welcome", self.zone.num_slots, self.zone.slot_bytes])

@@ -143,7 +143,7 @@ def _port_is_free(first: int, last: str) -> str:
 
 _OWN_PORTS = (
     _port_is_free(8000, "8000"),
-    f"(p.role == 'colocated' || {_port_is_free(8101, '8101 + 2 * p.parallelism.tensor')})",
+    f"(p.role == 'colocated' || {_port_is_free(8101, '8101 + 2 * p.parallelism.tensor * p.parallelism.pipeline')})",
     f"(p.podsPerReplica == 1 || {_port_is_free(29500, '29500')})",
 )
 """As `domain.settings` has them; a test compares the two."""
@@ -160,7 +160,7 @@ CACHE_EVENT_RULES = (
         " && [e.port, has(e.replayPort) ? e.replayPort : e.port].all(x,"
         f" x + d <= 65536 && {' && '.join(_OWN_PORTS)}))))",
         "port and replayPort, each with data - 1 ports behind it, must be apart, at most 65535 and none of the"
-        " engine's: 8000; with roles 8101 to 8101 + 2 x tensor; with several pods 29500",
+        " engine's: 8000; with roles 8101 to 8101 + 2 x tensor x pipeline; with several pods 29500",
         field=".engine.cacheEvents",
     ),
 )

@@ -150,11 +150,16 @@ _OWN_FIELDS = ("name", "role", "replicas", "autoscaling", "max_surge", "max_unav
 
 
 def flipping_pools(pools: Sequence[Pool]) -> tuple[Pool, Pool] | None:
-    """The two pools whose replicas may change their role; None where they differ or Stoker does not scale both."""
+    """The two pools whose replicas may change their role; None where they differ or Stoker does not scale both.
+
+    A replica of several pods keeps its role.
+    """
     if len(pools) != 2 or any(pool.role == "colocated" for pool in pools):
         return None
     one, other = pools
     if any(pool.autoscaling is None or pool.autoscaling.mode not in SCALED_BY_STOKER for pool in pools):
+        return None
+    if any(pool.pods_per_replica > 1 for pool in pools):
         return None
     alike = all(getattr(one, name) == getattr(other, name) for name in Pool.model_fields if name not in _OWN_FIELDS)
     return (one, other) if alike else None

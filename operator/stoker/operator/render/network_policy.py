@@ -60,8 +60,9 @@ def engine_policies(pool: EnginePool, resource: Object, settings: Settings) -> t
 
 
 def transfer_ports(configs: Sequence[Mapping[str, Any]], first: int) -> range:
-    """The port for messages of other engines, and two for the blocks of each tensor rank."""
-    ranks = max(config.get("parallelism", {}).get("tensor", 1) for config in configs)
+    """The port for messages of other engines, and two for the blocks of each rank of the widest replica."""
+    shapes = [config.get("parallelism", {}) for config in configs]
+    ranks = max(shape.get("tensor", 1) * shape.get("pipeline", 1) for shape in shapes)
     return range(first, first + 1 + 2 * ranks)
 
 

@@ -18,7 +18,7 @@ from stoker.engine.plan import EnginePlan
 from stoker.engine.transfer.cuda_memory import CudaMemory, DeviceBlocks
 from stoker.engine.transfer.device_zone import DeviceZone
 from stoker.engine.transfer.intake import Sums
-from stoker.engine.transfer.layout import BlockLayout
+from stoker.engine.transfer.layout import BlockLayout, Grid
 from stoker.engine.transfer.local_blocks import LocalBlocks
 from stoker.engine.transfer.rank_zone import DeviceRankZone, RankZone
 from stoker.engine.transfer.zone_memory import SharedZone
@@ -27,8 +27,8 @@ from stoker.engine.transfer.zone_memory import SharedZone
 class CellStore(Protocol):
     """One rank's part of the cache and of the landing zone."""
 
-    def copy_cells(self, slots: Sequence[int], blocks: Sequence[int], cells: int) -> Sums: ...
-    def cell_sums(self, blocks: Sequence[int], cells: int) -> Sums: ...
+    def copy_cells(self, slots: Sequence[int], blocks: Sequence[int], cells: Grid) -> Sums: ...
+    def cell_sums(self, blocks: Sequence[int], cells: Grid) -> Sums: ...
 
 
 class BlockMemory(NamedTuple):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from stoker.engine.transfer.checksum_kernel import copy_and_sum, sums, torch_copy_and_sum, torch_sums
 from stoker.engine.transfer.intake import CopyAndSum
+from stoker.engine.transfer.layout import ONE_CELL, Grid
 from stoker.engine.transfer.part_plan import PartPlan
 
 
@@ -49,26 +50,26 @@ class DeviceStore:
         for rows in ([0], [0, 0]):  # the second of the two lists that are sent as one may be aligned otherwise
             first_B, second_B = self._rows([*rows, *rows]).chunk(2)
             self._copy(cache_BN, first_B, cache_BN, second_B)
-        self.cell_sums([0], 1).values()
+        self.cell_sums([0], ONE_CELL).values()
 
     def copier(self, plan: PartPlan) -> CopyAndSum:
-        return lambda slots, blocks: self.copy_cells(slots, blocks, plan.joins)
+        return lambda slots, blocks: self.copy_cells(slots, blocks, plan.joins[0])
 
     def sums(self, blocks: Sequence[int], plan: PartPlan) -> StreamSums:
-        return self.cell_sums(blocks, plan.cuts)
+        return self.cell_sums(blocks, plan.cuts[0])
 
     @torch.inference_mode()
-    def copy_cells(self, slots: Sequence[int], blocks: Sequence[int], cells: int) -> StreamSums:
+    def copy_cells(self, slots: Sequence[int], blocks: Sequence[int], cells: Grid) -> StreamSums:
         """Begin to copy slots into cache blocks, behind what this thread has launched before."""
-        assert cells == 1, "the ports of a GPU refuse other widths"
+        assert cells == ONE_CELL, "the ports of a GPU refuse other widths"
         stream = torch.cuda.current_stream(self.cache_BN.device)
         slots_B, blocks_B = self._rows([*slots, *blocks]).chunk(2)
         return self._read_back(self._copy(self.zone_SN, slots_B, self.cache_BN, blocks_B), stream)
 
     @torch.inference_mode()
-    def cell_sums(self, blocks: Sequence[int], cells: int) -> StreamSums:
+    def cell_sums(self, blocks: Sequence[int], cells: Grid) -> StreamSums:
         """Begin to sum cache blocks."""
-        assert cells == 1, "the ports of a GPU refuse other widths"
+        assert cells == ONE_CELL, "the ports of a GPU refuse other widths"
         self._stream.wait_stream(torch.cuda.current_stream(self.cache_BN.device))
         with torch.cuda.stream(self._stream):
             return self._read_back(self._sums(self.cache_BN, self._rows(blocks)), self._stream)

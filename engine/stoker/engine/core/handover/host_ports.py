@@ -84,11 +84,10 @@ class HostPorts:
     def _connect_all(self, peer: Sequence[PortInfo], plan: PartPlan) -> Link:
         if len(plan.parts) == 1:
             return self._connect(peer[0], ONE_RANK)
-        cells = Cells(plan.cuts, plan.joins)
         links: dict[tuple[int, int], Link] = {}
         try:
             for pair in pairs_of(plan):
-                links[pair] = self._connect(peer[pair[1]], cells)
+                links[pair] = self._connect(peer[pair[1]], plan.cells(pair))
         except TransferError:
             for link in links.values():
                 link.close()

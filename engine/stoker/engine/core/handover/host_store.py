@@ -8,7 +8,7 @@ import numpy as np
 
 from stoker.engine.transfer.cells import cell_sums, join_cells
 from stoker.engine.transfer.intake import CopyAndSum, ReadySums, host_copy
-from stoker.engine.transfer.layout import BlockLayout
+from stoker.engine.transfer.layout import ONE_CELL, BlockLayout, Grid
 from stoker.engine.transfer.part_plan import PartPlan
 
 
@@ -21,26 +21,26 @@ class HostStore:
 
     def copier(self, plan: PartPlan) -> CopyAndSum:
         def copy_and_sum(slots: Sequence[int], blocks: Sequence[int]) -> ReadySums:
-            found = self.copy_cells(slots, blocks, plan.joins).values()
-            return ReadySums(plan.received_sum([cells]) for cells in grouped(found, plan.joins))
+            found = self.copy_cells(slots, blocks, plan.joins[0]).values()
+            return ReadySums(plan.received_sum([cells]) for cells in grouped(found, plan.joins[0].cells))
 
         return copy_and_sum
 
     def sums(self, blocks: Sequence[int], plan: PartPlan) -> ReadySums:
-        found = self.cell_sums(blocks, plan.cuts).values()
-        return ReadySums(plan.sent_sum([cells]) for cells in grouped(found, plan.cuts))
+        found = self.cell_sums(blocks, plan.cuts[0]).values()
+        return ReadySums(plan.sent_sum([cells]) for cells in grouped(found, plan.cuts[0].cells))
 
     # One rank's part.
 
-    def copy_cells(self, slots: Sequence[int], blocks: Sequence[int], cells: int) -> ReadySums:
+    def copy_cells(self, slots: Sequence[int], blocks: Sequence[int], cells: Grid) -> ReadySums:
         """Join each slot's cells into its cache block; return the sums of all cells that were stored."""
-        if cells == 1:
+        if cells == ONE_CELL:
             return self._copy(slots, blocks)
         for slot, block in zip(slots, blocks, strict=True):
             join_cells(self.layout, self.zone_SN[slot], self.cache_BN[block], cells)
         return self.cell_sums(blocks, cells)
 
-    def cell_sums(self, blocks: Sequence[int], cells: int) -> ReadySums:
+    def cell_sums(self, blocks: Sequence[int], cells: Grid) -> ReadySums:
         """The sums of the blocks' cells, one block after the other."""
         return ReadySums(one for block in blocks for one in cell_sums(self.layout, self.cache_BN[block], cells))
 

@@ -92,7 +92,7 @@ def open_blocks(executor: Executor, plan: EnginePlan, own: OpenBlocks, clock: Ca
     """Make the zone and the ports, on one rank or on several. Raises DeviceError, OSError, ExecutorLost."""
     if isinstance(executor, Ranks):
         group = RankGroup(executor, LockedZone(own.zone_blocks, clock))
-        group.open(plan, [rank_call(own, rank) for rank in range(plan.ranks)])
+        group.open(plan, [rank_call(own, rank, plan) for rank in range(plan.ranks)])
         return EngineBlocks(group.zone, group, group, group.nvlinks)
     runner = runner_of(executor)
     layout = layout_of(runner)
@@ -105,10 +105,11 @@ def open_blocks(executor: Executor, plan: EnginePlan, own: OpenBlocks, clock: Ca
     return EngineBlocks(memory.zone, memory.store, ports, memory.nvlinks)
 
 
-def rank_call(own: OpenBlocks, rank: int) -> OpenBlocks:
-    """What one of several ranks opens: a folder and two ports of its own."""
-    folder = str(Path(own.folder) / f"rank-{rank}")
-    return own._replace(folder=folder, port=own.port + 2 * rank if own.port else 0)
+def rank_call(own: OpenBlocks, rank: int, plan: EnginePlan) -> OpenBlocks:
+    """What one of several ranks opens: a folder and two ports of its own. In another pod it has its own key."""
+    here = rank < plan.ranks // plan.pods
+    folder = str(Path(own.folder) / f"rank-{rank}") if here else ""
+    return own._replace(folder=folder, port=own.port + 2 * rank if own.port else 0, key=own.key if here else b"")
 
 
 def unmet(require: Require, transports: Sequence[str], nvlinks: int = 0) -> str:

@@ -11,6 +11,7 @@ import queue
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from itertools import count
 
 from stoker.engine.core.handover.host_store import grouped
@@ -34,8 +35,9 @@ from stoker.engine.ranks.block_calls import (
 from stoker.engine.ranks.executor import Ranks
 from stoker.engine.transfer.intake import CopyAndSum
 from stoker.engine.transfer.joint_link import JointLink, Pair, pairs_of
+from stoker.engine.transfer.layout import Grid
 from stoker.engine.transfer.part_plan import PartPlan
-from stoker.engine.transfer.port import Cells, Link, Move, PortInfo, TransportRefused
+from stoker.engine.transfer.port import Link, Move, PortInfo, TransportRefused
 from stoker.engine.transfer.socket_port import LATE_S
 from stoker.engine.transfer.ticket import LinkMeter, TransferError
 from stoker.engine.transfer.zone_memory import LockedZone
@@ -75,19 +77,19 @@ class JointSums:
     """Sums of blocks of which every rank sums its part."""
 
     def __init__(
-        self, calls: Sequence[CallTicket], cells: int, joined: Callable[[Sequence[Sequence[int]]], int]
+        self, calls: Sequence[CallTicket], grids: Sequence[Grid], joined: Callable[[Sequence[Sequence[int]]], int]
     ) -> None:
-        self._calls, self._cells, self._joined = calls, cells, joined
+        self._calls, self._grids, self._joined = calls, grids, joined
 
     def done(self) -> bool:
         return all(call.done() for call in self._calls)
 
     def values(self) -> Sequence[int]:
         by_rank = []
-        for call in self._calls:
+        for call, grid in zip(self._calls, self._grids, strict=True):
             call.wait()
             assert call.ended is not None, "it has ended"
-            by_rank.append(grouped(call.ended.sums, self._cells))
+            by_rank.append(grouped(call.ended.sums, grid.cells))
         return [self._joined(block) for block in zip(*by_rank, strict=True)]
 
 
@@ -173,13 +175,13 @@ class RankGroup:
 
     def copier(self, plan: PartPlan) -> CopyAndSum:
         def copy_and_sum(slots: Sequence[int], blocks: Sequence[int]) -> JointSums:
-            calls = self._begin_all(lambda call: CopyCells(call, tuple(slots), tuple(blocks), plan.joins))
+            calls = self._begin_all(lambda rank, call: CopyCells(call, tuple(slots), tuple(blocks), plan.joins[rank]))
             return JointSums(calls, plan.joins, plan.received_sum)
 
         return copy_and_sum
 
     def sums(self, blocks: Sequence[int], plan: PartPlan) -> JointSums:
-        calls = self._begin_all(lambda call: SumCells(call, tuple(blocks), plan.cuts))
+        calls = self._begin_all(lambda rank, call: SumCells(call, tuple(blocks), plan.cuts[rank]))
         return JointSums(calls, plan.cuts, plan.sent_sum)
 
     # As a port.
@@ -192,10 +194,10 @@ class RankGroup:
         links = {pair: RankLink(self, pair[0], next(self._numbers)) for pair in pairs_of(plan)}
         numbered = {link.number: link for link in links.values()}
         opening = Opening(plan, links, numbered)
-        cells = Cells(plan.cuts, plan.joins, len(self._infos))
         for (sender, receiver), link in links.items():
             number = link.number
             self._opening[number], self._links[number] = opening, link
+            cells = plan.cells((sender, receiver))._replace(ranks=len(self._infos))
             self.call(sender, ConnectRank(number, peer[receiver], cells))
         return opening.future
 
@@ -244,8 +246,9 @@ class RankGroup:
         self.call(rank, call(number))
         return ticket
 
-    def _begin_all(self, call: Callable[[int], BlockCall]) -> list[CallTicket]:
-        return [self.begin(rank, call) for rank in range(len(self._infos))]
+    def _begin_all(self, call: Callable[[int, int], BlockCall]) -> list[CallTicket]:
+        """Begin a call on every rank. `call` makes it from the rank and its number."""
+        return [self.begin(rank, partial(call, rank)) for rank in range(len(self._infos))]
 
     def wait(self, condition: Callable[[], bool]) -> None:
         """Wait for what reports bring. Raises ExecutorLost where a rank is lost before."""

@@ -45,8 +45,22 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "parallelism.expert must be 1 for a model without experts, got 2",
     ),
     (
-        {"cache": {"host_memory_bytes": 1 << 20}, "parallelism": {"pipeline": 2}},
-        "cache.host_memory_bytes is not supported yet with parallelism.pipeline 2; allowed: 1",
+        {
+            "cache": {"host_memory_bytes": 1 << 20, "disk": {"path": "/d", "bytes": 1 << 20}},
+            "parallelism": {"tensor": 2},
+        },
+        "cache.disk is not supported yet with parallelism.tensor 2; allowed: 1",
+    ),
+    (
+        {
+            "cache": {"host_memory_bytes": 1 << 20, "store": {"paths": ["/s"], "bytes": 10**9}},
+            "parallelism": {"pipeline": 2},
+        },
+        "cache.store is not supported yet with parallelism.pipeline 2; allowed: 1",
+    ),
+    (
+        {"cache": {"host_memory_bytes": 1 << 10}, "parallelism": {"tensor": 2}},
+        "cache.host_memory_bytes must hold a block of 8192 bytes",
     ),
     ({"kernels": "fused"}, "'fused' needs a CUDA device, not 'cpu'"),
     ({"attention": "cudnn"}, "attention cudnn is not supported yet; allowed: auto, sdpa, stoker, flash"),
@@ -63,10 +77,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"cache": {"host_memory_bytes": 1 << 20, "prefix_cache": False}},
         "cache.host_memory_bytes needs cache.prefix_cache true",
-    ),
-    (
-        {"cache": {"host_memory_bytes": 1 << 20}, "parallelism": {"tensor": 2}},
-        "cache.host_memory_bytes is not supported yet with parallelism.tensor 2; allowed: 1",
     ),
     ({"cache": {"store": {"paths": ["/x"], "bytes": 10**9}}}, "cache.store needs cache.host_memory_bytes"),
     ({"cache": {"store": {"paths": ["/x"], "bytes": 1, "replicas": 2}}}, "replicas must be at most 1, the number of"),

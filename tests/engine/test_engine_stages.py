@@ -10,8 +10,8 @@ import torch
 
 from stoker.engine.cache_size import blocks_beside_weights, count_blocks
 from stoker.engine.config import EngineConfig
-from stoker.engine.execution.rank_place import rank_of, stage_of
-from stoker.engine.stage_cut import stage_layers, stage_parameters
+from stoker.engine.execution.rank_place import rank_of
+from stoker.engine.stage_cut import stage_layers, stage_of, stage_parameters
 from stoker.model.config import ModelConfig
 from stoker.model.known_shapes import LLAMA31_8B
 from stoker.model.paged_attend import KVCache

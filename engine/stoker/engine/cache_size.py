@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from stoker.engine.config import EngineConfig
 from stoker.engine.hosted_memory import host_bytes, slot_bytes
 from stoker.engine.machine_memory import refuse_oversize, smallest_free_bytes
 from stoker.engine.plan_checks import ranks_here
-from stoker.engine.stage_cut import stage_layers, stage_parameters
+from stoker.engine.stage_cut import stage_layers, stage_of, stage_parameters
 from stoker.model.config import ModelConfig
 from stoker.model.paged_attend import KVCache
 from stoker.model.paged_prompts import prompt_keys, scratch_bytes
@@ -82,6 +84,25 @@ def prompt_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -
     return scratch_bytes(heads, model.head_dim, num_keys, dtype)
 
 
+def refuse_files_of_ranks(config: EngineConfig) -> None:
+    """Refuse tiers of files for several ranks."""
+    for name in ("tensor", "pipeline"):
+        ranks = getattr(config.parallelism, name)
+        for tier in ("disk", "store"):
+            if ranks > 1 and getattr(config.cache, tier) is not None:
+                raise ConfigError(f"cache.{tier} is not supported yet with parallelism.{name} {ranks}; allowed: 1")
+
+
+def pod_block_bytes(config: EngineConfig, model: ModelConfig, block_size: int, dtype: torch.dtype) -> Iterator[int]:
+    """Memory of one block on the ranks of each pod."""
+    tensor, pipeline = config.parallelism.tensor, config.parallelism.pipeline
+    stages, here = stage_layers(model, pipeline), ranks_here(config)
+    layer_bytes = KVCache.block_bytes(model, block_size=block_size, dtype=dtype, tp_size=tensor) // model.num_layers
+    for first in range(0, tensor * pipeline, here):
+        layers = (len(stages[stage_of(rank, tensor, pipeline)]) for rank in range(first, first + here))
+        yield sum(layers) * layer_bytes
+
+
 def count_host_blocks(config: EngineConfig, model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     """Slots of the host tier."""
     cache = config.cache
@@ -92,13 +113,9 @@ def count_host_blocks(config: EngineConfig, model: ModelConfig, block_size: int,
         return 0
     if not cache.prefix_cache:
         raise ConfigError("cache.host_memory_bytes needs cache.prefix_cache true: saved blocks return through it")
-    for name in ("tensor", "pipeline"):
-        if (ranks := getattr(config.parallelism, name)) > 1:
-            raise ConfigError(
-                f"cache.host_memory_bytes is not supported yet with parallelism.{name} {ranks}; allowed: 1"
-            )
+    refuse_files_of_ranks(config)
     refuse_oversize(f"cache.host_memory_bytes {cache.host_memory_bytes}", cache.host_memory_bytes, "cpu")
-    block_bytes = KVCache.block_bytes(model, block_size=block_size, dtype=dtype)
+    block_bytes = max(pod_block_bytes(config, model, block_size, dtype))
     if cache.host_memory_bytes < block_bytes:
         raise ConfigError(
             f"cache.host_memory_bytes must hold a block of {block_bytes} bytes ({block_size} tokens),"

@@ -34,3 +34,8 @@ def layer_parameters(model: ModelConfig, layer: int) -> int:
     without = model.count_parameters(0) - tables - hidden - (model.num_layers - sparse) * dense - sparse * router
     experts = router + 3 * hidden * (model.num_experts or 0) * model.expert_size
     return without // model.num_layers + (experts if model.has_experts(layer) else dense)
+
+
+def stage_of(rank: int, tensor: int, pipeline: int) -> int:
+    """The stage of a rank; rank 0 is in the last one."""
+    return pipeline - 1 - rank // tensor

@@ -12,13 +12,13 @@ import os
 import signal
 import socket
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from stoker.engine.config import EngineConfig
 from stoker.engine.core.fetched_model import with_fetched_model
-from stoker.engine.core.handover.rank_blocks import RankBlocks, Report, open_rank_blocks
 from stoker.engine.core.kernel_warmup import warm_up_beside_weights
-from stoker.engine.execution.runner import Runner
+from stoker.engine.core.rank_mover import RankMover
 from stoker.engine.key_file import read_key
 from stoker.engine.plan import EnginePlan, choose_device
 from stoker.engine.ranks.block_calls import OpenBlocks
@@ -26,7 +26,7 @@ from stoker.engine.ranks.handshake import reach_leader
 from stoker.engine.ranks.link import Link, LinkClosed
 from stoker.engine.ranks.pod_place import find_place
 from stoker.engine.ranks.wire import Join, pack
-from stoker.engine.ranks.worker import OpenRankBlocks, PodRank, Worker
+from stoker.engine.ranks.worker import PodRank, Worker
 from stoker.pod.config_file import load
 from stoker.pod.installed_version import installed_version
 
@@ -51,9 +51,7 @@ def main() -> None:
         config, folder = load(EngineConfig, arguments.config), Path(arguments.config).parent
         run_in_other_pod(arguments.rank, config, folder, arguments.told, arguments.parent)
         return
-    worker = Worker(
-        arguments.rank, arguments.device, Link(socket.socket(fileno=arguments.link)), open_blocks=open_rank_blocks
-    )
+    worker = Worker(arguments.rank, arguments.device, Link(socket.socket(fileno=arguments.link)), make_mover=RankMover)
     worker.run(warm_up_beside_weights)
 
 
@@ -90,18 +88,13 @@ def run_in_other_pod(rank: int, config: EngineConfig, folder: Path, told: int, p
         os._exit(0)  # as in `worker`
     tell("Loading")
     pod = PodRank(rank - place.ranks.start, localise, tell, alive)
-    Worker(rank, device, link, pod=pod, open_blocks=open_in_pod(config, folder, rank)).run(warm_up_beside_weights)
 
-
-def open_in_pod(config: EngineConfig, folder: Path, rank: int) -> OpenRankBlocks:
-    """Return what opens a rank's blocks with the folder and the key of this pod."""
-
-    def opened(runner: Runner, plan: EnginePlan, call: OpenBlocks, report: Report) -> RankBlocks | None:
+    def localised(call: OpenBlocks) -> OpenBlocks:
         assert config.transfer.key_file is not None, "the plan has checked it"
-        own = call._replace(folder=str(folder / f"rank-{rank}"), key=read_key(config.transfer.key_file))
-        return open_rank_blocks(runner, plan, own, report)
+        return call._replace(folder=str(folder / f"rank-{rank}"), key=read_key(config.transfer.key_file))
 
-    return opened
+    mover = partial(RankMover, localised=localised)
+    Worker(rank, device, link, pod=pod, make_mover=mover).run(warm_up_beside_weights)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ from stoker.engine.core.grammars import GrammarCompiler
 from stoker.engine.core.host_index import HostIndex
 from stoker.engine.core.host_tier import HostTier
 from stoker.engine.core.kernel_warmup import warm_up_beside_weights
+from stoker.engine.core.rank_mover import RankMover
+from stoker.engine.core.rank_tier_link import RankTierLink
 from stoker.engine.core.request_check import ModelLimits
 from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.core.step_budget import StepBudget
@@ -171,7 +173,7 @@ def start_ranks(
     try:
         free_bytes = workers.smallest_free_bytes(waiting)
         plan = replace(plan_engine(config, source, free_bytes), source_digest=plan.source_digest)
-        return Ranks(plan, workers, progress, warm_up_beside_weights), plan
+        return Ranks(plan, workers, progress, warm_up_beside_weights, make_mover=RankMover), plan
     except BaseException:
         workers.close()
         raise
@@ -187,12 +189,15 @@ def kept_identity(config: EngineConfig, plan: EnginePlan, executor: Executor) ->
 def make_tier(
     config: EngineConfig, plan: EnginePlan, blocks: BlockManager, executor: Executor, identity: BlockIdentity | None
 ) -> HostTier | None:
-    """The host tier of an engine with one rank, if it has one, over the tiers below it."""
+    """The host tier of an engine, if it has one, over the tiers below it; several ranks have none below."""
     if not plan.num_host_blocks:
         return None
+    costs, index, clock = TierCosts(plan.preemption), HostIndex(plan.num_host_blocks), time.monotonic
+    if isinstance(executor, Ranks):
+        ranks_link = RankTierLink(executor.calls, plan.num_host_blocks)
+        return HostTier(blocks, index, ranks_link, costs, ranks_link.block_bytes, clock)
     cache = runner_of(executor).cache
     link = host_link(cache, plan.num_host_blocks, fused=plan.kernels == "fused")
-    costs, index, clock = TierCosts(plan.preemption), HostIndex(plan.num_host_blocks), time.monotonic
     cold = None
     if identity is not None:
         cold = open_cold_traffic(config, identity, index, link.memory, costs, clock)

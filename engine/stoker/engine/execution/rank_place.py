@@ -16,7 +16,7 @@ from torch.distributed import ProcessGroup
 
 from stoker.engine.execution.stage_links import Edge, StageLinks
 from stoker.engine.plan import EnginePlan
-from stoker.engine.stage_cut import stage_layers
+from stoker.engine.stage_cut import stage_layers, stage_of
 from stoker.model.config import ModelConfig
 
 
@@ -28,11 +28,6 @@ class RankPlace(NamedTuple):
     """The ranks that share these layers; None for one."""
     links: StageLinks | None
     """None without a pipeline."""
-
-
-def stage_of(rank: int, tensor: int, pipeline: int) -> int:
-    """The stage of a rank; rank 0 is in the last one."""
-    return pipeline - 1 - rank // tensor
 
 
 def rank_of(stage: int, place: int, tensor: int, pipeline: int) -> int:

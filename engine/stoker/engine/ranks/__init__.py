@@ -10,7 +10,8 @@ It imports `execution`; the core knows only the executor.
 
 Ranks of other pods connect to the leader by TCP and prove the replica's key; everything else is alike.
 
-Ranks move their parts of cache blocks to other engines by the leader's calls (`block_calls`), in order with the steps.
+Ranks move their parts of cache blocks, to other engines and to main memory, by the leader's calls (`block_calls`), in
+order with the steps; `rank_calls` keeps them until the ranks have reported their ends.
 
 Reading order: `wire`, `block_calls`, `link`, `rendezvous`; `pod_place`, `handshake` and `pod_links` are for other pods;
 `worker` is a further rank's loop; `watch` and `digests` are the rules by which ranks count as lost, `workers` owns the

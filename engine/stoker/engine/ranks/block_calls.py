@@ -1,5 +1,5 @@
-"""The messages by which the leader lets each rank move its part of cache blocks, and a rank's reports, in their msgpack
-form.
+"""The messages by which the leader lets each rank move its part of cache blocks, to other engines or to its slots in
+main memory, and a rank's reports, in their msgpack form.
 
 A rank carries calls out in order with its steps: what was computed before a call is in the blocks that it names, and
 what is computed after it finds what the call has copied.
@@ -8,7 +8,7 @@ what is computed after it finds what the call has copied.
 from __future__ import annotations
 
 from dataclasses import astuple
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from stoker.engine.transfer.layout import BlockLayout, Grid
 from stoker.engine.transfer.port import Cells, Move, PortInfo
@@ -72,6 +72,40 @@ class CloseLink(NamedTuple):
     link: int
 
 
+class OpenTier(NamedTuple):
+    """Make the slots of the host tier."""
+
+    num_slots: int
+
+
+class SaveBlocks(NamedTuple):
+    """Copy blocks into slots."""
+
+    call: int
+    moves: tuple[Move, ...]
+
+
+class LoadBlocks(NamedTuple):
+    """Copy slots into blocks."""
+
+    call: int
+    moves: tuple[Move, ...]
+
+
+class FenceSave(NamedTuple):
+    """Let all that is computed from now on come after this save."""
+
+    call: int
+
+
+class TierOpened(NamedTuple):
+    block_bytes: int
+    """Of the rank's part of a block."""
+    transport: str
+    error: str
+    """Why there are no slots; empty if there are."""
+
+
 class BlocksOpened(NamedTuple):
     info: PortInfo | None
     nvlinks: int
@@ -87,11 +121,11 @@ class LinkOpened(NamedTuple):
 
 
 class CallEnded(NamedTuple):
-    """Of a `WriteCells`, `SumCells` or `CopyCells`."""
+    """Of a `WriteCells`, `SumCells`, `CopyCells`, `SaveBlocks` or `LoadBlocks`."""
 
     call: int
     sums: tuple[int, ...]
-    """The cells of each block, one block after the other."""
+    """Of the cells of each block, one block after the other; to and from slots of its whole part."""
     bytes: int
     seconds: float
     error: str
@@ -108,12 +142,21 @@ class PeersLost(NamedTuple):
     peers: tuple[str, ...]
 
 
-BlockCall = OpenBlocks | ConnectRank | WriteCells | SumCells | CopyCells | CloseLink
-BlockReport = BlocksOpened | LinkOpened | CallEnded | LinkLost | PeersLost
+TierCall = OpenTier | SaveBlocks | LoadBlocks | FenceSave
+BlockCall = OpenBlocks | ConnectRank | WriteCells | SumCells | CopyCells | CloseLink | TierCall
+BlockReport = BlocksOpened | LinkOpened | CallEnded | LinkLost | PeersLost | TierOpened
 BLOCK_CLASSES: tuple[type[Any], ...] = (
-    OpenBlocks, ConnectRank, WriteCells, SumCells, CopyCells, CloseLink,
-    BlocksOpened, LinkOpened, CallEnded, LinkLost, PeersLost,
+    OpenBlocks, ConnectRank, WriteCells, SumCells, CopyCells, CloseLink, OpenTier, SaveBlocks, LoadBlocks, FenceSave,
+    BlocksOpened, LinkOpened, CallEnded, LinkLost, PeersLost, TierOpened,
 )  # fmt: skip
+
+
+class MovesBlocks(Protocol):
+    """What carries out calls about a rank's part of blocks."""
+
+    def do(self, call: BlockCall) -> None: ...
+
+    def close(self) -> None: ...
 
 
 def block_values(message: Any) -> list[Any]:
@@ -129,6 +172,9 @@ def block_message(cls: type[Any], values: list[Any]) -> Any:
     if cls is WriteCells:
         call, link, moves, tag = values
         return WriteCells(call, link, tuple(Move(*move) for move in moves), tag)
+    if cls in (SaveBlocks, LoadBlocks):
+        call, moves = values
+        return cls(call, tuple(Move(*move) for move in moves))
     if cls in (SumCells, CopyCells):
         *others, cells = values
         return cls(*others, Grid(*cells))

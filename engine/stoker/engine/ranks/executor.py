@@ -29,8 +29,10 @@ from stoker.engine.execution.runner import Runner
 from stoker.engine.execution.step import StepInput, StepOutput, StepTrace
 from stoker.engine.plan import EnginePlan
 from stoker.engine.ranks.failures import StepFailure, StepFailures
+from stoker.engine.ranks.rank_calls import RankCalls
 from stoker.engine.ranks.rendezvous import MeetingPoint
 from stoker.engine.ranks.wire import Capture, Setup, Step
+from stoker.engine.ranks.worker import MakeMover
 from stoker.engine.ranks.workers import POLL_S, STOP_S, Workers
 
 Result = TypeVar("Result")
@@ -72,8 +74,9 @@ class Ranks:
         progress: Progress,
         beside_weights: BesideWeights,
         load: LoadRunner = load_runner,
+        make_mover: MakeMover | None = None,
     ) -> None:
-        """Load all ranks. Takes the workers over.
+        """Load all ranks. Takes the workers over. `make_mover`: makes what moves rank 0's part of cache blocks.
 
         Raises:
             ExecutorLost: a further rank cannot load or is lost.
@@ -87,11 +90,15 @@ class Ranks:
         workers.on_lost = self._abort
         workers.failures = StepFailures(plan.tensor)  # what requests do to a step shows in a pipeline's last stage
         self._loaded: Runner | None = None
+        self.calls = RankCalls(self)
+        """What lets ranks move their parts of cache blocks."""
         try:
             self._runner = self._load(progress, beside_weights)
         except BaseException:
             self.close()
             raise
+        if make_mover is not None:
+            self.calls.own = make_mover(self._runner, plan, self.calls.report)
 
     def _load(self, progress: Progress, beside_weights: BesideWeights) -> Runner:
         meeting = MeetingPoint(self.workers.host)
@@ -178,6 +185,7 @@ class Ranks:
             return
         self._closed = True
         self.workers.close()
+        self.calls.close()
         self._thread.submit(self._leave_group)
         self._thread.close(STOP_S)
 

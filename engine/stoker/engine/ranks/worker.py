@@ -15,7 +15,6 @@ import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -26,7 +25,7 @@ from stoker.engine.execution.runner import Runner
 from stoker.engine.execution.step import StepInput
 from stoker.engine.machine_memory import free_bytes
 from stoker.engine.plan import EnginePlan
-from stoker.engine.ranks.block_calls import BlockCall, BlockReport, OpenBlocks
+from stoker.engine.ranks.block_calls import BlockCall, BlockReport, MovesBlocks
 from stoker.engine.ranks.digests import extended
 from stoker.engine.ranks.link import Link, LinkClosed
 from stoker.engine.ranks.rendezvous import join
@@ -40,13 +39,8 @@ MAX_ERROR = 2000
 """Characters of an error that are reported."""
 
 
-class MovesBlocks(Protocol):
-    """What carries out calls about the rank's part of blocks."""
-
-    def do(self, call: BlockCall) -> None: ...
-
-
-OpenRankBlocks = Callable[[Runner, EnginePlan, OpenBlocks, Callable[[BlockReport], None]], MovesBlocks | None]
+MakeMover = Callable[[Runner, EnginePlan, Callable[[BlockReport], None]], MovesBlocks]
+"""Makes what carries out calls about a rank's part of blocks; given what reports."""
 
 
 @dataclass(frozen=True)
@@ -75,14 +69,14 @@ class Worker:
 
     def __init__(
         self, rank: int, device: str, link: Link, load: LoadRunner = load_runner, pod: PodRank | None = None,
-        open_blocks: OpenRankBlocks | None = None,
+        make_mover: MakeMover | None = None,
     ) -> None:  # fmt: skip
-        """`pod`: what differs for a rank of another pod than the leader's. `open_blocks`: makes what moves its part of
-        cache blocks to other engines."""
+        """`pod`: what differs for a rank of another pod than the leader's. `make_mover`: makes what moves its part of
+        cache blocks."""
         self.rank, self.device, self.link, self.load, self.pod = rank, device, link, load, pod
         self.local_rank = rank if pod is None else pod.local_rank
-        self.open_blocks = open_blocks
-        self._blocks: MovesBlocks | None = None
+        self.make_mover = make_mover
+        self._mover: MovesBlocks | None = None
         self._begun = 0
         self._done: tuple[int, int | None] = (0, None)
         """Steps whose tokens are known, and their digest: one value, because two threads use it."""
@@ -127,12 +121,10 @@ class Worker:
                     self._move_blocks(runner, plan, call)
 
     def _move_blocks(self, runner: Runner, plan: EnginePlan, call: BlockCall) -> None:
-        if isinstance(call, OpenBlocks):
-            assert self.open_blocks is not None, "given by the program"
-            self._blocks = self.open_blocks(runner, plan, call, lambda report: self.link.send(pack(report)))
-        else:
-            assert self._blocks is not None, "the leader opens them first"
-            self._blocks.do(call)
+        if self._mover is None:
+            assert self.make_mover is not None, "given by the program"
+            self._mover = self.make_mover(runner, plan, lambda report: self.link.send(pack(report)))
+        self._mover.do(call)
 
     def _launch(self, runner: Runner, step: StepInput) -> PendingOutput | None:
         """Launch a step; None where it failed. Rank 0 decides whether all ranks did, and may go on."""

@@ -19,7 +19,15 @@ from collections.abc import Callable, Sequence
 
 from stoker.engine.errors import ExecutorLost
 from stoker.engine.execution.executor import RankState
-from stoker.engine.ranks.block_calls import BlockReport, BlocksOpened, CallEnded, LinkLost, LinkOpened, PeersLost
+from stoker.engine.ranks.block_calls import (
+    BlockReport,
+    BlocksOpened,
+    CallEnded,
+    LinkLost,
+    LinkOpened,
+    PeersLost,
+    TierOpened,
+)
 from stoker.engine.ranks.digests import TokenDigests
 from stoker.engine.ranks.failures import StepFailure, StepFailures
 from stoker.engine.ranks.link import Link, LinkClosed
@@ -260,7 +268,7 @@ class Workers:
                 self.failures.report(rank, steps, StepFailure(calls, error, self.clock()))
             case Failed(error=error):
                 self.watch.failed(rank, error, self.clock())
-            case BlocksOpened() | LinkOpened() | CallEnded() | LinkLost() | PeersLost():
+            case BlocksOpened() | LinkOpened() | CallEnded() | LinkLost() | PeersLost() | TierOpened():
                 self.block_reports.put((rank, message))
 
     def _lose(self, verdict: str) -> None:

@@ -91,8 +91,8 @@ class EngineBlocks(NamedTuple):
 def open_blocks(executor: Executor, plan: EnginePlan, own: OpenBlocks, clock: Callable[[], float]) -> EngineBlocks:
     """Make the zone and the ports, on one rank or on several. Raises DeviceError, OSError, ExecutorLost."""
     if isinstance(executor, Ranks):
-        group = RankGroup(executor, LockedZone(own.zone_blocks, clock))
-        group.open(plan, [rank_call(own, rank, plan) for rank in range(plan.ranks)])
+        group = RankGroup(executor.calls, LockedZone(own.zone_blocks, clock))
+        group.open([rank_call(own, rank, plan) for rank in range(plan.ranks)])
         return EngineBlocks(group.zone, group, group, group.nvlinks)
     runner = runner_of(executor)
     layout = layout_of(runner)

@@ -1,7 +1,7 @@
 """One of several ranks: its part of each block, its slots and its ports. Carries out the leader's calls.
 
 Called in the thread that launches the rank's steps, in order with them; a thread of its own reports what ends later.
-Made on each rank: by `worker_main` in a further one's process, by `rank_group` in the leader's.
+Made on each rank by `rank_mover`.
 """
 
 from __future__ import annotations

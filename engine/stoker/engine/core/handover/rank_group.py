@@ -1,24 +1,19 @@
 """The blocks of an engine of several ranks, as its desks see them: one store and one port.
 
-Each rank holds its heads of every block and moves them itself (`rank_blocks`). A call goes to all ranks, in order with
-the steps; what it returns has ended when it has on all of them. Slots are granted on all ranks at once: the states are
-here, the bytes and the ports at the ranks. Owned by the core's thread.
+Each rank holds its layers and heads of every block and moves them itself (`rank_blocks`). A call goes to all ranks, in
+order with the steps; what it returns has ended when it has on all of them. Slots are granted on all ranks at once: the
+states are here, the bytes and the ports at the ranks. Owned by the core's thread.
 """
 
 from __future__ import annotations
 
-import queue
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
 from itertools import count
 
 from stoker.engine.core.handover.host_store import grouped
-from stoker.engine.core.handover.rank_blocks import RankBlocks, open_rank_blocks
-from stoker.engine.plan import EnginePlan
 from stoker.engine.ranks.block_calls import (
-    BlockCall,
     BlockReport,
     BlocksOpened,
     CallEnded,
@@ -32,45 +27,15 @@ from stoker.engine.ranks.block_calls import (
     SumCells,
     WriteCells,
 )
-from stoker.engine.ranks.executor import Ranks
+from stoker.engine.ranks.rank_calls import CallTicket, RankCalls
 from stoker.engine.transfer.intake import CopyAndSum
 from stoker.engine.transfer.joint_link import JointLink, Pair, pairs_of
 from stoker.engine.transfer.layout import Grid
 from stoker.engine.transfer.part_plan import PartPlan
 from stoker.engine.transfer.port import Link, Move, PortInfo, TransportRefused
 from stoker.engine.transfer.socket_port import LATE_S
-from stoker.engine.transfer.ticket import LinkMeter, TransferError
+from stoker.engine.transfer.ticket import LinkMeter
 from stoker.engine.transfer.zone_memory import LockedZone
-
-POLL_S = 0.05
-
-
-class CallTicket:
-    """A call of one rank."""
-
-    bytes = 0
-
-    def __init__(self, group: RankGroup) -> None:
-        self._group = group
-        self.ended: CallEnded | None = None
-
-    @property
-    def seconds(self) -> float:
-        return self.ended.seconds if self.ended is not None else 0.0
-
-    def done(self) -> bool:
-        self._group.read_reports()
-        return self.ended is not None
-
-    def wait(self, timeout_s: float | None = None) -> bool:  # noqa: ARG002 - until it ends, or a rank is lost
-        self._group.wait(self.done)
-        return True
-
-    def error(self) -> TransferError | None:
-        return TransferError(self.ended.error) if self.ended is not None and self.ended.error else None
-
-    def cancel(self) -> None:
-        """It goes on."""
 
 
 class JointSums:
@@ -103,8 +68,9 @@ class RankLink:
         self._closed = False
 
     def write(self, moves: Sequence[Move], tag: bytes) -> CallTicket:
-        group = self._group
-        return group.begin(self.rank, lambda call: WriteCells(call, self.number, tuple(moves), tag), self.transport)
+        return self._group.begin_write(
+            self.rank, lambda call: WriteCells(call, self.number, tuple(moves), tag), self.transport
+        )
 
     def close(self) -> None:
         if not self._closed:
@@ -140,28 +106,22 @@ class Opening:
 class RankGroup:
     """All ranks of this engine."""
 
-    def __init__(self, ranks: Ranks, zone: LockedZone) -> None:
-        self._ranks, self.zone = ranks, zone
-        self._reports: queue.SimpleQueue[tuple[int, BlockReport | BaseException]] = ranks.workers.block_reports
-        self._own: RankBlocks | None = None
+    def __init__(self, calls: RankCalls, zone: LockedZone) -> None:
+        self._calls, self.zone = calls, zone
+        calls.listeners.append(self._listen)
         self._infos: dict[int, BlocksOpened] = {}
         self._numbers = count(1)
-        self._calls: dict[int, tuple[CallTicket, str]] = {}
         self._opening: dict[int, Opening] = {}
         self._links: dict[int, RankLink] = {}
         self._lost: list[str] = []
         self._bytes: dict[str, int] = defaultdict(int)
         self._seconds: dict[str, float] = defaultdict(float)
 
-    def open(self, plan: EnginePlan, calls: Sequence[OpenBlocks]) -> None:
+    def open(self, calls: Sequence[OpenBlocks]) -> None:
         """Make the ports of all ranks. Raises OSError: one cannot; ExecutorLost."""
-        for rank, call in enumerate(calls[1:], 1):
-            self._ranks.workers.send_to(rank, call)
-        report = lambda one: self._reports.put((0, one))  # noqa: E731
-        self._own = self._ranks.wait(
-            self._ranks.in_order(lambda: open_rank_blocks(self._ranks.runner, plan, calls[0], report))
-        )
-        self.wait(lambda: len(self._infos) == len(calls))
+        for rank, call in enumerate(calls):
+            self._calls.call(rank, call)
+        self._calls.wait(lambda: len(self._infos) == len(calls))
         for rank, opened in sorted(self._infos.items()):
             if opened.error:
                 raise OSError(f"rank {rank}: {opened.error}")
@@ -175,13 +135,15 @@ class RankGroup:
 
     def copier(self, plan: PartPlan) -> CopyAndSum:
         def copy_and_sum(slots: Sequence[int], blocks: Sequence[int]) -> JointSums:
-            calls = self._begin_all(lambda rank, call: CopyCells(call, tuple(slots), tuple(blocks), plan.joins[rank]))
+            calls = self._calls.begin_all(
+                lambda rank, call: CopyCells(call, tuple(slots), tuple(blocks), plan.joins[rank])
+            )
             return JointSums(calls, plan.joins, plan.received_sum)
 
         return copy_and_sum
 
     def sums(self, blocks: Sequence[int], plan: PartPlan) -> JointSums:
-        calls = self._begin_all(lambda rank, call: SumCells(call, tuple(blocks), plan.cuts[rank]))
+        calls = self._calls.begin_all(lambda rank, call: SumCells(call, tuple(blocks), plan.cuts[rank]))
         return JointSums(calls, plan.cuts, plan.sent_sum)
 
     # As a port.
@@ -198,11 +160,11 @@ class RankGroup:
             number = link.number
             self._opening[number], self._links[number] = opening, link
             cells = plan.cells((sender, receiver))._replace(ranks=len(self._infos))
-            self.call(sender, ConnectRank(number, peer[receiver], cells))
+            self._calls.call(sender, ConnectRank(number, peer[receiver], cells))
         return opening.future
 
     def lost_peers(self) -> Sequence[str]:
-        self.read_reports()
+        self._calls.read_reports()
         lost, self._lost = list(dict.fromkeys(self._lost)), []
         for peer in lost:
             self.zone.detach(peer, LATE_S)
@@ -213,77 +175,31 @@ class RankGroup:
         return {name: (self._bytes[name], self._seconds[name] / ranks) for name in names}
 
     def close(self) -> None:
-        """Close rank 0's part; the others end with their ranks."""
-        if self._own is not None:
-            self._own.close()
-            self._own = None
+        """The ranks' parts end with the ranks."""
+
+    def begin_write(self, rank: int, call: Callable[[int], WriteCells], transport: str) -> CallTicket:
+        """Begin a write whose bytes and seconds count for a transport."""
+
+        def ended(report: CallEnded) -> None:
+            self._bytes[transport] += report.bytes
+            self._seconds[transport] += report.seconds
+
+        return self._calls.begin(rank, call, ended)
 
     def close_link(self, rank: int, number: int) -> None:
         self._links.pop(number, None)
-        self.call(rank, CloseLink(number))
+        self._calls.call(rank, CloseLink(number))
 
-    # Calls and reports.
+    # Reports that end no call.
 
-    def call(self, rank: int, call: BlockCall) -> None:
-        """Let a rank do something behind the steps that were submitted."""
-        if rank:
-            self._ranks.workers.send_to(rank, call)
-            return
-        own = self._own
-        if own is None:
-            return  # closed
-        self._ranks.in_order(lambda: own.do(call)).add_done_callback(self._note_failure)
-
-    def _note_failure(self, done: Future[None]) -> None:
-        error = done.exception()
-        if error is not None:
-            self._reports.put((0, error))
-
-    def begin(self, rank: int, call: Callable[[int], BlockCall], transport: str = "") -> CallTicket:
-        """Begin a call that is reported when it has ended. `call` makes it from its number."""
-        number, ticket = next(self._numbers), CallTicket(self)
-        self._calls[number] = ticket, transport
-        self.call(rank, call(number))
-        return ticket
-
-    def _begin_all(self, call: Callable[[int, int], BlockCall]) -> list[CallTicket]:
-        """Begin a call on every rank. `call` makes it from the rank and its number."""
-        return [self.begin(rank, partial(call, rank)) for rank in range(len(self._infos))]
-
-    def wait(self, condition: Callable[[], bool]) -> None:
-        """Wait for what reports bring. Raises ExecutorLost where a rank is lost before."""
-        while not condition():
-            self._ranks.check()
-            try:
-                rank, report = self._reports.get(timeout=POLL_S)
-            except queue.Empty:
-                continue
-            self._take(rank, report)
-
-    def read_reports(self) -> None:
-        """Take what the ranks have reported since the last call."""
-        while True:
-            try:
-                rank, report = self._reports.get_nowait()
-            except queue.Empty:
-                return
-            self._take(rank, report)
-
-    def _take(self, rank: int, report: BlockReport | BaseException) -> None:
+    def _listen(self, rank: int, report: BlockReport) -> None:
         match report:
             case BlocksOpened():
                 self._infos[rank] = report
             case LinkOpened(link=number):
                 self._opening.pop(number).note(report)
-            case CallEnded(call=number):
-                ticket, transport = self._calls.pop(number)
-                ticket.ended = report
-                self._bytes[transport] += report.bytes
-                self._seconds[transport] += report.seconds
             case LinkLost(link=number, why=why):
                 if number in self._links:
                     self._links.pop(number).lost = why
             case PeersLost(peers=peers):
                 self._lost += peers
-            case BaseException():
-                raise report

@@ -1,0 +1,95 @@
+"""The host tier of an engine of several ranks: every rank keeps its part of each block, and no token changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.engine.core.build import build_engine
+from stoker.engine.core.engine import LLMEngine
+from stoker.engine.core.rank_tier import RankTier
+from stoker.engine.core.stats import HostTierStats
+from stoker.engine.execution.host_link import HostMemoryLink
+from stoker.engine.ranks.block_calls import BlockReport, CallEnded, FenceSave, LoadBlocks, SaveBlocks
+from stoker.engine.sampling import SamplingParams
+from stoker.engine.transfer.checksum import raw_sums
+from stoker.engine.transfer.port import Move
+from testing.engine.audits import assert_sound
+from testing.engine.rank_engines import closed, config_of, saved
+from testing.engine.transfers import random_blocks, wait_for
+from tests.engine.test_engine import drive, random_prompts, tokens_of
+
+PARAMS = SamplingParams(temperature=0.8, seed=11, max_tokens=16, ignore_eos=True)
+PROMPTS = random_prompts(14, seed=3, shared=True)
+SHAPES: dict[str, dict[str, int]] = {"tensor": {"tensor": 2}, "pipeline": {"pipeline": 2}}
+
+
+@pytest.fixture(scope="module")
+def folder(twins: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(twins["qwen3"], tmp_path_factory.mktemp("model"))
+
+
+def started(folder: Path, parallelism: dict[str, int], **cache: Any) -> LLMEngine:
+    config = config_of(
+        folder,
+        1,
+        deterministic=True,
+        parallelism=parallelism,
+        cache={"num_blocks": 45, "block_size": 4, "preemption": "swap", **cache},
+        scheduler={"max_batch_tokens": 64, "max_requests": 16},
+    )
+    return build_engine(config)[0]
+
+
+def answers(engine: LLMEngine) -> list[list[int]]:
+    for index, prompt in enumerate(PROMPTS):
+        engine.add_request(str(index), prompt, PARAMS)
+    tokens = tokens_of(drive(engine))
+    return [tokens[str(index), 0] for index in range(len(PROMPTS))]
+
+
+@pytest.fixture(params=SHAPES)
+def tiered(request: pytest.FixtureRequest, folder: Path) -> Iterator[LLMEngine]:
+    engine = started(folder, SHAPES[request.param], host_memory_bytes=1 << 20)
+    yield engine
+    closed(engine)
+
+
+def test_swapped_sequences_come_back_with_the_same_tokens(tiered: LLMEngine, folder: Path) -> None:
+    """In a cache that is too small for all: each preempted sequence goes to all ranks' slots and comes back."""
+    expected = answers(started(folder, {}, num_blocks=1200))
+    for _ in range(2):
+        assert answers(tiered) == expected
+    stats = tiered.stats().host
+    assert isinstance(stats, HostTierStats)
+    assert stats.swapped > 0
+    assert stats.loaded > 0
+    assert (stats.damaged, stats.failed) == (0, 0)
+    assert_sound(tiered.audit())
+
+
+def test_a_rank_reports_each_save_and_load_with_the_sums_of_its_part() -> None:
+    blocks = random_blocks(3, seed=1)
+    before, reports = blocks.copy(), list[BlockReport]()
+    tier = RankTier(HostMemoryLink(blocks, 2), reports.append)
+    tier.do(SaveBlocks(1, (Move(0, 1), Move(2, 0))))
+    tier.do(FenceSave(1))
+    blocks[:] = 0
+    tier.do(LoadBlocks(2, (Move(1, 1),)))
+    tier.do(SaveBlocks(3, (Move(0, 7),)))
+    tier.do(FenceSave(99))  # one that has ended
+    wait_for(lambda: len(reports) == 3, "the reports")
+    tier.close()
+    saved_, loaded, wrong = reports
+    sums = [int(one) for one in raw_sums(before)]
+    assert isinstance(saved_, CallEnded)
+    assert (saved_.call, list(saved_.sums), saved_.bytes) == (1, [sums[0], sums[2]], 2 * before.shape[1])
+    assert isinstance(loaded, CallEnded)
+    assert (loaded.call, list(loaded.sums)) == (2, [sums[0]])
+    assert (blocks[1] == before[0]).all()
+    assert isinstance(wrong, CallEnded)
+    assert (wrong.call, wrong.sums) == (3, ())
+    assert "7" in wrong.error

@@ -85,7 +85,7 @@ charts: setup kube-binaries ## render deploy/ and the snapshots anew from the ch
 
 lock: setup ## resolve the dependencies of pyproject.toml anew into lock/
 	@$(COMPILE) lock/setup.in -o lock/setup.txt
-	@$(COMPILE) pyproject.toml --extra operator --extra engine --extra trainer --extra parquet --extra remote --extra bucket --extra hub --extra tensorboard --extra plot --extra tracing --extra dev -o lock/dev.txt
+	@$(COMPILE) pyproject.toml --extra operator --extra engine --extra trainer --extra parquet --extra remote --extra bucket --extra hub --extra tensorboard --extra plot --extra tracing --extra nixl --extra dev -o lock/dev.txt
 	@$(COMPILE) lock/clients.in -o lock/clients.txt
 	@$(COMPILE) pyproject.toml --extra operator --extra bucket --extra tracing -c lock/dev.txt -o lock/control.txt
 	@$(COMPILE) pyproject.toml --extra engine --extra trainer --extra parquet --extra remote --extra bucket --extra hub --extra tensorboard --extra tracing -c lock/dev.txt -o lock/runtime.txt

@@ -26,6 +26,7 @@ from stoker.engine.transfer.checksum import raw_sums
 from stoker.engine.transfer.intake import Announcement, Intake, host_copy
 from stoker.engine.transfer.landing_zone import Grant, Owner
 from stoker.engine.transfer.layout import BlockLayout
+from stoker.engine.transfer.nixl_port import NixlPort
 from stoker.engine.transfer.port import Move, PortInfo
 from stoker.engine.transfer.shared_memory import SharedMemoryPort
 from stoker.engine.transfer.tcp import TcpPort
@@ -43,12 +44,12 @@ def main() -> None:
     blocks = np.random.default_rng(0).integers(0, 256, (SLOTS, layout.block_bytes), dtype=np.uint8)
     facts["checksum_gb_s"] = round(best(lambda: len(raw_sums(blocks)) * layout.block_bytes, 3) / 1e9, 2)
     print(f"checksum alone: {facts['checksum_gb_s']} GB/s on one core")
-    for transport, goal in (("shared-memory", 2.0), ("tcp", 0.5)):
+    for transport, goal in (("shared-memory", 2.0), ("tcp", 0.5), ("nixl", None)):
         result = measure(transport, layout, options.blocks, options.rounds)
         facts[transport] = result
         print(
-            f"{transport}: link {result['link']:.2f} GB/s (goal {goal}), verified {result['verified']:.2f} GB/s; "
-            f"killed writer noticed after {result['noticed_ms']:.1f} ms"
+            f"{transport}: link {result['link']:.2f} GB/s (goal {goal or 'none'}), "
+            f"verified {result['verified']:.2f} GB/s; killed writer noticed after {result['noticed_ms']:.1f} ms"
         )
     print(json.dumps(facts))
 
@@ -76,6 +77,8 @@ def best(work: Any, rounds: int) -> float:
 
 def make_port(transport: str, name: str, layout: BlockLayout, local_BN: np.ndarray, folder: Path) -> Any:
     zone = SharedZone(SLOTS, layout.block_bytes, named=transport == "shared-memory")
+    if transport == "nixl":
+        return NixlPort(name, 1, FINGERPRINT, layout, local_BN, zone, key=KEY, host="127.0.0.1")
     if transport == "tcp":
         return TcpPort(name, 1, FINGERPRINT, layout, local_BN, zone, key=KEY, host="127.0.0.1")
     (folder / name).mkdir(exist_ok=True)

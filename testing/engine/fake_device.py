@@ -66,6 +66,8 @@ class FakeQueue:
 class FakeDevice:
     """Memory in files of a folder."""
 
+    index = 0
+
     def __init__(self, folder: Path, host_id: str = "host", nvlinks: int = 0) -> None:
         self.folder, self.host_id, self.nvlinks = folder, host_id, nvlinks
         self.fails: Callable[[str], bool] = lambda call: False

@@ -12,6 +12,7 @@ from stoker.engine.transfer.cuda_ipc import CudaIpcPort
 from stoker.engine.transfer.device_zone import DeviceZone
 from stoker.engine.transfer.in_process import InProcessPort, Network
 from stoker.engine.transfer.layout import BlockLayout
+from stoker.engine.transfer.nixl_port import NixlPort
 from stoker.engine.transfer.shared_memory import SharedMemoryPort
 from stoker.engine.transfer.tcp import TcpPort
 from stoker.engine.transfer.zone_memory import SharedZone
@@ -22,7 +23,7 @@ FINGERPRINT = bytes(range(32))
 KEY = bytes(range(32, 64))
 WAIT_S = 60.0
 """Longest wait for a condition; a busy machine takes a while."""
-Port = InProcessPort | SharedMemoryPort | TcpPort | CudaIpcPort
+Port = InProcessPort | SharedMemoryPort | TcpPort | CudaIpcPort | NixlPort
 
 
 def random_blocks(count: int, seed: int = 0, layout: BlockLayout = LAYOUT) -> np.ndarray:
@@ -52,6 +53,8 @@ class Ports:
             port = InProcessPort(self.network, *common)
         elif self.transport == "tcp":
             port = TcpPort(*common, key=key, host="127.0.0.1")
+        elif self.transport == "nixl":
+            port = NixlPort(*common, key=key, host="127.0.0.1")
         else:
             (self.folder / pod_uid).mkdir(exist_ok=True)
             port = SharedMemoryPort(*common, self.folder / pod_uid)

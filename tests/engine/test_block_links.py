@@ -1,5 +1,5 @@
 """Links carry blocks whole into granted slots, and nothing else: in one process, over shared memory, over TCP,
-and over a stand-in for the memory of GPUs."""
+by NIXL, and over a stand-in for the memory of GPUs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from stoker.engine.transfer.ticket import PeerLost, TransferError
 from testing.engine.transfers import FINGERPRINT, KEY, LAYOUT, WAIT_S, Port, Ports, random_blocks, slots_of, wait_for
 
 SECONDS = 600.0
-MAPPED = ("shared-memory", "cuda-ipc")
+MAPPED = ("shared-memory", "cuda-ipc", "nixl")
 """Here a writer can write anything: the checksum finds it."""
 
 
-@pytest.fixture(params=["in-process", "shared-memory", "tcp", "cuda-ipc"])
+@pytest.fixture(params=["in-process", "shared-memory", "tcp", "cuda-ipc", "nixl"])
 def ports(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ports]:
     made = Ports(request.param, tmp_path)
     yield made
@@ -199,7 +199,7 @@ def write_for_ever(transport: str, folder: Path, peer: object, ready: object) ->
         ready.set()  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("transport", ["shared-memory", "tcp", "cuda-ipc"])
+@pytest.mark.parametrize("transport", ["shared-memory", "tcp", "cuda-ipc", "nixl"])
 def test_a_killed_writer_frees_its_slots_and_the_receiver_goes_on(transport: str, tmp_path: Path) -> None:
     ports = Ports(transport, tmp_path)
     try:

@@ -271,3 +271,5 @@ def test_nvlink_is_met_by_a_gpu_with_links_alone() -> None:
     assert unmet("nvlink", ways, 0) == "transfer.require is nvlink; this GPU has no active NVLink"
     assert unmet("nvlink", ("tcp",), 18) == "transfer.require is nvlink; this engine offers tcp"
     assert unmet("rdma", ways, 18) == "transfer.require is rdma; this engine offers cuda-ipc, shared-memory, tcp"
+    assert unmet("rdma", ("nixl",), 0, 2) == ""
+    assert unmet("rdma", ("nixl",), 18, 0) == "transfer.require is rdma; this host shows no active RDMA port"

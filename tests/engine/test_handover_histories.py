@@ -46,6 +46,11 @@ def test_loopback_needs_no_key(host: str) -> None:
         ({"transfer": {"listen": "7000"}}, "cpu", "must be host:port with a port from 0 to 65533, got '7000'"),
         ({"transfer": {"listen": "127.0.0.1:65534"}}, "cpu", "must be host:port with a port from 0 to 65533"),
         ({"transfer": {"listen": "127.0.0.1:0", "transports": ["cuda-ipc"]}}, "cpu", "cuda-ipc needs device cuda"),
+        (
+            {"transfer": {"listen": "127.0.0.1:0", "transports": ["cuda-ipc", "nixl", "tcp"]}},
+            "cuda",
+            "transfer.transports: cuda-ipc, nixl and tcp need three ports, a rank has two: leave one out",
+        ),
         ({"cache": {"prefix_cache": False}}, "cuda", "transfer.listen needs cache.prefix_cache, got false"),
         ({"cache": {"prefix_cache": False}}, "cpu", "transfer.listen needs cache.prefix_cache, got false"),
         (

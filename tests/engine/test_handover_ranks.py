@@ -36,9 +36,9 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     try:
         wide: dict[str, Any] = {"parallelism": {"tensor": 2}}
         made = Engines(
-            fleet.start("one", "decode"),
+            start(fleet, "one", "decode", "nixl", "shared-memory"),
             fleet.start("two", "decode", **wide),
-            fleet.start("o", "prefill", **wide),
+            start(fleet, "o", "prefill", "nixl", "shared-memory", **wide),
             start_pods(fleet, "staged", "prefill"),
         )
         for served in made:
@@ -47,6 +47,12 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
         yield made
     finally:
         fleet.close()
+
+
+def start(fleet: Fleet, name: str, role: str, *transports: str, **settings: Any) -> Served:
+    key = str(fleet.folder / "key")
+    transfer = {"listen": "127.0.0.1:0", "zone_blocks": 8, "key_file": key, "transports": transports}
+    return fleet.start(name, role, transfer=transfer, **settings)
 
 
 def start_pods(fleet: Fleet, name: str, role: str) -> Served:
@@ -64,10 +70,16 @@ def start_pods(fleet: Fleet, name: str, role: str) -> Served:
 
 
 @pytest.mark.parametrize(
-    ("decodes", "prefills"),
-    [("two", "other"), ("two", "one"), ("one", "other"), ("one", "staged"), ("staged", "other")],
+    ("decodes", "prefills", "transport"),
+    [
+        ("two", "other", "shared-memory"),
+        ("two", "one", "shared-memory"),
+        ("one", "other", "nixl"),
+        ("one", "staged", "shared-memory"),
+        ("staged", "other", "shared-memory"),
+    ],
 )
-def test_a_split_answer_is_that_of_one_engine(engines: Engines, decodes: str, prefills: str) -> None:
+def test_a_split_answer_is_that_of_one_engine(engines: Engines, decodes: str, prefills: str, transport: str) -> None:
     """Two ranks to two, one to two, two to one; stages to one rank, and tensor ranks to stages. What was answered alone
     is what a rank's own numbers give."""
     d, p = getattr(engines, decodes), getattr(engines, prefills)
@@ -83,7 +95,7 @@ def test_a_split_answer_is_that_of_one_engine(engines: Engines, decodes: str, pr
     for served in (d, p):
         wait_for(lambda served=served: served.status()["transfer"]["free_slots"] == 8, "free slots")  # type: ignore[misc]
         wait_for(lambda served=served: served.status()["free_blocks"] == 200, "free blocks")  # type: ignore[misc]
-    assert p.status()["transfer"]["bytes_per_s"]["shared-memory"] > 0
+    assert p.status()["transfer"]["bytes_per_s"][transport] > 0
     assert d.status()["transfer"]["fallbacks"].get("damaged", 0) == 0
 
 

@@ -151,7 +151,7 @@ class EngineParallelismConfig(Config):
 Role = Literal["colocated", "prefill", "decode"]
 
 
-Transport = Literal["cuda-ipc", "shared-memory", "tcp"]
+Transport = Literal["cuda-ipc", "shared-memory", "nixl", "tcp"]
 
 
 class TransferConfig(Config):
@@ -167,7 +167,7 @@ class TransferConfig(Config):
     """What the way to other engines must be. An engine that cannot offer it is not ready."""
     transports: tuple[Transport, ...] | None = Field(default=None, min_length=1)
     """Ways that may be used, the preferred one first; default: `cuda-ipc` (GPUs of one host) on a GPU, then
-    `shared-memory` (processes of one host and user), then `tcp`."""
+    `shared-memory` (processes of one host and user), then `tcp`; with `require: rdma` only `nixl` (an extra)."""
     key_file: str | None = None
     """File with the secret of the deployment: 32 bytes, or 64 hexadecimal digits."""
 

@@ -45,6 +45,8 @@ def refuse_transfer(config: EngineConfig, device: str) -> None:
         raise ConfigError(f"transfer.listen {config.transfer.listen!r}: {most}")
     if device == "cpu" and "cuda-ipc" in (config.transfer.transports or ()):
         raise ConfigError("transfer.transports: cuda-ipc needs device cuda, got cpu")
+    if {"cuda-ipc", "nixl", "tcp"} <= set(config.transfer.transports or ()):
+        raise ConfigError("transfer.transports: cuda-ipc, nixl and tcp need three ports, a rank has two: leave one out")
     if not config.cache.prefix_cache:
         raise ConfigError("transfer.listen needs cache.prefix_cache, got false")
     if parallelism.data > 1:

@@ -63,6 +63,7 @@ class CudaMemory:
     def __init__(self, device: torch.device, host_id: str) -> None:
         """Raises DeviceError: no driver."""
         self.device, self.host_id = device, host_id
+        self.index = device.index or 0
         self.driver = CudaDriver()
         torch.zeros(1, device=device)  # makes PyTorch's context
         with torch.cuda.device(device):

@@ -50,6 +50,8 @@ class CopyQueue(Protocol):
 class DeviceMemory(Protocol):
     """One device of this process. May be used by several threads."""
 
+    index: int
+    """Its number in this process."""
     host_id: str
     """The same for all processes that could map each other's memory."""
     nvlinks: int

@@ -1,6 +1,6 @@
 """The seam between block memory and what moves it: ports, links and tickets.
 
-Implemented by `in_process`, `cuda_ipc`, `shared_memory`, `tcp` and `execution.host_link`.
+Implemented by `in_process`, `cuda_ipc`, `shared_memory`, `tcp`, `nixl_port` and `execution.host_link`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ Require = Literal["nvlink", "rdma", "any"]
 PROVIDES: dict[str, frozenset[Require]] = {
     "cuda-ipc": frozenset({"any", "nvlink"}),
     "in-process": frozenset({"any"}),
+    "nixl": frozenset({"any", "rdma"}),
     "shared-memory": frozenset({"any"}),
     "tcp": frozenset({"any"}),
 }

@@ -133,7 +133,11 @@ class SocketPort(ABC):
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join()
+        self.release()
         self.zone.close()
+
+    def release(self) -> None:  # noqa: B027 - most have nothing
+        """Release what must go before the memory of the zone does. May be called twice."""
 
     # The side that connects.
 

@@ -17,7 +17,8 @@ from stoker.engine.transfer.cuda_ipc import CudaIpcPort
 from stoker.engine.transfer.device_zone import DeviceZone
 from stoker.engine.transfer.joint_link import JointLink, pairs_of
 from stoker.engine.transfer.layout import BlockLayout
-from stoker.engine.transfer.local_blocks import LocalBlocks, MappableBlocks
+from stoker.engine.transfer.local_blocks import HostBlocks, LocalBlocks, MappableBlocks
+from stoker.engine.transfer.nixl_port import NixlPort
 from stoker.engine.transfer.part_plan import PartPlan
 from stoker.engine.transfer.port import ONE_RANK, BlockPort, Cells, Link, PortInfo, Require, connect_best
 from stoker.engine.transfer.shared_memory import SharedMemoryPort
@@ -44,29 +45,33 @@ class HostPorts:
         pod_uid: str, folder: Path, host: str, port: int, key: bytes, require: Require, transports: Sequence[Transport],
         epoch: int | None = None,
     ) -> None:  # fmt: skip
-        """`folder`: of the socket for peers of this host. `port`: of TCP; links between GPUs use the one behind it.
-        `epoch`: common to the ranks of an engine; default: the present time.
+        """`folder`: of the socket for peers of this host. `port`: of TCP; links between GPUs use the one behind it,
+        NIXL the one of both that is free. `epoch`: common to the ranks of an engine; default: the present time.
 
         Raises:
-            OSError: a port is taken.
+            OSError: a port is taken, or NIXL cannot be used.
         """
         self.require, self.zone = require, zone
         common = (pod_uid, epoch or new_epoch(), fingerprint, layout)
         tcp: _Tcp = {"key": key, "host": host, "shown_host": own_address() if host in WILDCARDS else host}
-        self._ports: list[SharedMemoryPort | TcpPort | CudaIpcPort] = []
+        self._ports: list[SharedMemoryPort | TcpPort | CudaIpcPort | NixlPort] = []
+        behind = port + 1 if port else 0
         try:
             for name in transports:
                 if name == "tcp":
                     self._ports.append(TcpPort(*common, local, zone, port=port, **tcp))
                 elif name == "shared-memory":
                     self._ports.append(SharedMemoryPort(*common, local, zone, folder))
+                elif name == "nixl":
+                    own_port = port if "cuda-ipc" in transports else behind
+                    blocks = cast("np.ndarray | HostBlocks | MappableBlocks", local)
+                    self._ports.append(NixlPort(*common, blocks, zone, port=own_port, **tcp))
                 else:
                     device_blocks, device_zone = cast(MappableBlocks, local), cast(DeviceZone, zone)
-                    next_port = port + 1 if port else 0
-                    self._ports.append(CudaIpcPort(*common, device_blocks, device_zone, port=next_port, **tcp))
-        except OSError:
+                    self._ports.append(CudaIpcPort(*common, device_blocks, device_zone, port=behind, **tcp))
+        except (OSError, TransferError) as error:
             self._close_ports()
-            raise
+            raise error if isinstance(error, OSError) else OSError(f"{name}: {error}") from error
         self._links: list[Link] = []
         self._dials = ThreadPoolExecutor(1, thread_name_prefix="links")
 
@@ -122,7 +127,8 @@ class HostPorts:
         self._close_ports()
 
     def _close_ports(self) -> None:
-        for port in self._ports:
+        """Those first that have registered the memory of the zone, which any port releases."""
+        for port in sorted(self._ports, key=lambda one: not isinstance(one, NixlPort)):
             port.close()
 
 

@@ -29,6 +29,7 @@ from stoker.engine.ranks.block_calls import OpenBlocks
 from stoker.engine.ranks.executor import Ranks
 from stoker.engine.transfer.device_memory import DeviceError
 from stoker.engine.transfer.port import PROVIDES, Require
+from stoker.engine.transfer.rdma_ports import count_rdma_ports
 from stoker.engine.transfer.zone_memory import LockedZone
 from stoker.pod.config_file import ConfigError
 from stoker.pod.tracing import tracer_of
@@ -57,7 +58,7 @@ def open_desk(
     key = read_key(transfer.key_file) if transfer.key_file is not None else None
     pod_uid = os.environ.get("STOKER_POD_UID") or uuid.uuid4().hex
     facts = fingerprint_of(config, leading_runner(engine.executor), shared_weights_digest(plan, engine.executor))
-    transports = transfer.transports or TRANSPORTS[plan.device]
+    transports = transfer.transports or (("nixl",) if transfer.require == "rdma" else TRANSPORTS[plan.device])
     own = OpenBlocks(
         facts.digest, pod_uid, new_epoch(), transfer.zone_blocks, str(folder), host, port + 1 if port else 0,
         key or LOOPBACK_KEY, transfer.require, transports,
@@ -76,7 +77,8 @@ def open_desk(
         tracer=tracer_of("stoker-engine", os.environ, clock=clock),
     )  # fmt: skip
     shown = f"[{host}]" if ":" in host else host
-    return Desk(office, endpoint=f"{shown}:{post.port}", unmet=unmet(transfer.require, transports, blocks.nvlinks))
+    lack = unmet(transfer.require, transports, blocks.nvlinks, count_rdma_ports())
+    return Desk(office, endpoint=f"{shown}:{post.port}", unmet=lack)
 
 
 class EngineBlocks(NamedTuple):
@@ -112,10 +114,12 @@ def rank_call(own: OpenBlocks, rank: int, plan: EnginePlan) -> OpenBlocks:
     return own._replace(folder=folder, port=own.port + 2 * rank if own.port else 0, key=own.key if here else b"")
 
 
-def unmet(require: Require, transports: Sequence[str], nvlinks: int = 0) -> str:
-    """Why the demand is not met by these transports; empty if it is."""
+def unmet(require: Require, transports: Sequence[str], nvlinks: int = 0, rdma_ports: int = 0) -> str:
+    """Why the demand is not met by these transports; empty if it is. `rdma_ports`: of the leader's host."""
     if not any(require in PROVIDES[name] for name in transports):
         return f"transfer.require is {require}; this engine offers {', '.join(transports)}"
     if require == "nvlink" and not nvlinks:
         return "transfer.require is nvlink; this GPU has no active NVLink"
+    if require == "rdma" and not rdma_ports:
+        return "transfer.require is rdma; this host shows no active RDMA port"
     return ""

@@ -354,6 +354,18 @@ def test_traffic_by_hand() -> None:
     assert experts["experts"].bytes == 4 * 4 * 16 * 2 * 64 * 2 * 3 / 4
 
 
+def test_sums_over_replicas_in_one_order_cost_a_buffer_and_send_the_whole_gradient() -> None:
+    layout: dict[str, Any] = {"batch": 8, "replicate": 2, "context": 2, "shard": 2}
+    plain, ordered = job(**layout), job(**layout, any_data_parallel=True)
+    head, trained = 128256 * 4096 + 4096, LLAMA_8B.parameters
+    assert fullest(ordered).buffers - fullest(plain).buffers == 4 * head
+    sent = {flow.purpose: flow.bytes for flow in flows(ordered)}
+    assert sent["gradients reduced"] == 4 * trained * 3 / 4 / 2
+    assert sent["gradients over replicas"] == (4 * trained + 4 * trained / 4) / 2
+    beside_tensor = [fullest(job(batch=8, replicate=2, tensor=2, any_data_parallel=mode)) for mode in (False, True)]
+    assert beside_tensor[0].buffers == beside_tensor[1].buffers
+
+
 def test_the_ways_to_share_a_sequence_need_different_memory() -> None:
     """The ring holds two blocks; gathered keys grow with the ranks; neither is there without the axis."""
     assert context_buffers(job(batch=1)) == 0

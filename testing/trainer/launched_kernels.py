@@ -156,7 +156,7 @@ def whole_run(model: ModelConfig, config: TrainerConfig) -> set[tuple[str, str]]
     with listing_launches(90) as launches:
         ranks = dims.world_size // dims.pipeline
         for rank in sorted({stage * ranks + place for stage in range(dims.pipeline) for place in (0, ranks - 1)}):
-            with absent_mesh(dims, rank) as mesh:
+            with absent_mesh(dims, rank, any_data_parallel=config.training.any_data_parallel) as mesh:
                 run_rank(config, model, mesh)
     return set(launches)
 

@@ -286,7 +286,8 @@ def open_groups(_rank: int, _size: int) -> OpenGroups:
 
 def run_row(held: OpenGroups, layout: Layout, folder: str, changes: dict[str, Any]) -> Any:
     """Train the row on this rank; None where the row does not use it."""
-    context = context_of(layout.dims, groups=held.axes, save_groups=held.saves)
+    ordered = layout.config(folder, **changes).training.any_data_parallel
+    context = context_of(layout.dims, groups=held.axes, save_groups=held.saves, any_data_parallel=ordered)
     if context is None:
         return None
     train_layout(layout, context, folder, changes)

@@ -160,12 +160,15 @@ def context_of(
     device: str = "cpu",
     groups: AxisGroups | None = None,
     save_groups: dict[int, SaveGroup | None] | None = None,
+    *,
+    any_data_parallel: bool = False,
 ) -> RankContext | None:
     """Return the context of the first ranks of the world; None on the others (collective).
 
     `groups` and `save_groups` keep what was opened for later calls.
     """
-    mesh = open_mesh(dims, groups or AxisGroups(torch.device(device)))
+    groups = groups or AxisGroups(torch.device(device))
+    mesh = open_mesh(dims, groups, any_data_parallel=any_data_parallel)
     save_groups = {} if save_groups is None else save_groups
     if dims.world_size not in save_groups:
         save_groups[dims.world_size] = make_save_group(range(dims.world_size))

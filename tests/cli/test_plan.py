@@ -46,6 +46,10 @@ BIG = {
 }
 
 
+OWN = {key: value for key, value in JOB["spec"].items() if key != "model"}
+FROM_ELSEWHERE = {**JOB, "spec": {**OWN, "modelFrom": {"huggingFace": {"path": "/nowhere/else"}}}}
+
+
 def run(tmp_path: Path, manifest: dict[str, Any], *options: str) -> Result:
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(manifest))
@@ -118,11 +122,9 @@ def test_the_sizes_behind_model_from_are_read(tmp_path: Path) -> None:
     config = {"model_type": "llama", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128}
     config |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    spec = {key: value for key, value in JOB["spec"].items() if key != "model"}
-    manifest = {**JOB, "spec": {**spec, "modelFrom": {"huggingFace": {"path": "/nowhere/else"}}}}
-    found = run(tmp_path, manifest, "--json", "--model", str(tmp_path))
+    found = run(tmp_path, FROM_ELSEWHERE, "--json", "--model", str(tmp_path))
     assert json.loads(found.output)["parameters"] == json.loads(run(tmp_path, JOB, "--json").output)["parameters"]
-    missing = run(tmp_path, manifest)
+    missing = run(tmp_path, FROM_ELSEWHERE)
     assert missing.exit_code == WRONG_INPUT
     assert "give --model FOLDER with its config.json" in missing.output
 
@@ -133,6 +135,33 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
     ({"spec.training.globalBatchSize": 7}, (), "globalBatchSize 7 is not a multiple"),
     ({"kind": "ConfigMap"}, (), "exactly one TrainingJob is needed, found 0"),
 ]
+
+
+CONFIGS = [
+    ("{", "not a JSON file (Expecting property name"),
+    ("[]", "an object is needed, got list"),
+    ('{"model_type": "gpt2"}', "not supported yet: model_type 'gpt2'; allowed: llama, "),
+    (json.dumps({**QWEN3_8B, "hidden_size": None}), "hidden_size is missing"),
+    (json.dumps({**QWEN3_8B, "num_hidden_layers": "36"}), "num_hidden_layers must be a whole number, not '36'"),
+    (json.dumps({**QWEN3_8B, "num_key_value_heads": 7}), "num_kv_heads"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), CONFIGS)
+def test_a_config_json_that_the_trainer_cannot_use_is_named(tmp_path: Path, content: str, message: str) -> None:
+    (file := tmp_path / "config.json").write_text(content)
+    found = run(tmp_path, FROM_ELSEWHERE, "--model", str(tmp_path))
+    assert found.exit_code == WRONG_INPUT
+    assert found.output.startswith(f"error: {file}: ")
+    assert message in found.output
+
+
+def test_a_model_that_is_not_read_is_named(tmp_path: Path) -> None:
+    lost = tmp_path / "none"
+    assert run(tmp_path, FROM_ELSEWHERE, "--model", str(lost)).output == f"error: {lost}: No such file or directory\n"
+    found = run(tmp_path, JOB, "--model", str(tmp_path))
+    assert found.exit_code == WRONG_INPUT
+    assert f"--model {tmp_path}: the job has its own spec.model" in found.output
 
 
 @pytest.mark.parametrize(("changes", "options", "message"), REFUSED)

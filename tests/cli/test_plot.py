@@ -103,6 +103,15 @@ def test_what_is_no_metrics_log_is_refused(tmp_path: Path, content: str, message
     assert message in found.output
 
 
+def test_files_that_cannot_be_read_or_written_are_named(tmp_path: Path) -> None:
+    (picture := tmp_path / "x.png").write_bytes(b"\x89PNG")
+    good, lost = log(tmp_path, line(1, 4)), tmp_path / "none" / "x.png"
+    assert run(tmp_path).output == f"error: {tmp_path}: Is a directory\n"
+    assert run(picture).output.startswith(f"error: {picture}: not a text file; a metrics log is needed")
+    found = run(good, "--png", str(lost))
+    assert (found.exit_code, found.output) == (WRONG_INPUT, f"error: --png {lost}: No such file or directory\n")
+
+
 def test_a_missing_file_and_a_missing_package_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = run(tmp_path / "none.jsonl")
     assert (missing.exit_code, "none.jsonl" in missing.output) == (WRONG_INPUT, True)

@@ -25,8 +25,6 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("TrainingJob", {"training": {"deterministic": "SameLayout"}, "parallelism": {"tensor": 3, "replicate": 2, "expert": 2}, "model": {"numExperts": 8}}, ["spec.parallelism.expert 2 needs microBatchSize x sequenceLength = 2048 tokens to be a multiple of context 1 x tensor 3 = 3"]),
     ("TrainingJob", {"training": {"deterministic": "AnyDataParallel"}, "parallelism": {"tensor": 3, "context": 2, "replicate": 2}}, [
         "spec.training.deterministic AnyDataParallel needs tensor to be a power of two, got 3; allowed: Off, SameLayout",
-        "spec.training.deterministic AnyDataParallel needs replicate 1 beside context 2, got 2; allowed: Off, SameLayout",
-        "spec.training.deterministic AnyDataParallel needs replicate 1 beside tensor 3, got 2; allowed: Off, SameLayout",
     ]),
     ("TrainingJob", {"training": {"deterministic": "AnyDataParallel"}, "parallelism": {"expert": 2, "replicate": 2}}, ["spec.training.deterministic AnyDataParallel needs expert 1, got 2; allowed: Off, SameLayout"]),
     ("TrainingJob", {"parallelism": {"context": 2, "contextMethod": "Ulysses"}, "model": {**_SIZES, "numKvHeads": 1}}, []),

@@ -236,6 +236,10 @@ WIDE = (
     Layout(context=2, shard=2),
     Layout(context=2, shard=2, changes=RING),
     Layout(context=2, shard=2, model=SPARSE),
+    Layout(replicate=2, tensor=2, changes=SEQUENCE),
+    Layout(replicate=2, shard=2, tensor=2, changes=SEQUENCE, zero_stage=3, model=TIED),
+    Layout(replicate=2, shard=2, context=2, zero_stage=0),
+    Layout(replicate=2, context=2, tensor=2, changes={**RING, **SEQUENCE}, zero_stage=2),
 )
 
 

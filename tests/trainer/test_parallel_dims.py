@@ -144,11 +144,9 @@ def test_heads_that_ulysses_cannot_share_are_refused_with_the_arithmetic() -> No
 
 
 @pytest.mark.parametrize("axis", ["context", "tensor"])
-def test_any_data_parallel_is_refused_with_replicas_beside_axes_that_share_gradients(axis: str) -> None:
-    asked = {"training__deterministic": "AnyDataParallel", "parallelism__replicate": 2}
+def test_any_data_parallel_takes_replicas_beside_axes_that_share_gradients(axis: str) -> None:
+    asked = {"training__deterministic": "AnyDataParallel", "parallelism__replicate": 2, f"parallelism__{axis}": 2}
     assert check_supported(config(**asked)).replicate == 2
-    with pytest.raises(ConfigError, match=rf"replicate 2 beside parallelism.{axis} 2: .*; use SameLayout"):
-        check_supported(config(**asked, **{f"parallelism__{axis}": 2}))
 
 
 def test_any_data_parallel_is_refused_beside_experts_cut_over_ranks() -> None:

@@ -22,6 +22,7 @@ CURVES = (
 
 
 ABSENT = object()
+_LOGS = "(logging.jsonl, or log.jsonl of a run)"
 
 
 @dataclass(frozen=True)
@@ -49,15 +50,16 @@ def read_curves(file: Path) -> list[Curve]:
                     found[title][step] = _number(line, field, where)
     curves = [Curve(title, *_sorted(points)) for title, points in found.items() if points]
     if not curves:
-        raise ValueError(
-            f"{file}: the file has no step; a metrics log is needed (logging.jsonl, or log.jsonl of a run)"
-        )
+        raise ValueError(f"{file}: the file has no step; a metrics log is needed {_LOGS}")
     return curves
 
 
 def _lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Place and fields of each whole line; a last one without a line end is still being written."""
-    text = file.read_text(encoding="utf-8")
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeError as error:
+        raise ValueError(f"{file}: not a text file; a metrics log is needed {_LOGS}") from error
     for number, line in enumerate(text.split("\n")[:-1], start=1):
         where = f"{file}:{number}"
         try:

@@ -187,15 +187,34 @@ def _admitted(files: tuple[Path, ...]) -> Mapping[str, Any]:
 
 
 def _model(spec: Mapping[str, Any], path: Path | None) -> ModelSize | None:
-    """Read the sizes behind `modelFrom`; None for a job that gives them itself. Raises ValueError, OSError."""
+    """Read the sizes behind `modelFrom`; None for a job that gives them itself. Raises ValueError."""
     if spec.get("model"):
+        if path is not None:
+            raise ValueError(f"--model {path}: the job has its own spec.model; --model is for one with modelFrom")
         return None
     named = (spec["modelFrom"].get("huggingFace") or {}).get("path")
     place = path or (Path(named) if named and Path(named).is_dir() else None)
     if place is None:
         raise ValueError("the job's model is not in the manifest: give --model FOLDER with its config.json")
-    file = place / "config.json" if place.is_dir() else place
-    return ModelSize.from_hugging_face(json.loads(file.read_text(encoding="utf-8")))
+    return _read_size(place / "config.json" if place.is_dir() else place)
+
+
+def _read_size(file: Path) -> ModelSize:
+    """Read a `config.json` as the trainer reads it. Raises ValueError, which names the file."""
+    from stoker.model.config import ModelConfig  # only here
+
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{file}: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"{file}: not a JSON file ({error})") from error
+    if not isinstance(raw, dict):
+        raise ValueError(f"{file}: an object is needed, got {type(raw).__name__}")
+    try:
+        return ModelSize.from_fields(vars(ModelConfig.from_hugging_face(raw)))
+    except ValueError as error:
+        raise ValueError(f"{file}: {str(error).removeprefix('config.json: ')}") from error
 
 
 def _refuse(message: str) -> NoReturn:

@@ -83,7 +83,9 @@ def plot(
             curves = read_curves(Path(target))
         except FileNotFoundError:
             _refuse(f"{target!r} is no file and no job: give a metrics log, the name of a job, or tj/NAME")
-        except (ValueError, OSError, UnicodeError) as error:
+        except OSError as error:
+            _refuse(f"{target}: {error.strerror}")
+        except ValueError as error:
             _refuse(str(error))
     else:
         check_span(after_step, until_step)
@@ -126,7 +128,9 @@ def show(curves: list[Curve], title: str, *, png: Path | None, as_json: bool, wi
     if png is not None:
         try:
             write_png(curves, png, title)
-        except (ValueError, OSError) as error:
+        except OSError as error:
+            _refuse(f"--png {png}: {error.strerror}")
+        except ValueError as error:
             _refuse(str(error))
         click.echo(f"wrote {png}")
     elif as_json:

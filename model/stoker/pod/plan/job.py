@@ -242,6 +242,11 @@ class Job:
         return ranks * min(chosen, self.model.num_experts // ranks) / chosen if ranks > 1 else 1.0
 
     @property
+    def copies_gradients(self) -> bool:
+        """Whether each gradient is copied, so that replicas and other ranks add to it in one order."""
+        return self.any_data_parallel and self.layout.replicate > 1 and self.layout.context > 1
+
+    @property
     def value_bytes(self) -> int:
         """Bytes of a weight or activation in forward and backward."""
         return 4 if self.precision == "fp32" else 2

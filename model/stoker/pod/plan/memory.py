@@ -172,10 +172,11 @@ def _wires(job: Job, rank: PipelineRank, parameters: Parameters) -> float:
         return 0.0
     if parameters.adapters is not None:
         return 2 * SUM_BYTES * parameters.trained
+    received = (2 if job.copies_gradients else 1) * parameters.largest
     if not sends_each(job):
-        return SUM_BYTES * parameters.largest
+        return SUM_BYTES * received
     layers = min(WIRE_BUFFERS, rank.layers) * parameters.block
-    return job.value_bytes * (layers + parameters.embedding + parameters.head + parameters.largest)
+    return job.value_bytes * (layers + parameters.embedding + parameters.head + received)
 
 
 def _gathered(job: Job, parameters: Parameters) -> float:

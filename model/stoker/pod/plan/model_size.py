@@ -8,14 +8,6 @@ from typing import Any, Self
 
 _QK_NORM = ("qwen3", "qwen3-moe")
 _QKV_BIAS = ("qwen2",)
-_HUGGING_FACE = {
-    "num_layers": "num_hidden_layers",
-    "num_heads": "num_attention_heads",
-    "num_kv_heads": "num_key_value_heads",
-    "tie_embeddings": "tie_word_embeddings",
-    "num_experts_per_token": "num_experts_per_tok",
-}
-"""Our names, where `config.json` has others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,14 +63,6 @@ class ModelSize:
             dense_layers=_dense_layers(fields) if experts else 0,
             expert_size=int(fields.get("moe_intermediate_size") or fields["intermediate_size"]) if experts else 0,
         )
-
-    @classmethod
-    def from_hugging_face(cls, raw: Mapping[str, Any]) -> Self:
-        """Read a `config.json`. Raises ValueError where a dimension is missing."""
-        fields = {ours: raw.get(theirs) for ours, theirs in _HUGGING_FACE.items()}
-        experts = raw.get("num_experts") or raw.get("num_local_experts")
-        architecture = str(raw.get("model_type", "")).replace("_", "-")
-        return cls.from_fields({**raw, **fields, "num_experts": experts, "architecture": architecture})
 
     @property
     def expert_share(self) -> float:

@@ -66,6 +66,9 @@ def _zero(job: Job, parameters: Parameters) -> list[Flow]:
         passes = 2 * parameters.total - parameters.embedding - parameters.head
         gathered = size * (job.micro_batches * passes + adapters) * others
     copies = 2 * _others(replicas) * SUM_BYTES * trained / shards
+    if job.copies_gradients:
+        reduced /= replicas
+        copies = _others(replicas) * trained * ((size if each else SUM_BYTES) + SUM_BYTES / shards)
     inner, outer = link_of(job, "shard", "context"), link_of(job, "replicate")
     return [
         Flow(purpose="gradients reduced", link=inner, bytes=reduced, hidden=True),

@@ -91,16 +91,11 @@ def _of_determinism(spec: Section) -> list[str]:
     parallelism, mode = _section(spec, "parallelism"), _section(spec, "training").get("deterministic", "Off")
     if mode != "AnyDataParallel":
         return []
-    sizes = {axis: parallelism.get(axis, 1) for axis in ("tensor", "context", "replicate", "expert")}
+    sizes = {axis: parallelism.get(axis, 1) for axis in ("tensor", "context", "expert")}
     needs = [
         f"{axis} to be a power of two, got {sizes[axis]}"
         for axis in ("tensor", "context")
         if sizes[axis] & (sizes[axis] - 1)
-    ]
-    needs += [
-        f"replicate 1 beside {axis} {sizes[axis]}, got {sizes['replicate']}"
-        for axis in ("context", "tensor")
-        if sizes["replicate"] > 1 and sizes[axis] > 1
     ]
     if sizes["expert"] > 1:
         needs.append(f"expert 1, got {sizes['expert']}")

@@ -83,6 +83,11 @@ class TrainingConfig(Config):
     seed: int = Field(default=0, ge=0)
     deterministic: Literal["Off", "SameLayout", "AnyDataParallel"] = "Off"
 
+    @property
+    def any_data_parallel(self) -> bool:
+        """Whether the bits must not depend on the number of data-parallel ranks."""
+        return self.deterministic == "AnyDataParallel"
+
     @model_validator(mode="after")
     def _one_length(self) -> Self:
         given = [name for name in ("total_steps", "total_tokens", "epochs") if getattr(self, name) is not None]

@@ -23,8 +23,6 @@ from stoker.trainer.protocol.config import ParallelismConfig, TrainerConfig, Tra
 Axis = Literal["pipeline", "replicate", "shard", "context", "tensor"]
 AXES: tuple[Axis, ...] = ("pipeline", "replicate", "shard", "context", "tensor")
 """Outermost first: ranks with neighbouring numbers differ on the innermost axes."""
-BEFORE_REPLICAS: tuple[Axis, ...] = ("context", "tensor")
-"""Axes over which a gradient is summed before it is summed over the replicas. The order depends on their number."""
 LEADER = 0
 """The global rank that logs, times saves and commits checkpoints."""
 
@@ -212,18 +210,12 @@ def _batch_problems(config: TrainerConfig, dims: ParallelDims) -> list[str]:
             f"training.globalBatchSize {training.global_batch_size} is not a multiple of {size} data-parallel ranks "
             f"x microBatchSize {training.micro_batch_size} = {rows}"
         )
-    if training.deterministic == "AnyDataParallel":
+    if training.any_data_parallel:
         sizes = {"data-parallel ranks": size, "parallelism.tensor": dims.tensor, "parallelism.context": dims.context}
         problems += [
             f"training.deterministic AnyDataParallel needs a power of two of {name}, got {count}"
             for name, count in sizes.items()
             if count & (count - 1)
-        ]
-        problems += [
-            f"training.deterministic AnyDataParallel is not supported yet with parallelism.replicate {dims.replicate} "
-            f"beside parallelism.{axis} {dims.size(axis)}: replicas are summed after its ranks; use SameLayout"
-            for axis in BEFORE_REPLICAS
-            if dims.replicate > 1 and dims.size(axis) > 1
         ]
         if dims.expert > 1:
             problems.append(

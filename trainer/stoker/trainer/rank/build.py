@@ -106,7 +106,7 @@ def make_zero(
     settings = ZeroSettings(
         stage=config.memory.zero_stage,
         compute_dtype=DTYPES[config.memory.precision],
-        any_data_parallel=config.training.deterministic == "AnyDataParallel",
+        any_data_parallel=config.training.any_data_parallel,
         offload=config.memory.cpu_offload or disk is not None,
         disk=disk,
     )
@@ -186,7 +186,7 @@ def make_optimizer(
         config.optimization,
         ops,
         lambda kind, cells: sum_over_holders(cells, kind, mesh, is_whole=config.memory.zero_stage == 0),
-        by_line=config.training.deterministic == "AnyDataParallel",
+        by_line=config.training.any_data_parallel,
         sizes=tensor_sizes(parts),
     )
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -263,7 +264,7 @@ class Hybrid:
     def reduce_scatter(
         self, flat: Tensor, out: Tensor, *, add: bool = False, total: Total = sum_in_order, last: bool = True
     ) -> Pending:
-        inside = self.inner.reduce_scatter(flat, out, add=add)
+        inside = self._start(flat, out, add=add, last=last)
         if not last:
             return inside
         if not out.is_cuda:
@@ -275,11 +276,19 @@ class Hybrid:
         with torch.cuda.stream(self._stream):
             self._cross(inside, out, total)
             done = self._stream.record_event()
-        return Pending(lambda: torch.cuda.current_stream(device).wait_event(done))
+        crossed = Pending(lambda: torch.cuda.current_stream(device).wait_event(done))
+        return Pending(partial(_wait_with, crossed, inside))
+
+    def _start(self, flat: Tensor, out: Tensor, *, add: bool, last: bool) -> Pending:  # noqa: ARG002  every one alike
+        return self.inner.reduce_scatter(flat, out, add=add)
+
+    def _sum_replicas(self, out: Tensor) -> None:
+        """Sum this replica's part of the slice over the replicas."""
+        self.outer.reduce_scatter(out, self.outer.shard(out)).wait()
 
     def _cross(self, inside: Pending, out: Tensor, total: Total) -> None:
         inside.wait()
-        self.outer.reduce_scatter(out, self.outer.shard(out)).wait()
+        self._sum_replicas(out)
         self.outer.all_gather(out).wait()
         total([out], out, add=False)
 
@@ -288,6 +297,31 @@ class Hybrid:
 
     def exchange(self, numbers: Tensor) -> Tensor:
         return self.inner.exchange(numbers)
+
+
+class OrderedHybrid(Hybrid):
+    """The same slices, summed over all ranks at once: in the order of `whole`, which has the replicas where it wants.
+
+    For sums whose bits must not depend on the number of replicas. Each rank of `inner` and `outer` sums a part of its
+    slice, and its replicas gather the parts. It sends the whole gradient over the replicas and copies it once.
+    """
+
+    def __init__(self, inner: Communicator, outer: Communicator, whole: Communicator) -> None:
+        """`whole`: the ranks of `inner` and `outer`, numbered by `outer`, then by `inner`."""
+        assert whole.size == inner.size * outer.size, (whole.size, inner.size, outer.size)
+        assert whole.rank == outer.rank * inner.size + inner.rank, (whole.rank, outer.rank, inner.rank)
+        super().__init__(inner, outer)
+        self.whole = whole
+
+    def _start(self, flat: Tensor, out: Tensor, *, add: bool, last: bool) -> Pending:
+        assert last, "one sum a step: a rank has added up its micro-batches"
+        assert not add, "one sum a step"
+        by_rank = flat.view(self.size, self.replicas, -1).transpose(0, 1).reshape(-1)
+        reducing = self.whole.reduce_scatter(by_rank, self.outer.shard(out))
+        return Pending(partial(_wait_with, reducing, by_rank))
+
+    def _sum_replicas(self, out: Tensor) -> None:
+        """Each replica has its part of the sum already."""
 
 
 def make_communicator(
@@ -342,6 +376,11 @@ def _exchange(numbers: Tensor, size: int, group: dist.ProcessGroup) -> Tensor:
     gathered = numbers.new_empty(size, *numbers.shape)
     dist.all_gather_into_tensor(gathered.view(-1), numbers.contiguous().view(-1), group=group)
     return gathered
+
+
+def _wait_with(pending: Pending, _held: object) -> None:
+    """Wait for a collective; the buffers that it reads live until then."""
+    pending.wait()
 
 
 def _finish(*works: dist.Work | None) -> None:

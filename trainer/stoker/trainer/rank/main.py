@@ -126,7 +126,14 @@ def open_rank(options: argparse.Namespace, environment: Mapping[str, str], chann
     root = CheckpointRoot(Path(config.checkpoint.root))
     with process_group(config, info, device, listener), hold_root(config, info, root):
         lookups = look_up_kernels(config, device)
-        context = make_rank_context(dims, device, channel, collective_timeout(config), lookups)
+        context = make_rank_context(
+            dims,
+            device,
+            channel,
+            collective_timeout(config),
+            lookups,
+            any_data_parallel=config.training.any_data_parallel,
+        )
         channel.send(MomentEvent(moment="joined"))
         resume = choose_resume(config, root, context.save_group, report)
         inputs = collect_run_inputs(config, context.mesh, device, resume is not None, report)
@@ -153,9 +160,11 @@ def make_rank_context(
     channel: RankChannel,
     timeout: timedelta,
     lookups: KernelLookups | None = None,
+    *,
+    any_data_parallel: bool = False,
 ) -> RankContext:
     """Open this rank's communicators (collective: every rank of the gang calls it)."""
-    mesh = open_mesh(dims, AxisGroups(device, timeout))
+    mesh = open_mesh(dims, AxisGroups(device, timeout), any_data_parallel=any_data_parallel)
     save_group = make_save_group(range(dims.world_size), timeout)
     assert mesh is not None
     assert save_group is not None

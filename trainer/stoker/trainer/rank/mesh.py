@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from stoker.trainer.protocol.parallel_dims import Axis, ParallelDims, Ranks
 from stoker.trainer.rank.bucket import Cut, Reduction
-from stoker.trainer.rank.communicator import Alone, Communicator, Hybrid, dist_rank, make_communicator
+from stoker.trainer.rank.communicator import Alone, Communicator, Hybrid, OrderedHybrid, dist_rank, make_communicator
 from stoker.trainer.rank.pipeline.link import NO_LINKS, HostLink, Links, open_links
 
 
@@ -120,8 +120,11 @@ class AxisGroups:
         return group if isinstance(group, dist.ProcessGroup) else None
 
 
-def open_mesh(dims: ParallelDims, groups: AxisGroups) -> Mesh | None:
-    """Open the communicators of this rank; None on ranks that the grid does not have (collective over the gang)."""
+def open_mesh(dims: ParallelDims, groups: AxisGroups, *, any_data_parallel: bool = False) -> Mesh | None:
+    """Open the communicators of this rank; None on ranks that the grid does not have (collective over the gang).
+
+    `any_data_parallel`: the order of a sum over replicas and other axes must not depend on the number of replicas.
+    """
     world = groups.communicator([tuple(range(dims.world_size))])
     replicas = groups.communicator(dims.groups("replicate"))
     communicators: dict[Reduction, Communicator | None] = {
@@ -129,6 +132,7 @@ def open_mesh(dims: ParallelDims, groups: AxisGroups) -> Mesh | None:
         "replicated": groups.communicator(dims.groups("tensor", "context", "shard")),
         "expert": groups.communicator(dims.expert_replicas(replicates=False)),
     }
+    ordered = _with_replicas_inside(dims, groups) if any_data_parallel else {}
     axes: dict[Axis, dist.ProcessGroup | None] = {
         axis: groups.process_group(dims.groups(axis)) for axis in ("tensor", "context", "pipeline")
     }
@@ -140,7 +144,9 @@ def open_mesh(dims: ParallelDims, groups: AxisGroups) -> Mesh | None:
         first_links = open_links(pipelines, groups.host_group, is_ring=is_ring, channel=HostLink)
     if world is None or replicas is None:
         return None
-    gradient, replicated, experts = (_with_replicas(inner, replicas) for inner in communicators.values())
+    gradient, replicated, experts = (
+        _with_replicas(inner, replicas, ordered.get(kind)) for kind, inner in communicators.items()
+    )
     return Mesh(
         dims=dims,
         rank=dist_rank(),
@@ -178,6 +184,18 @@ def one_rank_mesh() -> Mesh:
     return data_parallel_mesh(Alone())
 
 
-def _with_replicas(inner: Communicator | None, replicas: Communicator) -> Communicator:
+def _with_replicas_inside(dims: ParallelDims, groups: AxisGroups) -> dict[Reduction, Communicator | None]:
+    """The communicators whose sums have the replicas beside `shard`, where other axes come after it."""
+    found: dict[Reduction, Communicator | None] = {}
+    if dims.replicate > 1 and dims.context > 1:
+        found["dense"] = groups.communicator(dims.groups("context", "replicate", "shard"))
+    if dims.replicate > 1 and dims.size("context", "tensor") > 1:
+        found["replicated"] = groups.communicator(dims.groups("tensor", "context", "replicate", "shard"))
+    return found
+
+
+def _with_replicas(inner: Communicator | None, replicas: Communicator, whole: Communicator | None) -> Communicator:
     assert inner is not None
-    return inner if replicas.size == 1 else Hybrid(inner, replicas)
+    if replicas.size == 1:
+        return inner
+    return Hybrid(inner, replicas) if whole is None else OrderedHybrid(inner, replicas, whole)

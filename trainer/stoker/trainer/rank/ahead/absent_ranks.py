@@ -76,7 +76,7 @@ class AbsentGroups(AxisGroups):
 
 
 @contextmanager
-def absent_mesh(dims: ParallelDims, rank: int) -> Iterator[Mesh]:
+def absent_mesh(dims: ParallelDims, rank: int, *, any_data_parallel: bool = False) -> Iterator[Mesh]:
     """The mesh of one rank of a grid. It is the process's only process group inside."""
     from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
 
@@ -84,7 +84,7 @@ def absent_mesh(dims: ParallelDims, rank: int) -> Iterator[Mesh]:
     if dims.world_size > 1:
         dist.init_process_group("fake", rank=rank, world_size=dims.world_size, store=FakeStore())
     try:
-        mesh = open_mesh(dims, AbsentGroups(rank))
+        mesh = open_mesh(dims, AbsentGroups(rank), any_data_parallel=any_data_parallel)
         assert mesh is not None
         yield mesh
     finally:

@@ -54,7 +54,7 @@ def launch_kernels(config: TrainerConfig, model: ModelConfig) -> None:
     config, model = cut_config(config, dims), cut_model(model, dims)
     for stage in range(dims.pipeline):
         rank = stage * dims.world_size // dims.pipeline
-        with absent_mesh(dims, rank) as mesh:
+        with absent_mesh(dims, rank, any_data_parallel=config.training.any_data_parallel) as mesh:
             launch_rank(config, model, mesh)
 
 

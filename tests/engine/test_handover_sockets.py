@@ -47,13 +47,14 @@ class Wired:
         self.execution: dict[str, Any] = {}
         """As `make_engine` takes it; default: a step is done when it is submitted."""
         self.stations: list[Station] = []
+        self.clock: Callable[[], float] = slow_clock
 
     def station(self, name: str, *transports: Transport, key: bytes = KEY) -> Station:
         engine = self.make_engine(chunk=16, **self.execution)
-        engine.clock = slow_clock
+        engine.clock = self.clock
         data = engine.executor.runner.cache.data
         cache_BN = data.view(data.shape[0], -1).view(torch.uint8).numpy()
-        zone = SharedZone(4, cache_BN.shape[1], named=True, clock=slow_clock)
+        zone = SharedZone(4, cache_BN.shape[1], named=True, clock=self.clock)
         post = PeerPost("127.0.0.1", 0, curve_keys(key))
         (self.folder / name).mkdir()
         made = Station.over(
@@ -145,6 +146,34 @@ def test_an_engine_that_ends_is_noticed_at_once(wired: Wired) -> None:
     wired.run(lambda: d.idle, "the answer without it")
     assert d.tally.reasons["unreachable"] + d.tally.reasons["lost"] == 1
     wired.run(lambda: d.zone.zone.credits == 4, "free slots")
+
+
+class TestPeersThatComeAgain:
+    """A prefill engine that was silent for a while, and whose old connections end after the new ones have begun."""
+
+    @pytest.mark.parametrize("transport", ["shared-memory", "tcp"])
+    def test_the_end_of_an_old_connection_does_not_end_the_new_one(self, wired: Wired, transport: Transport) -> None:
+        clock = wired.clock = Clock()
+        d, p = wired.station("d", transport), wired.station("p")
+        self.split(wired, d, p, "first", PROMPT)
+        for _ in range(12):  # P stands still, until it is tried again
+            clock.now_s += 1.0
+            d.turn()
+        assert not d.desk.decode.peers
+        self.split(wired, d, p, "second", tuple(range(90, 129)))
+        (peer,) = d.desk.decode.peers
+        for _ in range(12):
+            clock.now_s += 1.0
+            wired.run(lambda: peer.heard_s == clock.now_s or peer not in d.desk.decode.peers, "a sign of life")
+            assert peer in d.desk.decode.peers
+        wired.run(lambda: len(p.desk.prefill.callers) == 1, "the end of the old connection")
+        assert d.tally.reasons["lost"] == 0
+        wired.run(lambda: d.zone.zone.credits == 4, "free slots")
+
+    def split(self, wired: Wired, d: Station, p: Station, name: str, prompt: tuple[int, ...]) -> None:
+        d.ask(AddRequest(name, prompt, PARAMS, 0.0, prefill=p.name))
+        wired.run(lambda: d.idle and p.idle, "the answer")
+        assert d.tally.outcomes["local"] == 0
 
 
 def test_posts_keep_the_order_and_tell_of_the_end() -> None:

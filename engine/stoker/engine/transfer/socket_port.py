@@ -3,6 +3,7 @@
 A connection is opened by the writer. It introduces itself; the other side compares the fingerprint and answers with its
 zone. Then the writer sends writes, one at a time, and gets an answer for each. The end of a connection is the death of
 the writer as far as its slots are concerned: a process that is killed closes its sockets, so it is noticed at once.
+Only where the same engine has connected anew meanwhile, the end of an old connection means nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import queue
 import socket
 import threading
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -92,6 +94,8 @@ class SocketPort(ABC):
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
         """Connections of writers."""
+        self._writers: Counter[str] = Counter()
+        """Connections of each peer that is writing."""
         self._links: set[SocketLink] = set()
         self._threads: list[threading.Thread] = []
         self._closed = False
@@ -188,7 +192,7 @@ class SocketPort(ABC):
 
     def keep(self, link: SocketLink) -> None:
         with self._lock:
-            self._links.add(link)
+            self._links = {one for one in self._links if not one.closed} | {link}
 
     # The side that listens.
 
@@ -219,6 +223,8 @@ class SocketPort(ABC):
             sock.settimeout(CONNECT_S)
             wire = Wire(sock, self.key, server=True)
             writer = self._greet(wire)
+            if writer is not None:
+                self._welcome(wire, writer)
             while writer is not None:
                 sock.settimeout(None)  # a link may rest for hours; within a write the peer may not
                 message = wire.receive()
@@ -231,7 +237,7 @@ class SocketPort(ABC):
             with self._lock:
                 self._sockets.discard(sock)
             sock.close()
-            if writer is not None:
+            if writer is not None and self._was_last(writer):
                 self.end_of(writer)
                 self.lost.put(writer.peer)
 
@@ -255,9 +261,23 @@ class SocketPort(ABC):
             raise TransferError(f"slots of {self.layout.num_heads} heads have no {joins} cells")
         if joins > 1 and not self.zone.joins_cells:
             raise TransferError("blocks of a GPU are not joined from other widths")
+        return Writer(f"{pod_uid}/{epoch}", int(joins), int(ranks))
+
+    def _welcome(self, wire: Wire, writer: Writer) -> None:
+        """Count the connection before its writer learns that it is open."""
+        with self._lock:
+            self._writers[writer.peer] += 1
         wire.send(["welcome", self.zone.num_slots, self.zone.slot_bytes])
         self.welcome(wire)
-        return Writer(f"{pod_uid}/{epoch}", int(joins), int(ranks))
+
+    def _was_last(self, writer: Writer) -> bool:
+        """Whether an ended connection was not followed by newer ones of the same engine, which write on."""
+        with self._lock:
+            self._writers[writer.peer] -= 1
+            left = self._writers[writer.peer]
+            if not left:
+                del self._writers[writer.peer]
+        return left < writer.joins
 
     def _take(self, wire: Wire, writer: Writer, message: list[Any]) -> None:
         if len(message) != 3 or message[0] != "write" or len(message[2]) > MOST_MOVES:
@@ -295,6 +315,7 @@ class SocketLink(ABC):
         self._wire, self._local, self._num_slots = wire, local, num_slots
         self._queue: queue.SimpleQueue[Posted | None] = queue.SimpleQueue()
         self._lost: str | None = None
+        self.closed = False
         self._thread = threading.Thread(target=self._run, name=f"{self.transport} writes", daemon=True)
         self._thread.start()
 
@@ -325,6 +346,7 @@ class SocketLink(ABC):
         return ticket
 
     def close(self) -> None:
+        self.closed = True
         self._queue.put(None)
         self._wire.close()
         if self._thread is not threading.current_thread():

@@ -34,7 +34,7 @@ from stoker.engine.core.handover.messages import (
     Tokens,
 )
 from stoker.engine.core.handover.office import BEAT_S, GRANT_S, Gone, Office, Reason
-from stoker.engine.core.handover.peers import DAMAGED_S, SHUNNED_S, Peer, Peers
+from stoker.engine.core.handover.peers import DAMAGED_S, SHUNNED_S, UNLINKED_S, Peer, Peers
 from stoker.engine.core.handover.stale_blocks import count_stale
 from stoker.engine.core.handover.takeover_watch import TakeoverWatch
 from stoker.engine.core.messages import AddRequest, Delta, Outputs, RequestProgress, RequestState
@@ -185,6 +185,8 @@ class DecodeDesk:
                 self._lose(peer, "lost" if peer.hello is not None else "unreachable")
             case PeerHello():
                 self._welcome(peer, message, now_s)
+            case PeerRefused(field="transport"):
+                self._lose(peer, "transport", UNLINKED_S)
             case PeerRefused():
                 self._lose(peer, "incompatible")
             case BlocksReady(id=name, blocks=blocks) if name in self.open:
@@ -201,10 +203,8 @@ class DecodeDesk:
                 self._confirm(peer, name)
                 if name in self.open:
                     self._local(self.open[name], "refused")
-            case Failed(id=name, code=code):
-                self._confirm(peer, name)
-                if name in self.open:
-                    self._fail(peer, self.open[name], code)
+            case Failed(id=name, code=code) if name in self.open:
+                self._fail(peer, self.open[name], code)
             case _:
                 pass
 

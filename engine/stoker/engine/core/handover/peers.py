@@ -16,6 +16,8 @@ HELLO_S = 2.0
 """Longest wait for a peer's first message."""
 SHUNNED_S = 5.0
 """Time for which a peer that could not be used is not tried again."""
+UNLINKED_S = 60.0
+"""The same for one that found no way for its blocks: each try may take seconds of a request."""
 DAMAGED_S = 60.0
 MOST_DAMAGED = 3
 """Damaged blocks of a peer within `DAMAGED_S` after which it is not used for as long."""

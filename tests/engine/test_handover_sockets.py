@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,11 +25,14 @@ from stoker.engine.key_file import read_key
 from stoker.engine.plan import EnginePlan
 from stoker.engine.sampling import SamplingParams
 from stoker.engine.transfer.in_process import Network
+from stoker.engine.transfer.landing_zone import Owner
+from stoker.engine.transfer.part_plan import WHOLE
+from stoker.engine.transfer.port import Move
 from stoker.engine.transfer.zone_memory import SharedZone
 from stoker.pod.config_file import ConfigError, parse
 from testing.engine.audits import assert_sound
 from testing.engine.stations import FACTS, Clock, Mail, Station
-from testing.engine.transfers import wait_for
+from testing.engine.transfers import LAYOUT, random_blocks, wait_for
 
 KEY, OTHER_KEY = bytes(range(32)), bytes(range(1, 33))
 PROMPT = tuple(range(40, 79))
@@ -234,3 +239,36 @@ def test_a_demand_that_is_not_met_has_a_reason() -> None:
     assert unmet("nvlink", ("shared-memory", "tcp")) == (
         "transfer.require is nvlink; this engine offers shared-memory, tcp"
     )
+
+
+@pytest.mark.parametrize("transport", ["shared-memory", "tcp"])
+def test_of_a_link_that_has_ended_only_what_it_has_carried_is_kept(tmp_path: Path, transport: Transport) -> None:
+    made: list[HostPorts] = []
+    for name in ("writer", "receiver"):
+        (tmp_path / name).mkdir()
+        zone = SharedZone(2, LAYOUT.block_bytes, named=True)
+        made.append(
+            HostPorts(
+                FACTS.digest, LAYOUT, random_blocks(1), zone, pod_uid=name, folder=tmp_path / name, host="127.0.0.1",
+                port=0, key=KEY, require="any", transports=(transport,),
+            )
+        )  # fmt: skip
+    writer, receiver = made
+    try:
+        link = writer.connect(receiver.describe(), WHOLE).result()
+        with receiver.zone.lock:
+            owner = Owner(writer.info.peer, "r")
+            (grant,) = receiver.zone.zone.grant(owner, 1, receiver.zone.clock(), 600.0)
+        ticket = link.write([Move(0, grant.slot, grant.generation)], b"")
+        wait_for(ticket.done, "the write")
+        link.close()
+        ended = weakref.ref(link)
+        del link, ticket
+        other = writer.connect(receiver.describe(), WHOLE).result()
+        gc.collect()
+        assert ended() is None
+        assert writer.meters()[transport][0] == LAYOUT.block_bytes
+        assert other.lost is None
+    finally:
+        for ports in made:
+            ports.close()

@@ -12,6 +12,7 @@ import logging
 import queue
 import socket
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
@@ -45,6 +46,8 @@ CONNECT_S = 5.0
 """Longest wait for a connection and for its introduction."""
 SILENCE_S = 30.0
 """Longest wait for the peer within one transfer."""
+REFUSED_S = 0.1
+"""Pause after a connection that could not be taken."""
 MOST_MOVES = 4096
 """Blocks of one write."""
 LATE_S = 2.0
@@ -125,7 +128,7 @@ class SocketPort(ABC):
 
     def close(self) -> None:
         with self._lock:
-            self._closed = True
+            self._closed = True  # before the listener's end, which its thread sees
             links, sockets, threads = list(self._links), list(self._sockets), list(self._threads)
         for link in links:
             link.close()
@@ -207,8 +210,12 @@ class SocketPort(ABC):
         while True:
             try:
                 sock, _ = self._listener.accept()
-            except OSError:
-                return
+            except OSError as error:
+                if self._closed:
+                    return
+                log.warning("%s: no connection can be taken: %s", self.transport, error)  # such as too many open files
+                time.sleep(REFUSED_S)
+                continue
             with self._lock:
                 if self._closed:
                     sock.close()
@@ -374,6 +381,9 @@ class SocketLink(ABC):
             answer = self._wire.receive()
         except TransferError as error:
             return self._fail(error)
+        except Exception as error:
+            log.exception("%s: a write failed", self.transport)  # a defect, or a device that has failed otherwise
+            return self._fail(TransferError(f"{type(error).__name__}: {error}"))
         return self._judge(item, answer)
 
     def _fail(self, error: TransferError) -> PeerLost:

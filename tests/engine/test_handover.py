@@ -225,6 +225,27 @@ class TestFailures:
             self.assert_local(pair, request, "damaged")
         assert pair.d.zone.zone.refused["damaged"] == min(times, 2)
 
+    def test_three_damaged_blocks_within_a_minute_close_the_link_for_a_minute(self, pair: Pair) -> None:
+        def damage(message: Any) -> Any:
+            if isinstance(message, BlocksReady):
+                return BlocksReady(message.id, tuple(one._replace(sum=one.sum ^ 1) for one in message.blocks))
+            return message
+
+        pair.mail.tamper = damage
+        pair.ask(**PARAMS["greedy"])
+        pair.run()
+        assert pair.d.desk.stats().avoided == {"p:1": "damaged: 3 damaged blocks within 60 s"}
+        pair.mail.tamper = lambda message: message
+        soon = pair.ask("soon", tuple(range(90, 129)), **PARAMS["greedy"])
+        pair.run()
+        assert (pair.d.tally.reasons["damaged"], pair.d.tally.outcomes["split"]) == (2, 0)
+        pair.turn(61.0)
+        later = pair.ask("later", tuple(range(130, 169)), **PARAMS["greedy"])
+        pair.run()
+        assert (pair.d.tally.outcomes["split"], pair.d.desk.stats().avoided) == (1, {})
+        for request in (soon, later):
+            pair.assert_right(request)
+
     def test_a_stale_generation_is_refused(self, pair: Pair) -> None:
         def age(message: Any) -> Any:
             if isinstance(message, BlocksReady):
@@ -323,6 +344,7 @@ class TestFailures:
         self.assert_local(pair, request, "incompatible")
         again = pair.ask("again", tuple(range(90, 129)), **PARAMS["greedy"])
         assert pair.d.tally.reasons["incompatible"] == 2  # not tried again for a while
+        assert pair.d.desk.stats().avoided == {"p:1": "incompatible: revision is 1 here and 2 there"}
         pair.run()
         pair.assert_right(again)
 

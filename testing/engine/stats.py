@@ -32,7 +32,9 @@ STATS = Stats(
 )
 
 TRANSFER = TransferStats(
-    endpoint="0.0.0.0:8101", epoch="pod-1/7", fingerprint="ab" * 32, block_size=16, block_bytes=4096, host_id="host",
+    endpoint="0.0.0.0:8101", epoch="pod-1/7", fingerprint="ab" * 32,
+    facts={"kv_dtype": "bfloat16"}, avoided={"10.0.0.7:8101": "damaged: 3 damaged blocks within 60 s"},
+    block_size=16, block_bytes=4096, host_id="host",
     transports=("shared-memory", "tcp"), unmet="", zone_slots=8, free_slots=6, receiving=1, helping=2,
     helping_waiting=1, helping_tokens=300, prefill_tokens_per_s=5000.0, handover_s=0.01,
     outcomes={"split": 3, "local": 1}, fallbacks={"lost": 1, "late": 0}, helps={"handed": 4}, blocks={"sent": 9},

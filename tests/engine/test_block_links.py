@@ -3,9 +3,12 @@ by NIXL, and over a stand-in for the memory of GPUs."""
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
+import resource
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -219,5 +222,47 @@ def test_a_killed_writer_frees_its_slots_and_the_receiver_goes_on(transport: str
         wait_for(lambda: all_free(receiver), "the slots of the killed writer")
         writer = ports.make("next", random_blocks(1))
         assert write(writer.connect(receiver.describe()), [0], grants_for(receiver, writer, 1)) is None
+    finally:
+        ports.close()
+
+
+def test_a_port_without_descriptors_for_a_moment_takes_connections_afterwards(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ports = Ports("tcp", tmp_path)
+    receiver = ports.make("receiver", random_blocks(1))
+    assert isinstance(receiver, TcpPort)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        with socket.socket() as waiting, caplog.at_level(logging.WARNING, "stoker.engine"):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+            waiting.connect(receiver.address)
+            wait_for(lambda: "no connection can be taken" in caplog.text, "a refused connection")
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        writer = ports.make("writer", random_blocks(1))
+        assert write(writer.connect(receiver.describe()), [0], grants_for(receiver, writer, 1)) is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        ports.close()
+
+
+def test_a_write_that_fails_by_a_defect_ends_its_link_and_not_its_thread_alone(tmp_path: Path) -> None:
+    ports = Ports("cuda-ipc", tmp_path)
+    receiver, writer = ports.make("receiver", random_blocks(1)), ports.make("writer", random_blocks(2))
+    defects = [RuntimeError("not foreseen")]
+
+    def fails(call: str) -> bool:
+        if call == "wait" and defects:
+            raise defects.pop()
+        return False
+
+    try:
+        link = writer.connect(receiver.describe())
+        ports.devices["writer"].fails = fails
+        error = write(link, [0, 1], grants_for(receiver, writer, 2))
+        assert isinstance(error, PeerLost)
+        assert "RuntimeError: not foreseen" in str(error)
+        assert link.lost is not None
+        wait_for(lambda: all_free(receiver), "free slots")
     finally:
         ports.close()

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from stoker.engine.config import CacheConfig, EngineConfig, ServedModelConfig
 from stoker.engine.core import messages as m
 from stoker.engine.core.core import Core
 from stoker.engine.core.engine import LLMEngine
+from stoker.engine.core.handover.desk import Desk
 from stoker.engine.core.run import run_core
 from stoker.engine.core.stats import Stats
 from stoker.engine.core.step_pace import QuietLimits
@@ -436,6 +438,34 @@ def test_a_lost_device_ends_every_request_and_the_core(start: Callable[..., tupl
     last = front.answer("a")[-1]
     assert (last.finish_reason, last.error) == ("error", "RankFailed: the device is gone")
     assert front.phase("Failed").message == "RankFailed: the device is gone"
+    assert running.join() is Cause.RANK_FAILED
+
+
+class RankLostAtTheDesk:
+    """A desk that finds a lost rank while it moves blocks."""
+
+    office = SimpleNamespace(post=SimpleNamespace(wake_fd=None))
+
+    def turn(self) -> None:
+        raise ExecutorLost("rank 1: killed by signal 9")
+
+    def stats(self) -> None:
+        return None
+
+    def abort_all(self) -> list[Any]:
+        return []
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_rank_that_the_hand_over_finds_lost_is_named_as_the_cause(
+    start: Callable[..., tuple[Front, Running]],
+) -> None:
+    front, running = start()
+    front.phase("Serving")
+    running.core.desk = cast(Desk, RankLostAtTheDesk())
+    assert front.phase("Failed").message == "RankFailed: rank 1: killed by signal 9"
     assert running.join() is Cause.RANK_FAILED
 
 

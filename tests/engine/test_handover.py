@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker.engine.core.handover.messages import BlocksReady
+from stoker.engine.core.handover.messages import BlocksReady, Cancel
 from stoker.engine.core.messages import AddRequest
 from stoker.engine.sampling import SamplingParams
 from stoker.engine.transfer.in_process import Network
@@ -225,6 +225,27 @@ class TestFailures:
             self.assert_local(pair, request, "damaged")
         assert pair.d.zone.zone.refused["damaged"] == min(times, 2)
 
+    def test_three_damaged_blocks_within_a_minute_close_the_link_for_a_minute(self, pair: Pair) -> None:
+        def damage(message: Any) -> Any:
+            if isinstance(message, BlocksReady):
+                return BlocksReady(message.id, tuple(one._replace(sum=one.sum ^ 1) for one in message.blocks))
+            return message
+
+        pair.mail.tamper = damage
+        pair.ask(**PARAMS["greedy"])
+        pair.run()
+        assert pair.d.desk.stats().avoided == {"p:1": "damaged: 3 damaged blocks within 60 s"}
+        pair.mail.tamper = lambda message: message
+        soon = pair.ask("soon", tuple(range(90, 129)), **PARAMS["greedy"])
+        pair.run()
+        assert (pair.d.tally.reasons["damaged"], pair.d.tally.outcomes["split"]) == (2, 0)
+        pair.turn(61.0)
+        later = pair.ask("later", tuple(range(130, 169)), **PARAMS["greedy"])
+        pair.run()
+        assert (pair.d.tally.outcomes["split"], pair.d.desk.stats().avoided) == (1, {})
+        for request in (soon, later):
+            pair.assert_right(request)
+
     def test_a_stale_generation_is_refused(self, pair: Pair) -> None:
         def age(message: Any) -> Any:
             if isinstance(message, BlocksReady):
@@ -280,6 +301,29 @@ class TestFailures:
         assert (pair.d.tally.outcomes["cancelled"], pair.p.tally.helps["cancelled"]) == (1, 1)
         pair.assert_clean()
 
+    @pytest.mark.parametrize("cause", ["cancelled twice", "given up by P"])
+    def test_slots_are_not_free_while_p_still_writes_them(self, pair: Pair, cause: str) -> None:
+        pair.network.holds = True
+        pair.ask(**PARAMS["two sampled choices"])
+        while not pair.network.posted:
+            pair.turn()
+        if cause == "cancelled twice":
+            (dispatch,) = pair.d.desk.decode.open
+            pair.d.abort("r")
+            pair.d.desk.office.post.call("p:1", Cancel(dispatch, "once more"))
+        else:
+            pair.p.send_all(pair.p.engine.end_everything("abort"))
+        for _ in range(5):
+            pair.turn()
+        written = sum(len(write.grants) for write in pair.network.posted)
+        assert pair.d.zone.zone.credits <= pair.d.zone.num_slots - written
+        pair.network.holds = False
+        while pair.network.posted:
+            pair.network.deliver(pair.network.posted.pop())
+        pair.run()
+        assert pair.d.zone.zone.refused["late"] == written
+        pair.assert_clean()
+
     def test_a_stop_text_ends_one_choice_while_p_streams(self, pair: Pair) -> None:
         request = pair.ask(**PARAMS["two sampled choices"])
         until_streaming(pair)
@@ -300,6 +344,7 @@ class TestFailures:
         self.assert_local(pair, request, "incompatible")
         again = pair.ask("again", tuple(range(90, 129)), **PARAMS["greedy"])
         assert pair.d.tally.reasons["incompatible"] == 2  # not tried again for a while
+        assert pair.d.desk.stats().avoided == {"p:1": "incompatible: revision is 1 here and 2 there"}
         pair.run()
         pair.assert_right(again)
 
@@ -308,6 +353,21 @@ class TestFailures:
         request = pair.ask(**PARAMS["greedy"])
         pair.run()
         self.assert_local(pair, request, "transport")
+
+    def test_p_is_used_again_once_a_transport_reaches_d(self, pair: Pair) -> None:
+        port = pair.network.ports.pop("d:1/1")
+        pair.ask("first", **PARAMS["greedy"])
+        pair.run()
+        pair.network.ports["d:1/1"] = port
+        soon = pair.ask("soon", tuple(range(90, 129)), **PARAMS["greedy"])
+        pair.run()
+        assert pair.d.tally.reasons["transport"] == 2  # not tried for a while
+        pair.turn(61.0)
+        later = pair.ask("later", tuple(range(130, 169)), **PARAMS["greedy"])
+        pair.run()
+        assert pair.d.tally.outcomes["split"] == 1
+        for request in (soon, later):
+            pair.assert_right(request)
 
     def test_p_drains(self, pair: Pair) -> None:
         request = pair.ask(**PARAMS["greedy"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,11 +25,14 @@ from stoker.engine.key_file import read_key
 from stoker.engine.plan import EnginePlan
 from stoker.engine.sampling import SamplingParams
 from stoker.engine.transfer.in_process import Network
+from stoker.engine.transfer.landing_zone import Owner
+from stoker.engine.transfer.part_plan import WHOLE
+from stoker.engine.transfer.port import Move
 from stoker.engine.transfer.zone_memory import SharedZone
 from stoker.pod.config_file import ConfigError, parse
 from testing.engine.audits import assert_sound
 from testing.engine.stations import FACTS, Clock, Mail, Station
-from testing.engine.transfers import wait_for
+from testing.engine.transfers import LAYOUT, random_blocks, wait_for
 
 KEY, OTHER_KEY = bytes(range(32)), bytes(range(1, 33))
 PROMPT = tuple(range(40, 79))
@@ -47,13 +52,14 @@ class Wired:
         self.execution: dict[str, Any] = {}
         """As `make_engine` takes it; default: a step is done when it is submitted."""
         self.stations: list[Station] = []
+        self.clock: Callable[[], float] = slow_clock
 
     def station(self, name: str, *transports: Transport, key: bytes = KEY) -> Station:
         engine = self.make_engine(chunk=16, **self.execution)
-        engine.clock = slow_clock
+        engine.clock = self.clock
         data = engine.executor.runner.cache.data
         cache_BN = data.view(data.shape[0], -1).view(torch.uint8).numpy()
-        zone = SharedZone(4, cache_BN.shape[1], named=True, clock=slow_clock)
+        zone = SharedZone(4, cache_BN.shape[1], named=True, clock=self.clock)
         post = PeerPost("127.0.0.1", 0, curve_keys(key))
         (self.folder / name).mkdir()
         made = Station.over(
@@ -147,6 +153,34 @@ def test_an_engine_that_ends_is_noticed_at_once(wired: Wired) -> None:
     wired.run(lambda: d.zone.zone.credits == 4, "free slots")
 
 
+class TestPeersThatComeAgain:
+    """A prefill engine that was silent for a while, and whose old connections end after the new ones have begun."""
+
+    @pytest.mark.parametrize("transport", ["shared-memory", "tcp"])
+    def test_the_end_of_an_old_connection_does_not_end_the_new_one(self, wired: Wired, transport: Transport) -> None:
+        clock = wired.clock = Clock()
+        d, p = wired.station("d", transport), wired.station("p")
+        self.split(wired, d, p, "first", PROMPT)
+        for _ in range(12):  # P stands still, until it is tried again
+            clock.now_s += 1.0
+            d.turn()
+        assert not d.desk.decode.peers
+        self.split(wired, d, p, "second", tuple(range(90, 129)))
+        (peer,) = d.desk.decode.peers
+        for _ in range(12):
+            clock.now_s += 1.0
+            wired.run(lambda: peer.heard_s == clock.now_s or peer not in d.desk.decode.peers, "a sign of life")
+            assert peer in d.desk.decode.peers
+        wired.run(lambda: len(p.desk.prefill.callers) == 1, "the end of the old connection")
+        assert d.tally.reasons["lost"] == 0
+        wired.run(lambda: d.zone.zone.credits == 4, "free slots")
+
+    def split(self, wired: Wired, d: Station, p: Station, name: str, prompt: tuple[int, ...]) -> None:
+        d.ask(AddRequest(name, prompt, PARAMS, 0.0, prefill=p.name))
+        wired.run(lambda: d.idle and p.idle, "the answer")
+        assert d.tally.outcomes["local"] == 0
+
+
 def test_posts_keep_the_order_and_tell_of_the_end() -> None:
     listening, calling = PeerPost("127.0.0.1", 0, None), PeerPost("127.0.0.1", 0, None)
     try:
@@ -205,3 +239,36 @@ def test_a_demand_that_is_not_met_has_a_reason() -> None:
     assert unmet("nvlink", ("shared-memory", "tcp")) == (
         "transfer.require is nvlink; this engine offers shared-memory, tcp"
     )
+
+
+@pytest.mark.parametrize("transport", ["shared-memory", "tcp"])
+def test_of_a_link_that_has_ended_only_what_it_has_carried_is_kept(tmp_path: Path, transport: Transport) -> None:
+    made: list[HostPorts] = []
+    for name in ("writer", "receiver"):
+        (tmp_path / name).mkdir()
+        zone = SharedZone(2, LAYOUT.block_bytes, named=True)
+        made.append(
+            HostPorts(
+                FACTS.digest, LAYOUT, random_blocks(1), zone, pod_uid=name, folder=tmp_path / name, host="127.0.0.1",
+                port=0, key=KEY, require="any", transports=(transport,),
+            )
+        )  # fmt: skip
+    writer, receiver = made
+    try:
+        link = writer.connect(receiver.describe(), WHOLE).result()
+        with receiver.zone.lock:
+            owner = Owner(writer.info.peer, "r")
+            (grant,) = receiver.zone.zone.grant(owner, 1, receiver.zone.clock(), 600.0)
+        ticket = link.write([Move(0, grant.slot, grant.generation)], b"")
+        wait_for(ticket.done, "the write")
+        link.close()
+        ended = weakref.ref(link)
+        del link, ticket
+        other = writer.connect(receiver.describe(), WHOLE).result()
+        gc.collect()
+        assert ended() is None
+        assert writer.meters()[transport][0] == LAYOUT.block_bytes
+        assert other.lost is None
+    finally:
+        for ports in made:
+            ports.close()

@@ -70,6 +70,8 @@ def test_a_prefill_engine_reports_what_it_computes_for_others(tmp_path: Path) ->
             assert peer.items() <= report["peer"].items()
             status = transfer_status(s.front.transfer)
             assert status is not None
+            assert status["facts"] == {"kv_dtype": "bfloat16"}
+            assert status["avoided"] == {"10.0.0.7:8101": "damaged: 3 damaged blocks within 60 s"}
             assert (status["transport"], status["fallbacks"], status["unmet"]) == ("tcp", {"lost": 1}, "")
             metrics = (await s.http.get("/metrics")).text
             assert 'stoker_split_requests_total{engine="0",model_name="tiny",outcome="split"} 3.0' in metrics

@@ -162,11 +162,23 @@ def test_the_conditions_tell_whether_requests_are_split_and_why_not() -> None:
     assert "transfer.fingerprint is fp and another" in message
     assert condition_of(world.status, "Ready")["status"] == "True"  # served as if colocated
 
+    report(world, p, facts={"model": "m", "kv_dtype": "bfloat16"})
+    report(world, d, fingerprint="another", facts={"model": "m", "kv_dtype": "float8_e4m3fn"})
+    world.cluster.settle_once()
+    message = condition_of(world.status, "PoolsIncompatible")["message"]
+    assert "kv_dtype is bfloat16 and float8_e4m3" in message
+
     report(world, d, unmet="require nvlink: only tcp and shared-memory are there")
     world.cluster.settle_once()
     assert told(world) == ("False", "TransportUnmet")
     assert "require nvlink" in condition_of(world.status, "Disaggregated")["message"]
     assert condition_of(world.status, "PoolsIncompatible") == {}
+
+    report(world, d, avoided={"10.0.0.7:8101": "damaged: 3 damaged blocks within 60 s"})
+    world.cluster.settle_once()
+    assert told(world) == ("True", "PeerAvoided")  # by other pairs
+    message = condition_of(world.status, "Disaggregated")["message"]
+    assert "instead of asking 10.0.0.7:8101: damaged: 3 damaged blocks within 60 s" in message
 
 
 @pytest.mark.parametrize(

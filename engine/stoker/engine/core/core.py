@@ -249,6 +249,9 @@ class Core:
         """Serve other engines; tell the fronts at once what their routers should know."""
         try:
             desk.turn()
+        except ExecutorLost as error:
+            self._fail(Cause.RANK_FAILED, error)
+            return
         except Exception as error:  # noqa: BLE001 - a defect of the hand-over
             self._fail(Cause.INTERNAL, error)
             return

@@ -129,6 +129,10 @@ class TransferStats:
     epoch: str
     """New with each start."""
     fingerprint: str
+    facts: Mapping[str, str]
+    """What `fingerprint` is the digest of."""
+    avoided: Mapping[str, str]
+    """Prefill engines that are not called for a while although they can be reached, and why."""
     block_size: int
     block_bytes: int
     host_id: str

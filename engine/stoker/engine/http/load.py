@@ -185,6 +185,8 @@ def transfer_status(transfer: TransferStats | None) -> dict[str, Any] | None:
         "transport": used if used is not None and transfer.bytes[used] else None,
         "bytes_per_s": dict(transfer.rates),
         "unmet": transfer.unmet,
+        "facts": dict(transfer.facts),
+        "avoided": dict(transfer.avoided),
         "outcomes": dict(transfer.outcomes),
         "fallbacks": {reason: count for reason, count in transfer.fallbacks.items() if count},
         "helps": dict(transfer.helps),

@@ -51,7 +51,8 @@ class PartPlan:
 
     def cells(self, pair: tuple[int, int]) -> Cells:
         """How the link from a sender to a receiver cuts and joins."""
-        return Cells(self.cuts[pair[0]], self.joins[pair[1]].cells)
+        senders = {part.sender for part in self.parts if part.receiver == pair[1]}
+        return Cells(self.cuts[pair[0]], self.joins[pair[1]].cells, links=len(senders))
 
     def sent_sum(self, sums: Sequence[Sequence[int]]) -> int:
         """The raw sum of a block at the sender, from [rank][cell] sums."""

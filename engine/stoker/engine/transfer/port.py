@@ -92,6 +92,8 @@ class Cells(NamedTuple):
     """Cells of a slot of the receiver."""
     ranks: int = 1
     """Ranks of the writer's engine, each with links of its own."""
+    links: int = 1
+    """Of these ranks to the receiver."""
 
     @property
     def repacks(self) -> bool:

@@ -3,6 +3,7 @@
 A connection is opened by the writer. It introduces itself; the other side compares the fingerprint and answers with its
 zone. Then the writer sends writes, one at a time, and gets an answer for each. The end of a connection is the death of
 the writer as far as its slots are concerned: a process that is killed closes its sockets, so it is noticed at once.
+Only where the same engine has connected anew meanwhile, the end of an old connection means nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import logging
 import queue
 import socket
 import threading
+import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -44,6 +47,8 @@ CONNECT_S = 5.0
 """Longest wait for a connection and for its introduction."""
 SILENCE_S = 30.0
 """Longest wait for the peer within one transfer."""
+REFUSED_S = 0.1
+"""Pause after a connection that could not be taken."""
 LATE_S = 2.0
 """Time in which copies of a writer that is gone, or its other ranks, may still arrive; a killed process is torn down
 within 0.2 s."""
@@ -58,6 +63,8 @@ class Writer:
     """Cells of which it writes a slot."""
     ranks: int
     """Its ranks, which write by other connections, maybe into the same slots."""
+    links: int
+    """Its connections to this port."""
 
 
 class Cell(NamedTuple):
@@ -91,6 +98,8 @@ class SocketPort(ABC):
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
         """Connections of writers."""
+        self._writers: Counter[str] = Counter()
+        """Connections of each peer that is writing."""
         self._links: set[SocketLink] = set()
         self._threads: list[threading.Thread] = []
         self._closed = False
@@ -120,7 +129,7 @@ class SocketPort(ABC):
 
     def close(self) -> None:
         with self._lock:
-            self._closed = True
+            self._closed = True  # before the listener's end, which its thread sees
             links, sockets, threads = list(self._links), list(self._sockets), list(self._threads)
         for link in links:
             link.close()
@@ -150,7 +159,7 @@ class SocketPort(ABC):
         try:
             sock.settimeout(CONNECT_S)
             wire = Wire(sock, self.key, server=False)
-            wire.send(["hello", self.pod_uid, self.epoch, self.fingerprint, cells.joins, cells.ranks])
+            wire.send(["hello", self.pod_uid, self.epoch, self.fingerprint, cells.joins, cells.ranks, cells.links])
             answer = wire.receive()
             sock.settimeout(SILENCE_S)
         except TransferError as error:
@@ -191,7 +200,7 @@ class SocketPort(ABC):
 
     def keep(self, link: SocketLink) -> None:
         with self._lock:
-            self._links.add(link)
+            self._links = {one for one in self._links if not one.closed} | {link}
 
     # The side that listens.
 
@@ -206,8 +215,12 @@ class SocketPort(ABC):
         while True:
             try:
                 sock, _ = self._listener.accept()
-            except OSError:
-                return
+            except OSError as error:
+                if self._closed:
+                    return
+                log.warning("%s: no connection can be taken: %s", self.transport, error)  # such as too many open files
+                time.sleep(REFUSED_S)
+                continue
             with self._lock:
                 if self._closed:
                     sock.close()
@@ -222,6 +235,8 @@ class SocketPort(ABC):
             sock.settimeout(CONNECT_S)
             wire = Wire(sock, self.key, server=True)
             writer = self._greet(wire)
+            if writer is not None:
+                self._welcome(wire, writer)
             while writer is not None:
                 sock.settimeout(None)  # a link may rest for hours; within a write the peer may not
                 message = wire.receive()
@@ -234,7 +249,7 @@ class SocketPort(ABC):
             with self._lock:
                 self._sockets.discard(sock)
             sock.close()
-            if writer is not None:
+            if writer is not None and self._was_last(writer):
                 self.end_of(writer)
                 self.lost.put(writer.peer)
 
@@ -248,9 +263,9 @@ class SocketPort(ABC):
     def _greet(self, wire: Wire) -> Writer | None:
         """Compare the writer's introduction. None: refused."""
         message = wire.receive()
-        if len(message) != 6 or message[0] != "hello":
+        if len(message) != 7 or message[0] != "hello":
             raise TransferError("the first message must be an introduction")
-        _, pod_uid, epoch, fingerprint, joins, ranks = message
+        _, pod_uid, epoch, fingerprint, joins, ranks, links = message
         if fingerprint != self.fingerprint:
             wire.send(["refused", "fingerprint", self.fingerprint, fingerprint])
             return None
@@ -259,9 +274,23 @@ class SocketPort(ABC):
             raise TransferError(f"slots of {layers} layers and {heads} heads have no {joins} cells")
         if joins > 1 and not self.zone.joins_cells:
             raise TransferError("blocks of a GPU are not joined from other widths")
+        return Writer(f"{pod_uid}/{epoch}", int(joins), int(ranks), int(links))
+
+    def _welcome(self, wire: Wire, writer: Writer) -> None:
+        """Count the connection before its writer learns that it is open."""
+        with self._lock:
+            self._writers[writer.peer] += 1
         wire.send(["welcome", self.zone.num_slots, self.zone.slot_bytes])
         self.welcome(wire)
-        return Writer(f"{pod_uid}/{epoch}", int(joins), int(ranks))
+
+    def _was_last(self, writer: Writer) -> bool:
+        """Whether an ended connection was not followed by newer ones of the same engine, which write on."""
+        with self._lock:
+            self._writers[writer.peer] -= 1
+            left = self._writers[writer.peer]
+            if not left:
+                del self._writers[writer.peer]
+        return left < writer.links
 
     def _take(self, wire: Wire, writer: Writer, message: list[Any]) -> None:
         if len(message) != 3 or message[0] != "write" or len(message[2]) > MOST_MOVES:
@@ -299,6 +328,7 @@ class SocketLink(ABC):
         self._wire, self._local, self._num_slots = wire, local, num_slots
         self._queue: queue.SimpleQueue[Posted | None] = queue.SimpleQueue()
         self._lost: str | None = None
+        self.closed = False
         self._thread = threading.Thread(target=self._run, name=f"{self.transport} writes", daemon=True)
         self._thread.start()
 
@@ -329,6 +359,7 @@ class SocketLink(ABC):
         return ticket
 
     def close(self) -> None:
+        self.closed = True
         self._queue.put(None)
         self._wire.close()
         if self._thread is not threading.current_thread():
@@ -356,6 +387,9 @@ class SocketLink(ABC):
             answer = self._wire.receive()
         except TransferError as error:
             return self._fail(error)
+        except Exception as error:
+            log.exception("%s: a write failed", self.transport)  # a defect, or a device that has failed otherwise
+            return self._fail(TransferError(f"{type(error).__name__}: {error}"))
         return self._judge(item, answer)
 
     def _fail(self, error: TransferError) -> PeerLost:

@@ -10,6 +10,7 @@ Owned by `desk`, called by the core's thread.
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections import defaultdict
 from collections.abc import Iterable
@@ -34,7 +35,14 @@ from stoker.engine.core.handover.messages import (
     Tokens,
 )
 from stoker.engine.core.handover.office import BEAT_S, GRANT_S, Gone, Office, Reason
-from stoker.engine.core.handover.peers import DAMAGED_S, SHUNNED_S, Peer, Peers
+from stoker.engine.core.handover.peers import (
+    DAMAGED_S,
+    MOST_DAMAGED,
+    SHUNNED_S,
+    UNLINKED_S,
+    Peer,
+    Peers,
+)
 from stoker.engine.core.handover.stale_blocks import count_stale
 from stoker.engine.core.handover.takeover_watch import TakeoverWatch
 from stoker.engine.core.messages import AddRequest, Delta, Outputs, RequestProgress, RequestState
@@ -43,6 +51,8 @@ from stoker.engine.errors import RequestRefused
 from stoker.engine.transfer.intake import Announcement, Intake, Taken
 from stoker.engine.transfer.landing_zone import Grant, Owner
 from stoker.engine.transfer.part_plan import PartPlan
+
+log = logging.getLogger("stoker.engine")
 
 LATE_S = 10.0
 """Longest time without a block or a token of a request."""
@@ -185,8 +195,10 @@ class DecodeDesk:
                 self._lose(peer, "lost" if peer.hello is not None else "unreachable")
             case PeerHello():
                 self._welcome(peer, message, now_s)
-            case PeerRefused():
-                self._lose(peer, "incompatible")
+            case PeerRefused(field="transport", ours=why):
+                self._lose(peer, "transport", UNLINKED_S, why)
+            case PeerRefused(field=name, ours=theirs, theirs=ours):
+                self._lose(peer, "incompatible", why=f"{name} is {ours} here and {theirs} there")
             case BlocksReady(id=name, blocks=blocks) if name in self.open:
                 announced = [Announcement(one.place, Grant(one.slot, one.generation), one.sum) for one in blocks]
                 self._fill(self.open[name], announced, now_s)
@@ -201,16 +213,14 @@ class DecodeDesk:
                 self._confirm(peer, name)
                 if name in self.open:
                     self._local(self.open[name], "refused")
-            case Failed(id=name, code=code):
-                self._confirm(peer, name)
-                if name in self.open:
-                    self._fail(peer, self.open[name], code)
+            case Failed(id=name, code=code) if name in self.open:
+                self._fail(peer, self.open[name], code)
             case _:
                 pass
 
     def _welcome(self, peer: Peer, hello: PeerHello, now_s: float) -> None:
         if not peer.meet(hello, self.office.hello.layouts):
-            self._lose(peer, "incompatible")
+            self._lose(peer, "incompatible", why="its blocks cannot be repacked for this engine")
             return
         for split in [one for one in self.open.values() if one.peer == peer.endpoint and one.stage is Stage.NEW]:
             self._reserve(split, hello, peer.plan, now_s)
@@ -245,7 +255,7 @@ class DecodeDesk:
         if taken.again or taken.lost:
             peer = self.peers.note_damage(split.peer, len(taken.again) + len(taken.lost), now_s)
             if peer is not None:  # damaged again and again
-                self._lose(peer, "damaged", DAMAGED_S)
+                self._lose(peer, "damaged", DAMAGED_S, f"{MOST_DAMAGED} damaged blocks within {DAMAGED_S:g} s")
         if not split.stage.open:
             return
         if taken.lost:
@@ -336,10 +346,12 @@ class DecodeDesk:
         del self.open[split.id], self._by_key[split.key]
         self.tally.changes += 1
 
-    def _lose(self, peer: Peer, reason: Reason, shunned_s: float = SHUNNED_S) -> None:
+    def _lose(self, peer: Peer, reason: Reason, shunned_s: float = SHUNNED_S, why: str = "") -> None:
         """Do without a peer: everything that it works on is computed here."""
-        if not self.peers.remove(peer, reason, self.office.clock() + shunned_s):
+        if not self.peers.remove(peer, reason, self.office.clock() + shunned_s, why):
             return
+        if why:
+            log.warning("prefill engine %s is not used for %g s: %s: %s", peer.endpoint, shunned_s, reason, why)
         for split in [one for one in self.open.values() if one.peer == peer.endpoint]:
             self._local(split, reason)
         self.office.post.hang_up(peer.endpoint)

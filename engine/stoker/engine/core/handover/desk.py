@@ -7,6 +7,7 @@ what it costs without one.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 
 from stoker.engine.core.deltas import Addressed
 from stoker.engine.core.handover.decode_desk import DecodeDesk
@@ -96,6 +97,8 @@ class Desk:
             endpoint=self.endpoint,
             epoch=port.peer,
             fingerprint=port.fingerprint.hex(),
+            facts={name: str(value) for name, value in asdict(office.hello.facts).items()},
+            avoided=self.decode.peers.avoided(office.clock()),
             block_size=port.layout.block_size,
             block_bytes=office.hello.block_bytes,
             host_id=office.hello.host_id,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -72,7 +73,10 @@ class HostPorts:
         except (OSError, TransferError) as error:
             self._close_ports()
             raise error if isinstance(error, OSError) else OSError(f"{name}: {error}") from error
+        self._lock = threading.Lock()
         self._links: list[Link] = []
+        self._ended = {port.transport: (0, 0.0) for port in self._ports}
+        """Bytes and seconds of the links that have ended, by transport."""
         self._dials = ThreadPoolExecutor(1, thread_name_prefix="links")
 
     @property
@@ -106,7 +110,10 @@ class HostPorts:
     def _connect(self, peer: PortInfo, cells: Cells) -> Link:
         ports: list[tuple[str, BlockPort]] = [(port.transport, port) for port in self._ports]
         link = connect_best(ports, peer, self.require, cells)
-        self._links = [one for one in self._links if one.lost is None or one.meter.transfers] + [link]
+        with self._lock:
+            ended = [one for one in self._links if one.lost is not None]
+            self._ended = self._carried(ended)
+            self._links = [one for one in self._links if one not in ended] + [link]
         return link
 
     def lost_peers(self) -> Sequence[str]:
@@ -116,8 +123,13 @@ class HostPorts:
 
     def meters(self) -> dict[str, tuple[int, float]]:
         """Bytes and seconds of what was sent, by transport."""
-        sums = {port.transport: (0, 0.0) for port in self._ports}
-        for link in list(self._links):
+        with self._lock:
+            return self._carried(self._links)
+
+    def _carried(self, links: Sequence[Link]) -> dict[str, tuple[int, float]]:
+        """What these links have carried, with those that have ended."""
+        sums = dict(self._ended)
+        for link in links:
             num_bytes, seconds = sums[link.transport]
             sums[link.transport] = num_bytes + link.meter.bytes, seconds + link.meter.seconds
         return sums

@@ -4,7 +4,8 @@
     P -> D: PeerHello | PeerRefused, BlocksReady, Tokens, Commit | Cancelled | Failed, Beat
 
 D names each dispatch once (`Prefill.id`, never used again), so a late message about an older one has an unknown id and
-is ignored. `Commit`, `Cancelled` and `Failed` are the end of a dispatch at P: it writes no slot of it any more.
+is ignored. `Commit` and `Cancelled` are the end of a dispatch at P: it writes no slot of it any more. After a `Failed`
+writes may still be under way; `Cancelled` follows.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class PeerRefused:
     """The two engines cannot exchange blocks."""
 
     field: str
+    """Of the fingerprint or layout; `transport`: no way from P to D could be opened."""
     ours: str
     theirs: str
 

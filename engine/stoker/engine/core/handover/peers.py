@@ -16,6 +16,8 @@ HELLO_S = 2.0
 """Longest wait for a peer's first message."""
 SHUNNED_S = 5.0
 """Time for which a peer that could not be used is not tried again."""
+UNLINKED_S = 60.0
+"""The same for one that found no way for its blocks: each try may take seconds of a request."""
 DAMAGED_S = 60.0
 MOST_DAMAGED = 3
 """Damaged blocks of a peer within `DAMAGED_S` after which it is not used for as long."""
@@ -43,12 +45,22 @@ class Peer:
         return True
 
 
+@dataclass(frozen=True)
+class Shunned:
+    """A peer that is not called for a while."""
+
+    until_s: float
+    reason: Reason
+    why: str = ""
+    """More about the reason; empty for one that could not be reached."""
+
+
 class Peers:
     """Peers by endpoint. Values and times; it sends nothing."""
 
     def __init__(self) -> None:
         self._peers: dict[str, Peer] = {}
-        self._shunned: dict[str, tuple[float, Reason]] = {}
+        self._shunned: dict[str, Shunned] = {}
 
     def __len__(self) -> int:
         return len(self._peers)
@@ -63,21 +75,23 @@ class Peers:
         """Add a peer that is being called."""
         self._peers[endpoint] = Peer(endpoint, now_s, now_s)
 
-    def remove(self, peer: Peer, reason: Reason, shunned_until_s: float) -> bool:
+    def remove(self, peer: Peer, reason: Reason, shunned_until_s: float, why: str = "") -> bool:
         """Remove a peer. One that was not just lost is shunned. False: it is gone already."""
         if self._peers.pop(peer.endpoint, None) is None:
             return False
         if reason != "lost":
-            self._shunned[peer.endpoint] = (shunned_until_s, reason)
+            self._shunned[peer.endpoint] = Shunned(shunned_until_s, reason, why)
         return True
+
+    def avoided(self, now_s: float) -> dict[str, str]:
+        """The peers that are not called although they can be reached, each with the reason."""
+        self._shunned = {endpoint: one for endpoint, one in self._shunned.items() if now_s < one.until_s}
+        return {endpoint: f"{one.reason}: {one.why}" for endpoint, one in self._shunned.items() if one.why}
 
     def shun_reason(self, endpoint: str, now_s: float) -> Reason | None:
         """Why this peer is not called now."""
-        until_s, reason = self._shunned.get(endpoint, (0.0, "lost"))
-        if now_s < until_s:
-            return reason
-        self._shunned.pop(endpoint, None)
-        return None
+        shunned = self._shunned.get(endpoint)
+        return shunned.reason if shunned is not None and now_s < shunned.until_s else None
 
     def note_damage(self, endpoint: str, count: int, now_s: float) -> Peer | None:
         """Count damaged blocks; returns the peer when they are too many in a short time."""

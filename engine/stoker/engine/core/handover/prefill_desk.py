@@ -9,6 +9,7 @@ Owned by `desk`, called by the core's thread.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -38,6 +39,8 @@ from stoker.engine.transfer.part_plan import PartPlan, plan_parts
 from stoker.engine.transfer.port import LayoutMismatch, Link, Move
 from stoker.engine.transfer.ticket import Ticket, TransferError
 
+log = logging.getLogger("stoker.engine")
+
 PIECE_BYTES = 256 << 20
 """Most bytes of one write, so that the receiver copies the first blocks while the others are on their way."""
 FRONT = "peer "
@@ -60,6 +63,8 @@ class Caller:
     helps: dict[str, Help] = field(default_factory=dict)
     closing: list[Help] = field(default_factory=list)
     """Ended ones whose writes are still under way."""
+    before: list[str] = field(default_factory=list)
+    """Names under which the same engine called earlier; dropped once this link is open."""
 
 
 class PrefillDesk:
@@ -131,8 +136,12 @@ class PrefillDesk:
             return
         if name in self.callers:
             self._drop(self.callers[name])
+        now_s = self.office.clock()
+        before = [one for one in self.callers.values() if one.hello.port.peer == hello.port.peer]
+        for one in before:
+            one.heard_s = now_s  # its link may end only when the new one is open, else it looks like this engine's end
         link = self.office.port.connect(hello.ports, plan)
-        self.callers[name] = Caller(name, hello, plan, link, self.office.clock())
+        self.callers[name] = Caller(name, hello, plan, link, now_s, before=[one.name for one in before])
         self.office.post.answer(name, self.office.hello)
 
     def _refuse_stranger(self, name: str, message: object) -> None:
@@ -233,7 +242,8 @@ class PrefillDesk:
         """Stop for a `TakeOver` or a `Cancel`; the answer says that no slot is written any more."""
         one = caller.helps.get(dispatch)
         if one is None:
-            self.office.post.answer(caller.name, Cancelled(dispatch))
+            if all(ended.id != dispatch for ended in caller.closing):  # else its writes are still under way
+                self.office.post.answer(caller.name, Cancelled(dispatch))
             return
         self.office.front.withdraw(front_of(caller.name), dispatch)
         if stage is HelpStage.CANCELLED and not one.unfinished:
@@ -265,10 +275,8 @@ class PrefillDesk:
                 continue
             caller.closing.remove(one)
             self._release(one)
-            if one.stage is HelpStage.HANDED:
-                self.office.post.answer(caller.name, Commit(one.id))
-            elif one.stage is not HelpStage.FAILED:
-                self.office.post.answer(caller.name, Cancelled(one.id))
+            end = Commit(one.id) if one.stage is HelpStage.HANDED else Cancelled(one.id)
+            self.office.post.answer(caller.name, end)
 
     def _release(self, one: Help) -> None:
         self._seeds.pop(one, None)
@@ -302,11 +310,12 @@ class PrefillDesk:
     def _follow_link(self, caller: Caller) -> None:
         error = caller.link.exception()
         lost = None if error is not None else caller.link.result().lost
+        for name in caller.before:
+            if name in self.callers:
+                self._drop(self.callers[name])
+        caller.before.clear()
         if error is not None:
-            for one in list(caller.helps.values()):
-                self._fail(caller, one, "transport", str(error))
-            if not isinstance(error, TransferError):
-                raise error
+            self._give_up(caller, error)
             return
         if lost is not None:
             self._drop(caller)
@@ -315,6 +324,16 @@ class PrefillDesk:
             self._announce(caller, one)
             if one.id in caller.helps:
                 self._push(caller, one)
+
+    def _give_up(self, caller: Caller, error: BaseException) -> None:
+        """No link can be opened: the decode engine goes on without this one, and calls anew after a while."""
+        for one in list(caller.helps.values()):
+            self._fail(caller, one, "transport", str(error))
+        if not isinstance(error, TransferError):
+            raise error
+        log.warning("no link to %s: %s", caller.hello.port.peer, error)
+        self.office.post.answer(caller.name, PeerRefused("transport", str(error), ""))
+        self._drop(caller)
 
     def close(self) -> None:
         for caller in list(self.callers.values()):

@@ -85,7 +85,19 @@ def _disaggregated(view: DeploymentView, engines: Mapping[str, list[Object]], di
     if difference:
         return Condition(DISAGGREGATED, False, INCOMPATIBLE, difference)
     counts = " and ".join(f"{len(engines[role])} {role}" for role in ("prefill", "decode"))
+    if avoided := _avoided(view, engines["decode"]):
+        return Condition(DISAGGREGATED, True, "PeerAvoided", f"ready engines: {counts}; {avoided}")
     return Condition(DISAGGREGATED, True, "Paired", f"ready engines: {counts}")
+
+
+def _avoided(view: DeploymentView, decode: Iterable[Object]) -> str:
+    """The first prefill engine that a decode engine does not call for a while, and why."""
+    for pod in decode:
+        found = _transfer(view, pod).get("avoided")
+        if isinstance(found, Mapping) and found:
+            endpoint, why = min(found.items())
+            return f"{pod['metadata']['name']} computes prompts itself instead of asking {endpoint}: {why}"
+    return ""
 
 
 def _unmet(view: DeploymentView, pods: Iterable[Object]) -> str | None:
@@ -108,9 +120,18 @@ def _difference(view: DeploymentView, prefill: Iterable[Object], decode: Iterabl
             if prints[0] == prints[1]:
                 return None
             names = " and ".join(pod["metadata"]["name"] for pod in (one, other))
-            short = " and ".join(str(found)[:12] for found in prints)
-            text = f"{names} cannot exchange cache blocks: transfer.fingerprint is {short}; served as if colocated"
+            text = f"{names} cannot exchange cache blocks: {_differs(view, one, other)}; served as if colocated"
     return text
+
+
+def _differs(view: DeploymentView, one: Object, other: Object) -> str:
+    """The first fact in which two engines differ; their fingerprints where they tell no facts."""
+    mine, theirs = _transfer(view, one), _transfer(view, other)
+    facts, others = mine.get("facts") or {}, theirs.get("facts") or {}
+    for name in facts:
+        if name in others and facts[name] != others[name]:
+            return f"{name} is {str(facts[name])[:12]} and {str(others[name])[:12]}"
+    return f"transfer.fingerprint is {str(mine.get('fingerprint'))[:12]} and {str(theirs.get('fingerprint'))[:12]}"
 
 
 def _transfer(view: DeploymentView, pod: Object) -> Report:

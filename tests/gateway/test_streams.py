@@ -64,6 +64,28 @@ def test_a_watch_is_resumed_where_it_ended(tell: Tell) -> None:
     tell(story, sockets=True)
 
 
+def test_a_watch_of_some_states_ends_jobs_that_leave_them(tell: Tell) -> None:
+    async def story(found: World) -> None:
+        one = found.put_status(found.job("one"), phase="Running")
+        found.job("two")
+        query = {"watch": True, "status": ["RUNNING", "CHECKPOINTING"]}
+        async with found.client.stream("GET", JOBS, params=query) as answer:
+            stream = events(answer)
+            first = await take(stream, 2)
+            assert [(name, data.get("job_name")) for name, data, _ in first] == [("ADDED", "one"), ("BOOKMARK", None)]
+            found.put_status(one, phase="Checkpointing")
+            found.put_status(one, phase="Completed")
+            seen = await take(stream, 2)
+        assert [(name, data["status"]) for name, data, _ in seen] == [
+            ("MODIFIED", "CHECKPOINTING"),
+            ("DELETED", "COMPLETED"),
+        ]
+        paged = await found.client.get(JOBS, params={"watch": True, "continue": "x"})
+        assert (paged.status_code, paged.json()["errors"][0]["field"]) == (422, "query.continue")
+
+    tell(story, sockets=True)
+
+
 def test_a_watch_of_one_job_shows_that_job_alone(tell: Tell) -> None:
     async def story(found: World) -> None:
         one, two = found.job("one"), found.job("two")

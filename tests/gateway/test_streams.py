@@ -68,7 +68,7 @@ def test_a_watch_of_some_states_ends_jobs_that_leave_them(tell: Tell) -> None:
     async def story(found: World) -> None:
         one = found.put_status(found.job("one"), phase="Running")
         found.job("two")
-        query = {"watch": True, "status": ["RUNNING", "CHECKPOINTING"]}
+        query: dict[str, Any] = {"watch": True, "status": ["RUNNING", "CHECKPOINTING"]}
         async with found.client.stream("GET", JOBS, params=query) as answer:
             stream = events(answer)
             first = await take(stream, 2)

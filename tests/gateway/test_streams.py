@@ -64,6 +64,25 @@ def test_a_watch_is_resumed_where_it_ended(tell: Tell) -> None:
     tell(story, sockets=True)
 
 
+def test_a_client_that_is_cut_off_among_the_first_objects_begins_anew(tell: Tell) -> None:
+    """The first object may be newer than the others, so its version is no place to go on from."""
+
+    async def story(found: World) -> None:
+        one = found.job("one")
+        found.job("two")
+        found.put_status(one, phase="Running")
+        async with found.client.stream("GET", JOBS, params={"watch": True}) as answer:
+            ((_, first, number),) = await take(events(answer), 1)
+        headers = {"Accept": "text/event-stream", "Last-Event-ID": number}
+        async with found.client.stream("GET", JOBS, headers=headers) as answer:
+            again = await take(events(answer), 3)
+        assert first["job_name"] == "one"
+        assert [data.get("job_name") for _, data, _ in again] == ["one", "two", None]
+        assert again[-1][2] == again[-1][1]["resource_version"], "the place to go on from"
+
+    tell(story, sockets=True)
+
+
 def test_a_watch_of_some_states_ends_jobs_that_leave_them(tell: Tell) -> None:
     async def story(found: World) -> None:
         one = found.put_status(found.job("one"), phase="Running")

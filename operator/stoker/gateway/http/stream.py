@@ -1,6 +1,7 @@
 """Changes of a kind as server-sent events, which a client resumes at the version that it saw last.
 
-An event's id is the resource version. Without a version the objects that exist come first, as ADDED.
+An event's id is the resource version. Without a version the objects that exist come first, as ADDED and without ids: a
+client that is cut off among them begins anew.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class _Changes:
 
 async def _events(first: list[Object], changes: _Changes, view: View, shows: Shows) -> AsyncIterator[bytes]:
     for found in filter(shows, first):
-        yield event("ADDED", view(found).model_dump(mode="json"), found["metadata"]["resourceVersion"])
+        yield event("ADDED", view(found).model_dump(mode="json"))  # without a number: what follows has older ones
     yield event("BOOKMARK", {"resource_version": changes.version}, changes.version)
     try:
         async for change in changes:

@@ -256,6 +256,22 @@ def test_a_repeated_resume_of_a_suspended_job_does_nothing_again(tell: Tell) -> 
     tell(story)
 
 
+def test_a_job_that_is_being_cancelled_is_neither_suspended_nor_resumed(tell: Tell) -> None:
+    async def story(found: World) -> None:
+        found.put_status(found.job(), phase="Suspended")
+        await found.client.post(f"{JOBS}/run/suspend")
+        await found.client.delete(f"{JOBS}/run")
+        for phase in ("Suspended", "Cancelling"):
+            found.put_status(found.objects.of_kind("TrainingJob")[0], phase=phase)
+            for verb in ("suspend", "resume"):
+                refused = await found.client.post(f"{JOBS}/run/{verb}")
+                assert (refused.status_code, "it is being cancelled" in refused.json()["detail"]) == (409, True)
+        run = found.objects.of_kind("TrainingJob")[0]["spec"]["run"]
+        assert (run["suspend"], run["cancel"]) == (True, True)
+
+    tell(story)
+
+
 def test_a_repeated_save_is_answered_after_the_end_of_the_job(tell: Tell) -> None:
     async def story(found: World) -> None:
         found.put_status(found.job(), phase="Running")

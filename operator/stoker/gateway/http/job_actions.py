@@ -50,7 +50,7 @@ async def cancel(
         return Cancelled(status="DELETED")
     if job_state(job) in ENDED - {JobState.CANCELLED}:
         raise _conflict(job, "it cannot be cancelled; ?purge=true deletes it")
-    if not (job["spec"].get("run") or {}).get("cancel"):
+    if not _is_asked_to(job, "cancel"):
         await patch(call.cluster, JOB, job, {"spec": {"run": {"cancel": True}}}, if_match)
     else:
         check_match(if_match, job)
@@ -105,9 +105,9 @@ async def _resumed(
     call: Call, job: Object, wanted: ResumeRequest, if_match: str | None, key: str | None, note: str
 ) -> Object:
     """The job that goes on, or the new one that begins. Raises Problem 409 and 422."""
-    asked_to_stop = bool((job["spec"].get("run") or {}).get("suspend"))
-    if job_state(job) not in ENDED and not asked_to_stop:
+    if job_state(job) not in ENDED and not _is_asked_to(job, "suspend"):
         raise _conflict(job, "only a suspended or finished job can be resumed")
+    _check_not_cancelled(job)
     own = of_job((await list_all(call.cluster, CHECKPOINT, Selection(job["metadata"]["namespace"])))[0], job)
     chosen = _chosen(own, wanted.checkpoint_id)
     if job_state(job) not in ENDED:
@@ -173,6 +173,16 @@ def _chosen(own: list[Object], wanted: str | None) -> Object | None:
 def _check_goes_on(job: Object) -> None:
     if job_state(job) in ENDED:
         raise _conflict(job, "only a job that goes on can be suspended")
+    _check_not_cancelled(job)
+
+
+def _check_not_cancelled(job: Object) -> None:
+    if job_state(job) not in ENDED and _is_asked_to(job, "cancel"):
+        raise _conflict(job, "it is being cancelled, and that is for good; once it has, a new job may go on from it")
+
+
+def _is_asked_to(job: Object, what: str) -> bool:
+    return bool((job["spec"].get("run") or {}).get(what))
 
 
 def _conflict(job: Object, why: str) -> Problem:

@@ -104,7 +104,7 @@ class RestCluster:
         url = f"{place}/{quote(target.name, safe='')}:{target.port}/proxy{path}"
         headers = [*self.headers, *([("Content-Type", "application/json")] if body is not None else [])]
         headers += [(API_KEY, api_key)] if api_key else []
-        request = self.streams.build_request(method, url, headers=headers, content=body, timeout=RELAY)
+        request = self.streams.build_request(method, url, headers=_encoded(headers), content=body, timeout=RELAY)
         try:
             answer = await self.streams.send(request, stream=True)
         except (httpx.HTTPError, OSError) as error:
@@ -130,7 +130,7 @@ class RestCluster:
         data = None if body is None else json.dumps(body).encode()
         try:
             answer = await self.client.request(
-                method, path, params=query, headers=headers, content=data, timeout=TIMEOUT
+                method, path, params=query, headers=_encoded(headers), content=data, timeout=TIMEOUT
             )
         except (httpx.HTTPError, OSError) as error:
             raise _silence(error) from error
@@ -146,7 +146,7 @@ class RestCluster:
 
     async def _open(self, path: str, query: Mapping[str, str], limits: httpx.Timeout) -> httpx.Response:
         """Begin an answer that goes on; its reader closes it. Raises ApiError when it is refused."""
-        request = self.streams.build_request("GET", path, params=query, headers=self.headers, timeout=limits)
+        request = self.streams.build_request("GET", path, params=query, headers=_encoded(self.headers), timeout=limits)
         try:
             answer = await self.streams.send(request, stream=True)
             if answer.status_code < 400:
@@ -216,6 +216,11 @@ async def _whole_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
             yield line.decode(errors="replace")
     if rest:
         yield rest.decode(errors="replace")
+
+
+def _encoded(headers: list[tuple[str, str]]) -> httpx.Headers:
+    """Headers in UTF-8, as an API server reads them: names of users and groups may have any letters."""
+    return httpx.Headers(headers, encoding="utf-8")
 
 
 def refusal(status: int, found: Mapping[str, Any], headers: Mapping[str, str]) -> ApiError:

@@ -66,7 +66,8 @@ class ApiServer:
 
     def _refusal(self, request: Request) -> JSONResponse | None:
         """Check the rights of the impersonated user."""
-        name, groups = request.headers.get("impersonate-user"), tuple(request.headers.getlist("impersonate-group"))
+        name = _utf_8(request.headers.get("impersonate-user") or "")
+        groups = tuple(map(_utf_8, request.headers.getlist("impersonate-group")))
         user = next((one for one in self.users.values() if one.name == name and one.groups == groups), None)
         found = PLACE.match(request.url.path)
         assert found is not None, request.url.path
@@ -76,11 +77,16 @@ class ApiServer:
             where = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
             message = f'{plural} is forbidden: User "{name}" cannot {verb} resource "{plural}" {where}'
             return _refused(403, "Forbidden", message)
-        self.requests.append((str(name), verb, plural))
+        self.requests.append((name, verb, plural))
         if request.url.path.endswith("/log") and found["name"] in self.unstarted:
             message = f'container "main" in pod "{found["name"]}" is waiting to start: ContainerCreating'
             return _refused(400, "BadRequest", message)
         return None
+
+
+def _utf_8(value: str) -> str:
+    """The text of a header as an API server reads it: the bytes as they are."""
+    return value.encode("latin-1").decode()
 
 
 def _verb(request: Request, name: str | None) -> str:

@@ -44,6 +44,7 @@ USERS = {
     "viewer": User("viewer", namespaces=("default",), verbs=("get", "list", "watch")),
     "reader": User("reader", namespaces=("*",), verbs=("list", "watch")),
     "limited": User("limited", extra={"scopes.example.com/only": ["read"]}, namespaces=("*",)),
+    "far": User("jürgen@example.com", groups=("größe", "東京"), namespaces=("*",)),
     "pod": User("pod", extra={"authentication.kubernetes.io/pod-name": ["p"]}, namespaces=("*",)),
 }
 """Token -> user of the API server. The embedded cluster knows the first alone."""

@@ -113,6 +113,14 @@ def test_save_suspend_and_resume(server: KubeServer) -> None:
     assert stored["spec"]["run"]["suspend"] is False
 
 
+def test_a_job_that_is_being_cancelled_is_neither_suspended_nor_resumed(server: KubeServer) -> None:
+    server.do(lambda found: found.put_status(found.job(run={"suspend": True, "cancel": True}), phase="Suspended"))
+    for verb in ("suspend", "resume"):
+        assert "job run is being cancelled, and that is for good" in run(server, verb, "run", code=1)
+    (stored,) = server.do(lambda found: found.objects.of_kind("TrainingJob"))
+    assert stored["spec"]["run"]["suspend"] is True
+
+
 def test_a_wait_for_a_save_ends_with_the_save_or_with_its_time(server: KubeServer) -> None:
     server.do(lambda found: found.put_status(found.job(), phase="Running"))
     late = run(server, "save", "run", "--wait", "--timeout", "0", code=1)

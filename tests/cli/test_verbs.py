@@ -12,7 +12,7 @@ import yaml
 from click.testing import CliRunner
 
 from stoker.cli.cluster_client import ClusterClient, find_access
-from stoker.cli.deletion import confirm
+from stoker.cli.deletion import confirm, delete_all
 from stoker.cli.label_selector import parse_selector
 from stoker.cli.listing import Listing, Watch
 from stoker.cli.main import stoker
@@ -286,3 +286,27 @@ def test_the_wrong_document_of_two_is_named_by_its_line(server: KubeServer, tmp_
     assert "trainingjob/run created" in out
     assert "trainingjob/bad refused: " in out
     assert "totalSteps" in out
+
+
+class TwoNamespaces:
+    """A cluster with one object of a name in each of two namespaces; that of `kept` does not go."""
+
+    place = "all namespaces"
+
+    def listed(self, _kind: Any, _labels: Any) -> list[dict[str, Any]]:
+        return []
+
+    def find(self, _target: Any) -> Any:
+        raise AssertionError("nothing is looked for")
+
+    def begin_deletion(self, found: dict[str, Any]) -> bool:
+        return bool(found["metadata"]["namespace"] != "kept")
+
+    def is_gone(self, found: dict[str, Any]) -> bool:
+        return bool(found["metadata"]["namespace"] != "kept")
+
+
+def test_objects_of_one_name_in_two_namespaces_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    both = [{"kind": "TrainingJob", "metadata": {"name": "run", "namespace": place}} for place in ("kept", "gone")]
+    assert delete_all(TwoNamespaces(), both, wait=True, timeout_s=0) == 1
+    assert capsys.readouterr().out.splitlines() == ["trainingjob/run is being deleted", "trainingjob/run deleted"]

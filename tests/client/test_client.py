@@ -256,6 +256,70 @@ def test_a_repeated_request_carries_the_same_key() -> None:
     assert pauses == [0.5, 1.0, 7.0]
 
 
+def test_an_id_is_one_segment_of_the_path_whatever_it_contains() -> None:
+    """An id that comes from a user reaches no other route and adds nothing to the query."""
+    seen: list[tuple[str, bytes]] = []
+
+    def note(request: httpx.Request) -> httpx.Response:
+        seen.append((request.method, request.url.raw_path))
+        return httpx.Response(404, json={})
+
+    with client_of("http://gateway", transport=httpx.MockTransport(note)) as client:
+        for ask in (client.job, client.cancel, client.suspend, client.checkpoint, client.deployment):
+            with pytest.raises(NotFound):
+                ask("../x?purge=true#y")
+            for nothing in ("", ".", ".."):
+                with pytest.raises(ValueError, match="is no UUID and no name"):
+                    ask(nothing)
+    inside = b"..%2Fx%3Fpurge%3Dtrue%23y"
+    jobs = b"/v1/training/jobs/" + inside
+    assert seen == [
+        ("GET", jobs), ("DELETE", jobs), ("POST", jobs + b"/suspend"), ("GET", b"/v1/checkpoints/" + inside),
+        ("GET", b"/v1/deployments/" + inside),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (httpx.Response(200, html="<html>"), r"\(200, text/html; charset=utf-8\) is not a gateway's"),
+        (httpx.Response(200, json={"job": "u"}), r"\(200, application/json\) is not a gateway's"),
+        (httpx.Response(307, headers={"Location": "https://login/"}), r"\(307, https://login/\) is not a gateway's"),
+    ],
+    ids=["page", "other JSON", "redirect"],
+)
+def test_what_answers_in_place_of_a_gateway_is_no_answer(answer: httpx.Response, words: str) -> None:
+    transport = httpx.MockTransport(lambda _: answer)
+    with client_of("http://gateway", transport=transport) as client:
+        with pytest.raises(NoAnswer, match=words):
+            client.job("run")
+        with pytest.raises(NoAnswer, match=words):
+            next(client.checkpoints("run"))
+        if answer.status_code == 307:
+            with pytest.raises(NoAnswer, match=words):
+                next(client.logs("run"))
+
+
+def test_a_job_that_is_wrong_before_it_is_sent_is_refused_as_the_gateway_would() -> None:
+    with client_of("http://gateway") as client, pytest.raises(InvalidRequest) as refused:
+        client.submit({"job_name": "Run", "model_config": {"num_layers": 0}, "more": 1})
+    assert {one.field for one in refused.value.fields} == {"job_name", "model_config.num_layers", "more"}
+    assert refused.value.status == 422
+
+
+def test_a_token_as_a_file_holds_it_is_good() -> None:
+    seen: list[str] = []
+
+    def note(request: httpx.Request) -> httpx.Response:
+        seen.append(request.headers["Authorization"])
+        return httpx.Response(404, json={})
+
+    client = StokerClient("http://gateway", f"{KEY}\n", transport=httpx.MockTransport(note))
+    with client, pytest.raises(NotFound):
+        client.job("run")
+    assert seen == [f"Bearer {KEY}"]
+
+
 def test_what_may_not_be_repeated_is_sent_once() -> None:
     job = {"job_name": "run", "spec": dict(JOB_SPEC)}
     flaky = Flaky(httpx.ReadError("cut"), httpx.Response(429), httpx.Response(201, json=JOB), httpx.Response(503))

@@ -61,6 +61,16 @@ def test_rights_are_the_callers_own(tmp_path: Path) -> None:
     kubernetes(tmp_path, story)
 
 
+def test_names_of_callers_may_have_any_letters(tmp_path: Path) -> None:
+    async def story(found: World) -> None:
+        answer = await found.client.get(JOBS, headers=bearer("far"))
+        assert answer.status_code == 200, answer.text
+        assert found.server is not None
+        assert {name for name, _, _ in found.server.requests} == {"jürgen@example.com"}
+
+    kubernetes(tmp_path, story)
+
+
 def test_attributes_that_may_limit_a_caller_are_never_dropped(tmp_path: Path) -> None:
     async def story(found: World) -> None:
         limited = await found.client.get(JOBS, headers=bearer("limited"))

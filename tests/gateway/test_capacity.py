@@ -211,3 +211,7 @@ def test_the_largest_first_container_counts_if_it_asks_for_more() -> None:
 
     assert asked_gpus({"spec": {"containers": [container(1), container(2)], "initContainers": [container(4)]}}) == 4
     assert asked_gpus({"spec": {"containers": [container(1), container(2)], "initContainers": [container(1)]}}) == 3
+    sidecar = {**container(1), "restartPolicy": "Always"}
+    assert asked_gpus({"spec": {"containers": [container(2)], "initContainers": [sidecar, container(1)]}}) == 3
+    assert asked_gpus({"spec": {"containers": [container(1)], "initContainers": [sidecar, container(4)]}}) == 5
+    assert asked_gpus({"spec": {"containers": [container(1)], "initContainers": [container(4), sidecar]}}) == 4

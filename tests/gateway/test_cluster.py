@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.gateway.cluster.access import EmbeddedAccess
-from stoker.gateway.cluster.interface import JOB, ApiError, Cluster, Selection, list_all
+from stoker.gateway.cluster.access import EmbeddedAccess, Identity
+from stoker.gateway.cluster.interface import JOB, NODE, ApiError, Cluster, Selection, list_all
 from stoker.gateway.config import EmbeddedConfig
 from testing.gateway.world import JOB_SPEC, Which, World, world
 
@@ -147,3 +147,40 @@ def test_a_cluster_that_does_not_answer_is_no_refusal(tmp_path: Path) -> None:
         await access.close()
 
     asyncio.run(story())
+
+
+def test_open_streams_keep_no_connection_from_other_requests(tmp_path: Path) -> None:
+    """More watches than the client of other requests has connections; a request without one waits 15 s, then fails."""
+    num_watches = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_watches
+        while not reader.at_eof():
+            head = b""
+            while (line := await reader.readline()) not in (b"\r\n", b""):
+                head += line
+            if not head:
+                break
+            if b"watch=true" in head:
+                num_watches += 1
+                writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+            else:
+                body = b'{"metadata": {"resourceVersion": "1"}, "items": []}'
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        writer.close()
+
+    async def story() -> None:
+        path = tmp_path / "supervisor.sock"
+        config = EmbeddedConfig(kind="embedded", socket=str(path), key_file="key")
+        server = await asyncio.start_unix_server(serve, path)
+        access = EmbeddedAccess(config)
+        cluster = access.as_caller(Identity("local"))
+        watches = [await cluster.watch(NODE, Selection(), "1") for _ in range(120)]
+        await access.check()
+        for watch in watches:
+            await watch.aclose()
+        await access.close()
+        server.close()
+
+    asyncio.run(story())
+    assert num_watches == 120

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 
 from stoker.gateway.domain.states import JOB_STATES
@@ -221,6 +222,68 @@ def test_a_suspended_job_goes_on_from_its_newest_save_alone(tell: Tell) -> None:
         answer = await found.client.post(f"{JOBS}/run/resume", json={"checkpoint_id": new["metadata"]["uid"]})
         assert (answer.status_code, answer.json()["job_id"]) == (202, job["metadata"]["uid"])
         assert found.objects.of_kind("TrainingJob")[0]["spec"]["run"]["suspend"] is False
+
+    tell(story)
+
+
+def test_a_repeated_resume_of_a_suspended_job_does_nothing_again(tell: Tell) -> None:
+    """A client whose first answer was lost sends the same request again, whatever the job does by then."""
+
+    async def story(found: World) -> None:
+        job = found.put_status(found.job(), phase="Suspended")
+        await found.client.post(f"{JOBS}/run/suspend")
+        saved = found.checkpoint(job, 20)["metadata"]["uid"]
+        key = {"Idempotency-Key": "again"}
+
+        async def ask() -> httpx.Response:
+            return await found.client.post(f"{JOBS}/run/resume", headers=key, json={"checkpoint_id": saved})
+
+        first = await ask()
+        assert (first.status_code, first.json()["job_id"]) == (202, job["metadata"]["uid"])
+        found.put_status(found.objects.of_kind("TrainingJob")[0], phase="Running")
+        second = await ask()
+        assert (second.status_code, second.json()) == (202, {**first.json(), "status": "RUNNING"})
+        other = await found.client.post(f"{JOBS}/run/resume", headers=key)
+        assert (other.status_code, other.json()["type"]) == (422, "urn:stoker:problem:idempotency-key-reused")
+        fresh = await found.client.post(f"{JOBS}/run/resume", headers={"Idempotency-Key": "fresh"})
+        assert fresh.status_code == 409, "another request is told that the job runs"
+        await found.client.post(f"{JOBS}/run/suspend")
+        late = await ask()
+        assert (late.status_code, found.objects.of_kind("TrainingJob")[0]["spec"]["run"]["suspend"]) == (202, True)
+        found.put_status(found.objects.of_kind("TrainingJob")[0], phase="Completed")
+        assert (await ask()).json()["job_id"] == job["metadata"]["uid"]
+
+    tell(story)
+
+
+def test_a_job_that_is_being_cancelled_is_neither_suspended_nor_resumed(tell: Tell) -> None:
+    async def story(found: World) -> None:
+        found.put_status(found.job(), phase="Suspended")
+        await found.client.post(f"{JOBS}/run/suspend")
+        await found.client.delete(f"{JOBS}/run")
+        for phase in ("Suspended", "Cancelling"):
+            found.put_status(found.objects.of_kind("TrainingJob")[0], phase=phase)
+            for verb in ("suspend", "resume"):
+                refused = await found.client.post(f"{JOBS}/run/{verb}")
+                assert (refused.status_code, "it is being cancelled" in refused.json()["detail"]) == (409, True)
+        run = found.objects.of_kind("TrainingJob")[0]["spec"]["run"]
+        assert (run["suspend"], run["cancel"]) == (True, True)
+
+    tell(story)
+
+
+def test_a_repeated_save_is_answered_after_the_end_of_the_job(tell: Tell) -> None:
+    async def story(found: World) -> None:
+        found.put_status(found.job(), phase="Running")
+        key = {"Idempotency-Key": "save"}
+        first = await found.client.post(f"{JOBS}/run/checkpoint", headers=key)
+        found.put_status(found.objects.of_kind("TrainingJob")[0], phase="Completed")
+        again = await found.client.post(f"{JOBS}/run/checkpoint", headers=key)
+        assert (again.status_code, again.json()) == (202, first.json())
+        other = await found.client.post(f"{JOBS}/run/checkpoint", headers=key, json={"pinned": True})
+        assert (other.status_code, other.json()["type"]) == (422, "urn:stoker:problem:idempotency-key-reused")
+        for headers in ({"Idempotency-Key": "late"}, {}):
+            assert (await found.client.post(f"{JOBS}/run/checkpoint", headers=headers)).status_code == 409
 
     tell(story)
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
-from stoker.gateway.cluster.interface import JOB, Change, Page, Selection
-from stoker.gateway.domain.log_lines import LogLine, log_line, merged, metric_samples
+from stoker.gateway.cluster.interface import JOB, ApiError, Change, Page, Selection
+from stoker.gateway.domain.log_lines import LogLine, log_line, metric_samples
 from stoker.gateway.domain.views import job_view
+from stoker.gateway.http.logs import merged
 from stoker.gateway.http.stream import watched, with_heartbeat
 from stoker.gateway.problem import Problem
 from stoker.trainer.agent.console import step_line
@@ -60,6 +63,47 @@ def test_a_watch_is_resumed_where_it_ended(tell: Tell) -> None:
             ("MODIFIED", "CHECKPOINTING"),
             ("ADDED", "PENDING"),
         ]
+
+    tell(story, sockets=True)
+
+
+def test_a_client_that_is_cut_off_among_the_first_objects_begins_anew(tell: Tell) -> None:
+    """The first object may be newer than the others, so its version is no place to go on from."""
+
+    async def story(found: World) -> None:
+        one = found.job("one")
+        found.job("two")
+        found.put_status(one, phase="Running")
+        async with found.client.stream("GET", JOBS, params={"watch": True}) as answer:
+            ((_, first, number),) = await take(events(answer), 1)
+        headers = {"Accept": "text/event-stream", "Last-Event-ID": number}
+        async with found.client.stream("GET", JOBS, headers=headers) as answer:
+            again = await take(events(answer), 3)
+        assert first["job_name"] == "one"
+        assert [data.get("job_name") for _, data, _ in again] == ["one", "two", None]
+        assert again[-1][2] == again[-1][1]["resource_version"], "the place to go on from"
+
+    tell(story, sockets=True)
+
+
+def test_a_watch_of_some_states_ends_jobs_that_leave_them(tell: Tell) -> None:
+    async def story(found: World) -> None:
+        one = found.put_status(found.job("one"), phase="Running")
+        found.job("two")
+        query: dict[str, Any] = {"watch": True, "status": ["RUNNING", "CHECKPOINTING"]}
+        async with found.client.stream("GET", JOBS, params=query) as answer:
+            stream = events(answer)
+            first = await take(stream, 2)
+            assert [(name, data.get("job_name")) for name, data, _ in first] == [("ADDED", "one"), ("BOOKMARK", None)]
+            found.put_status(one, phase="Checkpointing")
+            found.put_status(one, phase="Completed")
+            seen = await take(stream, 2)
+        assert [(name, data["status"]) for name, data, _ in seen] == [
+            ("MODIFIED", "CHECKPOINTING"),
+            ("DELETED", "COMPLETED"),
+        ]
+        paged = await found.client.get(JOBS, params={"watch": True, "continue": "x"})
+        assert (paged.status_code, paged.json()["errors"][0]["field"]) == (422, "query.continue")
 
     tell(story, sockets=True)
 
@@ -227,9 +271,49 @@ def test_the_history_of_a_run_covers_its_restarts(tell: Tell) -> None:
 def test_lines_are_merged_by_time_and_stay_in_their_pods_order() -> None:
     a = [log_line("a", text) for text in ("2026-01-01T00:00:01.5Z one", "no time", "2026-01-01T00:00:03Z three")]
     b = [log_line("b", text) for text in ("2026-01-01T00:00:01.25Z zero", "2026-01-01T00:00:02.000000001Z two")]
-    assert [found.text for found in merged([a, b])] == ["zero", "one", "no time", "two", "three"]
+
+    async def story() -> list[str]:
+        return [found.text async for found in merged([one_by_one(a), one_by_one(b), one_by_one([])])]
+
+    assert asyncio.run(story()) == ["zero", "one", "no time", "two", "three"]
     assert a[0] == LogLine("2026-01-01T00:00:01.5Z", "a", "one")
     assert log_line("a", "2026-01-01T00:00:01Z").text == ""
+
+
+async def one_by_one(lines: Iterable[LogLine]) -> AsyncIterator[LogLine]:
+    for line in lines:
+        yield line
+
+
+def test_merged_logs_are_read_as_they_are_sent() -> None:
+    """However long the logs are: one line of each pod is in memory."""
+    num_read = 0
+
+    def endless(pod: str) -> Iterator[LogLine]:
+        nonlocal num_read
+        for second in itertools.count():
+            num_read += 1
+            yield LogLine(f"2026-01-01T{second // 3600:02}:{second // 60 % 60:02}:{second % 60:02}Z", pod, str(second))
+
+    async def story() -> list[str]:
+        lines = merged([one_by_one(endless("a")), one_by_one(endless("b"))])
+        return [(await anext(lines)).text for _ in range(6)]
+
+    assert asyncio.run(story()) == ["0", "0", "1", "1", "2", "2"]
+    assert num_read == 7, "the six, and the next of the pod whose turn has come"
+
+
+def test_a_log_that_may_not_be_read_is_told_before_any_line() -> None:
+    async def refused() -> AsyncIterator[LogLine]:
+        raise ApiError(403, "Forbidden", "no")
+        yield LogLine("", "", "")
+
+    async def story() -> None:
+        lines = merged([one_by_one([LogLine("", "a", "one")]), refused()])
+        with pytest.raises(ApiError, match="no"):
+            await anext(lines)
+
+    asyncio.run(story())
 
 
 def test_metrics_that_are_no_numbers_are_left_out() -> None:

@@ -382,7 +382,7 @@ def test_resources_of_the_pod_itself_count_in_place_of_those_of_its_containers(
 
 
 def test_requests_of_a_pod_are_what_the_scheduler_reserves() -> None:
-    spec = {
+    spec: dict[str, Any] = {
         "initContainers": [
             {"resources": {"requests": {"cpu": "3"}}},
             {"restartPolicy": "Always", "resources": {"requests": {"cpu": "250m"}}},
@@ -394,6 +394,25 @@ def test_requests_of_a_pod_are_what_the_scheduler_reserves() -> None:
         "overhead": {"cpu": "100m"},
     }
     assert pod_requests(spec) == {"cpu": 3100, GPU: 1}
+    spec["initContainers"].reverse()
+    assert pod_requests(spec) == {"cpu": 3350, GPU: 1}, "a sidecar runs beside the init containers after it"
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=4),
+    st.lists(st.integers(0, 4), min_size=1, max_size=3),
+)
+def test_requests_are_the_most_that_containers_take_at_once(first: list[tuple[int, bool]], then: list[int]) -> None:
+    def container(gpus: int, **fields: str) -> dict[str, Any]:
+        return {"resources": {"limits": {GPU: str(gpus)}}, **fields}
+
+    spec = {
+        "initContainers": [container(gpus, **({"restartPolicy": "Always"} if stays else {})) for gpus, stays in first],
+        "containers": [container(gpus) for gpus in then],
+    }
+    stays = [sum(gpus for gpus, stays in first[:index] if stays) for index in range(len(first) + 1)]
+    moments = [beside + gpus for beside, (gpus, _) in zip(stays, first, strict=False)] + [stays[-1] + sum(then)]
+    assert pod_requests(spec)[GPU] == max(moments)
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ def test_back_fill_takes_what_the_head_cannot_use_or_has_too_much_of() -> None:
     busy = [node(f"r{index}", 0) for index in range(4)]
     head = applicant("head", 6)
     turns = decide([head, applicant("small", 2), applicant("tiny", 1)], nodes + busy, runs)
-    assert turns["head"] == Turn(position=1, total=3)
+    assert turns["head"] == Turn(position=1, total=3, is_head=True)
     assert turns["small"].nodes is not None, "when the run of 4 ends, 8 nodes are free and the head needs 6"
     assert turns["tiny"].kept_for == "head"
     assert turns["tiny"].line == "Queued 3 of 3"

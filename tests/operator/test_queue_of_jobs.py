@@ -250,9 +250,10 @@ def test_a_job_in_no_queue_asks_for_no_further_pass() -> None:
 
 def test_the_last_gang_that_waited_is_forgotten_when_its_job_is_gone() -> None:
     loop = Loop()
-    big = loop.jobs.submit("big", 4)
-    for _ in range(6):
-        loop.jobs.cluster.reconcile(big)
+    big = loop.jobs.submit("big", 3)
+    for key in (JOB, big):
+        for _ in range(6):
+            loop.jobs.cluster.reconcile(key)
     loop.watch()
     assert loop.rooms.waiting
     for pod in loop.jobs.cluster.pods("trainer"):
@@ -260,6 +261,19 @@ def test_the_last_gang_that_waited_is_forgotten_when_its_job_is_gone() -> None:
     loop.jobs.cluster.objects.pop(big)
     loop.watch()
     assert not loop.rooms.waiting
+
+
+def test_a_gang_that_no_end_of_a_run_helps_keeps_no_run_from_growing() -> None:
+    """The end of every run would not make room for four pods on three nodes; three pods wait for the room of one."""
+    loop = Loop()
+    for _ in range(6):
+        loop.jobs.cluster.reconcile(JOB)
+    hopeless, later = loop.jobs.submit("hopeless", 4), loop.jobs.submit("later", 3)
+    for key, waiting in ((hopeless, False), (later, True)):
+        for _ in range(6):
+            loop.jobs.cluster.reconcile(key)
+        loop.watch()
+        assert loop.rooms.waiting == waiting
 
 
 def test_a_decision_is_kept_while_it_rests_and_a_late_job_is_told_to_come_again() -> None:

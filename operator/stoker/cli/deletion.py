@@ -125,15 +125,15 @@ def confirm(found: Sequence[dict[str, Any]], *, yes: bool, terminal: bool) -> No
 
 def delete_all(source: Deleter, found: Sequence[dict[str, Any]], *, wait: bool, timeout_s: float | None) -> int:
     """Delete objects, all at once, then wait for each; the exit code."""
-    gone = {title(item): source.begin_deletion(item) for item in found}
+    begun = [(item, source.begin_deletion(item)) for item in found]
     end = None if timeout_s is None else time.monotonic() + timeout_s
     code = 0
-    for item in found:
-        while wait and not gone[title(item)] and (end is None or time.monotonic() < end):
-            gone[title(item)] = source.is_gone(item)
-            time.sleep(0 if gone[title(item)] else LOOK_S)
-        click.echo(f"{title(item)} {'deleted' if gone[title(item)] else 'is being deleted'}")
-        code = max(code, FAILED if wait and not gone[title(item)] else 0)
+    for item, gone in begun:
+        while wait and not gone and (end is None or time.monotonic() < end):
+            gone = source.is_gone(item)
+            time.sleep(0 if gone else LOOK_S)
+        click.echo(f"{title(item)} {'deleted' if gone else 'is being deleted'}")
+        code = max(code, FAILED if wait and not gone else 0)
     return code
 
 

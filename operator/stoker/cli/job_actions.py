@@ -64,6 +64,7 @@ def suspend(job: str, namespace: str | None, context: str | None, kubeconfig: st
         found = named(client, Target(KINDS["TrainingJob"], job))
         if _ended(found):
             fail(f"job {job} is {_phase(found)}: only a job that goes on can be suspended", FAILED)
+        _check_not_cancelled(found)
         client.patch(found, {"spec": {"run": {"suspend": True}}})
     click.echo(f"trainingjob/{job} is being suspended")
 
@@ -89,6 +90,7 @@ def resume(
     """Resume a job: a suspended one goes on, of a finished one a new job begins at a checkpoint."""
     with opened(namespace, context, kubeconfig) as client:
         found = named(client, Target(KINDS["TrainingJob"], job))
+        _check_not_cancelled(found)
         if _ended(found):
             name = _begin_anew(client, found, checkpoint, total_steps)
             click.echo(f"trainingjob/{name} created")
@@ -99,6 +101,12 @@ def resume(
         else:
             client.patch(found, {"spec": {"run": {"suspend": False}}})
             click.echo(f"trainingjob/{job} goes on")
+
+
+def _check_not_cancelled(job: dict[str, Any]) -> None:
+    """End the command for a job that is being cancelled."""
+    if not _ended(job) and (job["spec"].get("run") or {}).get("cancel"):
+        fail(f"job {job['metadata']['name']} is being cancelled, and that is for good", FAILED)
 
 
 def _begin_anew(client: ClusterClient, job: dict[str, Any], wanted: str | None, total_steps: int | None) -> str:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from stoker.client.errors import GatewayFailed, NoAnswer, error_of
+from stoker.client.errors import GatewayFailed, NoAnswer, check_answer
 from stoker.client.openai_endpoint import endpoint_of, openai_client
 from stoker.client.requests import Ask, Requests
 from stoker.client.retry import Retry
@@ -50,7 +50,7 @@ class AsyncStokerClient:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         new_key: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
-        headers = {"Authorization": f"Bearer {token}"}
+        headers = {"Authorization": f"Bearer {token.strip()}"}
         self._http = httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout_s, transport=transport)
         self._requests = Requests(namespace, new_key)
         self._sleep = sleep
@@ -133,7 +133,7 @@ class AsyncStokerClient:
             async with self._http.stream("GET", ask.path, params=list(ask.query), timeout=limits) as answer:
                 if answer.status_code >= 400:
                     await answer.aread()
-                    raise error_of(answer)
+                check_answer(answer)
                 async for line in answer.aiter_lines():
                     yield line
         except httpx.HTTPError as error:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from stoker.client.errors import GatewayFailed, NoAnswer, error_of
+from stoker.client.errors import GatewayFailed, NoAnswer, check_answer
 from stoker.client.openai_endpoint import endpoint_of, openai_client
 from stoker.client.requests import Ask, Requests
 from stoker.client.retry import Retry
@@ -50,7 +50,7 @@ class StokerClient:
         sleep: Callable[[float], None] = time.sleep,
         new_key: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
-        headers = {"Authorization": f"Bearer {token}"}
+        headers = {"Authorization": f"Bearer {token.strip()}"}
         self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout_s, transport=transport)
         self._requests = Requests(namespace, new_key)
         self._sleep = sleep
@@ -130,7 +130,7 @@ class StokerClient:
             with self._http.stream("GET", ask.path, params=list(ask.query), timeout=limits) as answer:
                 if answer.status_code >= 400:
                     answer.read()
-                    raise error_of(answer)
+                check_answer(answer)
                 yield from answer.iter_lines()
         except httpx.HTTPError as error:
             raise NoAnswer(f"{self._http.base_url}: {error or type(error).__name__}") from error

@@ -75,7 +75,38 @@ class JobFailed(Exception):
 
 
 class NoAnswer(Exception):
-    """The gateway does not answer."""
+    """The gateway does not answer, or something else does in its place."""
+
+
+def invalid_request(error: ValidationError) -> InvalidRequest:
+    """The refusal of a request that is wrong before it is sent, as the gateway would word it."""
+    fields = [FieldProblem(field=".".join(map(str, one["loc"])), message=one["msg"]) for one in error.errors()]
+    detail = "; ".join(f"{one.field}: {one.message}" for one in fields)
+    return InvalidRequest(
+        ProblemDocument(
+            type="urn:stoker:problem:invalid",
+            title="Unprocessable Entity",
+            status=422,
+            detail=detail,
+            instance="",
+            errors=fields,
+        )
+    )
+
+
+def check_answer(answer: httpx.Response) -> None:
+    """Raise StokerError for a refusal, NoAnswer for an answer that leads elsewhere; its body was read if refused."""
+    if answer.status_code >= 400:
+        raise error_of(answer)
+    if answer.status_code >= 300:
+        raise foreign(answer)
+
+
+def foreign(answer: httpx.Response) -> NoAnswer:
+    """The error of an answer that is not the gateway's."""
+    where = answer.headers.get("location") or answer.headers.get("content-type") or "no type"
+    place = answer.request.url.copy_with(path="/", query=None)
+    return NoAnswer(f"{place}: the answer ({answer.status_code}, {where}) is not a gateway's")
 
 
 def error_of(answer: httpx.Response) -> StokerError:

@@ -27,6 +27,10 @@ from stoker.gateway.problem import Problem
 INFORMATIVE = "authentication.kubernetes.io/"
 """Prefix of extra attributes that only inform about a token; no authorizer needs them."""
 MAX_REVIEWS = 10_000
+MAX_STREAMS = 4096
+"""Watches, followed logs and relayed answers that are open at once at an API server."""
+MAX_LOCAL_STREAMS = 500
+"""The same at the supervisor; a process has some 1,024 files."""
 MAX_SOCKET_BYTES = 100
 """Longest path of a Unix socket."""
 REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
@@ -69,10 +73,13 @@ class KubernetesAccess:
     ) -> None:
         self.config = config
         self.monotonic = monotonic
-        self.client = httpx.AsyncClient(
-            base_url=config.url or _own_server(os.environ), verify=_trust(config.ca_file), trust_env=False,
-            transport=transport,
-            limits=httpx.Limits(max_connections=512, max_keepalive_connections=64),
+        url, trust = config.url or _own_server(os.environ), _trust(config.ca_file)
+        self.client, self.streams = (
+            httpx.AsyncClient(
+                base_url=url, verify=trust, trust_env=False, transport=transport,
+                limits=httpx.Limits(max_connections=most, max_keepalive_connections=64),
+            )
+            for most in (512, MAX_STREAMS)
         )  # fmt: skip
         self._reviewed: OrderedDict[str, tuple[float, Identity]] = OrderedDict()
 
@@ -110,7 +117,7 @@ class KubernetesAccess:
             elif not name.startswith(INFORMATIVE):
                 detail = f"the caller's attribute {name!r} may limit its rights and is not in cluster.passed_extras"
                 raise Problem(403, "forbidden", detail)
-        return RestCluster(self.client, [*self._authorization(), *headers])
+        return RestCluster(self.client, self.streams, [*self._authorization(), *headers])
 
     async def check(self) -> None:
         await self._own().review(
@@ -119,9 +126,10 @@ class KubernetesAccess:
 
     async def close(self) -> None:
         await self.client.aclose()
+        await self.streams.aclose()
 
     def _own(self) -> RestCluster:
-        return RestCluster(self.client, self._authorization())
+        return RestCluster(self.client, self.streams, self._authorization())
 
     def _authorization(self) -> list[tuple[str, str]]:
         if self.config.token_file is None:
@@ -138,9 +146,13 @@ class EmbeddedAccess:
 
     def __init__(self, config: EmbeddedConfig, *, transport: httpx.AsyncBaseTransport | None = None) -> None:
         self.config = config
-        transport = transport or httpx.AsyncHTTPTransport(uds=_reachable(config.socket))
-        self.client = httpx.AsyncClient(base_url="http://supervisor", transport=transport, trust_env=False)
-        self._cluster = RestCluster(self.client, [])
+        self.client, self.streams = (
+            httpx.AsyncClient(
+                base_url="http://supervisor", transport=transport or _supervisor(config.socket, most), trust_env=False
+            )
+            for most in (100, MAX_LOCAL_STREAMS)
+        )
+        self._cluster = RestCluster(self.client, self.streams, [])
 
     async def identify(self, token: str | None) -> Identity:
         if not token or not hmac.compare_digest(token.encode(), read_key(self.config.key_file).encode()):
@@ -155,6 +167,7 @@ class EmbeddedAccess:
 
     async def close(self) -> None:
         await self.client.aclose()
+        await self.streams.aclose()
 
 
 def read_key(path: str) -> str:
@@ -174,6 +187,11 @@ def read_key(path: str) -> str:
 def open_access(config: ApiServerConfig | EmbeddedConfig) -> Access:
     """Open the configured cluster. Raises ValueError where there is none to be found."""
     return KubernetesAccess(config) if isinstance(config, ApiServerConfig) else EmbeddedAccess(config)
+
+
+def _supervisor(socket: str, most: int) -> httpx.AsyncHTTPTransport:
+    limits = httpx.Limits(max_connections=most, max_keepalive_connections=20)
+    return httpx.AsyncHTTPTransport(uds=_reachable(socket), limits=limits)
 
 
 def _reachable(socket: str) -> str:

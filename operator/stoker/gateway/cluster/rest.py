@@ -1,6 +1,6 @@
 """A cluster behind the Kubernetes API, over httpx: an API server, or the supervisor's socket.
 
-One `RestCluster` has the rights of one caller; all share the connections of one client. No other state.
+One `RestCluster` has the rights of one caller; all share the connections of two clients. No other state.
 """
 
 from __future__ import annotations
@@ -38,10 +38,15 @@ MAX_LINE = 8 << 20
 
 
 class RestCluster:
-    """Requests with fixed headers: those of the gateway's own account, or of a caller."""
+    """Requests with fixed headers: those of the gateway's own account, or of a caller.
 
-    def __init__(self, client: httpx.AsyncClient, headers: list[tuple[str, str]]) -> None:
+    Args:
+        streams: has connections of its own for answers that go on, so that they keep none from other requests.
+    """
+
+    def __init__(self, client: httpx.AsyncClient, streams: httpx.AsyncClient, headers: list[tuple[str, str]]) -> None:
         self.client = client
+        self.streams = streams
         self.headers = headers
 
     async def list(self, kind: Kind, selection: Selection, *, limit: int = 0, after: str = "") -> Page:
@@ -99,9 +104,9 @@ class RestCluster:
         url = f"{place}/{quote(target.name, safe='')}:{target.port}/proxy{path}"
         headers = [*self.headers, *([("Content-Type", "application/json")] if body is not None else [])]
         headers += [(API_KEY, api_key)] if api_key else []
-        request = self.client.build_request(method, url, headers=headers, content=body, timeout=RELAY)
+        request = self.streams.build_request(method, url, headers=_encoded(headers), content=body, timeout=RELAY)
         try:
-            answer = await self.client.send(request, stream=True)
+            answer = await self.streams.send(request, stream=True)
         except (httpx.HTTPError, OSError) as error:
             raise _silence(error) from error
         content_type = answer.headers.get("content-type", "")
@@ -125,7 +130,7 @@ class RestCluster:
         data = None if body is None else json.dumps(body).encode()
         try:
             answer = await self.client.request(
-                method, path, params=query, headers=headers, content=data, timeout=TIMEOUT
+                method, path, params=query, headers=_encoded(headers), content=data, timeout=TIMEOUT
             )
         except (httpx.HTTPError, OSError) as error:
             raise _silence(error) from error
@@ -141,9 +146,9 @@ class RestCluster:
 
     async def _open(self, path: str, query: Mapping[str, str], limits: httpx.Timeout) -> httpx.Response:
         """Begin an answer that goes on; its reader closes it. Raises ApiError when it is refused."""
-        request = self.client.build_request("GET", path, params=query, headers=self.headers, timeout=limits)
+        request = self.streams.build_request("GET", path, params=query, headers=_encoded(self.headers), timeout=limits)
         try:
-            answer = await self.client.send(request, stream=True)
+            answer = await self.streams.send(request, stream=True)
             if answer.status_code < 400:
                 return answer
             content = await answer.aread()
@@ -211,6 +216,11 @@ async def _whole_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
             yield line.decode(errors="replace")
     if rest:
         yield rest.decode(errors="replace")
+
+
+def _encoded(headers: list[tuple[str, str]]) -> httpx.Headers:
+    """Headers in UTF-8, as an API server reads them: names of users and groups may have any letters."""
+    return httpx.Headers(headers, encoding="utf-8")
 
 
 def refusal(status: int, found: Mapping[str, Any], headers: Mapping[str, str]) -> ApiError:

@@ -36,10 +36,16 @@ def capacities(nodes: Sequence[Object], pods: Sequence[Object]) -> list[NodeCapa
 
 
 def asked_gpus(pod: Object) -> int:
-    """GPUs that a pod holds: the sum of its containers, or the largest of those that run before them."""
+    """GPUs that a pod holds: the sum of its containers, or the most that those take that run before them.
+
+    Init containers that restart (sidecars) run on beside all that come after them.
+    """
     spec = pod["spec"]
-    together = sum(_asked(container) for container in spec.get("containers") or ())
-    return max([together, *(_asked(container) for container in spec.get("initContainers") or ())])
+    beside = most = 0
+    for container in spec.get("initContainers") or ():
+        most = max(most, beside + _asked(container))
+        beside += _asked(container) if container.get("restartPolicy") == "Always" else 0
+    return max(most, beside + sum(_asked(container) for container in spec.get("containers") or ()))
 
 
 def _asked(container: Object) -> int:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,17 +40,13 @@ def log_line(pod: str, line: str) -> LogLine:
     return LogLine(found[1], pod, found[2]) if found else LogLine("", pod, line)
 
 
-def merged(logs: Sequence[Sequence[LogLine]]) -> Iterator[LogLine]:
-    """Merge the logs of several pods by time. A line without a time stays behind the one before it in its pod."""
-    keyed = [list(_keyed(index, lines)) for index, lines in enumerate(logs)]
-    return (line for _, line in heapq.merge(*keyed, key=lambda item: item[0]))
+def place_in_time(line: LogLine, before: str) -> str:
+    """Where a line belongs among those of other pods: at its time, and not before the line ahead of it in its pod.
 
-
-def _keyed(index: int, lines: Iterable[LogLine]) -> Iterator[tuple[tuple[str, int], LogLine]]:
-    newest = ""
-    for line in lines:
-        newest = max(newest, _comparable(line.time)) if line.time else newest
-        yield (newest, index), line
+    Args:
+        before: the place of the line ahead; empty for the first.
+    """
+    return max(before, _comparable(line.time)) if line.time else before
 
 
 def _comparable(time: str) -> str:

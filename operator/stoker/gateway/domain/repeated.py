@@ -15,10 +15,22 @@ DIGEST = "stoker.dev/request-digest"
 """Annotation of a resource that was made with an Idempotency-Key: what its request asked for."""
 
 
+RESUMED = "stoker.dev/resume-request"
+"""Annotation of a suspended job that went on: `KEY.VALUES`, digests of the newest such request with a key."""
+
+
 def request_digest(asked: Any) -> str:
     """Digest of a request's values; equal for equal values, whatever their order."""
     text = json.dumps(asked, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def is_repeated_resume(job: Mapping[str, Any], note: str) -> bool | None:
+    """Whether a job went on for the request that would leave `note`; None when its key asked for something else."""
+    known = str((job["metadata"].get("annotations") or {}).get(RESUMED) or "")
+    if known.partition(".")[0] != note.partition(".")[0]:
+        return False
+    return True if known == note else None
 
 
 def difference(asked: Mapping[str, Any], stored: Mapping[str, Any]) -> str:

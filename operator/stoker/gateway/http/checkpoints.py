@@ -62,9 +62,14 @@ async def save(
 ) -> CheckpointAnswer:
     """Save now. The answer names the checkpoint, which is SAVING until the job has written and verified it."""
     job = await find(call, JOB, one_namespace(call, namespace), job_id)
+    body = _save(call, job, (wanted or CheckpointRequest()).pinned, idempotency_key)
     if job_state(job) in ENDED:
-        raise Problem(409, "conflict", f"job {job['metadata']['name']} is {job_state(job)}: it cannot save any more")
-    found = await _ask_for_save(call, job, (wanted or CheckpointRequest()).pinned, idempotency_key)
+        found = await _repeated(call, body) if idempotency_key else None
+        if found is None:
+            detail = f"job {job['metadata']['name']} is {job_state(job)}: it cannot save any more"
+            raise Problem(409, "conflict", detail)
+    else:
+        found = await _ask_for_save(call, body, repeatable=idempotency_key is not None)
     metadata = found["metadata"]
     answer.headers["Location"] = f"/v1/checkpoints/{metadata['uid']}?namespace={metadata['namespace']}"
     return CheckpointAnswer(
@@ -72,27 +77,43 @@ async def save(
     )
 
 
-async def _ask_for_save(call: Call, job: Object, pinned: bool, key: str | None) -> Object:
+def _save(call: Call, job: Object, pinned: bool, key: str | None) -> Object:
+    """The Checkpoint of a request."""
     metadata = job["metadata"]
     token = call.gateway.new_id() if key is None else f"{call.caller.name}\0{key}"
     name = keyed_name(metadata["name"], metadata["uid"], token, longest=MAX_CHECKPOINT_NAME, suffix="-save")
     digest = request_digest({"pinned": pinned})
     source = {"jobRef": {"name": metadata["name"], "uid": metadata["uid"]}}
-    body = {
+    return {
         "apiVersion": CHECKPOINT.api_version,
         "kind": CHECKPOINT.name,
         "metadata": {"name": name, "namespace": metadata["namespace"], "annotations": {DIGEST: digest}},
         "spec": {"source": source, "pinned": pinned},
     }
+
+
+async def _ask_for_save(call: Call, body: Object, *, repeatable: bool) -> Object:
     try:
-        return await call.cluster.create(CHECKPOINT, metadata["namespace"], body)
+        return await call.cluster.create(CHECKPOINT, body["metadata"]["namespace"], body)
     except ApiError as error:
-        if key is None or error.reason != "AlreadyExists":
+        found = await _repeated(call, body) if repeatable and error.reason == "AlreadyExists" else None
+        if found is None:
             raise
-        found = await call.cluster.get(CHECKPOINT, metadata["namespace"], name)
-        if (found["metadata"].get("annotations") or {}).get(DIGEST, digest) != digest:
-            raise reused_key(found, "value of pinned") from error
         return found
+
+
+async def _repeated(call: Call, body: Object) -> Object | None:
+    """The Checkpoint of an earlier request with the same key. Raises Problem 422 when that asked for something else."""
+    metadata, digest = body["metadata"], body["metadata"]["annotations"][DIGEST]
+    try:
+        found = await call.cluster.get(CHECKPOINT, metadata["namespace"], metadata["name"])
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return None
+    if (found["metadata"].get("annotations") or {}).get(DIGEST, digest) != digest:
+        raise reused_key(found, "value of pinned")
+    return found
 
 
 async def list_of_job(

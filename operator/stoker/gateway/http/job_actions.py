@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Response
 
 from stoker.gateway.cluster.interface import CHECKPOINT, JOB, ApiError, Object, Selection, list_all
 from stoker.gateway.domain.names import continued_name, is_uid
-from stoker.gateway.domain.repeated import DIGEST, request_digest
+from stoker.gateway.domain.repeated import DIGEST, RESUMED, is_repeated_resume, request_digest
 from stoker.gateway.domain.resumption import (
     continued_spec,
     newest_verified,
@@ -21,7 +21,7 @@ from stoker.gateway.domain.states import ENDED, JobState, job_state, phase_of
 from stoker.gateway.domain.views import job_answer
 from stoker.gateway.http.caller import Call, Caller, IdempotencyKey, Namespace, ResourceId, find, one_namespace
 from stoker.gateway.http.errors import ERRORS
-from stoker.gateway.http.jobs import repeated
+from stoker.gateway.http.jobs import repeated, reused_key
 from stoker.gateway.http.versions import IfMatch, check_match, delete, etag, patch
 from stoker.gateway.models import Cancelled, JobAnswer, ResumeRequest
 from stoker.gateway.problem import Problem, wrong_field
@@ -50,7 +50,7 @@ async def cancel(
         return Cancelled(status="DELETED")
     if job_state(job) in ENDED - {JobState.CANCELLED}:
         raise _conflict(job, "it cannot be cancelled; ?purge=true deletes it")
-    if not (job["spec"].get("run") or {}).get("cancel"):
+    if not _is_asked_to(job, "cancel"):
         await patch(call.cluster, JOB, job, {"spec": {"run": {"cancel": True}}}, if_match)
     else:
         check_match(if_match, job)
@@ -80,30 +80,50 @@ async def resume(
     """Resume a job. A suspended one goes on; of a finished one a new job begins at the checkpoint."""
     wanted = wanted or ResumeRequest()
     job = await find(call, JOB, one_namespace(call, namespace), job_id)
-    asked_to_stop = bool((job["spec"].get("run") or {}).get("suspend"))
-    if job_state(job) not in ENDED and not asked_to_stop:
-        raise _conflict(job, "only a suspended or finished job can be resumed")
-    own = of_job((await list_all(call.cluster, CHECKPOINT, Selection(job["metadata"]["namespace"])))[0], job)
-    chosen = _chosen(own, wanted.checkpoint_id)
-    if job_state(job) not in ENDED:
-        found = await _go_on(call, job, own, chosen, wanted, if_match)
-    else:
-        check_match(if_match, job)
-        found = await _begin_anew(call, job, chosen or newest_verified(own), wanted, idempotency_key)
+    note = _note(call, wanted, idempotency_key)
+    found = _went_on(job, note) or await _resumed(call, job, wanted, if_match, idempotency_key, note)
     metadata = found["metadata"]
     answer.headers["Location"] = f"/v1/training/jobs/{metadata['uid']}?namespace={metadata['namespace']}"
     answer.headers["ETag"] = etag(found)
     return job_answer(found)
 
 
-async def _go_on(
-    call: Call, job: Object, own: list[Object], chosen: Object | None, wanted: ResumeRequest, if_match: str | None
+def _note(call: Call, wanted: ResumeRequest, key: str | None) -> str:
+    """What a job that goes on remembers of the request: digests of its key and of its values; empty without a key."""
+    return f"{request_digest([call.caller.name, key])}.{request_digest(wanted.model_dump())}" if key else ""
+
+
+def _went_on(job: Object, note: str) -> Object | None:
+    """The job where it went on for this very request before. Raises Problem 422 when that asked for something else."""
+    repeats = is_repeated_resume(job, note) if note else False
+    if repeats is None:
+        raise reused_key(job, "body")
+    return job if repeats else None
+
+
+async def _resumed(
+    call: Call, job: Object, wanted: ResumeRequest, if_match: str | None, key: str | None, note: str
 ) -> Object:
+    """The job that goes on, or the new one that begins. Raises Problem 409 and 422."""
+    if job_state(job) not in ENDED and not _is_asked_to(job, "suspend"):
+        raise _conflict(job, "only a suspended or finished job can be resumed")
+    _check_not_cancelled(job)
+    own = of_job((await list_all(call.cluster, CHECKPOINT, Selection(job["metadata"]["namespace"])))[0], job)
+    chosen = _chosen(own, wanted.checkpoint_id)
+    if job_state(job) not in ENDED:
+        _check_goes_on_at(job, own, chosen, wanted)
+        noted = {"metadata": {"annotations": {RESUMED: note}}} if note else {}
+        return await patch(call.cluster, JOB, job, {"spec": {"run": {"suspend": False}}, **noted}, if_match)
+    check_match(if_match, job)
+    return await _begin_anew(call, job, chosen or newest_verified(own), wanted, key)
+
+
+def _check_goes_on_at(job: Object, own: list[Object], chosen: Object | None, wanted: ResumeRequest) -> None:
+    """Refuse what a suspended job cannot do. Raises Problem 409 and 422."""
     if wanted.total_steps is not None:
         raise wrong_field("total_steps", "the length of a suspended job is fixed: leave it out")
     if chosen is not None:
         refuse_suspended(job, chosen, newest_verified(own))
-    return await patch(call.cluster, JOB, job, {"spec": {"run": {"suspend": False}}}, if_match)
 
 
 async def _begin_anew(
@@ -153,6 +173,16 @@ def _chosen(own: list[Object], wanted: str | None) -> Object | None:
 def _check_goes_on(job: Object) -> None:
     if job_state(job) in ENDED:
         raise _conflict(job, "only a job that goes on can be suspended")
+    _check_not_cancelled(job)
+
+
+def _check_not_cancelled(job: Object) -> None:
+    if job_state(job) not in ENDED and _is_asked_to(job, "cancel"):
+        raise _conflict(job, "it is being cancelled, and that is for good; once it has, a new job may go on from it")
+
+
+def _is_asked_to(job: Object, what: str) -> bool:
+    return bool((job["spec"].get("run") or {}).get(what))
 
 
 def _conflict(job: Object, why: str) -> Problem:

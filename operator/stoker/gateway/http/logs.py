@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+import heapq
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
 from stoker.gateway.cluster.interface import JOB, POD, ApiError, Cluster, Object, Selection, list_all
-from stoker.gateway.domain.log_lines import LogLine, log_line, merged
+from stoker.gateway.domain.log_lines import LogLine, log_line, place_in_time
 from stoker.gateway.http.caller import Call, Caller, Namespace, ResourceId, find, one_namespace
 from stoker.gateway.http.errors import ERRORS, problem_of
 from stoker.gateway.http.stream import MEDIA_TYPE, ClosingStream, event, with_heartbeat
@@ -101,20 +102,47 @@ def _no_attempt(attempt: int, pods: list[Object]) -> Problem:
 
 async def lines_of(cluster: Cluster, pod: Object, tail: int | None) -> list[LogLine]:
     """The log of a pod; nothing while its container has not started."""
+    return [line async for line in _lines(cluster, pod, tail)]
+
+
+async def _lines(cluster: Cluster, pod: Object, tail: int | None) -> AsyncGenerator[LogLine]:
     metadata = pod["metadata"]
-    found = []
     try:
         async for line in cluster.log(metadata["namespace"], metadata["name"], follow=False, tail=tail):
-            found.append(log_line(metadata["name"], line))
+            yield log_line(metadata["name"], line)
     except ApiError as error:
         if error.status not in WAITS:
             raise
-    return found
 
 
 async def _read(cluster: Cluster, pods: list[Object], tail: int | None) -> AsyncGenerator[LogLine]:
-    for line in merged(await asyncio.gather(*(lines_of(cluster, pod, tail) for pod in pods))):
+    logs = [_lines(cluster, pod, tail) for pod in pods]
+    try:
+        async for line in merged(logs):
+            yield line
+    finally:
+        for log in logs:
+            await log.aclose()
+
+
+async def merged(logs: Sequence[AsyncIterator[LogLine]]) -> AsyncIterator[LogLine]:
+    """Merge the logs of several pods by time, with one line of each in memory.
+
+    A line without a time stays behind the one before it in its pod.
+    """
+    first = await asyncio.gather(*(anext(log, None) for log in logs), return_exceptions=True)
+    if failed := [found for found in first if isinstance(found, BaseException)]:
+        raise failed[0]
+    heads = [(place_in_time(line, ""), index, line) for index, line in enumerate(first) if isinstance(line, LogLine)]
+    heapq.heapify(heads)
+    while heads:
+        time, index, line = heads[0]
         yield line
+        following = await anext(logs[index], None)
+        if following is None:
+            heapq.heappop(heads)
+        else:
+            heapq.heapreplace(heads, (place_in_time(following, time), index, following))
 
 
 async def _followed(cluster: Cluster, pods: list[Object], tail: int | None) -> AsyncGenerator[LogLine]:

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from stoker.gateway.cluster.interface import ApiError, Kind, Object, Page, Selection
 from stoker.gateway.http.caller import Call
-from stoker.gateway.http.stream import View, wants_stream, watched
+from stoker.gateway.http.stream import Shows, View, shows_all, wants_stream, watched
 from stoker.gateway.http.versions import etag, matches
 from stoker.gateway.problem import wrong_field
 
@@ -44,13 +44,15 @@ async def listed(
     query: PageQuery,
     view: View,
     list_of: Callable[..., BaseModel],
-    is_shown: Callable[[Object], bool] = lambda _: True,
+    shows: Shows = shows_all,
 ) -> Any:
     """Answer with a page of `list_of`, or with a stream of changes."""
     if wants_stream(request, query.watch):
-        return await watched(call, kind, selection, query.version, view)
+        if query.after:
+            raise wrong_field("query.continue", "a stream has no pages: leave it out")
+        return await watched(call, kind, selection, query.version, view, shows)
     page = await _page(call, kind, selection, query)
-    items = [view(item) for item in page.items if is_shown(item)]
+    items = [view(item) for item in page.items if shows(item)]
     return list_of(items=items, next=page.after, resource_version=page.resource_version)
 
 

@@ -1,6 +1,7 @@
 """Changes of a kind as server-sent events, which a client resumes at the version that it saw last.
 
-An event's id is the resource version. Without a version the objects that exist come first, as ADDED.
+An event's id is the resource version. Without a version the objects that exist come first, as ADDED and without ids: a
+client that is cut off among them begins anew.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from stoker.pod.asgi import Receive, Scope, Send
 MEDIA_TYPE = "text/event-stream"
 HEARTBEAT_S = 15.0
 View = Callable[[Object], BaseModel]
+Shows = Callable[[Object], bool]
 
 
 def wants_stream(request: Request, watch: bool) -> bool:
@@ -31,8 +33,17 @@ def wants_stream(request: Request, watch: bool) -> bool:
     return watch or MEDIA_TYPE in request.headers.get("accept", "")
 
 
-async def watched(call: Call, kind: Kind, selection: Selection, version: str | None, view: View) -> StreamingResponse:
-    """Answer with the changes after `version`. Raises ApiError 410 when that is too old, or of another history."""
+def shows_all(_: Object) -> bool:
+    return True
+
+
+async def watched(
+    call: Call, kind: Kind, selection: Selection, version: str | None, view: View, shows: Shows = shows_all
+) -> StreamingResponse:
+    """Answer with the changes after `version`. Raises ApiError 410 when that is too old, or of another history.
+
+    An object that is not shown any more is a DELETED one, also where the client has not seen it.
+    """
     since, first = version, list[Object]()
     if since is None:
         first, since = await list_all(call.cluster, kind, selection)
@@ -40,7 +51,7 @@ async def watched(call: Call, kind: Kind, selection: Selection, version: str | N
         await _check_reached(call.cluster, kind, selection, since)
     changes = _Changes(call, kind, selection, since)
     await changes.begin()  # a refusal is an answer of its own, not an event
-    events = with_heartbeat(_events(first, changes, view))
+    events = with_heartbeat(_events(first, changes, view, shows))
     return ClosingStream(events, changes.close, media_type=MEDIA_TYPE, headers={"Cache-Control": "no-store"})
 
 
@@ -95,9 +106,9 @@ class _Changes:
             self._source = None
 
 
-async def _events(first: list[Object], changes: _Changes, view: View) -> AsyncIterator[bytes]:
-    for found in first:
-        yield event("ADDED", view(found).model_dump(mode="json"), found["metadata"]["resourceVersion"])
+async def _events(first: list[Object], changes: _Changes, view: View, shows: Shows) -> AsyncIterator[bytes]:
+    for found in filter(shows, first):
+        yield event("ADDED", view(found).model_dump(mode="json"))  # without a number: what follows has older ones
     yield event("BOOKMARK", {"resource_version": changes.version}, changes.version)
     try:
         async for change in changes:
@@ -105,7 +116,8 @@ async def _events(first: list[Object], changes: _Changes, view: View) -> AsyncIt
             if change.type == "BOOKMARK":
                 yield event("BOOKMARK", {"resource_version": version}, version)
             else:
-                yield event(change.type, view(change.object).model_dump(mode="json"), version)
+                name = change.type if shows(change.object) else "DELETED"
+                yield event(name, view(change.object).model_dump(mode="json"), version)
     except (ApiError, Problem) as error:
         problem = error if isinstance(error, Problem) else problem_of(error)
         yield event("ERROR", problem.document("").model_dump(mode="json"))

@@ -35,7 +35,8 @@ def check_match(header: str | None, found: Object) -> str | None:
 async def patch(cluster: Cluster, kind: Kind, found: Object, body: Object, if_match: str | None) -> Object:
     """Patch one exact object, at the version of `If-Match` if that is given. Raises Problem 412."""
     version = check_match(if_match, found)
-    metadata = {"uid": found["metadata"]["uid"], **({"resourceVersion": version} if version else {})}
+    exact = {"uid": found["metadata"]["uid"], **({"resourceVersion": version} if version else {})}
+    metadata = {**body.get("metadata", {}), **exact}
     namespace, name = found["metadata"]["namespace"], found["metadata"]["name"]
     try:
         return await cluster.patch(kind, namespace, name, {**body, "metadata": metadata})

@@ -56,9 +56,9 @@ class RoomQueue:
 
     @property
     def waiting(self) -> bool:
-        """Whether a gang waits for room."""
+        """Whether a gang waits for room that runs may give it. One that no room of theirs helps holds none back."""
         self._refreshed()
-        return any(turn.nodes is None for turn in self._turns.values())
+        return any(turn.is_head or turn.position > LOOK_AHEAD for turn in self._turns.values())
 
     def next_passes(self, waiting: Iterable[Key]) -> list[Key]:
         """The jobs that need a pass after a change, in the order of the queue. Those far behind stay as they are."""

@@ -110,16 +110,17 @@ def remaining(nodes: Iterable[NodeCapacity], uses: Iterable[PodUse]) -> tuple[No
 def pod_requests(spec: Mapping[str, Any]) -> dict[str, int]:
     """Return what the scheduler reserves for a pod: the sum of its containers, at least its largest init container.
 
-    Init containers that restart (sidecars) count as containers. A limit stands for a request that is not given.
+    Init containers that restart (sidecars) count as containers, and beside the init containers after them. A limit
+    stands for a request that is not given.
     CPU, memory and huge pages that the pod itself names count in place of the containers' (Kubernetes 1.34).
     """
     total: defaultdict[str, int] = defaultdict(int)
     largest: defaultdict[str, int] = defaultdict(int)
     for container in spec.get("initContainers") or ():
         for resource, need in _container_requests(container).items():
+            largest[resource] = max(largest[resource], total[resource] + need)
             if container.get("restartPolicy") == "Always":
                 total[resource] += need
-            largest[resource] = max(largest[resource], need)
     for container in spec.get("containers") or ():
         for resource, need in _container_requests(container).items():
             total[resource] += need

@@ -59,6 +59,8 @@ class Turn:
     """Nodes by pod number, for a gang that may start now; None for one that waits."""
     kept_for: str = ""
     """The job ahead that room is kept for, where that is why the gang waits."""
+    is_head: bool = False
+    """Whether it is the gang that room is kept for."""
 
     @property
     def line(self) -> str:

@@ -67,6 +67,7 @@ class _Room:
             self._misfits.add(found.shape)
             if self._head is None and self._fits_at_last(found):
                 self._head = found
+                return replace(turn, is_head=True)
             return turn
         if self._head is not None:
             placed = self._beside_head(self._head, found, placed)

@@ -91,7 +91,7 @@ class Update:
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     finish: Finish | None = None
     stop_reason: str | int | None = None
-    """The stop token that ended it, if the request named it."""
+    """The stop text or token of the request that ended it."""
     end_token: int | None = None
     """The end or stop token behind `tokens`, which usage counts."""
 
@@ -287,12 +287,12 @@ class _Follower:
 
     def _piece(self, delta: Delta) -> Piece:
         if not self._job.keep_output:
-            return Piece("", 0, (), stopped=False)
+            return Piece("", 0, ())
         piece = self._texts[delta.choice].add(delta.tokens)
         if delta.finish_reason is None or piece.stopped:
             return piece
         rest = self._texts[delta.choice].finish()
-        return Piece(piece.text + rest.text, piece.num_tokens, piece.offsets, rest.stopped)
+        return Piece(piece.text + rest.text, piece.num_tokens, piece.offsets, rest.stop)
 
     def _count(self, delta: Delta, piece: Piece) -> None:
         """Count usage and observe times. An end token counts, because it was generated."""
@@ -328,7 +328,7 @@ class _Follower:
             logprobs=delta.logprobs[:count] if delta.logprobs is not None else None,
             prompt_logprobs=delta.prompt_logprobs,
             finish=finish,
-            stop_reason=named,
+            stop_reason=named if piece.stop is None else piece.stop,
             end_token=None if piece.stopped else delta.stop_token,
         )
 

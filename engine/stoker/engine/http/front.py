@@ -302,7 +302,7 @@ class Front:
         facts, codec = self._served()
         use = body.tool_use
         text = await self._in_thread(
-            render_chat, codec, body.messages, body.add_generation_prompt, body.tools, body.chat_template_kwargs or {}
+            render_chat, codec, body.messages, body.add_generation_prompt, body.tools, body.template_settings
         )
         whole = await self._in_thread(encode_rendered, codec, text)
         prompt = truncated(body, whole, facts.max_model_len, body.output_limit)
@@ -313,6 +313,7 @@ class Front:
             codec.template_source,
             has_grammar=params.grammar is not None,
             reasons_already=text.rstrip().endswith(ReasoningParser.BEGIN),
+            shows_reasoning=body.include_reasoning,
         )
         if parsers.needs_special_tokens:
             params = replace(params, skip_special_tokens=False)

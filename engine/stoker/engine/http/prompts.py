@@ -13,6 +13,7 @@ from stoker.engine.sampling import MAX_BAD_SEQUENCES
 
 OWN_SETTINGS = frozenset({"self", "messages", "add_generation_prompt", "tools"})
 """Variables of a chat template that `chat_template_kwargs` may not set."""
+DEVELOPER = "developer"
 
 
 def check_tokens(tokens: Sequence[int], vocab_size: int, field: str = "prompt") -> None:
@@ -75,10 +76,15 @@ def render_chat(
         raise bad_request(
             f"chat_template_kwargs: {taken[0]} cannot be set here", "chat_template_kwargs", "invalid_value"
         )
-    prepared = [message.for_template() for message in messages]
+    prepared = [_known_role(message.for_template(), codec.template_source or "") for message in messages]
     if tools:
         settings = {**settings, "tools": tools}
     return codec.render_chat(prepared, add_generation_prompt=add_generation_prompt, **settings)
+
+
+def _known_role(message: dict[str, Any], template: str) -> dict[str, Any]:
+    """The message with OpenAI's role `developer` as `system` for templates that do not know it."""
+    return {**message, "role": "system"} if message["role"] == DEVELOPER and DEVELOPER not in template else message
 
 
 def echo_all(codec: TextCodec, prompts: Sequence[tuple[int, ...]], skip_special_tokens: bool) -> list[EchoedPrompt]:

@@ -15,6 +15,7 @@ from stoker.engine.http.generation import Generation, Job, Update
 from stoker.engine.http.openai.answer import Envelope, UsageChunks
 from stoker.engine.http.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from stoker.engine.http.openai.parser_choice import AnswerParsers
+from stoker.engine.http.openai.protocol import REASONING_FIELDS
 from stoker.engine.http.openai.resume import TokenMarks
 from stoker.engine.http.openai.tool_parser import OutputParser, Part
 
@@ -128,7 +129,9 @@ class ChatAnswer:
             parts = [*parts, *choice.parser.finish()]
             choice.finish = self._parsers.finish(choice.parser, update.finish)
             choice.stop_reason = update.stop_reason
-        return [self._delta(choice, part) for part in parts]
+        return [
+            self._delta(choice, part) for part in parts if part.kind != "reasoning" or self._parsers.shows_reasoning
+        ]
 
     def _delta(self, choice: _Choice, part: Part) -> dict[str, Any]:
         """Add a part to its choice; return the delta of a stream. Only a call's first delta has its id and name."""
@@ -137,7 +140,7 @@ class ChatAnswer:
             return {"content": part.text}
         if part.kind == "reasoning":
             choice.reasoning += part.text
-            return {"reasoning_content": part.text}
+            return dict.fromkeys(REASONING_FIELDS, part.text)
         if part.kind == "call":
             call = _Call(self._parsers.call_id(), part.text)
             choice.calls.append(call)
@@ -183,6 +186,6 @@ def _more(choice: _Choice) -> dict[str, Any]:
     """Parts of a message that most answers do not have."""
     calls: Sequence[dict[str, Any]] = [call.body() for call in choice.calls]
     return {
-        **({"reasoning_content": choice.reasoning} if choice.reasoning else {}),
+        **(dict.fromkeys(REASONING_FIELDS, choice.reasoning) if choice.reasoning else {}),
         **({"tool_calls": calls} if calls else {}),
     }

@@ -40,7 +40,10 @@ MAX_PROMPTS = 2048
 MAX_MESSAGES = 10_000
 MAX_BIASES = 10_000
 MAX_TOKEN_DIGITS = len(str(COUNT_LIMIT))
-TEXT_PARTS = ("text", "input_text", "output_text")
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""Kind of a content part -> its field with the text."""
+REASONING_FIELDS = ("reasoning", "reasoning_content")
+"""The names of a message's reasoning: vLLM's, and DeepSeek's, which most templates read."""
 
 
 class StreamOptions(Body):
@@ -211,6 +214,22 @@ class ContentPart(Body):
 
     type: str
     text: str | None = None
+    refusal: str | None = None
+
+    def read(self) -> str:
+        """Return the part's text.
+
+        Raises:
+            ApiError: 400, the part is not text.
+        """
+        if self.type not in TEXT_PARTS:
+            raise not_supported(f"messages.content.{self.type}")
+        field = TEXT_PARTS[self.type]
+        text: str | None = getattr(self, field)
+        if text is None:
+            message = f"messages.content.{field}: a part of type {self.type} needs it"
+            raise bad_request(message, f"messages.content.{field}", "invalid_value")
+        return text
 
 
 class ChatMessage(Body):
@@ -228,18 +247,15 @@ class ChatMessage(Body):
         more = dict(self.model_extra or {})
         if more.get("tool_calls"):
             more["tool_calls"] = calls_for_template(more["tool_calls"])
+        if (thought := next((more[name] for name in REASONING_FIELDS if more.get(name)), None)) is not None:
+            more |= dict.fromkeys(REASONING_FIELDS, thought)
         return {**more, "role": self.role, "content": self._content()}
 
     def _content(self) -> str:
+        """The content as one text: parts are lines of their own, as with vLLM and llama.cpp."""
         if self.content is None or isinstance(self.content, str):
             return self.content or ""
-        for part in self.content:
-            if part.type not in TEXT_PARTS:
-                raise not_supported(f"messages.content.{part.type}")
-            if part.text is None:
-                message = f"messages.content.text: a part of type {part.type} needs it"
-                raise bad_request(message, "messages.content.text", "invalid_value")
-        return "".join(part.text or "" for part in self.content)
+        return "\n".join(part.read() for part in self.content)
 
 
 class ChatBody(GenerationBody):
@@ -259,6 +275,10 @@ class ChatBody(GenerationBody):
     """none, auto (the default with tools), required, or one function."""
     parallel_tool_calls: bool | None = None
     """False: at most one call."""
+    reasoning_effort: str | None = None
+    """A variable of the chat template; without effect where the template does not read it."""
+    include_reasoning: bool = True
+    """False: the answer's reasoning is left out."""
 
     prompt_field: ClassVar[str] = "messages"
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -274,6 +294,12 @@ class ChatBody(GenerationBody):
         "echo": (None, False),
         "best_of": (None, 1),
     }
+
+    @property
+    def template_settings(self) -> dict[str, Any]:
+        """Further variables of the chat template."""
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return {**effort, **(self.chat_template_kwargs or {})}
 
     @property
     def tool_use(self) -> ToolUse:

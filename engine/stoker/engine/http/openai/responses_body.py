@@ -141,8 +141,7 @@ def add_item(messages: list[dict[str, Any]], item: Mapping[str, Any], place: str
     if kind == "message":
         if not isinstance(item.get("role"), str):
             raise bad_request(f"{place}.role: a text is needed", f"{place}.role", "invalid_value")
-        role = "system" if item["role"] == "developer" else item["role"]
-        messages.append({"role": role, "content": item.get("content")})
+        messages.append({"role": item["role"], "content": item.get("content")})
     elif kind == "function_call":
         function = {"name": item.get("name"), "arguments": item.get("arguments")}
         call = {"id": item.get("call_id"), "type": "function", "function": function}

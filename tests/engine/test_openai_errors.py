@@ -249,6 +249,7 @@ def test_keys_sizes_models_methods_and_paths(tmp_path: Path) -> None:
             assert await status("GET", "/v1/models/none") == (404, "model_not_found")
             assert await status("GET", completions) == (405, "method_not_allowed")
             assert await status("GET", "/v1/unknown") == (404, "unknown_path")
+            assert await status("POST", "/chat/completions") == (404, "unknown_path")
             assert await status("GET", "/health", None) == (200, None)
             assert (await s.http.get("/readyz")).status_code == 200
             assert (await s.http.get("/version")).json() == {"version": "0.1"}

@@ -51,6 +51,10 @@ def test_a_directory_of_models_stands_instead_of_a_path(model: Path, capsys: pyt
         assert message in refused(capsys, *flags)
 
 
+def test_an_empty_name_is_refused(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "model.names.0: String should have at least 1 character" in refused(capsys, model, "--served-name", "")
+
+
 def test_a_name_of_the_hub_is_no_path(capsys: pytest.CaptureFixture[str]) -> None:
     message = refused(capsys, "HuggingFaceTB/SmolLM2-135M-Instruct")
     assert "is not on this machine" in message
@@ -143,4 +147,6 @@ def test_a_list_of_origins_that_is_none_is_refused(capsys: pytest.CaptureFixture
     for wrong in ("[1]", "[", "[*]"):
         with pytest.raises(SystemExit):
             _parser().parse_args(["--allowed-origins", wrong, "model"])
-        assert "--allowed-origins" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert "argument --allowed-origins: " in said
+        assert repr(wrong) in said

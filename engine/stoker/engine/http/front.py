@@ -353,7 +353,10 @@ class Front:
     def _log(self, envelope: Envelope, generation: Generation, request_id: str) -> None:
         """Let the request be found, and follow its run."""
         jobs = tuple(job.id for job in generation.jobs)
-        logged = LoggedRequest(envelope.id, request_id, envelope.model, envelope.created, jobs, generation.usage)
+        logged = LoggedRequest(
+            envelope.id, request_id, envelope.model, envelope.created, jobs, generation.usage,
+            generation.jobs[0].arrival_s, self.clock,
+        )  # fmt: skip
         generation.follow = logged.follow
         self.log.add(logged)
 

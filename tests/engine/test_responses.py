@@ -151,7 +151,7 @@ def test_an_output_of_a_function_may_be_parts_of_text(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with roomy(tmp_path) as s:
             parts = [{"type": "input_text", "text": "say:x"}]
-            items = [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}]
+            items: list[Any] = [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}]
             items += [{"type": "function_call_output", "call_id": "1", "output": parts}]
             assert (await s.post(PATH, input=items)).status_code == 200
             assert bytes(s.core.requests[-1].prompt_tokens) == b"<assistant><tool>say:x<assistant>"

@@ -266,16 +266,20 @@ class Front:
         if resumed is not None:
             await self._in_thread(generation.replay)
         self._log(envelope, generation, request_id)
-        fields = CompletionFields(body.n, body.num_logprobs, body.prompt_logprobs)
-        return CompletionAnswer(envelope, generation, TokenNames(codec), _usage_chunks(body), echoes, fields)
+        fields = CompletionFields(body.n, body.num_logprobs, body.prompt_logprobs, body.return_token_ids)
+        names = TokenNames(codec, as_ids=body.return_tokens_as_token_ids)
+        return CompletionAnswer(envelope, generation, names, _usage_chunks(body), echoes, fields)
 
     async def chat(
         self, body: ChatBody, call_id: str, arrival_s: float, request_id: str = "", resumed: ResumeState | None = None
     ) -> ChatAnswer:
         """Render, tokenise and check a conversation, as `completion` does a prompt."""
         prepared = await self._prepare(body, call_id, arrival_s, request_id, "chatcmpl-", resumed)
-        names = TokenNames(prepared.codec)
-        return ChatAnswer(prepared.envelope, prepared.generation, names, _usage_chunks(body), prepared.parsers)
+        names = TokenNames(prepared.codec, as_ids=body.return_tokens_as_token_ids)
+        return ChatAnswer(
+            prepared.envelope, prepared.generation, names, _usage_chunks(body), prepared.parsers,
+            token_ids=body.return_token_ids,
+        )  # fmt: skip
 
     async def responses(
         self, body: ResponsesBody, call_id: str, arrival_s: float, request_id: str = ""

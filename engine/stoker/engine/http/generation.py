@@ -95,6 +95,11 @@ class Update:
     end_token: int | None = None
     """The end or stop token behind `tokens`, which usage counts."""
 
+    @property
+    def all_tokens(self) -> tuple[int, ...]:
+        """The tokens that were generated: `tokens` and the end or stop token."""
+        return self.tokens if self.end_token is None else (*self.tokens, self.end_token)
+
 
 class Generation:
     """All jobs of one HTTP request. Close `updates` (`aclosing`) to abort what still runs."""
@@ -329,7 +334,7 @@ class _Follower:
             prompt_logprobs=delta.prompt_logprobs,
             finish=finish,
             stop_reason=named if piece.stop is None else piece.stop,
-            end_token=None if piece.stopped else delta.stop_token,
+            end_token=None if piece.stopped or not self._job.keep_output else delta.stop_token,
         )
 
 

@@ -88,11 +88,16 @@ class GenerationBody(FormattedBody):
     include_timing: bool = False
     """`usage.timing` has the seconds in the queue, to the first token, to the last one, and in total."""
     add_special_tokens: bool | None = None
+    return_token_ids: bool = False
+    """The token ids of prompt and output are in the answer, in vLLM's form."""
+    return_tokens_as_token_ids: bool = False
+    """Log-probabilities name tokens `token_id:5` instead of by their text."""
 
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "use_beam_search": (None, False),
         "length_penalty": (None, 1, 1.0),
         "logits_processors": (None, []),
+        "guided_whitespace_pattern": (None,),
     }
     """Fields that are not built, with the values that have no effect."""
 

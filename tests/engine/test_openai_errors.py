@@ -64,7 +64,6 @@ BAD_COMPLETIONS = [
         id="options, no stream",
     ),
     pytest.param({"prompt": "x", "suffix": "y"}, "suffix", "not supported yet: suffix", id="suffix"),
-    pytest.param({"prompt": "x", "use_beam_search": True}, "use_beam_search", "not supported yet", id="beam search"),
     pytest.param({"prompt": "x", "guided_json": 3}, "guided_json", "", id="guided_json"),
     pytest.param({"prompt": "x", "guided_json": "{"}, "guided_json", "must be JSON", id="guided_json no JSON"),
     pytest.param({"prompt": "x", "guided_choice": []}, "guided_choice", "1 to 1024", id="no choice"),

@@ -30,6 +30,7 @@ from stoker.engine.http.openai.completions import CompletionAnswer, CompletionFi
 from stoker.engine.http.openai.logprobs import TokenNames
 from stoker.engine.http.openai.params import (
     GenerationDefaults,
+    beam_settings,
     chat_params,
     check_length,
     completion_params,
@@ -254,7 +255,8 @@ class Front:
             self._check(facts, body, prompt, params)
             keep = body.max_tokens != 0
             job_id = f"{call_id}-{number}"
-            job = Job(job_id, prompt, params, arrival_s, body.priority, continues=True, keep_output=keep)
+            beams = beam_settings(body, params, facts.eos_token_ids)
+            job = Job(job_id, prompt, params, arrival_s, body.priority, continues=True, keep_output=keep, beams=beams)
             jobs.append(begun_job(job, number, resumed))
         echoes = None
         if body.echo:
@@ -322,7 +324,8 @@ class Front:
         if parsers.needs_special_tokens:
             params = replace(params, skip_special_tokens=False)
         self._check(facts, body, prompt, params)
-        job = begun_job(Job(f"{call_id}-0", prompt, params, arrival_s, body.priority), 0, resumed)
+        beams = beam_settings(body, params, facts.eos_token_ids)
+        job = begun_job(Job(f"{call_id}-0", prompt, params, arrival_s, body.priority, beams=beams), 0, resumed)
         envelope = self._envelope(prefix, name, facts, resumed)
         check_resumed(resumed, body, [job], _fingerprint(facts), facts.vocab_size)
         generation = self._generation(codec, [job])

@@ -88,14 +88,16 @@ class GenerationBody(FormattedBody):
     include_timing: bool = False
     """`usage.timing` has the seconds in the queue, to the first token, to the last one, and in total."""
     add_special_tokens: bool | None = None
+    use_beam_search: bool = False
+    """Return the `n` most probable outputs that a search with `best_of` or `n` beams finds, without sampling."""
+    length_penalty: float = 1.0
+    """Of a beam search: outputs compare by log-probability / length ** this."""
     return_token_ids: bool = False
     """The token ids of prompt and output are in the answer, in vLLM's form."""
     return_tokens_as_token_ids: bool = False
     """Log-probabilities name tokens `token_id:5` instead of by their text."""
 
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "use_beam_search": (None, False),
-        "length_penalty": (None, 1, 1.0),
         "logits_processors": (None, []),
         "guided_whitespace_pattern": (None,),
     }
@@ -107,6 +109,8 @@ class GenerationBody(FormattedBody):
             raise ValueError("stream_options: only allowed with stream=true")
         if self.prompt_logprobs is not None and self.stream:
             raise ValueError("prompt_logprobs: not allowed with stream=true")
+        if self.use_beam_search and self.stream:
+            raise ValueError("use_beam_search: not allowed with stream=true")
         if self.truncate_prompt_tokens == 0:
             raise ValueError("truncate_prompt_tokens: must be -1 or at least 1")
         return self
@@ -122,6 +126,11 @@ class GenerationBody(FormattedBody):
             value = getattr(self, name) if name in type(self).model_fields else extra.get(name)
             if value not in harmless:
                 raise not_supported(name)
+
+    @property
+    def num_choices(self) -> int:
+        """Answers that are made for each prompt."""
+        return self.n
 
     @property
     def stops(self) -> tuple[str, ...]:

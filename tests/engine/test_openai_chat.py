@@ -75,6 +75,40 @@ def test_content_may_be_parts_of_text(tmp_path: Path) -> None:
     run(scenario)
 
 
+def test_an_answer_may_go_on_with_the_last_message(tmp_path: Path) -> None:
+    class Codec(ByteCodec):
+        def render_chat(self, messages: Any, **settings: Any) -> str:
+            return (
+                super().render_chat([{**one, "content": one["content"].rstrip("~")} for one in messages], **settings)
+                + "</s>"
+            )
+
+    async def scenario() -> None:
+        async with serving(tmp_path, Codec) as s:
+            own = {"continue_final_message": True, "add_generation_prompt": False}
+            for content, kept in (("say:a", "say:a"), ("say:a ", "say:a "), (" say:a ~", None)):
+                messages = [*user("a"), {"role": "assistant", "content": content}]
+                answer = await s.post(PATH, messages=messages, **own)
+                tokens = await s.post("/tokenize", messages=messages, **own)
+                if kept is None:
+                    for refused in (answer, tokens):
+                        assert (refused.status_code, refused.json()["error"]["param"]) == (
+                            400,
+                            "continue_final_message",
+                        )
+                    continue
+                prompt = f"<user>a<assistant>{kept}".encode()
+                assert bytes(s.core.requests[-1].prompt_tokens) == bytes(tokens.json()["tokens"]) == prompt
+                assert answer.json()["choices"][0]["message"]["content"] == kept.removeprefix("say:")
+            for wrong in ({"continue_final_message": True}, {**own, "add_generation_prompt": True}):
+                refused = await s.post(PATH, messages=user("say:a"), **wrong)
+                assert (refused.status_code, refused.json()["error"]["param"]) == (400, "continue_final_message")
+            refused = await s.post(PATH, messages=user(""), **own)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "continue_final_message")
+
+    run(scenario)
+
+
 @pytest.mark.parametrize(("template", "role"), [(None, "system"), ("{{ developer }}", "developer")])
 def test_a_developers_message_is_the_systems_where_the_template_knows_none(
     tmp_path: Path, template: str | None, role: str

@@ -163,8 +163,9 @@ def test_greedy_answers_are_those_of_transformers(served: Served) -> None:
 @pytest.mark.parametrize(("width", "length_penalty"), [(3, 1.0), (5, 0.0)])
 def test_a_beam_search_finds_what_transformers_finds(served: Served, width: int, length_penalty: float) -> None:
     prompt = served.tokenizer.encode("The lazy brown €").ids
+    twin: Any = served.twin
     with torch.no_grad():
-        found = served.twin.generate(
+        found = twin.generate(
             torch.tensor([prompt]), num_beams=width, num_return_sequences=width, max_new_tokens=20, do_sample=False,
             length_penalty=length_penalty, eos_token_id=None, pad_token_id=0,
         )  # fmt: skip

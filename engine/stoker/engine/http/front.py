@@ -308,8 +308,9 @@ class Front:
         facts, codec = self._served()
         use = body.tool_use
         text = await self._in_thread(
-            render_chat, codec, body.messages, body.add_generation_prompt, body.tools, body.template_settings
-        )
+            render_chat, codec, body.messages, body.add_generation_prompt, body.tools, body.template_settings,
+            body.continue_final_message,
+        )  # fmt: skip
         whole = await self._in_thread(encode_rendered, codec, text)
         prompt = truncated(body, whole, facts.max_model_len, body.output_limit)
         bad_sequences = await self._encode_bad_words(codec, body)
@@ -325,7 +326,9 @@ class Front:
             params = replace(params, skip_special_tokens=False)
         self._check(facts, body, prompt, params)
         beams = beam_settings(body, params, facts.eos_token_ids)
-        job = begun_job(Job(f"{call_id}-0", prompt, params, arrival_s, body.priority, beams=beams), 0, resumed)
+        goes_on = body.continue_final_message
+        job = Job(f"{call_id}-0", prompt, params, arrival_s, body.priority, continues=goes_on, beams=beams)
+        job = begun_job(job, 0, resumed)
         envelope = self._envelope(prefix, name, facts, resumed)
         check_resumed(resumed, body, [job], _fingerprint(facts), facts.vocab_size)
         generation = self._generation(codec, [job])
@@ -416,6 +419,7 @@ class Front:
                 body.add_generation_prompt,
                 body.tools,
                 body.chat_template_kwargs or {},
+                body.continue_final_message,
             )
         else:
             special = body.add_special_tokens if body.add_special_tokens is not None else True

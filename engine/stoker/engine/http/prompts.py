@@ -52,9 +52,10 @@ def encode_chat(
     add_generation_prompt: bool,
     tools: Sequence[Mapping[str, Any]] | None,
     settings: Mapping[str, Any],
+    continues: bool = False,
 ) -> tuple[int, ...]:
     """The prompt's token ids."""
-    return encode_rendered(codec, render_chat(codec, messages, add_generation_prompt, tools, settings))
+    return encode_rendered(codec, render_chat(codec, messages, add_generation_prompt, tools, settings, continues))
 
 
 def encode_rendered(codec: TextCodec, text: str) -> tuple[int, ...]:
@@ -68,8 +69,9 @@ def render_chat(
     add_generation_prompt: bool,
     tools: Sequence[Mapping[str, Any]] | None,
     settings: Mapping[str, Any],
+    continues: bool = False,
 ) -> str:
-    """The prompt's text."""
+    """The prompt's text. `continues`: it ends with the last message's content."""
     if not codec.has_chat_template:
         raise bad_request("This model has no chat template; use /v1/completions.", "messages", "no_chat_template")
     if taken := sorted(OWN_SETTINGS & settings.keys()):
@@ -79,7 +81,24 @@ def render_chat(
     prepared = [_known_role(message.for_template(), codec.template_source or "") for message in messages]
     if tools:
         settings = {**settings, "tools": tools}
-    return codec.render_chat(prepared, add_generation_prompt=add_generation_prompt, **settings)
+    text = codec.render_chat(prepared, add_generation_prompt=add_generation_prompt, **settings)
+    return _until_content(text, prepared[-1]["content"]) if continues else text
+
+
+def _until_content(text: str, content: str) -> str:
+    """The prompt's text up to the end of its last message's content. A template may strip the content's blanks.
+
+    Raises:
+        ApiError: 400, the content is empty, or the template changes it.
+    """
+    place = text.rfind(content.strip()) if content.strip() else -1
+    if place < 0:
+        message = (
+            "continue_final_message: the chat template must write the last message's content, which may not be empty"
+        )
+        raise bad_request(message, "continue_final_message", "invalid_value")
+    kept = content.lstrip() if text.startswith(content.lstrip(), place) else content.strip()
+    return text[: place + len(kept)]
 
 
 def _known_role(message: dict[str, Any], template: str) -> dict[str, Any]:

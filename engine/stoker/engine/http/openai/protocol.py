@@ -272,6 +272,12 @@ class ChatMessage(Body):
         return "\n".join(part.read() for part in self.content)
 
 
+def check_continues(continues: bool, begins: bool) -> None:
+    """Refuse to go on with the last message and to begin one. Raises ValueError."""
+    if continues and begins:
+        raise ValueError("continue_final_message: only allowed with add_generation_prompt=false")
+
+
 class ChatBody(GenerationBody):
     """`POST /v1/chat/completions`."""
 
@@ -282,6 +288,8 @@ class ChatBody(GenerationBody):
     logprobs: bool = False
     top_logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    """The answer goes on with the last message."""
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     """Shown to the chat template; the model may call them."""
@@ -304,7 +312,6 @@ class ChatBody(GenerationBody):
         "web_search_options": (None,),
         "chat_template": (None,),
         "documents": (None, []),
-        "continue_final_message": (None, False),
         "echo": (None, False),
         "best_of": (None, 1),
     }
@@ -337,6 +344,7 @@ class ChatBody(GenerationBody):
     def _alternatives(self) -> ChatBody:
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs: only allowed with logprobs=true")
+        check_continues(self.continue_final_message, self.add_generation_prompt)
         return self
 
     @property
@@ -361,6 +369,7 @@ class TokenizeBody(Body):
     messages: Annotated[list[ChatMessage], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
     return_token_strs: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
@@ -369,6 +378,7 @@ class TokenizeBody(Body):
     def _one_of(self) -> TokenizeBody:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("either prompt or messages is needed")
+        check_continues(self.continue_final_message, self.add_generation_prompt)
         return self
 
 

@@ -134,7 +134,7 @@ def test_parsers_reach_the_configuration() -> None:
     api = parse(EngineConfig, engine_config(_parser().parse_args(flags)), "x").api
     assert (api.tool_call_parser, api.reasoning_parser) == ("mistral", "think")
     api = parse(EngineConfig, engine_config(_parser().parse_args(["model"])), "x").api
-    assert (api.tool_call_parser, api.reasoning_parser) == ("auto", "none")
+    assert (api.tool_call_parser, api.reasoning_parser) == ("auto", "auto")
 
 
 def test_experts_on_the_device_reach_the_configuration() -> None:

@@ -235,6 +235,27 @@ def test_reasoning_has_a_field_of_its_own(tmp_path: Path, codec: Any, text: str)
     run(scenario)
 
 
+@pytest.mark.parametrize(
+    ("template", "choice", "found"),
+    [(None, "auto", False), ("<think>", "auto", True), ("<think>", "none", False), (None, "think", True)],
+)
+def test_reasoning_is_looked_for_where_the_template_has_its_marks(
+    tmp_path: Path, template: str | None, choice: Any, found: bool
+) -> None:
+    class Codec(ByteCodec):
+        template_source: str | None = template
+
+    async def scenario() -> None:
+        async with roomy(tmp_path, Codec) as s:
+            s.front.parsers = ParserChoice(reasoning=choice)
+            answer = (await s.post(CHAT, messages=say("<think>so</think>yes"))).json()["choices"][0]["message"]
+            assert (answer.get("reasoning"), answer["content"]) == (
+                ("so", "yes") if found else (None, "<think>so</think>yes")
+            )
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
 def test_earlier_reasoning_and_the_effort_reach_the_template(tmp_path: Path, field: str) -> None:
     seen: list[Any] = []

@@ -137,8 +137,8 @@ class EngineApiConfig(Config):
     """Origins whose web pages may call the API (CORS); `*` is any. Default: none."""
     tool_call_parser: Literal["auto", "none", "hermes", "llama3_json", "mistral"] = "auto"
     """The form in which the model writes tool calls; `auto` finds it in the chat template."""
-    reasoning_parser: Literal["none", "think"] = "none"
-    """`think`: text between <think> and </think> goes to `reasoning_content`."""
+    reasoning_parser: Literal["auto", "none", "think"] = "auto"
+    """`think`: text between <think> and </think> goes to `reasoning`; `auto`: if the chat template has <think>."""
 
 
 class EngineParallelismConfig(Config):

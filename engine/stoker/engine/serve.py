@@ -240,8 +240,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--reasoning-parser",
-        choices=["none", "think"],
-        help="think: text between <think> and </think> goes to reasoning_content (default: none)",
+        choices=["auto", "none", "think"],
+        help="think: text between <think> and </think> goes to the field reasoning (default: if the chat template has "
+        "these marks)",
     )
     add(
         "--cache-events", metavar="ENDPOINT", help="publish what the prefix cache holds: tcp://*:5557 (default: do not)"

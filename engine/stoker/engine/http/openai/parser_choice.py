@@ -30,7 +30,7 @@ class ParserChoice:
     """The parsers that the configuration names."""
 
     tool_calls: Literal["auto", "none", "hermes", "llama3_json", "mistral"] = "auto"
-    reasoning: Literal["none", "think"] = "none"
+    reasoning: Literal["auto", "none", "think"] = "auto"
 
     def for_request(
         self,
@@ -62,8 +62,12 @@ class ParserChoice:
                 "tools",
                 "tool_parser_unknown",
             )
-        reasons = self.reasoning == "think" and not has_grammar
+        reasons = self._reasons(template) and not has_grammar
         return AnswerParsers(use, form, reasons, reasons_already, shows_reasoning)
+
+    def _reasons(self, template: str | None) -> bool:
+        """Whether answers may begin with reasoning."""
+        return self.reasoning == "think" or (self.reasoning == "auto" and ReasoningParser.BEGIN in (template or ""))
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,10 @@ BAD_COMPLETIONS = [
         "only allowed with stream=true",
         id="options, no stream",
     ),
+    pytest.param({"prompt": "x", "cache_salt": "y"}, "cache_salt", "not supported yet: cache_salt", id="cache salt"),
+    pytest.param(
+        {"prompt": "x", "thinking_token_budget": 9}, "thinking_token_budget", "not supported yet", id="budget"
+    ),
     pytest.param({"prompt": "x", "suffix": "y"}, "suffix", "not supported yet: suffix", id="suffix"),
     pytest.param({"prompt": "x", "guided_json": 3}, "guided_json", "", id="guided_json"),
     pytest.param({"prompt": "x", "guided_json": "{"}, "guided_json", "must be JSON", id="guided_json no JSON"),

@@ -170,6 +170,7 @@ BAD: list[Any] = [
     pytest.param({"input": [{"type": "function_call_output", "call_id": "1"}]}, "input.0.output", id="no output"),
     pytest.param({"input": "x", "include": ["message.output_text.logprobs"]}, "include", id="logprobs"),
     pytest.param({"input": "x", "stop": [1]}, "stop", id="stop"),
+    pytest.param({"input": "x", "cache_salt": "y"}, "cache_salt", id="salt"),
     pytest.param({"input": "x", "top_k": -2}, "top_k", id="top-k"),
     pytest.param({"input": [{"content": "x"}]}, "input.0.role", id="no role"),
     pytest.param({"input": "x", "tools": [{"type": "web_search"}]}, "tools.0.type", id="tool"),

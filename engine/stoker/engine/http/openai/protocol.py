@@ -100,6 +100,8 @@ class GenerationBody(FormattedBody):
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "logits_processors": (None, []),
         "guided_whitespace_pattern": (None,),
+        "cache_salt": (None, ""),
+        "thinking_token_budget": (None,),
     }
     """Fields that are not built, with the values that have no effect."""
 

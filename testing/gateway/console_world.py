@@ -92,6 +92,8 @@ class Programs:
 
 
 async def _streamed(words: list[str]) -> AsyncIterator[bytes]:
+    for thought in ("Let me ", "think"):
+        yield f"data: {json.dumps({'choices': [{'delta': {'reasoning': thought}}]})}\n\n".encode()
     for word in words:
         yield f"data: {json.dumps({'choices': [{'delta': {'content': word}}]})}\n\n".encode()
     yield b"data: [DONE]\n\n"

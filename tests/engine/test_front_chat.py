@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from stoker.cli.chat import ChatConversation, ChatError, main
+from testing.engine.fake_core import ByteCodec
 from testing.engine.serving import Serving, run, serving
 
 
@@ -51,6 +52,26 @@ def test_a_conversation_remembers_and_forgets(
             prompts = [bytes(request.prompt_tokens).decode() for request in s.core.requests]
             assert prompts[2] == "<user>say:one<assistant>one<user>say:two<assistant>"  # the failed answer is left out
             assert prompts[3] == "<user>say:three<assistant>"
+
+    run(scenario)
+
+
+class ThinkingCodec(ByteCodec):
+    template_source: str | None = "<think>"
+
+
+def test_reasoning_is_shown_before_an_answer_and_is_no_part_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path, ThinkingCodec) as s:
+            question = "say:<think>why</think>yes"
+            monkeypatch.setattr(sys, "stdin", io.StringIO(f"{question}\nsay:b\n"))
+            assert await asyncio.to_thread(main, [s.url]) == 0
+            assert "why\n\nyes" in capsys.readouterr().out
+            assert bytes(s.core.requests[-1].prompt_tokens).endswith(b"<assistant>yes<user>say:b<assistant>")
+            assert await asyncio.to_thread(main, [s.url, "--once", question]) == 0
+            assert capsys.readouterr().out == "yes\n", "programs read the answer alone"
 
     run(scenario)
 

@@ -76,9 +76,17 @@ def test_a_stop_text_ends_a_choice_before_it(llm: LLM) -> None:
     stop = whole[4]
     cut = only(llm.generate("hello", SamplingParams(**{**vars(GREEDY), "stop": (stop,)}), progress=False))
     completion = cut.completions[0]
-    assert completion.finish_reason == "stop"
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
     assert completion.text == whole[: whole.index(stop)]
     assert not llm.engine.has_unfinished
+
+
+def test_a_stop_token_is_the_reason_and_an_exhausted_limit_has_none(llm: LLM) -> None:
+    whole = only(llm.generate("hello", GREEDY, progress=False)).completions[0]
+    assert (whole.finish_reason, whole.stop_reason) == ("length", None)
+    ended = SamplingParams(**{**vars(GREEDY), "stop_token_ids": (whole.tokens[2],)})
+    completion = only(llm.generate("hello", ended, progress=False)).completions[0]
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", whole.tokens[2])
 
 
 def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:
@@ -95,6 +103,27 @@ def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:
     assert one.completions[0].cumulative_logprob is None
     with pytest.raises(ValueError, match="one for each of 2 prompts, got 1"):
         llm.generate(["ab", "cd"], [GREEDY])
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "message"),
+    [
+        pytest.param(None, GREEDY, "prompts must be texts or lists of token ids, got None", id="no prompts"),
+        pytest.param([None], GREEDY, r"prompts must .* got \[None\]", id="no prompt"),
+        pytest.param(1.5, GREEDY, "prompts must .* got 1.5", id="a number"),
+        pytest.param(["ab"], {"n": 1}, "params must be SamplingParams, got str", id="a dictionary"),
+        pytest.param(["ab"], "x", "params must be SamplingParams, got str", id="a text"),
+    ],
+)
+def test_arguments_of_a_wrong_type_are_refused(llm: LLM, prompts: Any, params: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        llm.generate(prompts, params, progress=False)
+    assert not llm.engine.has_unfinished
+
+
+def test_an_empty_list_of_parameters_is_not_the_default(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="one for each of 1 prompts, got 0"):
+        llm.generate(["ab"], [], progress=False)
 
 
 def test_an_answer_follows_its_grammar(llm: LLM) -> None:

@@ -177,6 +177,10 @@ def test_a_model_that_cannot_be_loaded_says_why_and_may_be_tried_again(tmp_path:
             assert (await s.http.get("/health")).json()["status"] == "degraded"
             refused = await s.complete("say:x", model="broken")
             assert "is not loaded: ModelError" in refused.json()["error"]["message"]
+            assert "0 models are loaded" in (await s.complete("say:x")).json()["error"]["message"]
+            await s.load("one")
+            await s.ready("one")
+            assert (await s.complete("say:x")).json()["model"] == "one", "the only one that is loaded"
             assert (await s.unload("broken")).json()["status"] == "unloaded"
 
     run(scenario)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from stoker.engine.core.token_rate import TokenCounts, TokenRate
+from testing.engine.fake_core import BOS, EOS
 from testing.engine.serving import run, serving
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -64,6 +65,48 @@ def test_the_prompts_log_probabilities_have_vllms_form(tmp_path: Path) -> None:
             assert all(len(entry) == 1 for entry in chat["prompt_logprobs"][1:])
             refused = await s.post(CHAT, messages=MESSAGES, prompt_logprobs=0, stream=True)
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt_logprobs")
+
+    run(scenario)
+
+
+def test_token_ids_of_prompt_and_output_are_returned_on_request(tmp_path: Path) -> None:
+    output = [*b"a\xc3\xa9", EOS]
+
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            ask = {"return_token_ids": True}
+            plain = (await s.post(COMPLETIONS, prompt="say:a")).json()["choices"][0]
+            assert not {"token_ids", "prompt_token_ids"} & {*plain}
+            for more in ({}, {"echo": True, "n": 2}):
+                choices = (await s.post(COMPLETIONS, prompt="say:aé", **ask, **more)).json()["choices"]
+                assert choices[0]["token_ids"] == output
+                assert all(choice["prompt_token_ids"] == [BOS, *"say:aé".encode()] for choice in choices)
+            chunks = [event["choices"][0] for event in (await s.stream(COMPLETIONS, prompt="say:aé", **ask))[:-1]]
+            assert [token for chunk in chunks for token in chunk["token_ids"]] == output
+            assert [chunk["prompt_token_ids"] is not None for chunk in chunks] == [True] + [False] * (len(chunks) - 1)
+            scored = (await s.post(COMPLETIONS, prompt="say:a", max_tokens=0, echo=True, **ask)).json()["choices"][0]
+            assert scored["token_ids"] == []
+
+            messages = [{"role": "user", "content": "say:aé"}]
+            whole = (await s.post(CHAT, messages=messages, **ask)).json()
+            prompt = list(s.core.requests[-1].prompt_tokens)
+            assert (whole["prompt_token_ids"], whole["choices"][0]["token_ids"]) == (prompt, output)
+            events = (await s.stream(CHAT, messages=messages, n=2, **ask))[:-1]
+            assert [event["prompt_token_ids"] for event in events if "prompt_token_ids" in event] == [prompt]
+            first = [event["choices"][0] for event in events if event["choices"][0]["index"] == 0]
+            assert [token for choice in first for token in choice.get("token_ids", ())] == output
+
+    run(scenario)
+
+
+def test_log_probabilities_may_name_tokens_by_their_ids(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            ask = {"return_tokens_as_token_ids": True}
+            scores = (await s.post(COMPLETIONS, prompt="say:a", logprobs=1, **ask)).json()["choices"][0]["logprobs"]
+            assert (scores["tokens"], list(scores["top_logprobs"][0])) == (["token_id:97"], ["token_id:97"])
+            chat = (await s.post(CHAT, messages=MESSAGES, logprobs=True, **ask)).json()["choices"][0]["logprobs"]
+            assert chat["content"][0]["token"].startswith("token_id:")
 
     run(scenario)
 

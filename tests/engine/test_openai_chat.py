@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from testing.engine.fake_core import MAX_MODEL_LEN
+from testing.engine.fake_core import MAX_MODEL_LEN, ByteCodec
 from testing.engine.serving import run, serving, until
 
 PATH = "/v1/chat/completions"
@@ -61,14 +61,66 @@ def test_a_stream_begins_with_the_role_and_ends_with_the_reason(tmp_path: Path) 
 def test_content_may_be_parts_of_text(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as s:
-            parts = [{"type": "text", "text": "say:"}, {"type": "text", "text": "ab"}]
-            body = (await s.post(PATH, messages=user(parts), max_completion_tokens=1)).json()
-            assert (body["choices"][0]["message"]["content"], body["choices"][0]["finish_reason"]) == ("a", "length")
+            parts = [{"type": "text", "text": "say:a"}, {"type": "refusal", "refusal": "b"}]
+            body = (await s.post(PATH, messages=user(parts), max_completion_tokens=3)).json()
+            assert (body["choices"][0]["message"]["content"], body["choices"][0]["finish_reason"]) == ("a\nb", "length")
+            answer = await s.post(PATH, messages=user([{"type": "refusal", "text": "x"}]))
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages.content.refusal")
             answer = await s.post(PATH, messages=user([{"type": "image_url", "image_url": {"url": "x"}}]))
             assert (answer.status_code, answer.json()["error"]["message"]) == (
                 400,
                 "not supported yet: messages.content.image_url",
             )
+
+    run(scenario)
+
+
+def test_an_answer_may_go_on_with_the_last_message(tmp_path: Path) -> None:
+    class Codec(ByteCodec):
+        def render_chat(self, messages: Any, **settings: Any) -> str:
+            return (
+                super().render_chat([{**one, "content": one["content"].rstrip("~")} for one in messages], **settings)
+                + "</s>"
+            )
+
+    async def scenario() -> None:
+        async with serving(tmp_path, Codec) as s:
+            own = {"continue_final_message": True, "add_generation_prompt": False}
+            for content, kept in (("say:a", "say:a"), ("say:a ", "say:a "), (" say:a ~", None)):
+                messages = [*user("a"), {"role": "assistant", "content": content}]
+                answer = await s.post(PATH, messages=messages, **own)
+                tokens = await s.post("/tokenize", messages=messages, **own)
+                if kept is None:
+                    for refused in (answer, tokens):
+                        assert (refused.status_code, refused.json()["error"]["param"]) == (
+                            400,
+                            "continue_final_message",
+                        )
+                    continue
+                prompt = f"<user>a<assistant>{kept}".encode()
+                assert bytes(s.core.requests[-1].prompt_tokens) == bytes(tokens.json()["tokens"]) == prompt
+                assert answer.json()["choices"][0]["message"]["content"] == kept.removeprefix("say:")
+            for wrong in ({"continue_final_message": True}, {**own, "add_generation_prompt": True}):
+                refused = await s.post(PATH, messages=user("say:a"), **wrong)
+                assert (refused.status_code, refused.json()["error"]["param"]) == (400, "continue_final_message")
+            refused = await s.post(PATH, messages=user(""), **own)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "continue_final_message")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("template", "role"), [(None, "system"), ("{{ developer }}", "developer")])
+def test_a_developers_message_is_the_systems_where_the_template_knows_none(
+    tmp_path: Path, template: str | None, role: str
+) -> None:
+    class Codec(ByteCodec):
+        template_source: str | None = template
+
+    async def scenario() -> None:
+        async with serving(tmp_path, Codec) as s:
+            messages = [{"role": "developer", "content": "x"}, *user("say:hi")]
+            assert (await s.post(PATH, messages=messages)).status_code == 200
+            assert bytes(s.core.requests[-1].prompt_tokens).startswith(f"<{role}>x".encode())
 
     run(scenario)
 

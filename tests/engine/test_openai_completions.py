@@ -58,6 +58,31 @@ def test_every_form_of_prompt_is_understood(tmp_path: Path, prompt: Any, expecte
     run(scenario)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "more", "reason"),
+    [
+        pytest.param("say:a12", {"stop": ["2", "1"]}, "1", id="stop text"),
+        pytest.param("say:a12", {"stop": "1", "include_stop_str_in_output": True}, "1", id="stop text that is kept"),
+        pytest.param("say:a12", {}, None, id="end token"),
+    ],
+)
+def test_the_stop_reason_is_what_the_request_named(
+    tmp_path: Path, prompt: str, more: dict[str, Any], reason: str | int | None
+) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            for path, body in (
+                (PATH, {"prompt": prompt}),
+                ("/v1/chat/completions", {"messages": [{"role": "user", "content": prompt}]}),
+            ):
+                (choice,) = (await s.post(path, **body, **more)).json()["choices"]
+                assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", reason)
+                last = (await s.stream(path, **body, **more))[-2]["choices"][0]
+                assert (last["finish_reason"], last["stop_reason"]) == ("stop", reason)
+
+    run(scenario)
+
+
 class Unblanked(ByteCodec):
     """A tokenizer of words: a text that stands alone does not begin with a blank."""
 

@@ -63,8 +63,11 @@ BAD_COMPLETIONS = [
         "only allowed with stream=true",
         id="options, no stream",
     ),
+    pytest.param({"prompt": "x", "cache_salt": "y"}, "cache_salt", "not supported yet: cache_salt", id="cache salt"),
+    pytest.param(
+        {"prompt": "x", "thinking_token_budget": 9}, "thinking_token_budget", "not supported yet", id="budget"
+    ),
     pytest.param({"prompt": "x", "suffix": "y"}, "suffix", "not supported yet: suffix", id="suffix"),
-    pytest.param({"prompt": "x", "use_beam_search": True}, "use_beam_search", "not supported yet", id="beam search"),
     pytest.param({"prompt": "x", "guided_json": 3}, "guided_json", "", id="guided_json"),
     pytest.param({"prompt": "x", "guided_json": "{"}, "guided_json", "must be JSON", id="guided_json no JSON"),
     pytest.param({"prompt": "x", "guided_choice": []}, "guided_choice", "1 to 1024", id="no choice"),
@@ -249,6 +252,7 @@ def test_keys_sizes_models_methods_and_paths(tmp_path: Path) -> None:
             assert await status("GET", "/v1/models/none") == (404, "model_not_found")
             assert await status("GET", completions) == (405, "method_not_allowed")
             assert await status("GET", "/v1/unknown") == (404, "unknown_path")
+            assert await status("POST", "/chat/completions") == (404, "unknown_path")
             assert await status("GET", "/health", None) == (200, None)
             assert (await s.http.get("/readyz")).status_code == 200
             assert (await s.http.get("/version")).json() == {"version": "0.1"}

@@ -56,6 +56,8 @@ def test_the_cores_refusal_of_a_grammar_is_a_400_with_its_field(tmp_path: Path) 
         async with serving(tmp_path) as s:
             answer = await s.post("/v1/completions", prompt="badgrammar", guided_regex="(")
             error = answer.json()["error"]
+            pattern = await s.post("/v1/completions", prompt="x", guided_whitespace_pattern=" ")
+            assert pattern.json()["error"]["param"] == "guided_whitespace_pattern"
             assert (answer.status_code, error["param"], error["code"]) == (400, "guided_regex", "invalid_value")
 
     run(scenario)

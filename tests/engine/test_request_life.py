@@ -35,11 +35,17 @@ def test_a_request_can_be_followed_by_either_of_its_ids(tmp_path: Path) -> None:
                 seen = await life(s, "mine")
                 assert (seen["object"], seen["request_id"], seen["state"]) == ("request", "mine", state)
             assert (seen["prompt_tokens"], seen["preemptions"], seen["error"]) == (29, 2, None)
+            await until(lambda: any(usage.facts for usage in s.front.log.find("mine").usage))  # type: ignore[union-attr]
+            timing = (await life(s, "mine"))["timing"]
+            assert (timing["decode_s"], timing["total_s"]) == (None, None), "it runs"
             asked.cancel()
             await until(lambda: bool(s.core.aborted))
             await until(lambda: s.front.log.find("mine").end is not None)  # type: ignore[union-attr]
             gone = await life(s, "mine")
             assert (gone["state"], gone["error"]) == ("FAILED", "the client has gone")
+            assert gone["timing"]["decode_s"] is None
+            assert gone["timing"]["total_s"] > gone["timing"]["queue_s"] + gone["timing"]["prefill_s"]
+            assert (await life(s, "mine"))["timing"] == gone["timing"], "it does not go on"
             done = (await s.post(COMPLETIONS, prompt="say:hey")).json()
             whole = await life(s, done["id"])
             assert (whole["state"], whole["output_tokens"], whole["id"]) == ("COMPLETED", 4, done["id"])

@@ -129,14 +129,51 @@ def test_formats_and_forced_calls_are_grammars(tmp_path: Path) -> None:
     run(scenario)
 
 
+def test_sampling_fields_mean_what_they_mean_in_a_chat(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with roomy(tmp_path) as s:
+            fields = {"top_k": 3, "presence_penalty": 0.5, "repetition_penalty": 1.5, "ignore_eos": True}
+            body = (
+                await s.post(PATH, input="say:a.b", stop=["."], include=["reasoning.encrypted_content"], **fields)
+            ).json()
+            assert body["output"][0]["content"][0]["text"] == "a"
+            params = s.core.requests[-1].params
+            assert {name: getattr(params, name) for name in fields} == fields
+            await s.post(PATH, input="say:a", structured_outputs={"choice": ["a"]}, reasoning={"effort": "low"})
+            grammar = s.core.requests[-1].params.grammar
+            assert grammar is not None
+            assert (grammar.kind, grammar.text) == ("choice", '["a"]')
+
+    run(scenario)
+
+
+def test_an_output_of_a_function_may_be_parts_of_text(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with roomy(tmp_path) as s:
+            parts = [{"type": "input_text", "text": "say:x"}]
+            items: list[Any] = [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}]
+            items += [{"type": "function_call_output", "call_id": "1", "output": parts}]
+            assert (await s.post(PATH, input=items)).status_code == 200
+            assert bytes(s.core.requests[-1].prompt_tokens) == b"<assistant><tool>say:x<assistant>"
+
+    run(scenario)
+
+
 BAD: list[Any] = [
     pytest.param({}, "input", id="no input"),
     pytest.param({"input": []}, "input", id="empty"),
     pytest.param({"input": "x", "previous_response_id": "resp_1"}, "previous_response_id", id="stateful"),
     pytest.param({"input": "x", "background": True}, "background", id="background"),
-    pytest.param({"input": [{"type": "item_reference", "id": "1"}]}, "input.0.type 'item_reference'", id="reference"),
+    pytest.param({"input": [{"type": "item_reference", "id": "1"}]}, "input.0.type", id="reference"),
+    pytest.param({"input": ["x"]}, "input", id="texts"),
+    pytest.param({"input": [{"type": "function_call_output", "output": "x"}]}, "input.0.call_id", id="no call"),
+    pytest.param({"input": [{"type": "function_call_output", "call_id": "1"}]}, "input.0.output", id="no output"),
+    pytest.param({"input": "x", "include": ["message.output_text.logprobs"]}, "include", id="logprobs"),
+    pytest.param({"input": "x", "stop": [1]}, "stop", id="stop"),
+    pytest.param({"input": "x", "cache_salt": "y"}, "cache_salt", id="salt"),
+    pytest.param({"input": "x", "top_k": -2}, "top_k", id="top-k"),
     pytest.param({"input": [{"content": "x"}]}, "input.0.role", id="no role"),
-    pytest.param({"input": "x", "tools": [{"type": "web_search"}]}, "tools.0.type 'web_search'", id="tool"),
+    pytest.param({"input": "x", "tools": [{"type": "web_search"}]}, "tools.0.type", id="tool"),
     pytest.param({"input": "x", "max_output_tokens": 0}, "max_output_tokens", id="limit"),
     pytest.param({"input": "x", "max_output_tokens": 3000}, "max_output_tokens", id="too long"),
     pytest.param({"input": "x", "text": {"format": {"type": "json_schema"}}}, "text.format", id="no schema"),

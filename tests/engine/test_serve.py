@@ -51,6 +51,10 @@ def test_a_directory_of_models_stands_instead_of_a_path(model: Path, capsys: pyt
         assert message in refused(capsys, *flags)
 
 
+def test_an_empty_name_is_refused(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "model.names.0: String should have at least 1 character" in refused(capsys, model, "--served-name", "")
+
+
 def test_a_name_of_the_hub_is_no_path(capsys: pytest.CaptureFixture[str]) -> None:
     message = refused(capsys, "HuggingFaceTB/SmolLM2-135M-Instruct")
     assert "is not on this machine" in message
@@ -130,7 +134,7 @@ def test_parsers_reach_the_configuration() -> None:
     api = parse(EngineConfig, engine_config(_parser().parse_args(flags)), "x").api
     assert (api.tool_call_parser, api.reasoning_parser) == ("mistral", "think")
     api = parse(EngineConfig, engine_config(_parser().parse_args(["model"])), "x").api
-    assert (api.tool_call_parser, api.reasoning_parser) == ("auto", "none")
+    assert (api.tool_call_parser, api.reasoning_parser) == ("auto", "auto")
 
 
 def test_experts_on_the_device_reach_the_configuration() -> None:
@@ -143,4 +147,6 @@ def test_a_list_of_origins_that_is_none_is_refused(capsys: pytest.CaptureFixture
     for wrong in ("[1]", "[", "[*]"):
         with pytest.raises(SystemExit):
             _parser().parse_args(["--allowed-origins", wrong, "model"])
-        assert "--allowed-origins" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert "argument --allowed-origins: " in said
+        assert repr(wrong) in said

@@ -160,6 +160,21 @@ def test_greedy_answers_are_those_of_transformers(served: Served) -> None:
         assert (again.usage.prompt_tokens_details.cached_tokens or 0) > 0  # the prefix cache is reported
 
 
+@pytest.mark.parametrize(("width", "length_penalty"), [(3, 1.0), (5, 0.0)])
+def test_a_beam_search_finds_what_transformers_finds(served: Served, width: int, length_penalty: float) -> None:
+    prompt = served.tokenizer.encode("The lazy brown €").ids
+    twin: Any = served.twin
+    with torch.no_grad():
+        found = twin.generate(
+            torch.tensor([prompt]), num_beams=width, num_return_sequences=width, max_new_tokens=20, do_sample=False,
+            length_penalty=length_penalty, eos_token_id=None, pad_token_id=0,
+        )  # fmt: skip
+    body = {"prompt": prompt, "use_beam_search": True, "n": width, "length_penalty": length_penalty, "max_tokens": 20}
+    body |= {"ignore_eos": True, "return_token_ids": True}
+    choices = httpx.post(f"{served.url}/v1/completions", json=body, timeout=120).json()["choices"]
+    assert [choice["token_ids"] for choice in choices] == [row[len(prompt) :].tolist() for row in found]
+
+
 @pytest.mark.parametrize("max_tokens", [0, 1])
 def test_a_scored_prompt_has_the_log_probabilities_of_transformers(served: Served, max_tokens: int) -> None:
     prompt = served.tokenizer.encode(TEXT).ids[:70]

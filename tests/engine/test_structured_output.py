@@ -232,6 +232,7 @@ BAD = {
     "empty": (lambda: OutputGrammar.regex(" "), "empty"),
     "no JSON": (lambda: OutputGrammar.json_schema("{"), "must be JSON"),
     "no schema": (lambda: OutputGrammar.json_schema("3"), "JSON schema"),
+    "false": (lambda: OutputGrammar.json_schema(False), "must allow a value, got false"),
     "too large": (lambda: OutputGrammar.regex("a" * (MAX_GRAMMAR_CHARACTERS + 1)), "at most"),
     "too deep": (lambda: OutputGrammar.json_schema(nested(70)), "at most 64"),
 }
@@ -242,6 +243,13 @@ def nested(depth: int) -> dict[str, Any]:
     for _ in range(depth):
         schema = {"items": schema}
     return schema
+
+
+@pytest.mark.parametrize("schema", [True, "true"])
+def test_the_schema_true_allows_any_value(grammars: GrammarCompiler, schema: bool | str) -> None:
+    made = OutputGrammar.json_schema(schema)
+    assert made == OutputGrammar.json_schema({})
+    grammars.compile(made)
 
 
 @pytest.mark.parametrize(("make_grammar", "reason"), BAD.values(), ids=BAD)

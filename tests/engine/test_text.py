@@ -64,7 +64,7 @@ def test_offsets_are_where_each_tokens_text_begins() -> None:
 
 @given(st.text("ab", max_size=30), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
 def test_streaming_a_stop_equals_searching_the_whole(text: str, stops: list[str]) -> None:
-    watched, seen, stopped = StopTexts(stops, include=False), "", False
+    watched, seen, stopped = StopTexts(stops, include=False), "", None
     for character in text:
         shown, stopped = watched.add(character)
         seen += shown

@@ -218,11 +218,60 @@ def test_reasoning_has_a_field_of_its_own(tmp_path: Path, codec: Any, text: str)
                 assert (answer["content"], answer["reasoning_content"]) == ("", "x<assistant><think>\n")
                 return
             answer = (await s.post(CHAT, **body)).json()["choices"][0]["message"]
-            assert (answer["content"], answer["reasoning_content"]) == ("yes", "so")
+            assert (answer["content"], answer["reasoning_content"], answer["reasoning"]) == ("yes", "so", "so")
             deltas = [event["choices"][0]["delta"] for event in (await s.stream(CHAT, **body))[:-1]]
-            assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "so"
+            for field in ("reasoning_content", "reasoning"):
+                assert "".join(delta.get(field, "") for delta in deltas) == "so"
             assert "".join(delta.get("content") or "" for delta in deltas) == "yes"
+            hidden = (await s.post(CHAT, **body, include_reasoning=False)).json()["choices"][0]["message"]
+            assert hidden == {"role": "assistant", "content": "yes", "refusal": None}
+            deltas = [
+                event["choices"][0]["delta"] for event in (await s.stream(CHAT, **body, include_reasoning=False))[:-1]
+            ]
+            assert {key for delta in deltas for key in delta} == {"role", "content"}
             s.front.parsers = ParserChoice()
             assert (await s.post(CHAT, **body)).json()["choices"][0]["message"]["content"] == text
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("template", "choice", "found"),
+    [(None, "auto", False), ("<think>", "auto", True), ("<think>", "none", False), (None, "think", True)],
+)
+def test_reasoning_is_looked_for_where_the_template_has_its_marks(
+    tmp_path: Path, template: str | None, choice: Any, found: bool
+) -> None:
+    class Codec(ByteCodec):
+        template_source: str | None = template
+
+    async def scenario() -> None:
+        async with roomy(tmp_path, Codec) as s:
+            s.front.parsers = ParserChoice(reasoning=choice)
+            answer = (await s.post(CHAT, messages=say("<think>so</think>yes"))).json()["choices"][0]["message"]
+            assert (answer.get("reasoning"), answer["content"]) == (
+                ("so", "yes") if found else (None, "<think>so</think>yes")
+            )
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
+def test_earlier_reasoning_and_the_effort_reach_the_template(tmp_path: Path, field: str) -> None:
+    seen: list[Any] = []
+
+    class Recording(ByteCodec):
+        def render_chat(self, messages: Any, **settings: Any) -> str:
+            seen.append((messages[0], settings))
+            return super().render_chat(messages, **settings)
+
+    async def scenario() -> None:
+        async with roomy(tmp_path, Recording) as s:
+            messages = [{"role": "assistant", "content": "a", field: "why"}, *say("hi")]
+            assert (await s.post(CHAT, messages=messages, reasoning_effort="low")).status_code == 200
+            own = {"chat_template_kwargs": {"reasoning_effort": "high"}, "reasoning_effort": "low"}
+            assert (await s.post(CHAT, messages=messages, **own)).status_code == 200
+            assert (seen[0][0]["reasoning"], seen[0][0]["reasoning_content"]) == ("why", "why")
+            assert [settings["reasoning_effort"] for _, settings in seen] == ["low", "high"]
 
     run(scenario)

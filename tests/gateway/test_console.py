@@ -297,6 +297,9 @@ def test_a_deployment_shows_its_load_rolls_back_and_chats(console: Stage) -> Non
         await page.get_by_label("Message").fill(HOSTILE)
         await page.keyboard.press("Enter")
         await shows(page, ".said[data-who=assistant]", f"You asked: {HOSTILE}")
+        assert await page.locator(".said[data-who=assistant] p").all_inner_texts() == [
+            "Let me think", f"You asked: {HOSTILE}",
+        ]  # fmt: skip
         assert await page.locator(".chat img").count() == 0
         await shows(page, "tr", "FirstTokenLate: the first token takes 240 ms of 200")
 

@@ -6,7 +6,7 @@ Frozen. Read by `__main__` and by the core's process; `plan` turns it into decis
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -33,7 +33,7 @@ class ServedModelConfig(Config):
     """Folder that keeps models fetched from a URI, shared by the processes of a machine; default: the user's cache."""
     digest: str | None = None
     """The manifest digest that a checkpoint must have."""
-    names: tuple[str, ...] = Field(default=(), max_length=8)
+    names: tuple[Annotated[str, Field(min_length=1)], ...] = Field(default=(), max_length=8)
     """Names in `/v1/models`; default: the folder's name."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """`auto`: bfloat16 where the device is fast in it, else float32."""
@@ -137,8 +137,8 @@ class EngineApiConfig(Config):
     """Origins whose web pages may call the API (CORS); `*` is any. Default: none."""
     tool_call_parser: Literal["auto", "none", "hermes", "llama3_json", "mistral"] = "auto"
     """The form in which the model writes tool calls; `auto` finds it in the chat template."""
-    reasoning_parser: Literal["none", "think"] = "none"
-    """`think`: text between <think> and </think> goes to `reasoning_content`."""
+    reasoning_parser: Literal["auto", "none", "think"] = "auto"
+    """`think`: text between <think> and </think> goes to `reasoning`; `auto`: if the chat template has <think>."""
 
 
 class EngineParallelismConfig(Config):

@@ -10,8 +10,9 @@ Called by user scripts; owns an engine in the caller's thread, without a core pr
 from __future__ import annotations
 
 import math
+import reprlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -46,6 +47,8 @@ class Completion:
     logprobs: list[TokenLogprobs] | None = None
     """One per token, if requested."""
     finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    """The stop text or stop token of the parameters that ended it; None for an end token or another reason."""
     error: str | None = None
     """The reason, when `finish_reason` is `error`."""
     facts: RequestFacts | None = None
@@ -150,8 +153,10 @@ class _Batch:
         prompts: list[tuple[int, ...]],
         params: SamplingParams | Sequence[SamplingParams] | None,
     ) -> None:
-        one = params or SamplingParams()
+        one = SamplingParams() if params is None else params
         self.params = [one] * len(prompts) if isinstance(one, SamplingParams) else list(one)
+        if wrong := [each for each in self.params if not isinstance(each, SamplingParams)]:
+            raise TypeError(f"params must be SamplingParams, got {type(wrong[0]).__name__}")
         if len(self.params) != len(prompts):
             raise ValueError(
                 f"params must be one for all or one for each of {len(prompts)} prompts, got {len(self.params)}"
@@ -181,7 +186,8 @@ class _Batch:
 
     def take(self, delta: Delta) -> None:
         """Add one delta to its answer; a stop text ends the choice."""
-        answer = self.answers[self._index[delta.request_id]]
+        index = self._index[delta.request_id]
+        answer = self.answers[index]
         completion = answer.completions[delta.choice]
         text = self._texts[delta.request_id, delta.choice]
         piece = text.add(delta.tokens)
@@ -193,23 +199,27 @@ class _Batch:
         answer.prompt_logprobs = delta.prompt_logprobs or answer.prompt_logprobs
         if piece.stopped:
             self.engine.finish_choice(delta.request_id, delta.choice)
-            self._done(answer, completion, "stop")
+            self._done(answer, completion, "stop", piece.stop)
         elif delta.finish_reason is not None:
             rest = text.finish()
             completion.text += rest.text
             completion.error, completion.facts = delta.error, delta.facts
-            self._done(answer, completion, "stop" if rest.stopped else delta.finish_reason)
+            named = delta.stop_token if delta.stop_token in self.params[index].stop_token_ids else None
+            reason = "stop" if rest.stopped else delta.finish_reason
+            self._done(answer, completion, reason, named if rest.stop is None else rest.stop)
 
-    def _done(self, answer: Generated, completion: Completion, reason: FinishReason) -> None:
-        completion.finish_reason = reason
+    def _done(self, answer: Generated, completion: Completion, reason: FinishReason, stop: str | int | None) -> None:
+        completion.finish_reason, completion.stop_reason = reason, stop
         self.num_done += all(other.finish_reason is not None for other in answer.completions)
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    """A single prompt as a list of one."""
-    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+    """A single prompt as a list of one. Raises TypeError."""
+    if isinstance(prompts, str) or (isinstance(prompts, Sequence) and prompts and isinstance(prompts[0], int)):
         return [prompts]  # type: ignore[list-item]
-    return prompts  # type: ignore[return-value]
+    if isinstance(prompts, Collection) and all(isinstance(prompt, Collection) for prompt in prompts):
+        return prompts  # type: ignore[return-value]
+    raise TypeError(f"prompts must be texts or lists of token ids, got {reprlib.repr(prompts)}")
 
 
 class _Bar:

@@ -50,7 +50,11 @@ class OutputGrammar:
         """
         if isinstance(schema, str):
             schema = _parsed(schema, field)
-        if not isinstance(schema, Mapping | bool):
+        if schema is False:
+            raise RequestRefused("invalid", f"{field} must allow a value, got false", field)
+        if schema is True:
+            schema = {}
+        if not isinstance(schema, Mapping):
             raise RequestRefused("invalid", f"{field} must be a JSON schema: an object, true or false", field)
         if depth_exceeds(schema, MAX_SCHEMA_DEPTH):
             message = f"{field} must have at most {MAX_SCHEMA_DEPTH} objects and lists inside each other"

@@ -5,7 +5,7 @@ Made by `http/openai/params` or by the caller of `LLM`; read by engine and sampl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from stoker.engine.errors import RequestRefused
@@ -151,6 +151,7 @@ def _check_numbers(params: SamplingParams) -> None:
 
 
 def _check_lists(params: SamplingParams) -> None:
+    _check_kinds(params)
     if len(params.logit_bias) > MAX_LOGIT_BIASES:
         raise _refused("logit_bias", f"{len(params.logit_bias)} entries", f"at most {MAX_LOGIT_BIASES} entries")
     for token, bias in params.logit_bias.items():
@@ -168,6 +169,21 @@ def _check_lists(params: SamplingParams) -> None:
         for token in tokens:
             _integer(name, token, 0, COUNT_LIMIT - 1)
     _check_constraints(params)
+
+
+def _check_kinds(params: SamplingParams) -> None:
+    """Refuse a single value where several are meant: the characters of a text would be stop texts."""
+    if not isinstance(params.logit_bias, Mapping):
+        raise _refused("logit_bias", params.logit_bias, "a mapping of token ids to numbers")
+    if params.grammar is not None and not isinstance(params.grammar, OutputGrammar):
+        raise _refused("grammar", params.grammar, "an OutputGrammar")
+    for name, of in (("stop", "texts"), ("stop_token_ids", "token ids"), ("bad_token_ids", "token ids")):
+        _sequence(name, getattr(params, name), of)
+    if params.allowed_token_ids is not None:
+        _sequence("allowed_token_ids", params.allowed_token_ids, "token ids")
+    _sequence("bad_sequences", params.bad_sequences, "sequences of token ids")
+    for sequence in params.bad_sequences:
+        _sequence("bad_sequences", sequence, "token ids")
 
 
 def _check_constraints(params: SamplingParams) -> None:
@@ -189,6 +205,11 @@ def _integer(name: str, value: object, low: int, high: int | None) -> None:
     allowed = f"an integer from {low} to {high}" if high is not None else f"an integer of at least {low}"
     if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
         raise _refused(name, value, allowed)
+
+
+def _sequence(name: str, value: object, of: str) -> None:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise _refused(name, value, f"a tuple of {of}")
 
 
 def _number(name: str, value: object, low: float, high: float, *, above: bool = False) -> None:

@@ -147,13 +147,16 @@ def _origins(text: str) -> list[str]:
     """One origin, or a JSON list of them.
 
     Raises:
-        ValueError: a list that is not JSON, or holds anything but texts.
+        ArgumentTypeError: a list that is not JSON, or holds anything but texts.
     """
     if not text.startswith("["):
         return [text]
-    origins = json.loads(text)
+    try:
+        origins = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON list: {error}") from error
     if not all(isinstance(origin, str) for origin in origins):
-        raise ValueError("origins must be texts")
+        raise argparse.ArgumentTypeError(f"a list of texts is needed, got {text!r}")
     return list(origins)
 
 
@@ -237,8 +240,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--reasoning-parser",
-        choices=["none", "think"],
-        help="think: text between <think> and </think> goes to reasoning_content (default: none)",
+        choices=["auto", "none", "think"],
+        help="think: text between <think> and </think> goes to the field reasoning (default: if the chat template has "
+        "these marks)",
     )
     add(
         "--cache-events", metavar="ENDPOINT", help="publish what the prefix cache holds: tcp://*:5557 (default: do not)"

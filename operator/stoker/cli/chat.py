@@ -20,6 +20,8 @@ import httpx
 from stoker.pod.causes import EXIT_CODES, Cause
 from stoker.pod.command_line import CommandParser
 
+CONTENT, REASONING = "content", ("reasoning", "reasoning_content")
+"""Fields of a delta; servers have one of reasoning's names, or both."""
 HELP = "/new begins a new conversation, /quit or Ctrl-D ends"
 
 
@@ -36,6 +38,8 @@ class ChatConversation:
     system: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
     messages: list[dict[str, str]] = field(default_factory=list)
+    shows_reasoning: bool = False
+    """Whether reasoning is streamed before the answer; it is no part of the conversation."""
 
     def ask(self, question: str) -> Iterator[str]:
         """Stream the answer; only a complete one becomes part of the conversation.
@@ -44,9 +48,15 @@ class ChatConversation:
             ChatError: there is no answer, or it broke off.
         """
         messages = [*self._system(), *self.messages, {"role": "user", "content": question}]
-        answer = ""
-        for text in self._stream({"messages": messages, "stream": True, **self._named(), **self.options}):
-            answer += text
+        answer, reasons = "", False
+        for kind, text in self._stream({"messages": messages, "stream": True, **self._named(), **self.options}):
+            if kind == CONTENT:
+                answer += text
+            elif not self.shows_reasoning:
+                continue
+            if reasons and kind == CONTENT:
+                yield "\n\n"
+            reasons = kind != CONTENT
             yield text
         self.messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
@@ -73,7 +83,7 @@ class ChatConversation:
     def _named(self) -> dict[str, str]:
         return {} if self.model is None else {"model": self.model}
 
-    def _stream(self, body: dict[str, Any]) -> Iterator[str]:
+    def _stream(self, body: dict[str, Any]) -> Iterator[tuple[str, str]]:
         try:
             with self.http.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.status_code != 200:
@@ -94,8 +104,8 @@ def _way_to(host: str) -> str:
     )
 
 
-def _texts(lines: Iterator[str]) -> Iterator[str]:
-    """Extract the text from the events of a stream.
+def _texts(lines: Iterator[str]) -> Iterator[tuple[str, str]]:
+    """Extract the texts from the events of a stream, each with its field: the answer's, or that of reasoning.
 
     Raises:
         ChatError: an event carries an error, or the stream broke off.
@@ -110,8 +120,9 @@ def _texts(lines: Iterator[str]) -> Iterator[str]:
         if "error" in chunk:
             raise ChatError(str(chunk["error"]["message"]))
         for choice in chunk["choices"]:
-            if text := choice["delta"].get("content"):
-                yield text
+            found = ((name, choice["delta"].get(name)) for name in (*REASONING, CONTENT))
+            if (first := next(((name, text) for name, text in found if text), None)) is not None:
+                yield first
     raise ChatError("the answer broke off")
 
 
@@ -140,6 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if arguments.once is not None:
                 _say(conversation.ask(arguments.once), sys.stdout.write)
             else:
+                conversation.shows_reasoning = True
                 _converse(conversation, conversation.find_model())
     except (OSError, ValueError, httpx.InvalidURL) as error:
         sys.stderr.write(f"stoker chat: {error}\n")

@@ -30,6 +30,7 @@ from stoker.engine.http.openai.completions import CompletionAnswer, CompletionFi
 from stoker.engine.http.openai.logprobs import TokenNames
 from stoker.engine.http.openai.params import (
     GenerationDefaults,
+    beam_settings,
     chat_params,
     check_length,
     completion_params,
@@ -254,7 +255,8 @@ class Front:
             self._check(facts, body, prompt, params)
             keep = body.max_tokens != 0
             job_id = f"{call_id}-{number}"
-            job = Job(job_id, prompt, params, arrival_s, body.priority, continues=True, keep_output=keep)
+            beams = beam_settings(body, params, facts.eos_token_ids)
+            job = Job(job_id, prompt, params, arrival_s, body.priority, continues=True, keep_output=keep, beams=beams)
             jobs.append(begun_job(job, number, resumed))
         echoes = None
         if body.echo:
@@ -266,16 +268,20 @@ class Front:
         if resumed is not None:
             await self._in_thread(generation.replay)
         self._log(envelope, generation, request_id)
-        fields = CompletionFields(body.n, body.num_logprobs, body.prompt_logprobs)
-        return CompletionAnswer(envelope, generation, TokenNames(codec), _usage_chunks(body), echoes, fields)
+        fields = CompletionFields(body.n, body.num_logprobs, body.prompt_logprobs, body.return_token_ids)
+        names = TokenNames(codec, as_ids=body.return_tokens_as_token_ids)
+        return CompletionAnswer(envelope, generation, names, _usage_chunks(body), echoes, fields)
 
     async def chat(
         self, body: ChatBody, call_id: str, arrival_s: float, request_id: str = "", resumed: ResumeState | None = None
     ) -> ChatAnswer:
         """Render, tokenise and check a conversation, as `completion` does a prompt."""
         prepared = await self._prepare(body, call_id, arrival_s, request_id, "chatcmpl-", resumed)
-        names = TokenNames(prepared.codec)
-        return ChatAnswer(prepared.envelope, prepared.generation, names, _usage_chunks(body), prepared.parsers)
+        names = TokenNames(prepared.codec, as_ids=body.return_tokens_as_token_ids)
+        return ChatAnswer(
+            prepared.envelope, prepared.generation, names, _usage_chunks(body), prepared.parsers,
+            token_ids=body.return_token_ids,
+        )  # fmt: skip
 
     async def responses(
         self, body: ResponsesBody, call_id: str, arrival_s: float, request_id: str = ""
@@ -302,8 +308,9 @@ class Front:
         facts, codec = self._served()
         use = body.tool_use
         text = await self._in_thread(
-            render_chat, codec, body.messages, body.add_generation_prompt, body.tools, body.chat_template_kwargs or {}
-        )
+            render_chat, codec, body.messages, body.add_generation_prompt, body.tools, body.template_settings,
+            body.continue_final_message,
+        )  # fmt: skip
         whole = await self._in_thread(encode_rendered, codec, text)
         prompt = truncated(body, whole, facts.max_model_len, body.output_limit)
         bad_sequences = await self._encode_bad_words(codec, body)
@@ -313,11 +320,15 @@ class Front:
             codec.template_source,
             has_grammar=params.grammar is not None,
             reasons_already=text.rstrip().endswith(ReasoningParser.BEGIN),
+            shows_reasoning=body.include_reasoning,
         )
         if parsers.needs_special_tokens:
             params = replace(params, skip_special_tokens=False)
         self._check(facts, body, prompt, params)
-        job = begun_job(Job(f"{call_id}-0", prompt, params, arrival_s, body.priority), 0, resumed)
+        beams = beam_settings(body, params, facts.eos_token_ids)
+        goes_on = body.continue_final_message
+        job = Job(f"{call_id}-0", prompt, params, arrival_s, body.priority, continues=goes_on, beams=beams)
+        job = begun_job(job, 0, resumed)
         envelope = self._envelope(prefix, name, facts, resumed)
         check_resumed(resumed, body, [job], _fingerprint(facts), facts.vocab_size)
         generation = self._generation(codec, [job])
@@ -352,7 +363,10 @@ class Front:
     def _log(self, envelope: Envelope, generation: Generation, request_id: str) -> None:
         """Let the request be found, and follow its run."""
         jobs = tuple(job.id for job in generation.jobs)
-        logged = LoggedRequest(envelope.id, request_id, envelope.model, envelope.created, jobs, generation.usage)
+        logged = LoggedRequest(
+            envelope.id, request_id, envelope.model, envelope.created, jobs, generation.usage,
+            generation.jobs[0].arrival_s, self.clock,
+        )  # fmt: skip
         generation.follow = logged.follow
         self.log.add(logged)
 
@@ -405,6 +419,7 @@ class Front:
                 body.add_generation_prompt,
                 body.tools,
                 body.chat_template_kwargs or {},
+                body.continue_final_message,
             )
         else:
             special = body.add_special_tokens if body.add_special_tokens is not None else True

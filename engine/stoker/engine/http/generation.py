@@ -16,6 +16,8 @@ from stoker.engine.core.core_group import Cores
 from stoker.engine.core.messages import AddRequest, Delta, RequestFacts
 from stoker.engine.errors import RequestRefused
 from stoker.engine.execution.step import TokenLogprobs
+from stoker.engine.http.beam_run import BeamRun
+from stoker.engine.http.beam_search import Beam, BeamSettings
 from stoker.engine.http.errors import ApiError, from_refusal
 from stoker.engine.http.generation_spans import traced
 from stoker.engine.http.load import LoadLedger
@@ -64,6 +66,8 @@ class Job:
     """False: only the prompt's log-probabilities are wanted; the one token that the core makes is dropped."""
     emitted: tuple[Emitted, ...] = ()
     """For each choice what another engine has sent; empty for a new job."""
+    beams: BeamSettings | None = None
+    """Search for the most probable outputs instead of sampling."""
 
 
 @dataclass
@@ -91,9 +95,14 @@ class Update:
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     finish: Finish | None = None
     stop_reason: str | int | None = None
-    """The stop token that ended it, if the request named it."""
+    """The stop text or token of the request that ended it."""
     end_token: int | None = None
     """The end or stop token behind `tokens`, which usage counts."""
+
+    @property
+    def all_tokens(self) -> tuple[int, ...]:
+        """The tokens that were generated: `tokens` and the end or stop token."""
+        return self.tokens if self.end_token is None else (*self.tokens, self.end_token)
 
 
 class Generation:
@@ -216,6 +225,11 @@ class Generation:
         texts = self._resumed_texts.get(number) or [self._text(job) for _ in range(job.params.n)]
         follower = _Follower(number, job, self.usage[number], texts, self._metrics, self._clock, self._load)
         try:
+            if job.beams is not None:
+                with self._load.job(job.id, own_tokens):
+                    for choice, beam in enumerate(await self._searched(number, request, job.beams)):
+                        yield follower.follow_beam(choice, beam)
+                return
             with self._load.job(job.id, own_tokens), self._core.request(request) as running:
                 async for delta in running.deltas():
                     self._load.first_token(job.id, delta.facts)
@@ -224,6 +238,18 @@ class Generation:
             raise from_refusal(refused) from refused
         except CoreLost as lost:
             raise _engine_lost(str(lost)) from lost
+
+    async def _searched(self, number: int, request: AddRequest, settings: BeamSettings) -> list[Beam]:
+        """The best outputs of a job, as many as it has choices."""
+        usage, n = self.usage[number], request.params.n
+
+        def follow(facts: RequestFacts) -> None:
+            usage.cached_tokens = facts.cached_tokens
+            usage.facts = dict.fromkeys(range(n), facts)
+            self._load.first_token(request.request_id, facts)
+
+        plain = replace(request, prefill="", beginning="")
+        return (await BeamRun(self._core, plain, settings, _given_up, follow).beams())[:n]
 
     def _text(self, job: Job) -> OutputText:
         """The text of one choice, still empty."""
@@ -277,6 +303,20 @@ class _Follower:
             self._finish_choice(delta.choice, self._final_facts(delta))
         return self._update(delta, piece, finish)
 
+    def follow_beam(self, choice: int, beam: Beam) -> Update:
+        """Turn a whole output of a search into the update of its choice."""
+        count = self._job.params.logprobs
+        scores = tuple(replace(score, top=score.top[:count]) for score in beam.scores) if count is not None else None
+        reason: Finish = "length" if beam.end_token is None else "stop"
+        self._facts[choice] = replace(self._usage.facts[choice], output_tokens=beam.num_tokens)
+        delta = Delta(
+            self._job.id, choice, beam.tokens, scores, None, reason, beam.end_token, None, self._facts[choice]
+        )
+        piece = self._piece(delta)
+        self._count(delta, piece)
+        self._finish_choice(choice, self._facts[choice])
+        return self._update(delta, piece, reason)
+
     def _finish_choice(self, choice: int, facts: RequestFacts | None) -> None:
         if facts is not None:
             self._usage.facts[choice] = facts
@@ -287,12 +327,12 @@ class _Follower:
 
     def _piece(self, delta: Delta) -> Piece:
         if not self._job.keep_output:
-            return Piece("", 0, (), stopped=False)
+            return Piece("", 0, ())
         piece = self._texts[delta.choice].add(delta.tokens)
         if delta.finish_reason is None or piece.stopped:
             return piece
         rest = self._texts[delta.choice].finish()
-        return Piece(piece.text + rest.text, piece.num_tokens, piece.offsets, rest.stopped)
+        return Piece(piece.text + rest.text, piece.num_tokens, piece.offsets, rest.stop)
 
     def _count(self, delta: Delta, piece: Piece) -> None:
         """Count usage and observe times. An end token counts, because it was generated."""
@@ -328,8 +368,8 @@ class _Follower:
             logprobs=delta.logprobs[:count] if delta.logprobs is not None else None,
             prompt_logprobs=delta.prompt_logprobs,
             finish=finish,
-            stop_reason=named,
-            end_token=None if piece.stopped else delta.stop_token,
+            stop_reason=named if piece.stop is None else piece.stop,
+            end_token=None if piece.stopped or not self._job.keep_output else delta.stop_token,
         )
 
 

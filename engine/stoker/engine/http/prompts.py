@@ -13,6 +13,7 @@ from stoker.engine.sampling import MAX_BAD_SEQUENCES
 
 OWN_SETTINGS = frozenset({"self", "messages", "add_generation_prompt", "tools"})
 """Variables of a chat template that `chat_template_kwargs` may not set."""
+DEVELOPER = "developer"
 
 
 def check_tokens(tokens: Sequence[int], vocab_size: int, field: str = "prompt") -> None:
@@ -51,9 +52,10 @@ def encode_chat(
     add_generation_prompt: bool,
     tools: Sequence[Mapping[str, Any]] | None,
     settings: Mapping[str, Any],
+    continues: bool = False,
 ) -> tuple[int, ...]:
     """The prompt's token ids."""
-    return encode_rendered(codec, render_chat(codec, messages, add_generation_prompt, tools, settings))
+    return encode_rendered(codec, render_chat(codec, messages, add_generation_prompt, tools, settings, continues))
 
 
 def encode_rendered(codec: TextCodec, text: str) -> tuple[int, ...]:
@@ -67,18 +69,41 @@ def render_chat(
     add_generation_prompt: bool,
     tools: Sequence[Mapping[str, Any]] | None,
     settings: Mapping[str, Any],
+    continues: bool = False,
 ) -> str:
-    """The prompt's text."""
+    """The prompt's text. `continues`: it ends with the last message's content."""
     if not codec.has_chat_template:
         raise bad_request("This model has no chat template; use /v1/completions.", "messages", "no_chat_template")
     if taken := sorted(OWN_SETTINGS & settings.keys()):
         raise bad_request(
             f"chat_template_kwargs: {taken[0]} cannot be set here", "chat_template_kwargs", "invalid_value"
         )
-    prepared = [message.for_template() for message in messages]
+    prepared = [_known_role(message.for_template(), codec.template_source or "") for message in messages]
     if tools:
         settings = {**settings, "tools": tools}
-    return codec.render_chat(prepared, add_generation_prompt=add_generation_prompt, **settings)
+    text = codec.render_chat(prepared, add_generation_prompt=add_generation_prompt, **settings)
+    return _until_content(text, prepared[-1]["content"]) if continues else text
+
+
+def _until_content(text: str, content: str) -> str:
+    """The prompt's text up to the end of its last message's content. A template may strip the content's blanks.
+
+    Raises:
+        ApiError: 400, the content is empty, or the template changes it.
+    """
+    place = text.rfind(content.strip()) if content.strip() else -1
+    if place < 0:
+        message = (
+            "continue_final_message: the chat template must write the last message's content, which may not be empty"
+        )
+        raise bad_request(message, "continue_final_message", "invalid_value")
+    kept = content.lstrip() if text.startswith(content.lstrip(), place) else content.strip()
+    return text[: place + len(kept)]
+
+
+def _known_role(message: dict[str, Any], template: str) -> dict[str, Any]:
+    """The message with OpenAI's role `developer` as `system` for templates that do not know it."""
+    return {**message, "role": "system"} if message["role"] == DEVELOPER and DEVELOPER not in template else message
 
 
 def echo_all(codec: TextCodec, prompts: Sequence[tuple[int, ...]], skip_special_tokens: bool) -> list[EchoedPrompt]:

@@ -6,8 +6,9 @@ Holds counts and times, never texts. Owned by the front; a request's run follows
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -38,8 +39,13 @@ class LoggedRequest:
     job_ids: tuple[str, ...]
     usage: Sequence[Usage]
     """Changed by the request's run."""
+    arrival_s: float = 0.0
+    """By `clock`."""
+    clock: Callable[[], float] = time.monotonic
     end: Literal["COMPLETED", "FAILED"] | None = None
     error: str | None = None
+    failed_s: float | None = None
+    """When it failed, by `clock`."""
 
     @contextmanager
     def follow(self) -> Iterator[None]:
@@ -47,15 +53,18 @@ class LoggedRequest:
         try:
             yield
         except ApiError as error:
-            self.end, self.error = "FAILED", error.message
+            self._fail(error.message)
             raise
         except (GeneratorExit, asyncio.CancelledError):
-            self.end, self.error = "FAILED", "the client has gone"
+            self._fail("the client has gone")
             raise
         except BaseException as error:
-            self.end, self.error = "FAILED", f"internal error: {type(error).__name__}"
+            self._fail(f"internal error: {type(error).__name__}")
             raise
         self.end = "COMPLETED"
+
+    def _fail(self, error: str) -> None:
+        self.end, self.error, self.failed_s = "FAILED", error, self.clock()
 
     def body(self, progress: Sequence[RequestProgress]) -> dict[str, Any]:
         """`GET /v1/requests/{id}`. `progress`: what the core knows of those prompts that have not ended."""
@@ -72,8 +81,16 @@ class LoggedRequest:
             "cached_tokens": max((sum(part.cached_tokens for part in self.usage), _cached(progress))),
             "output_tokens": sum(part.completion_tokens for part in self.usage),
             "preemptions": max(sum(one.preemptions for one in facts), sum(one.preemptions for one in progress)),
-            "timing": times(self.usage),
+            "timing": self._times(),
         }
+
+    def _times(self) -> dict[str, float | None]:
+        """The times of the request. The last token's is known when all answers are complete."""
+        known = times(self.usage)
+        if self.end == "COMPLETED":
+            return known
+        total_s = None if self.failed_s is None else round(self.failed_s - self.arrival_s, 6)
+        return {**known, "decode_s": None, "total_s": total_s}
 
     def state(self, progress: Sequence[RequestProgress]) -> LifeState:
         if self.end is not None:

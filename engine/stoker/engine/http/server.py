@@ -13,6 +13,8 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute
 
 from stoker.engine.http.api_document import DOCS_PATH, OPENAPI_PATH, REQUESTS_PATH, docs_page, openapi_document
@@ -75,7 +77,7 @@ class OpenAiServer:
         self.version = version
         self.running = 0
         """Answers that have not ended."""
-        self._own = Starlette(routes=own)
+        self._own = Starlette(routes=own, exception_handlers={404: _nowhere})
         self._posts: dict[str, Handler] = {
             "/v1/completions": self._completions,
             "/v1/chat/completions": self._chat,
@@ -297,7 +299,16 @@ def _streams(events: Callable[[], Events]) -> Handler:
 
 
 async def _unknown_path(call: HttpCall) -> Result:
-    raise ApiError(404, f"Unknown path {shortened(call.path)}; {OPENAPI_PATH} lists the paths.", code="unknown_path")
+    raise unknown_path(call.path)
+
+
+async def _nowhere(request: Request, _: Exception) -> JSONResponse:
+    """Answer a path that is neither OpenAI's nor one of `own`, such as one without its `/v1`."""
+    return JSONResponse(unknown_path(request.url.path).body(), status_code=404)
+
+
+def unknown_path(path: str) -> ApiError:
+    return ApiError(404, f"Unknown path {shortened(path)}; {OPENAPI_PATH} lists the paths.", code="unknown_path")
 
 
 async def _whole_or_stream(call: HttpCall, body: GenerationBody, answer: CompletionAnswer | ChatAnswer) -> Result:

@@ -31,8 +31,12 @@ class Piece:
     """Number of tokens that count: those after a stop text do not."""
     offsets: tuple[int, ...]
     """Begin of each counted token's text, in characters of the choice's whole text before any cut."""
-    stopped: bool
-    """Whether a stop text was found, after which no text may follow."""
+    stop: str | None = None
+    """The stop text that was found, after which no text may follow."""
+
+    @property
+    def stopped(self) -> bool:
+        return self.stop is not None
 
 
 class StopTexts:
@@ -44,19 +48,19 @@ class StopTexts:
         self._held = ""
         self._longest = max((len(stop) for stop in self.stops), default=0)
 
-    def add(self, text: str) -> tuple[str, bool]:
-        """Return the text that is safe to show, and whether a stop text was found (the rest is dropped)."""
+    def add(self, text: str) -> tuple[str, str | None]:
+        """Return the text that is safe to show, and the stop text that was found (the rest is dropped)."""
         if not self.stops:
-            return text, False
+            return text, None
         held = self._held + text
         found = [(held.find(stop), -len(stop), stop) for stop in self.stops if stop in held]
         if found:
             begin, _, stop = min(found)
             self._held = ""
-            return held[: begin + len(stop)] if self.include else held[:begin], True
+            return held[: begin + len(stop)] if self.include else held[:begin], stop
         keep = self._longest_beginning(held)
         self._held = held[len(held) - keep :]
-        return held[: len(held) - keep], False
+        return held[: len(held) - keep], None
 
     def finish(self) -> str:
         """Return the text that was held back, at the end."""
@@ -96,18 +100,18 @@ class OutputText:
             if self.num_tokens <= self._min_tokens:
                 text += new
                 continue
-            shown, stopped = self._stops.add(new)
+            shown, stop = self._stops.add(new)
             text += shown
-            if stopped:
-                return Piece(text, len(offsets), tuple(offsets), stopped=True)
-        return Piece(text, len(offsets), tuple(offsets), stopped=False)
+            if stop is not None:
+                return Piece(text, len(offsets), tuple(offsets), stop)
+        return Piece(text, len(offsets), tuple(offsets))
 
     def finish(self) -> Piece:
         """End a choice that no stop text ended; return the text that was held back or unfinished."""
         rest = self._detokenizer.finish()
         self.num_characters += len(rest)
-        shown, stopped = self._stops.add(rest)
-        return Piece(shown if stopped else shown + self._stops.finish(), 0, (), stopped)
+        shown, stop = self._stops.add(rest)
+        return Piece(shown if stop is not None else shown + self._stops.finish(), 0, (), stop)
 
 
 class TextCodec(Protocol):

@@ -212,9 +212,10 @@ class ModelShelf:
             ApiError: 400, a name is needed; 404, there is no such model; 503, it is not loaded.
         """
         if name is None:
-            if len(self.entries) != 1:
-                raise bad_request(f"model is needed: {len(self.entries)} models are loaded", "model", "model_needed")
-            name = next(iter(self.entries))
+            loaded = [own for own, entry in self.entries.items() if not entry.error]
+            if len(loaded) != 1:
+                raise bad_request(f"model is needed: {len(loaded)} models are loaded", "model", "model_needed")
+            name = loaded[0]
         folder = self._folder(name)
         entry = self.entries.get(name)
         if entry is None or entry.error:

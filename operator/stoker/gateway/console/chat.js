@@ -90,6 +90,14 @@ export function chat(path, place, signal) {
     return said;
   }
 
+  /** The paragraph with the model's reasoning, before its answer. */
+  function thought(answer) {
+    if (!answer.previousElementSibling.classList.contains("thought")) {
+      answer.before(el("p", { class: "words thought muted" }));
+    }
+    return answer.previousElementSibling;
+  }
+
   async function ask() {
     const words = text.value.trim();
     if (!words || running || !form.reportValidity()) return;
@@ -114,7 +122,9 @@ export function chat(path, place, signal) {
         if (data === "[DONE]") break;
         const part = JSON.parse(data);
         if (part.error) throw new Error(part.error.message);
-        answer.textContent += part.choices?.[0]?.delta?.content ?? "";
+        const delta = part.choices?.[0]?.delta ?? {};
+        if (delta.reasoning) thought(answer).textContent += delta.reasoning;
+        answer.textContent += delta.content ?? "";
         log.scrollTop = log.scrollHeight;
       }
     } catch (error) {

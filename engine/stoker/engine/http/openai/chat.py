@@ -15,6 +15,7 @@ from stoker.engine.http.generation import Generation, Job, Update
 from stoker.engine.http.openai.answer import Envelope, UsageChunks
 from stoker.engine.http.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from stoker.engine.http.openai.parser_choice import AnswerParsers
+from stoker.engine.http.openai.protocol import REASONING_FIELDS
 from stoker.engine.http.openai.resume import TokenMarks
 from stoker.engine.http.openai.tool_parser import OutputParser, Part
 
@@ -46,6 +47,8 @@ class _Choice:
     stop_reason: str | int | None = None
     tokens: list[int] = field(default_factory=list)
     scores: list[TokenLogprobs] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    """Output tokens with the end token; in a stream those that were not sent yet."""
 
 
 class ChatAnswer:
@@ -58,7 +61,11 @@ class ChatAnswer:
         names: TokenNames,
         usage_chunks: UsageChunks,
         parsers: AnswerParsers,
+        *,
+        token_ids: bool = False,
     ) -> None:
+        """`token_ids`: the answer has the token ids of prompt and output."""
+        self._token_ids = token_ids
         self._envelope = envelope
         self.generation = generation
         self._names = names
@@ -87,14 +94,15 @@ class ChatAnswer:
                 choice.tokens += update.tokens
                 choice.scores += update.logprobs or ()
         bodies = [self._message(index, choice) for index, choice in enumerate(self._choices)]
-        return self._envelope.wrap(KIND, bodies, usage=self._usage_chunks.usage(self.generation), **self._scores())
+        more = {**self._scores(), **self._prompt_ids()}
+        return self._envelope.wrap(KIND, bodies, usage=self._usage_chunks.usage(self.generation), **more)
 
     async def chunks(self) -> AsyncGenerator[dict[str, Any]]:
         """Yield the answer as it arrives: a choice begins with its role, and its last chunk has the finish reason."""
         async with aclosing(self.generation.updates()) as updates:
             async for update in updates:
                 choice = self._choices[update.choice]
-                chunks = [] if choice.begun else [self._chunk(update.choice, {"role": ROLE, "content": ""})]
+                chunks = [] if choice.begun else [self._first_chunk(update.choice)]
                 choice.begun = True
                 chunks += self._update_chunks(choice, update)
                 if self.marks is not None:
@@ -113,6 +121,10 @@ class ChatAnswer:
         for part in choice.parser.add(text) if text else ():
             self._delta(choice, part)
 
+    def _prompt_ids(self) -> dict[str, Any]:
+        """The field `prompt_token_ids`, if it was requested."""
+        return {"prompt_token_ids": self.generation.jobs[0].prompt_tokens} if self._token_ids else {}
+
     def _scores(self) -> dict[str, Any]:
         """The field `prompt_logprobs`, if it was requested."""
         job, scores = self.generation.jobs[0], self._prompt_scores
@@ -123,12 +135,15 @@ class ChatAnswer:
 
     def _read(self, choice: _Choice, update: Update) -> list[dict[str, Any]]:
         """Add an update to its choice; return the deltas of a stream."""
+        choice.ids += update.all_tokens
         parts = choice.parser.add(update.text) if update.text else []
         if update.finish is not None:
             parts = [*parts, *choice.parser.finish()]
             choice.finish = self._parsers.finish(choice.parser, update.finish)
             choice.stop_reason = update.stop_reason
-        return [self._delta(choice, part) for part in parts]
+        return [
+            self._delta(choice, part) for part in parts if part.kind != "reasoning" or self._parsers.shows_reasoning
+        ]
 
     def _delta(self, choice: _Choice, part: Part) -> dict[str, Any]:
         """Add a part to its choice; return the delta of a stream. Only a call's first delta has its id and name."""
@@ -137,7 +152,7 @@ class ChatAnswer:
             return {"content": part.text}
         if part.kind == "reasoning":
             choice.reasoning += part.text
-            return {"reasoning_content": part.text}
+            return dict.fromkeys(REASONING_FIELDS, part.text)
         if part.kind == "call":
             call = _Call(self._parsers.call_id(), part.text)
             choice.calls.append(call)
@@ -157,7 +172,14 @@ class ChatAnswer:
             chunks[0]["choices"][0]["logprobs"] = logprobs
         if update.finish is not None:
             chunks[-1]["choices"][0] |= {"finish_reason": choice.finish, "stop_reason": choice.stop_reason}
+        if self._token_ids and chunks:
+            chunks[0]["choices"][0]["token_ids"], choice.ids = choice.ids, []
         return chunks
+
+    def _first_chunk(self, index: int) -> dict[str, Any]:
+        """The chunk with a choice's role; that of the first choice has the prompt's token ids."""
+        chunk = self._chunk(index, {"role": ROLE, "content": ""})
+        return chunk if any(choice.begun for choice in self._choices) else {**chunk, **self._prompt_ids()}
 
     def _chunk(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
@@ -171,6 +193,7 @@ class ChatAnswer:
             "logprobs": logprobs,
             "finish_reason": choice.finish,
             "stop_reason": choice.stop_reason,
+            **({"token_ids": choice.ids} if self._token_ids else {}),
         }
 
 
@@ -183,6 +206,6 @@ def _more(choice: _Choice) -> dict[str, Any]:
     """Parts of a message that most answers do not have."""
     calls: Sequence[dict[str, Any]] = [call.body() for call in choice.calls]
     return {
-        **({"reasoning_content": choice.reasoning} if choice.reasoning else {}),
+        **(dict.fromkeys(REASONING_FIELDS, choice.reasoning) if choice.reasoning else {}),
         **({"tool_calls": calls} if calls else {}),
     }

@@ -41,6 +41,10 @@ class _Choice:
     total: float = 0.0
     """Sum of the output tokens' log-probabilities, where they are known."""
     prompt_scores: list[dict[str, dict[str, Any]] | None] | None = None
+    ids: list[int] = field(default_factory=list)
+    """Output tokens with the end token."""
+    prompt_ids: tuple[int, ...] | None = None
+    """The prompt's tokens; in a stream only with the first part."""
 
     @property
     def mean(self) -> float:
@@ -56,6 +60,7 @@ class CompletionFields:
     """Answers to return for each prompt."""
     logprobs: int | None
     prompt_logprobs: int | None
+    token_ids: bool = False
 
 
 class CompletionAnswer:
@@ -123,7 +128,8 @@ class CompletionAnswer:
 
     def _is_shown(self, part: _Choice) -> bool:
         """Whether a part of a choice is worth a chunk."""
-        return bool(part.text or (part.tokens and self._with_logprobs) or part.finish)
+        listed = (part.tokens and self._with_logprobs) or (part.ids and self._fields.token_ids)
+        return bool(part.text or listed or part.finish)
 
     def _chunk(self, update: Update, part: _Choice) -> dict[str, Any]:
         choice = self._choice(self._index(update), part)
@@ -156,6 +162,7 @@ class CompletionAnswer:
             self._prompt_scores[update.job] = update.prompt_logprobs
         if self._echoes is not None and index not in self._begun:
             parts.append(self._echo(update.job))
+        begins = index not in self._begun
         self._begun.add(index)
         base = len(self._echoes[update.job].text) if self._echoes is not None else 0
         scores = list(update.logprobs or ())
@@ -167,8 +174,10 @@ class CompletionAnswer:
                 list(update.tokens),
                 [base + offset for offset in update.offsets],
                 [*scores],
+                ids=list(update.all_tokens),
             )
         )
+        parts[0].prompt_ids = self.generation.jobs[update.job].prompt_tokens if begins else None
         return parts
 
     def _echo(self, job: int) -> _Choice:
@@ -190,7 +199,11 @@ class CompletionAnswer:
             "finish_reason": choice.finish,
             "stop_reason": choice.stop_reason,
         }
-        return body if choice.prompt_scores is None else {**body, "prompt_logprobs": choice.prompt_scores}
+        if choice.prompt_scores is not None:
+            body["prompt_logprobs"] = choice.prompt_scores
+        if self._fields.token_ids:
+            body |= {"token_ids": choice.ids, "prompt_token_ids": choice.prompt_ids}
+        return body
 
 
 def _add(choice: _Choice, part: _Choice) -> None:
@@ -200,3 +213,5 @@ def _add(choice: _Choice, part: _Choice) -> None:
     choice.tokens += part.tokens
     choice.offsets += part.offsets
     choice.scores += part.scores
+    choice.ids += part.ids
+    choice.prompt_ids = choice.prompt_ids or part.prompt_ids

@@ -17,12 +17,14 @@ LOWEST = -9999.0
 
 
 class TokenNames:
-    """The written form of tokens: text, or `bytes:\\xe2\\x80` for a part of a character."""
+    """The written form of tokens: text, or `bytes:\\xe2\\x80` for a part of a character; or `token_id:5`."""
 
-    def __init__(self, codec: TextCodec) -> None:
-        self._codec = codec
+    def __init__(self, codec: TextCodec, *, as_ids: bool = False) -> None:
+        self._codec, self._as_ids = codec, as_ids
 
     def name(self, token: int) -> str:
+        if self._as_ids:
+            return f"token_id:{token}"
         raw = self._codec.token_bytes(token)
         try:
             return raw.decode()

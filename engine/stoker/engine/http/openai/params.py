@@ -7,17 +7,28 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from stoker.engine.errors import RequestRefused
+from stoker.engine.http.beam_search import MAX_WIDTH, BeamSettings
 from stoker.engine.http.errors import bad_request, from_refusal, too_long
 from stoker.engine.http.openai.protocol import ChatBody, CompletionBody, GenerationBody
 from stoker.engine.sampling import MAX_LOGPROBS, SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for `/v1/completions`."""
+NOT_SEARCHED = {
+    "stop": "stop", "stop_token_ids": "stop_token_ids", "min_tokens": "min_tokens", "logit_bias": "logit_bias",
+    "bad_token_ids": "bad_token_ids", "bad_sequences": "bad_words", "allowed_token_ids": "allowed_token_ids",
+    "grammar": "response_format", "presence_penalty": "presence_penalty", "frequency_penalty": "frequency_penalty",
+    "prompt_logprobs": "prompt_logprobs",
+}  # fmt: skip
+"""Parameters that a beam search does not follow -> the field that names them."""
+PLAIN = SamplingParams()
+MAX_LENGTH_PENALTY = 10.0
 DEFAULTS_FILE = "generation_config.json"
 Tokens = tuple[int, ...]
 TokenSequences = tuple[Tokens, ...]
@@ -64,7 +75,7 @@ def completion_params(
     scores = body.num_logprobs
     asked = [number for number in (scores if body.echo else None, body.prompt_logprobs) if number is not None]
     params = _params(body, defaults, max(limit, 1), scores, max(asked, default=None), bad_sequences)
-    if not body.picks_best:
+    if not body.picks_best or body.use_beam_search:
         return params
     try:
         return replace(params, n=body.num_choices, logprobs=scores or 0)
@@ -78,6 +89,27 @@ def chat_params(
     """Build the parameters of a chat request; without a limit the answer may fill the context."""
     limit = body.output_limit if body.output_limit is not None else max(room, 1)
     return _params(body, defaults, limit, body.num_logprobs, body.prompt_logprobs, bad_sequences)
+
+
+def beam_settings(body: GenerationBody, params: SamplingParams, end_tokens: Iterable[int]) -> BeamSettings | None:
+    """How to search for the most probable outputs; None: the request samples.
+
+    Raises:
+        ApiError: 400, a field has no effect on a search, or there are too many beams.
+    """
+    if not body.use_beam_search:
+        return None
+    if body.num_choices > MAX_WIDTH:
+        field = "n" if body.num_choices == body.n else "best_of"
+        message = f"{field}: at most {MAX_WIDTH} beams are searched, got {body.num_choices}"
+        raise bad_request(message, field, "invalid_value")
+    if abs(body.length_penalty) > MAX_LENGTH_PENALTY:
+        message = f"length_penalty: must be from -{MAX_LENGTH_PENALTY:g} to {MAX_LENGTH_PENALTY:g}"
+        raise bad_request(f"{message}, got {body.length_penalty}", "length_penalty", "invalid_value")
+    for name, field in NOT_SEARCHED.items():
+        if getattr(params, name) != getattr(PLAIN, name):
+            raise bad_request(f"{field}: not allowed with use_beam_search", field, "invalid_value")
+    return BeamSettings(body.num_choices, body.length_penalty, frozenset(() if body.ignore_eos else end_tokens))
 
 
 def truncated(body: GenerationBody, prompt: Tokens, max_model_len: int, output_tokens: int | None) -> Tokens:

@@ -30,10 +30,16 @@ class ParserChoice:
     """The parsers that the configuration names."""
 
     tool_calls: Literal["auto", "none", "hermes", "llama3_json", "mistral"] = "auto"
-    reasoning: Literal["none", "think"] = "none"
+    reasoning: Literal["auto", "none", "think"] = "auto"
 
     def for_request(
-        self, use: ToolUse, template: str | None, *, has_grammar: bool, reasons_already: bool
+        self,
+        use: ToolUse,
+        template: str | None,
+        *,
+        has_grammar: bool,
+        reasons_already: bool,
+        shows_reasoning: bool = True,
     ) -> AnswerParsers:
         """The parsers of a request. An answer under a grammar has no reasoning.
 
@@ -42,6 +48,7 @@ class ParserChoice:
             template: the model's chat template.
             has_grammar: the output follows a grammar, forced calls included.
             reasons_already: the prompt ends with the begin of reasoning.
+            shows_reasoning: the reasoning is a field of the answer.
 
         Raises:
             ApiError: 400, the form of the model's calls is not known.
@@ -55,7 +62,12 @@ class ParserChoice:
                 "tools",
                 "tool_parser_unknown",
             )
-        return AnswerParsers(use, form, self.reasoning == "think" and not has_grammar, reasons_already)
+        reasons = self._reasons(template) and not has_grammar
+        return AnswerParsers(use, form, reasons, reasons_already, shows_reasoning)
+
+    def _reasons(self, template: str | None) -> bool:
+        """Whether answers may begin with reasoning."""
+        return self.reasoning == "think" or (self.reasoning == "auto" and ReasoningParser.BEGIN in (template or ""))
 
 
 @dataclass(frozen=True)
@@ -66,6 +78,8 @@ class AnswerParsers:
     form: ToolParserName | None
     reasoning: bool
     reasons_already: bool
+    shows_reasoning: bool = True
+    """False: the reasoning is taken out of the answer and not returned."""
 
     @property
     def needs_special_tokens(self) -> bool:

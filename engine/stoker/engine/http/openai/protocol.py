@@ -40,7 +40,10 @@ MAX_PROMPTS = 2048
 MAX_MESSAGES = 10_000
 MAX_BIASES = 10_000
 MAX_TOKEN_DIGITS = len(str(COUNT_LIMIT))
-TEXT_PARTS = ("text", "input_text", "output_text")
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""Kind of a content part -> its field with the text."""
+REASONING_FIELDS = ("reasoning", "reasoning_content")
+"""The names of a message's reasoning: vLLM's, and DeepSeek's, which most templates read."""
 
 
 class StreamOptions(Body):
@@ -85,11 +88,20 @@ class GenerationBody(FormattedBody):
     include_timing: bool = False
     """`usage.timing` has the seconds in the queue, to the first token, to the last one, and in total."""
     add_special_tokens: bool | None = None
+    use_beam_search: bool = False
+    """Return the `n` most probable outputs that a search with `best_of` or `n` beams finds, without sampling."""
+    length_penalty: float = 1.0
+    """Of a beam search: outputs compare by log-probability / length ** this."""
+    return_token_ids: bool = False
+    """The token ids of prompt and output are in the answer, in vLLM's form."""
+    return_tokens_as_token_ids: bool = False
+    """Log-probabilities name tokens `token_id:5` instead of by their text."""
 
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "use_beam_search": (None, False),
-        "length_penalty": (None, 1, 1.0),
         "logits_processors": (None, []),
+        "guided_whitespace_pattern": (None,),
+        "cache_salt": (None, ""),
+        "thinking_token_budget": (None,),
     }
     """Fields that are not built, with the values that have no effect."""
 
@@ -99,6 +111,8 @@ class GenerationBody(FormattedBody):
             raise ValueError("stream_options: only allowed with stream=true")
         if self.prompt_logprobs is not None and self.stream:
             raise ValueError("prompt_logprobs: not allowed with stream=true")
+        if self.use_beam_search and self.stream:
+            raise ValueError("use_beam_search: not allowed with stream=true")
         if self.truncate_prompt_tokens == 0:
             raise ValueError("truncate_prompt_tokens: must be -1 or at least 1")
         return self
@@ -114,6 +128,11 @@ class GenerationBody(FormattedBody):
             value = getattr(self, name) if name in type(self).model_fields else extra.get(name)
             if value not in harmless:
                 raise not_supported(name)
+
+    @property
+    def num_choices(self) -> int:
+        """Answers that are made for each prompt."""
+        return self.n
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -211,6 +230,22 @@ class ContentPart(Body):
 
     type: str
     text: str | None = None
+    refusal: str | None = None
+
+    def read(self) -> str:
+        """Return the part's text.
+
+        Raises:
+            ApiError: 400, the part is not text.
+        """
+        if self.type not in TEXT_PARTS:
+            raise not_supported(f"messages.content.{self.type}")
+        field = TEXT_PARTS[self.type]
+        text: str | None = getattr(self, field)
+        if text is None:
+            message = f"messages.content.{field}: a part of type {self.type} needs it"
+            raise bad_request(message, f"messages.content.{field}", "invalid_value")
+        return text
 
 
 class ChatMessage(Body):
@@ -228,18 +263,21 @@ class ChatMessage(Body):
         more = dict(self.model_extra or {})
         if more.get("tool_calls"):
             more["tool_calls"] = calls_for_template(more["tool_calls"])
+        if (thought := next((more[name] for name in REASONING_FIELDS if more.get(name)), None)) is not None:
+            more |= dict.fromkeys(REASONING_FIELDS, thought)
         return {**more, "role": self.role, "content": self._content()}
 
     def _content(self) -> str:
+        """The content as one text: parts are lines of their own, as with vLLM and llama.cpp."""
         if self.content is None or isinstance(self.content, str):
             return self.content or ""
-        for part in self.content:
-            if part.type not in TEXT_PARTS:
-                raise not_supported(f"messages.content.{part.type}")
-            if part.text is None:
-                message = f"messages.content.text: a part of type {part.type} needs it"
-                raise bad_request(message, "messages.content.text", "invalid_value")
-        return "".join(part.text or "" for part in self.content)
+        return "\n".join(part.read() for part in self.content)
+
+
+def check_continues(continues: bool, begins: bool) -> None:
+    """Refuse to go on with the last message and to begin one. Raises ValueError."""
+    if continues and begins:
+        raise ValueError("continue_final_message: only allowed with add_generation_prompt=false")
 
 
 class ChatBody(GenerationBody):
@@ -252,6 +290,8 @@ class ChatBody(GenerationBody):
     logprobs: bool = False
     top_logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    """The answer goes on with the last message."""
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     """Shown to the chat template; the model may call them."""
@@ -259,6 +299,10 @@ class ChatBody(GenerationBody):
     """none, auto (the default with tools), required, or one function."""
     parallel_tool_calls: bool | None = None
     """False: at most one call."""
+    reasoning_effort: str | None = None
+    """A variable of the chat template; without effect where the template does not read it."""
+    include_reasoning: bool = True
+    """False: the answer's reasoning is left out."""
 
     prompt_field: ClassVar[str] = "messages"
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -270,10 +314,15 @@ class ChatBody(GenerationBody):
         "web_search_options": (None,),
         "chat_template": (None,),
         "documents": (None, []),
-        "continue_final_message": (None, False),
         "echo": (None, False),
         "best_of": (None, 1),
     }
+
+    @property
+    def template_settings(self) -> dict[str, Any]:
+        """Further variables of the chat template."""
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return {**effort, **(self.chat_template_kwargs or {})}
 
     @property
     def tool_use(self) -> ToolUse:
@@ -297,6 +346,7 @@ class ChatBody(GenerationBody):
     def _alternatives(self) -> ChatBody:
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs: only allowed with logprobs=true")
+        check_continues(self.continue_final_message, self.add_generation_prompt)
         return self
 
     @property
@@ -321,6 +371,7 @@ class TokenizeBody(Body):
     messages: Annotated[list[ChatMessage], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
     return_token_strs: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
@@ -329,6 +380,7 @@ class TokenizeBody(Body):
     def _one_of(self) -> TokenizeBody:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("either prompt or messages is needed")
+        check_continues(self.continue_final_message, self.add_generation_prompt)
         return self
 
 

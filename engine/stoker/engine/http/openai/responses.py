@@ -175,6 +175,7 @@ class ResponsesAnswer:
                 item.body(self._status if place == last else "completed") for place, item in enumerate(self._items)
             ],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "reasoning": {"effort": body.reasoning.effort, "summary": None},
             "previous_response_id": None,
             "store": False,
             "temperature": self.generation.jobs[0].params.temperature,

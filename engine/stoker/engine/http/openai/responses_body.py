@@ -22,6 +22,13 @@ FIELDS = {
     "max_completion_tokens": "max_output_tokens",
 }
 """Chat's field -> this route's."""
+SHARED = (
+    "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "stop",
+    "stop_token_ids", "include_stop_str_in_output", "min_tokens", "ignore_eos", "allowed_token_ids", "bad_token_ids",
+    "bad_words", "skip_special_tokens", "truncate_prompt_tokens", "structured_outputs", "cache_salt",
+)  # fmt: skip
+"""Fields that are not OpenAI's and mean what they mean in a chat."""
+LOGPROBS = "message.output_text.logprobs"
 
 
 class TextFormat(Body):
@@ -43,6 +50,10 @@ class TextOptions(Body):
     format: TextFormat = TextFormat()
 
 
+class ReasoningOptions(Body):
+    effort: str | None = None
+
+
 class ResponsesBody(Body):
     """`POST /v1/responses`."""
 
@@ -61,6 +72,8 @@ class ResponsesBody(Body):
     seed: Int | None = None
     priority: Int = 0
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning: ReasoningOptions = ReasoningOptions()
+    include: list[str] | None = None
 
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "previous_response_id": (None,),
@@ -82,6 +95,8 @@ class ResponsesBody(Body):
         for name, harmless in self.refused.items():
             if (self.model_extra or {}).get(name) not in harmless:
                 raise not_supported(name)
+        if LOGPROBS in (self.include or ()):
+            raise not_supported(f"include={LOGPROBS}")
 
     def chat(self) -> ChatBody:
         """The same request for the chat route.
@@ -108,6 +123,8 @@ class ResponsesBody(Body):
             "parallel_tool_calls": self.parallel_tool_calls,
             "response_format": self._response_format(),
             "chat_template_kwargs": self.chat_template_kwargs,
+            "reasoning_effort": self.reasoning.effort,
+            **{name: (self.model_extra or {}).get(name) for name in SHARED},
         }
         try:
             return ChatBody.model_validate({key: value for key, value in fields.items() if value is not None})
@@ -141,8 +158,7 @@ def add_item(messages: list[dict[str, Any]], item: Mapping[str, Any], place: str
     if kind == "message":
         if not isinstance(item.get("role"), str):
             raise bad_request(f"{place}.role: a text is needed", f"{place}.role", "invalid_value")
-        role = "system" if item["role"] == "developer" else item["role"]
-        messages.append({"role": role, "content": item.get("content")})
+        messages.append({"role": item["role"], "content": item.get("content")})
     elif kind == "function_call":
         function = {"name": item.get("name"), "arguments": item.get("arguments")}
         call = {"id": item.get("call_id"), "type": "function", "function": function}
@@ -150,11 +166,14 @@ def add_item(messages: list[dict[str, Any]], item: Mapping[str, Any], place: str
             messages.append({"role": "assistant", "content": None, "tool_calls": []})
         messages[-1]["tool_calls"].append(call)
     elif kind == "function_call_output":
-        output = item.get("output")
-        content = output if isinstance(output, str) else json.dumps(output)
-        messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
+        for field in ("call_id", "output"):
+            if item.get(field) is None:
+                raise bad_request(f"{place}.{field}: Field required", f"{place}.{field}", "invalid_value")
+        output = item["output"]
+        content = output if isinstance(output, str | list) else json.dumps(output)
+        messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
     elif kind != "reasoning":  # the model's own earlier reasoning is not repeated
-        raise not_supported(f"{place}.type {shown(kind)}")
+        raise not_supported(f"{place}.type={shown(kind)}")
 
 
 def chat_tool(number: int, tool: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,7 +183,7 @@ def chat_tool(number: int, tool: Mapping[str, Any]) -> dict[str, Any]:
         ApiError: 400, the tool is none of functions.
     """
     if tool.get("type") != "function":
-        raise not_supported(f"tools.{number}.type {shown(tool.get('type'))}")
+        raise not_supported(f"tools.{number}.type={shown(tool.get('type'))}")
     return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
 
 

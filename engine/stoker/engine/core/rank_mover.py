@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stoker.engine.core.handover.rank_blocks import RankBlocks, open_rank_blocks
-from stoker.engine.core.rank_tier import RankTier, Report, open_rank_tier
+from stoker.engine.core.rank_tier import RankTier, open_rank_tier
 from stoker.engine.execution.runner import Runner
 from stoker.engine.plan import EnginePlan
-from stoker.engine.ranks.block_calls import BlockCall, FenceSave, LoadBlocks, OpenBlocks, OpenTier, SaveBlocks
+from stoker.engine.ranks.block_calls import BlockCall, FenceSave, LoadBlocks, OpenBlocks, OpenTier, Report, SaveBlocks
 
 
 class RankMover:

@@ -7,26 +7,22 @@ Made on each rank by `rank_mover`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 from stoker.engine.execution.host_link import HostMemoryLink, PinnedMemoryLink, host_link
 from stoker.engine.execution.runner import Runner
 from stoker.engine.plan import EnginePlan
 from stoker.engine.ranks.block_calls import (
-    BlockReport,
+    BUSY_S,
+    IDLE_S,
     CallEnded,
     FenceSave,
     LoadBlocks,
     OpenTier,
+    Report,
     SaveBlocks,
     TierOpened,
 )
 from stoker.engine.transfer.ticket import SummedTicket
-
-BUSY_S, IDLE_S = 0.001, 0.05
-"""How often the reporting thread looks while something is under way, and while nothing is."""
-
-Report = Callable[[BlockReport], None]
 
 
 def open_rank_tier(runner: Runner, plan: EnginePlan, call: OpenTier, report: Report) -> RankTier | None:

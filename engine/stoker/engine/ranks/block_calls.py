@@ -7,6 +7,7 @@ what is computed after it finds what the call has copied.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import astuple
 from typing import Any, NamedTuple, Protocol
 
@@ -149,6 +150,11 @@ BLOCK_CLASSES: tuple[type[Any], ...] = (
     OpenBlocks, ConnectRank, WriteCells, SumCells, CopyCells, CloseLink, OpenTier, SaveBlocks, LoadBlocks, FenceSave,
     BlocksOpened, LinkOpened, CallEnded, LinkLost, PeersLost, TierOpened,
 )  # fmt: skip
+
+
+Report = Callable[[BlockReport], None]
+BUSY_S, IDLE_S = 0.001, 0.05
+"""How often a rank looks for what has ended while something is under way, and while nothing is."""
 
 
 class MovesBlocks(Protocol):

@@ -116,6 +116,16 @@ class SocketPort(ABC):
     def take_blocks(self, wire: Wire, writer: Writer, cells: Sequence[Cell]) -> list[Grant]:
         """Receive the blocks of a write into the slots that may be written, and return their grants."""
 
+    def taken(self, writer: Writer, cells: Sequence[Cell]) -> list[Grant]:
+        """Check a write that has happened: the writer maps the zone, or a network card writes into it. What was written
+        into another's slot fails its checksum there."""
+        written = []
+        for grant, number in cells:
+            if self.zone.begin_write(grant, writer.peer, number):
+                self.zone.end_write(grant.slot, number)
+                written.append(grant)
+        return written
+
     def describe(self) -> PortInfo:
         endpoints = ((self.transport, self.endpoint()),)
         return PortInfo(self.pod_uid, self.epoch, self.fingerprint, self.layout, self.zone.num_slots, endpoints)

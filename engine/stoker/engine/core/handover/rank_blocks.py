@@ -7,7 +7,6 @@ Made on each rank by `rank_mover`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -17,8 +16,9 @@ from stoker.engine.core.handover.host_ports import HostPorts
 from stoker.engine.execution.runner import Runner
 from stoker.engine.plan import EnginePlan
 from stoker.engine.ranks.block_calls import (
+    BUSY_S,
+    IDLE_S,
     BlockCall,
-    BlockReport,
     BlocksOpened,
     CallEnded,
     CloseLink,
@@ -28,6 +28,7 @@ from stoker.engine.ranks.block_calls import (
     LinkOpened,
     OpenBlocks,
     PeersLost,
+    Report,
     SumCells,
     WriteCells,
 )
@@ -35,11 +36,6 @@ from stoker.engine.transfer.device_memory import DeviceError
 from stoker.engine.transfer.intake import Sums
 from stoker.engine.transfer.port import Link
 from stoker.engine.transfer.ticket import Ticket
-
-BUSY_S, IDLE_S = 0.001, 0.05
-"""How often the reporting thread looks while something is under way, and while nothing is."""
-
-Report = Callable[[BlockReport], None]
 
 
 def open_rank_blocks(runner: Runner, plan: EnginePlan, call: OpenBlocks, report: Report) -> RankBlocks | None:

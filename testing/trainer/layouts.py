@@ -222,11 +222,11 @@ def read_state(folder: Path | str) -> State:
     }
 
 
-def check_bits_across_saves(folder: Path, precision: str, changes: Mapping[str, Any]) -> None:
+def check_bits_across_saves(folder: Path, precision: str, changes: Mapping[str, Any], **always: Any) -> None:
     """Assert that a setting changes no bit of a run, whether it is on or off when the run goes on from a save."""
 
     def run(name: str, **fields: Any) -> list[float]:
-        config = tiny_config(folder / name, memory__precision=precision, **fields)
+        config = tiny_config(folder / name, memory__precision=precision, **always, **fields)
         context = alone()
         train(config, context, MODEL, SyntheticBatches(config, MODEL.vocab_size))
         assert isinstance(context.channel, RecordingChannel)

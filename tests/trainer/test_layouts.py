@@ -313,6 +313,9 @@ OFFLOADED = (
     Layout(replicate=2, shard=2, zero_stage=3, changes={"memory__precision": "bf16"}),
     Layout(tensor=2, shard=2, changes=SEQUENCE, lora=True),
     Layout(pipeline=2, changes=ZERO_BUBBLE, model=TIED),
+    Layout(shard=2, zero_stage=0, changes={"optimization__optimizer": "lamb"}),
+    Layout(shard=4, zero_stage=3, changes={"optimization__optimizer": "lamb", "memory__precision": "bf16"}),
+    Layout(tensor=2, shard=2, changes={**SEQUENCE, "optimization__optimizer": "lamb"}, model=TIED),
 )
 
 

@@ -36,11 +36,12 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
         "spec.data.validation.source: format tokens needs the tokenizer that made the tokens: data.tokenizer.kind path, or kind auto with modelFrom",
     ]),
     ("TrainingJob", {"optimization": {"learningRate": "1e-30", "beta2": "0.999999", "epsilon": "1e-8", "gradientClipping": "0"}}, []),
-    ("TrainingJob", {"optimization": {"learningRate": "1e-60", "beta2": "0.99999999999999999999", "weightDecay": "1e39"}, "model": {**_SIZES, "ropeTheta": "0"}}, [
+    ("TrainingJob", {"optimization": {"learningRate": "1e-60", "beta2": "0.99999999999999999999", "weightDecay": "1e39"}, "model": {**_SIZES, "ropeTheta": "0", "initializerRange": "0"}}, [
         "spec.optimization.weightDecay 1e39 is above 3.4e+38, the largest number of fp32",
         "spec.optimization.beta2 0.99999999999999999999 is 1 in a floating-point number; it must be below",
         "spec.optimization.learningRate 1e-60 is 0 in fp32; it must be at least 1.2e-38",
         "spec.model.ropeTheta 0 is 0 in fp32; it must be at least 1.2e-38",
+        "spec.model.initializerRange 0 is 0 in fp32; it must be at least 1.2e-38",
     ]),
     ("TrainingJob", {"data": {"sources": [{"name": "a", "url": "s3://bucket/x"}, {"name": "b", "url": "file:///data/x"}, {"name": "c", "url": "https://host:8080/x?y=1"}]}}, []),
     ("TrainingJob", {"data": {"sources": [{"name": "a", "url": "s3:///x"}, {"name": "b", "url": "https://host/a b"}]}}, [

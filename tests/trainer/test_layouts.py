@@ -362,4 +362,6 @@ def tolerance_of(name: str) -> float:
     """The largest relative difference of a tensor of the state."""
     if ".lora_" in name:
         return EXPERT_ADAPTER_TOLERANCE if ".experts." in name else ADAPTER_TOLERANCE
-    return TOLERANCE if name.startswith("model.") else MOMENT_TOLERANCE
+    cancels = any(f".{part}." in name for part in ("q_proj", "k_proj", "q_norm", "k_norm"))
+    is_first = name.startswith("optimizer.exp_avg.") and not cancels
+    return TOLERANCE if name.startswith("model.") or is_first else MOMENT_TOLERANCE

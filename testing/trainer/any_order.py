@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +14,8 @@ from torch import Tensor
 
 from stoker.model.kernels.ops import Ops
 from stoker.trainer.protocol.config import OptimizationConfig
+from stoker.trainer.rank.bucket import LINE
+from stoker.trainer.rank.lamb import Lamb, clip_span, tensor_spans
 from stoker.trainer.rank.optimizer import Adam, HeldState, UpdateNumbers
 
 LIMIT_S = 120.0
@@ -123,3 +125,33 @@ class QueuedAdam(Adam):
 
     def update_state(self, state: HeldState, numbers: UpdateNumbers) -> None:
         self._queues.run(lambda: super(QueuedAdam, self).update_state(state, numbers))
+
+
+class QueuedLamb(Lamb):
+    """The two passes of LAMB as kernels: queued in the current stream. The norms need the first one here and now."""
+
+    def __init__(self, config: OptimizationConfig, queues: AnyOrder) -> None:
+        super().__init__(config, Ops("reference"), lambda _kind, cells: cells, by_line=False)
+        self._queues = queues
+
+    def update_moments(self, state: HeldState, numbers: UpdateNumbers) -> list[Tensor]:
+        parts = [clip_span(span, state) for span in tensor_spans(state.bucket, {})]
+        counts = [-(-end // LINE) - begin // LINE if begin < end else 0 for begin, end in parts]
+        places = [state.gradient.new_full((count, 2), float("nan")) for count in counts]
+
+        def run() -> None:
+            for place, found in zip(places, super(QueuedLamb, self).update_moments(state, numbers), strict=True):
+                place.copy_(found)
+
+        self._queues.run(run)
+        return places
+
+    def cells(self, state: HeldState, lines: Sequence[Sequence[Tensor]]) -> Tensor:
+        made = self._queues.mark()
+        self._queues.run_without(self._queues.leaving)
+        if not made.happened:
+            self._queues.run_without(None)
+        return super().cells(state, lines)
+
+    def apply(self, state: HeldState, rates: Tensor, numbers: UpdateNumbers) -> None:
+        self._queues.run(lambda: super(QueuedLamb, self).apply(state, rates, numbers))

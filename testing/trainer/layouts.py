@@ -40,9 +40,11 @@ SEQUENCES = 8
 ROW_S = 180.0
 """Limit for one row on a busy machine."""
 TOLERANCE = 1e-6
-"""Largest ||difference|| / ||reference|| of a weight after `STEPS` steps in fp32, and of a loss."""
+"""Largest ||difference|| / ||reference|| after `STEPS` steps in fp32: of a loss, a weight, a sum of gradients."""
 MOMENT_TOLERANCE = 2e-6
-"""The same of a moment: the gradients of weights of q and k are sums that nearly cancel."""
+"""The same of a sum of squared gradients, whose error is twice theirs, and of the gradients of q and k before softmax,
+which are sums that nearly cancel.
+"""
 ADAPTER_TOLERANCE = 5e-6
 """The same of an adapter, which is nothing but a sum of such updates, and of its moments."""
 ADAPTER_EPSILON = 1e-4
@@ -222,11 +224,11 @@ def read_state(folder: Path | str) -> State:
     }
 
 
-def check_bits_across_saves(folder: Path, precision: str, changes: Mapping[str, Any]) -> None:
+def check_bits_across_saves(folder: Path, precision: str, changes: Mapping[str, Any], **always: Any) -> None:
     """Assert that a setting changes no bit of a run, whether it is on or off when the run goes on from a save."""
 
     def run(name: str, **fields: Any) -> list[float]:
-        config = tiny_config(folder / name, memory__precision=precision, **fields)
+        config = tiny_config(folder / name, memory__precision=precision, **always, **fields)
         context = alone()
         train(config, context, MODEL, SyntheticBatches(config, MODEL.vocab_size))
         assert isinstance(context.channel, RecordingChannel)

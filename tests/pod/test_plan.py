@@ -269,6 +269,11 @@ def test_state_in_host_memory_arrives_beside_backward_and_leaves_beside_the_next
     assert moved is not None
     passes = (kept.total - kept.optimizer) / 4
     assert moved.optimizer == pytest.approx(2 / 3 * one_way - passes / 3, rel=0.05)
+    lamb = job(SLICE, batch=8, shard=2, offload="host", update_passes=2)
+    twice = make_plan(lamb, GPUS["H200"]).time
+    assert twice is not None
+    assert early_share(lamb) == 1 / 6, "the first pass reads it, of two"
+    assert twice.optimizer == pytest.approx(moved.optimizer + one_way, rel=0.05)
     slow = make_plan(job(SLICE, batch=2, shard=2, offload="host"), GPUS["H200"]).time
     assert slow is not None
     assert slow.optimizer > moved.optimizer
@@ -467,6 +472,7 @@ def test_what_does_not_divide_is_named(layout: dict[str, Any], message: str) -> 
 def test_a_configuration_is_read_as_the_trainer_reads_it() -> None:
     config = {
         "job": {"name": "base"},
+        "optimization": {"optimizer": "lamb"},
         "gang": {"nodes": 2, "ranks_per_node": 8},
         "parallelism": {"tensor": 2, "pipeline": 2, "replicate": 2, "pipeline_schedule": "GPipe"},
         "training": {"global_batch_size": 8, "sequence_length": 64, "deterministic": "AnyDataParallel"},
@@ -483,7 +489,7 @@ def test_a_configuration_is_read_as_the_trainer_reads_it() -> None:
     )
     assert (found.name, found.ranks_per_node, found.micro_batches) == ("base", 8, 2)
     assert found.activation_budget_bytes == 1.5 * GIB
-    assert (found.offload, found.any_data_parallel) == ("host", True)
+    assert (found.offload, found.any_data_parallel, found.update_passes) == ("host", True, 2)
     with pytest.raises(ValueError, match="pipeline 1 x replicate 1 x context 1 x tensor 3 = 3 does not divide the 4"):
         Job.from_config({**config, "gang": {"nodes": 4}, "parallelism": {"tensor": 3}}, LLAMA_8B)
 

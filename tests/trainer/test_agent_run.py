@@ -664,11 +664,11 @@ def test_a_work_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) ->
 
 
 def test_what_is_not_built_is_refused(tmp_path: Path) -> None:
-    unbuilt = {"memory": {"cpu_offload": True}, "optimization": {"optimizer": "lamb"}}
+    unbuilt = {"memory": {"cpu_offload": True, "nvme_offload": {"path": "/nowhere"}}}
     process = start(tmp_path, "train", **unbuilt)
     output, _ = process.communicate(timeout=60)
     assert (process.returncode, termination_message(tmp_path).cause) == (64, Cause.CONFIG_INVALID)
-    assert "optimization.optimizer lamb is not supported yet with memory.cpuOffload true" in output
+    assert "memory.cpuOffload true is not supported yet with memory.nvmeOffload" in output
 
 
 def test_the_agent_and_the_data_do_not_import_torch() -> None:

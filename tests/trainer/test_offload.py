@@ -19,8 +19,12 @@ from stoker.trainer.protocol.config import OptimizationConfig
 from stoker.trainer.rank.bucket import LINE, Bucket
 from stoker.trainer.rank.build import make_zero
 from stoker.trainer.rank.communicator import DONE
+from stoker.trainer.rank.copy_queues import queues_of
+from stoker.trainer.rank.lamb import Lamb
 from stoker.trainer.rank.offload import OffloadedAdam, pieces_of
+from stoker.trainer.rank.offloaded_lamb import CurrentPass, OffloadedLamb
 from stoker.trainer.rank.optimizer import Adam, HeldState, HostCopy, UpdateNumbers
+from testing.trainer.any_order import AnyOrder, QueuedLamb
 from testing.trainer.layouts import MODEL, check_bits_across_saves
 from testing.trainer.tiny_run import alone, empty_decoder, tiny_config
 
@@ -119,6 +123,61 @@ def test_a_run_with_offload_has_the_bits_of_one_without_and_goes_on_from_its_sav
     tmp_path: Path, precision: str
 ) -> None:
     check_bits_across_saves(tmp_path, precision, {"memory__cpu_offload": True})
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_run_with_lamb_has_the_bits_of_one_without_offload(tmp_path: Path, precision: str) -> None:
+    changes = {"optimization__optimizer": "lamb"}
+    check_bits_across_saves(tmp_path, precision, {"memory__cpu_offload": True}, **changes)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("by_line", [False, True])
+@pytest.mark.parametrize("lines", [1, 2, 16])
+def test_lamb_in_pieces_has_the_bits_of_a_whole_update(lines: int, by_line: bool, wide: bool) -> None:
+    """Tensors are cut by pieces and end within lines; pieces of the first bucket are read ahead."""
+    config = OptimizationConfig(optimizer="lamb", weight_decay=0.5)
+    plain, host = held(1, wide=wide), held(1, on_host=True, wide=wide)
+    sizes = {id(state.bucket.parameters[0]): (700, state.bucket.parameters[0].numel() - 700) for state in plain + host}
+    lamb = Lamb(config, Ops("reference"), lambda _kind, cells: cells, by_line=by_line, sizes=sizes)
+    current, queues = CurrentPass(), queues_of(CPU)
+    lanes = OffloadedAdam(current, CPU, lines * LINE, queues)
+    streamed = OffloadedLamb(lamb, current, lanes, queues)
+    done: list[Bucket] = []
+    for step, scale in enumerate((1.0, float("nan"), 0.25), start=1):
+        numbers = UpdateNumbers(step=step, learning_rate=0.1, scale=torch.tensor(scale))
+        lamb.update(plain, numbers, lambda _bucket: None)
+        room = [torch.empty(6 * LINE)]
+        early = [replace(state, early=streamed.read_ahead(state, room, DONE)) for state in host[:1]]
+        assert early[0].early
+        streamed.update(early + host[1:], numbers, done.append)
+        for one, other in zip(plain, host, strict=True):
+            for expected, found in zip(values_of(one), values_of(other), strict=True):
+                assert torch.equal(found, expected)
+    assert done == [state.bucket for state in host] * 3
+
+
+@pytest.mark.parametrize("lines", [1, 16])
+@pytest.mark.parametrize("last", ["arriving", "updates", "leaving", "main"])
+def test_no_order_of_the_streams_changes_a_bit_of_lamb(last: str, lines: int) -> None:
+    """The second pass reads what the first one has written, also where it was read ahead."""
+    config = OptimizationConfig(optimizer="lamb", weight_decay=0.5)
+    lamb = Lamb(config, Ops("reference"), lambda _kind, cells: cells, by_line=False)
+    queues = AnyOrder(lambda ready: next((one for one in ready if one is not getattr(queues, last)), ready[0]))
+    current = CurrentPass()
+    streamed = OffloadedLamb(
+        QueuedLamb(config, queues), current, OffloadedAdam(current, CPU, lines * LINE, queues), queues
+    )
+    plain, host = held(1), held(1, on_host=True)
+    for step in range(1, 4):
+        numbers = UpdateNumbers(step=step, learning_rate=0.1, scale=torch.tensor(0.5))
+        lamb.update(plain, numbers, lambda _bucket: None)
+        early = [replace(state, early=streamed.read_ahead(state, [torch.empty(6 * LINE)], DONE)) for state in host]
+        streamed.update(early, numbers, lambda _bucket: None)
+    queues.drain()
+    for one, other in zip(plain, host, strict=True):
+        for expected, found in zip(values_of(one), values_of(other), strict=True):
+            assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -223,9 +223,9 @@ def _signals() -> Iterator[None]:
             {"parallelism": {"tensor": 2}}, Cause.CONFIG_INVALID, "does not divide", id="a mesh that does not fit"
         ),
         pytest.param(
-            {"memory": {"cpu_offload": True}, "optimization": {"optimizer": "lamb"}},
+            {"memory": {"cpu_offload": True, "nvme_offload": {"path": "/nowhere"}}},
             Cause.CONFIG_INVALID,
-            "optimization.optimizer lamb is not supported yet with memory.cpuOffload true",
+            "memory.cpuOffload true is not supported yet with memory.nvmeOffload",
             id="what is not built",
         ),
         pytest.param(

@@ -123,11 +123,6 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
 }
 """Program or kind -> path -> what works. Programs have the names of their configuration, kinds those below `spec`."""
 
-BESIDE_OFFLOAD: Mapping[str, Row] = {"optimization.optimizer": only("adam", "adamw")}
-"""Rows of a run with `memory.cpu_offload` or `nvme_offload`: LAMB needs the norms of whole tensors before it changes
-any of them.
-"""
-
 BESIDE_ROLES: Mapping[str, Row] = {
     "engine.cache.prefixCache": only(True),
     "pools[].parallelism.data": only(1),
@@ -156,12 +151,9 @@ def refusals(program: str, config: Any, root: str = "") -> list[str]:
         root: what the paths in the messages start with, for instance `spec`.
     """
     rows = {path: (row, "") for path, row in CAPABILITIES[program].items()}
-    if program in ("trainer", "TrainingJob"):
-        if _value_at(config, _own_path(program, "memory.cpu_offload"), False):
-            condition = f" with {manifest_name('memory.cpu_offload')} true"
-            rows |= {_own_path(program, path): (row, condition) for path, row in BESIDE_OFFLOAD.items()}
-        if _value_at(config, _own_path(program, "memory.nvme_offload"), None) is not None:
-            rows |= _rows_beside_nvme(program)
+    offload = _own_path(program, "memory.nvme_offload")
+    if program in ("trainer", "TrainingJob") and _value_at(config, offload, None) is not None:
+        rows[_own_path(program, "memory.cpu_offload")] = only(False), f" with {manifest_name('memory.nvme_offload')}"
     has_roles = program == "InferenceDeployment" and any(
         role != "colocated" for _, role in values_at(config, "pools[].role")
     )
@@ -212,12 +204,6 @@ def _refused(
         for where, value in values_at(config, path, root)
         if not row.allows(value)
     ]
-
-
-def _rows_beside_nvme(program: str) -> dict[str, tuple[Row, str]]:
-    condition = f" with {manifest_name('memory.nvme_offload')}"
-    rows = {**BESIDE_OFFLOAD, "memory.cpu_offload": only(False)}
-    return {_own_path(program, path): (row, condition) for path, row in rows.items()}
 
 
 def _own_path(program: str, path: str) -> str:

@@ -140,6 +140,8 @@ class Job:
     fp8_recipe: str = "Tensorwise"
     activation_budget_bytes: float | None = None
     offload: Offload = ""
+    update_passes: int = 1
+    """Times that an update reads and writes its state: LAMB needs the norms of whole tensors in between."""
     any_data_parallel: bool = False
     adapters: Adapters | None = None
     """None: the whole model is trained."""
@@ -168,6 +170,7 @@ class Job:
             fp8_recipe=memory.get("fp8_recipe", "Tensorwise"),
             activation_budget_bytes=None if budget is None else float(budget) * 2**30,
             offload="nvme" if memory.get("nvme_offload") else "host" if memory.get("cpu_offload") else "",
+            update_passes=2 if (config.get("optimization") or {}).get("optimizer") == "lamb" else 1,
             any_data_parallel=training.get("deterministic") == "AnyDataParallel",
             adapters=None if lora is None else Adapters.from_config(lora),
             ranks_per_node=ranks_per_node,

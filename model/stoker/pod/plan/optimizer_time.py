@@ -21,8 +21,8 @@ def optimizer_time(job: Job, gpu: Gpu, rank: PipelineRank, micro_batch_s: float)
     """Return the seconds that the update adds. `micro_batch_s`: of both passes of one micro-batch."""
     parameters = rank_parameters(job, rank)
     elements = parameters.trained if job.layout.zero_stage == 0 else sharded_state(job, parameters)
-    update = elements * OPTIMIZER_BYTES / (gpu.bandwidth * COPIES)
-    moved = elements * state_bytes(job)
+    update = job.update_passes * elements * OPTIMIZER_BYTES / (gpu.bandwidth * COPIES)
+    moved = job.update_passes * elements * state_bytes(job)
     if job.offload == "nvme":  # reads and writes at the same time, but not beside a pass
         ranks = min(job.ranks_per_node, job.layout.world_size)
         return max(update, moved * ranks / NVME)
@@ -37,7 +37,7 @@ def early_share(job: Job) -> float:
     """
     if job.offload != "host" or job.layout.zero_stage == 0 or sends_each(job):
         return 0.0
-    return min(1.0, (job.layout.state_shards - 1) * 4 / state_bytes(job))
+    return min(1.0, (job.layout.state_shards - 1) * 4 / state_bytes(job)) / job.update_passes
 
 
 def _exposed(one_way_s: float, share: float, micro_batch_s: float) -> float:

@@ -151,6 +151,7 @@ def _of_numbers(spec: Section) -> list[str]:
     positive = {
         "spec.optimization.learningRate": optimization.get("learningRate", "1"),
         "spec.model.ropeTheta": model.get("ropeTheta", "1"),
+        "spec.model.initializerRange": model.get("initializerRange", "1"),  # weights of zeros never change
     }
     return found + [
         f"{field} {value} is 0 in fp32; it must be at least {FP32_SMALLEST}"

@@ -31,7 +31,7 @@ def job_of_spec(spec: Mapping[str, Any], model: ModelSize | None = None, name: s
     config: dict[str, Any] = {
         "job": {"name": name},
         "gang": _gang(spec),
-        **{section: fields.get(section) or {} for section in ("parallelism", "training", "memory")},
+        **{section: fields.get(section) or {} for section in ("parallelism", "training", "memory", "optimization")},
     }
     config["lora"] = fields.get("lora")
     return Job.from_config(config, model or ModelSize.from_fields(fields.get("model") or {}))

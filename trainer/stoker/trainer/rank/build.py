@@ -34,6 +34,7 @@ from stoker.trainer.rank.bucket_state import DiskPlace, ZeroSettings
 from stoker.trainer.rank.clip import GradientNorm
 from stoker.trainer.rank.compile_clock import CompileClock
 from stoker.trainer.rank.context_share import share_batches
+from stoker.trainer.rank.copy_queues import queues_of
 from stoker.trainer.rank.disk_adam import DiskAdam
 from stoker.trainer.rank.fp8_weights import use_fp8
 from stoker.trainer.rank.frozen import Fill
@@ -48,6 +49,7 @@ from stoker.trainer.rank.mesh import Mesh
 from stoker.trainer.rank.metric_targets.open_targets import open_targets
 from stoker.trainer.rank.metrics import MetricLog
 from stoker.trainer.rank.offload import OffloadedAdam
+from stoker.trainer.rank.offloaded_lamb import CurrentPass, OffloadedLamb
 from stoker.trainer.rank.optimizer import Adam, Optimizer
 from stoker.trainer.rank.pipeline.executor import Executor, Wire
 from stoker.trainer.rank.pipeline.passes import PipelinePasses
@@ -175,20 +177,28 @@ def make_optimizer(
     buckets: Sequence[Bucket],
     disk: DiskPlace | None = None,
 ) -> Optimizer:
+    device = buckets[0].device
     if config.optimization.optimizer != "lamb":
         adam = Adam(config.optimization, ops)
         if disk is not None:
-            return DiskAdam(adam, buckets[0].device, disk.piece, disk.file)
+            return DiskAdam(adam, device, disk.piece, disk.file)
         if config.memory.cpu_offload:
-            return OffloadedAdam(adam, buckets[0].device, offload_piece(config, buckets))
+            return OffloadedAdam(adam, device, offload_piece(config, buckets))
         return adam
-    return Lamb(
+    lamb = Lamb(
         config.optimization,
         ops,
         lambda kind, cells: sum_over_holders(cells, kind, mesh, is_whole=config.memory.zero_stage == 0),
         by_line=config.training.any_data_parallel,
         sizes=tensor_sizes(parts),
     )
+    current, queues = CurrentPass(), queues_of(device)
+    if disk is not None:
+        return OffloadedLamb(lamb, current, DiskAdam(current, device, disk.piece, disk.file, queues), queues)
+    if config.memory.cpu_offload:
+        lanes = OffloadedAdam(current, device, offload_piece(config, buckets), queues)
+        return OffloadedLamb(lamb, current, lanes, queues)
+    return lamb
 
 
 def offload_piece(config: TrainerConfig, buckets: Sequence[Bucket]) -> int:

@@ -17,8 +17,8 @@ from torch import Tensor
 from stoker.pod.plan.memory import DISK_BUFFERS
 from stoker.trainer.rank.bucket import Bucket
 from stoker.trainer.rank.copy_queues import Queues
-from stoker.trainer.rank.offload import OffloadedAdam, pieces_of
-from stoker.trainer.rank.optimizer import Adam, HeldState, HostCopy, UpdateNumbers
+from stoker.trainer.rank.offload import OffloadedAdam, PieceRule, pieces_of
+from stoker.trainer.rank.optimizer import HeldState, HostCopy, UpdateNumbers
 from stoker.trainer.rank.state_file import DiskState, StateFile, aligned_memory
 
 
@@ -52,7 +52,7 @@ class DiskAdam:
     """Adam and AdamW on state in a file."""
 
     def __init__(
-        self, inner: Adam, device: torch.device, piece: int, file: StateFile, queues: Queues | None = None
+        self, inner: PieceRule, device: torch.device, piece: int, file: StateFile, queues: Queues | None = None
     ) -> None:
         """`piece`: elements that are read, updated and written at once; a multiple of a line."""
         self._lanes = OffloadedAdam(inner, device, piece, queues)

@@ -61,16 +61,44 @@ class Lamb:
 
     def update(self, states: Iterable[HeldState], numbers: UpdateNumbers, updated: Callable[[Bucket], None]) -> None:
         held = list(states)
-        spans = [tensor_spans(state.bucket, self._sizes) for state in held]
+        cells = []
         for state in held:
-            self._update_moments(state, numbers)
-        cells = [self._squares(state, found, numbers) for state, found in zip(held, spans, strict=True)]
-        sums = self._sum([state.bucket.reduction for state in held], cells)
+            lines = self.update_moments(state, numbers)
+            cells.append(self.cells(state, [[found] for found in lines]))
+        rates = self.rates(held, cells, numbers)
+        for state, own in zip(held, rates, strict=True):
+            self.apply(state, own, numbers)
+            updated(state.bucket)
+
+    def update_moments(self, state: HeldState, numbers: UpdateNumbers) -> list[Tensor]:
+        """Update the moments of any whole lines of a bucket's state.
+
+        Returns the squares of each line of weights and direction, fp32 [lines, 2], of each tensor's part there.
+        """
+        self._update_moments(state, numbers)
+        direction = self._direction(state, numbers.step)
+        return [self._span_lines(state, span, direction) for span in tensor_spans(state.bucket, self._sizes)]
+
+    def num_cells(self, bucket: Bucket) -> int:
+        """Number of partial sums of a bucket."""
+        return sum(span.cells(self._by_line) for span in tensor_spans(bucket, self._sizes))
+
+    def cells(self, state: HeldState, lines: Sequence[Sequence[Tensor]]) -> Tensor:
+        """Partial sums of squares of weights and direction, fp64 [cells, 2], zero where another rank holds them.
+
+        `lines`: of each tensor, in pieces in their order (`update_moments`).
+        """
+        spans = tensor_spans(state.bucket, self._sizes)
+        rows = [self._span_cells(state, span, torch.cat(list(own))) for span, own in zip(spans, lines, strict=True)]
+        return torch.cat(rows) if rows else state.gradient.new_zeros(0, 2, dtype=torch.float64)
+
+    def rates(self, states: Sequence[HeldState], cells: Sequence[Tensor], numbers: UpdateNumbers) -> list[Tensor]:
+        """The rates of the tensors of each bucket, fp32 (collective)."""
+        spans = [tensor_spans(state.bucket, self._sizes) for state in states]
+        sums = self._sum([state.bucket.reduction for state in states], cells)
         ratios = self._ratios(sums, [span for found in spans for span in found])
         rates = ratios * (numbers.learning_rate * numbers.scale.isfinite())
-        for state, found, own in zip(held, spans, torch.split(rates, [len(found) for found in spans]), strict=True):
-            self._apply(state, found, own, numbers)
-            updated(state.bucket)
+        return list(torch.split(rates, [len(found) for found in spans]))
 
     def _sum(self, kinds: Sequence[Reduction], cells: Sequence[Tensor]) -> Tensor:
         """The partial sums of all buckets, in their order, each added over the ranks."""
@@ -99,24 +127,22 @@ class Lamb:
         direction[:end] += state.master[:end] * self._config.weight_decay
         return direction
 
-    def _squares(self, state: HeldState, spans: Sequence[Span], numbers: UpdateNumbers) -> Tensor:
-        """Partial sums of squares of weights and direction, fp64 [cells, 2], zero where another rank holds them."""
-        direction = self._direction(state, numbers.step)
-        rows = [self._span_squares(state, span, direction) for span in spans]
-        return torch.cat(rows) if rows else direction.new_zeros(0, 2, dtype=torch.float64)
-
-    def _span_squares(self, state: HeldState, span: Span, direction: Tensor) -> Tensor:
-        out = torch.zeros(span.cells(self._by_line), 2, dtype=torch.float64, device=direction.device)
+    def _span_lines(self, state: HeldState, span: Span, direction: Tensor) -> Tensor:
         begin, end = clip_span(span, state)
         if begin >= end:
+            return direction.new_zeros(0, 2)
+        both = (whole_lines(values, begin, end) for values in (state.master, direction))
+        return torch.stack([self._ops.line_squares(values, LINE) for values in both], dim=1)
+
+    def _span_cells(self, state: HeldState, span: Span, lines: Tensor) -> Tensor:
+        out = torch.zeros(span.cells(self._by_line), 2, dtype=torch.float64, device=lines.device)
+        if not len(lines):
             return out
-        for column, values in enumerate((state.master, direction)):
-            lines = self._ops.line_squares(whole_lines(values, begin, end), LINE)
-            if self._by_line:
-                first = (state.start + begin) // LINE - span.start // LINE
-                out[first : first + lines.numel(), column] = lines
-            else:
-                out[0, column] = lines.sum(dtype=torch.float64)
+        if self._by_line:
+            first = (state.start + clip_span(span, state)[0]) // LINE - span.start // LINE
+            out[first : first + len(lines)] = lines
+        else:
+            out[0] = torch.stack([column.sum(dtype=torch.float64) for column in lines.t().contiguous()])
         return out
 
     def _ratios(self, sums: Tensor, spans: Sequence[Span]) -> Tensor:
@@ -126,10 +152,10 @@ class Lamb:
         known = (weights > 0) & (directions > 0) & directions.isfinite()
         return torch.where(known, weights / directions, 1.0).float()
 
-    def _apply(self, state: HeldState, spans: Sequence[Span], rates: Tensor, numbers: UpdateNumbers) -> None:
-        """Subtract the direction times each tensor's rate, in two roundings wherever the shard is cut."""
+    def apply(self, state: HeldState, rates: Tensor, numbers: UpdateNumbers) -> None:
+        """Subtract the direction times each tensor's rate, in two roundings wherever the state is cut."""
         step = self._direction(state, numbers.step)
-        for span, rate in zip(spans, rates, strict=True):
+        for span, rate in zip(tensor_spans(state.bucket, self._sizes), rates, strict=True):
             begin, end = clip_span(span, state)
             if begin < end:
                 step[begin:end] *= rate

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from stoker.pod.plan.memory import OFFLOAD_WINDOWS
 from stoker.trainer.rank.bucket import LINE, Bucket
 from stoker.trainer.rank.communicator import DONE, Pending
 from stoker.trainer.rank.copy_queues import Queues, queues_of
-from stoker.trainer.rank.optimizer import Adam, EarlyPiece, HeldState, HostCopy, UpdateNumbers
+from stoker.trainer.rank.optimizer import EarlyPiece, HeldState, HostCopy, UpdateNumbers
 
 
 def host_memory(values: Tensor) -> Tensor:
@@ -60,10 +60,18 @@ class Leaving:
     copied: HostCopy
 
 
+class PieceRule(Protocol):
+    """What is done with a piece on the device."""
+
+    def update_state(self, state: HeldState, numbers: UpdateNumbers) -> None:
+        """Update any whole lines of a bucket's state."""
+        ...
+
+
 class OffloadedAdam:
     """Adam and AdamW on state in host memory."""
 
-    def __init__(self, inner: Adam, device: torch.device, piece: int, queues: Queues | None = None) -> None:
+    def __init__(self, inner: PieceRule, device: torch.device, piece: int, queues: Queues | None = None) -> None:
         """`piece`: elements that are copied and updated at once; a multiple of a line."""
         self._inner, self._device, self._piece = inner, device, piece
         self._queues = queues or queues_of(device)

@@ -156,7 +156,8 @@ def _open_system(source: DataSourceConfig, url: str) -> tuple[Any, str]:
         )
         raise ConfigError(f"data source {source.name}: url {url}: {error}; install {extra}") from error
     except ValueError as error:
-        raise ConfigError(f"data source {source.name}: url {url}: {error}") from error
+        allowed = "s3://bucket/corpus, https://host/file, or another scheme of fsspec"
+        raise ConfigError(f"data source {source.name}: url {url}: {error}; allowed: {allowed}") from error
     return system, str(path)
 
 

@@ -129,7 +129,7 @@ def test_text_of_the_cluster_is_never_markup(console: Stage) -> None:
 
 def test_a_job_shows_curves_attempts_ranks_and_goodput(console: Stage) -> None:
     async def story(page: Page) -> None:
-        await page.clock.set_fixed_time(START + timedelta(minutes=60))
+        await page.clock.set_fixed_time(START.replace(microsecond=0) + timedelta(minutes=60))
         await visit(page, "#/jobs/default/teach")
         await shows(page, "h1", "teach")
         await shows(page, ".figure", "1,200 values")

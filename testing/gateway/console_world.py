@@ -115,6 +115,26 @@ async def programs(found: World, name: str = "chat", engines: int = 2) -> AsyncI
 
 
 @asynccontextmanager
+async def routers(found: World, of: Object, made: Programs, count: int) -> AsyncIterator[None]:
+    """Serve what the pods of a deployment's routers serve; needs a world with `sockets`."""
+    metadata = of["metadata"]
+    labels = {"stoker.dev/role": "router", "stoker.dev/deployment-uid": metadata["uid"]}
+    container = {"name": "main", "command": ["true"], "ports": [{"name": "http", "containerPort": AGENT_PORT}]}
+    async with AsyncExitStack() as stack:
+        for name in (f"{metadata['name']}-router-{number}" for number in range(count)):
+            place = {"name": name, "namespace": metadata["namespace"], "labels": labels}
+            spec = {"restartPolicy": "Never", "containers": [container]}
+            pod = found.objects.create({"apiVersion": "v1", "kind": "Pod", "metadata": place, "spec": spec})
+            found.put_status(pod, phase="Running")
+            server = Server(made.app("router"), bind_tcp("127.0.0.1", 0))
+            await server.start()
+            found.addresses.served[Host("pod", metadata["namespace"], name), AGENT_PORT] = server.port
+            stack.push_async_callback(server.stop, 1.0)
+        found.put_status(of, router={"replicas": count, "ready": count})
+        yield
+
+
+@asynccontextmanager
 async def gpu_agent(found: World, pod: Object, driver: FakeNvml) -> AsyncIterator[None]:
     """Serve the metrics of a pod's GPUs, as its agent does; needs a world with `sockets`."""
     registry = CollectorRegistry()

@@ -28,7 +28,7 @@ from stoker.client.errors import (
     NotFound,
     StokerError,
 )
-from stoker.client.waiting import Wait
+from stoker.client.waiting import Wait, is_settled
 from stoker.operator.domain.plan import Key
 from testing.gateway.kube_server import KubeServer, kube_server
 from testing.gateway.world import JOB_SPEC, KEY
@@ -100,8 +100,28 @@ def test_a_job_that_fails_or_takes_too_long_is_an_error(server: KubeServer, url:
         with pytest.raises(JobFailed, match="job failing is FAILED: OutOfMemory on rank 3") as failed:
             client.wait(job["metadata"]["uid"])
         assert failed.value.job.job_name == "failing"
+        server.do(lambda found: found.put_status(job, phase="Running"))
+        client.suspend("failing")
         server.do(lambda found: found.put_status(job, phase="Suspended"))
         assert client.wait("failing").status == "SUSPENDED"
+
+
+@pytest.mark.parametrize(("change", "end"), [("resume", "Completed"), ("cancel", "Cancelled")])
+def test_a_wait_goes_on_for_a_job_that_leaves_its_suspension_only_now(
+    server: KubeServer, url: str, change: str, end: str
+) -> None:
+    """The answer of resume or cancel comes before the operator has seen it: the job still reads as suspended."""
+    name = f"late-{change}"
+    job = server.do(lambda found: found.put_status(found.job(name), phase="Running"))
+    with client_of(url) as client:
+        client.suspend(name)
+        server.do(lambda found: found.put_status(job, phase="Suspended"))
+        getattr(client, change)(name)
+        assert client.job(name).status == "SUSPENDED"
+        with pytest.raises(TimeoutError, match="is still SUSPENDED"):
+            client.wait(name, timeout_s=0, progress=False)
+        server.do(lambda found: found.put_status(job, phase=end))
+        assert is_settled(client.job(name))
 
 
 def test_a_wait_bears_a_gateway_that_restarts_and_no_longer_silence(server: KubeServer, url: str) -> None:

@@ -129,6 +129,7 @@ def test_text_of_the_cluster_is_never_markup(console: Stage) -> None:
 
 def test_a_job_shows_curves_attempts_ranks_and_goodput(console: Stage) -> None:
     async def story(page: Page) -> None:
+        await page.clock.set_fixed_time(START.replace(microsecond=0) + timedelta(minutes=60))
         await visit(page, "#/jobs/default/teach")
         await shows(page, "h1", "teach")
         await shows(page, ".figure", "1,200 values")
@@ -145,7 +146,7 @@ def test_a_job_shows_curves_attempts_ranks_and_goodput(console: Stage) -> None:
         assert "reaction: Retry" in attempts
         await shows(page, ".nodes", "gpu-node-4")
         assert await page.locator(".rank").all_inner_texts() == [str(rank) for rank in range(8)]
-        await shows(page, ".legend", "Productive 41 min (86 %)")
+        await shows(page, ".legend", "Productive 51 min (89 %)")  # 41 minutes and the 10 since then
         await page.get_by_role("button", name="Table").first.click()
         await page.locator(".figure tbody tr").nth(199).wait_for()
 

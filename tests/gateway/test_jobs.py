@@ -9,7 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
+from stoker.gateway.domain.sections import to_spec
 from stoker.gateway.domain.states import JOB_STATES
+from stoker.gateway.problem import Problem
 from stoker.operator.api.trainingjob_status import TERMINAL_PHASES, TrainingPhase
 from stoker.operator.domain.plan import Key
 from testing.gateway.world import JOB_SPEC, World
@@ -85,6 +87,15 @@ def test_a_job_of_sections_comes_back_as_it_was_sent(tell: Tell) -> None:
     tell(story)
 
 
+def test_a_number_is_the_same_in_every_way_to_write_it() -> None:
+    rate = {"optimization_config": {"learning_rate": 3e-4}}
+    for text in ("3e-4", "0.0003", "0.00030", "3E-04"):
+        assert to_spec(rate, {"optimization": {"learningRate": text}}) == {"optimization": {"learningRate": text}}
+    for other in ("4e-4", "much", None):
+        with pytest.raises(Problem, match="differs from"):
+            to_spec(rate, {"optimization": {"learningRate": other}})
+
+
 WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     ("range of the API", changed("memory_config.zero_stage", 4), "memory_config.zero_stage", "less than or equal to 3"),
     (
@@ -102,6 +113,20 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     ),
     ("no claim", changed("checkpoint_config.checkpoint_dir", "s3://a"), "checkpoint_config.checkpoint_dir", "pvc://"),
     ("no folder", changed("memory_config.nvme_offload", True), "memory_config.nvme_offload", "nvmeOffload.path"),
+    (
+        "no offload and its folder",
+        {**changed("memory_config.nvme_offload", False), "spec": {"memory": {"nvmeOffload": {"path": "/nvme"}}}},
+        "memory_config.nvme_offload",
+        "false differs from spec.memory.nvmeOffload",
+    ),
+    ("empty path", changed("data_config.dataset_path", ""), "data_config.dataset_path", ""),
+    ("empty folder", changed("checkpoint_config.checkpoint_dir", ""), "checkpoint_config.checkpoint_dir", "pvc://"),
+    (
+        "empty path beside another",
+        {**changed("data_config.tokenizer_path", ""), "spec": {"data": {"tokenizer": {"kind": "train"}}}},
+        "data_config.tokenizer_path",
+        "differs from",
+    ),
     ("unknown", {**WHOLE, "colour": "red"}, "colour", "no such field"),
     ("unknown in the spec", {**WHOLE, "spec": {"colour": "red"}}, "spec.colour", "unknown field"),
     ("twice", {**WHOLE, "spec": {"training": {"totalSteps": 7}}}, "optimization_config.total_steps", "differs from 7"),

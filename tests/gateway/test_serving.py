@@ -12,7 +12,14 @@ import httpx
 from stoker.gateway.domain.run_history import rank_pod
 from stoker.gateway.domain.serving import engine_load, traffic
 from stoker.gateway.http.console import FILES
-from testing.gateway.console_world import deployment, other_jobs, programs, running_job, use_checkpoint
+from testing.gateway.console_world import (
+    deployment,
+    other_jobs,
+    programs,
+    routers,
+    running_job,
+    use_checkpoint,
+)
 from testing.gateway.world import World
 
 Tell = Callable[..., None]
@@ -57,6 +64,21 @@ def test_a_checkpoint_names_its_attempt_and_its_users(tell: Tell) -> None:
         use_checkpoint(found, "teach-400", "chat")
         answer = (await found.client.get("/v1/checkpoints/teach-400")).json()
         assert (answer["attempt"], answer["in_use_by"]) == (0, ["InferenceDeployment/chat"])
+
+    tell(story)
+
+
+def test_the_traffic_of_several_routers_is_what_they_count_together(tell: Tell) -> None:
+    async def story(found: World) -> None:
+        chat = deployment(found, START)
+        async with programs(found) as made, routers(found, chat, made, 3):
+            answer = (await found.client.get(f"{CHAT}/serving")).json()
+            assert (answer["routers"], answer["traffic"]["requests"]["500"]) == (3, 3.0)
+            assert answer["traffic"]["first_byte_seconds"][-1]["count"] == answer["traffic"]["requests"]["200"]
+            counted = (answer["traffic"]["held"], answer["traffic"]["pending"], answer["traffic"]["ready_engines"])
+            assert counted == (6.0, 9.0, 2.0)
+        late = (await found.client.get(f"{CHAT}/serving")).json()
+        assert (late["traffic"], "chat-router-" in late["unavailable"]["traffic"]) == (None, True), "not of some alone"
 
     tell(story)
 

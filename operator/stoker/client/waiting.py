@@ -43,8 +43,10 @@ class Wait:
 
 
 def is_settled(job: Job) -> bool:
-    """Whether a job goes no further by itself: ended, or suspended."""
-    return job.status in ENDED or job.status is JobState.SUSPENDED
+    """Whether a job goes no further by itself: ended, or suspended; not one that was resumed or cancelled just now."""
+    run = job.spec.get("run") or {}
+    stays = bool(run.get("suspend")) and not run.get("cancel")
+    return job.status in ENDED or (job.status is JobState.SUSPENDED and stays)
 
 
 def checked(job: Job) -> Job:

@@ -142,7 +142,7 @@ class Bucket(BaseModel):
 
 
 class Traffic(BaseModel):
-    """Counters of one router since it started; the difference of two answers is the traffic between them."""
+    """Counters of all routers since each started; the difference of two answers is the traffic between them."""
 
     requests: dict[str, float] = Field(description="Answers by status code")
     first_byte_seconds: list[Bucket]

@@ -80,7 +80,7 @@ export async function follow(path, query, on, signal) {
       throw new Refusal(0, "the connection ended");
     } catch (error) {
       if (signal.aborted) return;
-      if (error.status === 410) {
+      if (error.status === 410 && last) {
         last = undefined;
         continue;
       }

@@ -91,9 +91,17 @@ const STATES = [
   ["lost", "Lost", "--bad"],
 ];
 
+/** The ledger up to now: it is written when the state changes, and the time since then belongs to that state. */
+function untilNow(ledger) {
+  const passed = Math.max(0, (Date.now() - Date.parse(ledger.since)) / 1000);
+  const runs = Number.isFinite(passed) && STATES.some(([name]) => name === ledger.state);
+  return runs ? { ...ledger, [ledger.state]: ledger[ledger.state] + passed } : ledger;
+}
+
 /** Where the time went: a bar, and its legend as a list with numbers. */
-export function goodputBar(goodput) {
-  if (!goodput) return el("p", { class: "empty" }, "Not measured yet.");
+export function goodputBar(ledger) {
+  if (!ledger) return el("p", { class: "empty" }, "Not measured yet.");
+  const goodput = untilNow(ledger);
   const all = STATES.reduce((sum, [name]) => sum + goodput[name], 0);
   if (!all) return el("p", { class: "empty" }, "Not measured yet.");
   const parts = STATES.filter(([name]) => goodput[name] > 0);

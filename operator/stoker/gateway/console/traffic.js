@@ -1,10 +1,17 @@
 // Rates and quantiles between two answers of the counters. Pure.
 
-/** Traffic between two answers; null while there is one. A restarted router begins at zero: its counts are all new. */
+/**
+ * Traffic between two answers; null while there is one. A restarted router begins at zero: its counts are all new. Of
+ * several routers one that restarted or went hides what the others counted, so nothing is said of that time.
+ */
 export function between(earlier, later) {
   if (!earlier?.traffic || !later?.traffic) return null;
   const seconds = (Date.parse(later.measured_at) - Date.parse(earlier.measured_at)) / 1000;
   if (!(seconds > 0)) return null;
+  const fewer = Object.entries(earlier.traffic.requests).some(
+    ([code, value]) => (later.traffic.requests[code] ?? 0) < value,
+  );
+  if (fewer && Math.max(earlier.routers, later.routers) > 1) return null;
   const requests = differences(earlier.traffic.requests, later.traffic.requests);
   const total = sum(Object.values(requests));
   const errors = sum(

@@ -79,6 +79,9 @@ def _job(made: Backup, found: Object, checkpoints: Sequence[Object]) -> None:
     if job_state(found) in ENDED:
         made.note(found, f"left out: it is {phase_of(found)}")
         return
+    if (found["spec"].get("run") or {}).get("cancel"):
+        made.note(found, "left out: it is being cancelled")
+        return
     newest = newest_verified(of_job(checkpoints, found))
     if newest is None or not usable(newest):
         made.add(found, found["spec"])

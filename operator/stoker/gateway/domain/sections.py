@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from stoker.gateway.problem import wrong_field
@@ -127,6 +127,8 @@ def to_spec(sections: Mapping[str, Mapping[str, Any]], spec: Mapping[str, Any]) 
         Problem: a field is given twice with different values, or cannot be translated.
     """
     merged: Spec = copy.deepcopy(dict(spec))
+    if (sections.get("memory_config") or {}).get("nvme_offload") is False and _get(spec, "memory.nvmeOffload"):
+        raise wrong_field("memory_config.nvme_offload", "false differs from spec.memory.nvmeOffload: give one of them")
     for section, path, value in _translated(sections):
         if value is not None:
             _put(merged, path, value, section)
@@ -180,11 +182,11 @@ def _translated(sections: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str
 def _special(sections: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, Any]]:
     data, memory = sections.get("data_config") or {}, sections.get("memory_config") or {}
     saves, layout = sections.get("checkpoint_config") or {}, sections.get("parallelism_config") or {}
-    if data.get("dataset_path"):
+    if data.get("dataset_path") is not None:
         yield "data_config.dataset_path", "data.sources", [{"name": "data", "path": data["dataset_path"]}]
-    if data.get("tokenizer_path"):
+    if data.get("tokenizer_path") is not None:
         yield "data_config.tokenizer_path", "data.tokenizer", {"kind": "path", "path": data["tokenizer_path"]}
-    if saves.get("checkpoint_dir"):
+    if saves.get("checkpoint_dir") is not None:
         yield "checkpoint_config.checkpoint_dir", "checkpoint.storage", _storage(saves["checkpoint_dir"])
     again = memory.get("gradient_checkpointing")
     if again is not None and not (again and memory.get("activation_checkpointing_granularity")):
@@ -235,6 +237,17 @@ def _put(spec: Spec, path: str, value: Any, field: str) -> None:
         place = place.setdefault(part, {}) if isinstance(place, dict) else None
     if not isinstance(place, dict):
         raise wrong_field(f"spec.{'.'.join(parents)}", f"an object is needed, because {field} is given too")
-    if last in place and place[last] != value:
+    if last not in place:
+        place[last] = value
+    elif not _equal(place[last], value):
         raise wrong_field(field, f"{value!r} differs from {place[last]!r} in spec.{path}: give one of them")
-    place[last] = value
+
+
+def _equal(given: Any, value: Any) -> bool:
+    """Whether two values of a field are the same; a number may be written in several ways (3e-4, 0.0003)."""
+    if given == value:
+        return True
+    try:
+        return isinstance(given, str) and isinstance(value, str) and Decimal(given) == Decimal(value)
+    except InvalidOperation:
+        return False

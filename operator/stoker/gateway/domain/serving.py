@@ -176,6 +176,22 @@ def traffic(metrics: str) -> Traffic:
     )
 
 
+def summed(routers: Sequence[Traffic]) -> Traffic:
+    """What all routers of a deployment count together; each of them sees the same engines."""
+    codes = {code for one in routers for code in one.requests}
+    buckets: dict[float | None, float] = {}
+    for bucket in (bucket for one in routers for bucket in one.first_byte_seconds):
+        buckets[bucket.up_to] = buckets.get(bucket.up_to, 0.0) + bucket.count
+    bounds = sorted(buckets, key=lambda bound: float("inf") if bound is None else bound)
+    return Traffic(
+        requests={code: sum(one.requests.get(code, 0.0) for one in routers) for code in sorted(codes)},
+        first_byte_seconds=[Bucket(up_to=bound, count=buckets[bound]) for bound in bounds],
+        held=sum(one.held for one in routers),
+        pending=sum(one.pending for one in routers),
+        ready_engines=max((one.ready_engines for one in routers), default=0.0),
+    )
+
+
 def engine_load(metrics: str) -> EngineLoad:
     """What an engine measures. Raises ValueError where the text is no metrics."""
     found = _samples(metrics)

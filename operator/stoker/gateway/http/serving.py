@@ -15,12 +15,16 @@ from stoker.gateway.cluster.interface import (
     CHECKPOINT,
     DEPLOYMENT,
     ENGINE_POOL,
+    POD,
     ApiError,
     Cluster,
     Object,
+    Selection,
     Target,
+    list_all,
 )
 from stoker.gateway.cluster.whole_answer import start_of
+from stoker.gateway.domain.metric_task import port_of
 from stoker.gateway.domain.resumption import usable
 from stoker.gateway.domain.serving import (
     earlier_revision,
@@ -28,6 +32,7 @@ from stoker.gateway.domain.serving import (
     engine_port,
     engine_states,
     service_of,
+    summed,
     traffic,
 )
 from stoker.gateway.domain.states import phase_of
@@ -44,6 +49,8 @@ from stoker.gateway.problem import Problem, wrong_field
 MAX_ENGINES = 32
 """Engines whose metrics are read for one answer."""
 METRICS_S = 10.0
+ROUTERS = {"stoker.dev/role": "router"}
+DEPLOYMENT_UID = "stoker.dev/deployment-uid"
 MAX_REFUSAL_BYTES = 64 << 10
 KEY = r"^[\x21-\x7e]+$"
 COMPLETION: dict[str, Any] = {
@@ -65,7 +72,10 @@ def serving_routes() -> APIRouter:
 
 
 async def serving(deployment_id: ResourceId, call: Caller, namespace: Namespace = None) -> Serving:
-    """Read engines and traffic now. Metrics need the rights `services/proxy` and `pods/proxy`."""
+    """Read engines and traffic now. Metrics need the rights `services/proxy` and `pods/proxy`.
+
+    The counters of several routers are read from each, which needs the right to list pods.
+    """
     found = await find(call, DEPLOYMENT, one_namespace(call, namespace), deployment_id)
     pools = await _pools(call.cluster, found)
     unavailable: dict[str, str] = {}
@@ -75,7 +85,7 @@ async def serving(deployment_id: ResourceId, call: Caller, namespace: Namespace 
     return Serving(
         deployment_id=found["metadata"]["uid"],
         measured_at=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%fZ}",
-        routers=((found.get("status") or {}).get("router") or {}).get("replicas") or 0,
+        routers=_num_routers(found),
         traffic=counted,
         engines=engine_states(pools, loads),
         unavailable=unavailable,
@@ -96,13 +106,39 @@ async def _pools(cluster: Cluster, deployment: Object) -> list[Object]:
 
 
 async def _traffic(cluster: Cluster, deployment: Object, unavailable: dict[str, str]) -> Traffic | None:
+    """What all routers count. A Service leads to any of several, and counters of another one are no traffic."""
     try:
-        name, port = service_of(deployment)
-        target = Target("services", deployment["metadata"]["namespace"], name, port)
-        return traffic(await metrics_of(cluster, target, METRICS_S))
+        targets = await _routers(cluster, deployment) if _num_routers(deployment) > 1 else [_front(deployment)]
+        texts = await asyncio.gather(*(metrics_of(cluster, target, METRICS_S) for target in targets))
+        return summed([traffic(text) for text in texts])
     except (ApiError, Problem, ValueError) as error:
         unavailable["traffic"] = str(error)
         return None
+
+
+def _num_routers(deployment: Object) -> int:
+    return ((deployment.get("status") or {}).get("router") or {}).get("replicas") or 0
+
+
+def _front(deployment: Object) -> Target:
+    """The Service in front of a deployment. Raises Problem 409 when it has none yet."""
+    name, port = service_of(deployment)
+    return Target("services", deployment["metadata"]["namespace"], name, port)
+
+
+async def _routers(cluster: Cluster, deployment: Object) -> list[Target]:
+    """The pods of the routers that run. Raises ValueError where there is none."""
+    metadata = deployment["metadata"]
+    own = {**ROUTERS, DEPLOYMENT_UID: metadata["uid"]}
+    pods, _ = await list_all(cluster, POD, Selection(metadata["namespace"], labels=own))
+    found = [
+        Target("pods", metadata["namespace"], pod["metadata"]["name"], port)
+        for pod in pods
+        if (pod.get("status") or {}).get("phase") == "Running" and (port := port_of(pod))
+    ]
+    if not found:
+        raise ValueError("no router runs")
+    return found
 
 
 async def _loads(cluster: Cluster, pools: Sequence[Object], unavailable: dict[str, str]) -> dict[str, EngineLoad]:
@@ -140,9 +176,9 @@ async def chat(
 ) -> Response:
     """Chat with the model of a deployment. The caller needs the right `services/proxy`."""
     found = await find(call, DEPLOYMENT, one_namespace(call, namespace), deployment_id)
-    name, port = service_of(found)
-    target = Target("services", found["metadata"]["namespace"], name, port)
-    answer = await call.cluster.relay(target, "POST", "/v1/chat/completions", json.dumps(wanted).encode(), api_key)
+    answer = await call.cluster.relay(
+        _front(found), "POST", "/v1/chat/completions", json.dumps(wanted).encode(), api_key
+    )
     if answer.status >= 300:
         text = (await start_of(answer, MAX_REFUSAL_BYTES)).decode(errors="replace")
         if answer.status == 401:

@@ -134,7 +134,7 @@ function trafficFacts(found, rates) {
       ["Held", count(t.held)],
       ["Answers since start", count(Object.values(t.requests).reduce((sum, value) => sum + value, 0))],
     ]),
-    found.routers > 1 && el("p", { class: "muted" }, `Counters of one of ${found.routers} routers.`),
+    found.routers > 1 && el("p", { class: "muted" }, `Counters of ${found.routers} routers together.`),
     why,
   ];
 }

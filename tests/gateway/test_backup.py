@@ -1,0 +1,53 @@
+"""What a backup brings back, and the line about each thing that it does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stoker.gateway.domain.backup import back_up
+
+
+def job(phase: str = "Running", **run: bool) -> dict[str, Any]:
+    spec = {"training": {"totalSteps": 100}, "model": {}, "run": run}
+    metadata = {"name": "run", "namespace": "default", "uid": "u"}
+    return {"kind": "TrainingJob", "metadata": metadata, "spec": spec, "status": {"phase": phase}}
+
+
+def saved(step: int) -> dict[str, Any]:
+    conditions = [{"type": "Verified", "status": "True"}]
+    return {
+        "kind": "Checkpoint",
+        "metadata": {"name": f"run-{step}", "namespace": "default", "uid": f"c{step}"},
+        "spec": {"source": {"save": {"jobRef": {"name": "run", "uid": "u"}, "folder": f"step-{step}"}}},
+        "status": {
+            "phase": "Complete", "step": step, "folder": f"step-{step}", "digest": "d", "conditions": conditions,
+            "storage": {"claimName": "claim", "path": "run"},
+        },
+    }  # fmt: skip
+
+
+def jobs_of(*objects: dict[str, Any], checkpoints: tuple[dict[str, Any], ...] = ()) -> tuple[list[Any], list[str]]:
+    made = back_up(objects, checkpoints, [])
+    return [one for one in made.manifests if one["kind"] == "TrainingJob"], made.notes
+
+
+def test_a_job_goes_on_from_its_newest_verified_checkpoint() -> None:
+    (found,), notes = jobs_of(job(suspend=True), checkpoints=(saved(10), saved(20)))
+    assert found["spec"]["modelFrom"] == {"checkpoint": {"name": "run-20", "state": "All"}}
+    assert (found["spec"]["run"], "model" in found["spec"]) == ({"suspend": True}, False)
+    assert notes == ["trainingjob/run (default): goes on from checkpoint run-20"]
+
+
+@pytest.mark.parametrize(
+    ("left", "why"),
+    [
+        (job("Completed"), "it is Completed"),
+        (job("Cancelling", cancel=True), "it is being cancelled"),
+        (job("Suspended", suspend=True, cancel=True), "it is being cancelled"),
+    ],
+    ids=["ended", "cancelling", "suspended and cancelled"],
+)
+def test_a_job_that_is_over_does_not_come_back(left: dict[str, Any], why: str) -> None:
+    assert jobs_of(left, checkpoints=(saved(10),)) == ([], [f"trainingjob/run (default): left out: {why}"])

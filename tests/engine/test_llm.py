@@ -148,6 +148,32 @@ def test_a_refused_prompt_leaves_nothing_behind(llm: LLM) -> None:
     assert llm.engine.stats().owned_blocks == 0
 
 
+def test_a_beam_search_finds_what_transformers_finds(llm: LLM, twins: dict[str, Any]) -> None:
+    prompts = [[5, 9, 40], [7] * 20]
+    found = llm.beam_search(prompts, width=3, max_tokens=8, ignore_eos=True)
+    for prompt, answer in zip(prompts, found, strict=True):
+        with torch.no_grad():
+            expected = twins["llama"].generate(
+                torch.tensor([prompt]), num_beams=3, num_return_sequences=3, max_new_tokens=8, do_sample=False,
+                length_penalty=1.0, eos_token_id=None, pad_token_id=0,
+            )  # fmt: skip
+        assert [one.tokens for one in answer.completions] == [row[len(prompt) :].tolist() for row in expected]
+        totals = [one.cumulative_logprob for one in answer.completions]
+        assert totals == sorted(totals, reverse=True)  # type: ignore[type-var]
+        assert {one.finish_reason for one in answer.completions} == {"length"}
+    one = only(llm.beam_search("hello", width=1, max_tokens=6, ignore_eos=True)).completions[0]
+    greedy = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    assert one.text == only(llm.generate("hello", greedy, progress=False)).completions[0].text
+    for width, limit, message in (
+        (0, 4, "width must be"),
+        (11, 4, "width must be"),
+        (2, 0, "max_tokens"),
+        (2, 900, "fit"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            llm.beam_search("hello", width=width, max_tokens=limit)
+
+
 def test_unfinished_requests_are_counted(llm: LLM) -> None:
     for number in range(2):
         llm.engine.add_request(f"r{number}", [3, 4], SamplingParams(n=2, max_tokens=number + 1, ignore_eos=True))

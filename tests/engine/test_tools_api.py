@@ -256,6 +256,25 @@ def test_reasoning_is_looked_for_where_the_template_has_its_marks(
     run(scenario)
 
 
+@pytest.mark.parametrize(
+    ("prefilled", "found"), [("<think>say:so", ("so", "")), ("<think>a</think>say:so", (None, "so"))]
+)
+def test_an_answer_goes_on_with_prefilled_reasoning(
+    tmp_path: Path, prefilled: str, found: tuple[str | None, str]
+) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            s.front.parsers = ParserChoice(reasoning="think")
+            body = {
+                "messages": [*say("a"), {"role": "assistant", "content": prefilled}],
+                "continue_final_message": True,
+            }
+            answer = (await s.post(CHAT, **body, add_generation_prompt=False)).json()["choices"][0]["message"]
+            assert (answer.get("reasoning"), answer["content"]) == found
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
 def test_earlier_reasoning_and_the_effort_reach_the_template(tmp_path: Path, field: str) -> None:
     seen: list[Any] = []

@@ -26,7 +26,9 @@ from stoker.engine.core.build import build_engine
 from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.fetched_model import with_fetched_model
 from stoker.engine.core.messages import Delta, FinishReason, RequestFacts
+from stoker.engine.core.request_check import check_prompt
 from stoker.engine.execution.step import TokenLogprobs
+from stoker.engine.http.beam_search import MAX_WIDTH, Beam, BeamSearch, BeamSettings
 from stoker.engine.http.text import OutputText
 from stoker.engine.sampling import SamplingParams
 from stoker.model.tokenizer import Tokenizer
@@ -126,6 +128,49 @@ class LLM:
             raise
         return batch.answers
 
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        width: int,
+        max_tokens: int,
+        length_penalty: float = 1.0,
+        ignore_eos: bool = False,
+    ) -> list[Generated]:
+        """Find the most probable outputs of each prompt, `width` of them, best first, with their log-probabilities.
+
+        Outputs compare by log-probability / length ** `length_penalty`.
+
+        Raises:
+            ValueError: a limit cannot be used.
+            RequestRefused: a prompt cannot be served.
+        """
+        if not 1 <= width <= MAX_WIDTH or max_tokens < 1:
+            raise ValueError(
+                f"width must be from 1 to {MAX_WIDTH} and max_tokens at least 1, got {width}, {max_tokens}"
+            )
+        ends = frozenset(() if ignore_eos else self.engine.limits.eos_token_ids)
+        settings = BeamSettings(width, length_penalty, ends)
+        searches = [(self._tokens(prompt), BeamSearch(settings, max_tokens)) for prompt in _listed(prompts)]
+        for prompt, _ in searches:
+            check_prompt(self.engine.limits, prompt, SamplingParams(max_tokens=max_tokens))
+        params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True, logprobs=2 * width)
+        while open_ones := [(prompt, search) for prompt, search in searches if not search.done]:
+            asked = [(*prompt, *beam.tokens) for prompt, search in open_ones for beam in search.running]
+            scores = iter(self.generate(asked, params, progress=False))
+            for _, search in open_ones:
+                search.step([_first_score(next(scores)) for _ in search.running])
+        return [Generated(prompt, self._completions(prompt, search.ended)) for prompt, search in searches]
+
+    def _completions(self, prompt: tuple[int, ...], beams: Sequence[Beam]) -> list[Completion]:
+        made = []
+        for choice, beam in enumerate(beams):
+            text = OutputText(self.tokenizer.detokenizer(skip_special_tokens=True, prompt=prompt))
+            shown = text.add(beam.tokens).text + text.finish().text
+            reason: FinishReason = "length" if beam.end_token is None else "stop"
+            made.append(Completion(choice, shown, list(beam.tokens), list(beam.scores), reason))
+        return made
+
     def _fill(self, batch: _Batch) -> None:
         """Queue as many prompts as the queue takes."""
         while batch.waiting and len(self.engine.scheduler.waiting) < self.engine.scheduler.max_queued_requests:
@@ -141,6 +186,12 @@ def refuse_copies(config: EngineConfig) -> None:
     data = config.parallelism.data
     if data > 1:
         raise ConfigError(f"parallelism.data must be 1 for an engine in this process, got {data}")
+
+
+def _first_score(answer: Generated) -> TokenLogprobs:
+    scores = answer.completions[0].logprobs
+    assert scores, "one token was asked for, with its score"
+    return scores[0]
 
 
 class _Batch:

@@ -319,7 +319,7 @@ class Front:
             use,
             codec.template_source,
             has_grammar=params.grammar is not None,
-            reasons_already=text.rstrip().endswith(ReasoningParser.BEGIN),
+            reasons_already=ReasoningParser.is_open(text, goes_on=body.continue_final_message),
             shows_reasoning=body.include_reasoning,
         )
         if parsers.needs_special_tokens:

@@ -226,6 +226,13 @@ class ReasoningParser:
         self._follows = False
         """Whether anything but blanks has come behind the reasoning."""
 
+    @classmethod
+    def is_open(cls, prompt: str, *, goes_on: bool) -> bool:
+        """Whether a prompt has begun reasoning: at its end, or in the last message with which the answer `goes_on`."""
+        if not goes_on:
+            return prompt.rstrip().endswith(cls.BEGIN)
+        return cls.BEGIN in prompt and cls.END not in prompt.rpartition(cls.BEGIN)[2]
+
     def add(self, text: str) -> tuple[str, str]:
         """(reasoning, text behind it) that this text completes."""
         if self.ended:

@@ -35,10 +35,10 @@ from bench.router_load import Measured, Settings, client
 from stoker.router.backend import Timeouts
 from stoker.router.backends import Backends
 from stoker.router.cache_aware import CacheAware
-from stoker.router.load import Load, Peer
-from stoker.router.prefix_index import PrefixIndex
+from stoker.router.load import Load, Peer, SharedStore
+from stoker.router.pairs import Pair
 from stoker.router.snapshot import BackendEntry, BackendSnapshot, Role
-from stoker.router.work import work_of
+from stoker.router.work import Work, work_of
 
 
 def cpu_s(pid: int) -> float:
@@ -187,14 +187,22 @@ async def decision() -> None:
     )
     await alone.stop()
     await pools.stop()
-    index, begun = PrefixIndex(), time.monotonic()
-    before = index.num_bytes
-    for _ in range(1_000_000):
-        index.add((draw.getrandbits(64) or 1,), draw.randrange(1, 64))
-    seconds = time.monotonic() - begun
-    print(
-        f"a million beginnings: {before / 2**20:.1f} MiB before, {index.num_bytes / 2**20:.1f} after, {seconds:.1f} s"
-    )
+    million_beginnings(draw)
+
+
+def million_beginnings(draw: random.Random) -> None:
+    """Resident memory of a policy that gets a million requests, each of a beginning and a session of its own."""
+    policy, engines = CacheAware(), fleet(draw, pools=False).all
+    store = SharedStore(name="s", block_size=16, block_bytes=4096, readable=True)
+    policy.stored.reported(engines[0].identity, store)
+    sizes, begun = [], time.monotonic()
+    for number in range(1_000_000):
+        work = Work(256, (draw.getrandbits(64) or 1,), b"session %d" % number)
+        policy.note(work, Pair(engines[number % len(engines)], None, 256))
+        if number % 100_000 == 99_999:
+            sizes.append(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+    seconds, shown = time.monotonic() - begun, ", ".join(f"{size / 2**20:.1f}" for size in sizes)
+    print(f"MiB resident after each 100,000 of a million beginnings: {shown}; {seconds:.1f} s")
 
 
 def main() -> None:

@@ -452,6 +452,12 @@ class RankLostAtTheDesk:
     def stats(self) -> None:
         return None
 
+    def faults(self) -> tuple[str, ...]:
+        return ()
+
+    def is_peer(self, front: str) -> bool:
+        return False
+
     def abort_all(self) -> list[Any]:
         return []
 
@@ -467,6 +473,41 @@ def test_a_rank_that_the_hand_over_finds_lost_is_named_as_the_cause(
     running.core.desk = cast(Desk, RankLostAtTheDesk())
     assert front.phase("Failed").message == "RankFailed: rank 1: killed by signal 9"
     assert running.join() is Cause.RANK_FAILED
+
+
+class OneAtAnother(RankLostAtTheDesk):
+    """A desk with a request whose prompt another engine computes."""
+
+    busy = False
+
+    def __init__(self) -> None:
+        self.office = SimpleNamespace(post=SimpleNamespace(wake_fd=None), tally=SimpleNamespace(changes=0))
+        self.num_open, self.aborted = 1, 0
+
+    def turn(self) -> None:
+        pass
+
+    def abort_all(self) -> list[Any]:
+        self.aborted, self.num_open = self.aborted + self.num_open, 0
+        return []
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+def test_d_drains_while_p_computes_its_prompt(start: Callable[..., tuple[Front, Running]], in_time: bool) -> None:
+    """It waits for requests that are still at another engine, until its deadline."""
+    front, running = start()
+    front.phase("Serving")
+    desk = OneAtAnother()
+    running.core.desk = cast(Desk, desk)
+    front.say(m.Drain(3600.0 if in_time else 0.0))
+    if in_time:
+        front.phase("Draining")
+        turns = front.hear(m.Heartbeat), front.hear(m.Heartbeat)
+        assert all(turns)
+        assert running.core.state.phase == "Draining"
+        desk.num_open = 0
+    front.phase("Drained")
+    assert desk.aborted == (0 if in_time else 1)
 
 
 class Warming(InProcess):

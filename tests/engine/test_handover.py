@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker.engine.core.handover.messages import BlocksReady, Cancel
+from stoker.engine.core.handover.messages import BlocksReady, Cancel, Tokens
 from stoker.engine.core.messages import AddRequest
 from stoker.engine.sampling import SamplingParams
 from stoker.engine.transfer.in_process import Network
@@ -259,6 +259,20 @@ class TestFailures:
         assert pair.d.zone.zone.refused["stale"] == 8  # each slot once
         assert pair.d.tally.outcomes["prefill_only"] == 1  # without blocks there is no takeover: P goes on
         pair.assert_right(request)
+
+    @pytest.mark.parametrize("choice", [-9, 7])
+    def test_tokens_of_a_choice_that_there_is_not_end_the_help_and_not_the_engine(
+        self, pair: Pair, choice: int
+    ) -> None:
+        def tamper(message: Any) -> Any:
+            if isinstance(message, Tokens):
+                return Tokens(message.id, tuple(part._replace(choice=choice) for part in message.parts))
+            return message
+
+        pair.mail.tamper = tamper
+        request = pair.ask(**PARAMS["greedy"])
+        pair.run()
+        self.assert_local(pair, request, "lost")
 
     def test_blocks_of_a_request_that_is_over_are_refused(self, pair: Pair) -> None:
         kept: list[Any] = []

@@ -181,6 +181,32 @@ def test_the_conditions_tell_whether_requests_are_split_and_why_not() -> None:
     assert "instead of asking 10.0.0.7:8101: damaged: 3 damaged blocks within 60 s" in message
 
 
+def test_a_store_or_disk_tier_that_fails_is_told_and_changes_nothing_else() -> None:
+    world = serving()
+    world.rest(10)
+    (p,), (d,) = engines_of(world, "pre"), engines_of(world, "dec")
+    told_store = lambda: condition_of(world.status, "StoreUnavailable")  # noqa: E731
+
+    def say(pod: Object, **tiers: Any) -> None:
+        found = {tier: {"state": state, "blocks": 3} for tier, state in tiers.items()}
+        world.cluster.report(pod, {"phase": "Serving", **found})
+        world.cluster.settle_once()
+
+    say(p, store="ok", disk_tier="opening")
+    say(d, store="volume-1: opening")
+    assert told_store() == {}
+    say(d, store="volume-0: opening; volume-1: OSError: [Errno 116] Stale file handle")
+    assert (told_store()["status"], told_store()["reason"]) == ("True", "StoreFailed")
+    name = d["metadata"]["name"]
+    text = f"{name} computes what it would load: store.state is volume-1: OSError: [Errno 116] Stale file handle"
+    assert told_store()["message"] == text
+    assert condition_of(world.status, "Ready")["status"] == "True"
+    say(d, store="ok")
+    assert told_store() == {}
+    say(p, disk_tier="hangs for more than 5 s")
+    assert told_store()["reason"] == "DiskTierFailed"
+
+
 @pytest.mark.parametrize(
     ("gone", "reason", "instead"),
     [

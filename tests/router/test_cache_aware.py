@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import tracemalloc
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,10 +16,11 @@ from hypothesis import strategies as st
 from stoker.router.backend import Backend, Timeouts
 from stoker.router.cache_aware import ALIKE, MAX_SESSIONS, PIECE_TOKENS, CacheAware
 from stoker.router.connection import Broken
-from stoker.router.load import SILENT_S, YOUNG_S, Load, parse_report
+from stoker.router.load import SILENT_S, YOUNG_S, Load, SharedStore, parse_report
 from stoker.router.pairs import GAP_S, Pair, measured
 from stoker.router.prefix_index import MAX_PIECES, PIECE_BYTES, WAYS, PrefixIndex, Slots, chain_of
 from stoker.router.snapshot import BackendEntry, Role
+from stoker.router.stored_prefixes import StoredPrefixes
 from stoker.router.work import NO_WORK, Work, session_of, work_of
 from testing.router.fake_engine import Exchange, FakeEngine, say_hello
 from testing.router.harness import routed, run, until
@@ -188,6 +190,28 @@ def test_the_index_keeps_its_size_and_the_newest_beginnings() -> None:
     assert index.depths((newest,)) == {7: 1}
     assert (index.num_bytes, len(index._keys)) == (before, 1 << 10)
     assert WAYS == 4
+
+
+def test_requests_beyond_what_is_remembered_take_no_more_memory() -> None:
+    """Beginnings, sessions, names of a store and engines that come and go, in all that the policy holds."""
+    most = 1 << 10
+    policy, draw = CacheAware(PrefixIndex(most), max_sessions=most), random.Random(4)
+    policy.stored = StoredPrefixes(max_sent_pieces=most)
+    policy.stored.reported(("a", "e"), SharedStore(name="s", block_size=16, block_bytes=4096, readable=True))
+    policy.slots = Slots(limit=most // 8)
+
+    def traced_after(first: int, end: int) -> int:
+        for number in range(first, end):
+            work = Work(256, (draw.getrandbits(64) or 1,), b"session %012d" % number)
+            policy.note(work, Pair(Place(f"engine-{number // 8:012d}"), None, 256))
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        full = traced_after(0, 4 * most)
+        assert traced_after(4 * most, 20 * most) < 1.02 * full
+    finally:
+        tracemalloc.stop()
 
 
 def test_numbers_of_backends_are_given_again_when_they_run_out() -> None:

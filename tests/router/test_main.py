@@ -134,6 +134,30 @@ def test_it_starts_from_the_file_takes_signed_snapshots_and_drains_on_sigterm(tm
     run(scenario)
 
 
+def test_when_a_router_dies_engines_end_what_it_carried_and_another_one_answers(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        engine = await FakeEngine("a", stream(10_000, 0.02)).start()
+        configs = []
+        for name in ("one", "other"):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "backends.json").write_text(json.dumps(snapshot(1, engine.entry())))
+            configs.append(write_config(tmp_path / name))
+        async with program(configs[0]) as (process, client), program(configs[1]) as (_, other):
+            for one in (client, other):
+                await wait_for_backends(one, 1)
+            carried = asyncio.ensure_future(client.post("/v1/completions", content=b"{}"))
+            await until(lambda: engine.running == 1)
+            process.kill()
+            with pytest.raises(httpx.TransportError):
+                await carried
+            await until(lambda: engine.disconnects == 1 and not engine.running)
+            engine.behaviour = stream(3)
+            assert len(events((await other.post("/v1/completions", content=b"{}")).text)) == 4
+        engine.kill()
+
+    run(scenario)
+
+
 def test_in_a_cluster_it_serves_on_while_nodes_learn_that_it_goes() -> None:
     assert linger_s({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}) == LINGER_S > 0
     assert linger_s({}) == 0

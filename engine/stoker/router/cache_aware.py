@@ -41,7 +41,8 @@ C = TypeVar("C", bound=Place)
 class CacheAware(PairPolicy):
     """Remembers which backend got which beginnings and sessions."""
 
-    def __init__(self, index: PrefixIndex | None = None) -> None:
+    def __init__(self, index: PrefixIndex | None = None, *, max_sessions: int = MAX_SESSIONS) -> None:
+        self.max_sessions = max_sessions
         self.index = index or PrefixIndex()
         self.slots = Slots()
         self.stored = StoredPrefixes()
@@ -137,7 +138,7 @@ class CacheAware(PairPolicy):
         if work.session:
             self._sessions[work.session] = self.slots.number(pair.answers.identity), work.tokens
             self._sessions.move_to_end(work.session)
-            if len(self._sessions) > MAX_SESSIONS:
+            if len(self._sessions) > self.max_sessions:
                 self._sessions.popitem(last=False)
 
 

@@ -356,7 +356,7 @@ class OtherModelStatus(Value):
 
 class InferenceDeploymentStatus(EditableStatus):
     """Conditions: Ready, Reconciling, Stalled, EditRefused, ModelResolved, RouterReady, AutoscalingLimited,
-    Disaggregated, PoolsIncompatible, FallbackMissing, ModelsMissing."""
+    Disaggregated, PoolsIncompatible, StoreUnavailable, FallbackMissing, ModelsMissing."""
 
     phase: DeploymentPhase = "Pending"
     endpoint: Annotated[str, Field(max_length=512)] | None = None

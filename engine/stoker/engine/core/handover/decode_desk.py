@@ -270,9 +270,9 @@ class DecodeDesk:
         deltas = []
         for part in parts:
             try:
-                known = split.outputs[part.choice].first_s is not None if part.choice < len(split.outputs) else True
+                unknown = {choice for choice, output in enumerate(split.outputs) if output.first_s is None}
                 if split.accept(part, now_s):
-                    deltas.append(self._delta(split, part, first=not known))
+                    deltas.append(self._delta(split, part, first=part.choice in unknown))
             except ValueError:
                 self._send(split, deltas)
                 self._local(split, "lost")

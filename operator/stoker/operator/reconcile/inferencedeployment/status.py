@@ -10,6 +10,7 @@ from stoker.operator.reconcile.inferencedeployment.autoscaling import (
     pool_decisions,
     scaling_events,
 )
+from stoker.operator.reconcile.inferencedeployment.cache_tiers import store_condition
 from stoker.operator.reconcile.inferencedeployment.disaggregation import disaggregation_conditions
 from stoker.operator.reconcile.inferencedeployment.endpoints import own_names, url_of
 from stoker.operator.reconcile.inferencedeployment.fallback import fallback_condition
@@ -35,6 +36,7 @@ def derive_status(view: DeploymentView, outcome: DeploymentOutcome) -> Plan:
             fallback_condition(view),
             other_models_condition(view),
             *disaggregation_conditions(view),
+            store_condition(view),
         ),
         events=(*edit_events(view.intent, status), *scaling_events(view)),
     )

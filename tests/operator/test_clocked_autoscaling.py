@@ -67,7 +67,7 @@ def test_a_pool_follows_its_load_and_costs_less_than_the_smallest_static_one() -
 
 
 def test_a_pool_that_meets_its_goals_at_a_constant_rate_is_left_alone() -> None:
-    """By prediction alone chance adds a replica at 315 s and again at 1,045 s."""
+    """By prediction alone chance adds a replica at 315 s, and again later."""
     goals = Goals(first_token_s=1.45)
     limits = Limits(2, 16, goals=goals, scale_down_after_s=120)
     scaled = simulate(replace(SETTINGS, replicas=2, limits=limits), poisson([(1500, 1.0)], seed=1))

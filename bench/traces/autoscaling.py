@@ -6,10 +6,12 @@ its rule are those of production. A replica starts in 120 s. The static fleet is
     python -m bench.traces.autoscaling FOLDER azure_2023_code
     python -m bench.traces.autoscaling FOLDER azure_2023_code_day mooncake_conversation
     python -m bench.traces.autoscaling FOLDER azure_2023_code --static 18 --foresight 1 30
+    python -m bench.traces.autoscaling FOLDER azure_2023_code --static 18 --foresight 8 32 --unordered 300 600
 
-The last asks what a pool of 1 to 30 replicas would cost that knows the trace: it orders replicas 120 s before they are
-needed. The plan is served by the simulation, because a pool in change has a backlog. FOLDER holds the traces
-(`azure_2023_code.csv`, `mooncake_conversation.jsonl`). The last line is JSON.
+`--foresight` asks what a pool of 1 to 30 replicas would cost that knows the trace: it orders replicas 120 s before they
+are needed. The plan is served by the simulation, because a pool in change has a backlog. With `--unordered` the pool
+knows the parts of so many seconds, but not their order. FOLDER holds the traces (`azure_2023_code.csv`,
+`mooncake_conversation.jsonl`). The last line is JSON.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from testing.clocked.fleet import FleetResult, FleetSettings, simulate, smallest
 from testing.clocked.foresight import Plan, least_hours
 from testing.clocked.replica import EngineSettings
 from testing.clocked.trace import TracedRequest, multiplied, read_trace, repeated
+from testing.clocked.unordered import least_unordered
 
 SHARE = 0.958
 STARTUP_S = 120.0
@@ -80,11 +83,14 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", default=list(CASES))
     parser.add_argument("--static", type=int, help="size of the smallest static fleet, where it is known")
     parser.add_argument("--foresight", type=int, nargs=2, metavar=("LOW", "HIGH"), help="sizes of a pool that knows")
+    parser.add_argument("--unordered", type=float, nargs="+", metavar="SECONDS", help="it does not know their order")
     arguments = parser.parse_args()
     if arguments.foresight:
         low, high = arguments.foresight
         for name in arguments.cases:
-            print(json.dumps({name: foreseen(CASES[name], arguments.folder, arguments.static, range(low, high + 1))}))
+            asked = CASES[name], arguments.folder, arguments.static, range(low, high + 1)
+            found = unordered(*asked, arguments.unordered) if arguments.unordered else foreseen(*asked)
+            print(json.dumps({name: found}))
         return
     print(json.dumps({name: measure(CASES[name], arguments.folder, arguments.static) for name in arguments.cases}))
 
@@ -93,17 +99,44 @@ def foreseen(case: Case, folder: Path, static: int | None, sizes: Sequence[int])
     """Hours of a pool that knows the trace, pays for starts and orders one turn at most in ten minutes."""
     requests = case.requests(folder)
     settings = FleetSettings(case.engine, startup_s=STARTUP_S, policy=case.policy)
-    slots = int(requests[-1].at_s // SLOT_S) + 1
-    missed = {size: [0] * slots for size in sizes}
-    for size in sizes:
-        for served in simulate(replace(settings, replicas=size), requests).served:
-            missed[size][int(served.request.at_s // SLOT_S)] += not served.meets(case.goals)
+    missed = missed_by_size(settings, requests, case.goals, sizes)
     plan, result = served_plan(settings, requests, case.goals, missed)
     if plan is None or result is None:
         return {"sizes": [*sizes], "plan": None}
     share = round(result.replica_s / (requests[-1].at_s * static), 3) if static else None
     attained = round(result.attained(case.goals), 4)
     return {"plan": plan.sizes, "slot_s": SLOT_S, "attained": attained, "hours_share": share}
+
+
+def unordered(
+    case: Case, folder: Path, static: int | None, sizes: Sequence[int], parts_s: Sequence[float]
+) -> dict[str, Any]:
+    """Hours to expect of a pool that knows the parts of the trace, but not their order; by the length of a part."""
+    requests = case.requests(folder)
+    settings = FleetSettings(case.engine, startup_s=STARTUP_S, policy=case.policy)
+    missed = missed_by_size(settings, requests, case.goals, sizes)
+    slots = len(missed[sizes[0]])
+    shares: dict[str, Any] = {}
+    for part_s in parts_s:
+        length = round(part_s / SLOT_S)
+        begins = range(0, slots, length)
+        parts = {size: [sum(found[begin : begin + length]) for begin in begins] for size, found in missed.items()}
+        lengths = [min(length, slots - begin) for begin in begins]
+        expected = least_unordered(parts, lengths, (1 - SHARE) * len(requests))
+        if expected is not None and static is not None:
+            shares[f"{part_s:g} s"] = round(expected.replica_slots / (slots * static), 3)
+    return shares
+
+
+def missed_by_size(
+    settings: FleetSettings, requests: Sequence[TracedRequest], goals: Goals, sizes: Sequence[int]
+) -> dict[int, list[int]]:
+    """Requests that missed a goal, by the size of a fixed pool and the slot of their arrival."""
+    missed = {size: [0] * (int(requests[-1].at_s // SLOT_S) + 1) for size in sizes}
+    for size in sizes:
+        for served in simulate(replace(settings, replicas=size), requests).served:
+            missed[size][int(served.request.at_s // SLOT_S)] += not served.meets(goals)
+    return missed
 
 
 def served_plan(

@@ -223,6 +223,7 @@ class Fleet:
             curve=self.window.curve(),
             shape=self.window.shape,
             measured=self.window.measured(now_s),
+            evidence=self.window.evidence(now_s, len(names)),
             running=sum(found.running for found in newest),
             waiting=sum(found.waiting for found in newest),
             held=len(self.held),

@@ -66,6 +66,15 @@ def test_a_pool_follows_its_load_and_costs_less_than_the_smallest_static_one() -
     assert len(scaled.served) == len({found.request.number for found in scaled.served}) == len(requests)
 
 
+def test_a_pool_that_meets_its_goals_at_a_constant_rate_is_left_alone() -> None:
+    """By prediction alone chance adds a replica at 315 s, and again later."""
+    goals = Goals(first_token_s=1.45)
+    limits = Limits(2, 16, goals=goals, scale_down_after_s=120)
+    scaled = simulate(replace(SETTINGS, replicas=2, limits=limits), poisson([(1500, 1.0)], seed=1))
+    assert scaled.decisions == []
+    assert scaled.attained(goals) >= 0.97
+
+
 def test_a_pool_without_engines_holds_requests_until_it_wakes() -> None:
     limits = Limits(0, 4, goals=Goals(first_token_s=5.0), scale_down_after_s=60)
     requests = poisson([(60, 0.5)])

@@ -43,6 +43,12 @@ class Histogram:
                 return RATIO**bucket
         return None
 
+    def share_within(self, value: float) -> float:
+        """Share of values up to `value`, those of its own bucket in proportion; 1 of an empty histogram."""
+        place = math.log(max(value, SMALLEST)) / _LOG
+        within = sum(count * min(max(place - (bucket - 1), 0.0), 1.0) for bucket, count in self.counts.items())
+        return within / self.total if self.counts else 1.0
+
     def moment(self, power: int = 1) -> float:
         """Mean of the values to a power, each taken as the middle of its bucket; 0 of an empty histogram."""
         total = self.total

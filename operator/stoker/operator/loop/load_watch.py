@@ -192,6 +192,7 @@ class LoadWatch:
             curve=kept.window.curve(),
             shape=kept.window.shape,
             measured=kept.window.measured(now_s),
+            evidence=kept.window.evidence(now_s, len(ready)),
             running=sum(found.running for found in newest),
             waiting=sum(found.waiting for found in newest),
             held=sum(int((self.store.report(pod["metadata"]["uid"]) or {}).get("held") or 0) for pod in routers),

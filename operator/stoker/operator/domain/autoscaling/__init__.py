@@ -5,6 +5,7 @@ Reading order:
 * `rule` is the story: one review of one pool;
 * `decision` has its input and output, `memory` what one review leaves for the next;
 * `prediction` computes latencies of a number of replicas, from `demand` and `step_curve`;
+* `evidence` judges what the present replicas were measured to do;
 * `role_flip` joins the reviews of a prefill and a decode pool: a replica changes its role before another is started;
 * `load_report` reads an engine's counters, `load_window` turns a history of them into demand, curve and measured times.
 

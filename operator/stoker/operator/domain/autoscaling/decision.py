@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from stoker.operator.domain.autoscaling.demand import Demand
+from stoker.operator.domain.autoscaling.evidence import Evidence
 from stoker.operator.domain.autoscaling.prediction import EngineShape, Goals, Role
 from stoker.operator.domain.autoscaling.step_curve import StepCurve
 
@@ -60,6 +61,7 @@ class PoolInput:
     curve: StepCurve | None = None
     shape: EngineShape | None = None
     measured: Measured = Measured()
+    evidence: Evidence = field(default_factory=Evidence)
     running: int = 0
     waiting: int = 0
     """Requests in the queues of engines."""

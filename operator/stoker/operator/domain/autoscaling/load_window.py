@@ -9,18 +9,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stoker.operator.domain.autoscaling.decision import MAX_AGE_S, Measured
 from stoker.operator.domain.autoscaling.demand import Demand, burstiness, forecast_rate
+from stoker.operator.domain.autoscaling.evidence import Evidence
 from stoker.operator.domain.autoscaling.load_report import LoadCounts, LoadReport, total
 from stoker.operator.domain.autoscaling.prediction import EngineShape
 from stoker.operator.domain.autoscaling.step_curve import CurveSums, StepCurve, fit_curve
+from stoker.pod.histogram import merged
 
 SLOT_S = 5.0
 DEMAND_S = 300.0
 """Time from which demand and sizes are taken."""
 CURVE_S = 900.0
+EVIDENCE_S = 900.0
 MEASURED_S = 60.0
 ENOUGH_REQUESTS = 20
 """Fewer in a minute give no 95th percentile."""
@@ -37,6 +40,8 @@ class _Slot:
     settled: LoadCounts
     """Of engines older than `YOUNG_S`."""
     curve: CurveSums
+    engines: set[str] = field(default_factory=set)
+    """Those that reported, also while they drain."""
 
 
 class LoadWindow:
@@ -62,7 +67,7 @@ class LoadWindow:
         self._last[engine] = now_s, report
         self._began_s = now_s if self._began_s is None else self._began_s
         self._shape = EngineShape(report.total_tokens, report.max_requests, report.max_batch_tokens)
-        self._add(now_s, grown, settled=now_s - self._first_s[engine] >= YOUNG_S)
+        self._add(now_s, engine, grown, settled=now_s - self._first_s[engine] >= YOUNG_S)
 
     def forget(self, engines: Iterable[str]) -> None:
         """Keep the newest reports of these engines only; what others did stays counted."""
@@ -114,11 +119,27 @@ class LoadWindow:
             counts.first_token_s.quantile(0.95) if enough else None, counts.token_gap_s.quantile(0.95) if gaps else None
         )
 
-    def _add(self, now_s: float, grown: LoadCounts, *, settled: bool) -> None:
+    def evidence(self, now_s: float, replicas: int) -> Evidence:
+        """What was measured in the newest complete slots in which no more than `replicas` engines reported."""
+        newest, began_s = int(now_s // SLOT_S) - 1, now_s if self._began_s is None else self._began_s
+        oldest = max(newest - round(EVIDENCE_S / SLOT_S) + 1, int(began_s // SLOT_S) + 1)
+        known = {slot.number: slot for slot in self._slots if oldest <= slot.number <= newest}
+        larger = [number for number, slot in known.items() if len(slot.engines) > replicas]
+        oldest = max([oldest, *(number + 1 for number in larger)])
+        found = [slot for number, slot in known.items() if number >= oldest]
+        return Evidence(
+            SLOT_S,
+            tuple(known[number].arrived if number in known else 0 for number in range(oldest, newest + 1)),
+            merged(slot.grown.first_token_s for slot in found),
+            merged(slot.grown.token_gap_s for slot in found),
+        )
+
+    def _add(self, now_s: float, engine: str, grown: LoadCounts, *, settled: bool) -> None:
         number = int(now_s // SLOT_S)
         if not self._slots or self._slots[-1].number != number:
             self._slots.append(_Slot(number, 0, LoadCounts(), LoadCounts(), CurveSums()))
         slot = self._slots[-1]
+        slot.engines.add(engine)
         slot.arrived += grown.arrived
         slot.grown = total([slot.grown, grown])
         if settled:

@@ -4,9 +4,11 @@
 2. The need is the smallest number that is predicted to meet 0.75 of each goal for the forecast demand.
 3. More replicas at once, at most twice as many; fewer one by one, after a whole `scale_down_after_s` in which fewer
    were predicted to meet 0.7 of each goal.
-4. A goal that is missed for more than a minute although the prediction met it adds a replica, and keeps it while the
+4. Replicas that were measured to meet the goals in the last minutes suffice, whatever is predicted, while the demand
+   does not rise.
+5. A goal that is missed for more than a minute although the prediction met it adds a replica, and keeps it while the
    demand lasts.
-5. A pool that went up again after going down needs a longer proof for a while, so that it does not swing. One that
+6. A pool that went up again after going down needs a longer proof for a while, so that it does not swing. One that
    has just begun to go down gets replicas only for what outlasts their start: a burst is over before they are ready.
 
 Called by the loop's `LoadWatch` and by the clocked simulation, each `REVIEW_S`.
@@ -26,6 +28,7 @@ from stoker.operator.domain.autoscaling.decision import (
     PoolInput,
     Reason,
 )
+from stoker.operator.domain.autoscaling.evidence import is_proven, met_share
 from stoker.operator.domain.autoscaling.figures import shown_inputs
 from stoker.operator.domain.autoscaling.load_rule import needed_by_load
 from stoker.operator.domain.autoscaling.need import Need, needed_by_goals
@@ -63,9 +66,12 @@ def review(now_s: float, limits: Limits, seen: PoolInput, memory: Memory) -> tup
         return _decided(now_s, limits, seen, memory, seen.replicas, "Unknown", text)
     if seen.replicas and not seen.ready:
         memory = replace(memory, needs=(), since_s=None)  # a pool that has not begun to serve proves nothing
-    needs = _needs(limits, seen)
-    memory = _with_miss(now_s, limits, seen, memory, needs)
+    needs, proven = _needs(limits, seen), _has_proof(limits, seen)
+    if proven:
+        needs = replace(needs, up=_proven_need(limits, seen, needs.up))
+    memory = replace(memory, late_s=None) if proven else _with_miss(now_s, limits, seen, memory, needs)
     floor = _floor(now_s, seen, memory)
+    floor = min(floor, seen.replicas) if proven else floor
     memory = _with_need(now_s, limits, memory, max(needs.down.replicas, floor))
     memory = _with_shortage(now_s, limits, seen, memory, needs, floor)
     if max(needs.up.replicas, floor) > seen.replicas:
@@ -77,6 +83,32 @@ def _needs(limits: Limits, seen: PoolInput) -> Needs:
     if limits.mode == "load":
         return Needs(needed_by_load(limits, seen, down=False), needed_by_load(limits, seen, down=True))
     return Needs(needed_by_goals(limits, seen, UP_SHARE), needed_by_goals(limits, seen, DOWN_SHARE))
+
+
+def _has_proof(limits: Limits, seen: PoolInput) -> bool:
+    """Whether the present replicas, all ready, were measured to meet the goals with the demand of now."""
+    if limits.mode != "slo" or seen.idle or not 0 < seen.replicas <= seen.ready:
+        return False
+    return is_proven(seen.evidence, limits.goals, _overdue(limits, seen))
+
+
+def _overdue(limits: Limits, seen: PoolInput) -> float:
+    """Requests in queues beyond those whose prompts are computed within the goal of the first token."""
+    goal_s, demand, curve = limits.goals.first_token_s, seen.demand, seen.curve
+    prompt_s = curve.prompt_token_s * demand.uncached.moment() if demand is not None and curve is not None else 0.0
+    if goal_s is None or not prompt_s:
+        return 0.0
+    return max(seen.waiting - seen.ready * goal_s / prompt_s, 0.0)
+
+
+def _proven_need(limits: Limits, seen: PoolInput, predicted: Need) -> Need:
+    """No more than the present replicas, whatever is predicted."""
+    if predicted.replicas <= seen.replicas:
+        return predicted
+    text = (
+        f"{met_share(seen.evidence, limits.goals):.1%} of the last minutes' requests met the goals with {seen.replicas}"
+    )
+    return Need(seen.replicas, text, predicted.prediction)
 
 
 # Up

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-UNBUILT: dict[str, Any] = {"memory": {"cpuOffload": True}, "optimization": {"optimizer": "lamb"}}
-"""LAMB needs the norms of whole tensors before it changes any of them, and offloaded state is updated in pieces."""
-UNBUILT_FIELD = "spec.optimization.optimizer lamb"
+UNBUILT: dict[str, Any] = {"runtime": {"kernels": "reference", "attention": "cudnn"}}
+"""cuDNN's attention belongs to the fused kernels."""
+UNBUILT_FIELD = "spec.runtime.attention cudnn"
 """The message of its refusal begins with this."""
-BUILT: dict[str, Any] = {"memory": {"cpuOffload": None}, "optimization": {"optimizer": None}}
+BUILT: dict[str, Any] = {"runtime": {"kernels": None, "attention": None}}
 """The patch that takes it back."""

@@ -86,6 +86,9 @@ def revision(name: str, share: int, **template: Any) -> dict[str, Any]:
 SERVING_EVENTS = serving_world.EVENTS.map(lambda events: [event for event in events if event[0] != "scale"])
 """Events without edits of the spec, which would take effect in one of the two worlds only."""
 
+COPIES = {"parallelism": {"data": 2}}
+"""Of the model in one replica: not over several pods."""
+
 LIVES = {
     "TrainingJob": Life(
         begin=training,
@@ -110,7 +113,7 @@ LIVES = {
                 "model": {"checkpointSelector": {"jobRef": {"name": "another-run"}}},
             },
             {"pools": [{"name": "main", "replicas": 0, "podsPerReplica": 2, "parallelism": {"data": 2}}]},
-            {"pools": [{"name": "other", "replicas": 1, "parallelism": {"pipeline": 2}, "podsPerReplica": 2}]},
+            {"pools": [{"name": "other", "replicas": 1, "parallelism": {"data": 2}, "podsPerReplica": 3}]},
         ),
         events=SERVING_EVENTS,
         last=("deployment", 6),
@@ -119,8 +122,8 @@ LIVES = {
         begin=serving_pool,
         key=POOL,
         edits=(
-            {"revisions": [revision("a", 70), revision("b", 30, podsPerReplica=2, role="decode")], "paused": True},
-            {"revisions": [revision("a", 100, podsPerReplica=2, role="decode")], "maxUnavailable": 2},
+            {"revisions": [revision("a", 70), revision("b", 30, podsPerReplica=2, config=COPIES)], "paused": True},
+            {"revisions": [revision("a", 100, podsPerReplica=2, config=COPIES)], "maxUnavailable": 2},
         ),
         events=SERVING_EVENTS,
         last=("pool", 6),

@@ -52,9 +52,9 @@ def _jobs() -> list[Mistake]:
             "ConfigMap missing does not exist (spec.workers.volumes[0])",
         ),
         (
-            job("unbuilt", {"memory.cpuOffload": True, "optimization.optimizer": "lamb"}),
+            job("unbuilt", {"runtime.kernels": "reference", "runtime.attention": "cudnn"}),
             stalls,
-            "spec.optimization.optimizer lamb is not supported yet with memory.cpuOffload true",
+            "spec.runtime.attention cudnn is not supported yet with runtime.kernels reference",
         ),
         (job("no-data", {"data.sources": [{"name": "tales", "path": "/data/other.jsonl"}]}), fails, "other.jsonl"),
         (job("bad-model", hugging_face("broken")), fails, "config.json"),

@@ -153,7 +153,7 @@ def test_kstatus_reads_every_stage_of_a_job(run: Callable[[Story], None]) -> Non
             await finish(world)
             await eventually(lambda: is_over(world), what="the job is over")
             stages.append(kstatus(await world.get("TrainingJob", "run")))
-            await world.add(job("refused", memory__cpuOffload=True, optimization__optimizer="lamb"))
+            await world.add(job("refused", runtime__kernels="reference", runtime__attention="cudnn"))
             await eventually(lambda: is_seen(world, "refused"), what="the operator has seen the other job")
             stages.append(kstatus(await world.get("TrainingJob", "refused")))
             assert stages == ["InProgress", "InProgress", "InProgress", "Current", "Failed"]

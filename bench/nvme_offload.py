@@ -1,6 +1,6 @@
 """Optimizer state in a file: bytes per second of an update against the plain rate of the volume.
 
-The update is the trainer's (`DiskAdam` on a `StateFile`): pieces are read, updated and written by its threads. The
+The update is the trainer's (`DiskUpdate` on a `StateFile`): pieces are read, updated and written by its threads. The
 plain rate is that of as many threads which read one part of a file and write another at the same time, in blocks of a
 piece, past the page cache where the file system allows it. Rounds of both take turns.
 
@@ -27,7 +27,7 @@ from stoker.pod.plan.memory import DISK_THREADS, OFFLOAD_PIECE
 from stoker.pod.plan.optimizer_time import NVME
 from stoker.trainer.protocol.config import OptimizationConfig
 from stoker.trainer.rank.bucket import LINE, Bucket
-from stoker.trainer.rank.disk_adam import DiskAdam
+from stoker.trainer.rank.disk_update import DiskUpdate
 from stoker.trainer.rank.optimizer import Adam, HeldState, UpdateNumbers
 from stoker.trainer.rank.state_file import DiskState, StateFile, aligned_memory
 
@@ -43,7 +43,7 @@ class Updates:
         self._disk.fill(torch.full((ROWS, numel), 0.5))
         kernels = "fused" if device.type == "cuda" else "reference"
         adam = Adam(OptimizationConfig(), Ops(kernels))
-        self._adam, self._device, self._step = DiskAdam(adam, device, piece, self.file), device, 0
+        self._adam, self._device, self._step = DiskUpdate(adam, device, piece, self.file), device, 0
         nothing = torch.empty(numel, device="meta")
         self._state = HeldState(
             bucket=Bucket("bucket", [("w", torch.nn.Parameter(torch.empty(numel // LINE, LINE)))], 1),

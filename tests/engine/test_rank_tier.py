@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from stoker.engine.core.build import build_engine
 from stoker.engine.core.engine import LLMEngine
-from stoker.engine.core.rank_tier import RankTier
+from stoker.engine.core.rank_tier import RankTier, open_rank_tier
+from stoker.engine.core.rank_tier_link import RankTierLink
 from stoker.engine.core.stats import HostTierStats
 from stoker.engine.execution.host_link import HostMemoryLink
-from stoker.engine.ranks.block_calls import BlockReport, CallEnded, FenceSave, LoadBlocks, SaveBlocks
+from stoker.engine.ranks.block_calls import (
+    BlockReport,
+    CallEnded,
+    FenceSave,
+    LoadBlocks,
+    OpenTier,
+    SaveBlocks,
+    TierOpened,
+)
+from stoker.engine.ranks.rank_calls import RankCalls
 from stoker.engine.sampling import SamplingParams
 from stoker.engine.transfer.checksum import raw_sums
 from stoker.engine.transfer.port import Move
+from stoker.pod.config_file import ConfigError
 from testing.engine.audits import assert_sound
 from testing.engine.rank_engines import closed, config_of, saved
 from testing.engine.transfers import random_blocks, wait_for
+from tests.engine.conftest import MakeEngine
+from tests.engine.test_core import PLAN
 from tests.engine.test_engine import drive, random_prompts, tokens_of
 
 PARAMS = SamplingParams(temperature=0.8, seed=11, max_tokens=16, ignore_eos=True)
@@ -69,6 +82,38 @@ def test_swapped_sequences_come_back_with_the_same_tokens(tiered: LLMEngine, fol
     assert stats.loaded > 0
     assert (stats.damaged, stats.failed) == (0, 0)
     assert_sound(tiered.audit())
+
+
+class Ranks:
+    """Stand-ins for the calls to two ranks, of which one has no room."""
+
+    num_ranks = 2
+
+    def __init__(self) -> None:
+        self.listeners: list[Callable[[int, BlockReport], None]] = []
+
+    def call(self, rank: int, _: OpenTier) -> None:
+        told = TierOpened(0, "", "MemoryError: none is left") if rank else TierOpened(64, "host-memory", "")
+        for listener in self.listeners:
+            listener(rank, told)
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        assert condition()
+
+
+def test_a_rank_without_room_is_named() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^cache.host_memory_bytes: rank 1 has no room for 9 blocks: MemoryError: none"
+    ):
+        RankTierLink(cast(RankCalls, Ranks()), 9)
+
+
+def test_a_rank_says_that_it_has_no_room(make_engine: MakeEngine) -> None:
+    runner, told = make_engine().executor.runner, list[BlockReport]()  # type: ignore[attr-defined]
+    assert open_rank_tier(runner, PLAN, OpenTier(10**13), told.append) is None
+    (report,) = told
+    assert isinstance(report, TierOpened)
+    assert report.error
 
 
 def test_a_rank_reports_each_save_and_load_with_the_sums_of_its_part() -> None:

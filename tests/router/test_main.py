@@ -23,7 +23,7 @@ from stoker.operator.cluster.pod_http import PodHttp
 from stoker.operator.domain.clock import SystemClock
 from stoker.pod.control_key import new_private_key, public_key, sign
 from stoker.pod.termination_message import parse_termination_message
-from stoker.router.__main__ import LINGER_S, QUIET_S, linger_s, main, spare_from_collection
+from stoker.router.__main__ import LINGER_S, linger_s, main, spare_from_collection
 from stoker.router.app import Router
 from stoker.router.config import RouterConfig
 from testing.router.fake_engine import FakeEngine, stream
@@ -72,6 +72,12 @@ async def answers(client: httpx.AsyncClient, path: str) -> bool:
         return (await client.get(path)).status_code == 200
     except httpx.TransportError:
         return False
+
+
+async def until_stopping(client: httpx.AsyncClient) -> None:
+    async with asyncio.timeout(10):
+        while (await client.get("/readyz")).status_code != 503:
+            await asyncio.sleep(0.01)
 
 
 async def wait_for_backends(client: httpx.AsyncClient, count: int) -> None:
@@ -183,7 +189,7 @@ def test_the_program_of_a_cluster_lingers(tmp_path: Path) -> None:
             await wait_for_backends(client, 1)
             told = time.monotonic()
             process.send_signal(signal.SIGTERM)
-            await asyncio.sleep(2 * QUIET_S)  # a router that does not linger has ended by then
+            await until_stopping(client)
             assert (await client.post("/v1/completions", content=b"{}")).status_code == 200
             assert await process.wait() == 78
             assert time.monotonic() - told >= LINGER_S

@@ -26,7 +26,7 @@ from stoker.trainer.errors import StorageFailed
 from stoker.trainer.protocol.config import OptimizationConfig
 from stoker.trainer.rank.bucket import LINE, Bucket
 from stoker.trainer.rank.build import make_zero
-from stoker.trainer.rank.disk_adam import DiskAdam
+from stoker.trainer.rank.disk_update import DiskUpdate
 from stoker.trainer.rank.main import cause_of
 from stoker.trainer.rank.optimizer import Adam, HeldState, UpdateNumbers
 from stoker.trainer.rank.state_file import DiskState, StateFile, aligned_memory
@@ -80,7 +80,7 @@ def check_updates(
     file = StateFile(str(folder), 0)
     adam = Adam(config := OptimizationConfig(weight_decay=0.5), Ops(kernels))
     inner = adam if queues is None else QueuedAdam(config, queues)
-    streamed = DiskAdam(inner, torch.device(device), lines * LINE, file, queues)
+    streamed = DiskUpdate(inner, torch.device(device), lines * LINE, file, queues)
     both = [state_on_disk(file, random_rows(seed, 4, size), lines, device, wide) for seed, size in enumerate((7, 1, 4))]
     done: list[Bucket] = []
     held: list[tuple[Any, Tensor]] = []
@@ -199,7 +199,7 @@ def test_errors_of_the_volume_are_storage_errors_that_name_the_field(tmp_path: P
 @pytest.mark.parametrize(("name", "what"), [("preadv", "cannot be read"), ("pwritev", "cannot be written")])
 def test_an_error_in_a_thread_ends_the_update_or_the_save(tmp_path: Path, name: str, what: str) -> None:
     file = StateFile(str(tmp_path), 0, **{name: FailingCalls(name, 12, errno.EIO)})
-    streamed = DiskAdam(Adam(OptimizationConfig(), Ops("reference")), CPU, LINE, file)
+    streamed = DiskUpdate(Adam(OptimizationConfig(), Ops("reference")), CPU, LINE, file)
     _, there = state_on_disk(file, random_rows(0, 4, 4), 1, "cpu", wide=False)
     assert there.disk is not None
     disk = there.disk
@@ -236,7 +236,7 @@ def test_what_is_in_the_file_and_in_host_memory_is_what_the_plan_says(tmp_path: 
     zero.update(1, 1e-3, torch.ones(()))
     assert zero.settings.disk is not None
     adam = zero._optimizer
-    assert isinstance(adam, DiskAdam)
+    assert isinstance(adam, DiskUpdate)
     buffers = sum(item.buffer.memory.nbytes for item in adam._ahead)
     buffers += sum(buffer.memory.nbytes for buffer in adam._buffers)
     copies = 0 if precision == "bf16" else 4 * sum(state.master.numel() for state in zero.states)

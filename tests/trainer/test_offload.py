@@ -21,7 +21,7 @@ from stoker.trainer.rank.build import make_zero
 from stoker.trainer.rank.communicator import DONE
 from stoker.trainer.rank.copy_queues import queues_of
 from stoker.trainer.rank.lamb import Lamb
-from stoker.trainer.rank.offload import OffloadedAdam, pieces_of
+from stoker.trainer.rank.offload import OffloadedUpdate, pieces_of
 from stoker.trainer.rank.offloaded_lamb import CurrentPass, OffloadedLamb
 from stoker.trainer.rank.optimizer import Adam, HeldState, HostCopy, UpdateNumbers
 from testing.trainer.any_order import AnyOrder, QueuedLamb
@@ -67,7 +67,7 @@ def values_of(state: HeldState) -> Iterator[Tensor]:
 def check_pieces(device: str, kernels: Any, lines: int, wide: bool, spare: int = 0) -> None:
     """`spare`: lines of device memory into which the first pieces of each bucket are read ahead."""
     adam = Adam(OptimizationConfig(weight_decay=0.5), Ops(kernels))
-    streamed = OffloadedAdam(adam, torch.device(device), lines * LINE)
+    streamed = OffloadedUpdate(adam, torch.device(device), lines * LINE)
     plain, host = held(1, device, wide=wide), held(1, device, on_host=True, wide=wide)
     done: list[Bucket] = []
     for step, scale in enumerate((1.0, float("nan"), 0.25), start=1):
@@ -141,7 +141,7 @@ def test_lamb_in_pieces_has_the_bits_of_a_whole_update(lines: int, by_line: bool
     sizes = {id(state.bucket.parameters[0]): (700, state.bucket.parameters[0].numel() - 700) for state in plain + host}
     lamb = Lamb(config, Ops("reference"), lambda _kind, cells: cells, by_line=by_line, sizes=sizes)
     current, queues = CurrentPass(), queues_of(CPU)
-    lanes = OffloadedAdam(current, CPU, lines * LINE, queues)
+    lanes = OffloadedUpdate(current, CPU, lines * LINE, queues)
     streamed = OffloadedLamb(lamb, current, lanes, queues)
     done: list[Bucket] = []
     for step, scale in enumerate((1.0, float("nan"), 0.25), start=1):
@@ -166,7 +166,7 @@ def test_no_order_of_the_streams_changes_a_bit_of_lamb(last: str, lines: int) ->
     queues = AnyOrder(lambda ready: next((one for one in ready if one is not getattr(queues, last)), ready[0]))
     current = CurrentPass()
     streamed = OffloadedLamb(
-        QueuedLamb(config, queues), current, OffloadedAdam(current, CPU, lines * LINE, queues), queues
+        QueuedLamb(config, queues), current, OffloadedUpdate(current, CPU, lines * LINE, queues), queues
     )
     plain, host = held(1), held(1, on_host=True)
     for step in range(1, 4):
@@ -198,7 +198,7 @@ def test_what_is_in_host_memory_and_in_windows_is_what_the_plan_says(precision: 
         bytes_there += sum(tensor.nbytes for tensor in kept)
         assert state.copied is not None
     adam = zero._optimizer
-    assert isinstance(adam, OffloadedAdam)
+    assert isinstance(adam, OffloadedUpdate)
     windows = sum(tensor.nbytes for window in adam._windows for tensor in window.tensors)
     zero.close()
     assert len(adam._windows) == OFFLOAD_WINDOWS

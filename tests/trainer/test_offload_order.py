@@ -15,7 +15,7 @@ from stoker.model.kernels.ops import Ops
 from stoker.trainer.protocol.config import OptimizationConfig
 from stoker.trainer.rank.bucket import LINE, Bucket
 from stoker.trainer.rank.communicator import Pending
-from stoker.trainer.rank.offload import OffloadedAdam
+from stoker.trainer.rank.offload import OffloadedUpdate
 from stoker.trainer.rank.optimizer import Adam, HeldState, HostCopy, UpdateNumbers
 from testing.trainer.any_order import AnyOrder, Event, QueuedAdam, Stream
 
@@ -88,7 +88,7 @@ def one_after_another(case: Case) -> list[Tensor]:
 
 def in_streams(case: Case, queues: AnyOrder) -> list[Tensor]:
     """The same with state in host memory, as `Zero` drives it: backward from the last bucket to the first."""
-    streamed = OffloadedAdam(QueuedAdam(OptimizationConfig(), queues), CPU, case.piece * LINE, queues)
+    streamed = OffloadedUpdate(QueuedAdam(OptimizationConfig(), queues), CPU, case.piece * LINE, queues)
     sums = [torch.zeros(case.ranks, lines * LINE) for lines in case.lines]
     states = [replace(state, gradient=sums[number][case.rank]) for number, state in enumerate(starting_states(case))]
     seen: list[Tensor] = []
@@ -160,7 +160,7 @@ def test_a_stream_that_is_always_first_or_last_changes_no_bit(first: str) -> Non
 def test_reads_begin_in_backward_and_both_directions_run_at_once() -> None:
     """Of two ranks a third of a bucket arrives before its update may begin; no piece waits for one that leaves."""
     queues = AnyOrder(lambda ready: ready[0])
-    streamed = OffloadedAdam(QueuedAdam(OptimizationConfig(), queues), CPU, LINE, queues)
+    streamed = OffloadedUpdate(QueuedAdam(OptimizationConfig(), queues), CPU, LINE, queues)
     state = replace(starting_states(Case(2, 0, (9,), 1, wide=False))[0], gradient=torch.zeros(9 * LINE))
     spare = torch.zeros(0), torch.full((9 * LINE,), torch.nan)
     early = streamed.read_ahead(state, spare, Pending(lambda: None))

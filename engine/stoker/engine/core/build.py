@@ -51,6 +51,7 @@ from stoker.engine.sampling import SamplingParams
 from stoker.engine.transfer.fingerprint import root_digest
 from stoker.model.tokenizer_limits import panics_named
 from stoker.model.weights.source import WeightsSource, open_weights
+from stoker.pod.config_file import ConfigError
 
 log = logging.getLogger("stoker.engine")
 
@@ -194,7 +195,11 @@ def make_tier(
         return None
     costs, index, clock = TierCosts(plan.preemption), HostIndex(plan.num_host_blocks), time.monotonic
     if isinstance(executor, Ranks):
-        ranks_link = RankTierLink(executor.calls, plan.num_host_blocks)
+        try:
+            ranks_link = RankTierLink(executor.calls, plan.num_host_blocks)
+        except ConfigError:
+            executor.close()
+            raise
         return HostTier(blocks, index, ranks_link, costs, ranks_link.block_bytes, clock)
     cache = runner_of(executor).cache
     link = host_link(cache, plan.num_host_blocks, fused=plan.kernels == "fused")

@@ -29,7 +29,7 @@ def open_rank_tier(runner: Runner, plan: EnginePlan, call: OpenTier, report: Rep
     """Make a rank's slots and report them; None where they cannot be had, which is reported, too."""
     try:
         link = host_link(runner.cache, call.num_slots, fused=plan.kernels == "fused")
-    except (MemoryError, RuntimeError) as error:  # torch's, for pinned memory
+    except (OSError, MemoryError, RuntimeError) as error:  # the last is torch's, for pinned memory
         report(TierOpened(0, "", f"{type(error).__name__}: {error}"))
         return None
     report(TierOpened(runner.cache.data[0].nbytes, link.transport, ""))

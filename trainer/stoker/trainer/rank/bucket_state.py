@@ -25,7 +25,7 @@ from stoker.trainer.rank.ordered_sum import sum_in_order
 from stoker.trainer.rank.state_file import DiskState, StateFile
 
 ReadAhead = Callable[[HeldState, Sequence[Tensor], Pending], Sequence[EarlyPiece]]
-"""Reads the first pieces of offloaded state into spare memory (`OffloadedAdam.read_ahead`)."""
+"""Reads the first pieces of offloaded state into spare memory (`OffloadedUpdate.read_ahead`)."""
 MOMENTS = ("optimizer.exp_avg", "optimizer.exp_avg_sq")
 STATE_KINDS = (WEIGHTS, *MOMENTS)
 """State per parameter element: fp32 master weight and the two moments."""

@@ -35,7 +35,7 @@ from stoker.trainer.rank.clip import GradientNorm
 from stoker.trainer.rank.compile_clock import CompileClock
 from stoker.trainer.rank.context_share import share_batches
 from stoker.trainer.rank.copy_queues import queues_of
-from stoker.trainer.rank.disk_adam import DiskAdam
+from stoker.trainer.rank.disk_update import DiskUpdate
 from stoker.trainer.rank.fp8_weights import use_fp8
 from stoker.trainer.rank.frozen import Fill
 from stoker.trainer.rank.guards import Guards
@@ -48,7 +48,7 @@ from stoker.trainer.rank.memory_peak import MemoryPeak
 from stoker.trainer.rank.mesh import Mesh
 from stoker.trainer.rank.metric_targets.open_targets import open_targets
 from stoker.trainer.rank.metrics import MetricLog
-from stoker.trainer.rank.offload import OffloadedAdam
+from stoker.trainer.rank.offload import OffloadedUpdate
 from stoker.trainer.rank.offloaded_lamb import CurrentPass, OffloadedLamb
 from stoker.trainer.rank.optimizer import Adam, Optimizer
 from stoker.trainer.rank.pipeline.executor import Executor, Wire
@@ -181,9 +181,9 @@ def make_optimizer(
     if config.optimization.optimizer != "lamb":
         adam = Adam(config.optimization, ops)
         if disk is not None:
-            return DiskAdam(adam, device, disk.piece, disk.file)
+            return DiskUpdate(adam, device, disk.piece, disk.file)
         if config.memory.cpu_offload:
-            return OffloadedAdam(adam, device, offload_piece(config, buckets))
+            return OffloadedUpdate(adam, device, offload_piece(config, buckets))
         return adam
     lamb = Lamb(
         config.optimization,
@@ -192,13 +192,13 @@ def make_optimizer(
         by_line=config.training.any_data_parallel,
         sizes=tensor_sizes(parts),
     )
+    if disk is None and not config.memory.cpu_offload:
+        return lamb
     current, queues = CurrentPass(), queues_of(device)
     if disk is not None:
-        return OffloadedLamb(lamb, current, DiskAdam(current, device, disk.piece, disk.file, queues), queues)
-    if config.memory.cpu_offload:
-        lanes = OffloadedAdam(current, device, offload_piece(config, buckets), queues)
-        return OffloadedLamb(lamb, current, lanes, queues)
-    return lamb
+        return OffloadedLamb(lamb, current, DiskUpdate(current, device, disk.piece, disk.file, queues), queues)
+    lanes = OffloadedUpdate(current, device, offload_piece(config, buckets), queues)
+    return OffloadedLamb(lamb, current, lanes, queues)
 
 
 def offload_piece(config: TrainerConfig, buckets: Sequence[Bucket]) -> int:

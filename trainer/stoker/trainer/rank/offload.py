@@ -8,7 +8,7 @@ forward pass, which waits for each bucket at its first use. Nothing is delayed b
 state on the device, so the bits are the same (Ren et al., ZeRO-Offload, 2021, computes on the host instead).
 
 On a CPU the same pieces take the same way through the same windows, by plain copies. Masters of an fp32 run are its
-weights: they stay on the device. `build` makes `OffloadedAdam`; `zero` owns the host memory.
+weights: they stay on the device. `build` makes `OffloadedUpdate`; `zero` owns the host memory.
 """
 
 from __future__ import annotations
@@ -68,11 +68,12 @@ class PieceRule(Protocol):
         ...
 
 
-class OffloadedAdam:
-    """Adam and AdamW on state in host memory."""
+class OffloadedUpdate:
+    """The update of state in host memory, piece by piece on the device."""
 
     def __init__(self, inner: PieceRule, device: torch.device, piece: int, queues: Queues | None = None) -> None:
-        """`piece`: elements that are copied and updated at once; a multiple of a line."""
+        """`inner`: Adam's rule, or one pass of LAMB's. `piece`: elements that are copied and updated at once, a
+        multiple of a line."""
         self._inner, self._device, self._piece = inner, device, piece
         self._queues = queues or queues_of(device)
         self._windows: list[Window] = []

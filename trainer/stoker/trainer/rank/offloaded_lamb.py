@@ -1,4 +1,4 @@
-"""LAMB on state in host memory or in a file: two passes over its pieces, as `offload` and `disk_adam` stream them.
+"""LAMB on state in host memory or in a file: two passes over its pieces, as `offload` and `disk_update` stream them.
 
 The first pass updates the moments and notes the squares of each line of weights and direction. From these come the
 norms of whole tensors, in the order of state on the device, so the bits are the same. The second pass makes the
@@ -19,7 +19,7 @@ from stoker.trainer.rank.bucket import Bucket
 from stoker.trainer.rank.communicator import Pending
 from stoker.trainer.rank.copy_queues import Queues
 from stoker.trainer.rank.lamb import Lamb
-from stoker.trainer.rank.offload import OffloadedAdam
+from stoker.trainer.rank.offload import OffloadedUpdate
 from stoker.trainer.rank.optimizer import EarlyPiece, HeldState, UpdateNumbers
 
 Lines = dict[int, list[list[Tensor]]]
@@ -53,8 +53,8 @@ class OffloadedLamb:
         self._inner, self._current, self._streams, self._queues = inner, current, streams, queues
 
     def read_ahead(self, state: HeldState, spare: Sequence[Tensor], free: Pending) -> Sequence[EarlyPiece]:
-        """See `OffloadedAdam`. From a file nothing is read into spare memory."""
-        return self._streams.read_ahead(state, spare, free) if isinstance(self._streams, OffloadedAdam) else ()
+        """See `OffloadedUpdate`. From a file nothing is read into spare memory."""
+        return self._streams.read_ahead(state, spare, free) if isinstance(self._streams, OffloadedUpdate) else ()
 
     def update(self, states: Iterable[HeldState], numbers: UpdateNumbers, updated: Callable[[Bucket], None]) -> None:
         """See `Optimizer`. What is on the way when it returns goes on beside the next passes."""

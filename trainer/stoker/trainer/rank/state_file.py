@@ -3,7 +3,7 @@
 The file has no name: it ends with the process, however that ends, and nothing has to be cleaned up. Checkpoints are the
 truth. Blocks are read and written past the page cache (`O_DIRECT`) where the file system allows it.
 
-Owned by `zero`, which gives each bucket a `DiskState`; `disk_adam` streams the pieces.
+Owned by `zero`, which gives each bucket a `DiskState`; `disk_update` streams the pieces.
 """
 
 from __future__ import annotations

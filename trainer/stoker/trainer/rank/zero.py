@@ -30,7 +30,7 @@ from stoker.trainer.rank.frozen import Fill
 from stoker.trainer.rank.gathered_weights import GatheredWeights, ShardedBucket
 from stoker.trainer.rank.gradient_wire import WireBuffers
 from stoker.trainer.rank.mesh import Mesh
-from stoker.trainer.rank.offload import OffloadedAdam
+from stoker.trainer.rank.offload import OffloadedUpdate
 from stoker.trainer.rank.offloaded_lamb import OffloadedLamb
 from stoker.trainer.rank.optimizer import Optimizer, UpdateNumbers
 from stoker.trainer.rank.pipeline.tied_table import TiedTable
@@ -208,7 +208,7 @@ class Zero:
 
     def _read_ahead(self, state: BucketState) -> None:
         """State in host memory: start to read it while other buckets are still in backward."""
-        if isinstance(self._optimizer, OffloadedAdam | OffloadedLamb):
+        if isinstance(self._optimizer, OffloadedUpdate | OffloadedLamb):
             state.read_ahead(self._optimizer.read_ahead)
 
     def gradient_norm(self) -> Tensor:

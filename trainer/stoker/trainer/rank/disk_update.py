@@ -17,7 +17,7 @@ from torch import Tensor
 from stoker.pod.plan.memory import DISK_BUFFERS
 from stoker.trainer.rank.bucket import Bucket
 from stoker.trainer.rank.copy_queues import Queues
-from stoker.trainer.rank.offload import OffloadedAdam, PieceRule, pieces_of
+from stoker.trainer.rank.offload import OffloadedUpdate, PieceRule, pieces_of
 from stoker.trainer.rank.optimizer import HeldState, HostCopy, UpdateNumbers
 from stoker.trainer.rank.state_file import DiskState, StateFile, aligned_memory
 
@@ -48,14 +48,14 @@ class Arriving:
         return self.buffer.memory[: rows * length].view(rows, length)
 
 
-class DiskAdam:
+class DiskUpdate:
     """Adam and AdamW on state in a file."""
 
     def __init__(
         self, inner: PieceRule, device: torch.device, piece: int, file: StateFile, queues: Queues | None = None
     ) -> None:
         """`piece`: elements that are read, updated and written at once; a multiple of a line."""
-        self._lanes = OffloadedAdam(inner, device, piece, queues)
+        self._lanes = OffloadedUpdate(inner, device, piece, queues)
         self._pinned, self._piece, self._file = device.type == "cuda", piece, file
         self._buffers: deque[Buffer] = deque()
         self._ahead: deque[Arriving] = deque()

@@ -38,6 +38,22 @@ def test_an_agent_writes_into_registered_memory_and_nowhere_else() -> None:
         agent.close()
 
 
+def test_a_peer_that_was_met_twice_is_forgotten_with_its_last_link() -> None:
+    """It connects again before its old link is closed."""
+    ours, theirs = np.arange(256, dtype=np.uint8), np.zeros(256, dtype=np.uint8)
+    source, target = region(ours), region(theirs)
+    writer, receiver = NixlAgent("writer", [source]), NixlAgent("receiver", [target])
+    old, new = writer.meet(receiver.describe()), writer.meet(receiver.describe())
+    writer.part(old)
+    writer.write(new, [Copy(source.address, target.address, 256)], source, target, lambda: None)
+    assert (theirs == ours).all()
+    writer.part(new)
+    with pytest.raises(TransferError):
+        writer.write(new, [Copy(source.address, target.address, 256)], source, target, lambda: None)
+    for agent in (writer, receiver):
+        agent.close()
+
+
 class Stuck:
     """A stand-in for NIXL, whose writes do not end."""
 

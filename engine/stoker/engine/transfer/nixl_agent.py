@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple
@@ -59,6 +61,9 @@ class NixlAgent:
         api = load()
         self._agent: Any = None
         self._registered: list[Any] = []
+        self._met: Counter[str] = Counter()
+        """Links to each agent: a peer that connects again does so before its old link is closed."""
+        self._lock = threading.Lock()
         try:
             strict = api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
             self._agent = api.nixl_agent(name, api.nixl_agent_config(backends=["UCX"], sync_mode=strict))
@@ -75,16 +80,24 @@ class NixlAgent:
 
     def meet(self, description: bytes) -> str:
         """Return the name of the agent of this description, which can be written to now. Raises TransferError."""
-        try:
-            name: str | bytes = self._agent.add_remote_agent(description)
-        except Exception as error:
-            raise TransferError(f"NIXL cannot use the peer's description: {error}") from error
-        return name if isinstance(name, str) else name.decode()
+        with self._lock:
+            try:
+                found: str | bytes = self._agent.add_remote_agent(description)
+            except Exception as error:
+                raise TransferError(f"NIXL cannot use the peer's description: {error}") from error
+            name = found if isinstance(found, str) else found.decode()
+            self._met[name] += 1
+        return name
 
     def part(self, name: str) -> None:
-        """Forget an agent."""
-        with suppress(Exception):  # it is gone already
-            self._agent.remove_remote_agent(name)
+        """End one link to an agent; with the last one it is forgotten."""
+        with self._lock:
+            self._met[name] -= 1
+            if self._met[name] > 0:
+                return
+            del self._met[name]
+            with suppress(Exception):  # it is gone already
+                self._agent.remove_remote_agent(name)
 
     def write(
         self, name: str, copies: Sequence[Copy], source: Region, target: Region, lost: Callable[[], str | None]

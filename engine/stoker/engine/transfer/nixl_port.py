@@ -113,6 +113,7 @@ class NixlLink(SocketLink):
         target: Region,
     ) -> None:  # fmt: skip
         self._agent, self._peer, self._source, self._target = agent, peer, source, target
+        self._met = True
         super().__init__(wire, local, num_slots)
 
     def send_blocks(self, wire: Wire, message: list[Any], moves: Sequence[Move], after: Mark | None) -> None:
@@ -126,7 +127,9 @@ class NixlLink(SocketLink):
 
     def close(self) -> None:
         super().close()
-        self._agent.part(self._peer)
+        if self._met:
+            self._met = False
+            self._agent.part(self._peer)
 
 
 def region_of_blocks(local: np.ndarray | LocalBlocks, device: int) -> Region:

@@ -32,23 +32,17 @@ from stoker.engine.transfer.port import Move
 
 LAYOUT = BlockLayout(0, 36, 64, 0, 8, 128, "bfloat16")
 SLOTS, BLOCKS = 256, 512
-LANES = (1, 2, 4, 8)
-"""Copies at the same time, each number with processes of its own; the engines use the third."""
 KEY, FINGERPRINT = b"k" * 32, b"f" * 32
 ROUNDS = 12
 
 
 def measure_link(gpus: tuple[str, str]) -> dict[str, Any]:
-    """The figures for each number of lanes; `gpus`: what writer and receiver see."""
-    return {f"lanes_{lanes}": measure_lanes(gpus, lanes) for lanes in LANES}
-
-
-def measure_lanes(gpus: tuple[str, str], lanes: int) -> dict[str, Any]:
+    """All figures of the link; `gpus`: what writer and receiver see."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     control, of_writer = context.Pipe()
-    receiver = context.Process(target=receive, args=(gpus[1], theirs, of_writer, lanes), daemon=True)
-    writer = context.Process(target=write, args=(gpus[0], control, lanes), daemon=True)
+    receiver = context.Process(target=receive, args=(gpus[1], theirs, of_writer), daemon=True)
+    writer = context.Process(target=write, args=(gpus[0], control), daemon=True)
     for process, gpu in ((receiver, gpus[1]), (writer, gpus[0])):
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # a driver that has begun takes no other
         process.start()
@@ -64,11 +58,11 @@ def measure_lanes(gpus: tuple[str, str], lanes: int) -> dict[str, Any]:
 class Side:
     """One process's memory and port."""
 
-    def __init__(self, gpu: str, name: str, slots: int, lanes: int) -> None:
+    def __init__(self, gpu: str, name: str, slots: int) -> None:
         assert os.environ["CUDA_VISIBLE_DEVICES"] == gpu, "set before the process began"
         device = torch.device("cuda", 0)
         self.cache_BN = torch.randint(0, 256, (BLOCKS, LAYOUT.block_bytes), dtype=torch.uint8, device=device)
-        self.memory = CudaMemory(device, "host", lanes)
+        self.memory = CudaMemory(device, "host")
         self.zone = DeviceZone(slots, LAYOUT.block_bytes, self.memory)
         zone_SN = self.memory.tensor(self.zone.address, slots, LAYOUT.block_bytes)
         self.store = DeviceStore(zone_SN, self.cache_BN, fused=True)
@@ -76,9 +70,9 @@ class Side:
         self.port = CudaIpcPort(name, 1, FINGERPRINT, LAYOUT, blocks, self.zone, key=KEY, host="127.0.0.1")
 
 
-def write(gpu: str, pipe: Connection, lanes: int) -> None:
+def write(gpu: str, pipe: Connection) -> None:
     """The writer: fills the slots it is given, and announces them as their copies end."""
-    side = Side(gpu, "writer", 1, lanes)
+    side = Side(gpu, "writer", 1)
     link = side.port.connect(pipe.recv())
     pipe.send({"nvlinks": side.memory.nvlinks, "batch": side.memory.driver.batch})
     batch = side.memory.driver.batch
@@ -115,9 +109,9 @@ def copied(link: Any, work: list[tuple[int, int, int]]) -> float:
     return time.monotonic() - began_s
 
 
-def receive(gpu: str, results: Connection, pipe: Connection, lanes: int) -> None:
+def receive(gpu: str, results: Connection, pipe: Connection) -> None:
     """The receiver: gives slots, takes what is announced, and measures."""
-    side = Side(gpu, "receiver", SLOTS, lanes)
+    side = Side(gpu, "receiver", SLOTS)
     pipe.send(side.port.describe())
     facts: dict[str, Any] = dict(pipe.recv())
     facts["sums_ms"], facts["copy_and_sum_ms"] = device_times(side)

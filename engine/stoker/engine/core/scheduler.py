@@ -3,8 +3,9 @@ rank.
 
 The order is by class, then priority, then arrival, then choice; one request at a time that has waited too long goes
 before all classes (`ageing`). Each step first gives one token to every sequence that decodes,
-then fills the budget (`step_budget`) with chunks of prompts, then admits from the queue. There are never more seats
-than tokens in the largest budget, so a prompt in progress always advances.
+then fills the budget (`step_budget`) with chunks of prompts, then admits from the queue. A long prompt leaves a part of
+the budget to much shorter ones (`short_prompts`). There are never more seats than tokens in the largest budget, so a
+prompt in progress always advances.
 
 A sequence that cannot grow takes blocks from lower-ranked ones. These are preempted: computed again later, with their
 output kept, or loaded from the host tier (`host_tier`) where there is one. Without a lower-ranked one it pauses and
@@ -24,6 +25,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections.abc import Hashable
+from collections.abc import Sequence as Seq
 from dataclasses import replace
 from itertools import islice
 
@@ -36,6 +38,7 @@ from stoker.engine.core.messages import FinishReason
 from stoker.engine.core.request import AGED, Request, Sequence, State
 from stoker.engine.core.schedule import Chunk, Schedule, TableChange
 from stoker.engine.core.seat_faults import seat_faults
+from stoker.engine.core.short_prompts import share, shorter
 from stoker.engine.core.step_budget import StepBudget
 from stoker.engine.core.step_flight import StepFlight
 from stoker.engine.errors import RequestRefused
@@ -144,7 +147,7 @@ class Scheduler:
         self._let_age(now_s)
         self._make_room_for_priority(step)
         budget = self._step_tokens()
-        if self._schedule_running(step, budget):
+        if self._schedule_in_order(step, budget, now_s):
             self._admit(step, budget - step.num_tokens, now_s)
             if self.tier is not None:
                 self.tier.look_ahead(islice(self.waiting, LOOK_AHEAD), self._growth())
@@ -206,11 +209,47 @@ class Scheduler:
         waiting = sum(len(sequence.tokens) for sequence in islice(self.waiting, self.budget.most))
         return self.budget.tokens(missing.count(1), sum(count for count in missing if count > 1) + waiting)
 
-    def _schedule_running(self, step: Schedule, budget: int) -> bool:
-        """Schedule running sequences, those that decode first. True if none had to pause or was preempted."""
+    def _schedule_in_order(self, step: Schedule, budget: int, now_s: float) -> bool:
+        """Schedule running sequences, those that decode first, and with a long prompt also short ones that wait. True
+        if none had to pause or was preempted."""
+        able = self.flight.able(self.running)
+        short = self._much_shorter(able, budget)
+        if not short:
+            return self._schedule_running(step, able, budget)
+        undisturbed = self._schedule_running(step, [one for one in able if one[1] == 1], budget)
+        if undisturbed:
+            undisturbed = self._let_pass(step, short, share(budget - step.num_tokens), now_s)
+        done = {chunk.sequence for chunk in step.chunks}
+        rest = [one for one in able if one[1] > 1 and one[0] not in done]
+        return self._schedule_running(step, rest, budget - step.num_tokens) and undisturbed
+
+    def _much_shorter(self, able: Seq[tuple[Sequence, int]], budget: int) -> list[Sequence]:
+        """The sequences that go before the first prompt, where that does not end in this step."""
+        prompts = [one for one in able if one[1] > 1]
+        if not prompts or prompts[0][1] <= budget - (len(able) - len(prompts)):
+            return []
+        return shorter(*prompts[0], [one for one, _ in prompts[1:]], self.waiting)
+
+    def _let_pass(self, step: Schedule, short: Seq[Sequence], budget: int, now_s: float) -> bool:
+        """Schedule short prompts and admit those that wait, as far as they fit. True if no other sequence had to pause
+        or was preempted."""
+        undisturbed, computing = True, self.awaited.computing(self.running)
+        for sequence in short:
+            before = step.num_tokens
+            if budget <= 0 or not undisturbed:
+                break
+            if sequence.state is State.RUNNING:
+                undisturbed = self._schedule_running(step, [(sequence, sequence.missing)], budget)
+            elif self._has_free_seat and not self.awaited.awaits(sequence, computing):
+                self._begin(sequence, step, budget, now_s)
+            budget -= step.num_tokens - before
+        return undisturbed
+
+    def _schedule_running(self, step: Schedule, able: Seq[tuple[Sequence, int]], budget: int) -> bool:
+        """Schedule these sequences by at most so many tokens. True if none had to pause or was preempted."""
         undisturbed = True
-        done: set[Sequence] = set()
-        for sequence, missing in self.flight.able(self.running):
+        done = {chunk.sequence for chunk in step.chunks}
+        for sequence, missing in able:
             if sequence.state is not State.RUNNING:
                 undisturbed = False  # preempted by one before it
                 continue
@@ -320,33 +359,49 @@ class Scheduler:
         """Admit in order. A prompt that does not fit yet is not overtaken, so that long ones get their turn. One that
         awaits blocks of steps in flight is."""
         place, computing = 0, self.awaited.computing(self.running if self.waiting else ())
-        while budget > 0 and len(self._free_seats) > self._reserved_seats:
+        while budget > 0 and self._has_free_seat:
             place = self.awaited.pass_over(self.waiting, place, computing)
             if place == len(self.waiting):
                 return
             sequence = self.waiting[place]
-            if sequence in step.preempted or sequence.num_pending or not self._has_seats(sequence):
+            length = self._begin(sequence, step, budget, now_s)
+            if not length:
                 return
-            if self.tier is not None and self.tier.holds_back(sequence, self._growth()):
-                return
-            reads = sequence.request.params.prompt_logprobs is None
-            cached = self.blocks.admit(sequence, sequence.tokens, read_cache=reads, keep_free=self._growth())
-            if cached is None:
-                if not self.running and self.tier is not None and self.tier.give_up_held():
-                    continue
-                return
-            self.waiting.pop(place)
-            if self.tier is not None:
-                self.tier.leave(sequence)
-            self._count_prefix(sequence, cached, now_s)
-            sequence.num_computed = cached
-            self._reserved_seats += sequence.num_seats - 1
-            self._sit(sequence, step)
-            missing = len(sequence.tokens) - cached
-            length = min(missing, budget, self.chunk_tokens)
-            self._take_part(sequence, length, length == missing, step)
             computing += self.awaited.computing((sequence,))
             budget -= length
+
+    @property
+    def _has_free_seat(self) -> bool:
+        return len(self._free_seats) > self._reserved_seats
+
+    def _begin(self, sequence: Sequence, step: Schedule, budget: int, now_s: float) -> int:
+        """Admit a sequence with at most so many tokens in this step. Returns how many; 0: it cannot begin yet."""
+        if sequence in step.preempted or sequence.num_pending or not self._has_seats(sequence):
+            return 0
+        if self.tier is not None and self.tier.holds_back(sequence, self._growth()):
+            return 0
+        cached = self._give_blocks(sequence)
+        if cached is None:
+            return 0
+        self.waiting.remove(sequence)
+        if self.tier is not None:
+            self.tier.leave(sequence)
+        self._count_prefix(sequence, cached, now_s)
+        sequence.num_computed = cached
+        self._reserved_seats += sequence.num_seats - 1
+        self._sit(sequence, step)
+        missing = len(sequence.tokens) - cached
+        length = min(missing, budget, self.chunk_tokens)
+        self._take_part(sequence, length, length == missing, step)
+        return length
+
+    def _give_blocks(self, sequence: Sequence) -> int | None:
+        """Give it blocks for all of its tokens, and return how many are computed; None where there are too few."""
+        reads = sequence.request.params.prompt_logprobs is None
+        while True:
+            cached = self.blocks.admit(sequence, sequence.tokens, read_cache=reads, keep_free=self._growth())
+            if cached is not None or self.running or self.tier is None or not self.tier.give_up_held():
+                return cached
 
     def _fits(self, sequence: Sequence) -> bool:
         """Whether it fits without the prefix cache."""

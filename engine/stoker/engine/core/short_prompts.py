@@ -1,0 +1,45 @@
+"""Short prompts beside a long one: which may be computed before it, though it came first. Pure.
+
+In the order of arrival alone, a prompt of 100,000 tokens keeps every later one waiting for seconds. So the first prompt
+in work leaves up to half of a step's prompt tokens to much shorter ones of its own class and priority, the shortest
+first; they may also be admitted before longer ones that wait. It keeps the other half, so its first token comes after
+at most twice the time, and nothing starves: each prompt is the first in its turn. Prompts of similar lengths keep their
+order, in which their mean time is the shortest.
+
+Used by the scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+
+from stoker.engine.core.request import Sequence
+
+MUCH = 2
+"""A prompt goes first where the long one has so many times as many tokens to compute."""
+LOOK_AHEAD = 64
+"""Waiting sequences among which short ones are looked for."""
+
+
+def share(budget: int) -> int:
+    """Prompt tokens of a step that short prompts may take."""
+    return budget // 2
+
+
+def shorter(long: Sequence, missing: int, behind: Iterable[Sequence], waiting: Iterable[Sequence]) -> list[Sequence]:
+    """Return the sequences that may be computed before `long`, the shortest first.
+
+    Args:
+        long: the first prompt in work; `missing` of its tokens are still to be computed.
+        behind: the others in work.
+        waiting: in their order. What the prefix cache has of them is not looked up.
+    """
+    ahead = [one for one in islice(waiting, LOOK_AHEAD) if not one.num_pending]
+    lengths = [(one.missing, one) for one in (*behind, *ahead)]
+    found = [
+        (length, one)
+        for length, one in lengths
+        if MUCH * length <= missing and one.request.standing == long.request.standing
+    ]
+    return [one for _, one in sorted(found, key=lambda item: (item[0], item[1].rank))]

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.engine.core.capture_pace import CapturePace
-from stoker.engine.core.step_budget import BACKLOG_STEPS, StepBudget
+from stoker.engine.core.step_budget import StepBudget
 from stoker.engine.core.step_clock import MARGIN_S, RECENT, WAIT_S, StepClock
 from stoker.engine.execution.pass_shape import TOKENS
 from stoker.engine.plan import mixed_tokens
+from stoker.pod.step_tokens import BACKLOG_STEPS
 
 BUDGET = StepBudget(2048, 512, TOKENS)
 

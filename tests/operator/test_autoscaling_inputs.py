@@ -130,6 +130,19 @@ def test_a_gap_that_full_steps_keep_needs_no_room_for_more_load() -> None:
     assert found.used(Goals(gap_s=0.15)) == found.gap_s / 0.15 > 1
 
 
+def test_small_steps_shorten_gaps_and_lengthen_long_prompts() -> None:
+    """An engine that takes 512 prompt tokens beside decodes, and more only where more wait."""
+    prompts = Histogram()
+    prompts.add(1000)
+    demand, curve = Demand(12.0, 1.0, prompts, 1000, 300), StepCurve(0.015, 8e-5, 1e-4)
+    full = predict(demand, curve, replace(SHAPE, max_batch_tokens=2048), 3)
+    small = predict(demand, curve, replace(SHAPE, max_batch_tokens=2048, mixed_tokens=512), 3)
+    assert full.gap_s > 0.09 > 0.07 > small.gap_s > small.step_s
+    assert 0 < small.first_token_s - full.first_token_s < 0.03  # one step more
+    assert (small.busy, small.sequences, small.full_step_s) == (full.busy, full.sequences, full.full_step_s)
+    assert predict(demand, curve, replace(SHAPE, max_batch_tokens=2048, mixed_tokens=4096), 3) == full
+
+
 # Forecasts
 
 

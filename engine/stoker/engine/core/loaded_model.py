@@ -45,4 +45,5 @@ def facts_of(engine: LLMEngine, plan: EnginePlan, work_dir: Path) -> ModelFacts:
         eos_token_ids=engine.limits.eos_token_ids,
         block_size=plan.block_size,
         num_blocks=plan.num_blocks,
+        mixed_tokens=plan.mixed_tokens,
     )

@@ -157,6 +157,8 @@ class ModelFacts:
     eos_token_ids: tuple[int, ...]
     block_size: int
     num_blocks: int
+    mixed_tokens: int | None = None
+    """Prompt tokens of a step beside decodes while few wait; None: as many as fit."""
 
 
 @dataclass(frozen=True, slots=True)

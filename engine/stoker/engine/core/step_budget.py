@@ -1,9 +1,8 @@
 """The token budget of a step: how much of a prompt may run beside sequences that decode. Pure.
 
 Each token of a step delays every sequence that decodes in it, and each step that a prompt waits delays its first token.
-So a step with decodes takes `mixed` prompt tokens, and more where many wait: a backlog is worked off in `BACKLOG_STEPS`
-steps, as far as the largest step allows. The whole is rounded up to a size for which there is a graph, so that padding
-becomes tokens.
+So a step with decodes takes `mixed` prompt tokens, and more where many wait (`prompt_tokens`), as far as the largest
+step allows. The whole is rounded up to a size for which there is a graph, so that padding becomes tokens.
 
 Made by `build`, asked by the scheduler.
 """
@@ -14,8 +13,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-BACKLOG_STEPS = 6
-"""Steps in which prompts that wait are to be computed."""
+from stoker.pod.step_tokens import prompt_tokens
 
 
 @dataclass(frozen=True)
@@ -34,6 +32,6 @@ class StepBudget:
         wherever `most` is above `num_decodes`."""
         if self.mixed is None or not num_decodes or num_decodes >= self.most:
             return self.most
-        wanted = num_decodes + max(self.mixed, -(-backlog // BACKLOG_STEPS))
+        wanted = num_decodes + int(prompt_tokens(self.mixed, backlog))
         place = bisect_left(self.sizes, wanted)
         return min(self.sizes[place] if place < len(self.sizes) else wanted, self.most)

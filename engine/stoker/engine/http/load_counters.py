@@ -91,4 +91,5 @@ class LoadCounters:
             "total_tokens": stats.total_blocks * facts.block_size,
             "max_requests": max_requests,
             "max_batch_tokens": max_batch_tokens,
+            "mixed_tokens": facts.mixed_tokens,
         }

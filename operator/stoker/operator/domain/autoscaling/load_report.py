@@ -67,6 +67,8 @@ class LoadReport:
     total_tokens: int
     max_requests: int
     max_batch_tokens: int
+    mixed_tokens: int | None = None
+    """Prompt tokens of a step beside decodes while few wait; None: as many as fit."""
 
 
 def read_load(status: Mapping[str, Any]) -> LoadReport | None:
@@ -78,7 +80,9 @@ def read_load(status: Mapping[str, Any]) -> LoadReport | None:
         counted: dict[str, Any] = {name: type(getattr(_ZERO, name))(load[name]) for name in _NUMBERS}
         counted |= {name: Histogram.from_wire(load[name]) for name in _SIZES}
         fields = ("running", "waiting", "owned_tokens", "total_tokens", "max_requests", "max_batch_tokens")
-        return LoadReport(LoadCounts(**counted), *(int(load[name]) for name in fields))
+        mixed = load.get("mixed_tokens")  # engines of earlier versions do not say it
+        numbers = {name: int(load[name]) for name in fields}
+        return LoadReport(LoadCounts(**counted), **numbers, mixed_tokens=None if mixed is None else int(mixed))
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
 

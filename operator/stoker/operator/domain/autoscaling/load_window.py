@@ -66,7 +66,9 @@ class LoadWindow:
             grown = LoadCounts()
         self._last[engine] = now_s, report
         self._began_s = now_s if self._began_s is None else self._began_s
-        self._shape = EngineShape(report.total_tokens, report.max_requests, report.max_batch_tokens)
+        self._shape = EngineShape(
+            report.total_tokens, report.max_requests, report.max_batch_tokens, report.mixed_tokens
+        )
         self._add(now_s, engine, grown, settled=now_s - self._first_s[engine] >= YOUNG_S)
 
     def forget(self, engines: Iterable[str]) -> None:

@@ -15,6 +15,7 @@ from typing import Literal
 
 from stoker.operator.domain.autoscaling.demand import Demand
 from stoker.operator.domain.autoscaling.step_curve import StepCurve
+from stoker.pod.step_tokens import prompt_steps, prompt_tokens
 
 Role = Literal["colocated", "prefill", "decode"]
 TAIL = 0.05
@@ -31,6 +32,8 @@ class EngineShape:
     kv_tokens: int
     max_requests: int
     max_batch_tokens: int
+    mixed_tokens: int | None = None
+    """Prompt tokens of a step beside decodes while few wait; None: as many as fit."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,8 @@ def predict(
         return _overrun(busy)
     most = sequences + SURE_OF_ROOM * math.sqrt(sequences)
     kv_use = (most * (demand.prompt + output / 2) + demand.prompt) / (MAX_KV_USE * max(shape.kv_tokens, 1))
-    state = _Steps(demand, curve, max(shape.max_batch_tokens - sequences, 1.0), prompt, sequences, step_s)
+    chunk = max(shape.max_batch_tokens - sequences, 1.0)
+    state = _Steps(demand, curve, chunk, shape.mixed_tokens or math.inf, prompt, sequences, step_s)
     gap_s = state.gap_s(rate)
     first_s = gap_s if role == "decode" else state.first_token_s(replicas)
     return Prediction(first_s, gap_s if role != "prefill" else 0.0, busy, kv_use, sequences, step_s, state.full_s)
@@ -127,6 +131,8 @@ class _Steps:
     curve: StepCurve
     chunk: float
     """Prompt tokens of a full step."""
+    mixed: float
+    """Those of a step while few wait."""
     prompt: float
     sequences: float
     step_s: float
@@ -147,10 +153,12 @@ class _Steps:
 
     def gap_s(self, rate: float) -> float:
         """A token's gap is a step; one in twenty has a large part of a prompt, if so many steps have one."""
-        with_prompt = min(rate * self.step_s * (1 + self.prompt / self.chunk), 1.0) if self.prompt else 0.0
+        steps = 1 + self.prompt / prompt_tokens(self.mixed, self.prompt, self.chunk) if self.prompt else 0.0
+        with_prompt = min(rate * self.step_s * steps, 1.0)
         if with_prompt <= TAIL:
             return self.step_s
-        tokens = min(self.demand.uncached.quantile(1 - TAIL / with_prompt) or self.prompt, self.chunk)
+        long = self.demand.uncached.quantile(1 - TAIL / with_prompt) or self.prompt
+        tokens = min(long, prompt_tokens(self.mixed, long, self.chunk))
         return max(self.step_s, self.curve.step_s(tokens, self.sequences))
 
     @property
@@ -159,8 +167,10 @@ class _Steps:
         return max(self.step_s, self.curve.step_s(self.chunk, self.sequences)) if self.prompt else self.step_s
 
     def _own_s(self, tokens: float) -> float:
-        chunks = math.ceil(max(tokens, 1) / self.chunk)
-        return chunks * self.curve.step_s(0, self.sequences) + self.curve.prompt_token_s * tokens
+        return (
+            prompt_steps(self.mixed, max(tokens, 1), self.chunk) * self.curve.step_s(0, self.sequences)
+            + self.curve.prompt_token_s * tokens
+        )
 
 
 def _erlang_c(servers: int, load: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,7 +36,8 @@ def die(held: tuple[int, int]) -> None:
 
 def network_threads_after_more_groups(_held: tuple[int, int]) -> int:
     for _ in range(3):
-        dist.all_reduce(torch.ones(1), group=dist.new_group([0, 1]))
+        group: Any = dist.new_group([0, 1])
+        dist.all_reduce(torch.ones(1), group=group)
     return [task.read_text() for task in Path("/proc/self/task").glob("*/comm")].count("gloo_tcp_loop\n")
 
 

@@ -29,6 +29,7 @@ import torch
 from stoker.trainer.agent.stacks import innermost
 from stoker.trainer.rank.process_group import process_group
 from stoker.trainer.rank.rank_info import RankInfo
+from testing.trainer.shared_network import share_network
 from testing.trainer.tiny_run import tiny_config
 
 START_S = 180.0
@@ -205,6 +206,8 @@ def _work(
         device = torch.device("cpu") if backend == "gloo" else torch.device("cuda", info.rank)
         if device.type == "cuda":
             torch.cuda.set_device(device)
+        else:
+            share_network()
         with process_group(tiny_config(), info, device, listener):
             held = setup(info.rank, info.world_size)
             line.send((True, None))

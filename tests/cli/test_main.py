@@ -13,18 +13,29 @@ import pytest
 from stoker.checkpoint import command as checkpoint_command
 from stoker.cli import programs
 from stoker.model import __main__ as model_program
+from testing.cli.in_process import run_in_process
 
 VERBS = ["local", "train", "serve", "chat", "model", "checkpoint", "kernels", "plan", "plot", "bench"]
 HEAVY = {"torch", "numpy", "pydantic", "yaml", "httpx", "rich", "starlette", "jsonschema"}
 VERBS += ["submit", "get", "describe", "logs", "delete", "save", "suspend", "resume", "top", "completion"]
 
 
+PROGRAMS = {"serve", "chat", "model", "checkpoint", "kernels", "bench"}
+"""Verbs that replace their process by a program."""
+
+
 def stoker(*words: str, code: int = 0) -> str:
+    """Output of the command, standard error with it; in a process of its own where a verb may replace it."""
+    ended, output = in_a_process(*words) if {*words[:1]} & PROGRAMS else run_in_process(*words)
+    assert ended == code, output
+    return output
+
+
+def in_a_process(*words: str) -> tuple[int, str]:
     run = subprocess.run(
         [sys.executable, "-m", "stoker.cli.main", *words], capture_output=True, text=True, check=False, timeout=60
     )
-    assert run.returncode == code, run.stdout + run.stderr
-    return run.stdout + run.stderr
+    return run.returncode, run.stdout + run.stderr
 
 
 def test_help_names_every_verb() -> None:
@@ -40,6 +51,11 @@ def test_help_of_a_verb_has_an_example(words: list[str]) -> None:
     out = stoker(*words, "--help")
     assert "Example" in out
     assert "stoker " + words[0] in out
+
+
+def test_a_process_says_what_the_command_says_in_this_one() -> None:
+    for words in (["get", "--help"], ["get", "spaceships"]):
+        assert in_a_process(*words) == run_in_process(*words)
 
 
 def test_an_unknown_verb_is_a_usage_error() -> None:

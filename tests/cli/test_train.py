@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import yaml
 
 from stoker.pod.config_file import parse
 from stoker.trainer.protocol.config import TrainerConfig
+from testing.cli.in_process import run_in_process
 from testing.operator.unbuilt import UNBUILT, UNBUILT_FIELD
 
 
@@ -57,14 +56,9 @@ def train(tmp_path: Path, *manifests: dict[str, Any], options: tuple[str, ...] =
     (tmp_path / "corpus").mkdir(exist_ok=True)
     claims = () if "--claim" in options else ("--claim", f"corpus={tmp_path / 'corpus'}")
     storage = () if "--storage" in options else ("--storage", str(tmp_path / "storage"))
-    run = subprocess.run(
-        [sys.executable, "-m", "stoker.cli.main", "train", "-f", str(file), *claims, *storage, *options],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == code, run.stdout + run.stderr
-    return run.stdout + run.stderr
+    ended, output = run_in_process("train", "-f", str(file), *claims, *storage, *options)
+    assert ended == code, output
+    return output
 
 
 def test_a_job_becomes_a_configuration_of_this_machine(tmp_path: Path) -> None:

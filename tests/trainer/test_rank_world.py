@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from testing.trainer.rank_world import RankWorld
@@ -31,10 +34,21 @@ def die(held: tuple[int, int]) -> None:
         os._exit(3)
 
 
+def network_threads_after_more_groups(_held: tuple[int, int]) -> int:
+    for _ in range(3):
+        group: Any = dist.new_group([0, 1])
+        dist.all_reduce(torch.ones(1), group=group)
+    return [task.read_text() for task in Path("/proc/self/task").glob("*/comm")].count("gloo_tcp_loop\n")
+
+
 @pytest.fixture(scope="module")
 def world() -> Iterator[RankWorld]:
     with RankWorld(2) as world:
         yield world
+
+
+def test_all_groups_of_a_rank_share_one_network_thread(world: RankWorld) -> None:
+    assert world.call(network_threads_after_more_groups) == [1, 1]
 
 
 def test_a_rank_that_waits_for_one_that_failed_is_shown_where_it_stands(world: RankWorld) -> None:

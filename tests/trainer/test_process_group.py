@@ -14,6 +14,7 @@ import torch.distributed as dist
 from stoker.trainer.errors import DataError
 from stoker.trainer.protocol.channel import RankChannel
 from stoker.trainer.rank.communicator import nccl_options
+from stoker.trainer.rank.host_group import new_host_group
 from stoker.trainer.rank.main import make_rank_context
 from stoker.trainer.rank.process_group import collective_timeout, order_launches, process_group
 from stoker.trainer.rank.rank_info import RankInfo
@@ -102,6 +103,28 @@ def test_ranks_that_read_different_data_are_told_so_before_they_train() -> None:
         one, other = world.call(agrees, ["a", "b"])
     assert one == other
     assert one.endswith("rank 0 has corpus a, 6 steps; rank 1 has corpus b, 6 steps")
+
+
+def sums_beside_a_device(held: tuple[int, int], ranks: list[int]) -> tuple[float, str]:
+    """Make a host group while the default group is bound to a GPU, as it is where there is one."""
+    default = dist.group.WORLD
+    assert default is not None
+    bound, default.bound_device_id = default.bound_device_id, torch.device("cuda", 0)
+    try:
+        group = new_host_group(ranks)
+        values = torch.tensor([float(held[0])])
+        if group is not None:
+            dist.all_reduce(values, group=group)
+        return values.item(), str(default.bound_device_id)
+    finally:
+        default.bound_device_id = bound
+
+
+def test_a_group_of_the_host_does_not_split_the_devices_one() -> None:
+    """With torch 2.11 ranks outside of such a group waited for ever, with three and more GPUs."""
+    with RankWorld(3) as world:
+        found = world.call(sums_beside_a_device, [1, 2])
+    assert found == [(0.0, "cuda:0"), (3.0, "cuda:0"), (3.0, "cuda:0")]
 
 
 @pytest.mark.parametrize(

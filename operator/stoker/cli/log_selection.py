@@ -96,20 +96,3 @@ _ENDED = {
     "Checkpoint": ("Complete", "Corrupt", "Failed", "Deleted"),
     "Pod": ("Succeeded", "Failed"),
 }
-
-
-class LineCutter:
-    """Cuts the parts of a log into whole lines."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def cut(self, part: bytes) -> list[str]:
-        """The lines that this part ends."""
-        whole, end, self._rest = (self._rest + part).rpartition(b"\n")
-        return (whole + end).decode(errors="replace").splitlines() if end else []
-
-    def last(self) -> list[str]:
-        """The last line, where the log does not end it."""
-        rest, self._rest = self._rest, b""
-        return [rest.decode(errors="replace")] if rest else []

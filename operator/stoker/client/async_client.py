@@ -26,6 +26,7 @@ from stoker.gateway.models import (
     NewJob,
     NodeAnswer,
 )
+from stoker.pod.whole_lines import coming_lines_of
 
 T = TypeVar("T")
 
@@ -134,7 +135,7 @@ class AsyncStokerClient:
                 if answer.status_code >= 400:
                     await answer.aread()
                 check_answer(answer)
-                async for line in answer.aiter_lines():
+                async for line in coming_lines_of(answer.aiter_bytes()):
                     yield line
         except httpx.HTTPError as error:
             raise NoAnswer(f"{self._http.base_url}: {error or type(error).__name__}") from error

@@ -26,6 +26,7 @@ from stoker.gateway.models import (
     NewJob,
     NodeAnswer,
 )
+from stoker.pod.whole_lines import lines_of
 
 T = TypeVar("T")
 
@@ -131,7 +132,7 @@ class StokerClient:
                 if answer.status_code >= 400:
                     answer.read()
                 check_answer(answer)
-                yield from answer.iter_lines()
+                yield from lines_of(answer.iter_bytes())
         except httpx.HTTPError as error:
             raise NoAnswer(f"{self._http.base_url}: {error or type(error).__name__}") from error
 

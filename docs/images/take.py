@@ -38,9 +38,9 @@ GPUS = [
 ]
 PICTURES = (
     ("console-jobs", "#/jobs", "light", "tbody tr", 1280, 520),
-    ("console-job", "#/jobs/default/teach", "light", ".timeline .cause", 1280, 1060),
+    ("console-job", "#/jobs/default/teach", "light", ".timeline .cause", 1280, 1340),
     ("console-checkpoints", "#/checkpoints", "dark", ".save .users", 1280, 860),
-    ("console-deployment", "#/deployments/default/chat", "dark", "meter", 1280, 1080),
+    ("console-deployment", "#/deployments/default/chat", "dark", "meter", 1280, 1420),
     ("console-cluster", "#/cluster", "light", "meter", 1280, 700),
     ("console-phone", "#/jobs", "dark", "tbody tr", 390, 844),
 )

@@ -9,7 +9,7 @@ from fastapi import Request
 from stoker.gateway.http.requests import WITH_BODY
 from stoker.gateway.problem import FieldProblem, Problem
 
-EMPTY = ({}, None)
+EMPTY: tuple[object, ...] = ({}, None)
 """What some clients send where they have nothing to say."""
 
 

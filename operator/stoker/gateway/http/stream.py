@@ -125,7 +125,7 @@ class _Changes:
 
 def pause_s(silent: int) -> float:
     """Seconds until the next watch, after this many in a row that showed nothing."""
-    return min(FIRST_PAUSE_S * 2 ** min(silent - 1, 10), LONGEST_PAUSE_S)
+    return min(FIRST_PAUSE_S * 2.0 ** min(silent - 1, 10), LONGEST_PAUSE_S)
 
 
 async def _events(first: list[Object], changes: _Changes, view: View, shows: Shows) -> AsyncIterator[bytes]:

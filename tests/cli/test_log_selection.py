@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stoker.cli.log_selection import LogSelection, NoSuchAttempt, has_ended, parse_duration_s
+from stoker.cli.log_selection import LogSelection, NoSuchLog, has_ended, parse_duration_s
 
 
 def pod(name: str, attempt: int | None = None) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def test_the_pods_of_one_attempt_are_chosen(selection: LogSelection, names: list
 def test_engines_have_no_attempt() -> None:
     engines = [pod("chat-0"), pod("chat-1")]
     assert LogSelection().pods_of(engines) == engines
-    with pytest.raises(NoSuchAttempt, match="--attempt and --previous are for the pods of a job"):
+    with pytest.raises(NoSuchLog, match="--attempt and --previous are for the pods of a job"):
         LogSelection(previous=True).pods_of(engines)
 
 
@@ -43,7 +43,7 @@ def test_engines_have_no_attempt() -> None:
     ],
 )
 def test_an_attempt_without_pods_is_an_error(selection: LogSelection, message: str) -> None:
-    with pytest.raises(NoSuchAttempt, match=message):
+    with pytest.raises(NoSuchLog, match=message):
         selection.pods_of([one for one in OF_A_JOB if not selection.previous or "a1" not in one["metadata"]["name"]])
 
 

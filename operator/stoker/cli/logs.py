@@ -10,7 +10,7 @@ import click
 from stoker.cli.context import cluster_options, opened
 from stoker.cli.exit_status import FAILED, INTERRUPTED
 from stoker.cli.log_options import timed_log_options
-from stoker.cli.log_selection import LogSelection, NoSuchAttempt, has_ended
+from stoker.cli.log_selection import LogSelection, NoSuchLog, has_ended
 from stoker.cli.object_names import TARGETS
 from stoker.cli.object_source import Missing, named
 from stoker.cli.targets import Target, belongs_to, fail, kind_of, prefixed
@@ -59,11 +59,12 @@ def _propose_kind(client: ClusterClient, name: str) -> None:
 def print_logs(client: ClusterClient, owner: dict[str, Any], selection: LogSelection) -> None:
     """Print the logs of an object's pods; ends the command where there are none."""
     try:
+        selection.check_rank(owner)
         if selection.follow:
             _follow(client, owner, selection)
         else:
             _read(client, owner, selection)
-    except NoSuchAttempt as error:
+    except NoSuchLog as error:
         fail(str(error), FAILED)
 
 

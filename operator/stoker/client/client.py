@@ -26,6 +26,7 @@ from stoker.gateway.models import (
     NewJob,
     NodeAnswer,
 )
+from stoker.pod.error_text import text_of
 from stoker.pod.whole_lines import lines_of
 
 T = TypeVar("T")
@@ -134,7 +135,7 @@ class StokerClient:
                 check_answer(answer)
                 yield from lines_of(answer.iter_bytes())
         except httpx.HTTPError as error:
-            raise NoAnswer(f"{self._http.base_url}: {error or type(error).__name__}") from error
+            raise NoAnswer(f"{self._http.base_url}: {text_of(error)}") from error
 
     # Checkpoints
 
@@ -190,7 +191,7 @@ class StokerClient:
             except httpx.HTTPError as error:
                 pause_s = retry.after_silence()
                 if pause_s is None:
-                    raise NoAnswer(f"{self._http.base_url}: {error or type(error).__name__}") from error
+                    raise NoAnswer(f"{self._http.base_url}: {text_of(error)}") from error
             else:
                 pause_s = retry.after_answer(answer)
                 if pause_s is None:

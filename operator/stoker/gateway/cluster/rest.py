@@ -24,6 +24,7 @@ from stoker.gateway.cluster.interface import (
     Target,
     Watch,
 )
+from stoker.pod.error_text import text_of
 from stoker.pod.whole_lines import coming_lines_of
 
 MERGE_PATCH = "application/merge-patch+json"
@@ -220,7 +221,7 @@ def refusal(status: int, found: Mapping[str, Any], headers: Mapping[str, str]) -
 
 
 def _silence(error: Exception) -> ApiError:
-    return ApiError(0, "Unreachable", f"the cluster does not answer: {error or type(error).__name__}")
+    return ApiError(0, "Unreachable", f"the cluster does not answer: {text_of(error)}")
 
 
 def _object(content: bytes) -> Object:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from PIL import Image
 
 from testing.gateway.browser import stage
 from testing.gateway.console_world import (
@@ -59,6 +62,12 @@ async def prepared(found: World) -> AsyncIterator[None]:
         yield
 
 
+def write_small(picture: bytes, target: Path) -> None:
+    """Write a PNG with a palette, a third of the size: screens have few colours."""
+    with Image.open(io.BytesIO(picture)) as found:
+        found.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(target, optimize=True)
+
+
 def main(target: Path) -> None:
     """Write every picture."""
     with (
@@ -77,7 +86,7 @@ def main(target: Path) -> None:
                     await page.locator(".said[data-who=assistant]").filter(has_text="ranks").wait_for()
                     await page.evaluate("scrollTo(0, 0)")
                 await page.wait_for_timeout(6000 if "deployment" in name else 800)
-                await page.screenshot(path=str(target / f"{name}.png"))
+                write_small(await page.screenshot(), target / f"{name}.png")
 
             found.run(take, color_scheme=scheme)
 

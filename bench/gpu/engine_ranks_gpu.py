@@ -2,13 +2,15 @@
 
     python bench/gpu/engine_ranks_gpu.py P17 P17:tensor=1 --out DIR     # 8B: one stream, then P1's requests
     python bench/gpu/engine_ranks_gpu.py P17:profile P17:nccl P17:no-graphs
+    python bench/gpu/engine_ranks_gpu.py P17:prompt:no-graphs:profile P17:prompt:no-graphs:whole   # long prompts alone
     python bench/gpu/engine_ranks_gpu.py P18:tensor=4 P19:tensor=4:expert=4
     python bench/gpu/engine_ranks_gpu.py P17:tensor=1:pipeline=2        # two stages, two or three steps in flight
     python bench/gpu/engine_ranks_gpu.py sums --tensor 2                # one-shot sums against NCCL, by size
 
 P17 is Llama-3.1-8B's shape, P18 70B's, P19 Qwen3-30B-A3B's: milliseconds per token of one stream (128 in, 512 out),
 output tokens per second of nano-vllm's 256 requests, milliseconds of one prompt of 8,192 tokens. `:nccl` sums over NCCL
-alone. `:profile` writes the kernels of a decode step of one stream. Each figure is printed and written as soon as it is
+alone. `:profile` writes the kernels of a decode step of one stream, or of a prompt with `:prompt`; `:whole` computes it
+in one piece instead of two halves. Each figure is printed and written as soon as it is
 measured. Several rows run in a process each. The last line is JSON of all.
 """
 
@@ -64,6 +66,9 @@ from stoker.model.paged_attend import KVCache
 SHAPES = {"P17": LLAMA31_8B, "P18": LLAMA31_70B, "P19": QWEN3_30B_A3B}
 BLOCK, SEATS, BUDGET, MAX_LEN = 64, 256, 16384, 16384
 SUM_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+MEASURED: Sequence[tuple[str, Any]] = (
+    ("one_stream", one_stream), ("requests", throughput), ("prompt_8192", first_token),
+)  # fmt: skip
 CALLS = 20
 """Sums of one captured graph."""
 
@@ -78,6 +83,8 @@ class Options:
     nccl: bool = False
     no_graphs: bool = False
     profile: bool = False
+    prompt: bool = False
+    whole: bool = False
     layers: int = 0
     """Number of layers below the shape's, to try the script out."""
 
@@ -143,12 +150,12 @@ def measure(spec: str, _: int, out: Path) -> dict[str, Any]:
     figures |= {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
     keep(out, spec, figures)
     try:
-        for title, run in (("one_stream", one_stream), ("requests", throughput), ("prompt_8192", first_token)):
+        for title, run in [("prompt_8192", first_token)] if options.prompt else MEASURED:
             row = Row(shape, run, MAX_LEN, BUDGET, SEATS, "")
             warm_up(engine, row)
             figures[title] = run(engine)
             keep(out, spec, figures)
-            if options.profile and run is one_stream:
+            if options.profile and run is (first_token if options.prompt else one_stream):
                 profile(engine, row, out.with_suffix(".profile.txt"))
     finally:
         engine.close()
@@ -179,7 +186,7 @@ def plan_of(name: str, shape: ModelConfig, options: Options) -> EnginePlan:
     """The plan, whose model path is the row and its options: further ranks make the same model."""
     block_bytes = KVCache.block_bytes(shape, block_size=BLOCK, dtype=torch.bfloat16, tp_size=options.tensor)
     return EnginePlan(
-        model_path=f"{name}:{options.layers}:{int(options.nccl)}",
+        model_path=f"{name}:{options.layers}:{int(options.nccl)}:{int(options.whole)}",
         digest=None,
         device="cuda",
         dtype=torch.bfloat16,
@@ -238,7 +245,7 @@ def random_runner(
 ) -> Runner:
     """A rank's runner with random weights: a rank's slices are as good as another's."""
     del beside_weights
-    name, layers, nccl = plan.model_path.split(":")
+    name, layers, nccl, whole = plan.model_path.split(":")
     shape = replace(SHAPES[name], num_layers=int(layers) or SHAPES[name].num_layers)
     device, ops = torch.device("cuda", torch.cuda.current_device()), Ops("fused")
     place = place_of(plan, shape, group, device)
@@ -251,7 +258,10 @@ def random_runner(
     with torch.no_grad():
         for parameter_name, parameter in decoder.named_parameters():
             parameter.fill_(1) if "norm" in parameter_name else parameter.normal_(0, 0.02)
-    return make_runner(plan, decoder, sums, place.links)
+    runner = make_runner(plan, decoder, sums, place.links)
+    if whole == "1":
+        runner.eager.halved = None
+    return runner
 
 
 # Sums alone.

@@ -167,6 +167,7 @@ class Recorder(RankChannel):
         if not isinstance(event, StepEvent):
             return
         self.steps.append(event)
+        print(f"step {len(self.steps)} of rank {os.environ['RANK']}: {event.step_s:.2f} s", flush=True)
         if len(self.steps) == 1:
             self.first_step_at = time.time()
         if self._profiler is not None and len(self.steps) == self._number:

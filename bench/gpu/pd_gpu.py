@@ -6,8 +6,9 @@
   link        `bench.gpu.pd_gpu_link`: milliseconds of 8,192 and 32,768 tokens, checksum and copy included
   namespaces  whether memory of a process in other PID and IPC namespaces can be mapped
   serve       a prefill engine on the first GPU and a decode engine on the second, asked over HTTP:
-    idle        time to the first token, prompt computed at the prefill engine minus at the decode engine; gap of the
-                hand-over, as the client sees it and as the decode engine measures it
+    idle        time to the first token, split minus whole at the decode engine and minus whole at the prefill engine,
+                whose GPU computes the prompt in both; gap of the hand-over, as the client sees it and as the decode
+                engine measures it
     beside      gaps of 64 streams: alone, with prompts of 8,192 tokens by the prefill engine, and with the same prompts
                 computed beside the streams
     kill        through the router: streams while one engine is killed by signal 9; lost and short answers, the longest
@@ -44,7 +45,9 @@ TINY = replace(
     head_dim=16,
 )  # fmt: skip
 SHAPES = {"qwen3-8b": QWEN3_8B, "0.6b": QWEN3_06B, "tiny": TINY}
-LIMITS_S = {"link": 90.0, "namespaces": 60.0, "serve": 205.0}
+LIMITS_S = {"link": 150.0, "namespaces": 60.0, "serve": 240.0}
+WAYS = ("decode_alone", "prefill_alone", "split")
+"""Who computes a prompt when idle: the engine that answers, the prefill engine that then answers, or both together."""
 
 
 def main() -> None:
@@ -70,6 +73,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--long", type=int, default=8192, help="tokens of a long prompt")
     parser.add_argument("--count", type=int, default=12, help="prompts of each kind when idle")
+    parser.add_argument("--warm-s", type=float, default=8.0, help="of requests before prompts of a length are timed")
     parser.add_argument("--seconds", type=float, default=12.0, help="of each phase with streams")
     parser.add_argument("--cache-gib", type=float, help="of each engine (default: what its GPU has)")
     parser.add_argument("--parts", nargs="+", default=["idle", "beside", "kill"], help="of `serve`")
@@ -154,22 +158,23 @@ class Load:
     # Idle.
 
     def idle(self) -> dict[str, Any]:
-        """One request at a time, at the decode engine alone and with the prefill engine."""
+        """One request at a time: at either engine alone, and at the decode engine with the prefill engine."""
         found: dict[str, Any] = {}
         for tokens in (self.arguments.long // 4, self.arguments.long):
-            for split in (False, True):  # warm both
-                run_all([self.ask(tokens, 24, split=split)])
-            firsts: dict[bool, list[float]] = {False: [], True: []}
+            self.warm(tokens)
+            firsts: dict[str, list[float]] = {way: [] for way in WAYS}
             longest = []
             for _ in range(self.arguments.count):
-                for split in (False, True):
-                    (stream,) = run_all([self.ask(tokens, 48, split=split)])
-                    firsts[split].append(stream.first_s)
-                    longest += [max(gaps_of([stream]))] if split else []
-            alone, with_helper = (1000 * median(firsts[split]) for split in (False, True))
+                for way in WAYS:
+                    (stream,) = run_all([self.ask_by(way, tokens)])
+                    firsts[way].append(stream.first_s)
+                    longest += [max(gaps_of([stream]))] if way == "split" else []
+            middle = {way: 1000 * median(times) for way, times in firsts.items()}
             found[str(tokens)] = {
-                "ttft_alone_ms": round(alone, 2), "ttft_split_ms": round(with_helper, 2),
-                "difference_ms": round(with_helper - alone, 2), "longest_gap_ms": spread(longest),
+                **{f"ttft_{way}_ms": round(value, 2) for way, value in middle.items()},
+                "difference_ms": round(middle["split"] - middle["decode_alone"], 2),
+                "difference_same_gpu_ms": round(middle["split"] - middle["prefill_alone"], 2),
+                "longest_gap_ms": spread(longest),
             }  # fmt: skip
         transfer = self.engines.status("d")["transfer"]
         sender = self.engines.status("p")["transfer"]
@@ -178,6 +183,17 @@ class Load:
         found["link"] = {name: sender.get(name) for name in ("transport", "bytes_per_s", "link_bytes_per_s")}
         found["equal_answers"] = self.equal_answers()
         return found
+
+    def warm(self, tokens: int) -> None:
+        """Let both engines capture the graphs that such prompts need."""
+        until_s = time.monotonic() + self.arguments.warm_s
+        while time.monotonic() < until_s:
+            for way in WAYS:
+                run_all([self.ask_by(way, tokens)])
+
+    def ask_by(self, way: str, tokens: int) -> Ask:
+        port = self.engines.port("p") if way == "prefill_alone" else None
+        return self.ask(tokens, 48, split=way == "split", port=port)
 
     def equal_answers(self) -> str:
         """Greedy answers of both ways that are the same text, of all."""

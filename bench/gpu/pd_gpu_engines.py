@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 from bench.gpu.engine_gpu_start import free_port, get
 
 LIMIT_S = 150.0
+ROLES: Mapping[str, str] = {"p": "prefill", "d": "decode"}
 FREED = 0.98
 """Part of an engine's memory that must be free again; engines of one GPU have equal parts of what is in use."""
 FREED_S = 30.0
@@ -32,8 +34,11 @@ class Started:
 class Engines:
     """Processes by name: engines `p` and `d`, and `router`."""
 
-    def __init__(self, model: Path, folder: Path, out: Path, device: str, cache_gib: float | None) -> None:
+    def __init__(
+        self, model: Path, folder: Path, out: Path, device: str, cache_gib: float | None, max_model_len: int = 16384
+    ) -> None:
         """`cache_gib`: of each engine; None: what its GPU has."""
+        self.max_model_len = max_model_len if device == "cuda" else 2048
         self.model, self.folder, self.out, self.device, self.cache_gib = model, folder, out, device, cache_gib
         self.started: dict[str, Started] = {}
         self.key = folder / "key"
@@ -45,16 +50,16 @@ class Engines:
         config: dict[str, Any] = {
             "listen": {"host": "127.0.0.1", "port": port}, "device": self.device, "role": role,
             "model": {"path": str(self.model), "names": ["m"]},
-            "scheduler": {"max_model_len": 16384 if self.device == "cuda" else 2048},
-            "transfer": {"listen": "127.0.0.1:0", "key_file": str(self.key)},
+            "scheduler": {"max_model_len": self.max_model_len},
         }  # fmt: skip
+        if role != "colocated":
+            config["transfer"] = {"listen": "127.0.0.1:0", "key_file": str(self.key)}
         if self.cache_gib is not None:
             config["cache"] = {"memory_bytes": int(self.cache_gib * 2**30)}
         self._run(name, "stoker.engine", config, port, gpu)
 
-    def start_router(self) -> None:
+    def start_router(self, roles: Mapping[str, str] = ROLES, module: str = "stoker.router") -> None:
         port = free_port()
-        roles = {"p": "prefill", "d": "decode"}
         backends = [
             {"url": f"http://127.0.0.1:{self.port(name)}", "pod_uid": name, "role": role, "host": "here"}
             for name, role in roles.items()
@@ -64,7 +69,7 @@ class Engines:
             "deployment": "bench", "listen": {"host": "127.0.0.1", "port": port}, "policy": "cacheAware",
             "backends_file": str(self.folder / "backends.json"), "hold_s": 30.0,
         }  # fmt: skip
-        self._run("router", "stoker.router", config, port, "")
+        self._run("router", module, config, port, "")
         self._wait("router", "/readyz")
 
     def _run(self, name: str, module: str, config: dict[str, Any], port: int, gpu: str) -> None:
@@ -94,12 +99,12 @@ class Engines:
         """Where other engines call this one."""
         return str(self.status(name)["peer"]["endpoint"])
 
-    def wait_until_ready(self) -> float:
-        """Seconds until every engine serves and knows its peer object."""
+    def wait_until_ready(self, *, need_peer: bool = True) -> float:
+        """Seconds until every engine serves, and knows its peer object where others call it."""
         begun_s = time.monotonic()
         for name in self.started:
             self._wait(name, "/readyz")
-            while name != "router" and self.status(name).get("peer") is None:
+            while need_peer and name != "router" and self.status(name).get("peer") is None:
                 time.sleep(0.05)
         return round(time.monotonic() - begun_s, 1)
 

@@ -20,30 +20,35 @@ from typing import Any
 import torch
 
 from stoker.engine.core.handover.device_store import DeviceStore
-from stoker.engine.core.handover.prefill_desk import PIECE_BYTES
+from stoker.engine.core.handover.pieces import pieces
 from stoker.engine.transfer.cuda_ipc import CudaIpcPort
 from stoker.engine.transfer.cuda_memory import CudaMemory, DeviceBlocks
 from stoker.engine.transfer.device_zone import DeviceZone
 from stoker.engine.transfer.intake import Announcement, Intake
 from stoker.engine.transfer.landing_zone import Grant, Owner
-from stoker.engine.transfer.layout import BlockLayout
+from stoker.engine.transfer.layout import ONE_CELL, BlockLayout
 from stoker.engine.transfer.part_plan import WHOLE
 from stoker.engine.transfer.port import Move
 
 LAYOUT = BlockLayout(0, 36, 64, 0, 8, 128, "bfloat16")
 SLOTS, BLOCKS = 256, 512
-PIECE = PIECE_BYTES // LAYOUT.block_bytes
+LANES = (1, 2, 4, 8)
+"""Copies at the same time, each number with processes of its own; the engines use the third."""
 KEY, FINGERPRINT = b"k" * 32, b"f" * 32
 ROUNDS = 12
 
 
 def measure_link(gpus: tuple[str, str]) -> dict[str, Any]:
-    """All figures of the link; `gpus`: what writer and receiver see."""
+    """The figures for each number of lanes; `gpus`: what writer and receiver see."""
+    return {f"lanes_{lanes}": measure_lanes(gpus, lanes) for lanes in LANES}
+
+
+def measure_lanes(gpus: tuple[str, str], lanes: int) -> dict[str, Any]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     control, of_writer = context.Pipe()
-    receiver = context.Process(target=receive, args=(gpus[1], theirs, of_writer), daemon=True)
-    writer = context.Process(target=write, args=(gpus[0], control), daemon=True)
+    receiver = context.Process(target=receive, args=(gpus[1], theirs, of_writer, lanes), daemon=True)
+    writer = context.Process(target=write, args=(gpus[0], control, lanes), daemon=True)
     for process, gpu in ((receiver, gpus[1]), (writer, gpus[0])):
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # a driver that has begun takes no other
         process.start()
@@ -59,11 +64,11 @@ def measure_link(gpus: tuple[str, str]) -> dict[str, Any]:
 class Side:
     """One process's memory and port."""
 
-    def __init__(self, gpu: str, name: str, slots: int) -> None:
+    def __init__(self, gpu: str, name: str, slots: int, lanes: int) -> None:
         assert os.environ["CUDA_VISIBLE_DEVICES"] == gpu, "set before the process began"
         device = torch.device("cuda", 0)
         self.cache_BN = torch.randint(0, 256, (BLOCKS, LAYOUT.block_bytes), dtype=torch.uint8, device=device)
-        self.memory = CudaMemory(device, "host")
+        self.memory = CudaMemory(device, "host", lanes)
         self.zone = DeviceZone(slots, LAYOUT.block_bytes, self.memory)
         zone_SN = self.memory.tensor(self.zone.address, slots, LAYOUT.block_bytes)
         self.store = DeviceStore(zone_SN, self.cache_BN, fused=True)
@@ -71,9 +76,9 @@ class Side:
         self.port = CudaIpcPort(name, 1, FINGERPRINT, LAYOUT, blocks, self.zone, key=KEY, host="127.0.0.1")
 
 
-def write(gpu: str, pipe: Connection) -> None:
+def write(gpu: str, pipe: Connection, lanes: int) -> None:
     """The writer: fills the slots it is given, and announces them as their copies end."""
-    side = Side(gpu, "writer", 1)
+    side = Side(gpu, "writer", 1, lanes)
     link = side.port.connect(pipe.recv())
     pipe.send({"nvlinks": side.memory.nvlinks, "batch": side.memory.driver.batch})
     batch = side.memory.driver.batch
@@ -88,12 +93,11 @@ def write(gpu: str, pipe: Connection) -> None:
                 pipe.send(copied(link, work))
                 continue
             posted_s = time.monotonic()
-            pieces = [work[first : first + PIECE] for first in range(0, len(work), PIECE)]
-            tickets = [link.write([Move(*one) for one in piece], b"") for piece in pieces]
-            sums = side.store.cell_sums([block for block, _, _ in work], 1)
+            places = list(pieces(len(work), LAYOUT.block_bytes))
+            tickets = [link.write([Move(*one) for one in work[place]], b"") for place in places]
+            sums = side.store.cell_sums([block for block, _, _ in work], ONE_CELL)
             flying += [
-                (piece, ticket, sums, number * PIECE)
-                for number, (piece, ticket) in enumerate(zip(pieces, tickets, strict=True))
+                (work[place], ticket, sums, place.start) for place, ticket in zip(places, tickets, strict=True)
             ]  # fmt: skip
             pipe.send(("posted", posted_s, time.monotonic() - posted_s))
         while flying and flying[0][1].done() and flying[0][2].done():
@@ -111,9 +115,9 @@ def copied(link: Any, work: list[tuple[int, int, int]]) -> float:
     return time.monotonic() - began_s
 
 
-def receive(gpu: str, results: Connection, pipe: Connection) -> None:
+def receive(gpu: str, results: Connection, pipe: Connection, lanes: int) -> None:
     """The receiver: gives slots, takes what is announced, and measures."""
-    side = Side(gpu, "receiver", SLOTS)
+    side = Side(gpu, "receiver", SLOTS, lanes)
     pipe.send(side.port.describe())
     facts: dict[str, Any] = dict(pipe.recv())
     facts["sums_ms"], facts["copy_and_sum_ms"] = device_times(side)
@@ -136,7 +140,7 @@ def device_times(side: Side) -> tuple[float, float]:
     """Milliseconds of the GPU for sums of 128 blocks, and for copies with sums."""
     rows = list(range(128))
     found = []
-    for work in (lambda: side.store.cell_sums(rows, 1), lambda: side.store.copy_cells(rows, rows, 1)):
+    for work in (lambda: side.store.cell_sums(rows, ONE_CELL), lambda: side.store.copy_cells(rows, rows, ONE_CELL)):
         times = []
         for _ in range(6):
             torch.cuda.synchronize()

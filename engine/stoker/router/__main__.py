@@ -24,8 +24,10 @@ from stoker.pod.serve import Server, bind_tcp, bind_unix
 from stoker.pod.termination_message import TerminationMessage
 from stoker.pod.tracing import NoTracer, Tracer, tracer_of
 from stoker.router.app import Router
+from stoker.router.backend import Backend
 from stoker.router.config import RouterConfig
 from stoker.router.node import NOWHERE, Node
+from stoker.router.policy import Policy
 from stoker.router.snapshot import BackendSnapshot, load_snapshot
 
 log = logging.getLogger("stoker.router")
@@ -72,14 +74,15 @@ async def run(
     pod_uid: str,
     home: Node = NOWHERE,
     tracer: Tracer = NoTracer(),  # noqa: B008 - it has no state
+    policy: Policy[Backend] | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then drain within the grace period."""
+    """Serve until SIGTERM or SIGINT, then drain within the grace period. `policy`: not the one of the configuration."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     keys = config.listen.control_keys
     verifier = ControlVerifier(keys, pod_uid, time.time) if keys else None
-    router = Router(config, pod_uid=pod_uid, verifier=verifier, home=home, tracer=tracer)
+    router = Router(config, pod_uid=pod_uid, verifier=verifier, home=home, tracer=tracer, policy=policy)
     servers = _servers(config, router)
     router.start(snapshot)
     for server in servers:

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from stoker.engine.transfer.cuda_driver import CudaDriver, active_nvlinks
-from stoker.engine.transfer.device_memory import Copy, DeviceError, Mark, merged
+from stoker.engine.transfer.device_memory import Copy, DeviceError, Mark, dealt, merged
 
 log = logging.getLogger("stoker.engine")
 
+LANES = 4
+"""Streams of a queue of copies: one copy engine does not fill the links between two GPUs."""
 STAGED_BLOCKS = 4
 """Blocks of pinned memory through which a cache is read for peers that cannot map the device's memory."""
 
@@ -35,24 +37,46 @@ class EventMark:
             raise DeviceError(f"the device has failed: {error}") from error
 
 
+class EventMarks:
+    """Events of several streams."""
+
+    def __init__(self, marks: Sequence[EventMark]) -> None:
+        self.marks = marks
+
+    def reached(self) -> bool:
+        return all(mark.reached() for mark in self.marks)
+
+    def wait(self) -> None:
+        for mark in self.marks:
+            mark.wait()
+
+
 class StreamQueue:
-    """Copies on a stream of their own."""
+    """Copies on streams of their own, each of which one copy engine serves."""
 
-    def __init__(self, memory: CudaMemory) -> None:
+    def __init__(self, memory: CudaMemory, lanes: int) -> None:
         self._memory = memory
-        self._stream = torch.cuda.Stream(memory.device)  # type: ignore[no-untyped-call]
+        self._streams: list[torch.cuda.Stream] = [
+            torch.cuda.Stream(memory.device)  # type: ignore[no-untyped-call]
+            for _ in range(lanes)
+        ]
 
-    def post(self, copies: Sequence[Copy], after: Mark | None) -> EventMark:
+    def post(self, copies: Sequence[Copy], after: Mark | None) -> EventMarks:
         self._memory.enter()
+        parts = dealt(merged(copies), len(self._streams))
+        return EventMarks([self._post(part, stream, after) for part, stream in zip(parts, self._streams, strict=False)])
+
+    def _post(self, copies: Sequence[Copy], stream: torch.cuda.Stream, after: Mark | None) -> EventMark:
         if after is not None:
             assert isinstance(after, EventMark), "a mark of this device"
-            self._stream.wait_event(after.event)
-        self._memory.driver.copy(merged(copies), self._stream.cuda_stream)
-        return EventMark(self._stream)
+            stream.wait_event(after.event)
+        self._memory.driver.copy(copies, stream.cuda_stream)
+        return EventMark(stream)
 
     def close(self) -> None:
         try:
-            self._stream.synchronize()
+            for stream in self._streams:
+                stream.synchronize()
         except RuntimeError as error:
             raise DeviceError(f"the device has failed: {error}") from error
 
@@ -60,9 +84,9 @@ class StreamQueue:
 class CudaMemory:
     """The device of this process's tensors."""
 
-    def __init__(self, device: torch.device, host_id: str) -> None:
-        """Raises DeviceError: no driver."""
-        self.device, self.host_id = device, host_id
+    def __init__(self, device: torch.device, host_id: str, lanes: int = LANES) -> None:
+        """`lanes`: copies of one write that run at the same time. Raises DeviceError: no driver."""
+        self.device, self.host_id, self.lanes = device, host_id, lanes
         self.index = device.index or 0
         self.driver = CudaDriver()
         torch.zeros(1, device=device)  # makes PyTorch's context
@@ -91,7 +115,7 @@ class CudaMemory:
         return EventMark(torch.cuda.current_stream(self.device))
 
     def queue(self) -> StreamQueue:
-        return StreamQueue(self)
+        return StreamQueue(self, self.lanes)
 
     def allocate(self, num_bytes: int) -> int:
         self.enter()

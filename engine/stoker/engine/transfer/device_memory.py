@@ -1,6 +1,6 @@
 """The seam to a device's memory: what links between GPUs need of it. Implemented by `cuda_memory`.
 
-Addresses are those of the device. What is posted runs in order on a queue of its own, beside all else.
+Addresses are those of the device. What is posted runs on a queue of its own, beside all else.
 """
 
 from __future__ import annotations
@@ -9,6 +9,10 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from stoker.engine.transfer.ticket import TransferError
+
+LEAST_BYTES = 1 << 20
+"""Fewest bytes for which a further copy engine is worth its start."""
+ALIGNED = 4096
 
 
 class DeviceError(TransferError):
@@ -36,7 +40,7 @@ class Mark(Protocol):
 
 
 class CopyQueue(Protocol):
-    """Copies in order, beside the computation. One thread posts; others may wait for the marks."""
+    """Copies beside the computation, in any order among themselves. One thread posts; others may wait for the marks."""
 
     def post(self, copies: Sequence[Copy], after: Mark | None) -> Mark:
         """Begin copies once `after` is reached; returns the mark of their end. Raises DeviceError."""
@@ -98,3 +102,25 @@ def merged(copies: Sequence[Copy]) -> list[Copy]:
         else:
             runs.append(copy)
     return runs
+
+
+def dealt(copies: Sequence[Copy], lanes: int) -> list[list[Copy]]:
+    """The same bytes as at most `lanes` lists of about equal size, for engines that copy at the same time.
+
+    A copy is cut where a list is full. Lists hold at least `LEAST_BYTES`, so few bytes are one list.
+    """
+    total = sum(copy.num_bytes for copy in copies)
+    share = max(-(-total // lanes), LEAST_BYTES)
+    share = -(-share // ALIGNED) * ALIGNED
+    lists: list[list[Copy]] = []
+    room = 0
+    for source, target, num_bytes in copies:
+        done = 0
+        while done < num_bytes:
+            if not room:
+                lists.append([])
+                room = share
+            size = min(room, num_bytes - done)
+            lists[-1].append(Copy(source + done, target + done, size))
+            done, room = done + size, room - size
+    return lists

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from stoker.trainer.protocol.parallel_dims import Axis, ParallelDims, Ranks
 from stoker.trainer.rank.bucket import Cut, Reduction
 from stoker.trainer.rank.communicator import Alone, Communicator, Hybrid, OrderedHybrid, dist_rank, make_communicator
+from stoker.trainer.rank.host_group import new_host_group
 from stoker.trainer.rank.pipeline.link import NO_LINKS, HostLink, Links, open_links
 
 
@@ -110,13 +111,13 @@ class AxisGroups:
 
     def host_group(self, groups: Sequence[Ranks], _purpose: str) -> dist.ProcessGroup | None:
         """Like `process_group`, for tensors in host memory."""
-        made = [(ranks, self._new(ranks, "gloo")) for ranks in groups]
+        made = [(ranks, new_host_group(ranks, self._timeout) if len(ranks) > 1 else None) for ranks in groups]
         return next((group for ranks, group in made if dist_rank() in ranks), None)
 
-    def _new(self, ranks: Ranks, backend: str | None = None) -> dist.ProcessGroup | None:
+    def _new(self, ranks: Ranks) -> dist.ProcessGroup | None:
         if len(ranks) == 1:
             return None
-        group = dist.new_group(list(ranks), timeout=self._timeout, backend=backend)
+        group = dist.new_group(list(ranks), timeout=self._timeout)
         return group if isinstance(group, dist.ProcessGroup) else None
 
 

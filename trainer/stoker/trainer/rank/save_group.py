@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from stoker.trainer.rank.communicator import dist_rank
+from stoker.trainer.rank.host_group import new_host_group
 
 
 class SaveGroup:
@@ -57,12 +58,10 @@ def make_save_group(ranks: Sequence[int], timeout: timedelta | None = None) -> S
 
     `timeout` applies to one collective.
     """
-    group = dist.new_group(list(ranks), timeout=timeout, backend="gloo") if len(ranks) > 1 else None
+    group = new_host_group(ranks, timeout) if len(ranks) > 1 else None
     if dist_rank() not in ranks:
         return None
-    return SaveGroup(
-        list(ranks).index(dist_rank()), len(ranks), group if isinstance(group, dist.ProcessGroup) else None
-    )
+    return SaveGroup(list(ranks).index(dist_rank()), len(ranks), group)
 
 
 def _encode(value: Any) -> torch.Tensor:

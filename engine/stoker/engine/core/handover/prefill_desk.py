@@ -31,6 +31,7 @@ from stoker.engine.core.handover.messages import (
     Tokens,
 )
 from stoker.engine.core.handover.office import SILENT_S, Gone, Office
+from stoker.engine.core.handover.pieces import pieces
 from stoker.engine.core.handover.prefill_side import Help, HelpStage, Writing
 from stoker.engine.core.messages import AddRequest, Delta
 from stoker.engine.core.request_spans import prompt_spans
@@ -41,8 +42,6 @@ from stoker.engine.transfer.ticket import Ticket, TransferError
 
 log = logging.getLogger("stoker.engine")
 
-PIECE_BYTES = 256 << 20
-"""Most bytes of one write, so that the receiver copies the first blocks while the others are on their way."""
 FRONT = "peer "
 """Begins the name of a front that is an engine. Other fronts have hexadecimal names."""
 
@@ -76,8 +75,6 @@ class PrefillDesk:
         self.blocks = office.engine.scheduler.blocks
         self.callers: dict[str, Caller] = {}
         self._seeds: dict[Help, BlockSeeds] = {}
-        self._piece = max(PIECE_BYTES // office.hello.block_bytes, 1)
-        """Blocks of one write."""
 
     @property
     def num_open(self) -> int:
@@ -212,15 +209,13 @@ class PrefillDesk:
         if not taken:
             return
         table = self.blocks.table(one)
-        tickets: list[tuple[Ticket, tuple[tuple[int, Grant], ...]]] = []
-        for first in range(0, len(taken), self._piece):
-            piece = tuple(taken[first : first + self._piece])
+        tickets: list[tuple[Ticket, int, tuple[tuple[int, Grant], ...]]] = []
+        for places in pieces(len(taken), self.office.hello.block_bytes):
+            piece = tuple(taken[places])
             moves = [Move(table[index], grant.slot, grant.generation) for index, grant in piece]
-            tickets.append((caller.link.result().write(moves, one.id.encode()), piece))
+            tickets.append((caller.link.result().write(moves, one.id.encode()), places.start, piece))
         sums = self.office.store.sums([table[index] for index, _ in taken], caller.plan)  # while the copies run
-        one.writing += [
-            Writing(ticket, sums, number * self._piece, piece) for number, (ticket, piece) in enumerate(tickets)
-        ]  # fmt: skip
+        one.writing += [Writing(ticket, sums, first, piece) for ticket, first, piece in tickets]
         self.tally.blocks["sent"] += len(taken)
         self._announce(caller, one)
 

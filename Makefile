@@ -90,7 +90,7 @@ lock: setup ## resolve the dependencies of pyproject.toml anew into lock/
 	@$(COMPILE) pyproject.toml --extra operator --extra bucket --extra tracing -c lock/dev.txt -o lock/control.txt
 	@$(COMPILE) pyproject.toml --extra engine --extra trainer --extra parquet --extra remote --extra bucket --extra hub --extra tensorboard --extra tracing -c lock/dev.txt -o lock/runtime.txt
 
-bench: setup model ## every measurement of bench/ that runs on a CPU (about 15 minutes); results in bench/out
+bench: setup model ## every measurement of bench/ that runs on a CPU (about 20 minutes); results in bench/out
 	@$(BIN)/python bench/run.py
 
 kube-packages: ## install the Debian packages that nodes and image builds need (root)

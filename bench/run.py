@@ -171,12 +171,25 @@ def console_rows(figures: Figures) -> list[Row]:
     return [at_most(f"console, {page}: longest frame", line["longest_ms"], 50, "ms") for page, line in figures.items()]
 
 
+def technique_rows(figures: Figures) -> list[Row]:
+    return [
+        (
+            f"technique {row['technique']}: {row['figure']}" if "figure" in row else f"technique {row['technique']}",
+            f"{row['gain']:.2f} x" if "gain" in row else row["why_not"],
+            "reported",
+            f"off {row['off']}, on {row['on']}" if "gain" in row else "",
+        )
+        for row in figures["techniques"]
+    ]
+
+
 BENCHES = (
     Bench("checkpoint_save", checkpoint_rows),
     Bench("reconcilers", reconciler_rows),
     Bench("console_frames", console_rows),
     Bench("trainer_vs_ddp", trainer_rows),
     Bench("engine_cpu", engine_rows),
+    Bench("techniques", technique_rows),
     Bench("block_links", link_rows),
     Bench("quickstart", quickstart_rows),
 )

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from PIL import Image
 
 from testing.gateway.browser import stage
 from testing.gateway.console_world import (
@@ -38,9 +41,9 @@ GPUS = [
 ]
 PICTURES = (
     ("console-jobs", "#/jobs", "light", "tbody tr", 1280, 520),
-    ("console-job", "#/jobs/default/teach", "light", ".timeline .cause", 1280, 1060),
+    ("console-job", "#/jobs/default/teach", "light", ".timeline .cause", 1280, 1340),
     ("console-checkpoints", "#/checkpoints", "dark", ".save .users", 1280, 860),
-    ("console-deployment", "#/deployments/default/chat", "dark", "meter", 1280, 1080),
+    ("console-deployment", "#/deployments/default/chat", "dark", "meter", 1280, 1420),
     ("console-cluster", "#/cluster", "light", "meter", 1280, 700),
     ("console-phone", "#/jobs", "dark", "tbody tr", 390, 844),
 )
@@ -57,6 +60,12 @@ async def prepared(found: World) -> AsyncIterator[None]:
     pod = found.pod(found.job("measured"), 0, "", gpus=2, port=AGENT_PORT)
     async with programs(found), gpu_agent(found, pod, FakeNvml(GPUS)):
         yield
+
+
+def write_small(picture: bytes, target: Path) -> None:
+    """Write a PNG with a palette, a third of the size: screens have few colours."""
+    with Image.open(io.BytesIO(picture)) as found:
+        found.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(target, optimize=True)
 
 
 def main(target: Path) -> None:
@@ -77,7 +86,7 @@ def main(target: Path) -> None:
                     await page.locator(".said[data-who=assistant]").filter(has_text="ranks").wait_for()
                     await page.evaluate("scrollTo(0, 0)")
                 await page.wait_for_timeout(6000 if "deployment" in name else 800)
-                await page.screenshot(path=str(target / f"{name}.png"))
+                write_small(await page.screenshot(), target / f"{name}.png")
 
             found.run(take, color_scheme=scheme)
 

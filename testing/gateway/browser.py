@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
+import re
 import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -125,6 +126,6 @@ async def visit(page: Page, hash_: str) -> None:
     await page.evaluate("hash => { location.hash = hash }", hash_)
 
 
-def shows(page: Page, selector: str, text: str) -> Any:
+def shows(page: Page, selector: str, text: str | re.Pattern[str]) -> Any:
     """Wait until an element shows a text."""
     return page.locator(selector).filter(has_text=text).first.wait_for()

@@ -32,10 +32,6 @@ DRIVER_WAIT_S = 2.0
 """Longest wait for a driver's thread: below the gateway's for an agent, and long for a busy machine."""
 API_KEY = "sk-locked"
 """Key that a chat about 'locked' needs."""
-DECISIONS = [
-    {"time": "2026-01-01T11:40:00Z", "before": 1, "after": 2, "reason": "FirstTokenLate",
-     "message": "the first token takes 240 ms of 200", "inputs": {"ttftMs": "240"}},
-]  # fmt: skip
 METRICS = {
     "router": """# TYPE stoker_router_requests_total counter
 stoker_router_requests_total{{code="200"}} {n}
@@ -270,9 +266,15 @@ def deployment(found: World, start: datetime, name: str = "chat") -> Object:
             {"name": "r6", "share": 0, "createdAt": time_at(start, 35), "checkpoint": _served(800)},
         ],
         pools=[{"name": "main", "role": "colocated", "enginePool": f"{name}-main", "replicas": 2, "ready": 2,
-                "updated": 2, "decisions": DECISIONS, "lastStart": LAST_START}],
+                "updated": 2, "decisions": [_decision(start)], "lastStart": LAST_START}],
         router={"replicas": 1, "ready": 1},
     )  # fmt: skip
+
+
+def _decision(start: datetime) -> Mapping[str, Any]:
+    """The autoscaler's newest decision."""
+    return {"time": time_at(start, 40), "before": 1, "after": 2, "reason": "FirstTokenLate",
+            "message": "the first token takes 240 ms of 200", "inputs": {"ttftMs": "240"}}  # fmt: skip
 
 
 LAST_START = {

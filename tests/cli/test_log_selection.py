@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stoker.cli.log_selection import LineCutter, LogSelection, NoSuchAttempt, has_ended, parse_duration_s
+from stoker.cli.log_selection import LogSelection, NoSuchLog, has_ended, parse_duration_s
 
 
 def pod(name: str, attempt: int | None = None) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def test_the_pods_of_one_attempt_are_chosen(selection: LogSelection, names: list
 def test_engines_have_no_attempt() -> None:
     engines = [pod("chat-0"), pod("chat-1")]
     assert LogSelection().pods_of(engines) == engines
-    with pytest.raises(NoSuchAttempt, match="--attempt and --previous are for the pods of a job"):
+    with pytest.raises(NoSuchLog, match="--attempt and --previous are for the pods of a job"):
         LogSelection(previous=True).pods_of(engines)
 
 
@@ -43,7 +43,7 @@ def test_engines_have_no_attempt() -> None:
     ],
 )
 def test_an_attempt_without_pods_is_an_error(selection: LogSelection, message: str) -> None:
-    with pytest.raises(NoSuchAttempt, match=message):
+    with pytest.raises(NoSuchLog, match=message):
         selection.pods_of([one for one in OF_A_JOB if not selection.previous or "a1" not in one["metadata"]["name"]])
 
 
@@ -52,14 +52,6 @@ def test_the_lines_of_a_rank_are_its_own_and_the_tail_counts_them() -> None:
     assert list(LogSelection(rank=1).lines_of(lines)) == ["[rank 1] a", "[rank 1] c", "[rank 1] d"]
     assert list(LogSelection(rank=1, tail=2).lines_of(lines)) == ["[rank 1] c", "[rank 1] d"]
     assert (LogSelection(rank=1, tail=2).server_tail, LogSelection(tail=2).server_tail) == (None, 2)
-
-
-def test_lines_are_whole_however_the_log_is_cut() -> None:
-    text = "eins\nzwei ä\n\ndrei".encode()
-    for size in range(1, len(text)):
-        cutter = LineCutter()
-        parts = [text[at : at + size] for at in range(0, len(text), size)]
-        assert [line for part in parts for line in cutter.cut(part)] + cutter.last() == ["eins", "zwei ä", "", "drei"]
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("5m", 300), ("1h30m", 5400), ("2h0m1s", 7201)])

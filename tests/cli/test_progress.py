@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from stoker.cli.progress import Follower, JsonLines, Lines, Name
+from stoker.cli.follow_scope import Name
+from stoker.cli.progress import Follower, JsonLines, Lines
 
 JOB = Name("TrainingJob", "default", "teach")
 CHAT = Name("InferenceDeployment", "default", "chat")
@@ -59,7 +60,7 @@ class Silent:
 def follow(film: Film, *wanted: Name, timeout_s: float | None = 60) -> tuple[bool | None, float, list[str]]:
     screen = Silent()
     since = "2026-01-01T12:00:00Z"
-    follower = Follower(film, screen, wanted, since, film.sleep, lambda: film.time_s)
+    follower = Follower(film, screen, wanted, since, sleep=film.sleep, monotonic=lambda: film.time_s)
     return follower.until_settled(timeout_s), film.time_s, screen.said
 
 
@@ -117,6 +118,32 @@ def test_a_warning_is_said_once_and_an_old_one_never() -> None:
         "warning: TrainingJob teach: DataError: no file",
         "warning: TrainingJob teach: Unhealthy: Liveness probe failed: timeout",
     ]
+
+
+def test_what_others_do_in_the_namespace_is_not_shown() -> None:
+    """A namespace is a team's: of its other jobs and deployments nothing is said."""
+
+    def warning(uid: str, kind: str, name: str) -> dict[str, Any]:
+        about = {"involvedObject": {"kind": kind, "name": name}, "lastTimestamp": "2026-01-01T12:00:05Z"}
+        return {"type": "Warning", "reason": "Refused", "message": name, "metadata": {"uid": uid}, **about}
+
+    other, save = Name("TrainingJob", "default", "other"), Name("Checkpoint", "default", "a-save")
+    saves = [
+        {**found(save, "Complete"), "spec": {"source": {"save": {"jobRef": {"name": "teach"}}}}},
+        {**found(save._replace(name="b-save"), "Saving"), "spec": {"source": {"jobRef": {"name": "teach"}}}},
+        {**found(save._replace(name="c-save"), "Saving"), "spec": {"source": {"jobRef": {"name": "other"}}}},
+    ]
+    events = (
+        warning("e1", "TrainingJob", "teach"), warning("e2", "Pod", "teach-a0-1"), warning("e3", "Pod", "other-a0-0"),
+        warning("e4", "TrainingJob", "other"), warning("e5", "Checkpoint", "b-save"),
+    )  # fmt: skip
+    film = Film([found(JOB, "Running"), found(other, "Failed"), found(CHAT, "Serving"), *saves], events=events)
+    screen = Silent()
+    shown = Follower(film, screen, [JOB], only_wanted=True).look()
+    assert [name.name for name in shown] == ["teach", "a-save", "b-save"]
+    assert screen.said == [f"warning: {kind} {name}: Refused: {name}" for kind, name in
+                           (("TrainingJob", "teach"), ("Pod", "teach-a0-1"), ("Checkpoint", "b-save"))]  # fmt: skip
+    assert len(Follower(film, Silent(), [JOB]).look()) == 6
 
 
 def test_a_log_gets_each_phase_and_figures_now_and_then() -> None:

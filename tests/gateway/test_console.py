@@ -106,7 +106,7 @@ def test_jobs_say_their_phase_and_why_they_do_not_run(console: Stage) -> None:
         console.world.put_status(found, phase="Pending", message="WaitingForGPUs 3 of 8", progress={})
         await row.filter(has_text="WaitingForGPUs").wait_for()
         await page.get_by_label("Filter").fill("paused")
-        await shows(page, ".table-tools", "1 of ")
+        await shows(page, ".table-tools", re.compile(r"^Filter 1 of \d+ jobs$"))
         assert await page.locator("tbody tr").count() == 1
 
     console.run(story)
@@ -133,7 +133,11 @@ def test_a_job_shows_curves_attempts_ranks_and_goodput(console: Stage) -> None:
         await visit(page, "#/jobs/default/teach")
         await shows(page, "h1", "teach")
         await shows(page, ".figure", "1,200 values")
-        assert "at step 1,200" in await text_of(page, ".figure >> nth=0")
+        words = await text_of(page, ".figure >> nth=0")
+        assert re.search(r"loss [\d.]+ at step 1,200, lowest [\d.]+ at step [\d,]+ \(1,200 values\)", words)
+        assert "validation loss" in words
+        rate = await text_of(page, ".figure >> nth=3")
+        assert re.search(r"tokens/s 4\d,\d{3} at step 1,200, from 3\d,\d{3} to 4\d,\d{3}", rate)
         if PLOTS:
             await page.locator(".plot canvas").nth(3).wait_for()
             box = await page.locator(".plot canvas").first.bounding_box()
@@ -149,6 +153,26 @@ def test_a_job_shows_curves_attempts_ranks_and_goodput(console: Stage) -> None:
         await shows(page, ".legend", "Productive 51 min (89 %)")  # 41 minutes and the 10 since then
         await page.get_by_role("button", name="Table").first.click()
         await page.locator(".figure tbody tr").nth(199).wait_for()
+
+    console.run(story)
+
+
+@pytest.mark.skipif(not PLOTS, reason="uPlot is not installed (make setup)")
+def test_what_has_no_value_has_no_picture_and_one_value_is_seen(console: Stage) -> None:
+    coloured = """canvas => {
+      const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+      for (let at = 0; at < data.length; at += 4)
+        if (data[at + 3] > 200 && Math.max(...data.slice(at, at + 3)) - Math.min(...data.slice(at, at + 3)) > 90)
+          return true;
+      return false;
+    }"""
+
+    async def story(page: Page) -> None:
+        await visit(page, "#/jobs/default/done")
+        await shows(page, ".figure", "loss 2.5 at step 100, 1 value")
+        await page.wait_for_function(f"() => ({coloured})(document.querySelector('.plot canvas'))")
+        assert await page.locator(".plot canvas").count() == 1, "the other three have no value"
+        assert await page.locator(".figure", has_text="No value yet.").count() == 3
 
     console.run(story)
 
@@ -187,6 +211,9 @@ def test_actions_on_a_job_change_the_resource(console: Stage) -> None:
     found = world.put_status(world.job("acts"), phase="Running", progress={"step": 5, "totalSteps": 100})
 
     async def story(page: Page) -> None:
+        await visit(page, "#/jobs/default/waits")
+        await page.get_by_role("button", name="Suspend").wait_for()
+        assert await page.get_by_role("button", name="Save now").count() == 0, "nothing runs that could save"
         await visit(page, "#/jobs/default/acts")
         await page.get_by_role("button", name="Save now").click()
         await shows(page, ".notice", "Save asked for: acts-save")
@@ -268,6 +295,23 @@ def test_checkpoints_show_their_line_and_are_promoted(console: Stage) -> None:
 
     console.run(story)
     assert model_of(console)["checkpointRef"] == {"name": "teach-600"}
+
+
+def test_a_deployment_is_promoted_to_a_checkpoint_of_its_choice(console: Stage) -> None:
+    async def story(page: Page) -> None:
+        await visit(page, "#/deployments/default/chat")
+        await page.get_by_role("button", name="Promote a checkpoint").click()
+        dialog = page.get_by_role("dialog")
+        offered = await dialog.get_by_label("Checkpoint").locator("option").all_inner_texts()
+        assert not any("teach-420" in text for text in offered), "a corrupt one is not offered"
+        saves = [text for text in offered if text.startswith("teach-")]
+        assert saves[0].startswith("teach-1200 (step 1,200, loss 2.1"), "newest first"
+        await dialog.get_by_label("Checkpoint").select_option(saves[1])
+        await dialog.get_by_role("button", name="Promote").click()
+        await shows(page, ".notice", "chat moves to teach-1000")
+
+    console.run(story)
+    assert model_of(console)["checkpointRef"] == {"name": "teach-1000"}
 
 
 def model_of(console: Stage) -> dict[str, Any]:

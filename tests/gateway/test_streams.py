@@ -16,7 +16,7 @@ from stoker.gateway.cluster.interface import JOB, ApiError, Change, Page, Select
 from stoker.gateway.domain.log_lines import LogLine, log_line, metric_samples
 from stoker.gateway.domain.views import job_view
 from stoker.gateway.http.logs import merged
-from stoker.gateway.http.stream import watched, with_heartbeat
+from stoker.gateway.http.stream import pause_s, watched, with_heartbeat
 from stoker.gateway.problem import Problem
 from stoker.trainer.agent.console import step_line
 from stoker.trainer.protocol.messages import StepEvent
@@ -102,8 +102,9 @@ def test_a_watch_of_some_states_ends_jobs_that_leave_them(tell: Tell) -> None:
             ("MODIFIED", "CHECKPOINTING"),
             ("DELETED", "COMPLETED"),
         ]
-        paged = await found.client.get(JOBS, params={"watch": True, "continue": "x"})
-        assert (paged.status_code, paged.json()["errors"][0]["field"]) == (422, "query.continue")
+        for name in ("continue", "limit"):
+            paged = await found.client.get(JOBS, params={"watch": True, name: "3"})
+            assert (paged.status_code, paged.json()["errors"][0]["field"]) == (422, f"query.{name}")
 
     tell(story, sockets=True)
 
@@ -214,16 +215,66 @@ class Caller:
         return EndedWatch()
 
 
+async def at_once(_: float) -> None:
+    """Sleep in no time."""
+
+
 def test_a_stream_ends_when_its_token_does() -> None:
     async def story() -> None:
         caller = Caller()
-        answer = await watched(caller, JOB, Selection("default"), "7", job_view)  # type: ignore[arg-type]
+        answer = await watched(caller, JOB, Selection("default"), "7", job_view, sleep=at_once)  # type: ignore[arg-type]
         parts = [bytes(part).decode() async for part in answer.body_iterator]  # type: ignore[arg-type]
         assert [part.split("\n")[0] for part in parts] == ["id: 7", "event: ERROR"]
         assert json.loads(parts[1].split("data: ")[1])["status"] == 401
         assert caller.reviews == 2
 
     asyncio.run(story())
+
+
+class TalkingCaller(Caller):
+    """A caller whose fourth watch shows a change; its token is good for nine watches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.watches = 0
+
+    async def renewed(self) -> Caller:
+        if self.watches == 9:
+            raise Problem(401, "unauthenticated", "the cluster does not know this token")
+        return self
+
+    async def watch(self, *_: object) -> Any:
+        self.watches += 1
+        return TalkingWatch() if self.watches == 4 else EndedWatch()
+
+
+class TalkingWatch(EndedWatch):
+    """A watch with one change."""
+
+    told = False
+
+    async def __anext__(self) -> Change:
+        if self.told:
+            raise StopAsyncIteration
+        self.told = True
+        return Change("BOOKMARK", {"metadata": {"resourceVersion": "8"}})
+
+
+def test_a_cluster_that_ends_every_watch_at_once_is_not_asked_without_rest() -> None:
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    async def story() -> None:
+        caller = TalkingCaller()
+        answer = await watched(caller, JOB, Selection("default"), "7", job_view, sleep=sleep)  # type: ignore[arg-type]
+        parts = [bytes(part).decode() async for part in answer.body_iterator]  # type: ignore[arg-type]
+        assert [part.split("\n")[0] for part in parts] == ["id: 7", "id: 8", "event: ERROR"]
+
+    asyncio.run(story())
+    assert pauses == [0.5, 1, 2, 0.5, 1, 2, 4, 8], "longer each time, anew after a change"
+    assert pause_s(10**9) == 8
 
 
 def line(step: int, loss: float = 2.5) -> str:

@@ -55,6 +55,45 @@ def test_bodies_that_are_no_object_are_named(tell: Tell) -> None:
     tell(story)
 
 
+def test_a_body_that_no_route_reads_is_refused(tell: Tell) -> None:
+    """What it asks for would not happen, and its sender would not know."""
+    suspend, cancel = ("POST", f"{JOBS}/run/suspend"), ("DELETE", f"{JOBS}/run")
+    wrong = (
+        (suspend, b'{"pinned": true, "after": 3}', ["after", "pinned"], "no such field; this route takes no body"),
+        (cancel, b'{"purge": true}', ["purge"], "no such field; this route takes no body"),
+        (suspend, b"[1]", ["body"], "this route takes none, got '[1]'"),
+        (cancel, b"\xff", ["body"], "this route takes none, got"),
+        (suspend, b"[" * 100_000, ["body"], "this route takes none, got"),
+    )
+
+    async def story(found: World) -> None:
+        found.put_status(found.job(), phase="Running")
+        for (method, path), content, fields, words in wrong:
+            answer = await found.client.request(method, path, content=content, headers=JSON)
+            assert (answer.status_code, [one["field"] for one in answer.json()["errors"]]) == (422, fields)
+            assert words in answer.json()["detail"]
+        (job,) = found.objects.of_kind("TrainingJob")
+        run = job["spec"].get("run", {})
+        assert not run.get("suspend"), "nothing was done"
+        assert not run.get("cancel"), "nothing was done"
+        for nothing in (b"", b"{}", b"null", b" \n"):
+            assert (await found.client.post(suspend[1], content=nothing, headers=JSON)).status_code == 202
+
+    tell(story)
+
+
+def test_a_version_without_a_watch_is_refused(tell: Tell) -> None:
+    async def story(found: World) -> None:
+        found.job()
+        for path in (JOBS, f"{JOBS}/run", "/v1/checkpoints", "/v1/deployments", "/v1/deployments/chat"):
+            for query in ({}, {"watch": False}):
+                answer = await found.client.get(path, params={"resource_version": "7", **query})
+                assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "query.resource_version")
+                assert "7 is where a watch begins: add watch=true" in answer.json()["detail"]
+
+    tell(story)
+
+
 def test_a_refused_method_names_all_that_the_path_has(tell: Tell) -> None:
     async def story(found: World) -> None:
         for path, allowed in ((JOBS, "GET, POST"), (f"{JOBS}/run", "DELETE, GET"), ("/health", "GET")):

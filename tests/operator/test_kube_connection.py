@@ -46,7 +46,7 @@ def test_certificates_that_cannot_be_read_yet_are_read_by_the_next_request(tmp_p
         with pytest.raises(ClusterError, match=r"GET /version: .*(certificate|PEM)"):
             await connection.request("GET", "/version", resource="version")
         authority.write_text(whole)
-        with pytest.raises(ClusterError, match="Cannot connect"):
+        with pytest.raises(ClusterError, match="cannot connect"):
             await connection.request("GET", "/version", resource="version")
         await connection.close()
 
@@ -59,7 +59,7 @@ def test_a_closed_connection_opens_again(tmp_path: Path) -> None:
             kubeconfig(tmp_path, Path(certifi.where())), RateLimit(SystemClock(), per_second=100, burst=100)
         )
         for _ in range(2):
-            with pytest.raises(ClusterError, match="Cannot connect"):
+            with pytest.raises(ClusterError, match="cannot connect"):
                 await connection.request("GET", "/version", resource="version")
             await connection.close()
 

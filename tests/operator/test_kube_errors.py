@@ -25,6 +25,7 @@ def cause(**given: str) -> dict[str, Any]:
     ("code", "body", "expected"),
     [
         (404, {"reason": "NotFound"}, interface.NotFound),
+        (404, {"message": "404 page not found"}, interface.Unserved),
         (409, {"reason": "AlreadyExists"}, interface.AlreadyExists),
         (409, {"reason": "Conflict"}, interface.Conflict),
         (409, {"details": cause(reason="NamespaceTerminating")}, interface.NamespaceTerminating),

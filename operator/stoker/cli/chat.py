@@ -19,6 +19,7 @@ import httpx
 
 from stoker.pod.causes import EXIT_CODES, Cause
 from stoker.pod.command_line import CommandParser
+from stoker.pod.whole_lines import lines_of
 
 CONTENT, REASONING = "content", ("reasoning", "reasoning_content")
 """Fields of a delta; servers have one of reasoning's names, or both."""
@@ -89,7 +90,7 @@ class ChatConversation:
                 if response.status_code != 200:
                     response.read()
                     raise ChatError(_reason(response))
-                yield from _texts(response.iter_lines())
+                yield from _texts(lines_of(response.iter_bytes()))
         except httpx.HTTPError as error:
             raise ChatError(f"{self.http.base_url}: {error}{_way_to(self.http.base_url.host)}") from error
 

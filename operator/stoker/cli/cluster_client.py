@@ -18,7 +18,7 @@ from stoker.cli.log_stream import LogStream, Look
 from stoker.cli.object_source import Missing
 from stoker.cli.run_history import PathError
 from stoker.cli.targets import Target
-from stoker.operator.cluster.interface import ClusterError, Conflict, Invalid, NotFound, Unauthorized
+from stoker.operator.cluster.interface import ClusterError, Conflict, Invalid, NotFound, Unauthorized, Unserved
 from stoker.operator.cluster.kinds import KINDS, Kind
 from stoker.operator.cluster.kube.connection import ApiConnection
 from stoker.operator.cluster.kube.credentials import (
@@ -68,6 +68,11 @@ class ClusterClient:
         source = f"{where} of {self.access.kubeconfig}" if self.access.kubeconfig else "the pod's service account"
         if isinstance(error, Unauthorized):
             return f"{error}: the credentials of {source} are not accepted; log in again, or choose another --context"
+        if isinstance(error, Unserved):
+            return (
+                f"{error}: the cluster of {source} does not know this kind; install Stoker's definitions "
+                "(docs/install.md), or choose another --context"
+            )
         if type(error) is ClusterError:
             return f"the API server of {source} does not answer: {error}"
         return REQUEST.sub("", str(error)) if isinstance(error, Invalid) else str(error)
@@ -92,6 +97,8 @@ class ClusterClient:
         namespace = target.namespace or self.own_namespace
         try:
             return self.get(target.kind.name, target.name or "", namespace)
+        except Unserved:
+            raise
         except NotFound:
             where = f" in namespace {namespace}" if target.kind.namespaced else ""
             return Missing(f"{target.kind.name.lower()}/{target.name} does not exist{where}")

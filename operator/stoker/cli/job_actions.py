@@ -111,16 +111,17 @@ def _check_not_cancelled(job: dict[str, Any]) -> None:
 
 def _begin_anew(client: ClusterClient, job: dict[str, Any], wanted: str | None, total_steps: int | None) -> str:
     """Create the job that goes on from a checkpoint; its name."""
-    from stoker.gateway.domain.resumption import continued_spec, newest_verified, of_job, usable
+    from stoker.gateway.domain.resumption import continued_spec, newest_verified, of_job, usable, usable_names
     from stoker.gateway.problem import Problem
 
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
     own = of_job(client.objects("Checkpoint", namespace=namespace), job)
     chosen = next((one for one in own if one["metadata"]["name"] == wanted), None) if wanted else newest_verified(own)
     if chosen is None:
-        fail(f"job {name} has no {f'checkpoint {wanted}' if wanted else 'verified checkpoint'}", FAILED)
+        missing = f"checkpoint {wanted}; {usable_names(own)}" if wanted else "verified checkpoint"
+        fail(f"job {name} has no {missing}", FAILED)
     if not usable(chosen):
-        fail(f"checkpoint {wanted} is not verified, so no job can begin at it", FAILED)
+        fail(f"checkpoint {wanted} is not verified, so no job can begin at it; {usable_names(own)}", FAILED)
     try:
         spec = continued_spec(job, chosen, total_steps)
     except Problem as problem:

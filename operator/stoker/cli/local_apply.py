@@ -122,9 +122,10 @@ def _follow(
     as_json: bool,
 ) -> int:
     """Show progress until everything has settled, then until Ctrl-C if a deployment serves and the command stays."""
+    from stoker.cli.follow_scope import Name
     from stoker.cli.interruption import Interruption
     from stoker.cli.printers import utc_now
-    from stoker.cli.progress import Follower, Name, screen_for
+    from stoker.cli.progress import Follower, screen_for
 
     wanted = [Name(o["kind"], o["metadata"]["namespace"], o["metadata"]["name"]) for o in objects]
     followed = [name for name in wanted if name.kind in ("TrainingJob", "Checkpoint", "InferenceDeployment")]

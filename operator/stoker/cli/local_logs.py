@@ -15,11 +15,12 @@ from stoker.cli.exit_status import FAILED, INTERRUPTED
 from stoker.cli.local_options import ask, namespace_option, open_client, state_option
 from stoker.cli.local_source import LocalSource
 from stoker.cli.log_options import log_options
-from stoker.cli.log_selection import LineCutter, LogSelection, NoSuchAttempt, has_ended
+from stoker.cli.log_selection import LogSelection, NoSuchLog, has_ended
 from stoker.cli.object_names import TARGETS
 from stoker.cli.object_source import Missing, missing_text
 from stoker.cli.supervisor_client import SupervisorClient
 from stoker.cli.targets import Target, belongs_to, fail, kind_of, prefixed
+from stoker.pod.whole_lines import WholeLines
 
 LOOK_S = 0.3
 
@@ -39,7 +40,7 @@ def logs(target: str, selection: LogSelection, namespace: str, state: Path | Non
     wanted = Target(kind_of(word) if slash else kind_of("pod"), name)
     try:
         LocalLogs(LocalSource(open_client(state), namespace), wanted, selection).print_all()
-    except NoSuchAttempt as error:
+    except NoSuchLog as error:
         fail(str(error), FAILED)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
@@ -81,6 +82,7 @@ class LocalLogs:
             if not self._reading:
                 fail(missing_text(self.source, self.target, owner), FAILED)
             return True
+        self.selection.check_rank(owner)
         uid = owner["metadata"]["uid"]
         own = [pod for pod in self.source.listed(kind_of("pod"), {}) if belongs_to(uid, pod)]
         if not own and not self.selection.follow:
@@ -109,7 +111,7 @@ class _Reading:
         self.offset = 0
         self.ended = False
         self.first = True
-        self._cutter = LineCutter()
+        self._cutter = WholeLines()
 
     def new_lines(self, client: SupervisorClient, namespace: str, pod: str) -> list[str]:
         """Read everything that was written since the last call."""

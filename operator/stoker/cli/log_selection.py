@@ -14,8 +14,8 @@ Pod = Mapping[str, Any]
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 
 
-class NoSuchAttempt(ValueError):
-    """No pod is left of the attempt that is asked for; the message names those that are."""
+class NoSuchLog(ValueError):
+    """There is no such rank, or no pod is left of the attempt that is asked for; the message names what there is."""
 
 
 @dataclass(frozen=True)
@@ -37,21 +37,25 @@ class LogSelection:
         """Choose pods by their attempt. Pods without one (engines, routers, tasks) are all chosen.
 
         Raises:
-            NoSuchAttempt.
+            NoSuchLog.
         """
         attempts = sorted({number for pod in pods if (number := attempt_of(pod)) is not None})
         if not attempts:
             if self.attempt is not None or self.previous:
-                raise NoSuchAttempt("--attempt and --previous are for the pods of a job, and there is none")
+                raise NoSuchLog("--attempt and --previous are for the pods of a job, and there is none")
             return list(pods)
         if self.previous and len(attempts) < 2:
-            raise NoSuchAttempt(f"no pod of an earlier attempt is left, only of attempt {attempts[-1]}")
+            raise NoSuchLog(f"no pod of an earlier attempt is left, only of attempt {attempts[-1]}")
         wanted = attempts[-2] if self.previous else attempts[-1] if self.attempt is None else self.attempt
         if wanted not in attempts:
-            raise NoSuchAttempt(
-                f"no pod of attempt {wanted} is left; there are those of {', '.join(map(str, attempts))}"
-            )
+            raise NoSuchLog(f"no pod of attempt {wanted} is left; there are those of {', '.join(map(str, attempts))}")
         return [pod for pod in pods if attempt_of(pod) in (None, wanted)]
+
+    def check_rank(self, owner: Mapping[str, Any]) -> None:
+        """Refuse a rank that a job does not have. Raises NoSuchLog."""
+        size = (owner.get("status") or {}).get("worldSize")
+        if self.rank is not None and size is not None and self.rank >= size:
+            raise NoSuchLog(f"--rank {self.rank}: the job has ranks 0 to {size - 1}")
 
     def lines_of(self, lines: Iterable[str]) -> Iterable[str]:
         """Choose lines of one pod."""
@@ -96,20 +100,3 @@ _ENDED = {
     "Checkpoint": ("Complete", "Corrupt", "Failed", "Deleted"),
     "Pod": ("Succeeded", "Failed"),
 }
-
-
-class LineCutter:
-    """Cuts the parts of a log into whole lines."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def cut(self, part: bytes) -> list[str]:
-        """The lines that this part ends."""
-        whole, end, self._rest = (self._rest + part).rpartition(b"\n")
-        return (whole + end).decode(errors="replace").splitlines() if end else []
-
-    def last(self) -> list[str]:
-        """The last line, where the log does not end it."""
-        rest, self._rest = self._rest, b""
-        return [rest.decode(errors="replace")] if rest else []

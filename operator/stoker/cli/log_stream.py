@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
-from stoker.cli.log_selection import LineCutter
 from stoker.operator.cluster.interface import Invalid, NotFound
+from stoker.pod.whole_lines import WholeLines
 
 LOOK_S = 1.0
 Pod = dict[str, Any]
@@ -82,7 +82,7 @@ class LogStream:
                 task.result()
 
     async def _pump(self, uid: str, pod: Pod) -> None:
-        name, cutter = str(pod["metadata"]["name"]), LineCutter()
+        name, cutter = str(pod["metadata"]["name"]), WholeLines()
         try:
             async for part in self.read(pod):
                 if lines := cutter.cut(part):

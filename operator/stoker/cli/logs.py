@@ -10,10 +10,11 @@ import click
 from stoker.cli.context import cluster_options, opened
 from stoker.cli.exit_status import FAILED, INTERRUPTED
 from stoker.cli.log_options import timed_log_options
-from stoker.cli.log_selection import LineCutter, LogSelection, NoSuchAttempt, has_ended
+from stoker.cli.log_selection import LogSelection, NoSuchLog, has_ended
 from stoker.cli.object_names import TARGETS
 from stoker.cli.object_source import Missing, named
 from stoker.cli.targets import Target, belongs_to, fail, kind_of, prefixed
+from stoker.pod.whole_lines import WholeLines
 
 if TYPE_CHECKING:
     from stoker.cli.cluster_client import ClusterClient
@@ -58,11 +59,12 @@ def _propose_kind(client: ClusterClient, name: str) -> None:
 def print_logs(client: ClusterClient, owner: dict[str, Any], selection: LogSelection) -> None:
     """Print the logs of an object's pods; ends the command where there are none."""
     try:
+        selection.check_rank(owner)
         if selection.follow:
             _follow(client, owner, selection)
         else:
             _read(client, owner, selection)
-    except NoSuchAttempt as error:
+    except NoSuchLog as error:
         fail(str(error), FAILED)
 
 
@@ -73,7 +75,7 @@ def _read(client: ClusterClient, owner: dict[str, Any], selection: LogSelection)
     if not pods:
         fail(f"{owner['kind'].lower()}/{owner['metadata']['name']} has no pods", FAILED)
     for pod in pods:
-        name, cutter = str(pod["metadata"]["name"]), LineCutter()
+        name, cutter = str(pod["metadata"]["name"]), WholeLines()
         try:
             content = client.log(pod, tail=selection.server_tail, since_s=selection.since_s)
         except (Invalid, NotFound):  # its container has not started, or it has gone meanwhile

@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
+from stoker.cli.follow_scope import Name, belongs, is_about, name_of
 from stoker.cli.printers import FOLLOWED, progress_line, state_of, value_at
 
 LOOK_S = 0.5
@@ -22,12 +23,6 @@ PROBES_OF_STARTS = ("Startup probe", "Readiness probe")
 """Beginnings of warnings that every pod has while it starts or ends; its object's line says what it waits for."""
 STALLED_S = 5.0
 """Time for which an object must be stalled before it counts as failed: a cause may vanish while others are applied."""
-
-
-class Name(NamedTuple):
-    kind: str
-    namespace: str
-    name: str
 
 
 class ObjectsClient(Protocol):
@@ -59,6 +54,8 @@ class Follower:
     """Objects that must settle."""
     since: str = ""
     """Warnings from before this time (as Kubernetes writes it) are not shown."""
+    only_wanted: bool = False
+    """Whether nothing else is shown than the wanted objects and what belongs to them."""
     sleep: Callable[[float], None] = time.sleep
     monotonic: Callable[[], float] = time.monotonic
     _bad_since: dict[Name, float] = field(default_factory=dict)
@@ -83,7 +80,10 @@ class Follower:
     def look(self) -> dict[Name, Mapping[str, Any]]:
         """Fetch the objects once and show them."""
         found: dict[Name, Mapping[str, Any]] = {
-            _name(item): item for kind in FOLLOWED for item in self.client.objects(kind)
+            name_of(item): item
+            for kind in FOLLOWED
+            for item in self.client.objects(kind)
+            if not self.only_wanted or belongs(item, self.wanted)
         }
         self.screen.show(found.values())
         for problem in self.client.problems:
@@ -92,6 +92,8 @@ class Follower:
         self._problems = set(self.client.problems)
         for event in self.client.objects("Event"):
             recent = str(event.get("lastTimestamp", "")) >= self.since
+            if self.only_wanted and not is_about(event, found):
+                continue
             if _is_warning(event) and recent and event["metadata"]["uid"] not in self._events:
                 self._events.add(event["metadata"]["uid"])
                 about, reason = event["involvedObject"], event["reason"]
@@ -124,7 +126,7 @@ class Lines:
 
     def show(self, objects: Iterable[Mapping[str, Any]]) -> None:
         for found in objects:
-            name, phase, line = _name(found), value_at(found, "status.phase"), progress_line(found)
+            name, phase, line = name_of(found), value_at(found, "status.phase"), progress_line(found)
             old_phase, old_line, at = self._said.get(name, ("", "", -QUIET_S))
             due = line != old_line and self.monotonic() - at >= QUIET_S
             if phase and (phase != old_phase or due):
@@ -147,7 +149,7 @@ class JsonLines:
 
     def show(self, objects: Iterable[Mapping[str, Any]]) -> None:
         for found in objects:
-            name = _name(found)
+            name = name_of(found)
             line = json.dumps({**name._asdict(), "status": _figures(found.get("status") or {})}, sort_keys=True)
             if self._said.get(name) != line:
                 self._said[name] = line
@@ -200,10 +202,6 @@ def screen_for(*, as_json: bool) -> Screen:
 
 def _print(text: str) -> None:
     print(text, flush=True)
-
-
-def _name(found: Mapping[str, Any]) -> Name:
-    return Name(found["kind"], found["metadata"]["namespace"], found["metadata"]["name"])
 
 
 def _is_warning(event: Mapping[str, Any]) -> bool:

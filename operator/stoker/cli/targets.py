@@ -42,9 +42,17 @@ def parse_targets(words: Sequence[str]) -> list[Target]:
         return []
     if any("/" in word for word in words):
         return [_target(word) for word in words]
-    kinds = [kind_of(word) for word in words[0].split(",")]
+    kinds = [_kind_before_names(word) for word in words[0].split(",")]
     names: Sequence[str | None] = words[1:] or [None]
     return [Target(kind, name) for name in names for kind in kinds]
+
+
+def _kind_before_names(word: str) -> Kind:
+    """The kind that a word means; ends the command where it means none, which may be a name whose kind is missing."""
+    try:
+        return find_kind(word)
+    except ValueError as error:
+        fail(f"{error}. An object is named as KIND/NAME: tj/{word}", WRONG_INPUT)
 
 
 def _target(word: str) -> Target:

@@ -39,6 +39,9 @@ def top(
         for name, kind, header, row in _TABLES:
             if name in wanted:
                 found = [item for item in client.objects(kind) if is_at_work(item)]
+                if not found and part is not None:
+                    texts.append(f"no {name} that have not ended in {client.place}")
+                    continue
                 body = [_placed(item, row(item, pods), namespaced=all_namespaces) for item in found]
                 title = ["NAMESPACE", *header] if all_namespaces else header
                 texts.append(aligned([title, *body], style, [colour_of(item) for item in found]))

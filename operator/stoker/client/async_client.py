@@ -26,6 +26,8 @@ from stoker.gateway.models import (
     NewJob,
     NodeAnswer,
 )
+from stoker.pod.error_text import text_of
+from stoker.pod.whole_lines import coming_lines_of
 
 T = TypeVar("T")
 
@@ -134,10 +136,10 @@ class AsyncStokerClient:
                 if answer.status_code >= 400:
                     await answer.aread()
                 check_answer(answer)
-                async for line in answer.aiter_lines():
+                async for line in coming_lines_of(answer.aiter_bytes()):
                     yield line
         except httpx.HTTPError as error:
-            raise NoAnswer(f"{self._http.base_url}: {error or type(error).__name__}") from error
+            raise NoAnswer(f"{self._http.base_url}: {text_of(error)}") from error
 
     # Checkpoints
 
@@ -195,7 +197,7 @@ class AsyncStokerClient:
             except httpx.HTTPError as error:
                 pause_s = retry.after_silence()
                 if pause_s is None:
-                    raise NoAnswer(f"{self._http.base_url}: {error or type(error).__name__}") from error
+                    raise NoAnswer(f"{self._http.base_url}: {text_of(error)}") from error
             else:
                 pause_s = retry.after_answer(answer)
                 if pause_s is None:

@@ -26,6 +26,8 @@ from stoker.gateway.models import (
     NewJob,
     NodeAnswer,
 )
+from stoker.pod.error_text import text_of
+from stoker.pod.whole_lines import lines_of
 
 T = TypeVar("T")
 
@@ -131,9 +133,9 @@ class StokerClient:
                 if answer.status_code >= 400:
                     answer.read()
                 check_answer(answer)
-                yield from answer.iter_lines()
+                yield from lines_of(answer.iter_bytes())
         except httpx.HTTPError as error:
-            raise NoAnswer(f"{self._http.base_url}: {error or type(error).__name__}") from error
+            raise NoAnswer(f"{self._http.base_url}: {text_of(error)}") from error
 
     # Checkpoints
 
@@ -189,7 +191,7 @@ class StokerClient:
             except httpx.HTTPError as error:
                 pause_s = retry.after_silence()
                 if pause_s is None:
-                    raise NoAnswer(f"{self._http.base_url}: {error or type(error).__name__}") from error
+                    raise NoAnswer(f"{self._http.base_url}: {text_of(error)}") from error
             else:
                 pause_s = retry.after_answer(answer)
                 if pause_s is None:

@@ -164,7 +164,7 @@ class EngineState(BaseModel):
     """One engine of a pool."""
 
     pod_name: str
-    pool: str
+    pool: str = Field(description="Its name in the deployment's spec")
     revision: str
     phase: str
     ready: bool

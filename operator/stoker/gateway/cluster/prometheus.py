@@ -12,6 +12,7 @@ import httpx
 
 from stoker.gateway.domain.gpu_use import GpuUse
 from stoker.gateway.observations import GpuFigures
+from stoker.pod.error_text import text_of
 
 USED = "DCGM_FI_DEV_FB_USED"
 """MiB of GPU memory in use."""
@@ -39,7 +40,7 @@ class Prometheus:
             async with httpx.AsyncClient(base_url=self.url, transport=self.transport, timeout=5.0) as client:
                 busy, used, free = [await _query(client, name) for name in (BUSY, USED, FREE)]
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-            return GpuUse(why_not=f"not measured: {self.url}: {error or type(error).__name__}")
+            return GpuUse(why_not=f"not measured: {self.url}: {text_of(error)}")
         if not used and not busy:
             return GpuUse(why_not=f"not measured: {self.url} has no metrics of DCGM ({BUSY}, {USED})")
         return _use(busy, used, free)

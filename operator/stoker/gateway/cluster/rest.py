@@ -24,6 +24,8 @@ from stoker.gateway.cluster.interface import (
     Target,
     Watch,
 )
+from stoker.pod.error_text import text_of
+from stoker.pod.whole_lines import coming_lines_of
 
 MERGE_PATCH = "application/merge-patch+json"
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
@@ -34,7 +36,6 @@ FOLLOW = httpx.Timeout(15.0, connect=5.0, read=None)
 RELAY = httpx.Timeout(15.0, connect=5.0, read=600.0)
 MANAGER = "stoker-gateway"
 API_KEY = "X-Api-Key"
-MAX_LINE = 8 << 20
 
 
 class RestCluster:
@@ -197,25 +198,12 @@ async def _chunks(answer: httpx.Response) -> AsyncIterator[bytes]:
 async def _answer_lines(answer: httpx.Response) -> AsyncIterator[str]:
     """Yield the lines of an answer and close it."""
     try:
-        async for line in _whole_lines(answer.aiter_bytes()):
+        async for line in coming_lines_of(answer.aiter_bytes()):
             yield line
     except (httpx.HTTPError, OSError) as error:
         raise _silence(error) from error
     finally:
         await answer.aclose()
-
-
-async def _whole_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
-    """Split at line feeds alone: a progress bar's carriage return or an exotic separator ends no line."""
-    rest = b""
-    async for chunk in chunks:
-        *whole, rest = (rest + chunk).split(b"\n")
-        if len(rest) > MAX_LINE:
-            whole, rest = [*whole, rest], b""
-        for line in whole:
-            yield line.decode(errors="replace")
-    if rest:
-        yield rest.decode(errors="replace")
 
 
 def _encoded(headers: list[tuple[str, str]]) -> httpx.Headers:
@@ -233,7 +221,7 @@ def refusal(status: int, found: Mapping[str, Any], headers: Mapping[str, str]) -
 
 
 def _silence(error: Exception) -> ApiError:
-    return ApiError(0, "Unreachable", f"the cluster does not answer: {error or type(error).__name__}")
+    return ApiError(0, "Unreachable", f"the cluster does not answer: {text_of(error)}")
 
 
 def _object(content: bytes) -> Object:

@@ -67,7 +67,7 @@ export function chat(path, place, signal) {
     el(
       "div",
       { class: "buttons" },
-      el("label", { class: "field" }, "Tokens ", limit),
+      el("label", { class: "field" }, "Longest answer in tokens ", limit),
       el("label", { class: "field" }, "Temperature ", warm),
       el("label", { class: "field" }, "API key ", key),
       clear,

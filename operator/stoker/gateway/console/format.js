@@ -2,6 +2,7 @@
 import { el } from "./dom.js";
 
 const whole = new Intl.NumberFormat("en");
+const rounded = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
 export const DASH = "–";
 
 export const count = (value) => (value === null || value === undefined ? DASH : whole.format(value));
@@ -10,11 +11,11 @@ export const count = (value) => (value === null || value === undefined ? DASH : 
 export const inOrder = (a, b) => (a < b ? -1 : Number(a > b));
 
 /** Four significant digits; small and large numbers by powers of ten. */
-export function number(value, digits = 4) {
+export function number(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return DASH;
   const size = Math.abs(value);
   if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2);
-  return String(Number(value.toPrecision(digits)));
+  return rounded.format(value);
 }
 
 export const percent = (part) =>

@@ -30,12 +30,13 @@ export const MISSING =
   "Until then the values are tables.";
 
 /**
- * A figure of one or two series by step. `series`: `{title, colour, pick(point), points?}`.
- * `update(points)` takes all points, in the order of their steps.
+ * A figure of one or two series by step. `series`: `{title, colour, pick(point), points?, least?}`: `points` are not
+ * joined by a line, and of a series whose `least` value matters that one is told, of others the span of all values.
+ * `update(points)` takes all points, in the order of their steps. Without a value no picture is drawn.
  */
 export function figure(uPlot, title, series, signal, group) {
   const picture = el("div", { class: "plot", role: "img", "aria-label": `${title}: no value yet` });
-  const summary = el("p", { class: "muted" });
+  const summary = el("ul", { class: "legend muted" });
   const body = el("tbody");
   const held = el(
     "div",
@@ -102,16 +103,15 @@ export function figure(uPlot, title, series, signal, group) {
 
   function update(found) {
     points = found;
-    const text = series
-      .map((one) => told(one, points))
-      .filter(Boolean)
-      .join("; ");
-    summary.textContent = text || "No value yet.";
+    const shown = series.map((one) => [one, told(one, points)]).filter(([, text]) => text);
+    const words = shown.map(([one, text]) => el("li", {}, series.length > 1 && swatch(one), text));
+    fill(summary, words.length ? words : el("li", {}, "No value yet."));
+    const text = shown.map(([, one]) => one).join("; ");
     picture.setAttribute("aria-label", `${title}: ${text || "no value yet"}`);
     if (!held.hidden) tabulate();
     if (!uPlot || !picture.isConnected) return;
     if (plot) plot.setData(columns());
-    else if (points.length) build();
+    else if (shown.length) build();
   }
 
   if (uPlot) {
@@ -135,10 +135,19 @@ export function figure(uPlot, title, series, signal, group) {
   return { element, update };
 }
 
-/** A series in words: newest and lowest value. */
+/** The colour of a series, round where it is drawn as points. */
+const swatch = ({ colour, points }) =>
+  el("span", {
+    class: points ? "swatch round" : "swatch",
+    style: { background: `var(${colour})` },
+    "aria-hidden": "true",
+  });
+
+/** A series in words: its newest value, and its lowest or the span of all. */
 function told(one, points) {
   let last = null,
     least = null,
+    most = null,
     values = 0;
   for (const point of points) {
     const value = one.pick(point);
@@ -146,14 +155,29 @@ function told(one, points) {
     values += 1;
     last = { step: point.step, value };
     if (!least || value < least.value) least = last;
+    if (!most || value > most.value) most = last;
   }
   if (!last) return "";
-  const newest = `${number(last.value)} at step ${count(last.step)}`;
-  const lowest = `lowest ${number(least.value)} at ${count(least.step)}`;
-  return `${one.title} ${newest}, ${lowest}, ${count(values)} ${values === 1 ? "value" : "values"}`;
+  const newest = `${one.title} ${number(last.value)} at step ${count(last.step)}`;
+  if (values === 1) return `${newest}, 1 value`;
+  const lowest = `lowest ${number(least.value)} at step ${count(least.step)}`;
+  const span = one.least ? lowest : `from ${number(least.value)} to ${number(most.value)}`;
+  return `${newest}, ${span} (${count(values)} values)`;
 }
 
 const HEIGHT = 200;
+/** Distances of the lines of the grid: a step has no parts. */
+const WHOLE_STEPS = Array.from({ length: 13 }, (_, power) => [1, 2, 5].map((one) => one * 10 ** power)).flat();
+
+/** Whether a series has no two values, so that no line can be seen. */
+function isOnePoint(values) {
+  let found = 0;
+  for (const value of values) {
+    if (value !== null && value !== undefined) found += 1;
+    if (found > 1) return false;
+  }
+  return true;
+}
 
 function options(series, width, group) {
   const colours = getComputedStyle(document.documentElement);
@@ -171,7 +195,15 @@ function options(series, width, group) {
     cursor: { sync: { key: group }, points: { size: 6 }, drag: { x: true, y: false } },
     scales: { x: { time: false } },
     axes: [
-      { ...axis, values: (_, splits) => splits.map((step) => count(step)) },
+      {
+        ...axis,
+        label: "Step",
+        labelSize: 16,
+        labelFont: axis.font,
+        size: 32,
+        incrs: WHOLE_STEPS,
+        values: (_, splits) => splits.map((step) => count(step)),
+      },
       { ...axis, size: 64, values: (_, splits) => splits.map((value) => number(value)) },
     ],
     series: [
@@ -181,7 +213,11 @@ function options(series, width, group) {
         stroke: probe(one.colour),
         width: one.points ? 0 : 1.5,
         spanGaps: true,
-        points: { show: one.points ? true : undefined, size: 6, fill: probe(one.colour) },
+        points: {
+          show: (plot, index) => one.points || isOnePoint(plot.data[index]),
+          size: 6,
+          fill: probe(one.colour),
+        },
       })),
     ],
   };

@@ -2,12 +2,11 @@
 import { confirmed } from "./actions.js";
 import { el } from "./dom.js";
 import { count } from "./format.js";
-
-const verified = (one) => one.verified && one.status === "COMPLETE";
+import { promotable } from "./promotion.js";
 
 /** Ask; resolves to the body of the request, or to null. `checkpoints` are those of the job, newest first. */
 export async function continued(job, checkpoints) {
-  const usable = checkpoints.filter(verified);
+  const usable = checkpoints.filter(promotable);
   const from = el(
     "select",
     {},

@@ -8,6 +8,7 @@ const SLICE = 100;
 
 /**
  * Make a table. A column: `{title, cell(item) -> text or node, sort(item)?, numeric?, width?, fold?}`.
+ * `nouns` name one item and several.
  * `key(item)` is the item's identity, `version(item)` changes with what its row shows.
  *
  * A table that may become long gives each column a `width`: its least width in rem, and its share of what is left.
@@ -21,7 +22,17 @@ const SLICE = 100;
  * less than `least` rem. The style sheet lays a table out otherwise than as one, which takes its roles away: they are
  * written.
  */
-export function table({ caption, columns, key, version, empty, filter, sort = null, least = 44 }) {
+export function table({
+  caption,
+  nouns = ["row", "rows"],
+  columns,
+  key,
+  version,
+  empty,
+  filter,
+  sort = null,
+  least = 44,
+}) {
   const long = columns.every((column) => column.width > 0);
   const rows = new Map();
   let items = [],
@@ -123,7 +134,8 @@ export function table({ caption, columns, key, version, empty, filter, sort = nu
     place(shown);
     none.hidden = shown.length > 0;
     scroll.hidden = shown.length === 0;
-    count.textContent = wanted ? `${shown.length} of ${items.length}` : `${items.length}`;
+    const all = `${items.length} ${nouns[Number(items.length !== 1)]}`;
+    count.textContent = wanted ? `${shown.length} of ${all}` : all;
   }
 
   function update(found) {

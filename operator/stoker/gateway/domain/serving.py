@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -140,12 +140,12 @@ def _checkpoint_name(revision: Object) -> str | None:
     return name
 
 
-def engine_states(pools: Iterable[Object], loads: Mapping[str, EngineLoad]) -> list[EngineState]:
-    """The engines of all EnginePools, with what was measured of each."""
+def engine_states(pools: Mapping[str, Object], loads: Mapping[str, EngineLoad]) -> list[EngineState]:
+    """The engines of all EnginePools by the names of their pools, with what was measured of each."""
     return [
         EngineState(
             pod_name=engine["name"],
-            pool=pool["metadata"]["name"],
+            pool=name,
             revision=str(engine.get("revision") or ""),
             phase=str(engine.get("phase") or "Pending"),
             ready=bool(engine.get("ready")),
@@ -153,7 +153,7 @@ def engine_states(pools: Iterable[Object], loads: Mapping[str, EngineLoad]) -> l
             message=str(engine.get("message") or ""),
             load=loads.get(engine["name"]),
         )
-        for pool in pools
+        for name, pool in pools.items()
         for engine in (pool.get("status") or {}).get("engines") or ()
     ]
 

@@ -21,6 +21,7 @@ from stoker.gateway.http.job_actions import job_action_routes
 from stoker.gateway.http.jobs import job_routes
 from stoker.gateway.http.logs import log_routes
 from stoker.gateway.http.metric_history import metric_history_routes
+from stoker.gateway.http.no_body import known_body
 from stoker.gateway.http.query import known_query
 from stoker.gateway.http.requests import RequestGuard
 from stoker.gateway.http.run_history import run_history_routes
@@ -57,7 +58,8 @@ def make_app(gateway: Gateway) -> FastAPI:
         serving_routes(),
         cluster_routes(),
     ):
-        app.include_router(router, dependencies=[Depends(authenticated), Depends(known_query)])
+        checks = [Depends(authenticated), Depends(known_query), Depends(known_body)]
+        app.include_router(router, dependencies=checks)
     app.add_api_route("/health", health, methods=["GET"], response_model=Health, responses={503: {"model": Health}})
     for path, probe in (("/livez", livez), ("/readyz", health), ("/metrics", metrics)):
         app.add_api_route(path, probe, methods=["GET"], include_in_schema=False)

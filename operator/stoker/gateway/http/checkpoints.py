@@ -28,7 +28,7 @@ from stoker.gateway.http.caller import (
 )
 from stoker.gateway.http.errors import ERRORS
 from stoker.gateway.http.jobs import reused_key
-from stoker.gateway.http.resource_views import EVENTS, LastEventId, PageQuery, Version, Watch, listed, shown
+from stoker.gateway.http.resource_views import EVENTS, PageQuery, Streamed, listed, shown
 from stoker.gateway.http.versions import IfNoneMatch
 from stoker.gateway.models import Checkpoint, CheckpointAnswer, CheckpointList, CheckpointRequest
 from stoker.gateway.problem import Problem
@@ -142,19 +142,14 @@ async def list_of_job(
 async def list_checkpoints(
     request: Request,
     call: Caller,
+    stream: Streamed,
     namespace: Namespaces = None,
     limit: Limit = 100,
     after: Continue = "",
-    watch: Watch = False,
-    resource_version: Version = None,
-    last_event_id: LastEventId = None,
 ) -> Any:
     """List checkpoints, or watch them."""
-    selection, query = (
-        Selection(namespaces(call, namespace)),
-        PageQuery(limit, after, watch, last_event_id or resource_version),
-    )
-    return await listed(request, call, CHECKPOINT, selection, query, checkpoint_view, CheckpointList)
+    selection, query = Selection(namespaces(call, namespace)), PageQuery(limit, after)
+    return await listed(request, call, CHECKPOINT, selection, query, stream, checkpoint_view, CheckpointList)
 
 
 async def read(

@@ -22,15 +22,12 @@ from stoker.gateway.http.caller import (
 from stoker.gateway.http.errors import ERRORS
 from stoker.gateway.http.resource_views import (
     EVENTS,
-    LastEventId,
     PageQuery,
-    Version,
-    Watch,
+    Streamed,
     listed,
     shown,
     watched_one,
 )
-from stoker.gateway.http.stream import wants_stream
 from stoker.gateway.http.versions import IfNoneMatch
 from stoker.gateway.models import Deployment, DeploymentList
 
@@ -52,34 +49,26 @@ def deployment_routes() -> APIRouter:
 async def list_deployments(
     request: Request,
     call: Caller,
+    stream: Streamed,
     namespace: Namespaces = None,
     limit: Limit = 100,
     after: Continue = "",
-    watch: Watch = False,
-    resource_version: Version = None,
-    last_event_id: LastEventId = None,
 ) -> Any:
     """List deployments, or watch them."""
-    selection, query = (
-        Selection(namespaces(call, namespace)),
-        PageQuery(limit, after, watch, last_event_id or resource_version),
-    )
-    return await listed(request, call, DEPLOYMENT, selection, query, deployment_view, DeploymentList)
+    selection, query = Selection(namespaces(call, namespace)), PageQuery(limit, after)
+    return await listed(request, call, DEPLOYMENT, selection, query, stream, deployment_view, DeploymentList)
 
 
 async def read(
-    request: Request,
     deployment_id: ResourceId,
     call: Caller,
+    stream: Streamed,
     answer: Response,
     namespace: Namespace = None,
-    watch: Watch = False,
-    resource_version: Version = None,
-    last_event_id: LastEventId = None,
     if_none_match: IfNoneMatch = None,
 ) -> Any:
     """Read one deployment, or watch it."""
     found = await find(call, DEPLOYMENT, one_namespace(call, namespace), deployment_id)
-    if wants_stream(request, watch):
-        return await watched_one(call, DEPLOYMENT, found, last_event_id or resource_version, deployment_view)
+    if stream.wanted:
+        return await watched_one(call, DEPLOYMENT, found, stream.version, deployment_view)
     return shown(found, answer, if_none_match, deployment_view)

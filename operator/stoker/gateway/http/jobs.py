@@ -28,15 +28,12 @@ from stoker.gateway.http.caller import (
 from stoker.gateway.http.errors import ERRORS, problem_of
 from stoker.gateway.http.resource_views import (
     EVENTS,
-    LastEventId,
     PageQuery,
-    Version,
-    Watch,
+    Streamed,
     listed,
     shown,
     watched_one,
 )
-from stoker.gateway.http.stream import wants_stream
 from stoker.gateway.http.versions import IfNoneMatch, etag
 from stoker.gateway.models import Job, JobAnswer, JobList, NewJob
 from stoker.gateway.problem import Problem
@@ -80,39 +77,33 @@ async def submit(
 async def list_jobs(
     request: Request,
     call: Caller,
+    stream: Streamed,
     namespace: Namespaces = None,
     status: Annotated[list[JobState] | None, Query(description="Only these states; a page may then hold fewer")] = None,
     limit: Limit = 100,
     after: Continue = "",
-    watch: Watch = False,
-    resource_version: Version = None,
-    last_event_id: LastEventId = None,
 ) -> Any:
     """List training jobs, or watch them."""
-    selection, query = (
-        Selection(namespaces(call, namespace)),
-        PageQuery(limit, after, watch, last_event_id or resource_version),
-    )
-    return await listed(
-        request, call, JOB, selection, query, job_view, JobList, lambda job: status is None or job_state(job) in status
-    )
+    selection, query = Selection(namespaces(call, namespace)), PageQuery(limit, after)
+
+    def shows(job: Object) -> bool:
+        return status is None or job_state(job) in status
+
+    return await listed(request, call, JOB, selection, query, stream, job_view, JobList, shows)
 
 
 async def read(
-    request: Request,
     job_id: ResourceId,
     call: Caller,
+    stream: Streamed,
     answer: Response,
     namespace: Namespace = None,
-    watch: Watch = False,
-    resource_version: Version = None,
-    last_event_id: LastEventId = None,
     if_none_match: IfNoneMatch = None,
 ) -> Any:
     """Read one job with its current metrics, or watch it."""
     found = await find(call, JOB, one_namespace(call, namespace), job_id)
-    if wants_stream(request, watch):
-        return await watched_one(call, JOB, found, last_event_id or resource_version, job_view)
+    if stream.wanted:
+        return await watched_one(call, JOB, found, stream.version, job_view)
     return shown(found, answer, if_none_match, job_view)
 
 

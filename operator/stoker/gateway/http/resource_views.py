@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
-from fastapi import Header, Query, Request, Response
+from fastapi import Depends, Header, Query, Request, Response
 from pydantic import BaseModel
 
 from stoker.gateway.cluster.interface import ApiError, Kind, Object, Page, Selection
@@ -26,14 +26,32 @@ LastEventId = Annotated[
 ]
 
 
+class StreamQuery(NamedTuple):
+    """Whether a caller watches, and where the watch begins; None: with the objects that exist."""
+
+    wanted: bool
+    version: str | None
+
+
+async def stream_query(
+    request: Request, watch: Watch = False, resource_version: Version = None, last_event_id: LastEventId = None
+) -> StreamQuery:
+    """Read what a request says about a watch. Raises Problem 422 about a version without one."""
+    wanted = wants_stream(request, watch)
+    if resource_version is not None and not wanted:
+        message = f"{resource_version} is where a watch begins: add watch=true, or leave it out to read what is now"
+        raise wrong_field("query.resource_version", message)
+    return StreamQuery(wanted, last_event_id or resource_version)
+
+
+Streamed = Annotated[StreamQuery, Depends(stream_query)]
+
+
 class PageQuery(NamedTuple):
-    """A page of a list, or a watch of it."""
+    """A page of a list."""
 
     limit: int
     after: str
-    watch: bool
-    version: str | None
-    """Where a watch begins."""
 
 
 async def listed(
@@ -42,18 +60,25 @@ async def listed(
     kind: Kind,
     selection: Selection,
     query: PageQuery,
+    stream: StreamQuery,
     view: View,
     list_of: Callable[..., BaseModel],
     shows: Shows = shows_all,
 ) -> Any:
     """Answer with a page of `list_of`, or with a stream of changes."""
-    if wants_stream(request, query.watch):
-        if query.after:
-            raise wrong_field("query.continue", "a stream has no pages: leave it out")
-        return await watched(call, kind, selection, query.version, view, shows)
+    if stream.wanted:
+        _check_no_page(request)
+        return await watched(call, kind, selection, stream.version, view, shows)
     page = await _page(call, kind, selection, query)
     items = [view(item) for item in page.items if shows(item)]
     return list_of(items=items, next=page.after, resource_version=page.resource_version)
+
+
+def _check_no_page(request: Request) -> None:
+    """Refuse parameters of pages. Raises Problem 422."""
+    for name in ("continue", "limit"):
+        if name in request.query_params:
+            raise wrong_field(f"query.{name}", "a stream has no pages: leave it out")
 
 
 async def _page(call: Call, kind: Kind, selection: Selection, query: PageQuery) -> Page:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -80,7 +80,7 @@ async def serving(deployment_id: ResourceId, call: Caller, namespace: Namespace 
     pools = await _pools(call.cluster, found)
     unavailable: dict[str, str] = {}
     counted, loads = await asyncio.gather(
-        _traffic(call.cluster, found, unavailable), _loads(call.cluster, pools, unavailable)
+        _traffic(call.cluster, found, unavailable), _loads(call.cluster, pools.values(), unavailable)
     )
     return Serving(
         deployment_id=found["metadata"]["uid"],
@@ -92,13 +92,13 @@ async def serving(deployment_id: ResourceId, call: Caller, namespace: Namespace 
     )
 
 
-async def _pools(cluster: Cluster, deployment: Object) -> list[Object]:
-    """The EnginePools of a deployment that exist."""
-    names = [pool.get("enginePool") for pool in (deployment.get("status") or {}).get("pools") or ()]
-    found = []
-    for name in filter(None, names):
+async def _pools(cluster: Cluster, deployment: Object) -> dict[str, Object]:
+    """The EnginePools of a deployment that exist, by the name of the pool in its spec."""
+    pools = (deployment.get("status") or {}).get("pools") or ()
+    found = {}
+    for name, stored in [(pool["name"], pool["enginePool"]) for pool in pools if pool.get("enginePool")]:
         try:
-            found.append(await cluster.get(ENGINE_POOL, deployment["metadata"]["namespace"], name))
+            found[name] = await cluster.get(ENGINE_POOL, deployment["metadata"]["namespace"], stored)
         except ApiError as error:
             if error.status != 404:
                 raise
@@ -141,7 +141,7 @@ async def _routers(cluster: Cluster, deployment: Object) -> list[Target]:
     return found
 
 
-async def _loads(cluster: Cluster, pools: Sequence[Object], unavailable: dict[str, str]) -> dict[str, EngineLoad]:
+async def _loads(cluster: Cluster, pools: Iterable[Object], unavailable: dict[str, str]) -> dict[str, EngineLoad]:
     """What each ready engine measures, by the name of its pod."""
     ready = [
         (pool["metadata"]["namespace"], engine)

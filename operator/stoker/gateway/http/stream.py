@@ -24,8 +24,11 @@ from stoker.pod.asgi import Receive, Scope, Send
 
 MEDIA_TYPE = "text/event-stream"
 HEARTBEAT_S = 15.0
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 8.0
 View = Callable[[Object], BaseModel]
 Shows = Callable[[Object], bool]
+Sleep = Callable[[float], Awaitable[None]]
 
 
 def wants_stream(request: Request, watch: bool) -> bool:
@@ -38,7 +41,13 @@ def shows_all(_: Object) -> bool:
 
 
 async def watched(
-    call: Call, kind: Kind, selection: Selection, version: str | None, view: View, shows: Shows = shows_all
+    call: Call,
+    kind: Kind,
+    selection: Selection,
+    version: str | None,
+    view: View,
+    shows: Shows = shows_all,
+    sleep: Sleep = asyncio.sleep,
 ) -> StreamingResponse:
     """Answer with the changes after `version`. Raises ApiError 410 when that is too old, or of another history.
 
@@ -49,7 +58,7 @@ async def watched(
         first, since = await list_all(call.cluster, kind, selection)
     else:
         await _check_reached(call.cluster, kind, selection, since)
-    changes = _Changes(call, kind, selection, since)
+    changes = _Changes(call, kind, selection, since, sleep)
     await changes.begin()  # a refusal is an answer of its own, not an event
     events = with_heartbeat(_events(first, changes, view, shows))
     return ClosingStream(events, changes.close, media_type=MEDIA_TYPE, headers={"Cache-Control": "no-store"})
@@ -77,10 +86,15 @@ class ClosingStream(StreamingResponse):
 
 
 class _Changes:
-    """A watch that goes on when the server ends it, as long as the caller's token is good."""
+    """A watch that goes on when the server ends it, as long as the caller's token is good.
 
-    def __init__(self, call: Call, kind: Kind, selection: Selection, version: str) -> None:
+    One that ended without a word is opened again after a pause, twice as long each time: a server that ends every watch
+    at once is not asked without rest.
+    """
+
+    def __init__(self, call: Call, kind: Kind, selection: Selection, version: str, sleep: Sleep) -> None:
         self.call, self.kind, self.selection, self.version = call, kind, selection, version
+        self._sleep, self._silent = sleep, 0
         self._source: Watch | None = None
         self._closed = False
 
@@ -100,10 +114,18 @@ class _Changes:
                 self.call = await self.call.renewed()
                 await self.begin()
             assert self._source is not None
+            self._silent += 1
             async for change in self._source:
-                self.version = change.object["metadata"]["resourceVersion"]
+                self._silent, self.version = 0, change.object["metadata"]["resourceVersion"]
                 yield change
             self._source = None
+            if self._silent:
+                await self._sleep(pause_s(self._silent))
+
+
+def pause_s(silent: int) -> float:
+    """Seconds until the next watch, after this many in a row that showed nothing."""
+    return min(FIRST_PAUSE_S * 2.0 ** min(silent - 1, 10), LONGEST_PAUSE_S)
 
 
 async def _events(first: list[Object], changes: _Changes, view: View, shows: Shows) -> AsyncIterator[bytes]:

@@ -21,6 +21,10 @@ class NotFound(ClusterError):
     """404: no such object."""
 
 
+class Unserved(NotFound):
+    """404: the server has no such kind of objects; its definition is not installed."""
+
+
 class AlreadyExists(ClusterError):
     """409 on create: the name is taken."""
 

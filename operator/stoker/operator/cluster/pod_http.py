@@ -15,6 +15,7 @@ from stoker.operator.cluster.interface import PodRefused, PodUnreachable
 from stoker.operator.domain.clock import Clock
 from stoker.operator.domain.plan import ControlCall, Object
 from stoker.pod.control_key import sign
+from stoker.pod.error_text import text_of
 
 CALL_TIMEOUT_S = 10.0
 MAX_ANSWER_BYTES = 1 << 20
@@ -89,7 +90,7 @@ class PodHttp:
                         break
                 return answer.status, bytes(content)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise PodUnreachable(f"{where}: {error or type(error).__name__}") from error
+            raise PodUnreachable(f"{where}: {text_of(error)}") from error
 
     def _client(self) -> aiohttp.ClientSession:
         """A session that uses no proxy between operator and pod."""

@@ -22,6 +22,7 @@ from typing import Any
 from stoker.operator.cluster.kinds import GROUP, KINDS, OURS, VERSION
 from stoker.operator.cluster.kube.credentials import Access, load_configuration
 from stoker.operator.domain.plan import Key
+from stoker.pod.error_text import text_of
 
 
 @contextmanager
@@ -103,7 +104,7 @@ class Shell:
             try:
                 asyncio.run(self._operate(registry))
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  what it says is all that is known
-                log.warning("Kopf ended and is started again in %g s: %s", pause_s, error or type(error).__name__)
+                log.warning("Kopf ended and is started again in %g s: %s", pause_s, text_of(error))
             if self._stop.wait(pause_s):
                 return
             self.restarts += 1

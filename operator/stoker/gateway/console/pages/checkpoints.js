@@ -1,9 +1,9 @@
 // Checkpoints: which run and attempt wrote each, what goes on from it, who uses it; promotion to a deployment.
-import { actionButton, confirmed, notice, send } from "../actions.js";
-import { address, read, resource } from "../api.js";
+import { actionButton } from "../actions.js";
 import { el, fill, panel } from "../dom.js";
 import { badge, bytes, count, inOrder, moment, number, users } from "../format.js";
 import { CHECKPOINTS, JOBS, liveList } from "../live.js";
+import { promotable, promote } from "../promotion.js";
 import { table } from "../table.js";
 import { jobLink } from "./jobs.js";
 
@@ -15,6 +15,7 @@ export function show(main, page) {
   const lineage = el("div");
   const rows = table({
     caption: "Checkpoints",
+    nouns: ["checkpoint", "checkpoints"],
     columns: [
       { title: "Checkpoint", width: 9, sort: (one) => one.checkpoint_name, cell: (one) => one.checkpoint_name },
       {
@@ -58,8 +59,7 @@ export function show(main, page) {
         title: "Action",
         width: 7,
         cell: (one) =>
-          one.verified &&
-          one.status === "COMPLETE" &&
+          promotable(one) &&
           actionButton("Promote", () => promote(one), { "aria-label": `Promote ${one.checkpoint_name}` }),
       },
     ],
@@ -145,38 +145,5 @@ function save(one, children) {
     el("span", {}, one.step === null ? one.checkpoint_name : `step ${count(one.step)}`),
     el("span", { class: "unseen" }, one.verified ? ", verified" : `, ${one.phase}, not verified`),
     using.length > 0 && el("span", { class: "users" }, using.join(", ")),
-  );
-}
-
-async function promote(checkpoint) {
-  let found;
-  try {
-    found = (await read(address("/v1/deployments", { namespace: checkpoint.namespace, limit: 500 }))).items;
-  } catch (error) {
-    notice(error.message, true);
-    return;
-  }
-  if (!found.length) {
-    notice(`No deployment in namespace ${checkpoint.namespace}`, true);
-    return;
-  }
-  const chosen = el(
-    "select",
-    {},
-    found.map((one) =>
-      el(
-        "option",
-        { value: one.deployment_name },
-        `${one.deployment_name} (${one.checkpoint?.checkpoint_name ?? "no checkpoint"})`,
-      ),
-    ),
-  );
-  const text = `It then serves ${checkpoint.checkpoint_name} instead of the model of its spec, by its rollout rules.`;
-  if (!(await confirmed("Promote", text, "Promote", [el("label", { class: "field" }, "Deployment ", chosen)])))
-    return;
-  await send(
-    address(`${resource("deployments", chosen.value)}/promote`, { namespace: checkpoint.namespace }),
-    { method: "POST", body: { checkpoint_id: checkpoint.checkpoint_id } },
-    `${chosen.value} moves to ${checkpoint.checkpoint_name}`,
   );
 }

@@ -14,6 +14,7 @@ export function show(main, page) {
     why = el("p", { class: "muted" });
   const rows = table({
     caption: "Nodes",
+    nouns: ["node", "nodes"],
     empty: "No node.",
     key: (one) => one.node_id,
     version: (one) => JSON.stringify(one),
@@ -102,6 +103,7 @@ function gpuTable() {
     gpu.memory_used === null || !gpu.memory_total ? null : gpu.memory_used / gpu.memory_total;
   return table({
     caption: "GPUs",
+    nouns: ["GPU", "GPUs"],
     empty: "No GPU is measured.",
     key: (gpu) => `${gpu.node.node_id} ${gpu.gpu}`,
     version: (gpu) => JSON.stringify(gpu),
@@ -110,7 +112,7 @@ function gpuTable() {
       { title: "GPU", width: 20.5, sort: (gpu) => gpu.gpu, cell: (gpu) => gpu.gpu },
       { title: "Node", width: 9, sort: (gpu) => gpu.node.node_id, cell: (gpu) => gpu.node.node_id },
       { title: "Use", width: 10, sort: (gpu) => gpu.utilization, cell: (gpu) => meter(gpu.utilization, "Use", {}) },
-      { title: "Memory", width: 10, sort: part, cell: (gpu) => meter(part(gpu), "Memory") },
+      { title: "Memory", width: 10, sort: part, cell: (gpu) => meter(part(gpu), "Memory", {}) },
       {
         title: "Memory used",
         width: 10.5,

@@ -1,9 +1,10 @@
-// One deployment: pools, engines with their load, traffic, revisions with roll back, and a chat.
+// One deployment: pools, engines with their load, traffic, promotion, revisions with roll back, and a chat.
 import { actionButton, confirmed, send } from "../actions.js";
 import { address, resource } from "../api.js";
 import { el, fill, panel } from "../dom.js";
 import { DASH, badge, count, inParts, latency, meter, moment, number } from "../format.js";
 import { liveOne, reader } from "../live.js";
+import { promoteTo } from "../promotion.js";
 import { table } from "../table.js";
 import { facts } from "../timeline.js";
 import { between, quantile } from "../traffic.js";
@@ -18,6 +19,7 @@ export function show(main, page, [place, name]) {
   const path = resource("deployments", name);
   const head = el("div", {}, el("h1", {}, name)),
     why = el("p", { class: "why-line", role: "status" }),
+    buttons = el("div", { class: "buttons" }),
     summary = el("div"),
     traffic = el("div");
   const pools = poolTable(),
@@ -29,12 +31,18 @@ export function show(main, page, [place, name]) {
     main,
     head,
     why,
+    buttons,
     summary,
     el("div", { class: "columns" }, panel("Traffic", traffic), panel("Pools", pools.element)),
     scaling.place,
     panel("Engines", engines.element),
     panel("Revisions", revisions.element),
     panel("Chat", talk.element),
+  );
+
+  fill(
+    buttons,
+    actionButton("Promote a checkpoint", () => promoteTo(place, name)),
   );
 
   let earlier = null;
@@ -76,7 +84,7 @@ export function show(main, page, [place, name]) {
               ? `${found.checkpoint.checkpoint_name}, step ${count(found.checkpoint.step)}`
               : (found.spec.model?.uri ?? DASH),
           ],
-          ["Names", found.models.join(", ") || DASH],
+          ["Model names", found.models.join(", ") || DASH],
           ["Endpoint in the cluster", found.endpoint ?? DASH],
           ["Follows", follows(found.spec.model)],
           [
@@ -105,6 +113,7 @@ export function show(main, page, [place, name]) {
     },
     () => {
       why.textContent = "This deployment was deleted.";
+      fill(buttons);
     },
   );
 }
@@ -130,8 +139,8 @@ function trafficFacts(found, rates) {
       ["First byte, half within", latency(quantile(shown.firstByte ?? [], 0.5))],
       ["First byte, 95 % within", latency(quantile(shown.firstByte ?? [], 0.95))],
       ["First token, 95 % within", latency(quantile(shown.firstToken ?? [], 0.95))],
-      ["Unfinished", count(t.pending)],
-      ["Held", count(t.held)],
+      ["Requests under way", count(t.pending)],
+      ["Waiting for an engine", count(t.held)],
       ["Answers since start", count(Object.values(t.requests).reduce((sum, value) => sum + value, 0))],
     ]),
     found.routers > 1 && el("p", { class: "muted" }, `Counters of ${found.routers} routers together.`),
@@ -152,7 +161,7 @@ function poolTable() {
       { title: "Ready", numeric: true, cell: (one) => `${one.ready} / ${one.replicas}` },
       { title: "Updated", numeric: true, cell: (one) => count(one.updated) },
       { title: "Last start", cell: (one) => (one.last_start ? inParts(one.last_start.parts) : DASH) },
-      { title: "Why", cell: (one) => one.message },
+      { title: "Message", cell: (one) => one.message },
     ],
   });
 }
@@ -171,7 +180,7 @@ function scalingPanel() {
       { title: "Replicas", cell: (one) => `${count(one.before)} → ${count(one.after)}` },
       { title: "Why", cell: (one) => [one.reason, one.message].filter(Boolean).join(": ") },
       {
-        title: "From",
+        title: "Computed from",
         cell: (one) =>
           Object.entries(one.inputs)
             .map(([name, value]) => `${name} ${value}`)
@@ -206,7 +215,7 @@ function engineTable() {
       { title: "Running", numeric: true, cell: (one) => count(one.load?.running) },
       { title: "Waiting", numeric: true, cell: (one) => count(one.load?.waiting) },
       { title: "KV cache", cell: (one) => meter(one.load?.kv_cache_usage, `KV cache of ${one.pod_name}`) },
-      { title: "Why", cell: (one) => one.message },
+      { title: "Message", cell: (one) => one.message },
     ],
   });
 }
@@ -226,7 +235,7 @@ function revisionTable(back) {
         cell: (one) =>
           one.checkpoint ? `${one.checkpoint.checkpoint_name}, step ${count(one.checkpoint.step)}` : DASH,
       },
-      { title: "Made", cell: (one) => moment(one.created_at) },
+      { title: "Created", cell: (one) => moment(one.created_at) },
       {
         title: "Action",
         cell: (one) =>

@@ -1,6 +1,6 @@
 // All deployments: phase, ready engines, checkpoint, why one does not serve.
 import { el, fill } from "../dom.js";
-import { age, badge, why } from "../format.js";
+import { age, badge, count, why } from "../format.js";
 import { DEPLOYMENTS, liveList } from "../live.js";
 import { table } from "../table.js";
 
@@ -9,6 +9,7 @@ export const title = () => "Deployments";
 export function show(main, page) {
   const rows = table({
     caption: "Deployments",
+    nouns: ["deployment", "deployments"],
     columns: [
       {
         title: "Deployment",
@@ -29,7 +30,7 @@ export function show(main, page) {
       {
         title: "Checkpoint",
         width: 12,
-        cell: (one) => one.checkpoint && `${one.checkpoint.checkpoint_name} (step ${one.checkpoint.step})`,
+        cell: (one) => one.checkpoint && `${one.checkpoint.checkpoint_name} (step ${count(one.checkpoint.step)})`,
       },
       {
         title: "Pools",

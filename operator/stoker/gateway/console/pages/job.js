@@ -11,12 +11,13 @@ import { facts, goodputBar, rankMap, timeline } from "../timeline.js";
 import { jobLink } from "./jobs.js";
 
 const ENDED = ["COMPLETED", "FAILED", "CANCELLED"];
+const TRAINS = ["RUNNING", "CHECKPOINTING"];
 const SERIES = [
   [
     "Loss",
     [
-      { title: "loss", colour: "--series-1", pick: (p) => p.loss },
-      { title: "validation loss", colour: "--series-2", pick: (p) => p.validation_loss, points: true },
+      { title: "loss", colour: "--series-1", pick: (p) => p.loss, least: true },
+      { title: "validation loss", colour: "--series-2", pick: (p) => p.validation_loss, points: true, least: true },
     ],
   ],
   ["Learning rate", [{ title: "rate", colour: "--series-3", pick: (p) => p.learning_rate }]],
@@ -182,7 +183,7 @@ function drawButtons(place, job, path, saved) {
     send(address(`${path}/${verb}`, query), { method: "POST", body, headers }, done);
   fill(
     place,
-    !ended &&
+    TRAINS.includes(job.status) &&
       !job.spec.run?.suspend &&
       actionButton(
         "Save now",

@@ -10,6 +10,7 @@ export const jobLink = (namespace, name) => `#/jobs/${encodeURIComponent(namespa
 export function show(main, page) {
   const rows = table({
     caption: "Training jobs",
+    nouns: ["job", "jobs"],
     columns: [
       {
         title: "Job",
@@ -35,7 +36,7 @@ export function show(main, page) {
         cell: (job) => count(job.metrics.tokens_per_second && Math.round(job.metrics.tokens_per_second)),
       },
       {
-        title: "Left",
+        title: "Time left",
         width: 5.5,
         numeric: true,
         sort: (job) => job.metrics.eta_seconds,
@@ -63,7 +64,7 @@ export function show(main, page) {
     filter: (job) => `${job.job_name} ${job.phase} ${job.namespace} ${job.message}`,
     empty: "No job here.",
   });
-  const tally = el("p", { class: "tally" });
+  const tally = el("ul", { class: "tally", "aria-label": "Jobs by phase" });
   fill(main, el("h1", {}, "Jobs"), tally, rows.element);
   liveList(JOBS, page, (jobs) => {
     jobs.sort((a, b) => inOrder(b.created_at, a.created_at) || inOrder(a.job_name, b.job_name));
@@ -82,5 +83,5 @@ function progress(job) {
 function counted(jobs) {
   const by = new Map();
   for (const job of jobs) by.set(job.phase, (by.get(job.phase) ?? 0) + 1);
-  return [...by.entries()].sort().map(([phase, number]) => [badge(phase), ` ${number} `]);
+  return [...by.entries()].sort().map(([phase, number]) => el("li", {}, badge(phase), ` ${number}`));
 }

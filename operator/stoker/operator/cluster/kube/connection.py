@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
@@ -19,12 +20,13 @@ from urllib.parse import urlencode
 
 import aiohttp
 
-from stoker.operator.cluster.interface import ClusterError
+from stoker.operator.cluster.interface import ClusterError, ServerError
 from stoker.operator.cluster.kube.credentials import Access, load_configuration
 from stoker.operator.cluster.kube.errors import error_of, status_of
 from stoker.operator.cluster.kube.rate_limit import RateLimit
 from stoker.operator.cluster.kube.session import ApiSession
 from stoker.operator.domain.plan import Object
+from stoker.pod.error_text import text_of
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +137,7 @@ class ApiConnection:
             finally:
                 response.close()
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise ClusterError(f"{asked.where}: {error or type(error).__name__}") from error
+            raise ClusterError(f"{asked.where}: {_silence(error)}") from error
 
     async def _send(self, asked: _Asked) -> tuple[int, Mapping[str, str], bytes]:
         started = time.monotonic()
@@ -150,7 +152,7 @@ class ApiConnection:
                 response.release()
             return code, response.headers, content
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise ClusterError(f"{asked.where}: {error or type(error).__name__}") from error
+            raise ClusterError(f"{asked.where}: {_silence(error)}") from error
         finally:
             if self.listener is not None:
                 self.listener(asked.method, asked.resource, code, time.monotonic() - started)
@@ -206,6 +208,15 @@ def _transport(configuration: Any) -> tuple[Any, ...]:
     return tuple(getattr(configuration, name) for name in names)
 
 
+def _silence(error: Exception) -> str:
+    """Why no answer came, for people."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        cause = error.os_error
+        plain = os.strerror(cause.errno) if isinstance(cause, ConnectionError) and cause.errno else text_of(cause)
+        return f"cannot connect to {error.host}:{error.port}: {plain}"
+    return text_of(error)
+
+
 async def _lines(parts: AsyncIterator[bytes], where: str) -> AsyncIterator[bytes]:
     """Yield whole lines: the stream reader's own limit on a line is far below the size of an object."""
     rest = bytearray()
@@ -226,7 +237,7 @@ def _decoded(content: bytes, where: str) -> Object:
     try:
         body = json.loads(content)
     except ValueError as error:
-        raise ClusterError(f"{where}: the answer is not JSON") from error
+        raise ServerError(f"{where}: the answer is not JSON: is this an API server?") from error
     if not isinstance(body, dict):
-        raise ClusterError(f"{where}: the answer is not a JSON object")
+        raise ServerError(f"{where}: the answer is not a JSON object: is this an API server?")
     return body

@@ -61,17 +61,25 @@ def context_namespace(access: Access) -> str | None:
     """
     if access.kubeconfig is None:
         return None
-    from kubernetes.aio import config
-
-    loader: Any = config  # untyped
     with _readable(access.kubeconfig, access.kubeconfig):
-        contexts, current = loader.list_kube_config_contexts(config_file=access.kubeconfig)
-    chosen = next((one for one in contexts if one["name"] == access.context), None) if access.context else current
-    if access.context and chosen is None:
-        there = ", ".join(sorted(one["name"] for one in contexts)) or "none"
-        raise NoCredentials(f"{access.kubeconfig}: no context {access.context!r}, there are: {there}")
-    namespace = (chosen or {}).get("context", {}).get("namespace")
+        contexts, current = _contexts(access.kubeconfig)
+        wanted = access.context or current
+    there = ", ".join(sorted(contexts)) or "none"
+    if not wanted:
+        raise NoCredentials(f"{access.kubeconfig}: no current-context: choose one by --context, there are: {there}")
+    if wanted not in contexts:
+        raise NoCredentials(f"{access.kubeconfig}: no context {wanted!r}, there are: {there}")
+    namespace = contexts[wanted].get("namespace")
     return str(namespace) if namespace else None
+
+
+def _contexts(files: str) -> tuple[dict[str, dict[str, Any]], str | None]:
+    """The contexts of kubeconfig files by their names, and the name of the current one, if they name one."""
+    from kubernetes.aio.config.kube_config import KubeConfigMerger
+
+    merger: Any = KubeConfigMerger  # untyped
+    merged: Any = merger(files).config.value
+    return {one.value["name"]: one.value["context"] for one in merged["contexts"]}, merged.get("current-context")
 
 
 @contextmanager
@@ -90,8 +98,10 @@ def _readable(name: str, files: str) -> Iterator[None]:
         yield
     except (config.ConfigException, OSError, ValueError) as error:
         raise NoCredentials(f"{name}: {error}") from error
-    except (yaml.YAMLError, TypeError, AttributeError, KeyError) as error:
+    except yaml.YAMLError as error:
         raise NoCredentials(f"{name}: no kubeconfig: {' '.join(str(error).split())}") from error
+    except (TypeError, AttributeError, KeyError) as error:
+        raise NoCredentials(f"{name}: no kubeconfig: it needs clusters, users, contexts and current-context") from error
 
 
 def own_namespace(access: Access) -> str | None:

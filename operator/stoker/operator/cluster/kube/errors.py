@@ -21,6 +21,7 @@ from stoker.operator.cluster.interface import (
     ServerError,
     TooManyRequests,
     Unauthorized,
+    Unserved,
 )
 
 MAX_MESSAGE = 2048
@@ -38,7 +39,7 @@ def error_of(code: int, body: Mapping[str, Any], headers: Mapping[str, str], whe
     message = f"{where}: {str(body.get('message') or body.get('reason') or code)[:MAX_MESSAGE]}"
     reason = str(body.get("reason") or "")
     if code == 404:
-        return NotFound(message)
+        return NotFound(message) if body.get("kind") or reason else Unserved(message)
     if code == 409:
         return AlreadyExists(message) if reason == "AlreadyExists" else _conflict(body, message)
     if code == 410:

@@ -18,6 +18,7 @@ from stoker.operator.cluster.local.addresses import Host
 from stoker.operator.cluster.local.local_cluster import LocalCluster
 from stoker.operator.cluster.local.pod_address import container_port, host_of
 from stoker.operator.domain.plan import Key
+from stoker.pod.error_text import text_of
 
 LIMITS = httpx.Timeout(15.0, connect=5.0, read=600.0)
 PASSED = ("content-type", "accept", "x-api-key")
@@ -76,7 +77,7 @@ class _Relay(Response):
             try:
                 answer = await client.send(self.outgoing, stream=True)
             except (httpx.HTTPError, OSError) as error:
-                unreachable = _unreachable(f"{self.place}: {error or type(error).__name__}")
+                unreachable = _unreachable(f"{self.place}: {text_of(error)}")
                 await unreachable(scope, receive, send)
                 return
             kind = answer.headers.get("content-type", "").encode("latin-1")

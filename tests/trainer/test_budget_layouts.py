@@ -248,9 +248,3 @@ def test_the_named_budget_is_that_of_the_rank_that_needs_most() -> None:
     below = late_config(0.99 * smallest_budget(WIDE, Layout(), {}), Layout(), {})
     with pytest.raises(ConfigError, match="the smallest that works is "):
         choose_layers(below, WIDE, (0, 2))
-
-
-def test_what_no_bound_is_known_for_is_refused_with_the_reason() -> None:
-    mixed = replace(SPARSE, mlp_only_layers=(0,))
-    with pytest.raises(ConfigError, match=r"both dense layers \(1 of 4\) and layers with experts"):
-        choose_layers(config_of(2**30), mixed)

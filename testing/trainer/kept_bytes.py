@@ -16,6 +16,7 @@ from stoker.model.kernels.ops import Ops
 from stoker.pod.pipeline.actions import Kind
 from stoker.pod.pipeline.schedules import compute_order
 from stoker.pod.plan.layer_choice import beside_layers, layer_choices, layer_cost
+from stoker.pod.plan.layer_kinds import layer_jobs
 from stoker.pod.plan.stage import pipeline_shape, stage_layers
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.rank.attend_maker import AttendMaker
@@ -91,7 +92,8 @@ def kept_by_forward(config: TrainerConfig, context: RankContext, model: ModelCon
     gradient = sum(float(state.squares.sum()) for state in zero.states)
     zero.close()
     job = planned_job(config, model)
-    planned = job.tokens * (sum(layer_cost(job, one).kept for one in layer_choices(job)) + beside_layers(job))
+    choices = zip(layer_jobs(job), layer_choices(job), strict=True)
+    planned = job.tokens * (sum(layer_cost(kind, one).kept for kind, one in choices) + beside_layers(job))
     table = 0 if config.lora is not None else 4 * model.vocab_size * model.hidden_size // config.parallelism.tensor
     return Kept(float(loss_sum.detach()), kept - table - 16 * job.tokens, planned, gradient)
 

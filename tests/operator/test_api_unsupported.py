@@ -72,7 +72,7 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("TrainingJob", {"memory": {"activationBudgetGiB": "4"}, "modelFrom": {"hub": {"id": "a/b"}}, "lora": {}, "parallelism": _ZERO_BUBBLE, "workers": {"replicas": 2}}, []),
     ("TrainingJob", {"memory": {"activationBudgetGiB": "4", "precision": "fp8"}, "modelFrom": {"hub": {"id": "a/b"}}, "parallelism": {"tensor": 2, "sequenceParallel": True}, "workers": {"replicas": 2}}, []),
     ("TrainingJob", {"memory": {"nvmeOffload": {"path": "/x"}}}, []),
-    ("TrainingJob", {"memory": {"nvmeOffload": {"path": "/x"}, "cpuOffload": True}}, ["spec.memory.cpuOffload true is not supported yet with memory.nvmeOffload; allowed: false"]),
+    ("TrainingJob", {"memory": {"nvmeOffload": {"path": "/x"}, "cpuOffload": True}}, ["spec.memory.cpuOffload true is not supported yet with memory.nvmeOffload: both take the whole state; `stoker plan` shows its size; allowed: false"]),
     ("TrainingJob", {"memory": {"nvmeOffload": {"path": "/x"}}, "optimization": {"optimizer": "lamb"}}, []),
     ("TrainingJob", {"model": {"architecture": "mixtral", "slidingWindow": 64, "numExperts": 8}}, []),
     ("TrainingJob", {"modelFrom": {"hub": {"id": "a/b"}}}, []),

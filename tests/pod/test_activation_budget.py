@@ -18,6 +18,7 @@ from stoker.pod.plan.estimate import make_plan
 from stoker.pod.plan.gpu import GIB, GPUS
 from stoker.pod.plan.job import Job, Layout
 from stoker.pod.plan.late_gradients import fullest_moments, held_of_layer, late_bytes, turning
+from stoker.pod.plan.layer_budget import choose_by_layer, least_room_by_layer
 from stoker.pod.plan.layer_choice import (
     KEEP_ALL,
     MODES,
@@ -29,6 +30,7 @@ from stoker.pod.plan.layer_choice import (
     planned_activations,
     shown_gib,
 )
+from stoker.pod.plan.layer_kinds import layer_jobs
 from stoker.pod.plan.memory import fullest
 from stoker.pod.plan.model_size import ModelSize
 from stoker.pod.plan.stage import pipeline_ranks, pipeline_shape
@@ -79,6 +81,52 @@ def test_the_least_room_is_the_smallest_that_has_a_choice(options: list[Cost], l
     needed = next(room for room in range(200) if least_work(options, layers, room) is not None)
     assert needed <= found <= needed + 1
     assert choose_cheapest(options, layers, found) is not None
+
+
+@given(st.lists(COSTS, min_size=1, max_size=4), st.integers(0, 60))
+def test_the_choice_of_layers_of_several_kinds_is_near_the_cheapest_that_fits(
+    layers: list[list[Cost]], room: int
+) -> None:
+    """The slow twin: every choice within the bound of what all keep, and one computes again."""
+    bound = {choice: sum(c.kept for c in choice) + max(c.again for c in choice) for choice in product(*layers)}
+    assert least_room_by_layer(layers) == min(bound.values())
+    works = [sum(cost.work for cost in choice) for choice, needed in bound.items() if needed <= room]
+    chosen = choose_by_layer(layers, room)
+    assert (chosen is None) == (not works)
+    if chosen is not None:
+        costs = [options[number] for options, number in zip(layers, chosen, strict=True)]
+        assert fullest_moment(costs) <= bound[tuple(costs)] <= room
+        step = max(max(c.work for c in options) - min(c.work for c in options) for options in layers)
+        assert sum(cost.work for cost in costs) <= min(works) + step
+
+
+SPARSE = replace(TINY, num_experts=8, experts_per_token=2, expert_size=12)
+
+
+@given(st.sampled_from([(0,), (3,), (0, 2)]), st.floats(0.3, 1.1), st.sampled_from([{}, {"shard": 2, "expert": 2}]))
+def test_dense_layers_and_layers_of_experts_are_each_planned_by_their_own_sizes(
+    dense_at: tuple[int, ...], part: float, layout: dict[str, Any]
+) -> None:
+    mixed = job(replace(SPARSE, dense_at=dense_at), 64, GIB, **layout)
+    kinds = layer_jobs(mixed)
+    for layer, kind in enumerate(kinds):
+        alike = TINY if layer in dense_at else SPARSE
+        plain = job(alike, 64, None, **({} if layer in dense_at else layout))
+        assert layer_cost(kind, KEEP_ALL) == layer_cost(plain, KEEP_ALL)
+    everything = planned_activations(mixed)
+    assert everything == 64 * (sum(layer_cost(kind, KEEP_ALL).kept for kind in kinds) + beside_layers(mixed))
+    limited = replace(mixed, activation_budget_bytes=part * everything)
+    try:
+        choices = layer_choices(limited)
+    except BudgetTooSmall as error:
+        needed = error.needed
+        limited = replace(mixed, activation_budget_bytes=needed * (1 + 1e-9))
+        assert needed > part * everything
+    else:
+        assert (set(choices) == {KEEP_ALL}) == (part >= 1)
+    budget = limited.activation_budget_bytes
+    assert budget is not None
+    assert planned_activations(limited) <= budget
 
 
 def test_the_fullest_moment_counts_what_earlier_layers_keep() -> None:

@@ -101,6 +101,7 @@ LAYOUTS_MEASURED = {
     "context:AllGather": (job(HALF, 1, 1, 16384, context=2), 67.5, 15_299),
     "context:Ring": (job(HALF, 1, 1, 16384, context=2, context_method="Ring"), 67.5, 14_633),
     "experts": (job(SPARSE_30B, 4, 2, 4096, shard=2, expert=2), 73.3, 44_870),
+    "experts on four": (job(replace(SPARSE_30B, num_layers=24), 8, 2, 4096, shard=4, expert=4), 98.6, 20_439),
     "tensor on four": (job(LLAMA_8B, 8, 4, tensor=4, sequence_parallel=True), 85.1, 9_193),
     "mixed on four": (job(LLAMA_8B, 8, 2, tensor=2, shard=2, sequence_parallel=True), 89.3, 10_177),
     "zero3 on four": (job(LLAMA_8B, 8, shard=4, zero_stage=3), 81.1, 10_577),
@@ -112,7 +113,7 @@ def test_memory_and_speed_of_every_measured_layout_are_near(name: str) -> None:
     found, gib, speed = LAYOUTS_MEASURED[name]
     plan = make_plan(found, GPUS["H200"])
     assert plan.fullest.total / GIB == pytest.approx(gib, rel=0.05)
-    assert plan.tokens_per_s_per_gpu == pytest.approx(speed, rel=0.1)
+    assert plan.tokens_per_s_per_gpu == pytest.approx(speed, rel=0.06)
 
 
 def test_experts_of_other_ranks_cost_moves_and_waits_of_the_host() -> None:
@@ -547,7 +548,8 @@ def test_gpus_are_known_by_name_and_by_product() -> None:
 def test_a_plan_is_checked_against_the_first_steps() -> None:
     plan = make_plan(job(shard=4), GPUS["H200"])
     assert plan.time is not None
-    seconds = [20.0, *[plan.time.total * 1.25] * 4]
+    settled = plan.time.total * 1.25
+    seconds = [20.0, 5.8, 2 * settled, settled, settled]  # the first ones compile kernels
     found = check_plan(plan, 0, seconds, int(plan.fullest.total / 0.9))
     assert found.step_error == pytest.approx(-0.2)
     assert found.memory_error == pytest.approx(-0.1)
@@ -555,7 +557,7 @@ def test_a_plan_is_checked_against_the_first_steps() -> None:
     unknown = check_plan(make_plan(job(shard=4), None), 0, seconds, None)
     assert (unknown.step_error, unknown.memory_error) == (None, None)
     assert unknown.line() == (
-        f"plan: step {seconds[1]:.3g} s measured, none predicted (known devices: A100, H100, H200, B200); "
+        f"plan: step {settled:.3g} s measured, none predicted (known devices: A100, H100, H200, B200); "
         f"memory {unknown.predicted_bytes / GIB:.1f} GiB predicted, not measured: this system does not count it"
     )
     tiny = check_plan(make_plan(job(MOE, length=64, shard=4), None), 0, seconds, None)

@@ -13,7 +13,8 @@ from stoker.model.config import ModelConfig
 from stoker.pod.config_file import ConfigError
 from stoker.pod.plan.late_gradients import turning
 from stoker.pod.plan.layer_choice import layer_cost, planned_activations, stage_choices
-from stoker.pod.plan.stage import pipeline_ranks
+from stoker.pod.plan.layer_kinds import layer_jobs
+from stoker.pod.plan.stage import pipeline_ranks, stage_layers
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.rank.build import RankContext
 from stoker.trainer.rank.mesh import AxisGroups
@@ -34,6 +35,8 @@ WIDE = replace(
     tie_embeddings=False,
 )
 SPARSE = replace(WIDE, architecture="qwen3-moe", num_experts=8, num_experts_per_token=2, moe_intermediate_size=96)
+MIXED = replace(SPARSE, mlp_only_layers=(0, 3))
+"""Dense layers at both ends, and experts between them."""
 ONE_CHOICE = replace(SPARSE, initializer_range=0.0)
 """All logits of its router are equal, so that all tokens go to the same experts, on one rank."""
 PARTS = (1.0, 0.8, 0.6, 0.45)
@@ -51,6 +54,7 @@ RANKS: dict[str, tuple[Layout, ModelConfig, dict[str, Any]]] = {
     "sequence parallel": (Layout(tensor=2), WIDE, CUT),
     "sequence parallel, adapters": (Layout(tensor=2), WIDE, {**CUT, **LORA}),
     "sequence parallel, experts": (Layout(tensor=2), SPARSE, CUT),
+    "sequence parallel, both kinds of layers": (Layout(tensor=2), MIXED, CUT),
     "sequence parallel, fp8": (Layout(tensor=2), LONG, {**CUT, **FP8}),
     "sequence parallel, fp8 by rows": (Layout(tensor=2), LONG, {**CUT, **FP8, "memory__fp8_recipe": "Rowwise"}),
 }
@@ -73,10 +77,13 @@ def budgets(model: ModelConfig, changes: dict[str, Any], parts: tuple[float, ...
 
 
 def check(found: list[Kept], limits: list[float]) -> None:
-    """Each within its budget and near to the plan; the loss and the gradient are those of the largest budget."""
+    """Each within its budget and near to the plan; the loss and the gradient are those of the largest budget.
+
+    Numbers of a token that the plan leaves out are a thousandth.
+    """
     for kept, limit in zip(found, limits, strict=True):
         assert kept.measured <= limit
-        assert 0.85 * kept.planned <= kept.measured <= kept.planned
+        assert 0.8 * kept.planned <= kept.measured <= 1.002 * kept.planned
         assert (kept.loss, kept.gradient) == (found[0].loss, found[0].gradient)
     measured = [kept.measured for kept in found]
     assert measured == sorted(measured, reverse=True)
@@ -85,8 +92,8 @@ def check(found: list[Kept], limits: list[float]) -> None:
 
 @pytest.mark.parametrize(
     ("model", "changes"),
-    [(WIDE, LORA), (SPARSE, {}), (SPARSE, LORA)],
-    ids=["adapters", "experts", "adapters of experts"],
+    [(WIDE, LORA), (SPARSE, {}), (SPARSE, LORA), (MIXED, {}), (MIXED, LORA)],
+    ids=["adapters", "experts", "adapters of experts", "both kinds of layers", "adapters of both kinds"],
 )
 def test_adapters_and_experts_stay_within_a_budget(model: ModelConfig, changes: dict[str, Any]) -> None:
     limits = budgets(model, changes)
@@ -160,6 +167,7 @@ LATE: dict[str, tuple[ModelConfig, dict[str, Any], int]] = {
     "dense, first rank": (WIDE, {}, 0),
     "dense, last rank": (WIDE, {}, 1),
     "experts": (SPARSE, {}, 1),
+    "both kinds of layers": (MIXED, {}, 1),
     "adapters": (WIDE, LORA, 1),
     "adapters of attention": (WIDE, {**LORA, "lora": {"rank": 4, "alpha": 8, "targets": ["q_proj", "o_proj"]}}, 0),
     "adapters of experts": (SPARSE, LORA, 1),
@@ -207,8 +215,10 @@ def check_late(
     everything, expected = kept_by_late_stage(late_config(None, layout, changes), model, number, context)
     job = planned_job(config, model)
     planned = planned_activations(job, pipeline_ranks(job)[number])
-    costs = [layer_cost(job, choice) for choice in stage_choices(job, number, 2)]
-    of_moment = job.tokens * max(cost.again + turning(job, cost.kept) for cost in costs)
+    layers = stage_layers(job)[number]
+    kinds = layer_jobs(job)[layers.start : layers.stop]
+    costs = [(kind, layer_cost(kind, one)) for kind, one in zip(kinds, stage_choices(job, number, 2), strict=True)]
+    of_moment = job.tokens * max(cost.again + turning(kind, cost.kept) for kind, cost in costs)
     worst = job.fullest_load  # the plan counts the rows of the worst choice of the routers
     assert 0.85 / worst * (planned - of_moment) <= most <= planned <= limit
     assert most < everything
@@ -238,9 +248,3 @@ def test_the_named_budget_is_that_of_the_rank_that_needs_most() -> None:
     below = late_config(0.99 * smallest_budget(WIDE, Layout(), {}), Layout(), {})
     with pytest.raises(ConfigError, match="the smallest that works is "):
         choose_layers(below, WIDE, (0, 2))
-
-
-def test_what_no_bound_is_known_for_is_refused_with_the_reason() -> None:
-    mixed = replace(SPARSE, mlp_only_layers=(0,))
-    with pytest.raises(ConfigError, match=r"both dense layers \(1 of 4\) and layers with experts"):
-        choose_layers(config_of(2**30), mixed)

@@ -59,7 +59,8 @@ def test_sizes_that_do_not_multiply_out_are_refused_with_the_arithmetic() -> Non
         (
             "memory",
             {"nvme_offload": {"path": "/x"}, "cpu_offload": True},
-            "memory.cpuOffload true is not supported yet with memory.nvmeOffload; allowed: false",
+            "memory.cpuOffload true is not supported yet with memory.nvmeOffload: both take the whole state; "
+            "`stoker plan` shows its size; allowed: false",
         ),
         (
             "training__global_batch_size",

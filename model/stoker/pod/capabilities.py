@@ -142,6 +142,12 @@ of the model.
 """
 
 
+OF_BOTH_OFFLOADS = (
+    f" with {manifest_name('memory.nvme_offload')}: both take the whole state; `stoker plan` shows its size"
+)
+"""Why an optimizer's state is in one place: in host memory, or in a file with buffers in host memory."""
+
+
 def refusals(program: str, config: Any, root: str = "") -> list[str]:
     """One line for each field that asks for what is not built, with its value and what is allowed.
 
@@ -153,7 +159,7 @@ def refusals(program: str, config: Any, root: str = "") -> list[str]:
     rows = {path: (row, "") for path, row in CAPABILITIES[program].items()}
     offload = _own_path(program, "memory.nvme_offload")
     if program in ("trainer", "TrainingJob") and _value_at(config, offload, None) is not None:
-        rows[_own_path(program, "memory.cpu_offload")] = only(False), f" with {manifest_name('memory.nvme_offload')}"
+        rows[_own_path(program, "memory.cpu_offload")] = only(False), OF_BOTH_OFFLOADS
     has_roles = program == "InferenceDeployment" and any(
         role != "colocated" for _, role in values_at(config, "pools[].role")
     )

@@ -18,7 +18,7 @@ from stoker.cli.exit_status import FAILED, WRONG_INPUT
 from stoker.cli.manifest_options import files_option
 from stoker.pod.plan.estimate import Plan, make_plan
 from stoker.pod.plan.gpu import GPUS, gpu_named
-from stoker.pod.plan.layer_choice import BudgetNotPlanned, BudgetTooSmall
+from stoker.pod.plan.layer_choice import BudgetTooSmall
 from stoker.pod.plan.layouts import layouts
 from stoker.pod.plan.model_size import ModelSize
 
@@ -50,7 +50,7 @@ def plan(
         spec = manifest["spec"]
         gpu = gpu_named(gpu_name) if gpu_name else gpu_of_spec(spec)
         found = make_plan(job_of_spec(spec, _model(spec, model_path), manifest["metadata"]["name"]), gpu)
-    except (BudgetTooSmall, BudgetNotPlanned) as error:
+    except BudgetTooSmall as error:
         _refuse(f"spec.memory.activationBudgetGiB {spec['memory']['activationBudgetGiB']}: {error}")
     except (ValueError, OSError) as error:
         _refuse(str(error))

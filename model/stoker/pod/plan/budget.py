@@ -80,7 +80,7 @@ class _Bound:
     def __init__(self, options: Sequence[Cost], room: float, most: float) -> None:
         """`most`: the work of a choice that is known; infinite without one."""
         self._room, self._most = room, most * (1 + 1e-9)
-        self._corners = _corners(options)
+        self._corners = corners(options)
 
     def allows(self, chosen: _Chosen, left: int) -> bool:
         return chosen.work + self._least(left, self._room - chosen.kept) <= self._most
@@ -99,19 +99,20 @@ class _Bound:
         return left * corners[-1].work
 
 
-def _corners(options: Sequence[Cost]) -> list[Cost]:
-    """The lower convex hull of work over kept bytes, as long as work falls."""
+def corners(options: Sequence[Cost]) -> list[Cost]:
+    """Return the lower convex hull of work over kept bytes, as long as work falls."""
     hull: list[Cost] = []
     for cost in sorted(options, key=lambda cost: (cost.kept, cost.work)):
         if hull and cost.work >= hull[-1].work:
             continue
-        while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= _slope(hull[-1], cost):
+        while len(hull) > 1 and slope(hull[-2], hull[-1]) >= slope(hull[-1], cost):
             hull.pop()
         hull.append(cost)
     return hull
 
 
-def _slope(low: Cost, high: Cost) -> float:
+def slope(low: Cost, high: Cost) -> float:
+    """Return the work that one more byte costs: negative where it saves some."""
     return (high.work - low.work) / (high.kept - low.kept)
 
 

@@ -5,6 +5,7 @@ The trainer does what `layer_choices` says; `stoker plan` prints it. T tokens; b
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -14,7 +15,9 @@ from stoker.pod.plan.activations import Kept, Recomputed, layer_tensors, router_
 from stoker.pod.plan.budget import Cost, choose_cheapest, fullest_moment, least_room
 from stoker.pod.plan.context import exchanged_bytes
 from stoker.pod.plan.job import Job
-from stoker.pod.plan.late_gradients import fullest_moments, held_of_layer, late_bytes, turning
+from stoker.pod.plan.late_gradients import Moment, fullest_moments, held_of_layer, late_bytes, turning
+from stoker.pod.plan.layer_budget import choose_by_layer, least_room_by_layer
+from stoker.pod.plan.layer_kinds import layer_jobs
 from stoker.pod.plan.stage import PipelineRank, pipeline_ranks, stage_layers
 
 GIB = 2**30
@@ -68,20 +71,14 @@ class BudgetTooSmall(ValueError):
         self.needed = needed
 
 
-class BudgetNotPlanned(ValueError):
-    """No bound of what layers keep is known for this layout or model; the message tells why and what is allowed."""
-
-
 def layer_choices(job: Job) -> tuple[LayerChoice, ...]:
     """Return the choice of each layer, first to last.
 
     Raises:
         BudgetTooSmall: the budget cannot be met, even where every layer is computed again.
-        BudgetNotPlanned: no bound is known for this layout or model.
     """
     if job.activation_budget_bytes is None:
         return (MODES[job.layout.recompute],) * job.model.num_layers
-    check_planned(job)
     return tuple(choice for stage in _by_stage(job) for choice in stage)
 
 
@@ -90,10 +87,8 @@ def stage_choices(job: Job, stage: int, layers: int) -> tuple[LayerChoice, ...]:
 
     Raises:
         BudgetTooSmall: the budget cannot be met, even where every layer is computed again.
-        BudgetNotPlanned: no bound is known for this layout or model.
         ValueError: the budget is planned for another number of layers.
     """
-    check_planned(job)
     planned = _by_stage(job)[stage]
     if layers != len(planned):
         raise ValueError(
@@ -102,37 +97,28 @@ def stage_choices(job: Job, stage: int, layers: int) -> tuple[LayerChoice, ...]:
     return planned
 
 
-def check_planned(job: Job) -> None:
-    """Raise BudgetNotPlanned where no bound of what layers keep is known."""
-    model = job.model
-    if model.num_experts and model.dense_layers:
-        raise BudgetNotPlanned(
-            f"a budget of activations is not planned for a model with both dense layers ({model.dense_layers} of "
-            f"{model.num_layers}) and layers with experts: one choice of layers cannot hold both; leave "
-            "activationBudgetGiB out"
-        )
-
-
 def planned_activations(job: Job, rank: PipelineRank | None = None) -> float:
     """Return the bytes of activations at the fullest moment of backward, with the choices of a budget.
 
     `rank`: of a pipeline; None: the whole model.
     """
-    check_planned(job)
     if rank is None or job.layout.pipeline == 1:
-        chosen = [layer_cost(job, choice) for choice in layer_choices(job)]
+        chosen = [layer_cost(kind, choice) for kind, choice in zip(layer_jobs(job), layer_choices(job), strict=True)]
         return job.tokens * (fullest_moment(chosen) + beside_layers(job))
-    stages = [[layer_cost(job, choice) for choice in stage] for stage in _stages_of(job, rank.index)]
     moments = fullest_moments(job, rank)
-    held = max(sum(held_of_layer(job, moments, cost.kept) for cost in stage) for stage in stages)
-    again = max(cost.again + turning(job, cost.kept) for stage in stages for cost in stage)
+    stages = [
+        [_under_way(kind, moments, layer_cost(kind, choice)) for kind, choice in stage]
+        for stage in _stages_of(job, rank.index)
+    ]
+    held = max(sum(cost.kept for cost in stage) for stage in stages)
+    again = max(cost.again for stage in stages for cost in stage)
     return job.tokens * (held + again + _beside_stages(job, rank))
 
 
 def mean_recomputed(job: Job) -> Recomputed:
     """Return what the layers keep and compute again on average; of `again` what any layer does."""
     choices = layer_choices(job)
-    costs = [_computed(job, choice) for choice in choices]
+    costs = [_computed(kind, choice) for kind, choice in zip(layer_jobs(job), choices, strict=True)]
     names = dict.fromkeys(name for choice in choices for name in choice.names())
     kept, work = sum(cost.kept for cost in costs), sum(cost.work for cost in costs)
     return Recomputed(kept / len(costs), tuple(names), work / len(costs))
@@ -173,7 +159,7 @@ def _by_stage(job: Job) -> tuple[tuple[LayerChoice, ...], ...]:
     """Return the choices of the layers of each stage, in the order of the forward pass."""
     if job.layout.pipeline == 1:
         return (_within_budget(job),)
-    by_rank: dict[int, tuple[LayerChoice, ...]] = {}
+    by_rank: dict[int, list[tuple[LayerChoice, ...]]] = {}
     refused: list[BudgetTooSmall] = []
     for rank in pipeline_ranks(job):
         try:
@@ -182,60 +168,123 @@ def _by_stage(job: Job) -> tuple[tuple[LayerChoice, ...], ...]:
             refused.append(error)
     if refused:  # the smallest budget that works is that of the rank that needs most
         raise max(refused, key=lambda error: error.needed)
-    stages = stage_layers(job)
-    return tuple(by_rank[number % job.layout.pipeline][: len(layers)] for number, layers in enumerate(stages))
+    ranks = job.layout.pipeline
+    return tuple(by_rank[number % ranks][number // ranks] for number in range(ranks * job.layout.stages_per_rank))
 
 
-def _stages_of(job: Job, index: int) -> list[tuple[LayerChoice, ...]]:
-    """Return the choices of the stages of one pipeline rank."""
-    return list(_by_stage(job)[index :: job.layout.pipeline])
+def _stages_of(job: Job, index: int) -> list[list[tuple[Job, LayerChoice]]]:
+    """Return the layers of the stages of one pipeline rank: each as its kind sees the job, and its choice."""
+    choices = _by_stage(job)[index :: job.layout.pipeline]
+    return [list(zip(kinds, stage, strict=True)) for kinds, stage in zip(_kinds_of(job, index), choices, strict=True)]
+
+
+def _kinds_of(job: Job, index: int) -> list[tuple[Job, ...]]:
+    """Return the job as the layers of each stage of a pipeline rank see it."""
+    kinds = layer_jobs(job)
+    return [kinds[layers.start : layers.stop] for layers in stage_layers(job)[index :: job.layout.pipeline]]
 
 
 def _within_budget(job: Job) -> tuple[LayerChoice, ...]:
-    budget, layers = job.activation_budget_bytes, job.model.num_layers
+    kinds, budget = layer_jobs(job), job.activation_budget_bytes
     assert budget is not None
-    options = all_options(job)
-    costs = [layer_cost(job, option) for option in options]
-    chosen = choose_cheapest(costs, layers, budget / job.tokens - beside_layers(job))
+    costs = {kind: [layer_cost(kind, option) for option in all_options(kind)] for kind in set(kinds)}
+    room = budget / job.tokens - beside_layers(job)
+    chosen, layers = _cheapest([costs[kind] for kind in kinds], room), len(kinds)
     if chosen is None:
-        raise _too_small(job, layers, least_room(costs, layers), beside_layers(job))
-    return tuple(options[number] for number in chosen)
+        of_layers = [costs[kind] for kind in kinds]
+        least = least_room_by_layer(of_layers) if job.model.is_mixed else least_room(of_layers[0], layers)
+        raise _too_small(job, layers, least, beside_layers(job))
+    return _named(kinds, chosen)
 
 
-def _within_budget_of(job: Job, rank: PipelineRank) -> tuple[LayerChoice, ...]:
-    """Return the choices of the layers of a rank's largest stage, for as many activations as its schedule holds.
+def _named(kinds: tuple[Job, ...], numbers: list[int]) -> tuple[LayerChoice, ...]:
+    """Return the choices of layers of these kinds by the numbers of their options."""
+    return tuple(all_options(kind)[number] for kind, number in zip(kinds, numbers, strict=True))
 
-    Bound: all of them whole, and what one layer computes again. So for each limit of the latter the rest is a sum.
+
+def _work(layers: list[list[Cost]], numbers: list[int]) -> float:
+    return sum(options[number].work for options, number in zip(layers, numbers, strict=True))
+
+
+def _cheapest(layers: list[list[Cost]], room: float) -> list[int] | None:
+    """Layers of one kind change places for the least memory; others have theirs."""
+    if all(options == layers[0] for options in layers):
+        return choose_cheapest(layers[0], len(layers), room)
+    return choose_by_layer(layers, room)
+
+
+def _under_way(kind: Job, moments: tuple[Moment, ...], cost: Cost) -> Cost:
+    """Return the cost of a layer in all passes that a rank of a pipeline holds; `again` of the one that turns."""
+    return Cost(held_of_layer(kind, moments, cost.kept), cost.again + turning(kind, cost.kept), cost.work)
+
+
+def _within_budget_of(job: Job, rank: PipelineRank) -> list[tuple[LayerChoice, ...]]:
+    """Return the choices of the layers of a rank's stages, for as many activations as its schedule holds.
+
+    Bound: all of them whole, of its fullest stage, and what one layer computes again. So for each limit of the latter
+    the rest is a sum, and each stage is solved alone.
     """
-    budget, layers = job.activation_budget_bytes, rank.largest_stage
+    stages, budget = _kinds_of(job, rank.index), job.activation_budget_bytes
     assert budget is not None
-    options = all_options(job)
-    costs = [layer_cost(job, option) for option in options]
-    room, moments = budget / job.tokens - _beside_stages(job, rank), fullest_moments(job, rank)
-    held = [Cost(held_of_layer(job, moments, cost.kept), 0.0, cost.work) for cost in costs]
-    again = [cost.again + turning(job, cost.kept) for cost in costs]
-    found: list[tuple[float, float, list[int]]] = []
-    for limit in set(again):
-        numbers = [number for number, most in enumerate(again) if most <= limit]
-        chosen = choose_cheapest([held[number] for number in numbers], layers, room - limit)
-        if chosen is not None:
-            picked = [numbers[number] for number in chosen]
-            found.append((sum(costs[number].work for number in picked), limit, picked))
+    costs = _costs_under_way(job, rank)
+    of_stages = {stage: [costs[kind] for kind in stage] for stage in stages}
+    limits = {cost.again for options in costs.values() for cost in options}
+    room = budget / job.tokens - _beside_stages(job, rank)
+    found: list[tuple[float, float, dict[tuple[Job, ...], list[int]]]] = []
+    for limit in limits:
+        picks = {stage: _stage_within(layers, limit, room) for stage, layers in of_stages.items()}
+        chosen = {stage: pick for stage, pick in picks.items() if pick is not None}
+        if len(chosen) == len(picks):
+            work = sum(
+                costs[kind][number].work for stage in stages for kind, number in zip(stage, chosen[stage], strict=True)
+            )
+            found.append((work, limit, chosen))
     if not found:
-        least = min(layers * one.kept + most for one, most in zip(held, again, strict=True))
-        raise _too_small(job, rank.live_stages * layers, least, _beside_stages(job, rank))
-    _, _, picked = min(found)
-    picked.sort(key=lambda number: -costs[number].again)
-    return tuple(options[number] for number in picked)
+        least = min(max(_least_of_stage(layers, limit) for layers in of_stages.values()) for limit in limits)
+        raise _too_small(job, rank.live_stages * rank.largest_stage, least, _beside_stages(job, rank))
+    _, _, chosen = min(found, key=lambda one: one[:2])
+    return [
+        tuple(all_options(kind)[number] for kind, number in zip(stage, chosen[stage], strict=True)) for stage in stages
+    ]
+
+
+def _costs_under_way(job: Job, rank: PipelineRank) -> dict[Job, list[Cost]]:
+    """Return the costs of all options of each kind of a rank's layers, in all passes that its schedule holds."""
+    moments, kinds = fullest_moments(job, rank), {kind for stage in _kinds_of(job, rank.index) for kind in stage}
+    return {
+        kind: [_under_way(kind, moments, layer_cost(kind, option)) for option in all_options(kind)] for kind in kinds
+    }
+
+
+def _stage_within(layers: list[list[Cost]], limit: float, room: float) -> list[int] | None:
+    """Return the cheapest options of a stage where no layer computes more than `limit` again."""
+    allowed = [[number for number, cost in enumerate(options) if cost.again <= limit] for options in layers]
+    sums = [
+        [Cost(options[number].kept, 0.0, options[number].work) for number in numbers]
+        for options, numbers in zip(layers, allowed, strict=True)
+    ]
+    chosen = _cheapest(sums, room - limit)
+    if chosen is None:
+        return None
+    picked = [numbers[place] for numbers, place in zip(allowed, chosen, strict=True)]
+    alike = all(options == layers[0] for options in layers)
+    return sorted(picked, key=lambda number: -layers[0][number].again) if alike else picked
+
+
+def _least_of_stage(layers: list[list[Cost]], limit: float) -> float:
+    """Return the least that a stage holds where no layer computes more than `limit` again; infinite where none does."""
+    kept = [min((cost.kept for cost in options if cost.again <= limit), default=math.inf) for options in layers]
+    return limit + sum(kept)
 
 
 def _too_small(job: Job, layers: int, least: float, outside: float) -> BudgetTooSmall:
     """`layers`: times the micro-batches that are under way."""
-    tokens, inputs = job.tokens, layer_cost(job, LAYER_AGAIN)
+    tokens, kinds = job.tokens, set(layer_jobs(job))
+    inputs = max((layer_cost(kind, LAYER_AGAIN) for kind in kinds), key=lambda cost: cost.again)
     needed = tokens * (least + outside)
     late = ""
     if job.layout.pipeline > 1 and job.layout.schedule == "ZeroBubble":
-        late = f"late gradients of a layer read {late_bytes(job):,.0f}, "
+        late = f"late gradients of a layer read {max(map(late_bytes, kinds)):,.0f}, "
     loads = ""
     if job.layout.expert > 1:
         loads = f" (experts over {job.layout.expert} ranks: one may get {job.fullest_load:g} x the mean of their rows)"

@@ -9,7 +9,9 @@ from stoker.pod.plan.estimate import Plan
 from stoker.pod.plan.gpu import GPUS
 
 STEPS = 5
-"""Steps that are compared; the first also compiles kernels, so its time does not count."""
+"""Steps that are compared; memory is the peak of all."""
+UNSETTLED = 2
+"""First steps whose time does not count: they compile kernels, the second those for other numbers of rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +54,14 @@ def check_plan(
 
     Args:
         stage: index of the measured rank on the pipeline axis.
-        step_seconds: of each step from the first on; at least two.
+        step_seconds: of each step from the first on, more than `UNSETTLED`. Their lower median counts: with loads that
+            change, as those of experts, later steps compile, too.
         peak_bytes: most memory that the run had taken; None where the system does not count it.
         is_of_process: it is the growth of the whole process.
     """
     return PlanCheck(
         predicted_step_s=None if plan.time is None else plan.time.total,
-        measured_step_s=statistics.median(step_seconds[1:]),
+        measured_step_s=statistics.median_low(step_seconds[UNSETTLED:]),
         predicted_bytes=plan.memory[stage].total,
         measured_bytes=peak_bytes,
         is_of_process=is_of_process,

@@ -13,6 +13,7 @@ from stoker.pod.plan.activations import Recomputed, choose_kept, layer_tensors
 from stoker.pod.plan.context import context_buffers
 from stoker.pod.plan.job import Job
 from stoker.pod.plan.layer_choice import mean_recomputed, planned_activations
+from stoker.pod.plan.layer_kinds import layer_jobs
 from stoker.pod.plan.stage import Parameters, PipelineRank, pipeline_ranks, rank_parameters
 
 LOGITS_BYTES = 2200 * 2**20
@@ -68,8 +69,13 @@ def fullest(job: Job) -> Memory:
 
 
 def recomputed(job: Job) -> Recomputed:
-    """Return what a layer keeps; the mean over all layers with a budget."""
-    return choose_kept(job) if job.activation_budget_bytes is None else mean_recomputed(job)
+    """Return what a layer keeps; the mean over all layers with a budget, and in a model with two kinds of them."""
+    if job.activation_budget_bytes is not None:
+        return mean_recomputed(job)
+    found = [choose_kept(kind) for kind in layer_jobs(job)]
+    names = dict.fromkeys(name for one in found for name in one.again)
+    kept, work = sum(one.kept_bytes for one in found), sum(one.work for one in found)
+    return Recomputed(kept / len(found), tuple(names), work / len(found))
 
 
 def sends_each(job: Job) -> bool:
@@ -135,11 +141,16 @@ def _activations(job: Job, rank: PipelineRank) -> float:
     if job.activation_budget_bytes is not None:
         return planned_activations(job, rank)
     kept = recomputed(job).kept_bytes
-    whole = sum(item.bytes_per_token for item in layer_tensors(job))
     layers = rank.live_stages * rank.largest_stage
-    again = whole - kept if kept < whole else 0.0  # of the one layer that backward computes again
+    again = max(map(_computed_again, set(layer_jobs(job))))
     last = 2 * job.model.hidden_size * job.value_bytes if rank.is_last else 0.0
     return job.tokens * (layers * kept + again + last)
+
+
+def _computed_again(kind: Job) -> float:
+    """Bytes of a token of the one layer that backward computes again."""
+    whole = sum(item.bytes_per_token for item in layer_tensors(kind))
+    return max(0.0, whole - choose_kept(kind).kept_bytes)
 
 
 def _buffers(job: Job, rank: PipelineRank, parameters: Parameters) -> float:

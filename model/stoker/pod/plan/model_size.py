@@ -34,8 +34,8 @@ class ModelSize:
     experts_per_token: int = 0
     expert_size: int = 0
     """Width of one expert."""
-    dense_layers: int = 0
-    """Layers of a model with experts that have none."""
+    dense_at: tuple[int, ...] = ()
+    """Numbers of the layers of a model with experts that have none."""
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Self:
@@ -60,14 +60,19 @@ class ModelSize:
             qk_norm=architecture in _QK_NORM,
             num_experts=experts,
             experts_per_token=int(fields.get("num_experts_per_token") or 0) if experts else 0,
-            dense_layers=_dense_layers(fields) if experts else 0,
+            dense_at=_dense_at(fields) if experts else (),
             expert_size=int(fields.get("moe_intermediate_size") or fields["intermediate_size"]) if experts else 0,
         )
 
     @property
     def expert_share(self) -> float:
         """The part of the layers that has experts; sizes of a layer are means over all layers."""
-        return 1 - self.dense_layers / self.num_layers if self.num_experts else 0.0
+        return 1 - len(self.dense_at) / self.num_layers if self.num_experts else 0.0
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether some layers are dense and others have experts."""
+        return bool(self.num_experts and self.dense_at)
 
     @property
     def table(self) -> int:
@@ -123,11 +128,11 @@ class ModelSize:
         return 4.0 * heads * window * (1 - window / (2 * sequence_length))
 
 
-def _dense_layers(fields: Mapping[str, Any]) -> int:
+def _dense_at(fields: Mapping[str, Any]) -> tuple[int, ...]:
     """Layers without experts: those between the sparse ones, and those that are named."""
     every, named = int(fields.get("decoder_sparse_step") or 1), set(fields.get("mlp_only_layers") or ())
     layers = range(int(fields["num_layers"]))
-    return sum((layer + 1) % every != 0 or layer in named for layer in layers)
+    return tuple(layer for layer in layers if (layer + 1) % every != 0 or layer in named)
 
 
 _NEEDED = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads")

@@ -8,6 +8,7 @@ from typing import Literal
 from stoker.pod.plan.context import context_sent
 from stoker.pod.plan.job import Job
 from stoker.pod.plan.layer_choice import layer_choices, sent_again
+from stoker.pod.plan.layer_kinds import layer_jobs
 from stoker.pod.plan.memory import SUM_BYTES, sends_each
 from stoker.pod.plan.stage import Parameters, PipelineRank, pipeline_ranks, rank_parameters
 
@@ -81,8 +82,8 @@ def _tensor(job: Job, rank: PipelineRank) -> Flow:
     """Two sums over the ranks in forward and two in backward of each layer, each twice a pass of its rows; and what
     backward sends again.
     """
-    choices = layer_choices(job)
-    again = sum(sent_again(job, choice) for choice in choices) / len(choices)
+    choices = list(zip(layer_jobs(job), layer_choices(job), strict=True))
+    again = sum(sent_again(kind, choice) for kind, choice in choices) / len(choices)
     once = 8 * job.model.hidden_size * job.value_bytes * _others(job.layout.tensor)
     sent = job.micro_batches * job.tokens * rank.layers * (once + again)
     return Flow(purpose="tensor parallel", link=link_of(job, "tensor"), bytes=sent, hidden=False)

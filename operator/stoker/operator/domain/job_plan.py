@@ -11,7 +11,7 @@ from typing import Any
 
 from stoker.pod.plan.gpu import Gpu, known_gpu
 from stoker.pod.plan.job import Job
-from stoker.pod.plan.layer_choice import BudgetNotPlanned, BudgetTooSmall, layer_choices
+from stoker.pod.plan.layer_choice import BudgetTooSmall, layer_choices
 from stoker.pod.plan.memory import Memory, fullest
 from stoker.pod.plan.model_size import ModelSize
 
@@ -68,7 +68,7 @@ def too_large(spec: Mapping[str, Any]) -> list[str]:
 
 
 def over_budget(spec: Mapping[str, Any]) -> list[str]:
-    """Return one line if a rank's activations cannot be kept within the budget, or if no plan can tell.
+    """Return one line if a rank's activations cannot be kept within the budget.
 
     A model behind `modelFrom` is not known here: its ranks check the budget before they start.
     """
@@ -77,7 +77,7 @@ def over_budget(spec: Mapping[str, Any]) -> list[str]:
         return []
     try:
         layer_choices(job_of_spec(spec))
-    except (BudgetTooSmall, BudgetNotPlanned) as error:
+    except BudgetTooSmall as error:
         return [f"spec.memory.activationBudgetGiB {budget}: {error}"]
     except ValueError:
         return []  # admission names what does not multiply out

@@ -73,7 +73,7 @@ def choose_layers(
     `stage`: number of a stage of a pipeline and of its layers; None: all layers of the model.
 
     Raises:
-        ConfigError: the budget of activations cannot be met, or is not planned; the message shows why.
+        ConfigError: the budget of activations cannot be met; the message shows why.
     """
     try:
         job = planned_job(config, model)

@@ -30,7 +30,7 @@ from stoker.engine.transfer.port import Move
 from stoker.pod.config_file import ConfigError
 from testing.engine.audits import assert_sound
 from testing.engine.rank_engines import closed, config_of, saved
-from testing.engine.transfers import random_blocks, wait_for
+from testing.engine.transfers import LAYOUT, random_blocks, wait_for
 from tests.engine.conftest import MakeEngine
 from tests.engine.test_core import PLAN
 from tests.engine.test_engine import drive, random_prompts, tokens_of
@@ -93,7 +93,7 @@ class Ranks:
         self.listeners: list[Callable[[int, BlockReport], None]] = []
 
     def call(self, rank: int, _: OpenTier) -> None:
-        told = TierOpened(0, "", "MemoryError: none is left") if rank else TierOpened(64, "host-memory", "")
+        told = TierOpened(None, "", "MemoryError: none is left") if rank else TierOpened(LAYOUT, "host-memory", "")
         for listener in self.listeners:
             listener(rank, told)
 
@@ -119,7 +119,7 @@ def test_a_rank_says_that_it_has_no_room(make_engine: MakeEngine) -> None:
 def test_a_rank_reports_each_save_and_load_with_the_sums_of_its_part() -> None:
     blocks = random_blocks(3, seed=1)
     before, reports = blocks.copy(), list[BlockReport]()
-    tier = RankTier(HostMemoryLink(blocks, 2), reports.append)
+    tier = RankTier(HostMemoryLink(blocks, 2), LAYOUT, reports.append)
     tier.do(SaveBlocks(1, (Move(0, 1), Move(2, 0))))
     tier.do(FenceSave(1))
     blocks[:] = 0

@@ -16,14 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.engine.core.block_identity import BlockIdentity
-from stoker.engine.core.disk.block_folder import SUFFIX, UNFINISHED, Found
+from stoker.engine.core.disk.block_folder import SUFFIX, UNFINISHED, Found, file_bytes
 from stoker.engine.core.disk.cold_tier import ReadEnd
 from stoker.engine.core.disk.disk_tier import DiskTier
 from stoker.engine.core.disk.shared_home import LEASE_S, UNFINISHED_S, USED, SharedHome, due
 from stoker.engine.core.disk.shared_index import SharedIndex
+from stoker.engine.core.disk.slot_files import SlotFiles
 from stoker.engine.core.disk.store_tier import StoreTier, ranked
 from stoker.engine.core.host_index import HostEntry
-from testing.engine.cold_blocks import IDENTITY, WAIT_S, block_of, content_of, sum_of
+from testing.engine.cold_blocks import IDENTITY, WAIT_S, WHOLE, block_of, content_of, sum_of
 from testing.engine.faulty_files import FaultyFiles, failing, full
 from testing.engine.transfers import FINGERPRINT, LAYOUT
 
@@ -45,7 +46,10 @@ class StoreBench:
             path.name: SharedHome(path, identity, max_blocks, TTL_S, self.files[path.name], unix_time) for path in paths
         }
         volumes = {
-            name: DiskTier(home, SharedIndex(max_blocks), identity, self.slots, clock) for name, home in homes.items()
+            name: DiskTier(
+                home, SharedIndex(max_blocks), SlotFiles(identity, self.slots), file_bytes(identity, WHOLE), clock
+            )
+            for name, home in homes.items()
         }
         self.homes = homes
         self.tier = StoreTier(volumes, replicas)
@@ -187,14 +191,14 @@ def test_a_store_that_is_not_mounted_is_a_store_without_blocks(tmp_path: Path) -
 
 
 FOUND = st.lists(st.floats(0, 1000), max_size=30).map(
-    lambda times: [Found(bytes([place]) * 32, used_s) for place, used_s in enumerate(sorted(times))]
+    lambda times: [Found(bytes([place]) * 32, used_s, WHOLE) for place, used_s in enumerate(sorted(times))]
 )
 
 
 @given(found=FOUND, max_blocks=st.integers(1, 30), ttl_s=st.floats(60, 900))
 def test_what_the_sweeper_removes(found: list[Found], max_blocks: int, ttl_s: float) -> None:
     now_s = 1000.0
-    removed = set(due(found, max_blocks, ttl_s, now_s))
+    removed = {one.digest for one in due(found, max_blocks, ttl_s, now_s)}
     kept = [one for one in found if one.digest not in removed]
     assert not any(one.digest in removed for one in found if one.used_s >= now_s - LEASE_S), "leases hold"
     assert all(one.used_s >= now_s - ttl_s for one in kept), "none is kept for longer than its time"

@@ -7,12 +7,15 @@ each executor, used by the core's thread; other reports go to who listens.
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
+from stoker.engine.errors import ExecutorLost
 from stoker.engine.ranks.block_calls import BlockCall, BlockReport, CallEnded, MovesBlocks
 from stoker.engine.transfer.ticket import TransferError
 
@@ -107,6 +110,12 @@ class RankCalls:
             except queue.Empty:
                 continue
             self._take(rank, report)
+
+    def settle(self, condition: Callable[[], bool], timeout_s: float) -> None:
+        """Wait as long for what reports bring, and not for lost ranks."""
+        until_s = time.monotonic() + timeout_s
+        with suppress(ExecutorLost):
+            self.wait(lambda: condition() or time.monotonic() >= until_s)
 
     def read_reports(self) -> None:
         """Take what the ranks have reported since the last call."""

@@ -21,9 +21,13 @@ from stoker.engine.core.disk.breaker import Breaker
 from stoker.engine.core.disk.disk_index import HIGH, LOW, DiskIndex
 from stoker.engine.core.disk.disk_tier import HANGS_S
 from stoker.engine.core.disk.lane import FREE_S, LOCK, remove_unused, take_lane
-from stoker.engine.transfer.checksum import raw_sums
+from stoker.engine.core.disk.lane_home import whole_blocks
+from stoker.engine.transfer.block_part import part_of
+from stoker.engine.transfer.checksum import content_seed, raw_sums, seeded
 from stoker.engine.transfer.landing_zone import BlockRefused
+from stoker.engine.transfer.layout import BlockLayout
 from stoker.engine.transfer.port import LayoutMismatch
+from stoker.engine.transfer.repack import repack
 from stoker.engine.transfer.ticket import TransferError
 from testing.engine.cold_blocks import IDENTITY, WHOLE, DiskBench, block_of, content_of, sum_of
 from testing.engine.faulty_files import FaultyFiles, Killed, failing, full, killed_at
@@ -109,7 +113,12 @@ def folder_at(path: Path, files: Files | None = None, identity: BlockIdentity = 
 def store(folder: BlockFolder, *numbers: int) -> None:
     folder.prepare()
     for number in numbers:
-        folder.write(content_of(number, folder.identity), folder.identity.layout, block_of(number), sum_of(number, folder.identity))
+        folder.write(
+            content_of(number, folder.identity),
+            folder.identity.layout,
+            block_of(number),
+            sum_of(number, folder.identity),
+        )
 
 
 def sound(folder: BlockFolder, number: int) -> bool:
@@ -210,12 +219,49 @@ def test_a_process_that_is_killed_at_any_point_leaves_whole_blocks_or_none(tmp_p
     assert point > 20
 
 
+HALVES = tuple(replace(LAYOUT, first_head=head, end_head=head + 1) for head in range(2))
+
+
+def test_ranks_that_are_killed_at_any_point_leave_whole_blocks_or_none(tmp_path: Path) -> None:
+    """As above, for two ranks that write their halves of each block one after the other."""
+    for point in range(10_000):
+        path = tmp_path / str(point)
+        with suppress(Killed):
+            folder = folder_at(path, FaultyFiles(killed_at(point)))
+            store(folder)
+            for number in (1, 2):
+                for layout in HALVES:
+                    half_N = np.zeros(layout.block_bytes, dtype=np.uint8)
+                    repack([(LAYOUT, {0: block_of(number)})], layout, {0: half_N})
+                    content, raw = content_of(number), int(raw_sums(half_N[None])[0])
+                    folder.write(content, layout, half_N, seeded(raw, content_seed(folder.root, 0, content.digest)))
+            folder.remove(content_of(1).digest, tuple(map(part_of, HALVES)))
+            break
+        after = folder_at(path)
+        after.prepare()
+        found = {one.digest: one.parts for one in whole_blocks(after)}
+        assert set(found) == {content_of(number).digest for number in (1, 2) if sound_in(after, number, HALVES)}
+        assert len(list(path.rglob(f"*{SUFFIX}"))) == 2 * len(found), "other halves are gone"
+    assert point > 20
+
+
+def sound_in(folder: BlockFolder, number: int, layouts: tuple[BlockLayout, ...]) -> bool:
+    """As `sound`, where the parts have these layouts."""
+    into = np.zeros(LAYOUT.block_bytes, dtype=np.uint8)
+    with suppress(FileNotFoundError):
+        folder.read(content_of(number), tuple(map(part_of, layouts)), LAYOUT, into)
+        assert into.tobytes() == block_of(number).tobytes()
+        return True
+    return False
+
+
 def test_strange_files_are_removed_and_those_of_others_left_alone(tmp_path: Path) -> None:
     folder = folder_at(tmp_path)
     store(folder, 1)
     name = content_of(1).digest.hex()
     (tmp_path / name[:2] / "note").write_text("x")
-    (tmp_path / name[:2] / f"{name.upper()}{SUFFIX}").write_text("x")
+    for odd in (name.upper(), f"{name}.0-2.0-2", f"{name}.0-3.0-1", f"{name}.0-02.0-1", f"{name}.1-1.0-1"):
+        (tmp_path / name[:2] / f"{odd}{SUFFIX}").write_text("x")
     (tmp_path / "theirs").write_text("x")
     assert [one.digest for one in folder.scan()] == [content_of(1).digest]
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == sorted([f"{name}{SUFFIX}", "theirs"])

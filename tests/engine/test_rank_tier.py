@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -9,11 +11,14 @@ from typing import Any, cast
 import pytest
 
 from stoker.engine.core.build import build_engine
+from stoker.engine.core.disk.block_folder import SUFFIX
 from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.rank_tier import RankTier, open_rank_tier
 from stoker.engine.core.rank_tier_link import RankTierLink
 from stoker.engine.core.stats import HostTierStats
+from stoker.engine.errors import ExecutorLost
 from stoker.engine.execution.host_link import HostMemoryLink
+from stoker.engine.ranks import executor
 from stoker.engine.ranks.block_calls import (
     BlockReport,
     CallEnded,
@@ -32,6 +37,7 @@ from testing.engine.audits import assert_sound
 from testing.engine.rank_engines import closed, config_of, saved
 from testing.engine.transfers import LAYOUT, random_blocks, wait_for
 from tests.engine.conftest import MakeEngine
+from tests.engine.test_cold_blocks import opened, settle
 from tests.engine.test_core import PLAN
 from tests.engine.test_engine import drive, random_prompts, tokens_of
 
@@ -45,11 +51,11 @@ def folder(twins: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> P
     return saved(twins["qwen3"], tmp_path_factory.mktemp("model"))
 
 
-def started(folder: Path, parallelism: dict[str, int], **cache: Any) -> LLMEngine:
+def started(folder: Path, parallelism: dict[str, int], *, deterministic: bool = True, **cache: Any) -> LLMEngine:
     config = config_of(
         folder,
         1,
-        deterministic=True,
+        deterministic=deterministic,
         parallelism=parallelism,
         cache={"num_blocks": 45, "block_size": 4, "preemption": "swap", **cache},
         scheduler={"max_batch_tokens": 64, "max_requests": 16},
@@ -82,6 +88,62 @@ def test_swapped_sequences_come_back_with_the_same_tokens(tiered: LLMEngine, fol
     assert stats.loaded > 0
     assert (stats.damaged, stats.failed) == (0, 0)
     assert_sound(tiered.audit())
+
+
+def test_engines_of_other_widths_read_the_store_of_two_ranks(folder: Path, tmp_path: Path) -> None:
+    """Each starts with nothing but the store, which the first one has filled."""
+    expected = answers(started(folder, {}, num_blocks=1200))
+    store = {"paths": [str(tmp_path)], "bytes": 10**8}
+    for number, shape in enumerate(({"tensor": 2}, {}, {"pipeline": 2})):
+        engine = opened(started(folder, shape, deterministic=False, host_memory_bytes=1 << 20, store=store))
+        wait_for(lambda: list_again(engine) > 0 or not number, "what the store holds")  # noqa: B023 - called here
+        assert answers(engine) == expected
+        settle(engine)
+        stats = engine.stats().store
+        assert stats is not None
+        assert stats.loaded > 0 if number else stats.saved > 0
+        assert (stats.damaged, stats.foreign, stats.failed, stats.state) == (0, 0, 0, "ok")
+        assert_sound(engine.audit())
+        engine.close()
+
+
+def list_again(engine: LLMEngine) -> int:
+    """Blocks that are known to be in the store."""
+    engine.rest()
+    stats = engine.stats().store
+    assert stats is not None
+    return stats.blocks
+
+
+def test_a_rank_that_is_killed_while_it_writes_loses_no_token(folder: Path, tmp_path: Path) -> None:
+    """Its engine ends; the next one finds whole blocks alone."""
+    disk = {"path": str(tmp_path), "bytes": 10**8}
+    engine = opened(started(folder, SHAPES["tensor"], host_memory_bytes=1 << 20, disk=disk))
+    expected = answers(engine)
+    while len(list(tmp_path.rglob(f"*{SUFFIX}"))) < 5:
+        engine.rest()
+    workers = executor_of(engine).workers
+    os.kill(workers.processes[1].pid, signal.SIGKILL)
+    wait_for(lambda: workers.lost is not None, "the loss")
+    engine.add_request("last", [1, 2, 3], PARAMS)
+    with pytest.raises(ExecutorLost, match="rank 1"):
+        drive(engine)
+    engine.close()
+    again = opened(started(folder, SHAPES["tensor"], host_memory_bytes=1 << 20, disk=disk))
+    stats = again.stats().disk
+    assert stats is not None
+    assert stats.found * 2 == len(list(tmp_path.rglob(f"*{SUFFIX}"))) > 0, "no part without the other"
+    assert answers(again) == expected
+    stats = again.stats().disk
+    assert stats is not None
+    assert (stats.loaded > 0, stats.damaged, stats.foreign, stats.failed) == (True, 0, 0, 0)
+    assert_sound(again.audit())
+    closed(again)
+
+
+def executor_of(engine: LLMEngine) -> executor.Ranks:
+    assert isinstance(engine.executor, executor.Ranks)
+    return engine.executor
 
 
 class Ranks:

@@ -224,7 +224,7 @@ def block_message(cls: type[Any], values: list[Any]) -> Any:
         return cls(*(BlockLayout(*value) if isinstance(value, tuple | list) else value for value in values))
     if cls is ReadPart:
         *others, parts = values
-        return ReadPart(*others, tuple(BlockPart(*part) for part in parts))
+        return cls(*others, tuple(BlockPart(*part) for part in parts))
     if cls is BlocksOpened:
         info, nvlinks, error = values
         return BlocksOpened(None if info is None else _port_of(info), nvlinks, error)

@@ -13,7 +13,7 @@ import numpy as np
 
 from stoker.engine.core.block_identity import BlockIdentity
 from stoker.engine.core.blocks import BlockContent
-from stoker.engine.core.disk.block_folder import BlockFolder
+from stoker.engine.core.disk.block_folder import BlockFolder, Files
 from stoker.engine.core.disk.file_failure import cause_of
 from stoker.engine.core.disk.io_threads import IoThreads
 from stoker.engine.core.disk.slot_files import READERS
@@ -27,8 +27,8 @@ CLOSE_S = 5.0
 class FolderThreads:
     """One folder, and the threads that wait for its disk."""
 
-    def __init__(self, path: Path, identity: BlockIdentity) -> None:
-        self.folder = BlockFolder(path, identity)
+    def __init__(self, path: Path, identity: BlockIdentity, files: Files | None) -> None:
+        self.folder = BlockFolder(path, identity, files)
         self.writer, self.readers = IoThreads(1, "disk writes"), IoThreads(READERS, "disk reads")
 
     def close(self, timeout_s: float) -> None:
@@ -41,18 +41,19 @@ class RankFileWork:
 
     def __init__(
         self, opened: OpenFiles, layout: BlockLayout, slots_SN: np.ndarray, slot_sums: MutableMapping[int, int],
-        report: Report,
+        report: Report, files: Files | None = None,
     ) -> None:  # fmt: skip
         """`layout`: of the rank's part. `slot_sums`: the raw sum of each slot, as saved; what is read is added."""
         self._identity = BlockIdentity(opened.fingerprint, opened.salt, opened.layout)
         self._layout, self._slots_SN, self._slot_sums, self._report = layout, slots_SN, slot_sums, report
+        self._files = files
         self._threads: dict[str, FolderThreads] = {}
 
     def do(self, call: WritePart | ReadPart) -> None:
         """Begin a write or a read."""
         threads = self._threads.get(call.folder)
         if threads is None:
-            threads = self._threads[call.folder] = FolderThreads(Path(call.folder), self._identity)
+            threads = self._threads[call.folder] = FolderThreads(Path(call.folder), self._identity, self._files)
         folder, content = threads.folder, BlockContent(call.digest, call.parent, call.tokens)
         if isinstance(call, WritePart):
             threads.writer.submit(lambda: self._tell(call.call, lambda: self._write(folder, content, call.slot)))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from stoker.engine.config import EngineConfig
 from stoker.engine.core.build import build_engine
 from stoker.engine.core.disk.block_folder import SUFFIX
 from stoker.engine.core.engine import LLMEngine
@@ -29,6 +31,7 @@ from stoker.engine.ranks.block_calls import (
     TierOpened,
 )
 from stoker.engine.ranks.rank_calls import RankCalls
+from stoker.engine.ranks.workers import Workers, worker_command
 from stoker.engine.sampling import SamplingParams
 from stoker.engine.transfer.checksum import raw_sums
 from stoker.engine.transfer.port import Move
@@ -52,7 +55,11 @@ def folder(twins: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 def started(folder: Path, parallelism: dict[str, int], *, deterministic: bool = True, **cache: Any) -> LLMEngine:
-    config = config_of(
+    return build_engine(tier_config(folder, parallelism, deterministic=deterministic, **cache))[0]
+
+
+def tier_config(folder: Path, parallelism: dict[str, int], *, deterministic: bool = True, **cache: Any) -> EngineConfig:
+    return config_of(
         folder,
         1,
         deterministic=deterministic,
@@ -60,7 +67,6 @@ def started(folder: Path, parallelism: dict[str, int], *, deterministic: bool = 
         cache={"num_blocks": 45, "block_size": 4, "preemption": "swap", **cache},
         scheduler={"max_batch_tokens": 64, "max_requests": 16},
     )
-    return build_engine(config)[0]
 
 
 def answers(engine: LLMEngine) -> list[list[int]]:
@@ -139,6 +145,46 @@ def test_a_rank_that_is_killed_while_it_writes_loses_no_token(folder: Path, tmp_
     assert (stats.loaded > 0, stats.damaged, stats.foreign, stats.failed) == (True, 0, 0, 0)
     assert_sound(again.audit())
     closed(again)
+
+
+BROKEN = """
+import sys
+from stoker.engine.core.rank_tier import RankTier
+from stoker.engine.worker_main import main
+
+def fail(tier, call):
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+RankTier.do = fail
+main()
+"""
+"""A further rank whose device fails as soon as it should save a block."""
+
+
+def broken_worker(rank: int, device: str, link: int) -> Sequence[str]:
+    return [sys.executable, "-c", BROKEN, *worker_command(rank, device, link)[3:]]
+
+
+def fail(_: RankTier, __: object) -> None:
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_device_that_fails_in_the_tier_ends_the_engine_and_names_the_rank(
+    rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is computed or tried again: after such an error no number of the device is to be trusted."""
+    command = broken_worker if rank else worker_command
+    config = tier_config(folder, SHAPES["tensor"], host_memory_bytes=1 << 20)
+    engine, _ = build_engine(config, start=lambda size, device: Workers(size, device, command=command))
+    if not rank:
+        monkeypatch.setattr(RankTier, "do", fail)
+    with pytest.raises(ExecutorLost, match=f"^rank {rank}: RuntimeError: CUDA error: an illegal memory access"):
+        answers(engine)
+    if rank:
+        with pytest.raises(ExecutorLost, match=r"^rank 1: RuntimeError"):
+            engine.step()
+    engine.close()
 
 
 def executor_of(engine: LLMEngine) -> executor.Ranks:

@@ -22,8 +22,9 @@ from stoker.engine.core.blocks import BlockManager
 from stoker.engine.core.cache_event_publisher import CacheEventPublisher
 from stoker.engine.core.cache_events import CacheEventLog
 from stoker.engine.core.disk.block_files import BlockFiles
+from stoker.engine.core.disk.cold_traffic import WaitForAny, wait_for_any
 from stoker.engine.core.disk.open_tiers import open_cold_traffic, store_name
-from stoker.engine.core.disk.rank_files import rank_files
+from stoker.engine.core.disk.rank_files import rank_files, wait_for_report
 from stoker.engine.core.disk.slot_files import SlotFiles
 from stoker.engine.core.disk.store_tier import StoreTier
 from stoker.engine.core.engine import LLMEngine
@@ -212,7 +213,7 @@ def make_tier(
     costs, index, clock = TierCosts(plan.preemption), HostIndex(plan.num_host_blocks), time.monotonic
     slots, cold = open_slots(plan, executor), None
     if identity is not None:
-        cold = open_cold_traffic(config, identity, index, slots.carrier(identity), costs, clock)
+        cold = open_cold_traffic(config, identity, index, slots.carrier(identity), costs, clock, slots.wait)
     return HostTier(blocks, index, slots.link, costs, slots.block_bytes, clock, cold)
 
 
@@ -224,13 +225,16 @@ class Slots(NamedTuple):
     """Of a block over all ranks."""
     carrier: Callable[[BlockIdentity], Callable[[], BlockFiles]]
     """Makes what makes a carrier to and from files, one for each volume."""
+    wait: WaitForAny = wait_for_any
+    """For what carriers do."""
 
 
 def open_slots(plan: EnginePlan, executor: Executor) -> Slots:
     """Make the slots, on one rank or on several. Raises ConfigError: a rank has no room."""
     if isinstance(executor, Ranks):
         calls, joint = executor.calls, RankTierLink(executor.calls, plan.num_host_blocks)
-        return Slots(joint, joint.block_bytes, lambda identity: rank_files(calls, joint.layouts, identity))
+        carrier = partial(rank_files, calls, joint.layouts)
+        return Slots(joint, joint.block_bytes, carrier, partial(wait_for_report, calls))
     cache = runner_of(executor).cache
     link = host_link(cache, plan.num_host_blocks, fused=plan.kernels == "fused")
     return Slots(link, cache.data[0].nbytes, lambda identity: partial(SlotFiles, identity, link.memory))

@@ -10,7 +10,7 @@ from stoker.engine.core.block_identity import BlockIdentity
 from stoker.engine.core.disk.block_files import BlockFiles
 from stoker.engine.core.disk.block_folder import file_bytes
 from stoker.engine.core.disk.cold_tier import ColdTier
-from stoker.engine.core.disk.cold_traffic import ColdTraffic
+from stoker.engine.core.disk.cold_traffic import ColdTraffic, WaitForAny, wait_for_any
 from stoker.engine.core.disk.disk_tier import DiskTier
 from stoker.engine.core.disk.lane_home import disk_tier
 from stoker.engine.core.disk.shared_home import SharedHome
@@ -24,7 +24,7 @@ from stoker.pod.config_file import ConfigError
 
 def open_cold_traffic(
     config: EngineConfig, identity: BlockIdentity, index: HostIndex, carrier: Callable[[], BlockFiles],
-    costs: TierCosts, clock: Callable[[], float],
+    costs: TierCosts, clock: Callable[[], float], wait: WaitForAny = wait_for_any,
 ) -> ColdTraffic:  # fmt: skip
     """Begin to open the configured tiers. `carrier`: makes what carries blocks to and from the files of one volume.
 
@@ -39,7 +39,7 @@ def open_cold_traffic(
     if config.cache.store is not None:
         tiers.append(store_tier(config.cache.store, identity, carrier, clock))
     layout = identity.layout
-    return ColdTraffic(index, tiers, costs, layout.block_size, layout.block_bytes, clock)
+    return ColdTraffic(index, tiers, costs, layout.block_size, layout.block_bytes, clock, wait)
 
 
 def store_name(store: StoreConfig, identity: BlockIdentity) -> str:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from stoker.engine.core.block_identity import BlockIdentity
 from stoker.engine.core.disk.block_folder import BlockFolder
 from stoker.engine.core.disk.file_failure import FileFailed, worst
 from stoker.engine.core.host_index import HostEntry
+from stoker.engine.errors import ExecutorLost
 from stoker.engine.ranks.block_calls import CallEnded, OpenFiles, ReadPart, WritePart
 from stoker.engine.ranks.rank_calls import RankCalls
 from stoker.engine.transfer.block_part import BlockPart, Parts, part_of
@@ -32,6 +34,11 @@ def rank_files(calls: RankCalls, layouts: Sequence[BlockLayout], identity: Block
     for rank in range(calls.num_ranks):
         calls.call(rank, OpenFiles(identity.fingerprint, identity.salt, identity.layout))
     return partial(RankFiles, calls, layouts, identity.root)
+
+
+def wait_for_report(calls: RankCalls, pending: Sequence[Future[Any]], timeout_s: float) -> None:
+    """Wait until the ranks have ended one of these, and no longer than so many seconds. Raises ExecutorLost."""
+    calls.settle(lambda: any(one.done() for one in pending), timeout_s)
 
 
 class JointCall(Generic[Result]):
@@ -88,7 +95,8 @@ class RankFiles:
 
     def close(self, timeout_s: float) -> None:
         """The ranks' threads end with the ranks."""
-        self._calls.settle(lambda: not self._open, timeout_s)
+        with suppress(ExecutorLost):  # the engine ends in any case
+            self._calls.settle(lambda: not self._open, timeout_s)
 
     def _begin(self, joint: JointCall[None] | JointCall[int], calls: Mapping[int, FileCall]) -> None:
         self._open.add(joint.future)

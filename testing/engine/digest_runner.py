@@ -18,11 +18,13 @@ WORD = 8
 
 
 class DigestRunner:
-    """One rank. `cache_BN` is [blocks, block_size * 8] uint8."""
+    """One rank. `cache_BN` is [blocks, block_size * 8] uint8: of each block the first half of all words, then the
+    second, as keys and values lie."""
 
     def __init__(self, num_blocks: int, block_size: int, vocab: int) -> None:
         self.block_size, self.vocab = block_size, vocab
         self.cache_BN = np.zeros((num_blocks, block_size * WORD), dtype=np.uint8)
+        self._words = self.cache_BN.reshape(num_blocks, 2, block_size, WORD // 2)
         self._tokens: dict[int, list[int]] = {}
         self._table: dict[int, dict[int, int]] = {}
         self._params: dict[int, tuple[SamplingParams, int]] = {}
@@ -53,15 +55,16 @@ class DigestRunner:
         return StepOutput(step.number, tuple(tokens), valid, tuple(scores), ((),) * len(step.seats))
 
     def _place(self, seat: int, position: int) -> np.ndarray:
+        """[2, WORD / 2] uint8: a position's word, a view."""
         block, offset = divmod(position, self.block_size)
-        return self.cache_BN[self._table[seat][block], offset * WORD : (offset + 1) * WORD]
+        return self._words[self._table[seat][block], :, offset]
 
     def _compute(self, seat: int, start: int, end: int) -> bytes:
         """Continue the digest behind what the cache holds. Returns the last one."""
         digest = self._place(seat, start - 1).tobytes() if start else bytes(WORD)
         for position in range(start, end):
             digest = _next(digest, self._tokens[seat][position])
-            self._place(seat, position)[:] = np.frombuffer(digest, dtype=np.uint8)
+            self._place(seat, position)[:] = np.frombuffer(digest, dtype=np.uint8).reshape(2, -1)
         return digest
 
     def _sample(self, seat: int, digest: bytes, position: int) -> tuple[int, TokenLogprobs | None]:

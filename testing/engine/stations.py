@@ -26,6 +26,7 @@ from stoker.engine.execution.executor import InProcess, OnDevice
 from stoker.engine.execution.runner import Runner
 from stoker.engine.transfer.fingerprint import Fingerprint
 from stoker.engine.transfer.in_process import InProcessPort, Network
+from stoker.engine.transfer.joint_link import JointLink
 from stoker.engine.transfer.layout import BlockLayout
 from stoker.engine.transfer.part_plan import PartPlan
 from stoker.engine.transfer.port import Link, PortInfo
@@ -141,7 +142,8 @@ class OnePort:
     def connect(self, peer: Sequence[PortInfo], plan: PartPlan) -> Future[Link]:
         opened: Future[Link] = Future()
         try:
-            opened.set_result(self.port.connect(peer[0]))
+            link = self.port.connect(peer[0], plan.cells((0, 0)))
+            opened.set_result(JointLink(plan, {(0, 0): link}) if plan.repacks else link)
         except TransferError as error:
             opened.set_exception(error)
         return opened

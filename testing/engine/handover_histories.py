@@ -37,10 +37,10 @@ MOST_TURNS = 4000
 PROMPT_TOKENS = (3, 70)
 
 
-def make_engine(blocks: int, chunk: int, block_size: int = BLOCK) -> LLMEngine:
+def make_engine(blocks: int, chunk: int, block_size: int = BLOCK, ranks: int = 1) -> LLMEngine:
     """`blocks`: as many tokens as so many of the common size hold."""
     blocks = blocks * BLOCK // block_size
-    runner = DigestRunner(blocks, block_size, VOCAB)
+    runner = DigestRunner(blocks, block_size, VOCAB, ranks)
     scheduler = Scheduler(
         BlockManager(blocks, block_size),
         max_batch_tokens=32,

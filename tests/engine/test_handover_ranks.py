@@ -85,8 +85,8 @@ def start_pods(fleet: Fleet, name: str, role: str) -> Served:
     ],
 )
 def test_a_split_answer_is_that_of_one_engine(engines: Engines, decodes: str, prefills: str, transport: str) -> None:
-    """Two ranks to two, one to two, two to one; stages to one rank, and tensor ranks to stages; large blocks of one rank
-    to small ones of two, and back. What was answered alone is what a rank's own numbers give."""
+    """Two ranks to two, one to two, two to one; stages to one rank, and tensor ranks to stages; large blocks of one
+    rank to small ones of two, and back. What was answered alone is what a rank's own numbers give."""
     d, p = getattr(engines, decodes), getattr(engines, prefills)
     before, tries = d.outcomes()["split"], iter(range(1000))
 

@@ -33,7 +33,7 @@ def test_histories_lose_nothing_double_nothing_and_leave_nothing() -> None:
 
 def test_histories_of_processes_lose_nothing_double_nothing_and_leave_nothing() -> None:
     events, outcomes = run_process_histories(0, PROCESS_HISTORIES)
-    assert all(events[name] for name in ("kill p", "kill d", "stop", "break", "cancel", "drain"))
+    assert all(events[name] for name in ("kill p", "kill d", "stop", "break", "cut", "cancel", "drain"))
     assert outcomes["split"] + outcomes["prefill_only"] > 0
 
 

@@ -19,10 +19,15 @@ from stoker.engine.ranks.block_calls import (
     CallEnded,
     ConnectRank,
     CopyCells,
+    OpenFiles,
+    ReadPart,
     SumCells,
+    TierOpened,
     WriteCells,
+    WritePart,
 )
 from stoker.engine.ranks.wire import pack, unpack
+from stoker.engine.transfer.block_part import part_of
 from stoker.engine.transfer.cells import CellBlocks, cell_rows, place_of
 from stoker.engine.transfer.joint_link import JointLink, JointTicket, Pair, pairs_of
 from stoker.engine.transfer.landing_zone import Grant, Owner
@@ -319,6 +324,12 @@ def test_calls_and_reports_of_blocks_are_packed() -> None:
         BlocksOpened(info, 2, ""),
         BlocksOpened(None, 0, "taken"),
         CallEnded(3, (2**64 - 1, 0), 10, 0.5, ""),
+        CallEnded(4, (), 0, 0.5, "TransferError: cut off", "damaged"),
+        OpenFiles(FINGERPRINT, "tenant", ranks_of(1)[0]),
+        WritePart(5, "/blocks", 6, b"d" * 32, b"p" * 32, (1, 2, 3)),
+        ReadPart(6, "/blocks", 6, b"d" * 32, b"p" * 32, (1, 2, 3), tuple(map(part_of, ranks_of(2)))),
+        TierOpened(ranks_of(2)[1], "host-memory", ""),
+        TierOpened(None, "", "MemoryError: none is left"),
     ):
         found = unpack(pack(message))
         assert found == message

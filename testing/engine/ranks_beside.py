@@ -14,7 +14,6 @@ import numpy as np
 
 from stoker.engine.core.block_identity import BlockIdentity
 from stoker.engine.core.disk.block_files import BlockFiles
-from stoker.engine.core.disk.block_folder import Files
 from stoker.engine.core.disk.rank_file_work import RankFileWork
 from stoker.engine.core.disk.rank_files import FileCall, rank_files
 from stoker.engine.core.disk.slot_files import SlotFiles
@@ -25,6 +24,7 @@ from stoker.engine.transfer.checksum import raw_sums
 from stoker.engine.transfer.layout import BlockLayout
 from stoker.engine.transfer.part_plan import joined_sum
 from stoker.engine.transfer.repack import repack
+from testing.engine.faulty_files import FaultyFiles
 from testing.engine.transfers import LAYOUT
 
 Width = Literal["one", "tensor 2", "tensor 4", "pipeline 2", "tensor 2, pipeline 2"]
@@ -72,8 +72,8 @@ class OneRank:
 class RanksBeside:
     """The slots of several ranks, and the leader's calls to them; a lost rank does nothing any more."""
 
-    def __init__(self, layouts: Sequence[BlockLayout], num_slots: int, files: Files | None = None) -> None:
-        self.layouts, self.files = list(layouts), files
+    def __init__(self, layouts: Sequence[BlockLayout], num_slots: int) -> None:
+        self.layouts, self.files = list(layouts), FaultyFiles()
         self.slots = [np.zeros((num_slots, one.block_bytes), dtype=np.uint8) for one in layouts]
         self.sums: list[dict[int, int]] = [{} for _ in layouts]
         self.lost: set[int] = set()

@@ -181,6 +181,29 @@ def test_a_block_with_a_bad_part_is_refused_counted_and_written_again(
         one.tier.close()
 
 
+@pytest.mark.parametrize(("fault", "reason"), [(full, "No space left"), (failing("rename"), "Input/output error")])
+def test_a_disk_that_fails_at_a_rank_is_left_out_and_used_again(
+    fault: Callable[[str], None], reason: str, tmp_path: Path
+) -> None:
+    now = [0.0]
+    bench = StoreBench(volumes_at(tmp_path, 1), 1, width="tensor 2", clock=lambda: now[0])
+    assert isinstance(bench.slots, RanksBeside)
+    bench.slots.files.before = fault
+    assert bench.write(1)
+    stats = bench.tier.stats()
+    assert (stats.failed, stats.saved) == (1, 0)
+    assert "rank 0: OSError" in stats.state
+    assert reason in stats.state
+    assert not bench.write(2), "a pause"
+    assert not bench.read(1)
+    bench.slots.files.before = lambda _: None
+    now[0] += 2
+    assert bench.write(1)
+    assert bench.read(1)
+    assert bench.tier.stats().state == "ok"
+    bench.tier.close()
+
+
 def test_parts_of_a_block_that_was_not_finished_are_no_block_and_are_removed(tmp_path: Path) -> None:
     now = [0.0]
     (path,) = volumes_at(tmp_path, 1)
@@ -368,7 +391,8 @@ def test_any_history_of_engines_volumes_and_files_gives_right_blocks_or_none(see
                 benches[benches.index(bench)] = bench = start()
             case "fault":
                 fault = rng.choice([full, failing("open"), failing("rename"), failing("list"), lambda _: None])
-                rng.choice(list(bench.files.values())).before = fault
+                ranks = [bench.slots.files] if isinstance(bench.slots, RanksBeside) else []
+                rng.choice([*bench.files.values(), *ranks]).before = fault
             case "file":
                 for file in list(rng.choice(paths).rglob(f"*{SUFFIX}"))[:1]:
                     data = file.read_bytes()

@@ -13,12 +13,15 @@ from stoker.engine.core.blocks import BlockContent
 from stoker.engine.core.disk.block_folder import Files
 from stoker.engine.core.disk.cold_tier import ReadEnd
 from stoker.engine.core.disk.lane_home import disk_tier
+from stoker.engine.core.disk.slot_files import SlotFiles
 from stoker.engine.core.host_index import HostEntry
+from stoker.engine.transfer.block_part import part_of
 from stoker.engine.transfer.checksum import content_seed, raw_sums, seeded
 from stoker.engine.transfer.fingerprint import content_digest
 from testing.engine.transfers import FINGERPRINT, LAYOUT, random_blocks
 
 IDENTITY = BlockIdentity(FINGERPRINT, "tenant", LAYOUT)
+WHOLE = (part_of(LAYOUT),)
 WAIT_S = 120.0
 
 
@@ -47,7 +50,7 @@ class DiskBench:
     ) -> None:  # fmt: skip
         self.slots = np.zeros((num_slots, LAYOUT.block_bytes), dtype=np.uint8)
         self.identity = identity
-        self.tier = disk_tier(path, identity, max_blocks, self.slots, clock, files)
+        self.tier = disk_tier(path, identity, max_blocks, SlotFiles(identity, self.slots), clock, files)
         self.poll_until(lambda: self.tier.state != "opening")
 
     def poll_until(self, condition: Callable[[], bool]) -> None:

@@ -12,17 +12,19 @@ import numpy as np
 
 from stoker.engine.execution.step import StepInput, StepOutput, TokenLogprobs
 from stoker.engine.sampling import SamplingParams
+from stoker.engine.transfer.layout import BlockLayout
 
 WORD = 8
 """Bytes of one position."""
 
 
 class DigestRunner:
-    """One rank. `cache_BN` is [blocks, block_size * 8] uint8."""
+    """All ranks. A word lies in the cache as keys and values of two heads do, which several ranks divide."""
 
-    def __init__(self, num_blocks: int, block_size: int, vocab: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, vocab: int, ranks: int = 1) -> None:
         self.block_size, self.vocab = block_size, vocab
-        self.cache_BN = np.zeros((num_blocks, block_size * WORD), dtype=np.uint8)
+        shape = (num_blocks, 2, block_size, WORD // 2 // ranks)
+        self._parts = [np.zeros(shape, dtype=np.uint8) for _ in range(ranks)]
         self._tokens: dict[int, list[int]] = {}
         self._table: dict[int, dict[int, int]] = {}
         self._params: dict[int, tuple[SamplingParams, int]] = {}
@@ -34,11 +36,11 @@ class DigestRunner:
             self._table[opening.seat] = {}
         for entry in step.table:
             self._table[entry.seat][entry.column] = entry.block
-        for block in step.cleared:
-            self.cache_BN[block] = 0
-        copied = [self.cache_BN[source].copy() for source, _ in step.copies]
-        for data, (_, target) in zip(copied, step.copies, strict=True):
-            self.cache_BN[target] = data
+        for part in self._parts:
+            part[list(step.cleared)] = 0
+            copied = [part[source].copy() for source, _ in step.copies]
+            for data, (_, target) in zip(copied, step.copies, strict=True):
+                part[target] = data
         ends = [
             self._compute(seat, start, start + length)
             for seat, start, length in zip(step.seats, step.starts, step.lengths, strict=True)
@@ -52,16 +54,36 @@ class DigestRunner:
         valid = (True,) * len(tokens)
         return StepOutput(step.number, tuple(tokens), valid, tuple(scores), ((),) * len(step.seats))
 
-    def _place(self, seat: int, position: int) -> np.ndarray:
+    @property
+    def caches(self) -> list[np.ndarray]:
+        """Of each rank: [blocks, bytes of its part] uint8."""
+        return [part.reshape(len(part), -1) for part in self._parts]
+
+    @property
+    def layout(self) -> BlockLayout:
+        """Of a block of all ranks."""
+        return BlockLayout(0, 1, self.block_size, 0, 2, WORD // 4, "float8_e4m3fn")
+
+    def _places(self, seat: int, position: int) -> list[np.ndarray]:
+        """A position's word, in the parts of all ranks, views."""
         block, offset = divmod(position, self.block_size)
-        return self.cache_BN[self._table[seat][block], offset * WORD : (offset + 1) * WORD]
+        return [part[self._table[seat][block], :, offset] for part in self._parts]
+
+    def _load(self, seat: int, position: int) -> bytes:
+        return np.concatenate(self._places(seat, position), axis=1).tobytes()
+
+    def _store(self, seat: int, position: int, word: bytes) -> None:
+        places = self._places(seat, position)
+        halves = np.split(np.frombuffer(word, dtype=np.uint8).reshape(2, -1), len(places), axis=1)
+        for place, half in zip(places, halves, strict=True):
+            place[:] = half
 
     def _compute(self, seat: int, start: int, end: int) -> bytes:
         """Continue the digest behind what the cache holds. Returns the last one."""
-        digest = self._place(seat, start - 1).tobytes() if start else bytes(WORD)
+        digest = self._load(seat, start - 1) if start else bytes(WORD)
         for position in range(start, end):
             digest = _next(digest, self._tokens[seat][position])
-            self._place(seat, position)[:] = np.frombuffer(digest, dtype=np.uint8)
+            self._store(seat, position, digest)
         return digest
 
     def _sample(self, seat: int, digest: bytes, position: int) -> tuple[int, TokenLogprobs | None]:

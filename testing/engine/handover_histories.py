@@ -31,14 +31,22 @@ from testing.engine.digest_runner import DigestRunner
 from testing.engine.stations import Answer, Clock, Mail, Station
 
 VOCAB, LONGEST, BLOCK = 500, 120, 4
+OTHER_BLOCKS = (2, 6, 8)
+"""Sizes of blocks beside the common one: a divisor, a multiple, and one that is neither."""
 MOST_TURNS = 4000
 PROMPT_TOKENS = (3, 70)
 
 
-def make_engine(blocks: int, chunk: int) -> LLMEngine:
-    runner = DigestRunner(blocks, BLOCK, VOCAB)
+def make_engine(blocks: int, chunk: int, block_size: int = BLOCK, ranks: int = 1) -> LLMEngine:
+    """`blocks`: as many tokens as so many of the common size hold."""
+    blocks = blocks * BLOCK // block_size
+    runner = DigestRunner(blocks, block_size, VOCAB, ranks)
     scheduler = Scheduler(
-        BlockManager(blocks, BLOCK), max_batch_tokens=32, max_requests=6, max_queued_requests=50, chunk_tokens=chunk
+        BlockManager(blocks, block_size),
+        max_batch_tokens=32,
+        max_requests=6,
+        max_queued_requests=50,
+        chunk_tokens=chunk,
     )
     return LLMEngine(InProcess(runner), scheduler, ModelLimits(VOCAB, LONGEST, (0,)))
 
@@ -69,7 +77,8 @@ class History:
 
     def _station(self, name: str) -> Station:
         self.epochs[name] += 1
-        engine = make_engine(self.chance.choice((30, 60, 200)), self.chance.choice((8, 16, 32)))
+        block_size = self.chance.choice((BLOCK, BLOCK, BLOCK, *OTHER_BLOCKS))
+        engine = make_engine(self.chance.choice((30, 60, 200)), self.chance.choice((8, 16, 32)), block_size)
         slots = self.chance.choice((1, 3, 8, 24))
         late = self.chance if self.on_devices else None
         epoch = self.epochs[name]

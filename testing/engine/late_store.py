@@ -38,7 +38,7 @@ class LateStore:
         copy = self.host.copier(plan)
         return lambda slots, blocks: self._post(lambda: ReadySums(copy(slots, blocks).values()))
 
-    def sums(self, blocks: Sequence[int], plan: PartPlan) -> LateSums:
+    def sums(self, blocks: Sequence[Sequence[int]], plan: PartPlan) -> LateSums:
         return self._post(lambda: self.host.sums(blocks, plan))
 
     def _post(self, work: Callable[[], ReadySums]) -> LateSums:

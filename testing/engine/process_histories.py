@@ -1,5 +1,6 @@
-"""Generated histories of engines that are processes: kills, stops, broken connections, cancels, drains.
+"""Generated histories of engines that are processes: kills, stops, broken connections and links, cancels, drains.
 
+Engines have one rank or two, and blocks of several sizes; another one starts in the place of a killed one.
 The same as `handover_histories`, over real processes and sockets. Messages cannot be repeated or change places here:
 the transport numbers them. A number gives the same events; the moments at which they meet the engines differ.
 
@@ -23,12 +24,23 @@ from multiprocessing.process import BaseProcess
 from stoker.engine.config import Transport
 from stoker.engine.core.messages import AddRequest, Delta
 from stoker.engine.sampling import SamplingParams
-from testing.engine.handover_histories import PROMPT_TOKENS, VOCAB, undisturbed
+from testing.engine.handover_histories import BLOCK, OTHER_BLOCKS, PROMPT_TOKENS, VOCAB, undisturbed
 from testing.engine.station_process import Audited, Refused, Started, StationFacts, Told, run_station
 from testing.engine.stations import Answer
 from testing.engine.transfers import wait_for
 
-EVENTS = {"ask": 10, "cancel": 2, "stop": 2, "go on": 4, "break": 1, "kill p": 1, "kill d": 1, "drain": 1, "nothing": 8}
+EVENTS = {
+    "ask": 10,
+    "cancel": 2,
+    "stop": 2,
+    "go on": 4,
+    "break": 1,
+    "cut": 1,
+    "kill p": 1,
+    "kill d": 1,
+    "drain": 1,
+    "nothing": 8,
+}
 PAUSES_S = (0.0, 0.005, 0.02, 0.05)
 QUARANTINE_S = 30.0
 """Longer than a slot rests after a connection has ended."""
@@ -93,6 +105,8 @@ class ProcessHistory:
 
     number: int
     folder: str
+    shape: tuple[int, int] | None = None
+    """Ranks and size of blocks of all engines; None: any."""
     clients: list[Client] = field(default_factory=list)
     events: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -107,7 +121,9 @@ class ProcessHistory:
         chance = self.chance
         self.started += 1
         sizes = chance.choice((120, 200)), chance.choice((8, 16, 32)), chance.choice((1, 3, 8, 24))
-        process = Process(StationFacts(f"h{self.number}-{self.started}", self.folder, *sizes, chance.choice(WAYS)))
+        ways, shape = chance.choice(WAYS), (chance.choice((1, 2, 2)), chance.choice((BLOCK, BLOCK, *OTHER_BLOCKS)))
+        name = f"h{self.number}-{self.started}"
+        process = Process(StationFacts(name, self.folder, *sizes, ways, *(self.shape or shape)))
         first: list[Told] = []
 
         def told() -> bool:
@@ -122,30 +138,42 @@ class ProcessHistory:
     def run(self) -> ProcessHistory:
         events = self.chance.choices([*EVENTS], [*EVENTS.values()], k=self.chance.randrange(30, 60))
         try:
-            self._meet()
+            self.meet()
             for name in events:
                 self._happen(name)
                 time.sleep(self.chance.choice(PAUSES_S))
                 self._read()
-            self._settle()
+            self.settle()
         finally:
-            for process in (self.d, self.p):
-                process.kill()
-        for client in self.clients:
-            self._check(client)
+            self.close()
+        self.check()
         return self
 
-    def _meet(self) -> None:
+    def close(self) -> None:
+        for process in (self.d, self.p):
+            process.kill()
+
+    def check(self) -> None:
+        """Compare all that clients got."""
+        for client in self.clients:
+            self._check(client)
+
+    def meet(self) -> None:
         """Ask until each engine has helped the other: on a busy machine a peer may not answer in time at first."""
         for to, helper in ((self.d, self.p), (self.p, self.d)):
+            before = self._num_helped(to)
 
-            def helped(to: Process = to, helper: Process = helper) -> bool:
+            def helped(to: Process = to, helper: Process = helper, before: int = before) -> bool:
                 self._ask_for(to, helper)
                 wait_for(self._all_ended, "the first answers")
-                outcomes = self._audit(to).outcomes
-                return outcomes["split"] + outcomes["prefill_only"] > 0
+                return self._num_helped(to) > before
 
             wait_for(helped, "a split request")
+
+    def _num_helped(self, process: Process) -> int:
+        """Requests whose prompts another engine has computed for it."""
+        outcomes = self._audit(process).outcomes
+        return outcomes["split"] + outcomes["prefill_only"]
 
     def _audit(self, process: Process) -> Audited:
         """Wait until an engine holds nothing, and check that it lost nothing."""
@@ -168,10 +196,11 @@ class ProcessHistory:
     def _happen(self, name: str) -> None:
         self.events[name] += 1
         actions: dict[str, Callable[[], None]] = {
-            "ask": self._ask, "cancel": self._cancel, "kill p": lambda: self._kill(self.p),
-            "kill d": lambda: self._kill(self.d), "nothing": lambda: None,
+            "ask": self._ask, "cancel": self._cancel, "kill p": lambda: self.kill(self.p),
+            "kill d": lambda: self.kill(self.d), "nothing": lambda: None,
             "stop": lambda: self._any().signal(signal.SIGSTOP), "go on": self._go_on,
             "break": lambda: self.d.send(("break", self.p.endpoint)), "drain": lambda: self._any().send(("drain",)),
+            "cut": lambda: self._any().send(("cut",)),
         }  # fmt: skip
         actions[name]()
 
@@ -206,7 +235,7 @@ class ProcessHistory:
             client.aborted = True
             client.station.send(("abort", client.request.request_id))
 
-    def _kill(self, victim: Process) -> None:
+    def kill(self, victim: Process) -> None:
         """Kill an engine; another one starts in its place, and its streams go on where a router would send them."""
         victim.kill()
         self._note(victim)
@@ -240,7 +269,7 @@ class ProcessHistory:
                 case Audited():
                     self.audits.append(one)
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Let everything end that can, then audit both engines."""
         self._go_on()
         wait_for(self._all_ended, f"the answers of history {self.number}")

@@ -5,19 +5,28 @@ The parent sends commands over a pipe and gets what clients would get. It may ki
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from stoker.engine.config import Transport
-from stoker.engine.core.handover.host_ports import HostPorts
+from stoker.engine.core.engine import LLMEngine
+from stoker.engine.core.handover.host_ports import HostPorts, new_epoch
+from stoker.engine.core.handover.host_store import HostStore
+from stoker.engine.core.handover.office import BlockStore, LocalPort
 from stoker.engine.core.handover.peer_post import PeerPost, curve_keys
 from stoker.engine.core.messages import AddRequest, Delta
-from stoker.engine.transfer.zone_memory import SharedZone
+from stoker.engine.execution.executor import InProcess
+from stoker.engine.ranks.block_calls import OpenBlocks
+from stoker.engine.transfer.zone_memory import LockedZone, SharedZone
 from testing.engine.audits import assert_sound
-from testing.engine.handover_histories import make_engine
+from testing.engine.digest_runner import DigestRunner
+from testing.engine.handover_histories import BLOCK, make_engine
+from testing.engine.ranks_here import RanksHere, head_layouts
 from testing.engine.stations import FACTS, Station, memory_of
 
 KEY = bytes(range(32))
@@ -35,6 +44,8 @@ class StationFacts:
     chunk: int
     slots: int
     transports: tuple[Transport, ...]
+    ranks: int = 1
+    block_size: int = BLOCK
 
 
 @dataclass(frozen=True)
@@ -77,6 +88,8 @@ class ProcessStation(Station):
 
     news: list[Told]
     clock: StationClock
+    ports: list[HostPorts]
+    """Of each rank."""
 
     def _note(self, delta: Delta) -> None:
         super()._note(delta)
@@ -85,24 +98,55 @@ class ProcessStation(Station):
 
 def open_station(facts: StationFacts) -> ProcessStation:
     """Listen on ports of its own."""
-    engine = make_engine(facts.blocks, facts.chunk)
+    engine = make_engine(facts.blocks, facts.chunk, facts.block_size, facts.ranks)
     clock = engine.clock = StationClock()
-    cache_BN, _ = memory_of(engine)
-    zone = SharedZone(facts.slots, cache_BN.shape[1], named=True, clock=clock)
     post = PeerPost("127.0.0.1", 0, curve_keys(KEY))
-    folder = Path(facts.folder) / facts.name
-    folder.mkdir()
-    station = ProcessStation.over(
-        f"127.0.0.1:{post.port}", engine, zone, post,
-        lambda layout: HostPorts(
-            FACTS.digest, layout, cache_BN, zone, pod_uid=facts.name, folder=folder, host="127.0.0.1", port=0, key=KEY,
-            require="any", transports=facts.transports,
-        ),
-    )  # fmt: skip
+    (Path(facts.folder) / facts.name).mkdir()
+    zone, port, store, ports = (open_one if facts.ranks == 1 else open_ranks)(facts, engine, clock)
+    station = ProcessStation.over(f"127.0.0.1:{post.port}", engine, zone, post, port, store)
     assert isinstance(station, ProcessStation)
-    station.clock = clock
+    station.clock, station.ports = clock, ports
     station.news = [Started(station.name)]
     return station
+
+
+Opened = tuple[LockedZone, LocalPort, BlockStore, list[HostPorts]]
+
+
+def open_one(facts: StationFacts, engine: LLMEngine, clock: StationClock) -> Opened:
+    """The zone, the ports and the blocks of an engine of one rank."""
+    cache_BN, layout = memory_of(engine)
+    zone = SharedZone(facts.slots, layout.block_bytes, named=True, clock=clock)
+    ports = HostPorts(
+        FACTS.digest, layout, cache_BN, zone, pod_uid=facts.name, folder=Path(facts.folder) / facts.name,
+        host="127.0.0.1", port=0, key=KEY, require="any", transports=facts.transports,
+    )  # fmt: skip
+    return zone, ports, HostStore(zone.memory_SN, cache_BN, layout), [ports]
+
+
+def open_ranks(facts: StationFacts, engine: LLMEngine, clock: StationClock) -> Opened:
+    """The same of several ranks."""
+    assert isinstance(engine.executor, InProcess)
+    runner = engine.executor.runner
+    assert isinstance(runner, DigestRunner)
+    here = RanksHere(runner.caches, head_layouts(runner.layout, facts.ranks))
+    folder = str(Path(facts.folder) / facts.name)
+    group = here.open(
+        OpenBlocks(
+            FACTS.digest, facts.name, new_epoch(), facts.slots, folder, "127.0.0.1", 0, KEY, "any", facts.transports
+        ),
+        clock,
+    )
+    return group.zone, group, group, here.ports
+
+
+def cut_links(station: ProcessStation) -> None:
+    """Break all connections over which peers write blocks to one rank, as a network does; messages go on."""
+    for port in station.ports[-1]._ports:
+        with port._lock:
+            for one in port._sockets:
+                with suppress(OSError):
+                    one.shutdown(socket.SHUT_RDWR)
 
 
 def run_station(facts: StationFacts, parent: Connection) -> None:
@@ -120,6 +164,8 @@ def run_station(facts: StationFacts, parent: Connection) -> None:
                     station.send_all(list(_given_up(station)))
                 case ("break", str(endpoint)):
                     station.desk.office.post.hang_up(endpoint)
+                case ("cut",):
+                    cut_links(station)
                 case ("pass", float(seconds)):
                     station.clock.ahead_s += seconds
                 case ("audit",):

@@ -19,20 +19,21 @@ from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.handover.desk import CALLER, Desk
 from stoker.engine.core.handover.host_store import HostStore
 from stoker.engine.core.handover.messages import PeerHello, PeerMessage, pack_peer, unpack_peer
-from stoker.engine.core.handover.office import Front, Gone, Letter, LocalPort, Office, Post
+from stoker.engine.core.handover.office import BlockStore, Front, Gone, Letter, LocalPort, Office, Post
 from stoker.engine.core.messages import AddRequest, Delta, Outputs
 from stoker.engine.errors import RequestRefused
 from stoker.engine.execution.executor import InProcess, OnDevice
 from stoker.engine.execution.runner import Runner
 from stoker.engine.transfer.fingerprint import Fingerprint
 from stoker.engine.transfer.in_process import InProcessPort, Network
+from stoker.engine.transfer.joint_link import JointLink
 from stoker.engine.transfer.layout import BlockLayout
 from stoker.engine.transfer.part_plan import PartPlan
 from stoker.engine.transfer.port import Link, PortInfo
 from stoker.engine.transfer.socket_port import LATE_S
 from stoker.engine.transfer.ticket import TransferError
-from stoker.engine.transfer.zone_memory import SharedZone
-from testing.engine.digest_runner import WORD, DigestRunner
+from stoker.engine.transfer.zone_memory import LockedZone, SharedZone
+from testing.engine.digest_runner import DigestRunner
 from testing.engine.late_store import LateStore
 
 FACTS = Fingerprint("weights", "1", "model", "float32", 2, 2, 16)
@@ -141,7 +142,8 @@ class OnePort:
     def connect(self, peer: Sequence[PortInfo], plan: PartPlan) -> Future[Link]:
         opened: Future[Link] = Future()
         try:
-            opened.set_result(self.port.connect(peer[0]))
+            link = self.port.connect(peer[0], plan.cells((0, 0)))
+            opened.set_result(JointLink(plan, {(0, 0): link}) if plan.repacks else link)
         except TransferError as error:
             opened.set_exception(error)
         return opened
@@ -174,32 +176,32 @@ class Station:
         facts: Fingerprint = FACTS, epoch: int = 1, late: random.Random | None = None,
     ) -> None:  # fmt: skip
         """`late`: blocks are copied as a device does it, with delays by this chance."""
-        self.mail, self.network, self.late = mail, network, late
+        self.mail, self.network = mail, network
         engine.clock = clock
         cache_BN, layout = memory_of(engine)
         zone = SharedZone(slots, layout.block_bytes, clock=clock)
         self.port = OnePort(InProcessPort(network, name, epoch, facts.digest, layout, cache_BN, zone))
-        self._open(name, engine, zone, Postman(mail, name), self.port, facts)
+        host = HostStore(zone.memory_SN, cache_BN, layout)
+        self.device = LateStore(host, late) if late is not None else None
+        self._open(name, engine, zone, Postman(mail, name), self.port, facts, self.device or host)
 
     @classmethod
     def over(
-        cls, name: str, engine: LLMEngine, zone: SharedZone, post: Post, ports: Callable[[BlockLayout], LocalPort]
+        cls, name: str, engine: LLMEngine, zone: LockedZone, post: Post, port: LocalPort, store: BlockStore
     ) -> Station:
-        """A station with a post and ports of its own; its clock is the engine's."""
+        """A station with a post, ports and blocks of its own; its clock is the engine's."""
         station = cls.__new__(cls)
-        station.late = None
-        station._open(name, engine, zone, post, ports(memory_of(engine)[1]), FACTS)
+        station.device = None
+        station._open(name, engine, zone, post, port, FACTS, store)
         return station
 
     def _open(
-        self, name: str, engine: LLMEngine, zone: SharedZone, post: Post, port: LocalPort, facts: Fingerprint
-    ) -> None:
+        self, name: str, engine: LLMEngine, zone: LockedZone, post: Post, port: LocalPort, facts: Fingerprint,
+        store: BlockStore,
+    ) -> None:  # fmt: skip
         self.name, self.engine, self.zone = name, engine, zone
         first, *others = port.describe()
         hello = PeerHello(first, facts, "host", tuple(others))
-        host = HostStore(zone.memory_SN, *memory_of(engine))
-        self.device = LateStore(host, self.late) if self.late is not None else None
-        store = self.device or host
         front = Front(self.add, self.withdraw, self.send)
         office = Office(engine, hello, zone, store, port, post, front, engine.clock)
         self.desk = Desk(office, endpoint=name)
@@ -289,7 +291,8 @@ def memory_of(engine: LLMEngine) -> tuple[np.ndarray, BlockLayout]:
     assert isinstance(engine.executor, InProcess | OnDevice)
     runner = engine.executor.runner
     if isinstance(runner, DigestRunner):
-        return runner.cache_BN, BlockLayout(0, 1, runner.block_size, 0, 1, WORD // 2, "float8_e4m3fn")
+        (cache_BN,) = runner.caches
+        return cache_BN, runner.layout
     assert isinstance(runner, Runner)
     data = runner.cache.data
     layers, _, size, heads, dim = data.shape[1:]

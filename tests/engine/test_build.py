@@ -48,15 +48,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {
             "cache": {"host_memory_bytes": 1 << 20, "disk": {"path": "/d", "bytes": 1 << 20}},
             "parallelism": {"tensor": 2},
+            "replica": {"pods": 2},
         },
-        "cache.disk is not supported yet with parallelism.tensor 2; allowed: 1",
-    ),
-    (
-        {
-            "cache": {"host_memory_bytes": 1 << 20, "store": {"paths": ["/s"], "bytes": 10**9}},
-            "parallelism": {"pipeline": 2},
-        },
-        "cache.store is not supported yet with parallelism.pipeline 2; allowed: 1",
+        "cache.disk is not supported with replica.pods 2; allowed: 1, or cache.store, which all pods share",
     ),
     (
         {"cache": {"host_memory_bytes": 1 << 10}, "parallelism": {"tensor": 2}},

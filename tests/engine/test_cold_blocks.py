@@ -20,6 +20,7 @@ from stoker.engine.core.disk.block_folder import SUFFIX, Files
 from stoker.engine.core.disk.cold_traffic import LEAST_WAIT_S, PROBE_S, ColdTraffic
 from stoker.engine.core.disk.lane_home import disk_tier
 from stoker.engine.core.disk.open_tiers import store_tier
+from stoker.engine.core.disk.slot_files import SlotFiles
 from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.host_index import HostIndex
 from stoker.engine.core.host_tier import HostTier
@@ -60,7 +61,7 @@ def disk_below(
             link = LateLink(data.view(data.shape[0], -1).view(torch.uint8).numpy(), slots)  # type: ignore[assignment]
         index, prices = HostIndex(slots), costs or TierCosts("swap")
         memory = link.slots if isinstance(link, LateLink) else link.memory
-        disk = disk_tier(path, identity, blocks, memory, clock, files)
+        disk = disk_tier(path, identity, blocks, SlotFiles(identity, memory), clock, files)
         cold = ColdTraffic(index, [disk], prices, size, data[0].nbytes, clock)
         return HostTier(manager, index, link, prices, data[0].nbytes, clock, cold)
 
@@ -77,7 +78,7 @@ def store_below(paths: list[Path]) -> Callable[[BlockManager, Runner], HostTier]
         manager.root = identity.root
         link, index, prices = host_link(runner.cache, 60, fused=False), HostIndex(60), TierCosts("swap")
         config = StoreConfig(paths=tuple(map(str, paths)), replicas=len(paths), bytes=10**9)
-        store = store_tier(config, identity, link.memory, lambda: 0.0)
+        store = store_tier(config, identity, lambda: SlotFiles(identity, link.memory), lambda: 0.0)
         cold = ColdTraffic(index, [store], prices, size, data[0].nbytes, lambda: 0.0)
         return HostTier(manager, index, link, prices, data[0].nbytes, lambda: 0.0, cold)
 

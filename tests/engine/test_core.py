@@ -475,6 +475,21 @@ def test_a_rank_that_the_hand_over_finds_lost_is_named_as_the_cause(
     assert running.join() is Cause.RANK_FAILED
 
 
+def test_a_rank_that_the_idle_engine_finds_lost_is_named_as_the_cause(
+    start: Callable[..., tuple[Front, Running]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While tiers move blocks and no request is open."""
+    front, running = start()
+    front.phase("Serving")
+
+    def lost(_: LLMEngine) -> None:
+        raise ExecutorLost("rank 0: RuntimeError: CUDA error")
+
+    monkeypatch.setattr(LLMEngine, "rest", lost)
+    assert front.phase("Failed").message == "RankFailed: rank 0: RuntimeError: CUDA error"
+    assert running.join() is Cause.RANK_FAILED
+
+
 class OneAtAnother(RankLostAtTheDesk):
     """A desk with a request whose prompt another engine computes."""
 

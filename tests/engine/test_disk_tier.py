@@ -16,15 +16,20 @@ from hypothesis import strategies as st
 
 from stoker.engine.core.block_identity import BlockIdentity
 from stoker.engine.core.blocks import BlockContent
-from stoker.engine.core.disk.block_folder import SUFFIX, UNFINISHED, BlockFolder, Files
+from stoker.engine.core.disk.block_folder import SUFFIX, UNFINISHED, BlockFolder, Files, file_bytes
 from stoker.engine.core.disk.breaker import Breaker
 from stoker.engine.core.disk.disk_index import HIGH, LOW, DiskIndex
 from stoker.engine.core.disk.disk_tier import HANGS_S
 from stoker.engine.core.disk.lane import FREE_S, LOCK, remove_unused, take_lane
+from stoker.engine.core.disk.lane_home import whole_blocks
+from stoker.engine.transfer.block_part import part_of
+from stoker.engine.transfer.checksum import content_seed, raw_sums, seeded
 from stoker.engine.transfer.landing_zone import BlockRefused
+from stoker.engine.transfer.layout import BlockLayout
 from stoker.engine.transfer.port import LayoutMismatch
+from stoker.engine.transfer.repack import repack
 from stoker.engine.transfer.ticket import TransferError
-from testing.engine.cold_blocks import IDENTITY, DiskBench, block_of, content_of, sum_of
+from testing.engine.cold_blocks import IDENTITY, WHOLE, DiskBench, block_of, content_of, sum_of
 from testing.engine.faulty_files import FaultyFiles, Killed, failing, full, killed_at
 from testing.engine.transfers import FINGERPRINT, LAYOUT
 
@@ -57,7 +62,7 @@ def apply(index: DiskIndex, model: Model, operation: str, name: bytes) -> None:
     match operation:
         case "write":
             evicted = model.make_room()
-            assert index.make_room() == evicted
+            assert [one.digest for one in index.make_room()] == evicted
             for one in evicted:
                 del model.stored[one]
                 model.leaving.add(one)
@@ -69,7 +74,7 @@ def apply(index: DiskIndex, model: Model, operation: str, name: bytes) -> None:
             if not known and used < model.size:
                 model.writing.add(name)
         case "complete" | "fail" if name in model.writing:
-            index.end_write(name, complete=operation == "complete")
+            index.end_write(name, WHOLE if operation == "complete" else None)
             model.writing.remove(name)
             if operation == "complete":
                 model.stored[name] = 0
@@ -108,17 +113,22 @@ def folder_at(path: Path, files: Files | None = None, identity: BlockIdentity = 
 def store(folder: BlockFolder, *numbers: int) -> None:
     folder.prepare()
     for number in numbers:
-        folder.write(content_of(number, folder.identity), block_of(number), sum_of(number, folder.identity))
+        folder.write(
+            content_of(number, folder.identity),
+            folder.identity.layout,
+            block_of(number),
+            sum_of(number, folder.identity),
+        )
 
 
 def sound(folder: BlockFolder, number: int) -> bool:
     """Whether a block can be read. What is read is what was written."""
     into = np.zeros(LAYOUT.block_bytes, dtype=np.uint8)
     try:
-        total = folder.read(content_of(number, folder.identity), into)
+        raw = folder.read(content_of(number, folder.identity), WHOLE, LAYOUT, into)
     except (OSError, TransferError, BlockRefused):
         return False
-    assert (total, into.tobytes()) == (sum_of(number, folder.identity), block_of(number).tobytes())
+    assert (raw, into.tobytes()) == (int(raw_sums(block_of(number)[None])[0]), block_of(number).tobytes())
     return True
 
 
@@ -132,8 +142,8 @@ def test_what_was_written_is_found_and_read_also_by_another_engine(tmp_path: Pat
     found = [one.digest for one in folder.scan()]
     assert found[-1] == content_of(1).digest
     assert set(found) == {content_of(number).digest for number in (1, 2, 3)}
-    assert all(path.stat().st_size <= folder.file_bytes for path in tmp_path.rglob(f"*{SUFFIX}"))
-    folder.remove(content_of(2).digest)
+    assert all(path.stat().st_size <= file_bytes(IDENTITY, WHOLE) for path in tmp_path.rglob(f"*{SUFFIX}"))
+    folder.remove(content_of(2).digest, WHOLE)
     assert [sound(folder, number) for number in (1, 2, 3)] == [True, False, True]
 
 
@@ -153,7 +163,7 @@ def test_blocks_of_another_identity_are_refused_even_under_the_right_name(other:
     (file,) = theirs.path.rglob(f"*{SUFFIX}")
     next(ours.path.rglob(f"*{SUFFIX}")).write_bytes(file.read_bytes())
     with pytest.raises(LayoutMismatch):
-        ours.read(content_of(1), np.zeros(LAYOUT.block_bytes, dtype=np.uint8))
+        ours.read(content_of(1), WHOLE, LAYOUT, np.zeros(LAYOUT.block_bytes, dtype=np.uint8))
 
 
 @pytest.mark.parametrize(
@@ -169,7 +179,7 @@ def test_the_tokens_themselves_are_compared_and_not_only_their_digest(
     folder = folder_at(tmp_path)
     store(folder, 1)
     with pytest.raises(LayoutMismatch, match=field):
-        folder.read(other, np.zeros(LAYOUT.block_bytes, dtype=np.uint8))
+        folder.read(other, WHOLE, LAYOUT, np.zeros(LAYOUT.block_bytes, dtype=np.uint8))
 
 
 @settings(deadline=None, max_examples=60)
@@ -197,7 +207,7 @@ def test_a_process_that_is_killed_at_any_point_leaves_whole_blocks_or_none(tmp_p
         with suppress(Killed):
             folder = folder_at(path, FaultyFiles(killed_at(point)))
             store(folder, 1, 2)
-            folder.remove(content_of(1).digest)
+            folder.remove(content_of(1).digest, WHOLE)
             store(folder, 3)
             break
         after = folder_at(path)
@@ -209,12 +219,49 @@ def test_a_process_that_is_killed_at_any_point_leaves_whole_blocks_or_none(tmp_p
     assert point > 20
 
 
+HALVES = tuple(replace(LAYOUT, first_head=head, end_head=head + 1) for head in range(2))
+
+
+def test_ranks_that_are_killed_at_any_point_leave_whole_blocks_or_none(tmp_path: Path) -> None:
+    """As above, for two ranks that write their halves of each block one after the other."""
+    for point in range(10_000):
+        path = tmp_path / str(point)
+        with suppress(Killed):
+            folder = folder_at(path, FaultyFiles(killed_at(point)))
+            store(folder)
+            for number in (1, 2):
+                for layout in HALVES:
+                    half_N = np.zeros(layout.block_bytes, dtype=np.uint8)
+                    repack([(LAYOUT, {0: block_of(number)})], layout, {0: half_N})
+                    content, raw = content_of(number), int(raw_sums(half_N[None])[0])
+                    folder.write(content, layout, half_N, seeded(raw, content_seed(folder.root, 0, content.digest)))
+            folder.remove(content_of(1).digest, tuple(map(part_of, HALVES)))
+            break
+        after = folder_at(path)
+        after.prepare()
+        found = {one.digest: one.parts for one in whole_blocks(after)}
+        assert set(found) == {content_of(number).digest for number in (1, 2) if sound_in(after, number, HALVES)}
+        assert len(list(path.rglob(f"*{SUFFIX}"))) == 2 * len(found), "other halves are gone"
+    assert point > 20
+
+
+def sound_in(folder: BlockFolder, number: int, layouts: tuple[BlockLayout, ...]) -> bool:
+    """As `sound`, where the parts have these layouts."""
+    into = np.zeros(LAYOUT.block_bytes, dtype=np.uint8)
+    with suppress(FileNotFoundError):
+        folder.read(content_of(number), tuple(map(part_of, layouts)), LAYOUT, into)
+        assert into.tobytes() == block_of(number).tobytes()
+        return True
+    return False
+
+
 def test_strange_files_are_removed_and_those_of_others_left_alone(tmp_path: Path) -> None:
     folder = folder_at(tmp_path)
     store(folder, 1)
     name = content_of(1).digest.hex()
     (tmp_path / name[:2] / "note").write_text("x")
-    (tmp_path / name[:2] / f"{name.upper()}{SUFFIX}").write_text("x")
+    for odd in (name.upper(), f"{name}.0-2.0-2", f"{name}.0-3.0-1", f"{name}.0-02.0-1", f"{name}.1-1.0-1"):
+        (tmp_path / name[:2] / f"{odd}{SUFFIX}").write_text("x")
     (tmp_path / "theirs").write_text("x")
     assert [one.digest for one in folder.scan()] == [content_of(1).digest]
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == sorted([f"{name}{SUFFIX}", "theirs"])

@@ -329,7 +329,7 @@ class TestFailures:
             pair.p.send_all(pair.p.engine.end_everything("abort"))
         for _ in range(5):
             pair.turn()
-        written = sum(len(write.grants) for write in pair.network.posted)
+        written = sum(len(write.cells) for write in pair.network.posted)
         assert pair.d.zone.zone.credits <= pair.d.zone.num_slots - written
         pair.network.holds = False
         while pair.network.posted:

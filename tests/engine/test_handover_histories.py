@@ -6,14 +6,17 @@ testing.engine.process_histories 20`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
 from stoker.engine.config import EngineConfig
 from stoker.engine.listen_address import parse_listen
 from stoker.engine.plan_checks import refuse_transfer
 from stoker.pod.config_file import ConfigError, parse
-from testing.engine.handover_histories import run_histories
-from testing.engine.process_histories import run_process_histories
+from testing.engine.handover_histories import BLOCK, run_histories
+from testing.engine.process_histories import ProcessHistory, run_process_histories
 
 HISTORIES = 60
 PROCESS_HISTORIES = 3
@@ -30,8 +33,31 @@ def test_histories_lose_nothing_double_nothing_and_leave_nothing() -> None:
 
 def test_histories_of_processes_lose_nothing_double_nothing_and_leave_nothing() -> None:
     events, outcomes = run_process_histories(0, PROCESS_HISTORIES)
-    assert all(events[name] for name in ("kill p", "kill d", "stop", "break", "cancel", "drain"))
+    assert all(events[name] for name in ("kill p", "kill d", "stop", "break", "cut", "cancel", "drain"))
     assert outcomes["split"] + outcomes["prefill_only"] > 0
+
+
+def test_engines_of_two_ranks_find_each_other_again_after_every_loss(tmp_path: Path) -> None:
+    """Links of one rank cut on either side, messages cut, and either engine started anew: each helps the other again,
+    within the time that a peer that was lost rests."""
+    history = ProcessHistory(5, str(tmp_path), shape=(2, BLOCK))
+    losses: dict[str, Callable[[], None]] = {
+        "links to d": lambda: history.d.send(("cut",)),
+        "links to p": lambda: history.p.send(("cut",)),
+        "messages": lambda: history.d.send(("break", history.p.endpoint)),
+        "p": lambda: history.kill(history.p),
+        "d": lambda: history.kill(history.d),
+    }
+    try:
+        history.meet()
+        for lose in losses.values():
+            lose()
+            history.meet()
+        history.settle()
+    finally:
+        history.close()
+    history.check()
+    assert history.outcomes["split"] + history.outcomes["prefill_only"] > 0
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "[::1]", "localhost"])

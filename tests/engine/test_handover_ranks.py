@@ -28,6 +28,8 @@ class Engines(NamedTuple):
     other: Served
     staged: Served
     """Of two stages, each in a pod of its own."""
+    eight: Served
+    """Of one rank, with blocks of eight tokens; the others' have four."""
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +42,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
             fleet.start("two", "decode", **wide),
             start(fleet, "o", "prefill", "nixl", "shared-memory", **wide),
             start_pods(fleet, "staged", "prefill"),
+            fleet.start("eight", "prefill", cache={"num_blocks": 200, "block_size": 8}),
         )
         for served in made:
             wait_for(answers(served), "a ready engine", START_S)
@@ -77,11 +80,13 @@ def start_pods(fleet: Fleet, name: str, role: str) -> Served:
         ("one", "other", "nixl"),
         ("one", "staged", "shared-memory"),
         ("staged", "other", "shared-memory"),
+        ("two", "eight", "shared-memory"),
+        ("eight", "other", "shared-memory"),
     ],
 )
 def test_a_split_answer_is_that_of_one_engine(engines: Engines, decodes: str, prefills: str, transport: str) -> None:
-    """Two ranks to two, one to two, two to one; stages to one rank, and tensor ranks to stages. What was answered alone
-    is what a rank's own numbers give."""
+    """Two ranks to two, one to two, two to one; stages to one rank, and tensor ranks to stages; large blocks of one
+    rank to small ones of two, and back. What was answered alone is what a rank's own numbers give."""
     d, p = getattr(engines, decodes), getattr(engines, prefills)
     before, tries = d.outcomes()["split"], iter(range(1000))
 

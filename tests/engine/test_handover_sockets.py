@@ -15,6 +15,7 @@ import torch
 
 from stoker.engine.config import EngineConfig, Transport
 from stoker.engine.core.handover.host_ports import HostPorts
+from stoker.engine.core.handover.host_store import HostStore
 from stoker.engine.core.handover.messages import Beat
 from stoker.engine.core.handover.office import Front, Gone, Letter
 from stoker.engine.core.handover.open_desk import open_desk, unmet
@@ -31,7 +32,7 @@ from stoker.engine.transfer.port import Move
 from stoker.engine.transfer.zone_memory import SharedZone
 from stoker.pod.config_file import ConfigError, parse
 from testing.engine.audits import assert_sound
-from testing.engine.stations import FACTS, Clock, Mail, Station
+from testing.engine.stations import FACTS, Clock, Mail, Station, memory_of
 from testing.engine.transfers import LAYOUT, random_blocks, wait_for
 
 KEY, OTHER_KEY = bytes(range(32)), bytes(range(1, 33))
@@ -62,13 +63,13 @@ class Wired:
         zone = SharedZone(4, cache_BN.shape[1], named=True, clock=self.clock)
         post = PeerPost("127.0.0.1", 0, curve_keys(key))
         (self.folder / name).mkdir()
-        made = Station.over(
-            f"127.0.0.1:{post.port}", engine, zone, post,
-            lambda layout: HostPorts(
-                FACTS.digest, layout, cache_BN, zone, pod_uid=name, folder=self.folder / name, host="127.0.0.1",
-                port=0, key=key, require="any", transports=transports or ("shared-memory", "tcp"),
-            ),
+        layout = memory_of(engine)[1]
+        ports = HostPorts(
+            FACTS.digest, layout, cache_BN, zone, pod_uid=name, folder=self.folder / name, host="127.0.0.1", port=0,
+            key=key, require="any", transports=transports or ("shared-memory", "tcp"),
         )  # fmt: skip
+        store = HostStore(zone.memory_SN, cache_BN, layout)
+        made = Station.over(f"127.0.0.1:{post.port}", engine, zone, post, ports, store)
         self.stations.append(made)
         return made
 
@@ -107,7 +108,7 @@ def test_a_split_answer_is_that_of_one_engine(wired: Wired, transport: Transport
     assert [(one.tokens, one.ends) for one in d.answers["r"]] == [(one.tokens, one.ends) for one in alone.answers["r"]]
     assert d.tally.outcomes["split"] + d.tally.outcomes["prefill_only"] == 1, d.tally
     stats = p.desk.stats()
-    assert stats.bytes[transport] == 9 * d.zone.slot_bytes
+    assert stats.bytes[transport] == 9 * memory_of(d.engine)[1].block_bytes
     assert stats.rates[transport] > 0
     for station in (d, p):
         assert_sound(station.engine.scheduler.audit())

@@ -8,21 +8,27 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stoker.engine.core.handover.host_store import HostStore
+from stoker.engine.core.handover.prefill_desk import moves_of
 from stoker.engine.ranks.block_calls import (
     BLOCK_CLASSES,
     BlocksOpened,
     CallEnded,
     ConnectRank,
     CopyCells,
+    OpenFiles,
+    ReadPart,
     SumCells,
+    TierOpened,
     WriteCells,
+    WritePart,
 )
 from stoker.engine.ranks.wire import pack, unpack
-from stoker.engine.transfer.cells import CellBlocks, cell_rows
+from stoker.engine.transfer.block_part import part_of
+from stoker.engine.transfer.cells import CellBlocks, cell_rows, place_of
 from stoker.engine.transfer.joint_link import JointLink, JointTicket, Pair, pairs_of
 from stoker.engine.transfer.landing_zone import Grant, Owner
 from stoker.engine.transfer.layout import ONE_CELL, BlockLayout, Grid
@@ -40,7 +46,7 @@ from testing.engine.transfers import FINGERPRINT, KEY, random_blocks, wait_for
 HEADS = 4
 
 
-def ranks_of(count: int, heads: int = HEADS, layers: Sequence[int] = (2,)) -> list[BlockLayout]:
+def ranks_of(count: int, heads: int = HEADS, layers: Sequence[int] = (2,), block_size: int = 4) -> list[BlockLayout]:
     """The layouts of so many ranks of each stage. With more ranks than heads, neighbours hold the same one.
 
     `layers`: of each stage. Ranks are numbered from the last stage, as those of a replica.
@@ -49,7 +55,7 @@ def ranks_of(count: int, heads: int = HEADS, layers: Sequence[int] = (2,)) -> li
     firsts = [rank // copies * each for rank in range(count)]
     stages = [(end - own, end) for own, end in zip(layers, itertools.accumulate(layers), strict=True)]
     return [
-        BlockLayout(begin, end, 4, first, first + each, 8, "bfloat16")
+        BlockLayout(begin, end, block_size, first, first + each, 8, "bfloat16")
         for begin, end in reversed(stages)
         for first in firsts
     ]
@@ -96,7 +102,8 @@ def changed(layout: BlockLayout, **fields: int) -> BlockLayout:
 @pytest.mark.parametrize(
     ("theirs", "field"),
     [
-        ([changed(ranks_of(1)[0], block_size=8)], "block_size"),
+        ([changed(ranks_of(1)[0], head_dim=4)], "head_dim"),
+        ([ranks_of(2)[0], changed(ranks_of(2)[1], block_size=8)], "block_size"),
         ([changed(ranks_of(1)[0], end_layer=1)], "ranks with layers 1 to 1 and heads 0 to 3"),
         ([changed(ranks_of(1)[0], end_head=3)], "heads of a rank"),
         ([changed(ranks_of(2)[0], first_head=1, end_head=3)] * 2, "ranks with layers 0 to 1 and heads 0 to 1"),
@@ -132,48 +139,63 @@ class Copied:
         pass
 
 
-@settings(max_examples=40, deadline=None)
+TOKENS = 24
+
+
+@settings(max_examples=60, deadline=None)
 @given(
     senders=st.sampled_from([1, 2, 4, 8]),
     receivers=st.sampled_from([1, 2, 4, 8]),
     stages=st.lists(st.sampled_from([(6,), (3, 3), (4, 2), (1, 3, 2), (2, 2, 2)]), min_size=2, max_size=2),
+    sizes=st.tuples(*[st.sampled_from([1, 2, 3, 4, 6, 8, 12])] * 2),
     seed=st.integers(0, 999),
 )
+@example(senders=1, receivers=1, stages=[(6,), (6,)], sizes=(4, 4), seed=0)
+@example(senders=2, receivers=1, stages=[(6,), (6,)], sizes=(4, 8), seed=1)
+@example(senders=1, receivers=2, stages=[(3, 3), (6,)], sizes=(12, 3), seed=2)
+@example(senders=1, receivers=1, stages=[(6,), (6,)], sizes=(6, 4), seed=3)
 def test_joint_writes_give_what_repacking_gives_and_one_sum_tells(
-    senders: int, receivers: int, stages: list[tuple[int, ...]], seed: int
+    senders: int, receivers: int, stages: list[tuple[int, ...]], sizes: tuple[int, int], seed: int
 ) -> None:
-    """Any widths; the slow twin is `repack`."""
-    sent, received = ranks_of(senders, layers=stages[0]), ranks_of(receivers, layers=stages[1])
+    """Any widths and any sizes of blocks; the slow twin is `repack`."""
+    sent, received = (
+        ranks_of(count, layers=layers, block_size=size)
+        for count, layers, size in zip((senders, receivers), stages, sizes, strict=True)
+    )
     plan = plan_parts(sent, received)
-    whole = ranks_of(1, layers=(6,))[0]
-    blocks = random_blocks(3, seed, whole)
-    held = [random_blocks(3, 0, one) for one in sent]
+    num_sent, num_received = (TOKENS // size for size in sizes)
+    whole = ranks_of(1, layers=(6,), block_size=sizes[0])[0]
+    blocks = random_blocks(num_sent, seed, whole)
+    table = [(3 * block + seed) % num_sent for block in range(num_sent)] if num_sent % 3 else [*range(num_sent)]
+    held = [random_blocks(num_sent, 0, one) for one in sent]
     for layout, own in zip(sent, held, strict=True):
-        repack([(whole, dict(enumerate(blocks)))], layout, dict(enumerate(own)))
-    zones = [RankZone(3, one.block_bytes) for one in received]
-    caches = [random_blocks(3, 1, one) for one in received]
+        repack([(whole, dict(enumerate(blocks)))], layout, {index: own[table[index]] for index in range(num_sent)})
+    zones = [RankZone(num_received, one.block_bytes) for one in received]
+    caches = [random_blocks(num_received, 1, one) for one in received]
     link = JointLink(plan, {pair: linked(pair, held, zones, sent, plan) for pair in pairs_of(plan)})
-    ticket = link.write([Move(block, 2 - block, 1) for block in range(3)], b"r")
+    runs = [plan.runs(place, table) for place in range(num_received)]
+    grants = [Grant(num_received - 1 - place, 1) for place in range(num_received)]
+    ticket = link.write(list(moves_of(runs, grants)), b"r")
     assert ticket.done()
     assert ticket.error() is None
     stores = [HostStore(zone.memory_SN, cache, one) for zone, cache, one in zip(zones, caches, received, strict=True)]
+    slots = [grant.slot for grant in grants]
     stored = [
-        list(store.copy_cells([2, 1, 0], [0, 1, 2], grid)) for store, grid in zip(stores, plan.joins, strict=True)
+        list(store.copy_cells(slots, range(num_received), grid)) for store, grid in zip(stores, plan.joins, strict=True)
     ]
     for layout, cache in zip(received, caches, strict=True):
-        expected = random_blocks(3, 2, layout)
+        expected = random_blocks(num_received, 2, layout)
         repack([(whole, dict(enumerate(blocks)))], layout, dict(enumerate(expected)))
         assert (cache == expected).all()
+    some = runs[seed % num_received :]
     sums = [
-        list(HostStore(own[:0], own, one).cell_sums([0, 1, 2], grid))
+        HostStore(own[:0], own, one).cell_sums(plan.sources(some), grid)
         for own, one, grid in zip(held, sent, plan.cuts, strict=True)
     ]
-    for block in range(3):
-        at_sender = plan.sent_sum([own_cells(one, grid, block) for one, grid in zip(sums, plan.cuts, strict=True)])
-        cells = [own_cells(one, grid, block) for one, grid in zip(stored, plan.joins, strict=True)]
-        assert plan.received_sum(cells) == at_sender
-        cells[-1][-1] ^= 1 << (seed % 64)
-        assert plan.received_sum(cells) != at_sender, "one damaged part is noticed"
+    at_sender = plan.sent_sums(some, sums)
+    assert plan.received_sums(stored)[seed % num_received :] == at_sender
+    stored[-1][-1] ^= 1 << (seed % 64)
+    assert plan.received_sums(stored)[-1] != at_sender[-1], "one damaged part is noticed"
     for zone in zones:
         zone.close()
 
@@ -182,10 +204,6 @@ def linked(
     pair: Pair, held: list[np.ndarray], zones: list[RankZone], sent: list[BlockLayout], plan: PartPlan
 ) -> Copied:
     return Copied(held[pair[0]], zones[pair[1]], sent[pair[0]], plan.cells(pair))
-
-
-def own_cells(sums: list[int], grid: Grid, block: int) -> list[int]:
-    return sums[block * grid.cells : (block + 1) * grid.cells]
 
 
 def test_a_sum_of_one_part_is_its_own_and_parts_do_not_change_places() -> None:
@@ -280,7 +298,7 @@ def test_cells_travel_by_sockets_into_one_zone(
                 slot = slots[part.sender, number].slot
                 grid = plan.joins[number]
                 found = bytes(reader.zone.cell_memory(slot, part.receiver_cell, grid.cells))
-                rows = cell_rows(layout, expected[0], grid)[divmod(part.receiver_cell, grid.heads)]
+                rows = cell_rows(layout, expected[0], grid)[place_of(part.receiver_cell, grid)]
                 assert found == np.ascontiguousarray(rows).tobytes()
     finally:
         for one in ports:
@@ -306,6 +324,12 @@ def test_calls_and_reports_of_blocks_are_packed() -> None:
         BlocksOpened(info, 2, ""),
         BlocksOpened(None, 0, "taken"),
         CallEnded(3, (2**64 - 1, 0), 10, 0.5, ""),
+        CallEnded(4, (), 0, 0.5, "TransferError: cut off", "damaged"),
+        OpenFiles(FINGERPRINT, "tenant", ranks_of(1)[0]),
+        WritePart(5, "/blocks", 6, b"d" * 32, b"p" * 32, (1, 2, 3)),
+        ReadPart(6, "/blocks", 6, b"d" * 32, b"p" * 32, (1, 2, 3), tuple(map(part_of, ranks_of(2)))),
+        TierOpened(ranks_of(2)[1], "host-memory", ""),
+        TierOpened(None, "", "MemoryError: none is left"),
     ):
         found = unpack(pack(message))
         assert found == message

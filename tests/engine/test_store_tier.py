@@ -10,22 +10,23 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.engine.core.block_identity import BlockIdentity
-from stoker.engine.core.disk.block_folder import SUFFIX, UNFINISHED, Found
+from stoker.engine.core.disk.block_folder import SUFFIX, UNFINISHED, Found, file_bytes
 from stoker.engine.core.disk.cold_tier import ReadEnd
-from stoker.engine.core.disk.disk_tier import DiskTier
+from stoker.engine.core.disk.disk_tier import HANGS_S, DiskTier
 from stoker.engine.core.disk.shared_home import LEASE_S, UNFINISHED_S, USED, SharedHome, due
 from stoker.engine.core.disk.shared_index import SharedIndex
 from stoker.engine.core.disk.store_tier import StoreTier, ranked
 from stoker.engine.core.host_index import HostEntry
-from testing.engine.cold_blocks import IDENTITY, WAIT_S, block_of, content_of, sum_of
+from stoker.engine.transfer.checksum import content_seed, seeded
+from testing.engine.cold_blocks import IDENTITY, WAIT_S, WHOLE, block_of, content_of
 from testing.engine.faulty_files import FaultyFiles, failing, full
-from testing.engine.transfers import FINGERPRINT, LAYOUT
+from testing.engine.ranks_beside import WIDTHS, OneRank, RanksBeside, Width
+from testing.engine.transfers import FINGERPRINT, wait_for
 
 TTL_S = 3600
 NUM_SLOTS = 40
@@ -36,17 +37,20 @@ class StoreBench:
 
     def __init__(
         self, paths: list[Path], replicas: int, *, max_blocks: int = 100, clock: Callable[[], float] = lambda: 0.0,
-        unix_time: Callable[[], float] = time.time, identity: BlockIdentity = IDENTITY,
+        unix_time: Callable[[], float] = time.time, identity: BlockIdentity = IDENTITY, width: Width = "one",
     ) -> None:  # fmt: skip
-        self.slots = np.zeros((NUM_SLOTS, LAYOUT.block_bytes), dtype=np.uint8)
+        self.slots = OneRank(NUM_SLOTS) if width == "one" else RanksBeside(WIDTHS[width], NUM_SLOTS)
         self.identity = identity
         self.files = {path.name: FaultyFiles() for path in paths}
         homes = {
             path.name: SharedHome(path, identity, max_blocks, TTL_S, self.files[path.name], unix_time) for path in paths
         }
-        volumes = {
-            name: DiskTier(home, SharedIndex(max_blocks), identity, self.slots, clock) for name, home in homes.items()
-        }
+        carrier = self.slots.carrier(identity)
+        volumes = {}
+        for name, home in homes.items():
+            blocks = carrier()
+            size = file_bytes(identity, blocks.parts)
+            volumes[name] = DiskTier(home, SharedIndex(max_blocks), blocks, size, clock)
         self.homes = homes
         self.tier = StoreTier(volumes, replicas)
         self.settle()
@@ -69,19 +73,24 @@ class StoreBench:
                 assert time.monotonic() < until_s
                 time.sleep(0.0005)
 
+    def entry(self, number: int) -> HostEntry:
+        """A block in its slot of the host tier."""
+        content = content_of(number, self.identity)
+        raw = self.slots.fill(number, block_of(number))
+        return HostEntry(content, number, seeded(raw, content_seed(self.identity.root, 0, content.digest)))
+
     def write(self, number: int) -> bool:
-        self.slots[number] = block_of(number)
-        entry = HostEntry(content_of(number, self.identity), number, sum_of(number, self.identity))
-        begun = bool(self.tier.room()) and self.tier.write(entry)
+        begun = bool(self.tier.room()) and self.tier.write(self.entry(number))
         self.settle()
         return begun
 
     def read(self, number: int) -> bool:
         """Whether a block could be read; what is read is what was written."""
+        expected = self.entry(number).sum
         entry = HostEntry(content_of(number, self.identity), number)
         if not self.tier.holds(entry.content):
             return False
-        self.slots[number] = 0
+        self.slots.clear(number)
         self.tier.read(entry)
         until_s = time.monotonic() + WAIT_S
         ends: list[ReadEnd] = []
@@ -90,8 +99,8 @@ class StoreBench:
             assert time.monotonic() < until_s
         if ends[0].sum is None:
             return False
-        assert ends[0].sum == sum_of(number, self.identity)
-        assert self.slots[number].tobytes() == block_of(number).tobytes()
+        assert ends[0].sum == expected
+        assert self.slots.block(number).tobytes() == block_of(number).tobytes()
         return True
 
 
@@ -129,6 +138,93 @@ def test_what_one_engine_writes_the_others_read_from_any_replica(tmp_path: Path)
     assert min(counts[1:]) > 0
     for bench in (first, second):
         bench.tier.close()
+
+
+def test_engines_of_any_width_read_what_those_of_any_other_wrote(tmp_path: Path) -> None:
+    for writer in WIDTHS:
+        (tmp_path / writer).mkdir()
+        first = StoreBench([tmp_path / writer], 1, width=writer)
+        assert first.write(1)
+        assert len(list((tmp_path / writer).rglob(f"*{SUFFIX}"))) == len(set(WIDTHS[writer])), "heads twice, once there"
+        for reader in WIDTHS:
+            second = StoreBench([tmp_path / writer], 1, width=reader)
+            assert second.read(1), f"{writer} read by {reader}"
+            assert not second.write(1), "it is there"
+            second.tier.close()
+        first.tier.close()
+
+
+def cut_off(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize("reader", ["one", "tensor 2", "tensor 2, pipeline 2"])
+@pytest.mark.parametrize(("harm", "damaged"), [(cut_off, 1), (Path.unlink, 0)], ids=["damaged", "missing"])
+def test_a_block_with_a_bad_part_is_refused_counted_and_written_again(
+    harm: Callable[[Path], None], damaged: int, reader: Width, tmp_path: Path
+) -> None:
+    paths = volumes_at(tmp_path, 1)
+    writer, bench = StoreBench(paths, 1, width="tensor 2, pipeline 2"), StoreBench(paths, 1, width=reader)
+    assert writer.write(1)
+    bench.look()
+    harm(sorted(tmp_path.rglob(f"*{SUFFIX}"))[2])
+    assert not bench.read(1)
+    stats = bench.tier.stats()
+    assert (stats.damaged, stats.failed, stats.loaded, stats.state) == (damaged, 1 - damaged, 0, "ok")
+    bench.settle()
+    bench.look()
+    assert not bench.read(1), "it is no block any more"
+    assert bench.write(1)
+    writer.look()
+    assert writer.read(1)
+    for one in (bench, writer):
+        one.tier.close()
+
+
+@pytest.mark.parametrize(("fault", "reason"), [(full, "No space left"), (failing("rename"), "Input/output error")])
+def test_a_disk_that_fails_at_a_rank_is_left_out_and_used_again(
+    fault: Callable[[str], None], reason: str, tmp_path: Path
+) -> None:
+    now = [0.0]
+    bench = StoreBench(volumes_at(tmp_path, 1), 1, width="tensor 2", clock=lambda: now[0])
+    assert isinstance(bench.slots, RanksBeside)
+    bench.slots.files.before = fault
+    assert bench.write(1)
+    stats = bench.tier.stats()
+    assert (stats.failed, stats.saved) == (1, 0)
+    assert "rank 0: OSError" in stats.state
+    assert reason in stats.state
+    assert not bench.write(2), "a pause"
+    assert not bench.read(1)
+    bench.slots.files.before = lambda _: None
+    now[0] += 2
+    assert bench.write(1)
+    assert bench.read(1)
+    assert bench.tier.stats().state == "ok"
+    bench.tier.close()
+
+
+def test_parts_of_a_block_that_was_not_finished_are_no_block_and_are_removed(tmp_path: Path) -> None:
+    now = [0.0]
+    (path,) = volumes_at(tmp_path, 1)
+    bench = StoreBench([path], 1, width="pipeline 2", clock=lambda: now[0])
+    assert isinstance(bench.slots, RanksBeside)
+    bench.slots.lost.add(0)
+    assert bench.tier.write(bench.entry(1))
+    wait_for(lambda: len(list(path.rglob(f"*{SUFFIX}"))) == 1, "the part of the rank that goes on")
+    now[0] += HANGS_S + 1
+    bench.tier.close()
+    other = StoreBench([path], 1)
+    other.look()
+    assert not other.tier.holds(content_of(1))
+    home = other.homes["v0"]
+    home.sweep()
+    assert len(list(path.rglob(f"*{SUFFIX}"))) == 1, "its engine may still write the other part"
+    (part,) = path.rglob(f"*{SUFFIX}")
+    os.utime(part, (time.time() - UNFINISHED_S - 1,) * 2)
+    home.sweep()
+    assert not list(path.rglob(f"*{SUFFIX}"))
+    other.tier.close()
 
 
 def test_a_block_that_lacks_a_replica_gets_it_when_it_is_used(tmp_path: Path) -> None:
@@ -187,14 +283,14 @@ def test_a_store_that_is_not_mounted_is_a_store_without_blocks(tmp_path: Path) -
 
 
 FOUND = st.lists(st.floats(0, 1000), max_size=30).map(
-    lambda times: [Found(bytes([place]) * 32, used_s) for place, used_s in enumerate(sorted(times))]
+    lambda times: [Found(bytes([place]) * 32, used_s, WHOLE) for place, used_s in enumerate(sorted(times))]
 )
 
 
 @given(found=FOUND, max_blocks=st.integers(1, 30), ttl_s=st.floats(60, 900))
 def test_what_the_sweeper_removes(found: list[Found], max_blocks: int, ttl_s: float) -> None:
     now_s = 1000.0
-    removed = set(due(found, max_blocks, ttl_s, now_s))
+    removed = {one.digest for one in due(found, max_blocks, ttl_s, now_s)}
     kept = [one for one in found if one.digest not in removed]
     assert not any(one.digest in removed for one in found if one.used_s >= now_s - LEASE_S), "leases hold"
     assert all(one.used_s >= now_s - ttl_s for one in kept), "none is kept for longer than its time"
@@ -259,21 +355,23 @@ COMMON = ("write", "read", "read", "look")
 
 @pytest.mark.parametrize("seed", range(6))
 def test_any_history_of_engines_volumes_and_files_gives_right_blocks_or_none(seed: int, tmp_path: Path) -> None:
-    """Engines write, read, die and come back; files are cut, changed and removed; volumes fail and come back empty."""
+    """Engines of any width write, read, die and come back, also with one rank before the others; files are cut, changed
+    and removed; volumes fail and come back empty."""
     rng = random.Random(seed)
     now = [0.0]
     paths = volumes_at(tmp_path, rng.choice([1, 2, 3]))
     replicas = rng.randint(1, len(paths))
 
     def start() -> StoreBench:
-        return StoreBench(paths, replicas, max_blocks=rng.choice([6, 30]), clock=lambda: now[0])
+        width = rng.choice(list(WIDTHS))
+        return StoreBench(paths, replicas, max_blocks=rng.choice([6, 30]), clock=lambda: now[0], width=width)
 
     benches = [start() for _ in range(3)]
     assert all(benches[0].write(number) and benches[0].read(number) for number in range(4))
     for _ in range(100):
         bench = rng.choice(benches)
         number = rng.randrange(12)
-        match rng.choice([*COMMON * 3, "kill", "fault", "file", "volume", "sweep", "time"]):
+        match rng.choice([*COMMON * 3, "kill", "rank", "fault", "file", "volume", "sweep", "time"]):
             case "write":
                 bench.write(number)
             case "read":
@@ -283,9 +381,18 @@ def test_any_history_of_engines_volumes_and_files_gives_right_blocks_or_none(see
             case "kill":
                 bench.tier.close()
                 benches[benches.index(bench)] = start()
+            case "rank" if isinstance(bench.slots, RanksBeside):
+                entry = bench.entry(number)
+                bench.slots.lost.add(rng.randrange(bench.slots.num_ranks))
+                if bench.tier.room():
+                    bench.tier.write(entry)
+                now[0] += HANGS_S + 1  # its engine ends
+                bench.tier.close()
+                benches[benches.index(bench)] = bench = start()
             case "fault":
                 fault = rng.choice([full, failing("open"), failing("rename"), failing("list"), lambda _: None])
-                rng.choice(list(bench.files.values())).before = fault
+                ranks = [bench.slots.files] if isinstance(bench.slots, RanksBeside) else []
+                rng.choice([*bench.files.values(), *ranks]).before = fault
             case "file":
                 for file in list(rng.choice(paths).rglob(f"*{SUFFIX}"))[:1]:
                     data = file.read_bytes()

@@ -84,13 +84,13 @@ def prompt_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -
     return scratch_bytes(heads, model.head_dim, num_keys, dtype)
 
 
-def refuse_files_of_ranks(config: EngineConfig) -> None:
-    """Refuse tiers of files for several ranks."""
-    for name in ("tensor", "pipeline"):
-        ranks = getattr(config.parallelism, name)
-        for tier in ("disk", "store"):
-            if ranks > 1 and getattr(config.cache, tier) is not None:
-                raise ConfigError(f"cache.{tier} is not supported yet with parallelism.{name} {ranks}; allowed: 1")
+def refuse_disks_of_pods(config: EngineConfig) -> None:
+    """Refuse a disk for a replica of several pods: each would hold the parts of its own ranks, and none knows all."""
+    if config.cache.disk is not None and config.replica.pods > 1:
+        raise ConfigError(
+            f"cache.disk is not supported with replica.pods {config.replica.pods}; allowed: 1, or cache.store,"
+            " which all pods share"
+        )
 
 
 def pod_block_bytes(config: EngineConfig, model: ModelConfig, block_size: int, dtype: torch.dtype) -> Iterator[int]:
@@ -113,7 +113,7 @@ def count_host_blocks(config: EngineConfig, model: ModelConfig, block_size: int,
         return 0
     if not cache.prefix_cache:
         raise ConfigError("cache.host_memory_bytes needs cache.prefix_cache true: saved blocks return through it")
-    refuse_files_of_ranks(config)
+    refuse_disks_of_pods(config)
     refuse_oversize(f"cache.host_memory_bytes {cache.host_memory_bytes}", cache.host_memory_bytes, "cpu")
     block_bytes = max(pod_block_bytes(config, model, block_size, dtype))
     if cache.host_memory_bytes < block_bytes:

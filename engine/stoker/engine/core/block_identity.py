@@ -39,17 +39,26 @@ class BlockIdentity:
         return root_digest(self.fingerprint, self.salt)
 
 
-def stored_identity(config: EngineConfig, plan: EnginePlan, runner: Runner) -> BlockIdentity:
-    """The identity of blocks that are kept in files.
+def stored_identity(config: EngineConfig, plan: EnginePlan, runner: Runner, weights: str | None) -> BlockIdentity:
+    """The identity of blocks that are kept in files. `weights`: as for `fingerprint_of`.
 
-    Engines of other revisions may read them, where all else is equal; engines that round differently may not, so that
-    deterministic answers stay so.
+    Engines of other revisions and of other widths may read them, where all else is equal; engines that round
+    differently may not: kernels count always, the tensor width where answers are to be deterministic.
     """
-    facts = replace(fingerprint_of(config, runner, plan.digest or plan.source_digest), revision="")
-    layout = layout_of(runner)
-    computed = {"kernels": plan.kernels, "attention": plan.attention, "deterministic": plan.deterministic}
+    facts = replace(fingerprint_of(config, runner, weights), revision="")
+    layout = whole_layout(runner)
+    computed: dict[str, object] = {"kernels": plan.kernels, "attention": plan.attention}
+    computed["deterministic"] = [plan.tensor, config.parallelism.expert] if plan.deterministic else None
     all_facts = {"block": asdict(facts), "layout": asdict(layout), "computed": computed, "device": plan.device}
     return BlockIdentity(bytes.fromhex(digest_of(all_facts)), config.cache.salt or "", layout)
+
+
+def whole_layout(runner: Runner) -> BlockLayout:
+    """The layout of a block of all ranks together."""
+    model = runner.model.config
+    return replace(
+        layout_of(runner), first_layer=0, end_layer=model.num_layers, first_head=0, end_head=model.num_kv_heads
+    )
 
 
 def layout_of(runner: Runner) -> BlockLayout:
@@ -84,15 +93,17 @@ def weights_digest(model: nn.Module) -> str:
     return digest_of(sums)
 
 
-def shared_weights_digest(plan: EnginePlan, executor: Executor) -> str | None:
+def shared_weights_digest(plan: EnginePlan, executor: Executor, field: str) -> str | None:
     """A digest of the weights that does not depend on how many ranks hold them; None: only one rank's numbers tell.
+
+    `field`: of the configuration, that needs it.
 
     Raises:
         ConfigError: several ranks hold weights that have no digest and no files here.
     """
     known = plan.digest or plan.source_digest or files_digest(Path(plan.model_path))
     if known is None and isinstance(executor, Ranks):
-        raise ConfigError(f"transfer.listen with several ranks needs model.digest for {plan.model_path}")
+        raise ConfigError(f"{field} with several ranks needs model.digest for {plan.model_path}")
     return known
 
 

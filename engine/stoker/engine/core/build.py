@@ -14,13 +14,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from stoker.engine.config import CacheEventsConfig, EngineConfig, StoreConfig
-from stoker.engine.core.block_identity import BlockIdentity, stored_identity
+from stoker.engine.core.block_identity import BlockIdentity, shared_weights_digest, stored_identity
 from stoker.engine.core.blocks import BlockManager
 from stoker.engine.core.cache_event_publisher import CacheEventPublisher
 from stoker.engine.core.cache_events import CacheEventLog
+from stoker.engine.core.disk.block_files import BlockFiles
+from stoker.engine.core.disk.cold_traffic import WaitForAny, wait_for_any
 from stoker.engine.core.disk.open_tiers import open_cold_traffic, store_name
+from stoker.engine.core.disk.rank_files import rank_files, wait_for_report
+from stoker.engine.core.disk.slot_files import SlotFiles
 from stoker.engine.core.disk.store_tier import StoreTier
 from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.fetched_model import with_fetched_model
@@ -49,9 +54,9 @@ from stoker.engine.ranks.pod_place import find_place
 from stoker.engine.ranks.workers import Workers
 from stoker.engine.sampling import SamplingParams
 from stoker.engine.transfer.fingerprint import root_digest
+from stoker.engine.transfer.port import ReadableLink
 from stoker.model.tokenizer_limits import panics_named
 from stoker.model.weights.source import WeightsSource, open_weights
-from stoker.pod.config_file import ConfigError
 
 log = logging.getLogger("stoker.engine")
 
@@ -78,6 +83,17 @@ def build_engine(
         reading = beside_weights.submit(grammar_compiler, source, limits)
         executor, plan = make_executor(config, source, plan, progress, start)
         limits = replace(limits, max_model_len=plan.max_model_len)
+    try:
+        return assemble(config, plan, executor, limits, reading.result()), plan
+    except BaseException:
+        executor.close()
+        raise
+
+
+def assemble(
+    config: EngineConfig, plan: EnginePlan, executor: Executor, limits: ModelLimits, grammars: GrammarCompiler | None
+) -> LLMEngine:
+    """Make the engine over loaded ranks. Raises ConfigError."""
     identity = kept_identity(config, plan, executor)
     keeps_digests = plan.num_host_blocks or config.cache_events is not None
     root = (identity.root if identity is not None else root_digest(b"host tier")) if keeps_digests else None
@@ -99,7 +115,7 @@ def build_engine(
         scheduler,
         limits,
         overlap=plan.overlap,
-        grammars=reading.result(),
+        grammars=grammars,
         num_devices=plan.ranks if plan.device == "cuda" else 1,
     )
     if config.cache.store is not None and identity is not None and scheduler.tier is not None:
@@ -109,7 +125,7 @@ def build_engine(
         engine.cache_events = publish_cache(config.cache_events, blocks, plan.device)
     if config.timeline is not None:
         engine.timeline = FileTimeline(Path(config.timeline))
-    return engine, plan
+    return engine
 
 
 def publish_cache(config: CacheEventsConfig, blocks: BlockManager, device: str) -> CacheEventPublisher:
@@ -181,44 +197,59 @@ def start_ranks(
 
 
 def kept_identity(config: EngineConfig, plan: EnginePlan, executor: Executor) -> BlockIdentity | None:
-    """What blocks in files are; None where there are none."""
+    """What blocks in files are; None where there are none. Raises ConfigError."""
     if config.cache.disk is None and config.cache.store is None:
         return None
-    return stored_identity(config, plan, runner_of(executor))
+    weights = shared_weights_digest(plan, executor, "cache.disk" if config.cache.disk is not None else "cache.store")
+    return stored_identity(config, plan, leading_runner(executor), weights)
 
 
 def make_tier(
     config: EngineConfig, plan: EnginePlan, blocks: BlockManager, executor: Executor, identity: BlockIdentity | None
 ) -> HostTier | None:
-    """The host tier of an engine, if it has one, over the tiers below it; several ranks have none below."""
+    """The host tier of an engine, if it has one, over the tiers below it. Raises ConfigError."""
     if not plan.num_host_blocks:
         return None
     costs, index, clock = TierCosts(plan.preemption), HostIndex(plan.num_host_blocks), time.monotonic
+    slots, cold = open_slots(plan, executor), None
+    if identity is not None:
+        cold = open_cold_traffic(config, identity, index, slots.carrier(identity), costs, clock, slots.wait)
+    return HostTier(blocks, index, slots.link, costs, slots.block_bytes, clock, cold)
+
+
+class Slots(NamedTuple):
+    """The slots of the host tier."""
+
+    link: ReadableLink
+    block_bytes: int
+    """Of a block over all ranks."""
+    carrier: Callable[[BlockIdentity], Callable[[], BlockFiles]]
+    """Makes what makes a carrier to and from files, one for each volume."""
+    wait: WaitForAny = wait_for_any
+    """For what carriers do."""
+
+
+def open_slots(plan: EnginePlan, executor: Executor) -> Slots:
+    """Make the slots, on one rank or on several. Raises ConfigError: a rank has no room."""
     if isinstance(executor, Ranks):
-        try:
-            ranks_link = RankTierLink(executor.calls, plan.num_host_blocks)
-        except ConfigError:
-            executor.close()
-            raise
-        return HostTier(blocks, index, ranks_link, costs, ranks_link.block_bytes, clock)
+        calls, joint = executor.calls, RankTierLink(executor.calls, plan.num_host_blocks)
+        carrier = partial(rank_files, calls, joint.layouts)
+        return Slots(joint, joint.block_bytes, carrier, partial(wait_for_report, calls))
     cache = runner_of(executor).cache
     link = host_link(cache, plan.num_host_blocks, fused=plan.kernels == "fused")
-    cold = None
-    if identity is not None:
-        cold = open_cold_traffic(config, identity, index, link.memory, costs, clock)
-    return HostTier(blocks, index, link, costs, cache.data[0].nbytes, clock, cold)
+    return Slots(link, cache.data[0].nbytes, lambda identity: partial(SlotFiles, identity, link.memory))
+
+
+def runner_of(executor: Executor) -> Runner:
+    """The runner of an engine with one rank."""
+    assert isinstance(executor, InProcess | OnDevice), "one rank"
+    assert isinstance(executor.runner, Runner), "the engine's own"
+    return executor.runner
 
 
 def leading_runner(executor: Executor) -> Runner:
     """The runner of rank 0."""
     return executor.runner if isinstance(executor, Ranks) else runner_of(executor)
-
-
-def runner_of(executor: Executor) -> Runner:
-    """The runner of an engine with one rank."""
-    assert isinstance(executor, InProcess | OnDevice), "the plan refuses more ranks"
-    assert isinstance(executor.runner, Runner), "the engine's own"
-    return executor.runner
 
 
 def warm_up(executor: Executor) -> None:

@@ -282,6 +282,8 @@ class Core:
         """Use idle time: go on with the tiers' transfers, capture graphs."""
         try:
             engine.rest()
+        except ExecutorLost as error:
+            self._fail(Cause.RANK_FAILED, error)
         except Exception as error:  # noqa: BLE001 - a defect of the engine itself
             self._fail(Cause.INTERNAL, error)
         if self._captures:

@@ -10,7 +10,18 @@ from stoker.engine.core.handover.rank_blocks import RankBlocks, open_rank_blocks
 from stoker.engine.core.rank_tier import RankTier, open_rank_tier
 from stoker.engine.execution.runner import Runner
 from stoker.engine.plan import EnginePlan
-from stoker.engine.ranks.block_calls import BlockCall, FenceSave, LoadBlocks, OpenBlocks, OpenTier, Report, SaveBlocks
+from stoker.engine.ranks.block_calls import (
+    BlockCall,
+    FenceSave,
+    LoadBlocks,
+    OpenBlocks,
+    OpenFiles,
+    OpenTier,
+    ReadPart,
+    Report,
+    SaveBlocks,
+    WritePart,
+)
 
 
 class RankMover:
@@ -35,7 +46,7 @@ class RankMover:
                 self._ports = open_rank_blocks(self._runner, self._plan, self._localised(call), self._report)
             case OpenTier():
                 self._tier = open_rank_tier(self._runner, self._plan, call, self._report)
-            case SaveBlocks() | LoadBlocks() | FenceSave():
+            case SaveBlocks() | LoadBlocks() | FenceSave() | OpenFiles() | WritePart() | ReadPart():
                 assert self._tier is not None, "the leader opens it first"
                 self._tier.do(call)
             case _:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import threading
 
+from stoker.engine.core.block_identity import layout_of
+from stoker.engine.core.disk.rank_file_work import RankFileWork
 from stoker.engine.execution.host_link import HostMemoryLink, PinnedMemoryLink, host_link
 from stoker.engine.execution.runner import Runner
 from stoker.engine.plan import EnginePlan
@@ -16,12 +18,18 @@ from stoker.engine.ranks.block_calls import (
     IDLE_S,
     CallEnded,
     FenceSave,
+    FileCall,
     LoadBlocks,
+    OpenFiles,
     OpenTier,
+    ReadPart,
     Report,
     SaveBlocks,
     TierOpened,
+    WritePart,
 )
+from stoker.engine.transfer.layout import BlockLayout
+from stoker.engine.transfer.port import Move
 from stoker.engine.transfer.ticket import SummedTicket
 
 
@@ -30,28 +38,39 @@ def open_rank_tier(runner: Runner, plan: EnginePlan, call: OpenTier, report: Rep
     try:
         link = host_link(runner.cache, call.num_slots, fused=plan.kernels == "fused")
     except (OSError, MemoryError, RuntimeError) as error:  # the last is torch's, for pinned memory
-        report(TierOpened(0, "", f"{type(error).__name__}: {error}"))
+        report(TierOpened(None, "", f"{type(error).__name__}: {error}"))
         return None
-    report(TierOpened(runner.cache.data[0].nbytes, link.transport, ""))
-    return RankTier(link, report)
+    layout = layout_of(runner)
+    report(TierOpened(layout, link.transport, ""))
+    return RankTier(link, layout, report)
 
 
 class RankTier:
-    """The rank's part in all saves and loads."""
+    """The rank's part in all saves and loads, and in files of what was saved."""
 
-    def __init__(self, link: HostMemoryLink | PinnedMemoryLink, report: Report) -> None:
-        self._link, self._report = link, report
+    def __init__(self, link: HostMemoryLink | PinnedMemoryLink, layout: BlockLayout, report: Report) -> None:
+        self._link, self._layout, self._report = link, layout, report
         self._open: dict[int, SummedTicket] = {}
+        self._saving: dict[int, tuple[Move, ...]] = {}
+        self._slot_sums: dict[int, int] = {}
+        """Raw sums of what is in the slots."""
+        self._files: RankFileWork | None = None
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._closed = False
         self._thread = threading.Thread(target=self._watch, name="rank tier", daemon=True)
         self._thread.start()
 
-    def do(self, call: SaveBlocks | LoadBlocks | FenceSave) -> None:
+    def do(self, call: SaveBlocks | LoadBlocks | FenceSave | FileCall) -> None:
         """Carry out a call of the leader."""
         match call:
+            case OpenFiles():
+                self._files = RankFileWork(call, self._layout, self._link.memory, self._slot_sums, self._report)
+            case WritePart() | ReadPart():
+                assert self._files is not None, "the leader opens them first"
+                self._files.do(call)
             case SaveBlocks(call=number, moves=moves):
+                self._saving[number] = moves
                 self._follow(number, self._link.write(moves, b""))
             case LoadBlocks(call=number, moves=moves):
                 self._follow(number, self._link.read(moves, b""))
@@ -71,6 +90,8 @@ class RankTier:
         self._closed = True
         self._wake.set()
         self._thread.join()
+        if self._files is not None:
+            self._files.close()
         self._link.close()
 
     def _watch(self) -> None:
@@ -84,4 +105,6 @@ class RankTier:
             for number, ticket in ended.items():
                 error = ticket.error()
                 sums = () if error else tuple(ticket.sums)
+                moves = self._saving.pop(number, ())
+                self._slot_sums.update((move.remote, one) for move, one in zip(moves, sums, strict=False))
                 self._report(CallEnded(number, sums, ticket.bytes, ticket.seconds, str(error) if error else ""))

@@ -70,7 +70,9 @@ class RankTierLink:
                     f"cache.host_memory_bytes: rank {rank} has no room for {num_slots} blocks: {opened.error}"
                 )
         self.transport = self._opened[0].transport
-        self.block_bytes = sum(opened.block_bytes for opened in self._opened.values())
+        self.layouts = [layout for _, opened in sorted(self._opened.items()) if (layout := opened.layout)]
+        """Of each rank's part of a block."""
+        self.block_bytes = sum(layout.block_bytes for layout in self.layouts)
         """Of a block over all ranks."""
 
     def _listen(self, rank: int, report: BlockReport) -> None:

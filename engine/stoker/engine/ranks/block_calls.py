@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import astuple
 from typing import Any, NamedTuple, Protocol
 
+from stoker.engine.transfer.block_part import BlockPart, Parts
 from stoker.engine.transfer.layout import BlockLayout, Grid
 from stoker.engine.transfer.port import Cells, Move, PortInfo
 
@@ -99,9 +100,41 @@ class FenceSave(NamedTuple):
     call: int
 
 
+class OpenFiles(NamedTuple):
+    """What blocks in files are. Their slots are open."""
+
+    fingerprint: bytes
+    salt: str
+    layout: BlockLayout
+    """Of whole blocks."""
+
+
+class WritePart(NamedTuple):
+    """Write a slot as the rank's part of a block."""
+
+    call: int
+    folder: str
+    slot: int
+    digest: bytes
+    parent: bytes
+    tokens: tuple[int, ...]
+
+
+class ReadPart(NamedTuple):
+    """Fill a slot from the parts of a block that are in files."""
+
+    call: int
+    folder: str
+    slot: int
+    digest: bytes
+    parent: bytes
+    tokens: tuple[int, ...]
+    parts: Parts
+
+
 class TierOpened(NamedTuple):
-    block_bytes: int
-    """Of the rank's part of a block."""
+    layout: BlockLayout | None
+    """Of the rank's part of a block; None: there are no slots."""
     transport: str
     error: str
     """Why there are no slots; empty if there are."""
@@ -122,7 +155,7 @@ class LinkOpened(NamedTuple):
 
 
 class CallEnded(NamedTuple):
-    """Of a `WriteCells`, `SumCells`, `CopyCells`, `SaveBlocks` or `LoadBlocks`."""
+    """Of any call with a number."""
 
     call: int
     sums: tuple[int, ...]
@@ -130,6 +163,8 @@ class CallEnded(NamedTuple):
     bytes: int
     seconds: float
     error: str
+    cause: str = ""
+    """Of the error of a file."""
 
 
 class LinkLost(NamedTuple):
@@ -143,12 +178,13 @@ class PeersLost(NamedTuple):
     peers: tuple[str, ...]
 
 
-TierCall = OpenTier | SaveBlocks | LoadBlocks | FenceSave
+FileCall = OpenFiles | WritePart | ReadPart
+TierCall = OpenTier | SaveBlocks | LoadBlocks | FenceSave | FileCall
 BlockCall = OpenBlocks | ConnectRank | WriteCells | SumCells | CopyCells | CloseLink | TierCall
 BlockReport = BlocksOpened | LinkOpened | CallEnded | LinkLost | PeersLost | TierOpened
 BLOCK_CLASSES: tuple[type[Any], ...] = (
     OpenBlocks, ConnectRank, WriteCells, SumCells, CopyCells, CloseLink, OpenTier, SaveBlocks, LoadBlocks, FenceSave,
-    BlocksOpened, LinkOpened, CallEnded, LinkLost, PeersLost, TierOpened,
+    OpenFiles, WritePart, ReadPart, BlocksOpened, LinkOpened, CallEnded, LinkLost, PeersLost, TierOpened,
 )  # fmt: skip
 
 
@@ -167,7 +203,7 @@ class MovesBlocks(Protocol):
 
 def block_values(message: Any) -> list[Any]:
     """The message's fields as plain values."""
-    return [_port_values(value) if isinstance(value, PortInfo) else value for value in message]
+    return [astuple(value) if isinstance(value, PortInfo | BlockLayout) else value for value in message]
 
 
 def block_message(cls: type[Any], values: list[Any]) -> Any:
@@ -184,14 +220,15 @@ def block_message(cls: type[Any], values: list[Any]) -> Any:
     if cls in (SumCells, CopyCells):
         *others, cells = values
         return cls(*others, Grid(*cells))
+    if cls in (OpenFiles, TierOpened):
+        return cls(*(BlockLayout(*value) if isinstance(value, tuple | list) else value for value in values))
+    if cls is ReadPart:
+        *others, parts = values
+        return cls(*others, tuple(BlockPart(*part) for part in parts))
     if cls is BlocksOpened:
         info, nvlinks, error = values
         return BlocksOpened(None if info is None else _port_of(info), nvlinks, error)
     return cls(*values)
-
-
-def _port_values(info: PortInfo) -> tuple[Any, ...]:
-    return astuple(info)
 
 
 def _port_of(values: tuple[Any, ...]) -> PortInfo:

@@ -7,12 +7,14 @@ each executor, used by the core's thread; other reports go to who listens.
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
+from stoker.engine.errors import ExecutorLost
 from stoker.engine.ranks.block_calls import BlockCall, BlockReport, CallEnded, MovesBlocks
 from stoker.engine.transfer.ticket import TransferError
 
@@ -98,15 +100,20 @@ class RankCalls:
         """Begin a call on every rank. `call` makes it from the rank and its number."""
         return [self.begin(rank, partial(call, rank)) for rank in range(self.num_ranks)]
 
-    def wait(self, condition: Callable[[], bool]) -> None:
+    def wait(self, condition: Callable[[], bool], poll_s: float = POLL_S) -> None:
         """Wait for what reports bring. Raises ExecutorLost where a rank is lost before."""
         while not condition():
             self._ranks.check()
             try:
-                rank, report = self._reports.get(timeout=POLL_S)
+                rank, report = self._reports.get(timeout=poll_s)
             except queue.Empty:
                 continue
             self._take(rank, report)
+
+    def settle(self, condition: Callable[[], bool], timeout_s: float) -> None:
+        """Wait for what reports bring, but no longer. Raises ExecutorLost as `wait`."""
+        until_s = time.monotonic() + timeout_s
+        self.wait(lambda: condition() or time.monotonic() >= until_s, min(timeout_s, POLL_S))
 
     def read_reports(self) -> None:
         """Take what the ranks have reported since the last call."""
@@ -119,7 +126,8 @@ class RankCalls:
 
     def _take(self, rank: int, report: BlockReport | BaseException) -> None:
         if isinstance(report, BaseException):
-            raise report
+            lost = isinstance(report, ExecutorLost)
+            raise report if lost else ExecutorLost(f"rank {rank}: {type(report).__name__}: {report}") from report
         if isinstance(report, CallEnded):
             ticket = self._open.pop(report.call)
             ticket.ended = report

@@ -10,8 +10,9 @@ granted for one request with a new generation each time. `intake` copies announc
 checksum of what it stored (`checksum`) with what the sender announced. What is stale, foreign, late or damaged is
 refused and counted.
 
-Between engines of several ranks `part_plan` tells which rank sends which heads where; `cells` cuts and joins blocks,
-`joint_link` makes one link of those between ranks, `rank_zone` is a rank's part of the landing zone.
+Between engines of several ranks, or of other block sizes, `part_plan` tells which rank sends which layers, heads and
+tokens where; `cells` cuts and joins blocks, `joint_link` makes one link of those between ranks, `rank_zone` is a rank's
+part of the landing zone, and `block_part` tells which files are a whole block.
 
 Read in this order: `port`, `landing_zone`, `checksum`, `intake`, `fingerprint`, `layout`, `repack`, `part_plan`,
 `serial`, `wire`, `device_memory`, then the links. May import nothing of the engine but `errors`.

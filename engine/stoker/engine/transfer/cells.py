@@ -1,4 +1,4 @@
-"""Cells of blocks in main memory: equal runs of layers and heads, cut out of blocks and joined into them.
+"""Cells of blocks in main memory: equal runs of layers, heads and tokens, cut out of blocks and joined into them.
 
 The bytes are moved, never converted. `repack` is the slow twin, for any two layouts.
 """
@@ -15,11 +15,18 @@ from stoker.engine.transfer.local_blocks import LocalBlocks
 
 
 def cell_rows(layout: BlockLayout, data_N: np.ndarray, grid: Grid) -> np.ndarray:
-    """[grid.layers, grid.heads, rows, row_bytes]: a block's cells, a view. A row is a token's heads of one cell in one
-    layer."""
-    rows = layout.num_layers // grid.layers * 2 * layout.block_size
-    view: np.ndarray = data_N.reshape(grid.layers, rows, grid.heads, -1).swapaxes(1, 2)
-    return view
+    """[grid.layers, grid.heads, grid.tokens, layers x 2, tokens, row_bytes]: a block's cells, a view.
+
+    A row is a token's heads of one cell in one layer.
+    """
+    layers, tokens = layout.num_layers // grid.layers * 2, layout.block_size // grid.tokens
+    return data_N.reshape(grid.layers, layers, grid.tokens, tokens, grid.heads, -1).transpose(0, 4, 2, 1, 3, 5)
+
+
+def place_of(cell: int, grid: Grid) -> tuple[int, int, int]:
+    """Runs of layers, heads and tokens of a cell."""
+    others, tokens = divmod(cell, grid.tokens)
+    return (*divmod(others, grid.heads), tokens)
 
 
 class CellBlocks:
@@ -35,7 +42,7 @@ class CellBlocks:
     def read(self, blocks: Sequence[int], after: object) -> Iterator[np.ndarray]:  # noqa: ARG002 - main memory
         whole = self._blocks.read([number // self._grid.cells for number in blocks], None)
         for number, data_N in zip(blocks, whole, strict=True):
-            place = divmod(number % self._grid.cells, self._grid.heads)
+            place = place_of(number % self._grid.cells, self._grid)
             yield np.ascontiguousarray(cell_rows(self._layout, data_N, self._grid)[place]).reshape(-1)
 
 

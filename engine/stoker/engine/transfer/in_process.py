@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stoker.engine.transfer.cells import CellBlocks
 from stoker.engine.transfer.landing_zone import Grant
 from stoker.engine.transfer.layout import BlockLayout
+from stoker.engine.transfer.local_blocks import HostBlocks, LocalBlocks
 from stoker.engine.transfer.port import ONE_RANK, Arrival, Cells, LayoutMismatch, Move, PortInfo, TransportRefused
 from stoker.engine.transfer.ticket import LinkMeter, PeerLost, ThreadTicket, TransferError
 from stoker.engine.transfer.zone_memory import SharedZone
@@ -24,9 +26,12 @@ class Write:
 
     source: str
     target: str
-    grants: tuple[Grant, ...]
+    cells: tuple[tuple[Grant, int], ...]
+    """Slots, and the cell of each that is written."""
+    joins: int
+    """Cells of a slot."""
     data: np.ndarray
-    """[blocks, block_bytes] uint8."""
+    """[cells, bytes of a cell] uint8."""
     tag: bytes
     ticket: ThreadTicket
 
@@ -53,8 +58,8 @@ class Network:
             write.ticket.complete(PeerLost(f"{write.target} is gone"))
             return
         taken = port.take(write)
-        missing = len(write.grants) - len(taken)
-        refused = TransferError(f"{missing} of {len(write.grants)} blocks were refused") if missing else None
+        missing = len(write.cells) - len(taken)
+        refused = TransferError(f"{missing} of {len(write.cells)} blocks were refused") if missing else None
         write.ticket.complete(refused)
 
 
@@ -75,15 +80,16 @@ class InProcessPort:
         return PortInfo(self.pod_uid, self.epoch, self.fingerprint, self.layout, self.zone.num_slots, endpoints)
 
     def connect(self, peer: PortInfo, cells: Cells = ONE_RANK) -> InProcessLink:
-        if cells.repacks:
-            raise TransportRefused([("in-process", "blocks are not repacked")])
         if peer.fingerprint != self.fingerprint:
             raise LayoutMismatch("fingerprint", self.fingerprint.hex(), peer.fingerprint.hex())
-        if peer.layout.block_bytes != self.layout.block_bytes:
+        if peer.layout.block_bytes * cells.cuts.cells != self.layout.block_bytes * cells.joins:
             raise TransportRefused([("in-process", f"the peer's slots have {peer.layout.block_bytes} bytes")])
         if peer.peer not in self.network.ports:
             raise TransportRefused([("in-process", f"{peer.peer} is not in this process")])
-        return InProcessLink(self.network, self.describe().peer, peer.peer, self.local_BN)
+        blocks: LocalBlocks = HostBlocks(self.local_BN)
+        if cells.cuts.cells > 1:
+            blocks = CellBlocks(blocks, self.layout, cells.cuts)
+        return InProcessLink(self.network, self.describe().peer, peer.peer, blocks, cells.joins)
 
     def arrivals(self) -> list[Arrival]:
         arrivals, self._arrivals = self._arrivals, []
@@ -91,13 +97,15 @@ class InProcessPort:
 
     def take(self, write: Write) -> list[Grant]:
         """Take the blocks that may be written."""
-        if self.network.mapped:
-            self.zone.memory_SN[[grant.slot for grant in write.grants]] = write.data
-        written = [grant for grant in write.grants if self.zone.begin_write(grant, write.source)]
-        for grant in written:
-            if not self.network.mapped:
-                self.zone.memory_SN[grant.slot] = write.data[write.grants.index(grant)]
-            self.zone.end_write(grant.slot)
+        written = []
+        for (grant, cell), data_N in zip(write.cells, write.data, strict=True):
+            memory = self.zone.cell_memory(grant.slot, cell, write.joins)
+            if self.network.mapped:
+                memory[:] = data_N.data
+            if self.zone.begin_write(grant, write.source, cell):
+                memory[:] = data_N.data
+                self.zone.end_write(grant.slot, cell)
+                written.append(grant)
         slots = tuple((grant.slot, grant.generation) for grant in written)
         self._arrivals.append(Arrival(write.source, write.tag, slots))
         return written
@@ -111,19 +119,22 @@ class InProcessLink:
 
     transport = "in-process"
 
-    def __init__(self, network: Network, source: str, target: str, local_BN: np.ndarray) -> None:
+    def __init__(self, network: Network, source: str, target: str, blocks: LocalBlocks, joins: int) -> None:
+        """`blocks`: of this side, or their cells. `joins`: cells of a slot."""
         self.meter = LinkMeter()
-        self._network, self._source, self._target, self._local_BN = network, source, target, local_BN
+        self._network, self._source, self._target = network, source, target
+        self._blocks, self._joins = blocks, joins
         self._closed = False
 
     def write(self, moves: Sequence[Move], tag: bytes) -> ThreadTicket:
-        grants = tuple(Grant(move.remote, move.generation) for move in moves)
-        data_BN = self._local_BN[[move.local for move in moves]]
+        places = [(*divmod(move.remote, self._joins), move.generation) for move in moves]
+        cells = tuple((Grant(slot, generation), cell) for slot, cell, generation in places)
+        data_BN = np.array(list(self._blocks.read([move.local for move in moves], None)))
         ticket = ThreadTicket(data_BN.nbytes)
         if self.lost is not None:
             ticket.complete(PeerLost(self.lost))
         else:
-            self._network.post(Write(self._source, self._target, grants, data_BN, tag, ticket))
+            self._network.post(Write(self._source, self._target, cells, self._joins, data_BN, tag, ticket))
             self.meter.record(ticket.bytes, ticket.seconds)
         return ticket
 

@@ -19,17 +19,6 @@ def pairs_of(plan: PartPlan) -> list[Pair]:
     return list(dict.fromkeys((part.sender, part.receiver) for part in plan.parts))
 
 
-def part_moves(plan: PartPlan, pair: Pair, moves: Sequence[Move]) -> list[Move]:
-    """The moves of cells between two ranks, for moves of blocks."""
-    own = [part for part in plan.parts if (part.sender, part.receiver) == pair]
-    cuts, joins = plan.cuts[pair[0]].cells, plan.joins[pair[1]].cells
-    return [
-        Move(local * cuts + part.sender_cell, slot * joins + part.receiver_cell, generation)
-        for local, slot, generation in moves
-        for part in own
-    ]
-
-
 def batched(moves: Sequence[Move]) -> Iterator[Sequence[Move]]:
     """Yield as many as one write may have."""
     for first in range(0, len(moves), MOST_MOVES):
@@ -64,7 +53,8 @@ class JointTicket:
 
 
 class JointLink:
-    """The links of all pairs of ranks as one. Its moves name blocks and slots."""
+    """The links of all pairs of ranks as one. Its moves name runs of tokens, which are blocks and slots where those of
+    both sides have the same size."""
 
     def __init__(self, plan: PartPlan, links: Mapping[Pair, Link]) -> None:
         self._plan, self._links = plan, links
@@ -78,7 +68,7 @@ class JointLink:
 
     def write(self, moves: Sequence[Move], tag: bytes) -> JointTicket:
         """Begin the writes of all pairs, each in as many as it takes."""
-        parts = ((link, part_moves(self._plan, pair, moves)) for pair, link in self._links.items())
+        parts = ((link, self._plan.moves(pair, moves)) for pair, link in self._links.items())
         return JointTicket([link.write(some, tag) for link, own in parts for some in batched(own)])
 
     def close(self) -> None:

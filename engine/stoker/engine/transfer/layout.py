@@ -10,14 +10,16 @@ ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
 
 class Grid(NamedTuple):
-    """The equal cells into which a block is cut: runs of layers x runs of heads, numbered with the heads innermost."""
+    """The equal cells into which a block is cut: runs of layers x runs of heads x runs of tokens, numbered with the
+    tokens innermost."""
 
     layers: int = 1
     heads: int = 1
+    tokens: int = 1
 
     @property
     def cells(self) -> int:
-        return self.layers * self.heads
+        return self.layers * self.heads * self.tokens
 
 
 ONE_CELL = Grid()

@@ -66,6 +66,8 @@ class SerialBlocks:
     header: BlockHeader
     generations: tuple[int, ...]
     sums: tuple[int, ...]
+    raw_sums: tuple[int, ...]
+    """The same without their seeds."""
     data: np.ndarray
     """[count, block_bytes] uint8."""
 
@@ -134,10 +136,11 @@ def read_blocks(
         raise TransferError("the digest does not match: the file was changed or cut off")
     data_BN = data.reshape(header.count, layout.block_bytes)
     sums = tuple(total for _, total in marks)
-    for index, (raw, seed, total) in enumerate(zip(raw_sums(data_BN), seeds, sums, strict=True)):
-        if seeded(int(raw), seed) != total:
+    raws = tuple(int(raw) for raw in raw_sums(data_BN))
+    for index, (raw, seed, total) in enumerate(zip(raws, seeds, sums, strict=True)):
+        if seeded(raw, seed) != total:
             raise BlockRefused("damaged", f"block {index} has another checksum than its header")
-    return SerialBlocks(header, tuple(generation for generation, _ in marks), sums, data_BN)
+    return SerialBlocks(header, tuple(generation for generation, _ in marks), sums, raws, data_BN)
 
 
 def _read_header(source: _Hashed) -> BlockHeader:

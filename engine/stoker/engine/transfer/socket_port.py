@@ -279,9 +279,9 @@ class SocketPort(ABC):
         if fingerprint != self.fingerprint:
             wire.send(["refused", "fingerprint", self.fingerprint, fingerprint])
             return None
-        layers, heads = self.layout.num_layers, self.layout.num_heads
-        if joins < 1 or layers * heads % joins:
-            raise TransferError(f"slots of {layers} layers and {heads} heads have no {joins} cells")
+        layers, heads, tokens = self.layout.num_layers, self.layout.num_heads, self.layout.block_size
+        if joins < 1 or layers * heads * tokens % joins:
+            raise TransferError(f"slots of {layers} layers, {heads} heads and {tokens} tokens have no {joins} cells")
         if joins > 1 and not self.zone.joins_cells:
             raise TransferError("blocks of a GPU are not joined from other widths")
         return Writer(f"{pod_uid}/{epoch}", int(joins), int(ranks), int(links))

@@ -1,6 +1,11 @@
 """Tiers of cache blocks below main memory: files in folders.
 
-block_folder   one file for each block: written, read, verified, listed
+block_folder   one file for each block, or part of one: written, read, verified, listed
+block_files    what carries blocks between the host tier's slots and files
+slot_files     the same on one rank
+rank_files     the same on several: every rank its own part
+rank_file_work what one of these does
+file_failure   why a file could not be read or written
 breaker        whether a failing disk is tried again; pure
 io_threads     what touches a file runs here, never in the core's thread
 disk_tier      blocks on one volume

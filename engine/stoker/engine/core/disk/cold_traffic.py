@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
+from typing import Any
 
 from stoker.engine.core.blocks import BlockContent
 from stoker.engine.core.disk.cold_tier import ColdTier
@@ -31,6 +32,15 @@ PROBE_S = 60.0
 MEASURED_BLOCKS = 16
 FETCHED_SHARE = 2
 """One of so many slots of the host tier is filled from below at one time, at most."""
+
+
+WaitForAny = Callable[[Sequence[Future[Any]], float], None]
+"""Waits for one of these, and no longer than so many seconds."""
+
+
+def wait_for_any(pending: Sequence[Future[Any]], timeout_s: float) -> None:
+    """As `WaitForAny`, where other threads end them."""
+    wait(pending, timeout_s, FIRST_COMPLETED)
 
 
 @dataclass(eq=False)
@@ -51,9 +61,10 @@ class ColdTraffic:
 
     def __init__(
         self, index: HostIndex, tiers: Sequence[ColdTier], costs: TierCosts, block_size: int, block_bytes: int,
-        clock: Callable[[], float],
+        clock: Callable[[], float], wait_for_any: WaitForAny = wait_for_any,
     ) -> None:  # fmt: skip
         """`tiers`: the fastest first."""
+        self._wait_for_any = wait_for_any
         self.index, self.tiers, self.costs, self.clock = index, tuple(tiers), costs, clock
         self.block_size, self.block_bytes = block_size, block_bytes
         self.num_late = 0
@@ -153,7 +164,7 @@ class ColdTraffic:
         """Wait a moment for a fetch; nothing else is to be done."""
         pending = [future for tier in self.tiers for future in tier.pending()]
         if pending:
-            wait(pending, timeout_s, FIRST_COMPLETED)
+            self._wait_for_any(pending, timeout_s)
 
     def faults(self) -> Iterator[str]:
         """Findings of an audit."""

@@ -14,6 +14,9 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 
+from stoker.engine.core.disk.block_folder import Stored
+from stoker.engine.transfer.block_part import Parts
+
 HIGH = 0.90
 LOW = 0.85
 
@@ -26,8 +29,8 @@ class DiskIndex:
     def __init__(self, max_blocks: int) -> None:
         self.max_blocks = max_blocks
         self.num_evicted = 0
-        self._stored: OrderedDict[bytes, None] = OrderedDict()
-        """The least recently used first."""
+        self._stored: OrderedDict[bytes, Parts] = OrderedDict()
+        """The parts of each, the least recently used first."""
         self._writing: set[bytes] = set()
         self._leaving: set[bytes] = set()
         self._pins: Counter[bytes] = Counter()
@@ -45,23 +48,26 @@ class DiskIndex:
         """Whether it is complete."""
         return digest in self._stored
 
+    def parts(self, digest: bytes) -> Parts:
+        """The parts in which a complete block is there."""
+        return self._stored[digest]
+
     def begin_scan(self) -> None:
         """Nothing to note: no other engine changes the folder."""
 
-    def adopt(self, digests: Iterable[bytes]) -> None:
+    def adopt(self, blocks: Iterable[Stored]) -> None:
         """Take up complete blocks that were found, the least recently used first."""
-        found = OrderedDict((digest, None) for digest in digests)
-        self._stored = OrderedDict({**found, **self._stored})
+        self._stored = OrderedDict({**dict(blocks), **self._stored})
 
-    def make_room(self, num_blocks: int = 1) -> list[bytes]:
+    def make_room(self, num_blocks: int = 1) -> list[Stored]:
         """Give up the oldest, where more than `HIGH` would be taken. Returns blocks whose files are to be removed."""
         taken = len(self._stored) + len(self._writing) + num_blocks
         if taken <= HIGH * self.max_blocks:
             return []
         free = [digest for digest in self._stored if digest not in self._pins]
-        given_up = free[: taken - int(LOW * self.max_blocks)]
-        for digest in given_up:
-            self.drop(digest)
+        given_up = [Stored(digest, self._stored[digest]) for digest in free[: taken - int(LOW * self.max_blocks)]]
+        for one in given_up:
+            self.drop(one.digest)
         self.num_evicted += len(given_up)
         return given_up
 
@@ -75,11 +81,11 @@ class DiskIndex:
         self._writing.add(digest)
         return True
 
-    def end_write(self, digest: bytes, *, complete: bool) -> None:
-        """Make a block findable, or give its room back."""
+    def end_write(self, digest: bytes, parts: Parts | None) -> None:
+        """Make a block findable, or, without parts, give its room back."""
         self._writing.remove(digest)
-        if complete:
-            self._stored[digest] = None
+        if parts is not None:
+            self._stored[digest] = parts
 
     def pin(self, digest: bytes) -> None:
         """Keep a block while it is read."""

@@ -19,24 +19,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
 
-import numpy as np
-
-from stoker.engine.core.block_identity import BlockIdentity
 from stoker.engine.core.blocks import BlockContent
-from stoker.engine.core.disk.block_folder import BlockFolder, file_bytes
+from stoker.engine.core.disk.block_files import BlockFiles
+from stoker.engine.core.disk.block_folder import BlockFolder, Stored
 from stoker.engine.core.disk.breaker import Breaker
 from stoker.engine.core.disk.cold_tier import ReadEnd
+from stoker.engine.core.disk.file_failure import FileFailed, cause_of
 from stoker.engine.core.disk.io_threads import IoThreads
 from stoker.engine.core.host_index import HostEntry
 from stoker.engine.core.stats import ColdTierStats
 from stoker.engine.core.tier_costs import Rate
-from stoker.engine.transfer.landing_zone import BlockRefused
-from stoker.engine.transfer.port import LayoutMismatch
-from stoker.engine.transfer.ticket import TransferError
+from stoker.engine.transfer.block_part import Parts
 
 log = logging.getLogger("stoker.engine")
 
-READERS = 2
 MOST_WRITES = 16
 """Writes that are begun and have not ended."""
 HANGS_S = 10.0
@@ -50,7 +46,7 @@ class Tended(NamedTuple):
 
     num_cleaned: int = 0
     """Folders that were removed."""
-    found: Collection[bytes] | None = None
+    found: Collection[Stored] | None = None
     """All blocks that are there; None: nothing is new."""
 
 
@@ -59,7 +55,7 @@ class Home(Protocol):
 
     tend_every_s: float
 
-    def open(self) -> tuple[BlockFolder, Sequence[bytes]]:
+    def open(self) -> tuple[BlockFolder, Sequence[Stored]]:
         """Make the folder ready, and list its blocks, the least recently used first. Raises OSError."""
         ...
 
@@ -88,15 +84,17 @@ class Index(Protocol):
 
     def has(self, digest: bytes) -> bool: ...
 
+    def parts(self, digest: bytes) -> Parts: ...
+
     def begin_scan(self) -> None: ...
 
-    def adopt(self, digests: Iterable[bytes]) -> None: ...
+    def adopt(self, blocks: Iterable[Stored]) -> None: ...
 
-    def make_room(self, num_blocks: int = 1) -> list[bytes]: ...
+    def make_room(self, num_blocks: int = 1) -> list[Stored]: ...
 
     def begin_write(self, digest: bytes) -> bool: ...
 
-    def end_write(self, digest: bytes, *, complete: bool) -> None: ...
+    def end_write(self, digest: bytes, parts: Parts | None) -> None: ...
 
     def pin(self, digest: bytes) -> None: ...
 
@@ -123,22 +121,23 @@ class DiskTier:
     name = "disk"
 
     def __init__(
-        self, home: Home, index: Index, identity: BlockIdentity, slots_SN: np.ndarray, clock: Callable[[], float]
+        self, home: Home, index: Index, blocks: BlockFiles, file_bytes: int, clock: Callable[[], float]
     ) -> None:
-        """`slots_SN`: the host tier's memory."""
-        self.home, self.index, self.slots_SN, self.clock = home, index, slots_SN, clock
-        self._file_bytes = file_bytes(identity)
+        """`blocks`: carries them between the host tier and files. `file_bytes`: room of one."""
+        self.home, self.index, self.blocks, self.clock = home, index, blocks, clock
+        self._file_bytes = file_bytes
         self.writing, self.reading = Breaker(clock), Breaker(clock)
-        self._writer, self._readers = IoThreads(1, "disk writes"), IoThreads(READERS, "disk reads")
-        self._tender = IoThreads(1, "disk care")
+        self._keeper, self._tender = IoThreads(1, "disk files"), IoThreads(1, "disk care")
         self._folder: BlockFolder | None = None
-        self._opening: Future[tuple[BlockFolder, Sequence[bytes]]] | None = None
+        self._opening: Future[tuple[BlockFolder, Sequence[Stored]]] | None = None
         self._tending: Future[Tended] | None = None
         self._tend_due_s = clock()
         self._writes: dict[Future[None], _Work] = {}
         self._reads: dict[Future[int], _Work] = {}
-        self._removals: dict[Future[None], bytes] = {}
-        self._unremoved: list[bytes] = []
+        self._removals: dict[Future[None], Stored] = {}
+        self._unremoved: list[Stored] = []
+        self._leaving: set[bytes] = set()
+        """Blocks whose files are being removed: one that was written now might go with them."""
         self._write_rate, self._read_rate = Rate(), Rate()
         self.num_saved = self.num_loaded = self.num_damaged = self.num_foreign = self.num_failed = 0
         self.num_found = self.num_cleaned = self.num_tended = 0
@@ -168,22 +167,22 @@ class DiskTier:
         if not self.index.has(digest):
             for removed in self.index.make_room():
                 self._remove(removed)
-        if not self.index.begin_write(digest):
+        if digest in self._leaving or not self.index.begin_write(digest):
             return False
-        assert entry.sum is not None, "it is complete"
-        call = partial(self._folder.write, entry.content, self.slots_SN[entry.slot], entry.sum)
-        self._writes[self._writer.submit(call)] = _Work(entry, self.clock())
+        self._writes[self.blocks.write(self._folder, entry)] = _Work(entry, self.clock())
         return True
 
     def read(self, entry: HostEntry) -> None:
         """Begin to read a block into a slot of the host tier."""
         assert self._folder is not None, "it holds the block"
-        self.index.pin(entry.content.digest)
-        call = partial(self._folder.read, entry.content, self.slots_SN[entry.slot])
-        self._reads[self._readers.submit(call)] = _Work(entry, self.clock())
+        digest = entry.content.digest
+        self.index.pin(digest)
+        reading = self.blocks.read(self._folder, entry, self.index.parts(digest))
+        self._reads[reading] = _Work(entry, self.clock())
 
     def poll(self) -> tuple[list[HostEntry], list[ReadEnd]]:
         """Take up what has ended: blocks that were written or given up, and those that were read or not."""
+        self.blocks.poll()
         self._follow_opening()
         self._tend_when_due()
         while self._unremoved and self.writing.open:
@@ -231,15 +230,15 @@ class DiskTier:
         hangs = self._hangs([*self._writes.values(), *self._reads.values()])
         for read in self._reads:
             read.cancel()
-        for threads in (self._writer, self._readers):
-            threads.close(0.0 if hangs else CLOSE_S)
+        self.blocks.close(0.0 if hangs else CLOSE_S)
+        self._keeper.close(0.0 if hangs else CLOSE_S)
         self._tender.close(0.0)
         self.home.close()
 
     # Life of the folder.
 
     def _open(self) -> None:
-        self._opening = self._writer.submit(self.home.open)
+        self._opening = self._keeper.submit(self.home.open)
 
     def _follow_opening(self) -> None:
         if self._opening is None and self._folder is None and self.writing.open:
@@ -286,23 +285,25 @@ class DiskTier:
 
     # Ends.
 
-    def _remove(self, digest: bytes) -> None:
+    def _remove(self, block: Stored) -> None:
         assert self._folder is not None, "it has the block"
-        self._removals[self._writer.submit(partial(self._folder.remove, digest))] = digest
+        self._leaving.add(block.digest)
+        self._removals[self._keeper.submit(partial(self._folder.remove, *block))] = block
 
     def _end_removal(self, removal: Future[None]) -> None:
-        digest = self._removals.pop(removal)
+        block = self._removals.pop(removal)
         error = removal.exception()
         if error is not None:
             self._failed(self.writing, error)
-            self._unremoved.append(digest)  # its room stays taken: the file may be there
+            self._unremoved.append(block)  # its room stays taken: the file may be there
             return
-        self.index.removed(digest)
+        self._leaving.discard(block.digest)
+        self.index.removed(block.digest)
 
     def _end_write(self, write: Future[None]) -> HostEntry:
         work = self._writes.pop(write)
         error = write.exception()
-        self.index.end_write(work.entry.content.digest, complete=error is None)
+        self.index.end_write(work.entry.content.digest, self.blocks.parts if error is None else None)
         if error is not None:
             self._failed(self.writing, error)
             return work.entry
@@ -326,22 +327,23 @@ class DiskTier:
 
     def _refuse(self, digest: bytes, error: BaseException) -> None:
         """Count what could not be read, and give it up. Others may still read what a failing disk did not give."""
-        is_bad = isinstance(error, TransferError | BlockRefused)
-        if isinstance(error, LayoutMismatch):
+        cause = cause_of(error)
+        if cause == "foreign":
             self.num_foreign += 1
-        elif isinstance(error, TransferError | BlockRefused):
+        elif cause == "damaged":
             self.num_damaged += 1
-        elif isinstance(error, FileNotFoundError):
+        elif cause == "missing":
             self.num_failed += 1  # of this block alone
         else:
             self._failed(self.reading, error)
-        log.warning("a block of the disk tier is given up: %s", error)
-        if self.index.drop(digest) and (is_bad or self.index.owned):
-            self._remove(digest)
+        log.warning("a block of the %s tier is given up: %s", self.name, error)
+        parts = self.index.parts(digest) if self.index.has(digest) else ()
+        if self.index.drop(digest) and (cause in ("foreign", "damaged") or self.index.owned):
+            self._remove(Stored(digest, parts))
 
     def _failed(self, breaker: Breaker, error: BaseException) -> None:
         self.num_failed += 1
-        breaker.failed(f"{type(error).__name__}: {error}")
+        breaker.failed(str(error) if isinstance(error, FileFailed) else f"{type(error).__name__}: {error}")
 
     def _hangs(self, works: Iterable[_Work]) -> bool:
         return any(self.clock() - work.begun_s > HANGS_S for work in works)

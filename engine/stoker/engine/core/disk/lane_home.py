@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from stoker.engine.core.block_identity import BlockIdentity
-from stoker.engine.core.disk.block_folder import BlockFolder, Files
+from stoker.engine.core.disk.block_files import BlockFiles
+from stoker.engine.core.disk.block_folder import BlockFolder, Files, Stored, file_bytes
 from stoker.engine.core.disk.disk_index import DiskIndex
 from stoker.engine.core.disk.disk_tier import DiskTier, Tended
 from stoker.engine.core.disk.lane import Lane, remove_unused, take_lane
@@ -24,12 +23,12 @@ class LaneHome:
         self.path, self.identity, self.files = path, identity, files
         self._lane: Lane | None = None
 
-    def open(self) -> tuple[BlockFolder, Sequence[bytes]]:
+    def open(self) -> tuple[BlockFolder, Sequence[Stored]]:
         self.close()
         self._lane = take_lane(self.path, self.identity.fingerprint)
         folder = BlockFolder(self._lane.path, self.identity, self.files)
         folder.prepare()
-        return folder, [one.digest for one in folder.scan()]
+        return folder, list(whole_blocks(folder))
 
     def tend(self) -> Tended:
         """Keep the folder, and remove those that no engine uses."""
@@ -42,9 +41,19 @@ class LaneHome:
             self._lane.close()
 
 
+def whole_blocks(folder: BlockFolder) -> Iterator[Stored]:
+    """The blocks of a folder that no one writes to. Parts of what was not finished are removed. Raises OSError."""
+    for found in folder.scan():
+        parts = folder.complete(found.parts)
+        folder.remove(found.digest, tuple(part for part in found.parts if part not in (parts or ())))
+        if parts is not None:
+            yield Stored(found.digest, parts)
+
+
 def disk_tier(
-    path: Path, identity: BlockIdentity, max_blocks: int, slots_SN: np.ndarray, clock: Callable[[], float],
+    path: Path, identity: BlockIdentity, max_blocks: int, blocks: BlockFiles, clock: Callable[[], float],
     files: Files | None = None,
 ) -> DiskTier:  # fmt: skip
-    """Begin to open the disk tier of an engine. `slots_SN`: the host tier's memory."""
-    return DiskTier(LaneHome(path, identity, files), DiskIndex(max_blocks), identity, slots_SN, clock)
+    """Begin to open the disk tier of an engine. `blocks`: carries its blocks."""
+    size = file_bytes(identity, blocks.parts)
+    return DiskTier(LaneHome(path, identity, files), DiskIndex(max_blocks), blocks, size, clock)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
 from stoker.engine.config import EngineConfig, StoreConfig
 from stoker.engine.core.block_identity import BlockIdentity
+from stoker.engine.core.disk.block_files import BlockFiles
 from stoker.engine.core.disk.block_folder import file_bytes
 from stoker.engine.core.disk.cold_tier import ColdTier
-from stoker.engine.core.disk.cold_traffic import ColdTraffic
+from stoker.engine.core.disk.cold_traffic import ColdTraffic, WaitForAny, wait_for_any
 from stoker.engine.core.disk.disk_tier import DiskTier
 from stoker.engine.core.disk.lane_home import disk_tier
 from stoker.engine.core.disk.shared_home import SharedHome
@@ -24,22 +23,23 @@ from stoker.pod.config_file import ConfigError
 
 
 def open_cold_traffic(
-    config: EngineConfig, identity: BlockIdentity, index: HostIndex, slots_SN: np.ndarray, costs: TierCosts,
-    clock: Callable[[], float],
+    config: EngineConfig, identity: BlockIdentity, index: HostIndex, carrier: Callable[[], BlockFiles],
+    costs: TierCosts, clock: Callable[[], float], wait: WaitForAny = wait_for_any,
 ) -> ColdTraffic:  # fmt: skip
-    """Begin to open the configured tiers. `slots_SN`: the host tier's memory.
+    """Begin to open the configured tiers. `carrier`: makes what carries blocks to and from the files of one volume.
 
     Raises:
         ConfigError: a size does not hold one block.
     """
     tiers: list[ColdTier] = []
     if config.cache.disk is not None:
-        max_blocks = count_disk_blocks(config, identity)
-        tiers.append(disk_tier(Path(config.cache.disk.path), identity, max_blocks, slots_SN, clock))
+        carried = carrier()
+        max_blocks = count_disk_blocks(config, file_bytes(identity, carried.parts))
+        tiers.append(disk_tier(Path(config.cache.disk.path), identity, max_blocks, carried, clock))
     if config.cache.store is not None:
-        tiers.append(store_tier(config.cache.store, identity, slots_SN, clock))
+        tiers.append(store_tier(config.cache.store, identity, carrier, clock))
     layout = identity.layout
-    return ColdTraffic(index, tiers, costs, layout.block_size, layout.block_bytes, clock)
+    return ColdTraffic(index, tiers, costs, layout.block_size, layout.block_bytes, clock, wait)
 
 
 def store_name(store: StoreConfig, identity: BlockIdentity) -> str:
@@ -47,9 +47,9 @@ def store_name(store: StoreConfig, identity: BlockIdentity) -> str:
     return digest_of({"root": identity.root.hex(), "paths": sorted(store.paths)})[:16]
 
 
-def count_disk_blocks(config: EngineConfig, identity: BlockIdentity) -> int:
-    """Blocks that one core may keep on the disk."""
-    disk, size = config.cache.disk, file_bytes(identity)
+def count_disk_blocks(config: EngineConfig, size: int) -> int:
+    """Blocks of a size that one core may keep on the disk."""
+    disk = config.cache.disk
     assert disk is not None, "there is one"
     share = disk.bytes // config.parallelism.data
     if share < size:
@@ -59,13 +59,20 @@ def count_disk_blocks(config: EngineConfig, identity: BlockIdentity) -> int:
 
 
 def store_tier(
-    store: StoreConfig, identity: BlockIdentity, slots_SN: np.ndarray, clock: Callable[[], float]
+    store: StoreConfig, identity: BlockIdentity, carrier: Callable[[], BlockFiles], clock: Callable[[], float]
 ) -> StoreTier:
     """Begin to open the volumes that engines share. Raises ConfigError: a size does not hold one block."""
-    size = file_bytes(identity)
+    volumes = {path: volume(Path(path), store, identity, carrier(), clock) for path in store.paths}
+    return StoreTier(volumes, store.replicas)
+
+
+def volume(
+    path: Path, store: StoreConfig, identity: BlockIdentity, blocks: BlockFiles, clock: Callable[[], float]
+) -> DiskTier:
+    """Begin to open one of them. Raises ConfigError."""
+    size = file_bytes(identity, blocks.parts)
     if store.bytes < size:
         raise ConfigError(f"cache.store.bytes must hold a file of {size} bytes, got {store.bytes}")
     max_blocks = store.bytes // size
-    homes = {path: SharedHome(Path(path), identity, max_blocks, store.ttl_s) for path in store.paths}
-    volumes = {path: DiskTier(home, SharedIndex(max_blocks), identity, slots_SN, clock) for path, home in homes.items()}
-    return StoreTier(volumes, store.replicas)
+    home = SharedHome(path, identity, max_blocks, store.ttl_s)
+    return DiskTier(home, SharedIndex(max_blocks), blocks, size, clock)

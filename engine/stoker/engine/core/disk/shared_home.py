@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from stoker.engine.core.block_identity import BlockIdentity
-from stoker.engine.core.disk.block_folder import BlockFolder, Files, Found, digest_in
+from stoker.engine.core.disk.block_folder import BlockFolder, Files, Found, Stored
 from stoker.engine.core.disk.disk_index import HIGH, LOW
 from stoker.engine.core.disk.disk_tier import Tended
 from stoker.engine.core.disk.lane import TAG_DIGITS
@@ -54,10 +54,10 @@ class SharedHome:
         self.folder_path = path / f"store-{identity.fingerprint.hex()[:TAG_DIGITS]}"
         self.folder = BlockFolder(self.folder_path, identity, files, unix_time)
         self._sweep_due_s = 0.0
-        self._listed: dict[str, tuple[float, list[bytes]]] = {}
+        self._listed: dict[str, tuple[float, list[Stored]]] = {}
         """Folder -> its last change, and the blocks in it."""
 
-    def open(self) -> tuple[BlockFolder, Sequence[bytes]]:
+    def open(self) -> tuple[BlockFolder, Sequence[Stored]]:
         self._mark()
         return self.folder, list(self._list())
 
@@ -80,7 +80,10 @@ class SharedHome:
         self.folder.prepare(now_s - UNFINISHED_S)
         found = self.folder.scan()
         for one in due(found, self.max_blocks, self.ttl_s, now_s):
-            self.folder.remove(one)
+            self.folder.remove(one.digest, one.parts)
+        for one in found:
+            if one.used_s < now_s - UNFINISHED_S and self.folder.complete(one.parts) is None:
+                self.folder.remove(one.digest, one.parts)  # a rank did not write its part
         return self._remove_foreign(now_s)
 
     def _mark(self) -> None:
@@ -121,9 +124,9 @@ class SharedHome:
                 num_removed += 1
         return num_removed
 
-    def _list(self) -> Collection[bytes]:
+    def _list(self) -> Collection[Stored]:
         """The blocks that are there; a folder is read again where it has changed."""
-        blocks: set[bytes] = set()
+        blocks: list[Stored] = []
         for first in range(256):
             name = f"{first:02x}"
             changed_s = _changed_s(self.folder_path / name)
@@ -135,15 +138,15 @@ class SharedHome:
                 known = changed_s, self._blocks_in(name)
                 if changed_s < time.time() - SETTLED_S:
                     self._listed[name] = known
-            blocks.update(known[1])
+            blocks += known[1]
         return blocks
 
-    def _blocks_in(self, name: str) -> list[bytes]:
-        digests = (digest_in(entry) for entry, _ in self.folder.files.list(self.folder_path / name))
-        return [digest for digest in digests if digest is not None]
+    def _blocks_in(self, name: str) -> list[Stored]:
+        found = [(one.digest, self.folder.complete(one.parts)) for one in self.folder.list(name)]
+        return [Stored(digest, parts) for digest, parts in found if parts is not None]
 
 
-def due(found: Sequence[Found], max_blocks: int, ttl_s: float, now_s: float) -> Iterator[bytes]:
+def due(found: Sequence[Found], max_blocks: int, ttl_s: float, now_s: float) -> Iterator[Found]:
     """Blocks to be removed, of those that were found, the least recently used first. Pure.
 
     None that was used in the last `LEASE_S`; all that were not used for `ttl_s`; and the oldest beyond the size.
@@ -153,7 +156,7 @@ def due(found: Sequence[Found], max_blocks: int, ttl_s: float, now_s: float) -> 
         if one.used_s >= now_s - LEASE_S:
             return
         if place < excess or one.used_s < now_s - ttl_s:
-            yield one.digest
+            yield one
 
 
 def _changed_s(path: Path) -> float | None:

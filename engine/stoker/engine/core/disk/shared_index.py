@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from stoker.engine.core.disk.block_folder import Stored
+from stoker.engine.transfer.block_part import Parts
+
 
 class SharedIndex:
     """Blocks of one size, by digest."""
@@ -19,10 +22,10 @@ class SharedIndex:
 
     def __init__(self, max_blocks: int) -> None:
         self.max_blocks = max_blocks
-        self._stored: set[bytes] = set()
+        self._stored: dict[bytes, Parts] = {}
         self._writing: set[bytes] = set()
-        self._changed: dict[bytes, bool] = {}
-        """Blocks that this engine wrote (True) or removed since the listing began that is to come."""
+        self._changed: dict[bytes, Parts | None] = {}
+        """Blocks that this engine wrote, or removed (None), since the listing began that is to come."""
 
     @property
     def num_used(self) -> int:
@@ -35,16 +38,23 @@ class SharedIndex:
     def has(self, digest: bytes) -> bool:
         return digest in self._stored
 
+    def parts(self, digest: bytes) -> Parts:
+        """The parts in which a block is there."""
+        return self._stored[digest]
+
     def begin_scan(self) -> None:
         """A listing begins; what changes from now on may not be in it."""
         self._changed.clear()
 
-    def adopt(self, digests: Iterable[bytes]) -> None:
+    def adopt(self, blocks: Iterable[Stored]) -> None:
         """Take the listing, with what this engine changed since it began."""
-        self._stored = {digest for digest in digests if self._changed.get(digest, True)}
-        self._stored |= {digest for digest, is_there in self._changed.items() if is_there}
+        self._stored = dict(blocks)
+        for digest, parts in self._changed.items():
+            self._stored.pop(digest, None)
+            if parts is not None:
+                self._stored[digest] = parts
 
-    def make_room(self, num_blocks: int = 1) -> list[bytes]:  # noqa: ARG002 - the sweeper's task
+    def make_room(self, num_blocks: int = 1) -> list[Stored]:  # noqa: ARG002 - the sweeper's task
         return []
 
     def begin_write(self, digest: bytes) -> bool:
@@ -54,11 +64,10 @@ class SharedIndex:
         self._writing.add(digest)
         return True
 
-    def end_write(self, digest: bytes, *, complete: bool) -> None:
+    def end_write(self, digest: bytes, parts: Parts | None) -> None:
         self._writing.remove(digest)
-        if complete:
-            self._stored.add(digest)
-            self._changed[digest] = True
+        if parts is not None:
+            self._stored[digest] = self._changed[digest] = parts
 
     def pin(self, digest: bytes) -> None:
         """An open file stays readable when its name is removed."""
@@ -68,10 +77,10 @@ class SharedIndex:
 
     def drop(self, digest: bytes) -> bool:
         """Forget a block that could not be read. Whether its file is to be removed."""
-        self._changed[digest] = False
+        self._changed[digest] = None
         if digest not in self._stored:
             return False
-        self._stored.remove(digest)
+        del self._stored[digest]
         return True
 
     def removed(self, digest: bytes) -> None:

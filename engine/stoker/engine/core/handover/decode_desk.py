@@ -90,7 +90,9 @@ class DecodeDesk:
         if (front, request.request_id) in self._by_key:
             raise RequestRefused("invalid", f"request_id {request.request_id!r} is in use", "request_id")
         self.engine.check_request(request.request_id, request.prompt_tokens, request.params, front=front)
-        split = self._begin(front, request, now_s)
+        split, peer = self._begin(front, request, now_s), self.peers.find(request.prefill)
+        if peer is not None and peer.hello is not None:
+            split.peer_block_size = peer.hello.port.layout.block_size
         if split.num_blocks <= split.first_block:
             reason = "short"
         elif not self._room.takes_more(self.open.values()):
@@ -98,7 +100,6 @@ class DecodeDesk:
         if reason is not None:
             self._forget(split)
             return self._decline(reason)
-        peer = self.peers.find(split.peer)
         if peer is None:
             self.peers.add(split.peer, now_s)
             self.office.post.call(split.peer, self.office.hello)
@@ -129,6 +130,10 @@ class DecodeDesk:
 
     def _reserve(self, split: Split, hello: PeerHello, plan: PartPlan, now_s: float) -> None:
         """Send the prompt to its peer, with slots."""
+        split.peer_block_size = hello.port.layout.block_size
+        if split.num_blocks <= split.first_block:
+            self._local(split, "short")
+            return
         split.stage, split.moved_s = Stage.RESERVED, now_s
         split.owner = Owner(hello.port.peer, split.id)
         request, table = split.request, self.blocks

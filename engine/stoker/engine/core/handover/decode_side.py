@@ -64,6 +64,8 @@ class Split:
     began_s: float
     first_block: int
     """Leading blocks that were here before."""
+    peer_block_size: int = 1
+    """P sends what is in its own full blocks."""
     moved_s: float = 0.0
     """When something last came for it."""
     stage: Stage = Stage.NEW
@@ -86,8 +88,9 @@ class Split:
 
     @property
     def num_blocks(self) -> int:
-        """Full blocks of the prompt."""
-        return len(self.request.prompt_tokens) // self.block_size
+        """Full blocks of the prompt that P can send."""
+        sent = len(self.request.prompt_tokens) // self.peer_block_size * self.peer_block_size
+        return sent // self.block_size
 
     @property
     def num_verified(self) -> int:
@@ -108,7 +111,7 @@ class Split:
 
     @property
     def complete(self) -> bool:
-        """Whether this engine can go on without computing more than the rest of a block."""
+        """Whether this engine can go on without computing more than the rest of a block, of either engine."""
         return self.num_verified == self.num_blocks and all(one.tokens or one.ended for one in self.outputs)
 
     def note_sound(self, indices: list[int], now_s: float) -> None:

@@ -55,8 +55,8 @@ class DeviceStore:
     def copier(self, plan: PartPlan) -> CopyAndSum:
         return lambda slots, blocks: self.copy_cells(slots, blocks, plan.joins[0])
 
-    def sums(self, blocks: Sequence[int], plan: PartPlan) -> StreamSums:
-        return self.cell_sums(blocks, plan.cuts[0])
+    def sums(self, blocks: Sequence[Sequence[int]], plan: PartPlan) -> StreamSums:
+        return self.cell_sums([run for runs in blocks for run in runs], plan.cuts[0])  # a run is a block
 
     @torch.inference_mode()
     def copy_cells(self, slots: Sequence[int], blocks: Sequence[int], cells: Grid) -> StreamSums:

@@ -20,7 +20,7 @@ from stoker.engine.transfer.joint_link import JointLink, pairs_of
 from stoker.engine.transfer.layout import BlockLayout
 from stoker.engine.transfer.local_blocks import HostBlocks, LocalBlocks, MappableBlocks
 from stoker.engine.transfer.nixl_port import NixlPort
-from stoker.engine.transfer.part_plan import PartPlan
+from stoker.engine.transfer.part_plan import WHOLE, PartPlan
 from stoker.engine.transfer.port import ONE_RANK, BlockPort, Cells, Link, PortInfo, Require, connect_best
 from stoker.engine.transfer.shared_memory import SharedMemoryPort
 from stoker.engine.transfer.tcp import TcpPort
@@ -91,7 +91,7 @@ class HostPorts:
         return self._dials.submit(self._connect_all, peer, plan)
 
     def _connect_all(self, peer: Sequence[PortInfo], plan: PartPlan) -> Link:
-        if len(plan.parts) == 1:
+        if plan == WHOLE:
             return self._connect(peer[0], ONE_RANK)
         links: dict[tuple[int, int], Link] = {}
         try:

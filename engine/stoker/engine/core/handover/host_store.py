@@ -21,14 +21,12 @@ class HostStore:
 
     def copier(self, plan: PartPlan) -> CopyAndSum:
         def copy_and_sum(slots: Sequence[int], blocks: Sequence[int]) -> ReadySums:
-            found = self.copy_cells(slots, blocks, plan.joins[0]).values()
-            return ReadySums(plan.received_sum([cells]) for cells in grouped(found, plan.joins[0].cells))
+            return ReadySums(plan.received_sums([self.copy_cells(slots, blocks, plan.joins[0]).values()]))
 
         return copy_and_sum
 
-    def sums(self, blocks: Sequence[int], plan: PartPlan) -> ReadySums:
-        found = self.cell_sums(blocks, plan.cuts[0]).values()
-        return ReadySums(plan.sent_sum([cells]) for cells in grouped(found, plan.cuts[0].cells))
+    def sums(self, blocks: Sequence[Sequence[int]], plan: PartPlan) -> ReadySums:
+        return ReadySums(plan.sent_sums(blocks, [self.cell_sums(plan.sources(blocks), plan.cuts[0]).values()]))
 
     # One rank's part.
 
@@ -43,8 +41,3 @@ class HostStore:
     def cell_sums(self, blocks: Sequence[int], cells: Grid) -> ReadySums:
         """The sums of the blocks' cells, one block after the other."""
         return ReadySums(one for block in blocks for one in cell_sums(self.layout, self.cache_BN[block], cells))
-
-
-def grouped(sums: Sequence[int], cells: int) -> list[Sequence[int]]:
-    """The sums of each block's cells."""
-    return [sums[first : first + cells] for first in range(0, len(sums), cells)]

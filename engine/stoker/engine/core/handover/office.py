@@ -87,8 +87,9 @@ class BlockStore(Protocol):
         """What copies slots that a peer has filled by this plan."""
         ...
 
-    def sums(self, blocks: Sequence[int], plan: PartPlan) -> Sums:
-        """Raw sums of cache blocks whose computation has been launched, as a peer gets them by this plan."""
+    def sums(self, blocks: Sequence[Sequence[int]], plan: PartPlan) -> Sums:
+        """Raw sums of blocks as a peer gets them by this plan, from the runs (`PartPlan.runs`) of cache blocks whose
+        computation has been launched."""
         ...
 
 
@@ -100,7 +101,7 @@ class LocalPort(Protocol):
         ...
 
     def connect(self, peer: Sequence[PortInfo], plan: PartPlan) -> Future[Link]:
-        """Open the best link, in a thread, to all ranks of a peer. Its moves name blocks and slots.
+        """Open the best link, in a thread, to all ranks of a peer. Its moves name runs of tokens (`PartPlan.runs`).
 
         The future raises LayoutMismatch or TransportRefused.
         """

@@ -57,7 +57,9 @@ def open_desk(
     host, port = parse_listen(transfer.listen, keyed=transfer.key_file is not None)
     key = read_key(transfer.key_file) if transfer.key_file is not None else None
     pod_uid = os.environ.get("STOKER_POD_UID") or uuid.uuid4().hex
-    facts = fingerprint_of(config, leading_runner(engine.executor), shared_weights_digest(plan, engine.executor))
+    facts = fingerprint_of(
+        config, leading_runner(engine.executor), shared_weights_digest(plan, engine.executor, "transfer.listen")
+    )
     transports = transfer.transports or (("nixl",) if transfer.require == "rdma" else TRANSPORTS[plan.device])
     own = OpenBlocks(
         facts.digest, pod_uid, new_epoch(), transfer.zone_blocks, str(folder), host, port + 1 if port else 0,

@@ -10,7 +10,7 @@ Owned by `desk`, called by the core's thread.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -152,10 +152,11 @@ class PrefillDesk:
     def _begin(self, caller: Caller, prefill: Prefill) -> None:
         if prefill.id in caller.helps:
             return  # repeated
-        one = Help(caller.name, prefill, self.blocks.block_size)
+        size = caller.hello.port.layout.block_size
+        one = Help(caller.name, prefill, size, self.blocks.block_size)
         caller.helps[prefill.id] = one
         self.tally.changes += 1
-        self._seeds[one] = BlockSeeds(self.office.hello.port.fingerprint, prefill.prompt, self.blocks.block_size)
+        self._seeds[one] = BlockSeeds(self.office.hello.port.fingerprint, prefill.prompt, size)
         request = AddRequest(
             prefill.id, prefill.prompt, prefill.params, self.office.clock(), prefill.priority, place=prefill.place
         )
@@ -204,20 +205,25 @@ class PrefillDesk:
         """Send what is computed and has slots."""
         if not caller.link.done() or caller.link.exception() is not None:
             return
-        computed = self.blocks.follow(one, one.prefill.prompt, one.num_blocks)
+        computed = one.blocks_in(self.blocks.follow(one, one.prefill.prompt, one.num_own))
         taken = [(index, grant) for index, grant in one.take_slots(computed) if index < computed]
         if not taken:
             return
-        table = self.blocks.table(one)
+        sources = self._sources(caller, one, taken)
         tickets: list[tuple[Ticket, int, tuple[tuple[int, Grant], ...]]] = []
-        for places in pieces(len(taken), self.office.hello.block_bytes):
+        for places in pieces(len(taken), caller.hello.block_bytes):
             piece = tuple(taken[places])
-            moves = [Move(table[index], grant.slot, grant.generation) for index, grant in piece]
+            moves = list(moves_of(sources[places], [grant for _, grant in piece]))
             tickets.append((caller.link.result().write(moves, one.id.encode()), places.start, piece))
-        sums = self.office.store.sums([table[index] for index, _ in taken], caller.plan)  # while the copies run
+        sums = self.office.store.sums(sources, caller.plan)  # while the copies run
         one.writing += [Writing(ticket, sums, first, piece) for ticket, first, piece in tickets]
         self.tally.blocks["sent"] += len(taken)
         self._announce(caller, one)
+
+    def _sources(self, caller: Caller, one: Help, taken: Sequence[tuple[int, Grant]]) -> list[list[int]]:
+        """The runs of this engine's blocks that each block of the peer is made of."""
+        table = self.blocks.table(one)
+        return [caller.plan.runs(index, table) for index, _ in taken]
 
     def _announce(self, caller: Caller, one: Help) -> None:
         """Announce the blocks whose writes have ended."""
@@ -333,6 +339,13 @@ class PrefillDesk:
     def close(self) -> None:
         for caller in list(self.callers.values()):
             self._drop(caller)
+
+
+def moves_of(sources: Sequence[Sequence[int]], grants: Sequence[Grant]) -> Iterator[Move]:
+    """The moves of runs that fill slots."""
+    for runs, grant in zip(sources, grants, strict=True):
+        for number, run in enumerate(runs):
+            yield Move(run, grant.slot * len(runs) + number, grant.generation)
 
 
 def _close(link: Future[Link]) -> None:

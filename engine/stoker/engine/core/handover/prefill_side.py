@@ -62,6 +62,8 @@ class Help:
     caller: str
     prefill: Prefill
     block_size: int
+    """Of the peer, whose blocks are counted here; those of this engine may have another."""
+    own_size: int
     stage: HelpStage = HelpStage.QUEUED
     slots: deque[Grant] = field(default_factory=deque)
     again: deque[tuple[int, Grant]] = field(default_factory=deque)
@@ -84,9 +86,18 @@ class Help:
         return self.prefill.id
 
     @property
+    def num_own(self) -> int:
+        """Full blocks of this engine in the prompt."""
+        return len(self.prefill.prompt) // self.own_size
+
+    @property
     def num_blocks(self) -> int:
-        """Full blocks of the prompt."""
-        return len(self.prefill.prompt) // self.block_size
+        """Blocks of the peer that can be sent: what is in full blocks here."""
+        return self.blocks_in(self.num_own)
+
+    def blocks_in(self, num_own: int) -> int:
+        """Full blocks of the peer in so many of this engine."""
+        return num_own * self.own_size // self.block_size
 
     def take_slots(self, num_computed: int) -> list[tuple[int, Grant]]:
         """The blocks that can be sent now, each with its slot."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from itertools import count
 
-from stoker.engine.core.handover.host_store import grouped
 from stoker.engine.ranks.block_calls import (
     BlockReport,
     BlocksOpened,
@@ -30,7 +30,6 @@ from stoker.engine.ranks.block_calls import (
 from stoker.engine.ranks.rank_calls import CallTicket, RankCalls
 from stoker.engine.transfer.intake import CopyAndSum
 from stoker.engine.transfer.joint_link import JointLink, Pair, pairs_of
-from stoker.engine.transfer.layout import Grid
 from stoker.engine.transfer.part_plan import PartPlan
 from stoker.engine.transfer.port import Link, Move, PortInfo, TransportRefused
 from stoker.engine.transfer.socket_port import LATE_S
@@ -41,21 +40,20 @@ from stoker.engine.transfer.zone_memory import LockedZone
 class JointSums:
     """Sums of blocks of which every rank sums its part."""
 
-    def __init__(
-        self, calls: Sequence[CallTicket], grids: Sequence[Grid], joined: Callable[[Sequence[Sequence[int]]], int]
-    ) -> None:
-        self._calls, self._grids, self._joined = calls, grids, joined
+    def __init__(self, calls: Sequence[CallTicket], joined: Callable[[Sequence[Sequence[int]]], Sequence[int]]) -> None:
+        """`joined`: from the sums of each rank's cells."""
+        self._calls, self._joined = calls, joined
 
     def done(self) -> bool:
         return all(call.done() for call in self._calls)
 
     def values(self) -> Sequence[int]:
         by_rank = []
-        for call, grid in zip(self._calls, self._grids, strict=True):
+        for call in self._calls:
             call.wait()
             assert call.ended is not None, "it has ended"
-            by_rank.append(grouped(call.ended.sums, grid.cells))
-        return [self._joined(block) for block in zip(*by_rank, strict=True)]
+            by_rank.append(call.ended.sums)
+        return self._joined(by_rank)
 
 
 class RankLink:
@@ -138,13 +136,14 @@ class RankGroup:
             calls = self._calls.begin_all(
                 lambda rank, call: CopyCells(call, tuple(slots), tuple(blocks), plan.joins[rank])
             )
-            return JointSums(calls, plan.joins, plan.received_sum)
+            return JointSums(calls, plan.received_sums)
 
         return copy_and_sum
 
-    def sums(self, blocks: Sequence[int], plan: PartPlan) -> JointSums:
-        calls = self._calls.begin_all(lambda rank, call: SumCells(call, tuple(blocks), plan.cuts[rank]))
-        return JointSums(calls, plan.cuts, plan.sent_sum)
+    def sums(self, blocks: Sequence[Sequence[int]], plan: PartPlan) -> JointSums:
+        sources = tuple(plan.sources(blocks))
+        calls = self._calls.begin_all(lambda rank, call: SumCells(call, sources, plan.cuts[rank]))
+        return JointSums(calls, partial(plan.sent_sums, blocks))
 
     # As a port.
 

@@ -8,7 +8,16 @@ from stoker.pod.pipeline.formulas import bubble
 from stoker.pod.pipeline.simulation import Costs
 from stoker.pod.plan.context import merged_bytes
 from stoker.pod.plan.expert_time import host_waits, moved_bytes
-from stoker.pod.plan.gpu import ALL_TO_ALL, ATTENTION, COPIES, HIDDEN_COST, OWN_ATTENTION, PRODUCTS, Gpu
+from stoker.pod.plan.gpu import (
+    ALL_TO_ALL,
+    ATTENTION,
+    ATTENTION_START,
+    COPIES,
+    HIDDEN_COST,
+    OWN_ATTENTION,
+    PRODUCTS,
+    Gpu,
+)
 from stoker.pod.plan.job import Job
 from stoker.pod.plan.memory import recomputed
 from stoker.pod.plan.optimizer_time import optimizer_time
@@ -103,7 +112,8 @@ def _elementwise_bytes(job: Job, rank: PipelineRank) -> float:
 def _attention(job: Job) -> float:
     """Part of the peak that attention reaches: with keys of other ranks it is our own."""
     own = job.layout.context > 1 and job.layout.context_method != "Ulysses"
-    return ATTENTION * (OWN_ATTENTION if own else 1.0)
+    length = job.sequence_length / (job.sequence_length + ATTENTION_START)
+    return ATTENTION * length * (OWN_ATTENTION if own else 1.0)
 
 
 def _cast_bytes(job: Job) -> float:

@@ -217,7 +217,11 @@ def test_score_gives_the_logprob_of_given_tokens() -> None:
     tokens = torch.tensor([1, 2, 3, 4])
     found = score(truth, tokens, 3)
     assert torch.equal(found.chosen, truth[range(4), tokens])
+    order = truth.argsort(dim=1, descending=True).tolist()
+    assert found.ranks.tolist() == [order[row].index(token) + 1 for row, token in enumerate(tokens.tolist())]
+    assert max(found.ranks) > 3, "the rank of a token that is not among the best"
     assert found.top.shape == (4, 3)
+    assert score(truth, tokens, truth.shape[1] + 1).top.shape == truth.shape
     assert score(truth, tokens, 0).top.shape == (4, 0)
 
 

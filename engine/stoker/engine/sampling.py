@@ -12,6 +12,9 @@ from stoker.engine.errors import RequestRefused
 from stoker.engine.output_grammar import OutputGrammar
 
 MAX_LOGPROBS = 20
+"""Of a request, for each token."""
+MAX_SCORED = 128
+"""Most probable tokens of a position that the engine tells at all: a search needs two for each beam."""
 MAX_CHOICES = 128
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1000
@@ -75,7 +78,7 @@ class SamplingParams:
     grammar is complete, even before `min_tokens`."""
     ignore_eos: bool = False
     logprobs: int | None = None
-    """Number of most probable tokens to report beside the chosen one (0 to 20), from the raw logits."""
+    """Number of most probable tokens to report beside the chosen one (0 to 128, of a request 0 to 20), from the raw logits."""
     prompt_logprobs: int | None = None
     """As `logprobs`, for each token of the prompt. Such a request does not read the prefix cache."""
     skip_special_tokens: bool = True
@@ -138,7 +141,7 @@ def _check_counts(params: SamplingParams) -> None:
         _integer("seed", params.seed, -SEED_LIMIT, SEED_LIMIT - 1)
     for name in ("logprobs", "prompt_logprobs"):
         if getattr(params, name) is not None:
-            _integer(name, getattr(params, name), 0, MAX_LOGPROBS)
+            _integer(name, getattr(params, name), 0, MAX_SCORED)
 
 
 def _check_numbers(params: SamplingParams) -> None:

@@ -298,7 +298,8 @@ BAD_PARAMS: list[tuple[dict[str, Any], str]] = [
     ({"stop": ("x",) * 17}, "stop must be at most 16 texts, got '17 texts'"),
     ({"stop_token_ids": (-1,)}, "stop_token_ids must be an integer from 0 to 2147483647, got -1"),
     ({"bad_token_ids": (10**30,)}, "bad_token_ids must be an integer from 0 to 2147483647, got 1000"),
-    ({"logprobs": 21}, "logprobs must be an integer from 0 to 20, got 21"),
+    ({"logprobs": 129}, "logprobs must be an integer from 0 to 128, got 129"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs must be an integer from 0 to 20, got 21"),
 ]
 
 

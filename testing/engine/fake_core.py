@@ -98,7 +98,8 @@ FACTS = ModelFacts(
 
 def scored(token: int, count: int) -> TokenLogprobs:
     """Return log-probability -token/100 and `count` made-up alternatives."""
-    return TokenLogprobs(-token / 100, tuple(((token + i) % VOCABULARY, -(token + i) / 100) for i in range(count)))
+    top = tuple(((token + i) % VOCABULARY, -(token + i) / 100) for i in range(count))
+    return TokenLogprobs(-token / 100, top, token + 1)
 
 
 class FakeCore:

@@ -17,6 +17,7 @@ from stoker.engine.http.beam_search import BeamSearch, BeamSettings
 from stoker.engine.http.openai.params import beam_settings
 from stoker.engine.http.openai.protocol import CompletionBody
 from stoker.engine.sampling import SamplingParams
+from stoker.pod.marked_streams import MARK, RESUME_HEADER
 from testing.engine.serving import run, serving, until
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -81,7 +82,7 @@ def test_one_beam_is_greedy_and_each_token_has_its_score() -> None:
     search, _ = searched(model, BeamSettings(1, 1.0, frozenset()), 1)
     (first,) = search.ended
     assert first.tokens == (model[()].top[0][0],)
-    assert first.scores == (TokenLogprobs(model[()].top[0][1], model[()].top),)
+    assert first.scores == (TokenLogprobs(model[()].top[0][1], model[()].top, 1),)
 
 
 def test_a_search_stops_when_no_beginning_can_become_better() -> None:
@@ -126,6 +127,25 @@ def test_answers_are_the_most_probable_outputs(tmp_path: Path) -> None:
             }
             messages = [choice["message"]["content"] for choice in (await s.post(CHAT, **chat)).json()["choices"]]
             assert messages == ["a", "b", "c"]
+            wide = {"prompt": "say:!", "use_beam_search": True, "n": 64, "max_tokens": 1}
+            texts = [choice["text"] for choice in (await s.post(COMPLETIONS, **wide)).json()["choices"]]
+            assert texts == [chr(ord("!") + place) for place in range(64)]
+
+    run(scenario)
+
+
+def test_a_stream_sends_each_output_whole_and_cannot_be_carried_on(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            body = {"prompt": "say:a", "use_beam_search": True, "n": 2, "max_tokens": 2, "stream": True}
+            events = await s.stream(COMPLETIONS, **body)
+            sent = [choice for event in events if isinstance(event, dict) for choice in event["choices"]]
+            assert [(one["index"], one["text"], one["finish_reason"]) for one in sent] == [
+                (0, "aa", "length"), (1, "ab", "length"),
+            ]  # fmt: skip
+            asked = await s.http.post(COMPLETIONS, json=body, headers={RESUME_HEADER.decode(): "1"})
+            assert RESUME_HEADER.decode() not in asked.headers
+            assert MARK not in asked.text
 
     run(scenario)
 
@@ -138,9 +158,8 @@ def test_end_tokens_end_an_output_unless_they_are_ignored() -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"stream": True}, "use_beam_search"),
-    ({"n": 11}, "n"),
-    ({"best_of": 11}, "best_of"),
+    ({"n": 65}, "n"),
+    ({"best_of": 65}, "best_of"),
     ({"length_penalty": 11}, "length_penalty"),
     ({"stop": "x"}, "stop"),
     ({"stop_token_ids": [3]}, "stop_token_ids"),

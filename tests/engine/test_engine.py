@@ -201,6 +201,10 @@ def test_logprobs_are_those_of_the_raw_logits(make_engine: MakeEngine, twins: di
     for position, entry in enumerate(entries):
         assert entry is not None
         assert entry.logprob == pytest.approx(float(truth[position, (prompt + tokens)[position + 1]]), abs=1e-4)
+        chosen = truth[position, (prompt + tokens)[position + 1]]
+        near = [int((truth[position] >= chosen + slack).sum()) for slack in (1e-4, -1e-4)]
+        assert entry.rank is not None
+        assert max(near[0], 1) <= entry.rank <= near[1]
         best = truth[position].topk(len(entry.top))
         assert [token for token, _ in entry.top] == best.indices.tolist()
         assert [value for _, value in entry.top] == pytest.approx(best.values.tolist(), abs=1e-4)

@@ -166,7 +166,7 @@ def test_a_beam_search_finds_what_transformers_finds(llm: LLM, twins: dict[str, 
     assert one.text == only(llm.generate("hello", greedy, progress=False)).completions[0].text
     for width, limit, message in (
         (0, 4, "width must be"),
-        (11, 4, "width must be"),
+        (65, 4, "width must be"),
         (2, 0, "max_tokens"),
         (2, 900, "fit"),
     ):

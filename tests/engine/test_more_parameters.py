@@ -62,7 +62,9 @@ def test_the_prompts_log_probabilities_have_vllms_form(tmp_path: Path) -> None:
             assert len(choice["logprobs"]["top_logprobs"][1]) == 1
             chat = (await s.post(CHAT, messages=MESSAGES, prompt_logprobs=0)).json()
             assert chat["prompt_logprobs"][0] is None
-            assert all(len(entry) == 1 for entry in chat["prompt_logprobs"][1:])
+            own = [*s.core.requests[-1].prompt_tokens[1:]]
+            ranks = [{token: found["rank"] for token, found in entry.items()} for entry in chat["prompt_logprobs"][1:]]
+            assert ranks == [{str(token): token + 1} for token in own], "also of tokens that are not among the best"
             refused = await s.post(CHAT, messages=MESSAGES, prompt_logprobs=0, stream=True)
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt_logprobs")
 

@@ -217,7 +217,11 @@ def test_score_gives_the_logprob_of_given_tokens() -> None:
     tokens = torch.tensor([1, 2, 3, 4])
     found = score(truth, tokens, 3)
     assert torch.equal(found.chosen, truth[range(4), tokens])
+    order = truth.argsort(dim=1, descending=True).tolist()
+    assert found.ranks.tolist() == [order[row].index(token) + 1 for row, token in enumerate(tokens.tolist())]
+    assert max(found.ranks) > 3, "the rank of a token that is not among the best"
     assert found.top.shape == (4, 3)
+    assert score(truth, tokens, truth.shape[1] + 1).top.shape == truth.shape
     assert score(truth, tokens, 0).top.shape == (4, 0)
 
 
@@ -294,7 +298,8 @@ BAD_PARAMS: list[tuple[dict[str, Any], str]] = [
     ({"stop": ("x",) * 17}, "stop must be at most 16 texts, got '17 texts'"),
     ({"stop_token_ids": (-1,)}, "stop_token_ids must be an integer from 0 to 2147483647, got -1"),
     ({"bad_token_ids": (10**30,)}, "bad_token_ids must be an integer from 0 to 2147483647, got 1000"),
-    ({"logprobs": 21}, "logprobs must be an integer from 0 to 20, got 21"),
+    ({"logprobs": 129}, "logprobs must be an integer from 0 to 128, got 129"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs must be an integer from 0 to 20, got 21"),
 ]
 
 

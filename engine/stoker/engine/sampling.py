@@ -12,6 +12,9 @@ from stoker.engine.errors import RequestRefused
 from stoker.engine.output_grammar import OutputGrammar
 
 MAX_LOGPROBS = 20
+"""Of a request, for each token."""
+MAX_SCORED = 128
+"""Most probable tokens of a position that the engine tells at all: a search needs two for each beam."""
 MAX_CHOICES = 128
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1000
@@ -75,9 +78,9 @@ class SamplingParams:
     grammar is complete, even before `min_tokens`."""
     ignore_eos: bool = False
     logprobs: int | None = None
-    """Number of most probable tokens to report beside the chosen one (0 to 20), from the raw logits."""
+    """Number of most probable tokens to report beside the chosen one, from the raw logits; 0 to 128, at the API 20."""
     prompt_logprobs: int | None = None
-    """As `logprobs`, for each token of the prompt. Such a request does not read the prefix cache."""
+    """As `logprobs` (0 to 20), for each token of the prompt. Such a request does not read the prefix cache."""
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
@@ -136,9 +139,9 @@ def _check_counts(params: SamplingParams) -> None:
             raise _refused("min_tokens", params.min_tokens, f"at most max_tokens, {params.max_tokens}")
     if params.seed is not None:
         _integer("seed", params.seed, -SEED_LIMIT, SEED_LIMIT - 1)
-    for name in ("logprobs", "prompt_logprobs"):
+    for name, most in (("logprobs", MAX_SCORED), ("prompt_logprobs", MAX_LOGPROBS)):
         if getattr(params, name) is not None:
-            _integer(name, getattr(params, name), 0, MAX_LOGPROBS)
+            _integer(name, getattr(params, name), 0, most)
 
 
 def _check_numbers(params: SamplingParams) -> None:

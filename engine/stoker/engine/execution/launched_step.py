@@ -13,6 +13,7 @@ import torch
 
 from stoker.engine.errors import ExecutorLost
 from stoker.engine.execution.pass_shape import PassShape
+from stoker.engine.execution.sampler import Logprobs
 from stoker.engine.execution.staging import Fetched
 from stoker.engine.execution.step import StepInput, StepOutput, StepTrace, TokenLogprobs
 
@@ -74,21 +75,21 @@ def unpacked(
         tokens, valid = tuple(next(rest).tolist()), tuple(next(rest).tolist())
     logprobs: tuple[TokenLogprobs | None, ...] = (None,) * len(tokens)
     if wanted is not None:
-        entries = iter(_entries([next(rest) for _ in range(3)], [count for count in wanted if count >= 0]))
+        entries = iter(_entries([next(rest) for _ in Logprobs._fields], [count for count in wanted if count >= 0]))
         logprobs = tuple(next(entries) if count >= 0 else None for count in wanted)
     prompts = tuple(
-        tuple(entry for _ in range(count) for entry in _entries([next(rest) for _ in range(3)], None))
+        tuple(entry for _ in range(count) for entry in _entries([next(rest) for _ in Logprobs._fields], None))
         for count in num_parts
     )
     return StepOutput(step.number, tokens, valid, logprobs, prompts)
 
 
 def _entries(arrays: list[np.ndarray], counts: list[int] | None) -> list[TokenLogprobs]:
-    """Log-probabilities as values, from chosen [rows], top tokens and top logprobs [rows, k], of which row r gets
-    `counts[r]`."""
-    chosen, top_tokens, top = (array.tolist() for array in arrays)
+    """Log-probabilities as values, from chosen [rows], ranks [rows], top tokens and top logprobs [rows, k], of which
+    row r gets `counts[r]`."""
+    chosen, ranks, top_tokens, top = (array.tolist() for array in arrays)
     widths = counts if counts is not None else [len(row) for row in top]
     return [
-        TokenLogprobs(logprob, tuple(zip(tokens[:width], values[:width], strict=True)))
-        for logprob, tokens, values, width in zip(chosen, top_tokens, top, widths, strict=True)
+        TokenLogprobs(logprob, tuple(zip(tokens[:width], values[:width], strict=True)), rank)
+        for logprob, rank, tokens, values, width in zip(chosen, ranks, top_tokens, top, widths, strict=True)
     ]

@@ -32,6 +32,8 @@ class Logprobs(NamedTuple):
 
     chosen: Tensor
     """[rows] log-probability of the chosen token."""
+    ranks: Tensor
+    """[rows] tokens that are at least as probable as the chosen one, itself included."""
     top_tokens: Tensor
     """[rows, k] best first."""
     top: Tensor
@@ -136,12 +138,13 @@ def sample(logits_BV: Tensor, rows: Rows, tokens_SL: Tensor, ops: Ops) -> Sample
 
 
 def score(logprobs_TV: Tensor, tokens_T: Tensor, num_top: int) -> Logprobs:
-    """Log-probability of each given token, and the best `num_top`."""
+    """Log-probability and rank of each given token, and the best `num_top`, or all of a smaller vocabulary."""
+    num_top = min(num_top, logprobs_TV.shape[1])
     chosen_T = logprobs_TV.gather(1, tokens_T.long().unsqueeze(1)).squeeze(1)
     top, top_tokens = (
         logprobs_TV.topk(num_top, dim=1) if num_top else (logprobs_TV[:, :0], tokens_T.new_empty(len(tokens_T), 0))
     )
-    return Logprobs(chosen_T, top_tokens, top)
+    return Logprobs(chosen_T, (logprobs_TV >= chosen_T.unsqueeze(1)).sum(1), top_tokens, top)
 
 
 def _greedy(logits_BV: Tensor) -> Sampled:

@@ -124,6 +124,8 @@ class TokenLogprobs:
     """Of the chosen token; in a prompt, of the token at this position."""
     top: tuple[tuple[int, float], ...]
     """The most probable (token, logprob), best first, as many as requested."""
+    rank: int | None = None
+    """Tokens that are at least as probable as the chosen one, itself included; None: not counted."""
 
 
 @dataclass(frozen=True, slots=True)

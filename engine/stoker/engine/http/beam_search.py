@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stoker.engine.execution.step import TokenLogprobs
-from stoker.engine.sampling import MAX_LOGPROBS
+from stoker.engine.sampling import MAX_SCORED
 
-MAX_WIDTH = MAX_LOGPROBS // 2
+MAX_WIDTH = MAX_SCORED // 2
 """A step scores twice as many tokens as there are beams, so that enough are left where some end their beam."""
 
 
@@ -48,8 +48,12 @@ class Beam:
         """The beam with one more token."""
         if ends:
             return Beam(self.tokens, self.scores, self.total + logprob, token)
-        scores = (*self.scores, TokenLogprobs(logprob, score.top))
+        scores = (*self.scores, TokenLogprobs(logprob, score.top, _place(token, score)))
         return Beam((*self.tokens, token), scores, self.total + logprob)
+
+
+def _place(token: int, score: TokenLogprobs) -> int:
+    return next(place for place, (other, _) in enumerate(score.top, 1) if other == token)
 
 
 class BeamSearch:

@@ -44,8 +44,8 @@ class EvalGate(Value):
     name: GateName
     prompts: KeyRef
     """Key of a ConfigMap with JSONL lines `{messages, expect}` or `{prompt, expect}`."""
-    min_score: Decimal
-    max_drop: Decimal | None = None
+    min_score: Fraction
+    max_drop: Fraction | None = None
     """Largest loss of score against the old revision."""
     max_divergence: Fraction | None = None
     """Largest share of greedy answers that differ from the old revision's, for equal weights."""

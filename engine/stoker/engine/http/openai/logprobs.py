@@ -69,10 +69,7 @@ def completion_logprobs(
 def prompt_logprobs(
     names: TokenNames, tokens: Sequence[int], scores: Sequence[TokenLogprobs | None], num_top: int
 ) -> list[dict[str, dict[str, Any]] | None]:
-    """Return vLLM's `prompt_logprobs`: by token id, null for the first token.
-
-    The rank of a token that is not among the most probable ones is null.
-    """
+    """Return vLLM's `prompt_logprobs`: by token id, null for the first token."""
     return [
         None if score is None else _ranked(names, token, score, num_top)
         for token, score in zip(tokens, scores, strict=True)
@@ -80,10 +77,10 @@ def prompt_logprobs(
 
 
 def _ranked(names: TokenNames, token: int, score: TokenLogprobs, num_top: int) -> dict[str, dict[str, Any]]:
-    ranks = {other: rank for rank, (other, _) in enumerate(score.top, 1)}
+    ranks = {token: score.rank} | {other: rank for rank, (other, _) in enumerate(score.top, 1)}
     values = {**dict(score.top[:num_top]), token: score.logprob}
     return {
-        str(other): {"logprob": finite(value), "rank": ranks.get(other), "decoded_token": names.name(other)}
+        str(other): {"logprob": finite(value), "rank": ranks[other], "decoded_token": names.name(other)}
         for other, value in values.items()
     }
 

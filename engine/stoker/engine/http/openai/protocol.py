@@ -111,8 +111,6 @@ class GenerationBody(FormattedBody):
             raise ValueError("stream_options: only allowed with stream=true")
         if self.prompt_logprobs is not None and self.stream:
             raise ValueError("prompt_logprobs: not allowed with stream=true")
-        if self.use_beam_search and self.stream:
-            raise ValueError("use_beam_search: not allowed with stream=true")
         if self.truncate_prompt_tokens == 0:
             raise ValueError("truncate_prompt_tokens: must be -1 or at least 1")
         return self

@@ -110,7 +110,8 @@ def check_resumed(
     if not body.stream:
         raise bad_request("resume: only streams can go on (stream=true)", "stream", "invalid_value")
     if not resumable(jobs):
-        raise bad_request("not supported yet: resume with the prompt's log-probabilities", "echo", "not_resumable")
+        fields = "prompt_logprobs, echo with logprobs, max_tokens=0 or use_beam_search"
+        raise bad_request(f"not supported yet: resume with {fields}", "echo", "not_resumable")
     num_choices, last = sum(job.params.n for job in jobs), max(choice.index for choice in state.choices)
     if last >= num_choices:
         message = f"choices: the request has {num_choices} choices, got index {last}"
@@ -122,8 +123,9 @@ def check_resumed(
 
 
 def resumable(jobs: Sequence[Job]) -> bool:
-    """Whether a stream of these jobs can go on elsewhere: the prompt's log-probabilities are sent only once."""
-    return all(job.keep_output and job.params.prompt_logprobs is None for job in jobs)
+    """Whether a stream of these jobs can go on elsewhere: the prompt's log-probabilities are sent only once, and a
+    search keeps nothing that it could go on from."""
+    return all(job.keep_output and job.params.prompt_logprobs is None and job.beams is None for job in jobs)
 
 
 class TokenMarks:

@@ -72,6 +72,15 @@ def test_only_a_status_of_the_present_generation_settles(status: dict[str, Any],
     assert state_of(job(**status)) == state
 
 
+def test_a_deployment_that_has_scaled_to_zero_has_settled() -> None:
+    """Else `apply --wait` waits for a request that wakes it."""
+    status = {"phase": "ScaledToZero", "observedGeneration": 2}
+    chat = {"kind": "InferenceDeployment", "metadata": {"name": "chat", "generation": 2}, "status": status}
+    assert state_of(chat) == "good"
+    draining = [{"type": "Reconciling", "status": "True"}]
+    assert state_of({**chat, "status": {**status, "conditions": draining}}) == ""
+
+
 def test_paths_reach_into_lists_conditions_and_dotted_keys() -> None:
     found = {"a": [{"b": 1}], "conditions": [{"type": "Ready", "status": "True"}], "m": {"x.y": "z"}}
     paths = ("a.0.b", "a.3.b", "conditions[Ready]", "conditions[Gone]", "m.x~1y", "q.r")

@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from stoker.engine.core.step_budget import StepBudget
 from stoker.engine.core.timeline import FileTimeline
-from stoker.engine.execution.executor import RankState
-from stoker.engine.execution.step import StepInput
+from stoker.engine.execution.executor import RankState, StepRunner
+from stoker.engine.execution.step import StepInput, StepOutput
 from stoker.engine.sampling import SamplingParams
 from tests.engine.conftest import MakeEngine
 from tests.engine.test_engine import random_prompts, run
@@ -87,6 +89,31 @@ class Computed:
     def result(self) -> Any:
         self.clock.now_s = max(self.clock.now_s, self.done_s)
         return self.output
+
+
+class ClockedRunner:
+    """A runner whose steps take 10 ms of a clock."""
+
+    def __init__(self, runner: StepRunner, clock: Clock) -> None:
+        self.runner, self.clock = runner, clock
+
+    def run(self, step: StepInput) -> StepOutput:
+        self.clock.now_s += 0.010
+        return self.runner.run(step)
+
+
+def test_a_step_that_was_computed_while_it_was_submitted_counts_as_busy_time(make_engine: MakeEngine) -> None:
+    """The autoscaler's curve of a step comes from it, and the cost of recomputing."""
+    clock = Clock()
+    engine = make_engine(wrap=lambda runner: ClockedRunner(runner, clock))
+    engine.clock = clock
+    engine.add_request("a", [3, 4, 5], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
+    clock.now_s += 1  # no step
+    while engine.has_unfinished:
+        engine.step()
+    stats = engine.stats()
+    assert stats.steps == 8
+    assert stats.busy_s == pytest.approx(0.080)
 
 
 def test_a_step_stays_open_until_the_device_needs_it(make_engine: MakeEngine) -> None:

@@ -51,6 +51,16 @@ def test_a_bad_manifest_is_refused_with_its_message(
     assert str(refused.value) == f'{kind}.stoker.dev "{manifest["metadata"]["name"]}" is invalid: {text}'
 
 
+def test_a_rule_that_came_later_refuses_no_status_of_a_stored_object(admission: Admission) -> None:
+    """`mode: load` with a goal was admitted once. What changes beside it is judged all the same."""
+    old = copy.deepcopy(admission.admit(GOOD["InferenceDeployment"]))
+    old["spec"]["pools"][0]["autoscaling"] = {"min": 1, "max": 4, "mode": "load", "ttftMs": 500}
+    admission.admit({**old, "status": {"phase": "Serving"}}, old)
+    admission.admit(changed(old, {"spec.router.holdSeconds": 5}), old)
+    with pytest.raises(InvalidObject, match="ttftMs has no effect with mode load"):
+        admission.admit(changed(old, {"spec.pools[0].autoscaling.max": 5}), old)
+
+
 def test_the_table_is_long_and_its_names_are_unique() -> None:
     assert len(BAD) >= 40
     assert len({name for name, *_ in BAD}) == len(BAD)

@@ -42,6 +42,19 @@ def test_deployments_with_the_same_long_beginning_have_pools_of_their_own() -> N
     assert all(len(f"{name}-r0123456789-9999") <= 63 for name in pools)
 
 
+def test_it_is_not_ready_for_more_replicas_before_they_are() -> None:
+    """In the first pass after the edit too, whose status has the new generation: `kubectl wait` and Flux end there."""
+    serving = Serving(model={"uri": "pvc://claim/m"}, replicas=1)
+    serving.rest()
+    assert (serving.condition("Ready"), serving.status["ready"]) == ("True", "1/1")
+    serving.cluster.change_spec(CHAT, lambda spec: spec["pools"][0].update(replicas=3))
+    serving.cluster.reconcile(CHAT)
+    assert serving.status["observedGeneration"] == serving.cluster.objects[CHAT]["metadata"]["generation"]
+    assert (serving.condition("Ready"), serving.status["ready"]) == ("False", "1/3")
+    serving.rest()
+    assert (serving.condition("Ready"), serving.status["ready"]) == ("True", "3/3")
+
+
 def test_without_a_verified_checkpoint_it_waits_and_says_for_what() -> None:
     serving = Serving()
     serving.checkpoint(10, verified=False)

@@ -77,7 +77,7 @@ WIDE: dict[str, tuple[Column, ...]] = {
 }
 """Columns that `-o wide` adds."""
 
-GOOD = {"TrainingJob": ("Completed",), "Checkpoint": ("Complete",), "InferenceDeployment": ("Serving",)}
+GOOD = {"TrainingJob": ("Completed",), "Checkpoint": ("Complete",), "InferenceDeployment": ("Serving", "ScaledToZero")}
 BAD = {
     "TrainingJob": ("Failed", "Cancelled"),
     "Checkpoint": ("Corrupt", "Failed", "Deleted"),
@@ -154,7 +154,8 @@ def state_of(found: Object) -> str:
         return ""
     if status.get("phase") in BAD[kind] or value_at(found, "status.conditions[Stalled]") == "True":
         return "bad"
-    return "good" if status.get("phase") in GOOD[kind] else ""
+    drains = status.get("phase") == "ScaledToZero" and value_at(found, "status.conditions[Reconciling]") == "True"
+    return "good" if status.get("phase") in GOOD[kind] and not drains else ""
 
 
 def progress_line(found: Object) -> str:

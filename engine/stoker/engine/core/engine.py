@@ -28,7 +28,7 @@ from stoker.engine.core.stored_beginnings import StoredBeginnings
 from stoker.engine.core.timeline import NO_TIMELINE, Timeline
 from stoker.engine.core.token_rate import TokenCounts, TokenRate
 from stoker.engine.errors import ExecutorLost, RequestRefused
-from stoker.engine.execution.executor import Executor
+from stoker.engine.execution.executor import Executor, is_computed
 from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.sampling import SamplingParams
 from stoker.model.hosted_experts import HostedExperts
@@ -323,9 +323,11 @@ class LLMEngine:
             self.tier.fence(step)
         self.num_steps += 1
         self.timeline.mark(number, "built")
-        submitted = SubmittedStep(schedule, step, self.executor.submit(step), self.clock())
+        asked_s = self.clock()
+        pending = self.executor.submit(step)
+        submitted_s = asked_s if is_computed(pending) else self.clock()
         self.timeline.mark(number, "submitted")
-        return submitted
+        return SubmittedStep(schedule, step, pending, submitted_s)
 
     def _outcome(self, submitted: SubmittedStep) -> StepOutcome:
         """Wait for a step. One that failed is computed again in parts."""

@@ -28,6 +28,7 @@ class SubmittedStep:
     step: StepInput
     pending: PendingOutput
     submitted_s: float = 0.0
+    """When its computing could begin: for a step that was computed by `submit`, before that."""
 
     @property
     def size(self) -> tuple[bool, int]:

@@ -30,6 +30,11 @@ class PendingOutput(Protocol):
         ...
 
 
+def is_computed(pending: PendingOutput) -> bool:
+    """Whether the step was computed while it was submitted, as `InProcess` does."""
+    return isinstance(pending, Future) and pending.done()
+
+
 class StepRunner(Protocol):
     """One rank: `Runner`, or a test's own class."""
 

@@ -77,12 +77,15 @@ class Rules:
         return not (self._own or self._members or self._inner)
 
     def causes(self, value: Any, old: Any, path: str = "") -> Iterator[StatusCause]:
-        """Yield a cause for each rule that does not hold.
+        """Yield a cause for each rule that does not hold; what an update leaves as it was stays valid, as on the API
+        server, so that a rule that came later does not refuse the status of a stored object.
 
         Args:
             value: the new value, with defaults.
             old: the value that stood here before; None where there was none.
         """
+        if old is not None and value == old:
+            return
         data = {"self": value} if old is None else {"self": value, "oldSelf": old}
         for rule in self._own:
             if not rule.transition or old is not None:

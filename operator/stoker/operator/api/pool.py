@@ -49,18 +49,17 @@ class Autoscaling(Value):
             ),
             *(
                 rule(
-                    f"self.mode != 'external' || !has(self.{field})",
-                    f"{field} has no effect with mode external",
+                    f"self.mode in {modes} || !has(self.{field})",
+                    f"{field} has no effect with this mode",
+                    shown=f"{field} has no effect with mode {{self.mode}}",
                     field=f".{field}",
                     reason="FieldValueForbidden",
                 )
-                for field in ("ttftMs", "itlMs", "scaleDownAfterSeconds")
-            ),
-            rule(
-                "self.mode != 'fixed' || !(has(self.ttftMs) || has(self.itlMs) || has(self.scaleDownAfterSeconds))",
-                "ttftMs, itlMs and scaleDownAfterSeconds have no effect with mode fixed",
-                field=".mode",
-                reason="FieldValueForbidden",
+                for field, modes in (
+                    ("ttftMs", ["slo"]),
+                    ("itlMs", ["slo"]),
+                    ("scaleDownAfterSeconds", ["slo", "load"]),
+                )
             ),
         )
     )

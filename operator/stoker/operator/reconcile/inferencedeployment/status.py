@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stoker.operator.api.enginepool import EnginePool
 from stoker.operator.api.inferencedeployment import PoolSummary
 from stoker.operator.api.pool import Pool
 from stoker.operator.domain.plan import Plan
@@ -9,6 +10,7 @@ from stoker.operator.reconcile.inferencedeployment.autoscaling import (
     autoscaling_condition,
     pool_decisions,
     scaling_events,
+    wanted_replicas,
 )
 from stoker.operator.reconcile.inferencedeployment.cache_tiers import store_condition
 from stoker.operator.reconcile.inferencedeployment.disaggregation import disaggregation_conditions
@@ -78,13 +80,20 @@ def _pool_summary(view: DeploymentView, pool: Pool) -> PoolSummary:
         name=pool.name,
         role=pool.role,
         engine_pool=live.metadata.name,
-        replicas=live.spec.bounded_replicas,
+        replicas=_replicas(view, pool, live),
         ready=status.ready_replicas,
         updated=status.updated_replicas,
         message=status.message or refusal,
         last_start=status.last_start,
         decisions=pool_decisions(view, pool),
     )
+
+
+def _replicas(view: DeploymentView, pool: Pool, live: EnginePool) -> int:
+    """The replicas that the pool has or gets in this pass, so that no status calls a deployment ready for an edit whose
+    replicas are still missing."""
+    wanted = wanted_replicas(view, pool, live)
+    return live.spec.bounded_replicas if wanted == live.spec.replicas else wanted
 
 
 def _model_digest(view: DeploymentView, revision: str | None) -> str | None:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,22 +47,34 @@ def turned(engine: LLMEngine, turn: str, names: tuple[str, ...]) -> Any:
             assert small.scheduler.num_preemptions > 0
             return found
         case "astray":
-            peers = engine.executor.peers  # type: ignore[attr-defined]
-            begin = peers.begin
-            peers.begin = lambda number, counts: begin(number + 1, counts)
+            return go_astray(engine)
         case "long":
-            while True:
-                engine.add_request("long", [3, 4], LONG)
-                while engine.has_unfinished:
-                    engine.step()
+            return go_on(engine)
         case _:
             return check_a_bad_request_alone_fails(beside(engine))
+
+
+def go_astray(engine: LLMEngine) -> None:
+    """Number all later steps wrongly in what is sent to the others."""
+    peers = engine.executor.peers  # type: ignore[attr-defined]
+    begin = peers.begin
+    peers.begin = lambda number, counts: begin(number + 1, counts)
+
+
+def go_on(engine: LLMEngine) -> None:
+    """Answer until a rank is lost."""
+    while True:
+        engine.add_request("long", [3, 4], LONG)
+        while engine.has_unfinished:
+            engine.step()
 
 
 def main() -> None:
     job, rank = json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2])
     logging.basicConfig(level="INFO")
     place = DataPlace(rank, len(job["turns"]), Path(job["meeting"]))
+    if (port := job["port"]) is not None:
+        place = replace(place, meeting=("127.0.0.1", port), key=bytes(32), host="127.0.0.1")
     engine, _ = build_engine(EngineConfig.model_validate(job["config"]), data=place)
     assert isinstance(engine.executor, DataRank)
     engine.executor.links.limits = RankLimits(silent_s=job["silent_s"])
@@ -114,11 +126,11 @@ class DataRanks:
 
 @contextmanager
 def running(
-    config: EngineConfig, turns: Sequence[Sequence[Turn]], folder: Path, silent_s: float = 20
+    config: EngineConfig, turns: Sequence[Sequence[Turn]], folder: Path, silent_s: float = 20, port: int | None = None
 ) -> Iterator[DataRanks]:
-    """Start a rank for each list of turns."""
+    """Start a rank for each list of turns. `port`: at which they meet, as those of several pods do."""
     job = folder / "job.json"
-    values = {"turns": turns, "meeting": str(folder / "data"), "silent_s": silent_s}
+    values = {"turns": turns, "meeting": str(folder / "data"), "silent_s": silent_s, "port": port}
     job.write_text(json.dumps({"config": config.model_dump(mode="json"), **values}))
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     command = [sys.executable, "-m", "testing.engine.data_ranks", str(job)]
@@ -129,7 +141,8 @@ def running(
         for process in ranks.processes:
             process.kill()
             process.wait()
-            assert process.stdin is not None and process.stdout is not None
+            assert process.stdin is not None
+            assert process.stdout is not None
             process.stdin.close()
             process.stdout.close()
 

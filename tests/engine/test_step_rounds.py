@@ -51,18 +51,19 @@ def check_history(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("heard", "text"),
+    ("heard", "wrong", "text"),
     [
-        ([(1, 1)], "data rank 1 asks for step 1, its next one is 0"),
-        ([(1, 0), (1, 0)], "data rank 1 asks for step 0, its next one is 1"),
-        ([(1, 0), (1, 1)], "data rank 1 asks for step 1, although step 0 has not begun"),
+        ([], 1, "data rank 1 asks for step 1, its next one is 0"),
+        ([0], 0, "data rank 1 asks for step 0, its next one is 1"),
+        ([0], 1, "data rank 1 asks for step 1, although step 0 has not begun"),
     ],
 )
-def test_a_rank_out_of_step_is_named(heard: list[tuple[int, int]], text: str) -> None:
+def test_a_rank_out_of_step_is_named(heard: list[int], wrong: int, text: str) -> None:
     rounds = StepRounds(0, 3)
+    for number in heard:
+        rounds.hear(Proposal(1, number, 4))
     with pytest.raises(RanksParted, match=text):
-        for rank, number in heard:
-            rounds.hear(Proposal(rank, number, 4))
+        rounds.hear(Proposal(1, wrong, 4))
 
 
 def linked(limits: RankLimits = RankLimits()) -> tuple[StepLinks, StepLinks]:  # noqa: B008 - frozen

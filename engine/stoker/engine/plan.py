@@ -23,7 +23,7 @@ from stoker.engine.plan_checks import (
     refuse_unbuilt,
     refuse_uneven,
 )
-from stoker.engine.ranks.data_place import shares_experts
+from stoker.engine.ranks.data_place import data_ranks, shares_experts
 from stoker.model.config import ModelConfig
 from stoker.model.kernels.kernel_set import resolve_serving_kernels
 from stoker.model.kernels.ops import Ops
@@ -131,7 +131,7 @@ def plan_engine(config: EngineConfig, source: WeightsSource, others_free_bytes: 
         tensor=config.parallelism.tensor,
         pipeline=config.parallelism.pipeline,
         expert=1 if shared else config.parallelism.expert,
-        data=config.parallelism.data if shared else 1,
+        data=data_ranks(config) if shared else 1,
         pods=config.replica.pods,
         experts_on_device=on_device,
         mixed_tokens=choose_mixed_tokens(config, source.config, device),

@@ -11,7 +11,7 @@ from stoker.engine.config import EngineConfig
 from stoker.engine.hosted_memory import host_bytes
 from stoker.engine.listen_address import parse_listen
 from stoker.engine.machine_memory import refuse_oversize
-from stoker.engine.ranks.data_place import shares_experts
+from stoker.engine.ranks.data_place import data_ranks, shares_experts
 from stoker.model.config import ModelConfig
 from stoker.model.tensor_group import kv_head_shard
 from stoker.pod.capabilities import refusals
@@ -50,8 +50,8 @@ def refuse_transfer(config: EngineConfig, device: str) -> None:
         raise ConfigError("transfer.transports: cuda-ipc, nixl and tcp need three ports, a rank has two: leave one out")
     if not config.cache.prefix_cache:
         raise ConfigError("transfer.listen needs cache.prefix_cache, got false")
-    if parallelism.data > 1:
-        raise ConfigError(f"transfer.listen needs parallelism.data 1, got {parallelism.data}")
+    if data_ranks(config) > 1:
+        raise ConfigError(f"transfer.listen needs parallelism.data 1, got {data_ranks(config)}")
     if config.replica.pods > 1 and config.transfer.key_file is None:
         raise ConfigError(f"transfer.key_file is needed with replica.pods {config.replica.pods}")
 
@@ -103,11 +103,12 @@ def refuse_uneven_experts(config: EngineConfig, model: ModelConfig) -> None:
 def refuse_uneven_sharing(config: EngineConfig) -> None:
     """Refuse experts over data-parallel ranks that is not built."""
     parallelism, scheduler = config.parallelism, config.scheduler
-    shared = f"with parallelism.data {parallelism.data} and parallelism.expert {parallelism.expert}"
-    if parallelism.expert != parallelism.data:
+    data = data_ranks(config)
+    shared = f"with parallelism.data {data} and parallelism.expert {parallelism.expert}"
+    if parallelism.expert != data:
         raise ConfigError(
             f"parallelism.expert must be 1, a divisor of parallelism.tensor {parallelism.tensor}, or "
-            f"parallelism.data {parallelism.data}, got {parallelism.expert}"
+            f"parallelism.data {data}, got {parallelism.expert}"
         )
     for name in ("tensor", "pipeline"):
         if getattr(parallelism, name) > 1:

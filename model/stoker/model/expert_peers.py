@@ -139,7 +139,7 @@ def _message(header_H: Tensor, x_TD: Tensor, routes: Routes, rows: int) -> Tenso
 def _parts(message_B: Tensor, x_TD: Tensor, routes: Routes, rows: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return rows [count, D], weights [count, K] and experts of a message that is padded to so many rows."""
     sizes = _sizes(x_TD, routes, rows)
-    _, weights, experts, x = message_B[: sum(sizes)].split(sizes)
+    _, weights, experts, x = torch.split(message_B[: sum(sizes)], sizes)
     shape = rows, routes.weights.shape[1]
     return (
         x.view(x_TD.dtype).view(rows, x_TD.shape[1])[:count],

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import pytest
 
 from stoker.engine.core.build import build_engine
 from stoker.engine.ranks.pod_share import first_data_rank, share_of_pod
+from stoker.pod.causes import EXIT_CODES, Cause
 from stoker.pod.config_file import ConfigError
 from testing.engine.data_ranks import Turn, running
 from testing.engine.rank_engines import PROMPTS, answers, config_of, saved
@@ -76,12 +80,59 @@ def test_an_engine_whose_cores_share_experts_serves_and_ends_with_a_killed_one(f
         texts = {choice["text"] for choice in answer["choices"]}
         alone = httpx.post(url, json=asked, timeout=120).json()["choices"][0]["text"]
         assert texts == {alone}
-        ranks = httpx.get(f"{served.url}/status").json()["ranks"]
+        ranks: list[dict[str, Any]] = []
+        while min((one["steps"] for one in ranks), default=0) < 24:  # the idle one has taken part
+            ranks = httpx.get(f"{served.url}/status").json()["ranks"]
+            time.sleep(0.2)
         assert [one["rank"] for one in ranks] == [0, 1]
-        assert min(one["steps"] for one in ranks) >= 24, "the idle one took part"
         os.kill(ranks[1]["pid"], signal.SIGKILL)
         _, errors = served.process.communicate(timeout=90)
         assert "killed by signal 9" in errors or "data rank 1 has ended" in errors
+
+
+def test_both_pods_of_a_replica_serve_and_share_the_experts(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("5a" * 32)
+    ports, meeting = [free_port(), free_port()], free_port()
+    pods = [start_pod(folder, tmp_path, number, port, meeting) for number, port in enumerate(ports)]
+    try:
+        asked: dict[str, Any] = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 12, "temperature": 0}
+        texts = [answer_of(port, asked) for port in ports]
+        assert texts[0] == texts[1]
+        pods[1].kill()
+        assert pods[0].wait(60) == EXIT_CODES[Cause.RANK_FAILED], "an idle rank notices it, too"
+        assert "data rank 1 has ended" in (tmp_path / "message0").read_text()
+    finally:
+        for pod in pods:
+            pod.kill()
+            pod.wait()
+
+
+def start_pod(folder: Path, tmp_path: Path, number: int, port: int, meeting: int) -> subprocess.Popen[bytes]:
+    more: dict[str, Any] = {
+        "replica": {"pods": 2, "key_file": str(tmp_path / "key")},
+        "listen": {"host": "127.0.0.1", "port": port},
+        "model": {"path": str(folder), "dtype": "float32", "names": ["tiny"]},
+        "termination_log": str(tmp_path / f"message{number}"),
+    }
+    (tmp_path / f"pod{number}.json").write_text(config_of(folder, 1, **SHARED, **more).model_dump_json())
+    place = {"STOKER_NODE_RANK": str(number), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(meeting)}
+    command = [sys.executable, "-m", "stoker.engine", "--config", str(tmp_path / f"pod{number}.json")]
+    return subprocess.Popen(command, env={**os.environ, **place, "OMP_NUM_THREADS": "1"})
+
+
+def answer_of(port: int, asked: dict[str, Any]) -> str:
+    """Wait until the pod serves, and ask it."""
+    url, until_s = f"http://127.0.0.1:{port}", time.monotonic() + 180
+    while True:
+        try:
+            if httpx.get(f"{url}/readyz").status_code == 200:
+                break
+        except httpx.TransportError:
+            pass
+        assert time.monotonic() < until_s, "it does not serve"
+        time.sleep(0.2)
+    answer: str = httpx.post(f"{url}/v1/completions", json=asked, timeout=60).json()["choices"][0]["text"]
+    return answer
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from stoker.engine.plan_checks import (
     refuse_unbuilt,
     refuse_uneven,
 )
-from stoker.engine.ranks.data_place import data_ranks, shares_experts
+from stoker.engine.shared_experts import data_ranks, shares_experts
 from stoker.model.config import ModelConfig
 from stoker.model.kernels.kernel_set import resolve_serving_kernels
 from stoker.model.kernels.ops import Ops

@@ -11,7 +11,7 @@ from stoker.engine.config import EngineConfig
 from stoker.engine.hosted_memory import host_bytes
 from stoker.engine.listen_address import parse_listen
 from stoker.engine.machine_memory import refuse_oversize
-from stoker.engine.ranks.data_place import data_ranks, shares_experts
+from stoker.engine.shared_experts import data_ranks, shares_experts
 from stoker.model.config import ModelConfig
 from stoker.model.tensor_group import kv_head_shard
 from stoker.pod.capabilities import refusals

@@ -51,8 +51,8 @@ class Experts(nn.Module):
     With an expert group every rank holds a run of whole experts, and rows are exchanged. Without one every rank holds
     a slice of every expert, cut over the tensor-parallel group like a dense layer. For serving, `expert_runs` deals the
     experts out over that group in so many runs, and only the ranks of a run cut its experts: no rows are exchanged,
-    because every rank has all tokens, and the sum over the group adds the runs. For serving, too, `expert_cut` deals them
-    out over ranks with other tokens, and `peers` exchanges rows. With `experts_on_device`, for serving
+    because every rank has all tokens, and the sum over the group adds the runs. `expert_cut`, for serving too, deals
+    them out over ranks with other tokens, whose rows `peers` exchanges. With `experts_on_device`, for serving
     too, the parameters are in host memory, and the device has slots for so many of this rank's experts.
     """
 

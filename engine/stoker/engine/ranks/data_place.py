@@ -13,6 +13,7 @@ from stoker.engine.config import EngineConfig
 from stoker.engine.key_file import read_key
 from stoker.engine.ranks.pod_place import LEADER_PORT
 from stoker.engine.ranks.pod_share import first_data_rank
+from stoker.engine.shared_experts import data_ranks, shares_experts
 from stoker.pod.config_file import ConfigError
 
 RANK, MEETING = "STOKER_DATA_RANK", "STOKER_DATA_MEETING"
@@ -30,16 +31,6 @@ class DataPlace:
     """By which ranks of several pods know each other."""
     host: str = ""
     """Address that rank 0 listens on, in several pods."""
-
-
-def data_ranks(config: EngineConfig) -> int:
-    """The data-parallel ranks of the replica, those in other pods included."""
-    return config.replica.data_ranks or config.parallelism.data
-
-
-def shares_experts(config: EngineConfig) -> bool:
-    """Whether experts are dealt out over the data-parallel ranks, so that these compute the same steps."""
-    return data_ranks(config) > 1 and config.parallelism.expert > config.parallelism.tensor
 
 
 def data_environment(

@@ -1,6 +1,8 @@
 """Take a replica away without losing a request: cordon, wait for the routers, drain, delete all its pods. Pure.
 
-The pods that answer requests drain: its leader, or one of each data-parallel rank. Called by `replicas` for each replica that must go.
+The pods that answer requests drain: its leader, or one of each data-parallel rank.
+
+Called by `replicas` for each replica that must go.
 """
 
 from __future__ import annotations

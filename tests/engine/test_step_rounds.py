@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+import time
 from collections import deque
 
 import msgpack
@@ -11,7 +12,7 @@ import pytest
 
 from stoker.engine.errors import ExecutorLost
 from stoker.engine.ranks.link import Link
-from stoker.engine.ranks.step_links import StepLinks
+from stoker.engine.ranks.step_links import LEFT_S, StepLinks
 from stoker.engine.ranks.step_rounds import Proposal, RanksParted, StepRound, StepRounds
 from stoker.engine.ranks.watch import RankLimits
 
@@ -71,12 +72,14 @@ def linked(limits: RankLimits = RankLimits()) -> tuple[StepLinks, StepLinks]:  #
     return StepLinks(0, 2, {1: Link(ours)}, limits=limits), StepLinks(1, 2, {0: Link(theirs)})
 
 
-def test_a_rank_that_leaves_is_missed_by_the_next_step_alone() -> None:
+def test_a_rank_that_leaves_is_missed_by_the_next_step_and_soon_by_idle_ones() -> None:
     first, second = linked()
     second.close()
     with pytest.raises(ExecutorLost, match="data rank 1 has ended before step 0"):
         first.agree(3)
-    first.check()
+    first.clock = lambda: time.monotonic() + LEFT_S
+    with pytest.raises(ExecutorLost, match="data rank 1 has ended"):
+        first.check()
     first.close()
 
 

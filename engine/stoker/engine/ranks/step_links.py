@@ -31,6 +31,8 @@ BEAT_S = 1.0
 """Interval of signs of life."""
 SETTLE_S = 2.0
 """Longest wait of a rank whose exchange failed for the name of the rank that is lost."""
+LEFT_S = 5.0
+"""Time in which all ranks end, once one has ended in good order."""
 ASKS, BEATS, LEAVES, LOST = "asks", "beats", "leaves", "lost"
 
 
@@ -53,8 +55,8 @@ class StepLinks:
         """The rank that is lost, and why."""
         self.on_lost: Callable[[], None] = lambda: None
         """Called once, by the thread that reads."""
-        self._left: set[int] = set()
-        """Ranks that have ended in good order."""
+        self._left: dict[int, float] = {}
+        """Ranks that have ended in good order, and when."""
         self._silence_s = dict.fromkeys(self.links, 0.0)
         self._changed = threading.Condition()
         self._closing = threading.Event()
@@ -95,9 +97,11 @@ class StepLinks:
         return begun
 
     def check(self) -> None:
-        """Raise ExecutorLost if a rank is lost."""
+        """Raise ExecutorLost if a rank is lost, or has ended and this one goes on."""
         if self.lost is not None:
             raise ExecutorLost(self.lost)
+        if gone := [rank for rank, since_s in self._left.copy().items() if self.clock() - since_s > LEFT_S]:
+            raise ExecutorLost(f"{_names(gone)} has ended")
 
     def blame(self, error: Exception) -> ExecutorLost:
         """This rank's error, or the loss of another rank that made it: waits a moment for the name."""
@@ -124,7 +128,7 @@ class StepLinks:
         """Raise ExecutorLost where the next step cannot begin. The first one waits for ranks that still load."""
         self.check()
         missing, number = self.rounds.missing, self.rounds.number
-        if gone := self._left.intersection(missing):
+        if gone := self._left.keys() & missing:
             raise ExecutorLost(f"{_names(gone)} has ended before step {number}")
         if number and waited_s > self.limits.step_s:
             raise ExecutorLost(f"{_names(missing)} has not begun step {number} for {waited_s:.0f} s")
@@ -176,7 +180,7 @@ class StepLinks:
                     self._wakes.send(b"1")
             case "leaves":
                 with self._changed:
-                    self._left.add(*values)
+                    self._left.setdefault(*values, self.clock())
                     self._changed.notify_all()
             case "lost":
                 self._lose(*values)

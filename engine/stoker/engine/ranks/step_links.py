@@ -180,7 +180,8 @@ class StepLinks:
                     self._wakes.send(b"1")
             case "leaves":
                 with self._changed:
-                    self._left.setdefault(*values, self.clock())
+                    (left,) = values
+                    self._left.setdefault(left, self.clock())
                     self._changed.notify_all()
             case "lost":
                 self._lose(*values)

@@ -188,7 +188,6 @@ def test_a_pod_knows_its_ranks_and_those_of_others(tmp_path: Path) -> None:
     ("changes", "variables", "text"),
     [
         ({"pods": 3}, {}, "replica.pods 3 does not divide parallelism.tensor 4 x parallelism.pipeline 1 = 4 ranks"),
-        ({"data": 2}, {}, "parallelism.data must be 1 with replica.pods 2, got 2"),
         ({}, {"STOKER_NODE_RANK": ""}, "STOKER_NODE_RANK must be a whole number, got ''"),
         ({}, {"STOKER_NODE_RANK": "2"}, "STOKER_NODE_RANK is 2, replica.pods 2 allows 0 to 1"),
         ({}, {"MASTER_ADDR": ""}, "MASTER_ADDR is missing; replica.pods 2 needs the address of pod 0"),

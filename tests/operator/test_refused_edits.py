@@ -86,8 +86,8 @@ def revision(name: str, share: int, **template: Any) -> dict[str, Any]:
 SERVING_EVENTS = serving_world.EVENTS.map(lambda events: [event for event in events if event[0] != "scale"])
 """Events without edits of the spec, which would take effect in one of the two worlds only."""
 
-COPIES = {"parallelism": {"data": 2}}
-"""Of the model in one replica: not over several pods."""
+COPIES = {"parallelism": {"data": 3}}
+"""Of the model in one replica: not over two pods."""
 
 LIVES = {
     "TrainingJob": Life(
@@ -112,7 +112,7 @@ LIVES = {
                 "engine": {"attention": "cudnn"},
                 "model": {"checkpointSelector": {"jobRef": {"name": "another-run"}}},
             },
-            {"pools": [{"name": "main", "replicas": 0, "podsPerReplica": 2, "parallelism": {"data": 2}}]},
+            {"pools": [{"name": "main", "replicas": 0, "podsPerReplica": 2, "parallelism": {"data": 3}}]},
             {"pools": [{"name": "other", "replicas": 1, "parallelism": {"data": 2}, "podsPerReplica": 3}]},
         ),
         events=SERVING_EVENTS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -60,6 +61,45 @@ def test_a_replica_of_several_pods_is_made_whole_and_its_leader_alone_gets_traff
     (budget,) = serving.cluster.of_kind("PodDisruptionBudget")
     assert budget["spec"]["minAvailable"] == 2 * PODS - 1
     assert serving.cluster.plan(POOL).empty
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "numbers", "meetings"),
+    [
+        ({"data": 2}, [0, 1], ["", ""]),
+        ({"data": 4}, [0, 1], ["", ""]),
+        ({"data": 2, "tensor": 2}, [0, 2], ["", "", "-2", "-2"]),
+    ],
+    ids=str,
+)
+def test_every_data_parallel_rank_of_a_replica_is_an_endpoint_and_drains_with_the_others(
+    parallelism: dict[str, int], numbers: list[int], meetings: list[str]
+) -> None:
+    """One in each pod, two in each, and one in two pods, which meet at their first."""
+    size = len(meetings)
+    pool = {"name": "main", "podsPerReplica": size, "parallelism": parallelism, "replicas": 2}
+    serving = Serving(pools=[pool | ({"ranksPerPod": 2} if parallelism["data"] == 4 else {})])
+    serving.checkpoint(10)
+    serving.rest(8)
+    assert (serving.status["phase"], serving.status["ready"]) == ("Serving", "2/2"), "replicas are counted"
+    for name, pods in replicas(serving).items():
+        addresses = [f"{name}{meeting}.chat-main.default.svc" for meeting in meetings]
+        assert [env_of(pod)["MASTER_ADDR"] for pod in pods] == addresses
+    endpoints = {pods[number]["metadata"]["uid"] for pods in replicas(serving).values() for number in numbers}
+    assert {backend["pod_uid"] for backend in serving.snapshot()["backends"]} == endpoints
+
+    serving.cluster.calls.clear()
+    serving.cluster.change_spec(CHAT, lambda spec: spec["pools"][0].update(replicas=1))
+    serving.rest()
+    drained = {name for name, path, _ in serving.cluster.calls if path == "/drain"}
+    (left,) = replicas(serving)
+    assert len(drained) == len(numbers)
+    assert not any(name.startswith(left) for name in drained)
+    (pods,) = replicas(serving).values()
+    serving.cluster.kill(pods[-1])
+    serving.rest()
+    assert serving.status["ready"] == "1/1"
+    assert not uids(pods) & uids(serving.engines()), "a lost member takes the whole replica with it"
 
 
 def test_a_member_that_ends_takes_its_replica_with_it_and_is_named() -> None:

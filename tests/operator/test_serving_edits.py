@@ -119,12 +119,12 @@ def test_after_a_refused_edit_a_pool_replaces_its_engines_scales_and_keeps_its_f
     serving.cluster.reconcilers = {"EnginePool": reconcile_enginepool}  # the other would take the edit back at once
     serving.cluster.end(serving.engines()[0], Cause.CHECKPOINT_CORRUPT, detail="piece 7")
     serving.cluster.reconcile(POOL)
-    refused = {"podsPerReplica": 2, "config": {"parallelism": {"data": 2}}}
+    refused = {"podsPerReplica": 2, "config": {"parallelism": {"data": 3}}}
     serving.cluster.change_spec(POOL, lambda spec: spec["revisions"][0]["template"].update(refused))
     serving.cluster.reconcile(POOL)
     message = condition_of(serving.pool_status, "EditRefused")["message"]
     assert "spec.revisions" in message
-    assert "template.config.parallelism.data 2 is not supported yet with podsPerReplica above 1" in message
+    assert "template.config.parallelism.data 3 is not supported yet with podsPerReplica 2" in message
     assert (serving.pool_status["failures"], serving.engines()) == (1, []), "the delay goes on"
     serving.rest()
     assert (serving.pool_status["phase"], serving.pool_status["failures"]) == ("Serving", 0)

@@ -17,6 +17,7 @@ from stoker.engine.config import EngineConfig
 from stoker.engine.core.core_processes import CoreProcesses
 from stoker.engine.core_start import core_starts, scratch
 from stoker.engine.ranks.pod_place import find_place
+from stoker.engine.ranks.pod_share import share_of_pod
 from stoker.pod.causes import EXIT_CODES, Cause
 from stoker.pod.collection import spare_from_collection
 from stoker.pod.command_line import CommandParser
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         tracer = tracer_of("stoker-engine", os.environ)
         config = load(EngineConfig, arguments.config)
-        message = run_pod(config, os.environ, tracer)
+        message = run_pod(share_of_pod(config), os.environ, tracer)
     except ValueError as error:
         message = TerminationMessage(cause=Cause.CONFIG_INVALID, detail=str(error))
     except OSError as error:

@@ -212,6 +212,9 @@ class ReplicaConfig(Config):
     `MASTER_PORT`), which serves; the others compute."""
     key_file: str | None = None
     """File with the key by which the pods know each other: 32 bytes, or 64 hexadecimal digits. Needed above 1."""
+    data_ranks: int | None = Field(default=None, ge=1)
+    """Data-parallel ranks of all pods, where several share them: set by each pod's program, which then keeps as `pods`
+    and `parallelism.data` its own share."""
 
 
 class EngineConfig(Config):

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from stoker.engine.config import EngineConfig
 from stoker.engine.core.core_processes import CoreStart, visible_gpus
+from stoker.engine.ranks.data_place import data_environment
 
 MAX_SOCKET_PATH = 100
 """Longest path of a Unix socket in bytes; Linux allows 107."""
@@ -46,7 +47,7 @@ def core_starts(config: EngineConfig, folder: Path, command: CoreCommand = core_
 def _core_start(config: EngineConfig, folder: Path, number: int, address: str, command: CoreCommand) -> CoreStart:
     """Command and environment of a core; each of several has its own GPUs and its own time line."""
     parallelism = config.parallelism
-    environment: Mapping[str, str] = os.environ
+    environment: Mapping[str, str] = {**os.environ, **data_environment(config, number, folder, os.environ)}
     if parallelism.data > 1:
         timeline = f"{config.timeline}.{number}" if config.timeline is not None else None
         config = config.model_copy(update={"timeline": timeline})

@@ -69,7 +69,7 @@ def add_engine_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup
         "--expert-parallel-size",
         type=int,
         metavar="RUNS",
-        help="runs of whole experts over the tensor ranks; 1: each has a slice of every expert (default 1)",
+        help="runs of whole experts over the tensor ranks, or over as many data-parallel ones (default 1: no runs)",
     )
 
 

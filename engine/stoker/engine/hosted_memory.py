@@ -34,7 +34,7 @@ def experts_of_rank(config: EngineConfig, model: ModelConfig) -> int:
 
 def expert_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
     """Count the bytes of a rank's part of one expert."""
-    cuts = config.parallelism.tensor // config.parallelism.expert
+    cuts = max(config.parallelism.tensor // config.parallelism.expert, 1)
     return 3 * model.hidden_size * (model.expert_size // cuts) * dtype.itemsize
 
 

@@ -23,6 +23,7 @@ from stoker.engine.plan_checks import (
     refuse_unbuilt,
     refuse_uneven,
 )
+from stoker.engine.shared_experts import data_ranks, shares_experts
 from stoker.model.config import ModelConfig
 from stoker.model.kernels.kernel_set import resolve_serving_kernels
 from stoker.model.kernels.ops import Ops
@@ -65,6 +66,8 @@ class EnginePlan:
     """Stages of neighbouring layers."""
     expert: int = 1
     """Runs of whole experts over the tensor ranks; 1: each of them has a slice of every expert."""
+    data: int = 1
+    """Data-parallel ranks that share the experts; 1: each has all of them."""
     experts_on_device: int | None = None
     """Experts of each layer that a rank keeps on its device, of those it holds; None: all."""
     mixed_tokens: int | None = None
@@ -110,7 +113,7 @@ def plan_engine(config: EngineConfig, source: WeightsSource, others_free_bytes: 
     on_device = experts_on_device(config, source.config)
     refuse_oversize_experts(config, source.config, dtype)
     num_blocks = count_blocks(config, source.config, block_size, dtype, device, others_free_bytes, kept_bytes)
-    scheduler = config.scheduler
+    scheduler, shared = config.scheduler, shares_experts(config)
     return EnginePlan(
         model_path=config.model.path,
         digest=config.model.digest,
@@ -127,12 +130,13 @@ def plan_engine(config: EngineConfig, source: WeightsSource, others_free_bytes: 
         num_seats=min(scheduler.max_requests, scheduler.max_batch_tokens),
         tensor=config.parallelism.tensor,
         pipeline=config.parallelism.pipeline,
-        expert=config.parallelism.expert,
+        expert=1 if shared else config.parallelism.expert,
+        data=data_ranks(config) if shared else 1,
         pods=config.replica.pods,
         experts_on_device=on_device,
         mixed_tokens=choose_mixed_tokens(config, source.config, device),
-        overlap=device == "cuda" and on_device is None if scheduler.overlap is None else scheduler.overlap,
-        graphs=config.graphs and on_device is None,
+        overlap=choose_overlap(config, device, on_device),
+        graphs=config.graphs and on_device is None and not shared,
         capture_s=config.capture_s,
         num_host_blocks=count_host_blocks(config, source.config, block_size, dtype),
         preemption=config.cache.preemption,
@@ -145,6 +149,15 @@ def choose_device(name: str) -> str:
     if name == "cuda" and not has_cuda:
         raise ConfigError("device: cuda is asked for, but this machine has no CUDA device; allowed: auto, cpu")
     return "cuda" if has_cuda and name != "cpu" else "cpu"
+
+
+def choose_overlap(config: EngineConfig, device: str, on_device: int | None) -> bool:
+    """Whether a step is prepared while one is computed: as configured, else on a GPU unless the host has a part in each
+    step."""
+    if shares_experts(config):
+        return False
+    wanted = config.scheduler.overlap
+    return device == "cuda" and on_device is None if wanted is None else wanted
 
 
 def choose_dtype(name: str, device: str) -> torch.dtype:

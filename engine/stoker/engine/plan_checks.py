@@ -11,6 +11,7 @@ from stoker.engine.config import EngineConfig
 from stoker.engine.hosted_memory import host_bytes
 from stoker.engine.listen_address import parse_listen
 from stoker.engine.machine_memory import refuse_oversize
+from stoker.engine.shared_experts import data_ranks, shares_experts
 from stoker.model.config import ModelConfig
 from stoker.model.tensor_group import kv_head_shard
 from stoker.pod.capabilities import refusals
@@ -49,8 +50,8 @@ def refuse_transfer(config: EngineConfig, device: str) -> None:
         raise ConfigError("transfer.transports: cuda-ipc, nixl and tcp need three ports, a rank has two: leave one out")
     if not config.cache.prefix_cache:
         raise ConfigError("transfer.listen needs cache.prefix_cache, got false")
-    if parallelism.data > 1:
-        raise ConfigError(f"transfer.listen needs parallelism.data 1, got {parallelism.data}")
+    if data_ranks(config) > 1:
+        raise ConfigError(f"transfer.listen needs parallelism.data 1, got {data_ranks(config)}")
     if config.replica.pods > 1 and config.transfer.key_file is None:
         raise ConfigError(f"transfer.key_file is needed with replica.pods {config.replica.pods}")
 
@@ -83,7 +84,9 @@ def refuse_uneven(config: EngineConfig, model: ModelConfig) -> None:
 def refuse_uneven_experts(config: EngineConfig, model: ModelConfig) -> None:
     """Refuse a tensor group that cannot share the experts evenly: in runs, and each run cut over its ranks."""
     tensor, expert = config.parallelism.tensor, config.parallelism.expert
-    if tensor % expert:
+    if shares_experts(config):
+        refuse_uneven_sharing(config)
+    elif tensor % expert:
         raise ConfigError(f"parallelism.expert {expert} does not divide parallelism.tensor {tensor}: 1 or a divisor")
     if not model.expert_layers:
         if expert > 1:
@@ -92,9 +95,26 @@ def refuse_uneven_experts(config: EngineConfig, model: ModelConfig) -> None:
     assert model.num_experts is not None, "there are layers with experts"
     if model.num_experts % expert:
         raise ConfigError(f"parallelism.expert {expert} does not divide the model's {model.num_experts} experts")
-    if model.expert_size % (tensor // expert):
+    if model.expert_size % max(tensor // expert, 1):
         cut = f"parallelism.tensor {tensor}" + (f" / parallelism.expert {expert}" if expert > 1 else "")
         raise ConfigError(f"{cut} does not divide the model's {model.expert_size} columns of an expert")
+
+
+def refuse_uneven_sharing(config: EngineConfig) -> None:
+    """Refuse experts over data-parallel ranks that is not built."""
+    parallelism, scheduler = config.parallelism, config.scheduler
+    data = data_ranks(config)
+    shared = f"with parallelism.data {data} and parallelism.expert {parallelism.expert}"
+    if parallelism.expert != data:
+        raise ConfigError(
+            f"parallelism.expert must be 1, a divisor of parallelism.tensor {parallelism.tensor}, or "
+            f"parallelism.data {data}, got {parallelism.expert}"
+        )
+    for name in ("tensor", "pipeline"):
+        if getattr(parallelism, name) > 1:
+            raise ConfigError(f"parallelism.{name} must be 1 {shared}, got {getattr(parallelism, name)}")
+    if scheduler.overlap:
+        raise ConfigError(f"scheduler.overlap must be false or left out {shared}, got true")
 
 
 def refuse_oversize_experts(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> None:

@@ -17,6 +17,7 @@ from torch.distributed import ProcessGroup
 from stoker.model.attend import Attend, LayerAttention
 from stoker.model.aux import Aux
 from stoker.model.config import ModelConfig
+from stoker.model.expert_peers import ExpertCut
 from stoker.model.experts import Experts
 from stoker.model.feed_forward import DenseFeedForward
 from stoker.model.kernels.block_weights import BlockWeights
@@ -45,6 +46,7 @@ class Block(nn.Module):
         sequence_parallel: bool = False,
         expert_group: ProcessGroup | None = None,
         expert_runs: int = 1,
+        expert_cut: ExpertCut | None = None,
         experts_on_device: int | None = None,
         copies_kv_heads: bool = False,
     ) -> None:
@@ -103,6 +105,7 @@ class Block(nn.Module):
             device=device,
             expert_group=expert_group,
             expert_runs=expert_runs,
+            expert_cut=expert_cut,
             experts_on_device=experts_on_device,
             **cut,
         )

@@ -23,6 +23,7 @@ from stoker.model.attend import Attend, CachedAttend
 from stoker.model.aux import Aux
 from stoker.model.block import Block
 from stoker.model.config import ModelConfig
+from stoker.model.expert_peers import ExpertCut, ExpertPeers
 from stoker.model.experts import Experts
 from stoker.model.group_sums import GroupSums
 from stoker.model.kernels.block_weights import PreparedBlocks
@@ -49,9 +50,9 @@ class Decoder(nn.Module):
     Parameters are uninitialised until `init_weights` or a loader fills them. With a `group` the products are cut over
     it; with `sequence_parallel` hidden states between them are cut by tokens, whose number must be a multiple of the
     group's size. With an `expert_group` each of its ranks holds a run of every layer's experts, and rows are
-    exchanged. For serving: `expert_runs` deals experts out over `group`, `experts_on_device` keeps the weights of all
-    others in host memory (see `Experts`), and with `copies_kv_heads` a group larger than the number of heads of keys
-    and values may have copies of them.
+    exchanged. For serving: `expert_runs` deals experts out over `group` and `expert_cut` over ranks with other tokens,
+    `experts_on_device` keeps the weights of all others in host memory (see `Experts`), and with `copies_kv_heads` a
+    group larger than the number of heads of keys and values may have copies of them.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Decoder(nn.Module):
         sequence_parallel: bool = False,
         expert_group: ProcessGroup | None = None,
         expert_runs: int = 1,
+        expert_cut: ExpertCut | None = None,
         experts_on_device: int | None = None,
         layers: range | None = None,
         copies_kv_heads: bool = False,
@@ -94,6 +96,7 @@ class Decoder(nn.Module):
                 self.rope,
                 expert_group=expert_group,
                 expert_runs=expert_runs,
+                expert_cut=expert_cut,
                 experts_on_device=experts_on_device,
                 copies_kv_heads=copies_kv_heads,
                 **made,
@@ -262,6 +265,11 @@ class Decoder(nn.Module):
             yield from self.final_norm.parts("final_norm")
         if self.lm_head is not None:
             yield from (replace(part, is_copy=self.has_table_copy) for part in self.lm_head.parts("lm_head"))
+
+    def share_experts(self, peers: ExpertPeers) -> None:
+        """Exchange rows with ranks that have other tokens and the other experts: for serving, once."""
+        for experts in self.experts():
+            experts.peers = peers
 
     def experts(self) -> Iterator[Experts]:
         """Yield the feed-forward parts with experts."""

@@ -19,6 +19,7 @@ from torch.distributed import ProcessGroup
 from stoker.model.aux import Aux
 from stoker.model.config import ModelConfig
 from stoker.model.expert_exchange import plan_exchange, return_rows, send_rows
+from stoker.model.expert_peers import ExpertCut, ExpertPeers
 from stoker.model.group_sums import GroupSums
 from stoker.model.hosted_experts import HostedExperts
 from stoker.model.kernels.expert_rows import Routes, count_rows, sort_own_rows, sort_rows
@@ -50,7 +51,8 @@ class Experts(nn.Module):
     With an expert group every rank holds a run of whole experts, and rows are exchanged. Without one every rank holds
     a slice of every expert, cut over the tensor-parallel group like a dense layer. For serving, `expert_runs` deals the
     experts out over that group in so many runs, and only the ranks of a run cut its experts: no rows are exchanged,
-    because every rank has all tokens, and the sum over the group adds the runs. With `experts_on_device`, for serving
+    because every rank has all tokens, and the sum over the group adds the runs. `expert_cut`, for serving too, deals
+    them out over ranks with other tokens, whose rows `peers` exchanges. With `experts_on_device`, for serving
     too, the parameters are in host memory, and the device has slots for so many of this rank's experts.
     """
 
@@ -66,6 +68,7 @@ class Experts(nn.Module):
         sequence_parallel: bool = False,
         expert_group: ProcessGroup | None = None,
         expert_runs: int = 1,
+        expert_cut: ExpertCut | None = None,
         experts_on_device: int | None = None,
     ) -> None:
         """Raises ValueError with the arithmetic where experts, or an expert's width, cannot be cut evenly, and for
@@ -80,10 +83,10 @@ class Experts(nn.Module):
         self.hf_name = f"model.layers.{layer}.{names.part}"
         self.num_experts, self.num_choices = config.num_experts, config.num_experts_per_token
         self.normalise, self.hidden, self.width = config.norm_topk_prob, config.hidden_size, config.expert_size
-        share = expert_share(group, expert_group, expert_runs)
+        share = expert_share(group, expert_group, expert_runs, expert_cut)
         self.own = own_experts(self.num_experts, share.run, share.runs)
         """Numbers of the experts that this rank holds."""
-        self.is_run = expert_runs > 1
+        self.is_run = share.runs > 1
         self.slice = share.slice
         self.local_width = even_part(self.width, share.slices, f"{self.hf_name}.experts")
 
@@ -105,6 +108,8 @@ class Experts(nn.Module):
         """By `gate`, `up` and `down`; each has all experts of this rank."""
         self.sums: GroupSums | None = None
         """Set where the norm that follows adds the ranks' parts (`Decoder.defer_sums`)."""
+        self.peers: ExpertPeers | None = None
+        """Set where ranks with other tokens have the other experts (`Decoder.share_experts`)."""
 
     def forward(self, norm: Norm, x_tD: Tensor, attended_tD: Tensor, aux: Aux | None = None) -> tuple[Tensor, Tensor]:
         """Return (experts(norm(x + attended)), x + attended)."""
@@ -117,7 +122,7 @@ class Experts(nn.Module):
 
     def is_alone(self, aux: Aux | None) -> bool:
         """Whether only the result of this layer matters, and rows are computed here by weights as they are."""
-        whole = self.expert_group is None and not self.sequence_parallel
+        whole = self.expert_group is None and self.peers is None and not self.sequence_parallel
         return aux is None and whole and not self.adapters
 
     @property
@@ -132,7 +137,9 @@ class Experts(nn.Module):
             return self.sums.begin(y_TD) if self.sums is not None else reduce_from_group(y_TD, self.group)
         # The router is computed on all tokens by each rank of tp, so its losses are those of the whole micro-batch.
         whole_TD = gather_tokens_of_whole(x_tD, self.group) if self.sequence_parallel else x_tD
-        weights_TK, experts_TK = self.choose(whole_TD, aux)
+        weights_TK, experts_TK = routes = self.choose(whole_TD, aux)
+        if self.peers is not None:
+            return self.compute_with_peers(whole_TD, routes, self.peers)
         if self.expert_group is not None:
             return self.compute_own_tokens(x_tD, weights_TK, experts_TK, self.expert_group)
         if self.is_run or self.hosted is not None:
@@ -162,6 +169,18 @@ class Experts(nn.Module):
         y_RD = self.products(send_rows(self.ops.dispatch(x_tD, rows), exchange), exchange.ends)
         y_tD = self.ops.combine(return_rows(y_RD, exchange), weights_tK, rows)
         return gather_tokens_of_whole(y_tD, repeated)
+
+    def compute_with_peers(self, x_TD: Tensor, routes: Routes, peers: ExpertPeers) -> Tensor:
+        """Compute own experts for the tokens of all ranks, and return the sum of the ranks' parts of own tokens."""
+        gathered = peers.gather(x_TD, routes)
+        return peers.give_back(self.compute_own_run(gathered.x, *gathered.routes))
+
+    def serve_peers(self, peers: ExpertPeers, tokens: int = 0) -> None:
+        """Compute own experts for the others' tokens. `tokens`: of this rank, whose step has failed: they count as
+        zeros."""
+        x_TD = self.router.new_zeros(tokens, self.hidden)
+        weights_TK = torch.zeros(tokens, self.num_choices, device=x_TD.device)
+        self.compute_with_peers(x_TD, Routes(weights_TK, torch.zeros_like(weights_TK, dtype=torch.int64)), peers)
 
     def compute_own_run(self, x_TD: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
         """Return the part of each token's sum that this rank's experts give, or the sum over the group; no gradient."""
@@ -296,8 +315,12 @@ class ExpertShare(NamedTuple):
     slices: int
 
 
-def expert_share(group: ProcessGroup | None, expert_group: ProcessGroup | None, expert_runs: int) -> ExpertShare:
+def expert_share(
+    group: ProcessGroup | None, expert_group: ProcessGroup | None, expert_runs: int, expert_cut: ExpertCut | None = None
+) -> ExpertShare:
     """Return the share of this rank. Raises ValueError where the runs do not divide the tensor-parallel group."""
+    if expert_cut is not None:
+        return ExpertShare(*expert_cut, 0, 1)
     if expert_group is not None:
         return ExpertShare(group_rank(expert_group), group_size(expert_group), 0, 1)
     slices = even_part(group_size(group), expert_runs, "tensor parallel size")

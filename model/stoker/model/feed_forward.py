@@ -15,6 +15,7 @@ from torch.distributed import ProcessGroup
 
 from stoker.model.aux import Aux
 from stoker.model.config import ModelConfig
+from stoker.model.expert_peers import ExpertCut
 from stoker.model.kernels.ops import Ops
 from stoker.model.parallel import ColumnParallelLinear, Norm, RowParallelLinear
 from stoker.model.parameter import Part, Section
@@ -35,6 +36,7 @@ class DenseFeedForward(nn.Module):
         sequence_parallel: bool = False,
         expert_group: ProcessGroup | None = None,  # noqa: ARG002  for experts
         expert_runs: int = 1,  # noqa: ARG002  as well
+        expert_cut: ExpertCut | None = None,  # noqa: ARG002  as well
         experts_on_device: int | None = None,  # noqa: ARG002  as well
     ) -> None:
         super().__init__()

@@ -133,14 +133,6 @@ Blocks travel from the ranks of one replica to those of another, and land in the
 the same ranks (`_uneven_widths`).
 """
 
-BESIDE_PODS: Mapping[str, Mapping[str, Row]] = {
-    "InferenceDeployment": {"pools[].parallelism.data": only(1)},
-    "EnginePool": {"revisions[].template.config.parallelism.data": only(1)},
-}
-"""Kind -> rows of its pools or revisions with several pods in a replica, beside those above. Such a replica is one copy
-of the model.
-"""
-
 
 OF_BOTH_OFFLOADS = (
     f" with {manifest_name('memory.nvme_offload')}: both take the whole state; `stoker plan` shows its size"
@@ -172,9 +164,30 @@ def refusals(program: str, config: Any, root: str = "") -> list[str]:
     found = _refused(config, rows, root, manifest_name if program == "trainer" else str)
     if has_roles:
         found += _uneven_widths(config, root)
-    if program in BESIDE_PODS:
-        beside = {path: (row, " with podsPerReplica above 1") for path, row in BESIDE_PODS[program].items()}
-        found += _refused(_of_several_pods(program, config), beside, root)
+    if program in _WITH_PODS:
+        found += [
+            line for where, pool in values_at(config, _WITH_PODS[program], root) for line in _of_pods(where, pool)
+        ]
+    return found
+
+
+_WITH_PODS = {"InferenceDeployment": "pools[]", "EnginePool": "revisions[].template"}
+"""Kind -> path of what has `podsPerReplica`."""
+
+
+def _of_pods(where: str, pool: Any) -> list[str]:
+    """Lines for a replica of several pods whose data-parallel ranks they cannot share, or are not counted by."""
+    pods = _value_at(pool, "podsPerReplica", 1)
+    name = "parallelism.data" if _value_at(pool, "parallelism", None) is not None else "config.parallelism.data"
+    data = _value_at(pool, name, 1)
+    if pods == 1 or data == 1:
+        return []
+    condition = f"is not supported yet with podsPerReplica {pods}"
+    found = []
+    if data % pods and pods % data:
+        found.append(f"{where}.{name} {data} {condition}; allowed: 1, its divisors and multiples")
+    if _value_at(pool, "autoscaling", None) is not None:
+        found.append(f"{where}.autoscaling {condition} and parallelism.data {data}; leave it out")
     return found
 
 
@@ -190,14 +203,6 @@ def _uneven_widths(config: Any, root: str) -> list[str]:
             condition = "with prefill and decode pools on GPUs, which all have the ranks of the first"
             found.append(f"{where}.parallelism.{field} {width} is not supported yet {condition}; allowed: {first}")
     return found
-
-
-def _of_several_pods(kind: str, config: Any) -> Mapping[str, Any]:
-    """The part of the configuration whose replicas have several pods."""
-    name, path = (
-        ("pools", "podsPerReplica") if kind == "InferenceDeployment" else ("revisions", "template.podsPerReplica")
-    )
-    return {name: [item for _, item in values_at(config, f"{name}[]") if _value_at(item, path, 1) > 1]}
 
 
 def _refused(

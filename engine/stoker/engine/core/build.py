@@ -49,6 +49,9 @@ from stoker.engine.execution.pass_shape import TOKENS
 from stoker.engine.execution.runner import Runner
 from stoker.engine.execution.step import Opening, StepInput, TableEntry
 from stoker.engine.plan import EnginePlan, plan_engine
+from stoker.engine.ranks.data_executor import DataRank
+from stoker.engine.ranks.data_meeting import meet
+from stoker.engine.ranks.data_place import DataPlace, find_data_place
 from stoker.engine.ranks.executor import Ranks
 from stoker.engine.ranks.pod_place import find_place
 from stoker.engine.ranks.workers import Workers
@@ -65,9 +68,13 @@ StartWorkers = Callable[[int, str], Workers]
 
 
 def build_engine(
-    config: EngineConfig, progress: Progress = lambda _: None, start: StartWorkers = Workers
+    config: EngineConfig,
+    progress: Progress = lambda _: None,
+    start: StartWorkers = Workers,
+    data: DataPlace | None = None,
 ) -> tuple[LLMEngine, EnginePlan]:
-    """Load the model and make everything ready. `start` starts the further ranks, if there are some.
+    """Load the model and make everything ready. `start` starts the further ranks, if there are some; `data` is the
+    place among the ranks that share experts.
 
     Raises:
         ConfigError: a field cannot be used, with what is allowed.
@@ -81,7 +88,7 @@ def build_engine(
     limits = ModelLimits(source.config.vocab_size, plan.max_model_len, end_tokens(source))
     with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as beside_weights:
         reading = beside_weights.submit(grammar_compiler, source, limits)
-        executor, plan = make_executor(config, source, plan, progress, start)
+        executor, plan = make_executor(config, source, plan, progress, start, data)
         limits = replace(limits, max_model_len=plan.max_model_len)
     try:
         return assemble(config, plan, executor, limits, reading.result()), plan
@@ -120,6 +127,7 @@ def assemble(
     )
     if config.cache.store is not None and identity is not None and scheduler.tier is not None:
         engine.beginnings = tell_stored(config.cache.store, identity, blocks, scheduler.tier)
+    engine.shared_steps = executor if isinstance(executor, DataRank) else None
     engine.hosted_experts = leading_runner(executor).hosted
     if config.cache_events is not None:
         engine.cache_events = publish_cache(config.cache_events, blocks, plan.device)
@@ -148,7 +156,8 @@ def build_in_pod(
     environment: Mapping[str, str], config: EngineConfig, progress: Progress
 ) -> tuple[LLMEngine, EnginePlan]:
     """As `build_engine`, where the ranks of a replica of several pods come from the other pods."""
-    return build_engine(config, progress, partial(Workers, place=find_place(config, environment)))
+    start = partial(Workers, place=find_place(config, environment))
+    return build_engine(config, progress, start, find_data_place(config, environment))
 
 
 def grammar_compiler(source: WeightsSource, limits: ModelLimits) -> GrammarCompiler | None:
@@ -165,14 +174,19 @@ def grammar_compiler(source: WeightsSource, limits: ModelLimits) -> GrammarCompi
 
 
 def make_executor(
-    config: EngineConfig, source: WeightsSource, plan: EnginePlan, progress: Progress, start: StartWorkers
-) -> tuple[Executor, EnginePlan]:
+    config: EngineConfig, source: WeightsSource, plan: EnginePlan, progress: Progress, start: StartWorkers,
+    data: DataPlace | None = None,
+) -> tuple[Executor, EnginePlan]:  # fmt: skip
     """Load the model on one rank in this process, or on several. Return the plan with the memory of all ranks.
 
     `plan`: as far as this process can plan alone, so that nothing is started that will be refused.
     """
     if plan.ranks > 1:
         return start_ranks(config, source, plan, progress, start)
+    if plan.data > 1:
+        assert data is not None, "given by the program"
+        progress("StartingRanks")
+        return DataRank(plan, meet(data), progress, warm_up_beside_weights), plan
     runner = load_runner(plan, None, progress, warm_up_beside_weights)
     return (OnDevice(runner) if plan.device == "cuda" else InProcess(runner)), plan
 
@@ -242,7 +256,7 @@ def open_slots(plan: EnginePlan, executor: Executor) -> Slots:
 
 def runner_of(executor: Executor) -> Runner:
     """The runner of an engine with one rank."""
-    assert isinstance(executor, InProcess | OnDevice), "one rank"
+    assert isinstance(executor, InProcess | OnDevice | DataRank), "one rank"
     assert isinstance(executor.runner, Runner), "the engine's own"
     return executor.runner
 

@@ -57,6 +57,7 @@ from stoker.engine.core.startup import Startup, process_age_s
 from stoker.engine.core.stats import Stats
 from stoker.engine.core.step_pace import QuietLimits
 from stoker.engine.errors import ExecutorLost, ProtocolError, RequestRefused
+from stoker.engine.execution.executor import SharedSteps
 from stoker.engine.plan import EnginePlan
 from stoker.pod.causes import Cause, is_explained
 
@@ -155,11 +156,8 @@ class Core:
             self.requests.add_compiled()
         if self.engine is None:
             self._follow_loading(loading)
-        elif self.engine.has_unfinished:
-            self._step(self.engine)
-            self._capture_when_due(self.engine)
         else:
-            self._rest(self.engine)
+            self._work(self.engine)
         self._check_ranks()
         self._follow_drain()
         self._audit_when_due()
@@ -264,6 +262,25 @@ class Core:
         stats = engine.stats()
         return stats if self.desk is None else replace(stats, transfer=self.desk.stats())
 
+    def _work(self, engine: LLMEngine) -> None:
+        """Step, or use idle time; where that began no step, take part in one of other ranks."""
+        begun = engine.num_steps
+        if engine.has_unfinished:
+            self._step(engine)
+            self._capture_when_due(engine)
+        else:
+            self._rest(engine)
+        if engine.shared_steps is not None and engine.num_steps == begun and self.cause is None:
+            self._take_part(engine.shared_steps)
+
+    def _take_part(self, steps: SharedSteps) -> None:
+        try:
+            steps.take_part()
+        except ExecutorLost as error:
+            self._fail(Cause.RANK_FAILED, error)
+        except Exception as error:  # noqa: BLE001 - a defect of the engine itself
+            self._fail(Cause.INTERNAL, error)
+
     def _step(self, engine: LLMEngine) -> None:
         began_s = self.clock()
         try:
@@ -360,6 +377,8 @@ class Core:
     def _wait(self) -> bool:
         """Wait for a message of a front, or for a letter of another engine. Whether one of a front has come."""
         timeout_ms = COMPILING_MS if self.requests is not None and self.requests.compiling else IDLE_MS
+        if self.engine is not None and self.engine.shared_steps is not None:
+            return self.wire.wait(timeout_ms, self.engine.shared_steps.wake_fd)
         if self.desk is None or (wake_fd := self.desk.office.post.wake_fd) is None:
             return self.wire.wait(timeout_ms)
         return self.wire.wait(BUSY_MS if self.desk.busy else timeout_ms, wake_fd)

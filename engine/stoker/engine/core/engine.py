@@ -28,7 +28,7 @@ from stoker.engine.core.stored_beginnings import StoredBeginnings
 from stoker.engine.core.timeline import NO_TIMELINE, Timeline
 from stoker.engine.core.token_rate import TokenCounts, TokenRate
 from stoker.engine.errors import ExecutorLost, RequestRefused
-from stoker.engine.execution.executor import Executor, is_computed
+from stoker.engine.execution.executor import Executor, SharedSteps, is_computed
 from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.sampling import SamplingParams
 from stoker.model.hosted_experts import HostedExperts
@@ -88,6 +88,8 @@ class LLMEngine:
         self.timeline: Timeline = NO_TIMELINE
         self.cache_events: CacheEventPublisher | None = None
         """Tells subscribers what the prefix cache holds."""
+        self.shared_steps: SharedSteps | None = None
+        """Steps that data-parallel ranks compute together; None where this rank computes its own alone."""
         self.beginnings: StoredBeginnings | None = None
         """Tells routers what is in the store; None without one."""
         self._arrivals = 0

@@ -75,6 +75,19 @@ class Executor(Protocol):
         ...
 
 
+class SharedSteps(Protocol):
+    """An executor whose steps begin when other ranks with requests of their own take part."""
+
+    @property
+    def wake_fd(self) -> int:
+        """Readable when another rank asks for a step."""
+        ...
+
+    def take_part(self) -> None:
+        """Compute a step for the others, if they wait for this rank. Raises ExecutorLost."""
+        ...
+
+
 class InProcess:
     """One rank in this process: the step is done when `submit` returns."""
 

@@ -22,6 +22,7 @@ from stoker.engine.execution.stage_links import StageLinks
 from stoker.engine.plan import EnginePlan
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
+from stoker.model.expert_peers import ExpertCut, ExpertPeers
 from stoker.model.group_sums import GroupSums
 from stoker.model.kernels.ahead.look_up import look_up_shipped_kernels
 from stoker.model.kernels.kernel_set import resolve_kernels
@@ -45,10 +46,12 @@ def load_runner(
     group: ProcessGroup | None,
     progress: Progress = lambda _: None,
     beside_weights: BesideWeights = lambda *_: nullcontext(),
+    peers: ExpertPeers | None = None,
 ) -> Runner:
     """Load one rank's weights and cache onto its device. Sets the process's intra-op threads.
 
-    `group`: all ranks. Several ranks capture graphs later, together: `ranks` chooses the shapes.
+    `group`: all ranks of the model. Several ranks capture graphs later, together: `ranks` chooses the shapes.
+    `peers`: data-parallel ranks that have the other experts.
     """
     torch.set_num_threads(plan.threads)
     keep_freed_memory()
@@ -60,7 +63,7 @@ def load_runner(
     place = place_of(plan, source.config, group, device)
     sums = group_sums(plan, source.config, ops, place.tensor)
     with beside_weights(plan, source.config, ops, device, sums):
-        decoder = make_decoder(plan, source.config, ops, device, place)
+        decoder = make_decoder(plan, source.config, ops, device, place, peers)
         source.load_into(decoder, lambda done, total: progress(f"LoadingWeights {100 * done // max(total, 1)} %"))
         if group is None:
             load_output_kernels(decoder, plan.num_seats)
@@ -75,19 +78,30 @@ def load_runner(
     return runner
 
 
-def make_decoder(plan: EnginePlan, config: ModelConfig, ops: Ops, device: torch.device, place: RankPlace) -> Decoder:
+def make_decoder(
+    plan: EnginePlan,
+    config: ModelConfig,
+    ops: Ops,
+    device: torch.device,
+    place: RankPlace,
+    peers: ExpertPeers | None = None,
+) -> Decoder:
     """Make a rank's part of the model, without numbers yet."""
-    return Decoder(
+    decoder = Decoder(
         config,
         ops,
         dtype=plan.dtype,
         device=device,
         group=place.tensor,
         expert_runs=plan.expert,
+        expert_cut=ExpertCut(peers.rank, peers.size) if peers is not None else None,
         experts_on_device=plan.experts_on_device,
         layers=place.layers,
         copies_kv_heads=True,
     )
+    if peers is not None:
+        decoder.share_experts(peers)
+    return decoder
 
 
 def make_runner(plan: EnginePlan, decoder: Decoder, sums: GroupSums | None, links: StageLinks | None = None) -> Runner:

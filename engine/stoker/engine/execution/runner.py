@@ -76,7 +76,9 @@ class Runner:
         self.model, self.cache, self.sums, self.links = model, cache, sums, links
         self.device, self.max_model_len = cache.data.device, max_model_len
         self.hosted = hosted_layers(model)
-        """Layers whose experts the host loads when they are chosen: no step is padded or captured."""
+        """Layers whose experts the host loads when they are chosen."""
+        self.unpadded = bool(self.hosted) or any(experts.peers is not None for experts in model.experts())
+        """Whether no step is padded or captured: experts are loaded, or have rows of other ranks, too."""
         self.staging = Staging(self.device, timed=timed)
         self._last: torch.cuda.Event | None = None
         """End of the last step, where a time line is written."""
@@ -108,7 +110,7 @@ class Runner:
     def _capture(self, graphs: bool | Capture) -> Capture | None:
         if not isinstance(graphs, bool):
             return graphs
-        return CudaCapture(self.device) if graphs and not self.hosted and self.device.type == "cuda" else None
+        return CudaCapture(self.device) if graphs and not self.unpadded and self.device.type == "cuda" else None
 
     @property
     def num_exchanges(self) -> int:
@@ -154,7 +156,7 @@ class Runner:
         return self._compute(step, rows, None)
 
     def _set_up(self, step: StepInput, rows: StepRows) -> None:
-        others = rows.num_prompts or rows.num_others or step.openings or self.hosted
+        others = rows.num_prompts or rows.num_others or step.openings or self.unpadded
         self._apply(step, tables_follow=self.graphs is not None and not others)
 
     def _compute(self, step: StepInput, rows: StepRows, stream_2TD: Tensor | None) -> LaunchedStep:
@@ -285,7 +287,7 @@ class Runner:
 
     def _shape(self, step: StepInput, rows: StepRows) -> PassShape | None:
         """The shape whose graph gives what the step's samples request, or from whose hidden states they are drawn."""
-        if self.graphs is None or self.hosted or self._pays_ungraphed(rows):
+        if self.graphs is None or self.unpadded or self._pays_ungraphed(rows):
             return None
         if self.links is not None and not self.links.is_last:
             return self.graphs.shape_for(rows, samples=False, filtered=False)

@@ -13,6 +13,10 @@ Ranks of other pods connect to the leader by TCP and prove the replica's key; ev
 Ranks move their parts of cache blocks, to other engines and to main memory, by the leader's calls (`block_calls`), in
 order with the steps; `rank_calls` keeps them until the ranks have reported their ends.
 
+Data-parallel ranks that share experts are cores of their own, with requests of their own: `data_place` is where they
+are, `data_meeting` links them, `step_rounds` and `step_links` agree on each step, `data_executor` computes it.
+`pod_share` is what one of several pods has of them.
+
 Reading order: `wire`, `block_calls`, `link`, `rendezvous`; `pod_place`, `handshake` and `pod_links` are for other pods;
 `worker` is a further rank's loop; `watch` and `digests` are the rules by which ranks count as lost, `workers` owns the
 processes, `executor` is what the engine submits steps to.

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
@@ -30,38 +28,13 @@ from stoker.engine.execution.step import StepInput, StepOutput, StepTrace
 from stoker.engine.plan import EnginePlan
 from stoker.engine.ranks.failures import StepFailure, StepFailures
 from stoker.engine.ranks.rank_calls import RankCalls
+from stoker.engine.ranks.rank_thread import RankThread
 from stoker.engine.ranks.rendezvous import MeetingPoint
 from stoker.engine.ranks.wire import Capture, Setup, Step
 from stoker.engine.ranks.worker import MakeMover
 from stoker.engine.ranks.workers import POLL_S, STOP_S, Workers
 
 Result = TypeVar("Result")
-
-
-class RankThread:
-    """Calls in order in one thread, which does not hold up the end of the process."""
-
-    def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[tuple[Future[object], Callable[[], object]] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="rank 0", daemon=True)
-        self._thread.start()
-
-    def submit(self, call: Callable[[], Result]) -> Future[Result]:
-        future: Future[Result] = Future()
-        self._calls.put((future, call))  # type: ignore[arg-type]
-        return future
-
-    def close(self, timeout_s: float) -> None:
-        self._calls.put(None)
-        self._thread.join(timeout_s)
-
-    def _run(self) -> None:
-        while (item := self._calls.get()) is not None:
-            future, call = item
-            try:
-                future.set_result(call())
-            except BaseException as error:  # noqa: BLE001 - the future carries it to who waits
-                future.set_exception(error)
 
 
 class Ranks:

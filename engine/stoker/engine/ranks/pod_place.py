@@ -45,6 +45,8 @@ class PodPlace:
 def find_place(config: EngineConfig, environment: Mapping[str, str]) -> PodPlace | None:
     """Read this pod's place from configuration and environment; None for a replica of one pod.
 
+    Of a replica with data-parallel ranks it is the place among the pods of one of them (`pod_share`).
+
     Raises:
         ConfigError: a field or a variable is missing or wrong.
     """
@@ -54,11 +56,11 @@ def find_place(config: EngineConfig, environment: Mapping[str, str]) -> PodPlace
     if tensor * pipeline % pods:
         ranks = f"parallelism.tensor {tensor} x parallelism.pipeline {pipeline} = {tensor * pipeline} ranks"
         raise ConfigError(f"replica.pods {pods} does not divide {ranks}")
-    if config.parallelism.data > 1:
-        raise ConfigError(f"parallelism.data must be 1 with replica.pods {pods}, got {config.parallelism.data}")
     if config.replica.key_file is None:
         raise ConfigError(f"replica.key_file is needed with replica.pods {pods}")
     number = _number(environment, "STOKER_NODE_RANK")
+    if config.replica.data_ranks is not None:
+        number %= pods
     if number >= pods:
         raise ConfigError(f"STOKER_NODE_RANK is {number}, replica.pods {pods} allows 0 to {pods - 1}")
     if not environment.get("MASTER_ADDR"):

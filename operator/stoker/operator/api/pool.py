@@ -97,8 +97,8 @@ class Pool(PodFields):
                 field=".parallelism",
             ),
             rule(
-                "p.tensor % p.expert == 0",
-                "expert must divide tensor",
+                "p.tensor % p.expert == 0 || p.expert == p.data",
+                "expert must divide tensor or be data",
                 shown="expert {p.expert} does not divide tensor {p.tensor}",
                 names={"p": "self.parallelism"},
                 field=".parallelism.expert",

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from stoker.operator.domain.labels import NODE_RANK, PREFIX, ROLE, PodRole
+from stoker.operator.domain.labels import NODE_RANK, PREFIX, RANK_PODS, ROLE, PodRole
 from stoker.operator.domain.plan import Object, Ref
 from stoker.operator.domain.text import shortened
 from stoker.operator.domain.waiting import waiting
@@ -192,6 +192,12 @@ def label_number(item: Object, name: str, absent: int = 0) -> int:
     """The value of a label that counts something; `absent` also where a user has made it no number."""
     text = label(item, name)
     return int(text) if text.isascii() and text.isdecimal() else absent
+
+
+def is_endpoint(pod: Object) -> bool:
+    """Whether an engine pod answers requests: the first of its replica, or of each data-parallel rank."""
+    number, group = label_number(pod, NODE_RANK), label_number(pod, RANK_PODS)
+    return number % group == 0 if group else number == 0
 
 
 def _since(pod: Object, kind: str) -> datetime | None:

@@ -17,7 +17,16 @@ from stoker.operator.api.enginepool import EnginePool, EngineTemplate, Revision
 from stoker.operator.api.inferencedeployment import InferenceDeployment
 from stoker.operator.api.pool import Pool
 from stoker.operator.api.storage import StorageSpec
-from stoker.operator.domain.labels import DEPLOYMENT, DEPLOYMENT_UID, NODE_RANK, POOL, REPLICA, REPLICA_PODS, ROLE
+from stoker.operator.domain.labels import (
+    DEPLOYMENT,
+    DEPLOYMENT_UID,
+    NODE_RANK,
+    POOL,
+    RANK_PODS,
+    REPLICA,
+    REPLICA_PODS,
+    ROLE,
+)
 from stoker.operator.domain.placement.gang import Level
 from stoker.operator.domain.placement.pod_affinity import kept_together
 from stoker.operator.domain.placement.replica_gang import gang_of_replica
@@ -172,7 +181,9 @@ def engine_pods(
     name, size = f"{pool.metadata.name}-{revision.name}-{index}", revision.template.pods_per_replica
     pods = [_engine_pod(pool, resource, revision, f"{name}-{rank}" if rank else name) for rank in range(size)]
     if size > 1:
-        pods = [_in_replica(pod, pool, name, rank, size, settings) for rank, pod in enumerate(pods)]
+        data = int(revision.template.config.get("parallelism", {}).get("data", 1))
+        place = _ReplicaPlace(name, size, size // data if data > 1 else size)
+        pods = [_in_replica(pod, pool, place, rank, settings) for rank, pod in enumerate(pods)]
     if settings.places_gangs:
         return tuple(map(with_gate, pods) if is_placed(revision.template, settings) else pods)
     template = revision.template
@@ -190,11 +201,32 @@ def is_placed(template: EngineTemplate, settings: Settings) -> bool:
     return settings.places_gangs and (template.pods_per_replica > 1 or bool(topology_of(template)))
 
 
-def _in_replica(pod: Object, pool: EnginePool, replica: str, rank: int, size: int, settings: Settings) -> Object:
+@dataclass(frozen=True)
+class _ReplicaPlace:
+    """A replica of several pods."""
+
+    name: str
+    size: int
+    rank_pods: int
+    """Pods of one data-parallel rank; 0 where each pod has several."""
+
+    def labels(self, rank: int) -> dict[str, str]:
+        """Labels of one of its pods."""
+        labels = {REPLICA: self.name, REPLICA_PODS: str(self.size), NODE_RANK: str(rank)}
+        return labels if self.rank_pods == self.size else {**labels, RANK_PODS: str(max(self.rank_pods, 1))}
+
+    def meeting(self, rank: int) -> str:
+        """The pod at which a pod meets others: the first of its data-parallel rank, or of the replica where a pod has
+        whole ranks."""
+        first = rank - rank % self.rank_pods if self.rank_pods > 1 else 0
+        return f"{self.name}-{first}" if first else self.name
+
+
+def _in_replica(pod: Object, pool: EnginePool, place: _ReplicaPlace, rank: int, settings: Settings) -> Object:
     """Return the pod with its place in a replica of several: labels, rendezvous, key."""
-    labels = {REPLICA: replica, REPLICA_PODS: str(size), NODE_RANK: str(rank)}
+    labels = place.labels(rank)
     metadata = {**pod["metadata"], "labels": {**pod["metadata"]["labels"], **labels}}
-    address = pod_address(replica, pool.metadata.name, pool.metadata.namespace)
+    address = pod_address(place.meeting(rank), pool.metadata.name, pool.metadata.namespace)
     env = {"STOKER_NODE_RANK": str(rank), "MASTER_ADDR": address, "MASTER_PORT": str(settings.rendezvous_port)}
     main, *others = pod["spec"]["containers"]
     rendezvous = [{"name": key, "value": value} for key, value in env.items()]

@@ -1,6 +1,8 @@
 """Take a replica away without losing a request: cordon, wait for the routers, drain, delete all its pods. Pure.
 
-Its leader answers requests, so the leader drains. Called by `replicas` for each replica that must go.
+The pods that answer requests drain: its leader, or one of each data-parallel rank.
+
+Called by `replicas` for each replica that must go.
 """
 
 from __future__ import annotations
@@ -45,24 +47,35 @@ def advance_drains(view: PoolView, dropped: Sequence[Replica]) -> DrainStep:
     gone = list(dropped)
     waiting = [found for found in view.replicas if found.draining and not found.leaving and found not in dropped]
     for replica in waiting:
-        leader = replica.first
-        if _is_drained(view, leader) or _draining_for_s(view, leader) > view.settings.drain_timeout_s:
+        if all(_is_over(view, pod) for pod in replica.endpoints):
             gone.append(replica)
-        elif _drain_was_requested(view, leader):
-            continue
-        elif _out_of_snapshots(view, leader) or _draining_for_s(view, leader) > view.settings.router_acknowledge_s:
-            body = {"id": leader["metadata"]["uid"], "deadline_s": view.settings.drain_timeout_s}
-            calls.append(ControlCall(ref_of(leader), "POST", "/drain", body))
+        else:
+            calls += (call for pod in replica.endpoints if (call := _drain_call(view, pod)) is not None)
     delete = [ref_of(pod) for replica in gone for pod in replica.pods if not leaving(pod)]
     return DrainStep(calls=tuple(calls), delete=tuple(delete), requeue_after_s=LOOK_AGAIN_S if waiting else None)
+
+
+def _is_over(view: PoolView, pod: Object) -> bool:
+    """Whether a pod has no request left, or had time enough."""
+    return _is_drained(view, pod) or _draining_for_s(view, pod) > view.settings.drain_timeout_s
+
+
+def _drain_call(view: PoolView, pod: Object) -> ControlCall | None:
+    """The request to drain, once no router sends the pod new requests; None before, and where it drains already."""
+    if _drain_was_requested(view, pod):
+        return None
+    if _out_of_snapshots(view, pod) or _draining_for_s(view, pod) > view.settings.router_acknowledge_s:
+        body = {"id": pod["metadata"]["uid"], "deadline_s": view.settings.drain_timeout_s}
+        return ControlCall(ref_of(pod), "POST", "/drain", body)
+    return None
 
 
 def least_loaded(view: PoolView, replicas: Sequence[Replica], number: int) -> tuple[Replica, ...]:
     """The `number` replicas with the fewest requests; among equals the first by name. Those that are lent go last."""
 
     def load(replica: Replica) -> tuple[bool, int, str]:
-        report = view.report(replica.first) or {}
-        requests = int(report.get("running") or 0) + int(report.get("waiting") or 0)
+        reports = [view.report(pod) or {} for pod in replica.endpoints]
+        requests = sum(int(report.get(name) or 0) for report in reports for name in ("running", "waiting"))
         return is_lent(replica.first), requests, replica.name
 
     return tuple(sorted(replicas, key=load)[:number])
@@ -75,17 +88,17 @@ def releasable(
 
     A Ready replica gets requests only after the routers have probed it. Until then the one that it replaces must stay.
     """
-    staying = [found for found in ready if found not in surplus and _is_admitted(view, found.first)]
+    staying = [found for found in ready if found not in surplus and _is_admitted(view, found)]
     missing = max(needed - len(staying), 0)
-    kept = sorted(surplus, key=lambda found: not _is_admitted(view, found.first))[:missing]
+    kept = sorted(surplus, key=lambda found: not _is_admitted(view, found))[:missing]
     return tuple(found for found in surplus if found not in kept)
 
 
-def _is_admitted(view: PoolView, pod: Object) -> bool:
-    """Whether every Ready router would send the pod a request."""
-    uid = pod["metadata"]["uid"]
+def _is_admitted(view: PoolView, replica: Replica) -> bool:
+    """Whether every Ready router would send each of its endpoints a request."""
+    uids = {pod["metadata"]["uid"] for pod in replica.endpoints}
     backends = [(view.report(router) or {}).get("backends") or () for router in view.routers]
-    return all(any(known.get("pod_uid") == uid and known.get("healthy") for known in seen) for seen in backends)
+    return all(uids <= {known.get("pod_uid") for known in seen if known.get("healthy")} for seen in backends)
 
 
 def _is_drained(view: PoolView, pod: Object) -> bool:

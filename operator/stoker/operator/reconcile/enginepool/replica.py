@@ -12,7 +12,7 @@ from functools import cached_property
 
 from stoker.operator.domain.labels import DRAINING, NODE_RANK, REPLICA, REPLICA_PODS, REVISION
 from stoker.operator.domain.plan import Object
-from stoker.operator.domain.pods import ended, is_ready, label, label_number
+from stoker.operator.domain.pods import ended, is_endpoint, is_ready, label, label_number
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Replica:
     """Pods with one set of weights. They start, drain and end together."""
 
     name: str
-    """Name of the leader, which is pod 0 and answers requests."""
+    """Name of the leader, which is pod 0."""
     pods: tuple[Object, ...]
     """Those that exist, at least one, by their number in the replica."""
     size: int = 1
@@ -30,6 +30,11 @@ class Replica:
     def first(self) -> Object:
         """The leader, or another pod where it is missing."""
         return self.pods[0]
+
+    @cached_property
+    def endpoints(self) -> tuple[Object, ...]:
+        """Those that answer requests."""
+        return tuple(filter(is_endpoint, self.pods))
 
     @property
     def revision(self) -> str:
@@ -97,7 +102,7 @@ def number_of(pod: Object) -> int:
 
 
 def is_leader(pod: Object) -> bool:
-    """Whether the pod answers requests."""
+    """Whether the pod is the first of its replica."""
     return number_of(pod) == 0
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from stoker.operator.api.enginepool import EngineStatus, RevisionReplicas
 from stoker.operator.domain.plan import Object, Plan
-from stoker.operator.domain.pods import ended, is_ready
+from stoker.operator.domain.pods import ended, is_endpoint, is_ready
 from stoker.operator.domain.text import shortened
 from stoker.operator.reconcile.enginepool.outcome import PoolFields, PoolOutcome
-from stoker.operator.reconcile.enginepool.replica import draining, is_leader, revision_of
+from stoker.operator.reconcile.enginepool.replica import draining, revision_of
 from stoker.operator.reconcile.enginepool.startup import last_start
 from stoker.operator.reconcile.enginepool.view import PoolView
 from stoker.operator.reconcile.intent import edit_conditions, edit_events
@@ -91,7 +91,7 @@ def _engine_status(view: PoolView, pod: Object, broken: bool) -> EngineStatus:
         name=pod["metadata"]["name"],
         uid=pod["metadata"]["uid"],
         revision=revision_of(pod) or None,
-        url=engine_url(pod, view.settings.engine_port) if is_leader(pod) else None,
+        url=engine_url(pod, view.settings.engine_port) if is_endpoint(pod) else None,
         phase=_engine_phase(str(body.get("phase") or "Pending"), broken=broken),
         ready=is_ready(pod) and not ended(pod),
         draining=draining(pod),

@@ -17,9 +17,8 @@ from stoker.operator.api.metadata import read
 from stoker.operator.api.pool import Pool
 from stoker.operator.domain.clock import timestamp
 from stoker.operator.domain.plan import Object, Observed
-from stoker.operator.domain.pods import is_owned
+from stoker.operator.domain.pods import is_endpoint, is_owned
 from stoker.operator.domain.settings import Settings
-from stoker.operator.reconcile.enginepool.replica import is_leader
 from stoker.operator.reconcile.enginepool.view import role_of
 from stoker.operator.reconcile.intent import Intent, read_in_force
 from stoker.operator.render.names import short_hash
@@ -81,7 +80,7 @@ def deployment_view(seen: Observed, settings: Settings, now: datetime) -> Deploy
         settings=settings,
         now=now,
         pools=tuple(pools),
-        engines=tuple(pod for pod in mine if role_of(pod) == "engine" and is_leader(pod)),
+        engines=tuple(pod for pod in mine if role_of(pod) == "engine" and is_endpoint(pod)),
         routers=tuple(pod for pod in mine if role_of(pod) == "router"),
         tasks=tuple(pod for pod in mine if role_of(pod) == "task"),
         checkpoints=tuple(read(Checkpoint, found) for found in seen.of_kind("Checkpoint")),

@@ -198,7 +198,10 @@ def measure(llm: LLM, asks: Sequence[Ask], clock: Callable[[], float] = time.per
     )
 
 
-def compared(technique: Technique, base: Settings, rounds: int) -> dict[str, Any]:
+Measure = Callable[[LLM, Sequence[Ask]], Figures]
+
+
+def compared(technique: Technique, base: Settings, rounds: int, measured: Measure = measure) -> dict[str, Any]:
     """The figure of a technique off and on, and its gain: above 1 is better on. Raises RuntimeError on other tokens."""
     with ExitStack() as stack:
         sides = {
@@ -209,7 +212,7 @@ def compared(technique: Technique, base: Settings, rounds: int) -> dict[str, Any
         for number in range(rounds + 1):  # the first one warms up
             for side, llm in sides.items():
                 asks = technique.load(Prompts(llm.engine.limits.vocab_size, number))
-                found[side].append(measure(llm, asks))
+                found[side].append(measured(llm, asks))
     if technique.exact and any(a.outputs != b.outputs for a, b in zip(found["off"], found["on"], strict=True)):
         raise RuntimeError(f"{technique.name}: the tokens differ, and should not")
     higher = technique.figure == "tokens_per_s"

@@ -42,13 +42,15 @@ def main() -> None:
     arguments = parse()
     arguments.out.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {}
+    speed, probe = arguments.speed, arguments.probe
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").exists() else None) as scratch:
         folder = arguments.folder or Path(scratch, "model")
         if not folder.exists():
             shape = TINY if arguments.device == "cpu" else QWEN3_8B
             make_random_folder(folder, replace(shape, max_position_embeddings=arguments.max_model_len))
         for mode in arguments.modes:
-            found[mode] = measure(mode, arguments, folder, Path(tempfile.mkdtemp(dir=scratch)))
+            found[mode] = measure(mode, arguments, folder, Path(tempfile.mkdtemp(dir=scratch)), speed, probe)
+            speed, probe = found[mode]["speed"], None
             print(json.dumps({mode: found[mode]}), flush=True)
             (arguments.out / "pd_goodput.json").write_text(json.dumps(found, indent=1) + "\n")
 
@@ -72,7 +74,10 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure(mode: str, arguments: argparse.Namespace, folder: Path, scratch: Path) -> dict[str, Any]:
+def measure(
+    mode: str, arguments: argparse.Namespace, folder: Path, scratch: Path, speed: float, probe: float | None
+) -> dict[str, Any]:
+    """The figures of a mode. `probe`: speed of a first part, which decides that of the rest."""
     gpus = arguments.gpus.split(",")
     engines = Engines(
         folder, scratch, arguments.out, arguments.device, arguments.cache_gib, max_model_len=arguments.max_model_len
@@ -83,11 +88,12 @@ def measure(mode: str, arguments: argparse.Namespace, folder: Path, scratch: Pat
             engines.start(name, role, gpu)
         found: dict[str, Any] = {"ready_s": engines.wait_until_ready(need_peer=mode != "colocated")}
         engines.start_router(dict(zip("pd", roles, strict=True)), module=router_of(mode))
-        replay(engines, arguments, scratch, WARM_S, arguments.speed, seed=3)
-        if arguments.probe is not None:
-            found["probe"] = replay(engines, arguments, scratch, PROBE_S, arguments.probe, seed=2)
-            arguments.speed, arguments.probe = speed_for(arguments.probe, found["probe"]["share"]), None
-        found |= replay(engines, arguments, scratch, arguments.slice_s, arguments.speed, seed=1)
+        replay(engines, arguments, scratch, WARM_S, speed, seed=3)
+        if probe is not None:
+            found["probe"] = replay(engines, arguments, scratch, PROBE_S, probe, seed=2)
+            print(json.dumps({f"{mode}, probe": found["probe"]}), flush=True)  # what follows takes minutes
+            speed = speed_for(probe, found["probe"]["share"])
+        found |= replay(engines, arguments, scratch, arguments.slice_s, speed, seed=1)
         if mode != "colocated":
             found["outcomes"] = engines.status("d")["transfer"]["outcomes"]
         return found

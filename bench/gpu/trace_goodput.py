@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-TRACE_BLOCK = 512
-"""Tokens behind one entry of `hash_ids`."""
+from stoker.cli.load.workload import TRACE_BLOCK
+
+Answer = Mapping[str, Any]
+"""A record of `stoker bench serve`."""
 STEPS = ((0.98, 1.5), (0.95, 1.25), (0.92, 1.1), (0.87, 1.0), (0.78, 0.85), (0.6, 0.7))
 """(least share of good requests, factor of the speed)."""
 LEAST_FACTOR = 0.5
+
+
+Reading = Callable[[Sequence[float], Answer], float]
+"""(gaps in milliseconds, answer) -> the one number that a goal holds against them."""
 
 
 class Goals(NamedTuple):
@@ -47,7 +53,7 @@ def first_lines(lines: Iterable[str], seconds: float, most_tokens: int) -> list[
     return found
 
 
-def shares(lines: Sequence[Line], answers: Sequence[Mapping[str, Any]], goals: Goals) -> dict[str, Any]:
+def shares(lines: Sequence[Line], answers: Sequence[Answer], goals: Goals) -> dict[str, Any]:
     """Shares of good requests, by three readings of the gap: its mean over a request, its p99, and its longest.
 
     `answers`: records of `stoker bench serve`, in the order of the lines.
@@ -61,26 +67,26 @@ def shares(lines: Sequence[Line], answers: Sequence[Mapping[str, Any]], goals: G
     return found
 
 
-def is_good(answer: Mapping[str, Any], reading: Any, goals: Goals) -> bool:
+def is_good(answer: Answer, reading: Reading, goals: Goals) -> bool:
     if answer["error"] or first_ms(answer) > goals.ttft_ms:
         return False
     gaps = [1000 * (later - earlier) for earlier, later in itertools.pairwise(answer["stamps"])]
-    return bool(reading(gaps, answer) <= goals.gap_ms)
+    return reading(gaps, answer) <= goals.gap_ms
 
 
-def first_ms(answer: Mapping[str, Any]) -> float:
+def first_ms(answer: Answer) -> float:
     return 1000 * (answer["stamps"][0] - answer["sent_s"]) if answer["stamps"] else float("inf")
 
 
-def mean(gaps: Sequence[float], answer: Mapping[str, Any]) -> float:
-    return sum(gaps) / max(answer["output_tokens"] - 1, 1)
+def mean(gaps: Sequence[float], answer: Answer) -> float:
+    return sum(gaps) / max(int(answer["output_tokens"]) - 1, 1)
 
 
-def p99(gaps: Sequence[float], _: Mapping[str, Any]) -> float:
+def p99(gaps: Sequence[float], _: Answer) -> float:
     return sorted(gaps)[int(0.99 * len(gaps))] if gaps else 0.0
 
 
-def longest(gaps: Sequence[float], _: Mapping[str, Any]) -> float:
+def longest(gaps: Sequence[float], _: Answer) -> float:
     return max(gaps, default=0.0)
 
 

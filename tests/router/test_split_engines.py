@@ -21,8 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stoker.pod.tracing import tracer_of
 from stoker.router.app import Router
-from stoker.router.pairs import Pair, PairPolicy
-from stoker.router.work import Work
+from testing.router.always_split import AlwaysSplit
 from testing.router.collector import Collector
 from testing.router.engine_process import Client, Engine, answer_of, assert_same
 from testing.router.harness import routed, run, until
@@ -42,19 +41,6 @@ def requests_of(story: str) -> Requests:
         (TEXT, {"prompt": f"{story}4 {LONG}", "seed": 7, "temperature": 0.7, "stop": ["jumps over"], "echo": True}),
         (TEXT, {"prompt": f"{story}5 {LONG}", "seed": 3, "temperature": 0.9, "guided_regex": "[a-y ]{60,90}z"}),
     ]
-
-
-class AlwaysSplit(PairPolicy):
-    """Decode engines in turn, with the prefill engine, where there is one."""
-
-    def __call__(self, ready: Sequence[Any], turn: int, work: Work) -> Any:
-        return self.pair(ready, (), turn, work).answers
-
-    def pair(self, ready: Sequence[Any], helpers: Sequence[Any], turn: int, work: Work) -> Pair[Any]:
-        able = [one for one in ready if one.role == "decode"] or list(ready)
-        answers = able[turn % len(able)]
-        helper = next((one for one in helpers if one.role == "prefill" and one is not answers), None)
-        return Pair(answers, helper, work.tokens)
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,7 +58,6 @@ from stoker.engine.core.startup import Startup, process_age_s
 from stoker.engine.core.stats import Stats
 from stoker.engine.core.step_pace import QuietLimits
 from stoker.engine.errors import ExecutorLost, ProtocolError, RequestRefused
-from stoker.engine.execution.executor import SharedSteps
 from stoker.engine.plan import EnginePlan
 from stoker.pod.causes import Cause, is_explained
 
@@ -271,11 +271,14 @@ class Core:
         else:
             self._rest(engine)
         if engine.shared_steps is not None and engine.num_steps == begun and self.cause is None:
-            self._take_part(engine.shared_steps)
+            with self._failing():
+                engine.shared_steps.take_part()
 
-    def _take_part(self, steps: SharedSteps) -> None:
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """An error in the block ends the core: it is a lost rank or a defect of the engine, never of one request."""
         try:
-            steps.take_part()
+            yield
         except ExecutorLost as error:
             self._fail(Cause.RANK_FAILED, error)
         except Exception as error:  # noqa: BLE001 - a defect of the engine itself
@@ -283,26 +286,18 @@ class Core:
 
     def _step(self, engine: LLMEngine) -> None:
         began_s = self.clock()
-        try:
+        with self._failing():
             deltas = engine.step()
             if not engine.has_unfinished:  # before the last answers, so that a reader of both sees an idle engine
                 self.wire.broadcast(self._stats(engine))
             self._send_deltas(deltas)
             engine.timeline.sent()
             self._heartbeats.after_step(self.clock() - began_s)
-        except ExecutorLost as error:
-            self._fail(Cause.RANK_FAILED, error)
-        except Exception as error:  # noqa: BLE001 - a defect of the engine itself, not of one request
-            self._fail(Cause.INTERNAL, error)
 
     def _rest(self, engine: LLMEngine) -> None:
         """Use idle time: go on with the tiers' transfers, capture graphs."""
-        try:
+        with self._failing():
             engine.rest()
-        except ExecutorLost as error:
-            self._fail(Cause.RANK_FAILED, error)
-        except Exception as error:  # noqa: BLE001 - a defect of the engine itself
-            self._fail(Cause.INTERNAL, error)
         if self._captures:
             self._heartbeats.before_capture()
             self._captures = self._capture(engine, wanted=False)

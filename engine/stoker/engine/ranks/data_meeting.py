@@ -71,7 +71,7 @@ def _wait_for_all(place: DataPlace, limits: RankLimits) -> Met:
             try:
                 rank, link = _admitted(place, end, set(links))
                 links[rank] = link
-            except (LinkClosed, ValueError, TimeoutError) as error:
+            except (LinkClosed, ValueError, TypeError, TimeoutError) as error:
                 log.warning("a connection is not taken as a data rank of this replica: %s", error)
                 end.close()
     host = next(iter(links.values())).end.getsockname()[0] if place.key is not None else LOOPBACK

@@ -1,8 +1,8 @@
 """The router's strategies on the Mooncake conversation trace in virtual time: first tokens, and requests within goals.
 
 The engine's real scheduler, blocks and load reports, and the router's real policies. 100 % of load is the rate at which
-the pool ends the slice when all of it waits from the beginning (`leastPending`); the slice's arrivals are stretched to
-a share of it. Prompts share what the trace says.
+the pool works the slice off, by its tokens, when all of it waits from the beginning (`leastPending`); the slice's
+arrivals are stretched to a share of it. Prompts share what the trace says.
 
     python -m bench.traces.strategies TRACES --requests 1500 --replicas 4
 
@@ -12,6 +12,7 @@ The last line is JSON.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import time
@@ -49,11 +50,13 @@ def main() -> None:
 
 
 def capacity(settings: FleetSettings, requests: Sequence[TracedRequest]) -> float:
-    """Requests per second that the pool ends while there are always more."""
+    """Requests per second that the pool works off while there are always more, by tokens: short ones end first."""
     result = simulate(settings, [replace(request, at_s=0.0) for request in requests])
-    ends = sorted(found.last_s or math.inf for found in result.served)
-    enough = round(0.8 * len(ends))  # at the end not all replicas are busy
-    return enough / ends[enough - 1]
+    ended = sorted((found.last_s or math.inf, found.request.prompt + found.request.output) for found in result.served)
+    enough = 0.8 * sum(tokens for _, tokens in ended)  # at the end not all replicas are busy
+    done = itertools.accumulate(tokens for _, tokens in ended)
+    end_s = next(at_s for (at_s, _), tokens in zip(ended, done, strict=True) if tokens >= enough)
+    return 0.8 * len(ended) / end_s
 
 
 def at_rate(requests: Sequence[TracedRequest], rate: float) -> list[TracedRequest]:

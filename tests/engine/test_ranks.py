@@ -65,7 +65,7 @@ def test_answers_have_the_same_bits_in_any_batch_chunk_cache_and_overlap(two_ran
     assert answers(cached, turn="-again") == whole
     assert cached.scheduler.prefix_hits > hits
     assert answers(beside(two_ranks, overlap=True)) == whole
-    scarce = beside(two_ranks, overlap=True, num_blocks=24)
+    scarce = beside(two_ranks, overlap=True, num_blocks=18)
     assert answers(scarce) == whole
     assert scarce.scheduler.num_preemptions > 0
 

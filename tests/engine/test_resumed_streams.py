@@ -130,7 +130,7 @@ STATE = {"path": TEXT, "id": "cmpl-1", "created": 5, "fingerprint": "fp_abcdef01
         pytest.param({"choices": [{"index": 0, "tokens": []}] * 2}, {}, 400, "once", id="twice"),
         pytest.param({"colour": 1}, {}, 400, "colour", id="unknown field"),
         pytest.param({}, {"stream": False}, 400, "stream", id="no stream"),
-        pytest.param({}, {"echo": True, "logprobs": 1}, 400, "prompt's log-probabilities", id="echoed scores"),
+        pytest.param({}, {"echo": True, "logprobs": 1}, 400, "echo with logprobs", id="echoed scores"),
         pytest.param({}, {"prompt": 3}, 400, "prompt", id="body"),
     ],
 )

@@ -97,8 +97,8 @@ class Pool(PodFields):
                 field=".parallelism",
             ),
             rule(
-                "p.tensor % p.expert == 0 || p.expert == p.data",
-                "expert must divide tensor or be data",
+                "p.tensor % p.expert == 0 || p.expert == p.data && p.tensor * p.pipeline == 1",
+                "expert must divide tensor, or be data with tensor and pipeline 1",
                 shown="expert {p.expert} does not divide tensor {p.tensor}",
                 names={"p": "self.parallelism"},
                 field=".parallelism.expert",

@@ -5,7 +5,7 @@
     python bench/gpu/engine_ranks_gpu.py P17:prompt:no-graphs:profile P17:prompt:no-graphs:whole   # long prompts alone
     python bench/gpu/engine_ranks_gpu.py P18:tensor=4 P19:tensor=4:expert=4
     python bench/gpu/engine_ranks_gpu.py P17:tensor=1:pipeline=2        # two stages, two or three steps in flight
-    python bench/gpu/engine_ranks_gpu.py sums --tensor 2                # one-shot sums against NCCL, by size
+    python bench/gpu/engine_ranks_gpu.py sums --tensor 2                # sums in one or two shots against NCCL, by size
 
 P17 is Llama-3.1-8B's shape, P18 70B's, P19 Qwen3-30B-A3B's: milliseconds per token of one stream (128 in, 512 out),
 output tokens per second of nano-vllm's 256 requests, milliseconds of one prompt of 8,192 tokens. `:nccl` sums over NCCL
@@ -25,7 +25,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -49,7 +49,7 @@ from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.core.step_flight import StepFlight
 from stoker.engine.execution.executor import Executor, OnDevice
 from stoker.engine.execution.load import make_decoder, make_runner
-from stoker.engine.execution.peer_sums import peer_sums
+from stoker.engine.execution.peer_sums import Longest, peer_sums
 from stoker.engine.execution.rank_place import place_of
 from stoker.engine.execution.runner import Runner
 from stoker.engine.plan import EnginePlan
@@ -285,10 +285,14 @@ def sum_rank(rank: int, ranks: int, address: str, out: str) -> None:
     ops, columns, dtype = Ops("fused"), LLAMA31_8B.hidden_size, torch.bfloat16
     over_nccl = GroupSums(dist.group.WORLD, ops)
     over_nccl.agree(True)
-    peers = peer_sums(over_nccl, columns, dtype, most_bytes=SUM_ROWS[-1] * columns * 2)
-    figures: dict[str, Any] = {"ranks": ranks, "one_shot": peers is not None, "us": {}}
+    most_bytes = SUM_ROWS[-1] * columns * 2
+    ways = {
+        "one_shot": peer_sums(over_nccl, columns, dtype, Longest(most_bytes, 0)),
+        "two_shot": peer_sums(over_nccl, columns, dtype, Longest(0, most_bytes)),
+    }
+    figures: dict[str, Any] = {"ranks": ranks, "us": {}}
     for rows in SUM_ROWS:
-        line = time_sums(rank, rows, columns, over_nccl, peers)
+        line = time_sums(rank, rows, columns, over_nccl, ways)
         figures["us"][f"{rows} rows, {rows * columns * 2 >> 10} KiB"] = line
         if rank == 0:
             print(f"sums of {rows} rows: {json.dumps(line)}", flush=True)
@@ -297,20 +301,24 @@ def sum_rank(rank: int, ranks: int, address: str, out: str) -> None:
     os._exit(0)  # graphs hold the communicator
 
 
-def time_sums(rank: int, rows: int, columns: int, over_nccl: GroupSums, peers: GroupSums | None) -> dict[str, Any]:
+def time_sums(
+    rank: int, rows: int, columns: int, over_nccl: GroupSums, ways: Mapping[str, GroupSums | None]
+) -> dict[str, Any]:
     torch.manual_seed(100 * rows + rank)
     part_TD = torch.randn(rows, columns, device="cuda").to(torch.bfloat16)
     x_TD, norm_D = torch.randn_like(part_TD), torch.ones(columns, dtype=torch.bfloat16, device="cuda")
     line: dict[str, Any] = {"nccl": timed(lambda: over_nccl.sum(part_TD.clone()))}
     line["nccl_then_norm"] = timed(lambda: over_nccl.sum_norm(part_TD.clone(), x_TD, norm_D, 1e-5))
     line["clone"] = timed(lambda: part_TD.clone())
-    if peers is not None:
-        line["one_shot"] = timed(lambda: peers.sum(part_TD))
-        line["one_shot_with_norm"] = timed(lambda: peers.sum_norm(part_TD, x_TD, norm_D, 1e-5))
-        parts_RTD = part_TD.new_empty(over_nccl.size, rows, columns)
-        dist.all_gather_into_tensor(parts_RTD.view(-1, columns), part_TD)
-        exact = [torch.equal(peers.sum(part_TD), ordered_sum(parts_RTD)) for _ in range(50)]
-        line["exact"] = over_nccl.agree(all(exact))
+    parts_RTD = part_TD.new_empty(over_nccl.size, rows, columns)
+    dist.all_gather_into_tensor(parts_RTD.view(-1, columns), part_TD)
+    expected_TD = ordered_sum(parts_RTD)
+    for name, peers in ways.items():
+        if peers is not None:
+            line[name] = timed(lambda peers=peers: peers.sum(part_TD))
+            line[f"{name}_with_norm"] = timed(lambda peers=peers: peers.sum_norm(part_TD, x_TD, norm_D, 1e-5))
+            exact = [torch.equal(peers.sum(part_TD), expected_TD) for _ in range(50)]
+            line[f"{name}_exact"] = over_nccl.agree(all(exact))
     return line
 
 

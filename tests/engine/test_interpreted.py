@@ -91,7 +91,7 @@ def check_pass_inputs(num_decodes: int, prompts: tuple[tuple[int, int], ...]) ->
 
 
 def check_finish_rows() -> None:
-    """Check the ends of rows.
+    """Check the ends of rows, and the tokens of their seats.
 
     A stop token ends its seat; computing a position again takes that back; other ends stay.
     """
@@ -104,7 +104,10 @@ def check_finish_rows() -> None:
     stops_SE = torch.tensor([[1, -1], [6, 2], [5, 7], [1, -1]], dtype=torch.int32)
     ended_S = torch.tensor([20, 39, NEVER, 25], dtype=torch.int32)
     out_2B = torch.full((2, 5), -77, dtype=torch.int32)
-    finish_rows(seats_B, next_B, tokens_B, valid_B, stops_SE, ended_S, out_2B)
+    tokens_SL = torch.full((4, 48), -5, dtype=torch.int32)
+    finish_rows(seats_B, next_B, tokens_B, valid_B, stops_SE, ended_S, out_2B, tokens_SL)
+    assert (tokens_SL != -5).nonzero().tolist() == [[0, 20], [1, 40], [2, 10], [3, 30]]
+    assert tokens_SL[tokens_SL != -5].tolist() == [8, 6, 7, 9]
     assert ended_S.tolist() == [NEVER, 39, 10, 25]
     assert out_2B.tolist() == [[7, 8, 0, 9, 6], [1, 1, 1, 0, 1]]
 

@@ -15,12 +15,14 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.multiprocessing.spawn import spawn
 
+from stoker.engine.execution.dealt_draw import collected
 from stoker.model.attend import PackedAttend
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder, PartOfPass
 from stoker.model.group_sums import GroupSums
 from stoker.model.kernels.fp8 import Cut, Fp8Weight, Recipe, set_fp8
 from stoker.model.kernels.ops import Ops
+from stoker.model.kernels.sampling import SampledTokens
 from stoker.model.overlapped_products import gather_linear, linear_scatter
 from stoker.model.paged_attend import KVCache, PagedAttend, PagedBatch, PagedSize
 from stoker.model.parallel import ColumnParallelLinear, RowParallelLinear
@@ -186,8 +188,26 @@ def serve_copies(rank: int, folder: str, config: ModelConfig) -> None:
         assert sums.calls == (2 + 4) * config.num_layers + 5, "each half has its own"
         assert not sums.agree(rank == 0)
         assert sums.agree(True)
+        check_dealt(decoder, sums)
     torch.save(found, f"{folder}/{rank}.pt")
     leave()
+
+
+def check_dealt(decoder: Decoder, sums: GroupSums) -> None:
+    """Each rank draws whole rows, its share of them, and all have the tokens of all rows."""
+    hidden_BD = torch.randn(16, decoder.config.hidden_size, generator=torch.Generator().manual_seed(3))
+    own = sums.own_rows(16)
+    with torch.no_grad():
+        whole_BV = decoder.logits(hidden_BD)
+        assert torch.equal(decoder.dealt_logits(hidden_BD), whole_BV[own])
+    assert (own.start, own.stop) == (8 * sums.rank, 8 * sums.rank + 8)
+    best_B, tokens_B = whole_BV.max(1)
+    mine = SampledTokens(tokens_B[own], best_B[own] > best_B.median())
+    found = collected(mine, sums)
+    assert torch.equal(found.tokens, tokens_B)
+    assert torch.equal(found.valid, best_B > best_B.median())
+    with pytest.raises(ValueError, match="7 rows cannot be dealt to 2 ranks"):
+        sums.own_rows(7)
 
 
 def test_deferred_sums_and_copies_of_kv_heads_give_the_logits_of_one_rank(llama: ModelConfig, tmp_path: Path) -> None:

@@ -218,6 +218,10 @@ class Decoder(nn.Module):
         """Return logits_TV, whole on every rank, in the model's dtype or in float32 (see `Ops.logits`)."""
         return self.head.logits(hidden_TD)
 
+    def dealt_logits(self, hidden_BD: Tensor) -> Tensor:
+        """Return logits_bV of this rank's share of the rows, whose number the ranks of its group divide."""
+        return self.head.dealt_logits(hidden_BD)
+
     def cross_entropy(self, hidden_TD: Tensor, targets_T: Tensor, weights_T: Tensor) -> CrossEntropy:
         """Compute output layer and loss together (see `Ops.cross_entropy`). The result is the same on every rank."""
         return self.head.cross_entropy(hidden_TD, targets_T, weights_T)

@@ -5,7 +5,7 @@ the ranks' parts, the residual stream and normalises at once. `GroupSums` does i
 twin of `kernels.fused.peer_sum`.
 
 A sum is rounded to its dtype before anything is added to it, on every rank. T tokens, D hidden, V vocabulary, v
-columns of one rank.
+columns of one rank; B rows, b of them one rank's.
 """
 
 from __future__ import annotations
@@ -77,6 +77,28 @@ class GroupSums:
         parts_RTv = part_Tv.new_empty(self.size, tokens, columns)
         dist.all_gather_into_tensor(parts_RTv.view(-1, columns), part_Tv.contiguous(), group=self.group)
         return parts_RTv.transpose(0, 1).reshape(tokens, self.size * columns)
+
+    def deal_rows(self, part_Bv: Tensor) -> Tensor:
+        """Return this rank's share of the rows with the columns of all ranks, own_bV; the share is `own_rows`."""
+        self.calls += 1
+        rows, columns = part_Bv.shape
+        parts_Rbv = part_Bv.new_empty(self.size, rows // self.size, columns)
+        dist.all_to_all_single(parts_Rbv.view(-1, columns), part_Bv.contiguous(), group=self.group)
+        return parts_Rbv.transpose(0, 1).reshape(-1, self.size * columns)
+
+    def own_rows(self, num_rows: int) -> slice:
+        """The rows that `deal_rows` gives this rank; their number is a multiple of the ranks'."""
+        share, rest = divmod(num_rows, self.size)
+        if rest:
+            raise ValueError(f"{num_rows} rows cannot be dealt to {self.size} ranks: a multiple is needed")
+        return slice(self.rank * share, (self.rank + 1) * share)
+
+    def collect_rows(self, own_b: Tensor) -> Tensor:
+        """Return the ranks' shares one behind the other, whole_B."""
+        self.calls += 1
+        whole_B = own_b.new_empty(self.size * len(own_b))
+        dist.all_gather_into_tensor(whole_B, own_b.contiguous(), group=self.group)
+        return whole_B
 
     def agree(self, holds: bool) -> bool:
         """Return whether something holds on every rank. Waits for the device."""

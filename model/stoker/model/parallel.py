@@ -277,6 +277,11 @@ class VocabParallel(nn.Module):
         enter = gather_tokens if self.sequence_parallel else copy_to_group
         return gather_from_group(self.ops.logits(enter(hidden_tD, self.group), weight), self.group)
 
+    def dealt_logits(self, hidden_BD: Tensor) -> Tensor:
+        """Return logits_bV of this rank's share of the rows, for serving (`GroupSums.deal_rows`)."""
+        assert self.sums is not None, "set by `Decoder.defer_sums`"
+        return self.sums.deal_rows(self.ops.logits(hidden_BD, self.weight if self.packed is None else self.packed))
+
     def cross_entropy(self, hidden_tD: Tensor, targets_T: Tensor, weights_T: Tensor) -> CrossEntropy:
         """Compute output layer and loss together, the same on every rank. No rank has the logits of the whole table."""
         hidden_TD = gather_tokens_of_whole(hidden_tD, self.group) if self.sequence_parallel else hidden_tD

@@ -20,6 +20,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from stoker.engine.execution.dealt_draw import draw
 from stoker.engine.execution.pass_inputs import PassInputs, pack_inputs, packed_length, split
 from stoker.engine.execution.pass_shape import PassShape, PassShapes, lost_rows, stand_in
 from stoker.engine.execution.seats import DeviceSeatTables
@@ -223,16 +224,13 @@ class StepGraphs:
         from stoker.engine.execution import step_kernels  # imports triton, which a machine without a GPU may lack
 
         inputs, seats = held.inputs, self.seats
-        sampled = self.model.ops.sample(
-            self.model.logits(hidden_TD.index_select(0, inputs.rows) if shape.prompts else hidden_TD),
-            SampleRows(inputs.seats, inputs.following, shape.filtered),
-            seats.sampling,
-            None,
-            seats.tokens_SL,
-        )
+        hidden_BD = hidden_TD.index_select(0, inputs.rows) if shape.prompts else hidden_TD
+        rows = SampleRows(inputs.seats, inputs.following, shape.filtered)
+        sampled = draw(self.model, hidden_BD, rows, seats.sampling)
         step_kernels.finish_rows(
-            inputs.seats, inputs.following, sampled.tokens, sampled.valid, seats.stops_SE, seats.ended_S, held.out
-        )
+            rows.seats, rows.positions, sampled.tokens, sampled.valid, seats.stops_SE, seats.ended_S, held.out,
+            seats.tokens_SL,
+        )  # fmt: skip
         return held.out
 
     def _fill_pass(self, shape: PassShape, held: _Pass) -> None:

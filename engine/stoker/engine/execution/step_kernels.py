@@ -203,9 +203,12 @@ def finish_rows_kernel(
     stops_SE,
     ended_S,
     out_2B,
+    into_SL,
+    into_stride,
     num_rows,
     num_stops: tl.constexpr,
     never: tl.constexpr,
+    writes: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     seat = tl.load(seats_B + row).to(tl.int64)
@@ -221,6 +224,8 @@ def finish_rows_kernel(
     tl.store(ended_S + seat, tl.where(stopped, tl.minimum(position, ended), again), mask=taken)
     tl.store(out_2B + row, token)
     tl.store(out_2B + num_rows + row, valid)
+    if writes:
+        tl.store(into_SL + seat * into_stride + position, token.to(into_SL.dtype.element_ty), mask=taken)
 
 
 def finish_rows(
@@ -231,8 +236,10 @@ def finish_rows(
     stops_SE: Tensor,
     ended_S: Tensor,
     out_2B: Tensor,
+    into_SL: Tensor | None = None,
 ) -> None:
-    """Test sampled tokens for stop tokens, and pack tokens and validity as int32 [2, B].
+    """Test sampled tokens for stop tokens, pack tokens and validity as int32 [2, B], and write tokens to their seats
+    where `into_SL` is given.
 
     `stops_SE`: each seat's stop tokens, filled up with -1 (E a power of two). `ended_S[seat]` becomes the position of
     the first one sampled; computing the same position again changes its answer.
@@ -245,7 +252,10 @@ def finish_rows(
         stops_SE,
         ended_S,
         out_2B,
+        into_SL,
+        0 if into_SL is None else into_SL.stride(0),
         out_2B.shape[1],
         num_stops=stops_SE.shape[1],
         never=NEVER,
+        writes=into_SL is not None,
     )

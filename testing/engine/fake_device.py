@@ -16,23 +16,22 @@ from pathlib import Path
 
 import numpy as np
 
-from stoker.engine.transfer.device_memory import Copy, DeviceError, Mark
+from stoker.engine.transfer.device_memory import Copy, DeviceError
 from stoker.engine.transfer.local_blocks import HostBlocks
 
 
 class FakeMark:
     """Reached when the copies up to it have happened, which waiting brings about."""
 
-    def __init__(self, queue: FakeQueue | None) -> None:
+    def __init__(self, queue: FakeQueue) -> None:
         self.queue = queue
-        self.done = queue is None
+        self.done = False
 
     def reached(self) -> bool:
         return self.done
 
     def wait(self) -> None:
-        if self.queue is not None:
-            self.queue.run(self)
+        self.queue.run(self)
 
 
 class FakeQueue:
@@ -40,27 +39,25 @@ class FakeQueue:
 
     def __init__(self, device: FakeDevice) -> None:
         self.device = device
-        self.posted: deque[tuple[Sequence[Copy], Mark | None, FakeMark]] = deque()
+        self.posted: deque[tuple[Sequence[Copy], FakeMark]] = deque()
 
-    def post(self, copies: Sequence[Copy], after: Mark | None) -> FakeMark:
+    def post(self, copies: Sequence[Copy]) -> FakeMark:
         self.device.check("post")
         mark = FakeMark(self)
-        self.posted.append((copies, after, mark))
+        self.posted.append((copies, mark))
         return mark
 
     def run(self, mark: FakeMark) -> None:
         self.device.check("wait")
         while not mark.done:
-            copies, after, own = self.posted.popleft()
-            if after is not None:
-                after.wait()
+            copies, own = self.posted.popleft()
             for copy in copies:
                 self.device.move(copy)
             own.done = True
 
     def close(self) -> None:
         while self.posted:
-            self.run(self.posted[-1][2])
+            self.run(self.posted[-1][1])
 
 
 class FakeDevice:
@@ -88,9 +85,6 @@ class FakeDevice:
     def num_mapped(self) -> int:
         """Allocations and mappings that are left."""
         return len(self._maps)
-
-    def mark(self) -> FakeMark:
-        return FakeMark(None)
 
     def queue(self) -> FakeQueue:
         return FakeQueue(self)
@@ -153,10 +147,7 @@ class FakeDevice:
 class FakeBlocks(HostBlocks):
     """Blocks that a fake device can read by address."""
 
-    def __init__(self, blocks_BN: np.ndarray, device: FakeDevice) -> None:
+    def __init__(self, blocks_BN: np.ndarray) -> None:
         super().__init__(blocks_BN)
-        self.address, self._device = int(blocks_BN.ctypes.data), device
+        self.address = int(blocks_BN.ctypes.data)
         assert blocks_BN.flags.c_contiguous
-
-    def mark(self) -> FakeMark:  # type: ignore[override]
-        return self._device.mark()

@@ -67,7 +67,7 @@ class Ports:
     ) -> CudaIpcPort:  # fmt: skip
         device = self.devices.setdefault(pod_uid, FakeDevice(self.folder))
         zone = DeviceZone(slots, layout.block_bytes, device, clock=clock)
-        local = FakeBlocks(blocks, device)
+        local = FakeBlocks(blocks)
         port = CudaIpcPort(pod_uid, epoch, fingerprint, layout, local, zone, key=key, host="127.0.0.1")
         self.made.append(port)
         return port

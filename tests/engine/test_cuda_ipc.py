@@ -17,7 +17,7 @@ from stoker.engine.transfer.device_memory import Copy, DeviceError, merged
 from stoker.engine.transfer.device_zone import DeviceZone
 from stoker.engine.transfer.landing_zone import Grant, LandingZone, Owner, SlotState
 from stoker.engine.transfer.part_plan import WHOLE
-from stoker.engine.transfer.port import Move, PortInfo, TransportRefused
+from stoker.engine.transfer.port import Arrival, Move, PortInfo, TransportRefused
 from stoker.engine.transfer.socket_port import LATE_S
 from stoker.engine.transfer.ticket import PeerLost, ThreadTicket, TransferError
 from testing.engine.fake_device import FakeBlocks, FakeDevice
@@ -108,6 +108,27 @@ def test_a_copy_that_fails_ends_the_link_and_all_that_waits(pair: Pair, call: st
     again = pair.connect()
     wait_for(lambda: "writer/1" in pair.receiver.lost_peers(), "the end at the receiver")
     assert again.lost is None
+
+
+def test_grants_are_checked_while_the_copies_run(pair: Pair) -> None:
+    """Nothing but the copies is waited for at their end."""
+    link = pair.connect()
+    taken: list[Arrival] = []
+
+    def held_up(call: str) -> bool:
+        def checked() -> bool:
+            taken.extend(pair.receiver.arrivals())
+            return bool(taken)
+
+        if call == "wait":
+            wait_for(checked, "the receiver's check")
+        return False
+
+    pair.device("writer").fails = held_up
+    ticket, (grant,) = pair.post(link, [3])
+    assert ended(ticket) is None
+    assert [one.slots for one in taken] == [((grant.slot, grant.generation),)]
+    assert np.array_equal(slots_of(pair.receiver)[grant.slot], pair.blocks[3])
 
 
 EVENTS = ("write", "write", "write", "fail post", "fail wait", "heal", "receiver ends", "close", "connect")
@@ -224,7 +245,7 @@ class Engine:
         self.zone = DeviceZone(4, SIZE, self.device)
         self.blocks = blocks
         self.ports = HostPorts(
-            FINGERPRINT, LAYOUT, FakeBlocks(blocks, self.device), self.zone, pod_uid=name, folder=folder / name,
+            FINGERPRINT, LAYOUT, FakeBlocks(blocks), self.zone, pod_uid=name, folder=folder / name,
             host="127.0.0.1", port=0, key=KEY, require="any", transports=TRANSPORTS["cuda"],
         )  # fmt: skip
 

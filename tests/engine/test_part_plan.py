@@ -127,7 +127,7 @@ class Copied:
 
     def write(self, moves: Sequence[Move], tag: bytes) -> ThreadTicket:
         ticket = ThreadTicket(len(moves) * self.blocks.block_bytes)
-        for move, cell in zip(moves, self.blocks.read([move.local for move in moves], None), strict=True):
+        for move, cell in zip(moves, self.blocks.read([move.local for move in moves]), strict=True):
             slot, number = divmod(move.remote, self.joins)
             assert self.zone.begin_write(Grant(slot, move.generation), "p", number)
             self.zone.cell_memory(slot, number, self.joins)[:] = cell.data

@@ -36,11 +36,8 @@ class CellBlocks:
         self._blocks, self._layout, self._grid = blocks, layout, grid
         self.count, self.block_bytes = blocks.count * grid.cells, blocks.block_bytes // grid.cells
 
-    def mark(self) -> None:
-        return None
-
-    def read(self, blocks: Sequence[int], after: object) -> Iterator[np.ndarray]:  # noqa: ARG002 - main memory
-        whole = self._blocks.read([number // self._grid.cells for number in blocks], None)
+    def read(self, blocks: Sequence[int]) -> Iterator[np.ndarray]:
+        whole = self._blocks.read([number // self._grid.cells for number in blocks])
         for number, data_N in zip(blocks, whole, strict=True):
             place = place_of(number % self._grid.cells, self._grid)
             yield np.ascontiguousarray(cell_rows(self._layout, data_N, self._grid)[place]).reshape(-1)

@@ -75,10 +75,8 @@ def odd_keys(first: int, count: int) -> np.ndarray:
 
 def content_seed(fingerprint: bytes, index: int, content: bytes) -> int:
     """The seed of the block with this index in its request. `content`: the digest of all tokens up to its end."""
-    hashed = blake3(b"stoker block seed")
-    for part in (fingerprint, index.to_bytes(8, "little"), content):
-        hashed.update(len(part).to_bytes(8, "little"))
-        hashed.update(part)
+    parts = (fingerprint, index.to_bytes(8, "little"), content)
+    hashed = blake3(b"stoker block seed" + b"".join(len(part).to_bytes(8, "little") + part for part in parts))
     return int.from_bytes(hashed.digest(8), "little")
 
 

@@ -6,9 +6,11 @@ death, and the writer then unmaps the zone, which gives its memory back.
 
     writer                                        receiver
     map the zone                <- handle -       one allocation, exported once
-    copy blocks on a stream                       (nothing to do)
-    wait for the stream         - write ->        check the grants
-                                <- written -
+    begin copies on a stream    - write ->        check the grants
+    wait for the stream         <- written -      (nothing to do)
+
+The grants are checked while the copies run, so that nothing but the stream is waited for at their end. A grant that
+ends meanwhile is found when its block is announced.
 """
 
 from __future__ import annotations
@@ -91,7 +93,7 @@ class CudaIpcPort(SocketPort):
 
 
 class CudaIpcLink(SocketLink):
-    """The writer's end. Copies begin where they are posted; a thread waits for each write's and tells the receiver."""
+    """The writer's end. Copies begin where they are posted; a thread tells the receiver and waits for each write's."""
 
     transport = "cuda-ipc"
 
@@ -103,21 +105,21 @@ class CudaIpcLink(SocketLink):
         self._mapped = True
         super().__init__(wire, local, num_slots)
 
-    def prepare(self, moves: Sequence[Move], after: Mark | None) -> Mark:
-        """Post the copies of a write behind `after`; returns their end."""
+    def prepare(self, moves: Sequence[Move]) -> Mark:
+        """Post the copies of a write; returns their end."""
         if self._lost is not None:
             return FailedMark(PeerLost(self._lost))
         size = self._local.block_bytes
         copies = [Copy(self._source + local * size, self._zone + slot * size, size) for local, slot, _ in moves]
         try:
-            return self._copies.post(copies, after)
+            return self._copies.post(copies)
         except DeviceError as error:
             return FailedMark(error)
 
-    def send_blocks(self, wire: Wire, message: list[Any], moves: Sequence[Move], after: Mark | None) -> None:  # noqa: ARG002
-        assert after is not None, "the end of the copies"
-        after.wait()
+    def send_blocks(self, wire: Wire, message: list[Any], moves: Sequence[Move], posted: Mark | None) -> None:  # noqa: ARG002
+        assert posted is not None, "the end of the copies"
         wire.send(message)
+        posted.wait()
 
     def close(self) -> None:
         """Unmap the peer's zone behind the last copy; a dead peer's memory is given back with it."""

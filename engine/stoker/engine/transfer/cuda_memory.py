@@ -42,11 +42,8 @@ class StreamQueue:
         self._memory = memory
         self._stream = torch.cuda.Stream(memory.device)  # type: ignore[no-untyped-call]
 
-    def post(self, copies: Sequence[Copy], after: Mark | None) -> EventMark:
+    def post(self, copies: Sequence[Copy]) -> EventMark:
         self._memory.enter()
-        if after is not None:
-            assert isinstance(after, EventMark), "a mark of this device"
-            self._stream.wait_event(after.event)
         self._memory.driver.copy(merged(copies), self._stream.cuda_stream)
         return EventMark(self._stream)
 
@@ -77,8 +74,8 @@ class CudaMemory:
         probe_N = torch.arange(64, dtype=torch.uint8, device=self.device)
         address = probe_N.data_ptr()
         try:
-            queue = self.queue()
-            queue.post([Copy(address, address + 32, 8), Copy(address + 16, address + 48, 8)], self.mark()).wait()
+            torch.cuda.synchronize(self.device)
+            self.queue().post([Copy(address, address + 32, 8), Copy(address + 16, address + 48, 8)]).wait()
         except DeviceError as error:
             log.warning("copies to other GPUs are posted one by one: %s", error)
             self.driver.batch = None
@@ -86,9 +83,6 @@ class CudaMemory:
     def enter(self) -> None:
         """Let this thread use the device."""
         self.driver.enter(self._context)
-
-    def mark(self) -> EventMark:
-        return EventMark(torch.cuda.current_stream(self.device))
 
     def queue(self) -> StreamQueue:
         return StreamQueue(self)
@@ -147,10 +141,7 @@ class DeviceBlocks:
         self.address = cache_BN.data_ptr()
         self._cache_BN, self._memory = cache_BN, memory
 
-    def mark(self) -> Mark:
-        return self._memory.mark()
-
-    def read(self, blocks: Sequence[int], after: Mark | None) -> Iterator[np.ndarray]:
+    def read(self, blocks: Sequence[int]) -> Iterator[np.ndarray]:
         """The bytes of blocks, by way of pinned memory, into which the next ones are copied meanwhile."""
         queue = self._memory.queue()
         marks: list[Mark] = []
@@ -159,6 +150,6 @@ class DeviceBlocks:
             for ahead in range(len(marks), min(place + STAGED_BLOCKS, len(blocks))):
                 target = pinned_SN[ahead % STAGED_BLOCKS].data_ptr()
                 copy = Copy(self.address + blocks[ahead] * self.block_bytes, target, self.block_bytes)
-                marks.append(queue.post([copy], None if ahead else after))
+                marks.append(queue.post([copy]))
             marks[place].wait()
             yield pinned_SN[place % STAGED_BLOCKS].numpy()

@@ -38,8 +38,8 @@ class Mark(Protocol):
 class CopyQueue(Protocol):
     """Copies in order, beside the computation. One thread posts; others may wait for the marks."""
 
-    def post(self, copies: Sequence[Copy], after: Mark | None) -> Mark:
-        """Begin copies once `after` is reached; returns the mark of their end. Raises DeviceError."""
+    def post(self, copies: Sequence[Copy]) -> Mark:
+        """Begin copies; returns the mark of their end. Raises DeviceError."""
         ...
 
     def close(self) -> None:
@@ -56,10 +56,6 @@ class DeviceMemory(Protocol):
     """The same for all processes that could map each other's memory."""
     nvlinks: int
     """Active NVLinks of the device."""
-
-    def mark(self) -> Mark:
-        """All that this thread has launched so far."""
-        ...
 
     def queue(self) -> CopyQueue: ...
 

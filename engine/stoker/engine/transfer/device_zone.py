@@ -51,7 +51,7 @@ class DeviceZone(SharedZone):
                 self._staged = staged
             begin = slot * self.slot_bytes
             copy = Copy(self._staged + begin, self.address + begin, self.slot_bytes)
-            self._queue.post([copy], None).wait()
+            self._queue.post([copy]).wait()
 
     def close(self) -> None:
         with self._filling:

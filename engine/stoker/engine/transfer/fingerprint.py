@@ -6,6 +6,7 @@ Tensor and pipeline widths and block sizes are not part of it: blocks are repack
 from __future__ import annotations
 
 import json
+import struct
 from dataclasses import asdict, dataclass, fields
 
 from blake3 import blake3
@@ -57,7 +58,7 @@ def content_digest(parent: bytes, tokens: tuple[int, ...]) -> bytes:
 
     The first block's parent is the digest of the fingerprint and the tenant's salt (`root_digest`).
     """
-    return blake3(parent + b"".join(token.to_bytes(4, "little") for token in tokens)).digest()
+    return blake3(parent + struct.pack(f"<{len(tokens)}I", *tokens)).digest()
 
 
 def root_digest(fingerprint: bytes, salt: str = "") -> bytes:

@@ -129,7 +129,7 @@ class InProcessLink:
     def write(self, moves: Sequence[Move], tag: bytes) -> ThreadTicket:
         places = [(*divmod(move.remote, self._joins), move.generation) for move in moves]
         cells = tuple((Grant(slot, generation), cell) for slot, cell, generation in places)
-        data_BN = np.array(list(self._blocks.read([move.local for move in moves], None)))
+        data_BN = np.array(list(self._blocks.read([move.local for move in moves])))
         ticket = ThreadTicket(data_BN.nbytes)
         if self.lost is not None:
             ticket.complete(PeerLost(self.lost))

@@ -1,4 +1,4 @@
-"""This side's blocks as the links of a port read them: where they are, and when what was computed is in them."""
+"""This side's blocks as the links of a port read them. What is read was computed by steps that have ended."""
 
 from __future__ import annotations
 
@@ -7,20 +7,14 @@ from typing import Protocol
 
 import numpy as np
 
-from stoker.engine.transfer.device_memory import Mark
-
 
 class LocalBlocks(Protocol):
-    """Blocks of one size. `mark` is called where they are computed, `read` by a link's thread."""
+    """Blocks of one size. `read` is called by a link's thread."""
 
     count: int
     block_bytes: int
 
-    def mark(self) -> Mark | None:
-        """The place in the device's order behind all that was launched so far; None where nothing is asynchronous."""
-        ...
-
-    def read(self, blocks: Sequence[int], after: Mark | None) -> Iterator[np.ndarray]:
+    def read(self, blocks: Sequence[int]) -> Iterator[np.ndarray]:
         """Each block's bytes, [block_bytes] uint8, in order. One is valid until the next is asked for."""
         ...
 
@@ -39,10 +33,7 @@ class HostBlocks:
         self.blocks_BN = blocks_BN
         self.count, self.block_bytes = blocks_BN.shape
 
-    def mark(self) -> None:
-        return None
-
-    def read(self, blocks: Sequence[int], after: Mark | None) -> Iterator[np.ndarray]:  # noqa: ARG002 - all is there
+    def read(self, blocks: Sequence[int]) -> Iterator[np.ndarray]:
         return (self.blocks_BN[block] for block in blocks)
 
 

@@ -116,9 +116,7 @@ class NixlLink(SocketLink):
         self._met = True
         super().__init__(wire, local, num_slots)
 
-    def send_blocks(self, wire: Wire, message: list[Any], moves: Sequence[Move], after: Mark | None) -> None:
-        if after is not None:
-            after.wait()
+    def send_blocks(self, wire: Wire, message: list[Any], moves: Sequence[Move], posted: Mark | None) -> None:  # noqa: ARG002
         size = self._local.block_bytes
         source, target = self._source.address, self._target.address
         copies = merged([Copy(source + local * size, target + slot * size, size) for local, slot, _ in moves])

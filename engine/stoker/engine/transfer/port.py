@@ -116,7 +116,8 @@ class Link(Protocol):
         ...
 
     def write(self, moves: Sequence[Move], tag: bytes) -> Ticket:
-        """Begin to copy local blocks into the peer's slots. The peer gets `tag` once all of them are there."""
+        """Begin to copy local blocks into the peer's slots. The blocks were computed by steps that have ended: nothing
+        that is launched is waited for."""
         ...
 
     def close(self) -> None:
@@ -141,7 +142,8 @@ class ReadableLink(Link, Protocol):
 
 
 class Arrival(NamedTuple):
-    """A write of a peer that has ended: its blocks are in the landing zone."""
+    """A write of a peer that was taken: its blocks are in the landing zone, or will be when the writer announces them,
+    where it maps the zone."""
 
     peer: str
     tag: bytes

@@ -115,11 +115,11 @@ class SharedMemoryLink(SocketLink):
         self._closing = False
         super().__init__(wire, local, num_slots)
 
-    def send_blocks(self, wire: Wire, message: list[Any], moves: Sequence[Move], after: Mark | None) -> None:
+    def send_blocks(self, wire: Wire, message: list[Any], moves: Sequence[Move], posted: Mark | None) -> None:  # noqa: ARG002
         with self._copying:
             if self._closing:
                 raise PeerLost("the link is closed")
-            for move, block_N in zip(moves, self._local.read([move.local for move in moves], after), strict=True):
+            for move, block_N in zip(moves, self._local.read([move.local for move in moves]), strict=True):
                 self._remote_SN[move.remote] = block_N
         wire.send(message)
 

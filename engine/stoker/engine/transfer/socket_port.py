@@ -320,8 +320,8 @@ class Posted:
     moves: Sequence[Move]
     tag: bytes
     ticket: ThreadTicket
-    after: Mark | None
-    """What is to be waited for before the write is sent (`SocketLink.prepare`)."""
+    posted: Mark | None
+    """The end of what `SocketLink.prepare` has begun."""
 
     @property
     def message(self) -> list[Any]:
@@ -342,13 +342,13 @@ class SocketLink(ABC):
         self._thread = threading.Thread(target=self._run, name=f"{self.transport} writes", daemon=True)
         self._thread.start()
 
-    def prepare(self, moves: Sequence[Move], after: Mark | None) -> Mark | None:  # noqa: ARG002
-        """Begin what can be begun by the thread that writes; returns what `send_blocks` has to wait for."""
-        return after
+    def prepare(self, moves: Sequence[Move]) -> Mark | None:  # noqa: ARG002
+        """Begin what can be begun by the thread that calls `write`; returns its end."""
+        return None
 
     @abstractmethod
-    def send_blocks(self, wire: Wire, message: list[Any], moves: Sequence[Move], after: Mark | None) -> None:
-        """Move the bytes and send the message about them. `after`: what `prepare` has returned."""
+    def send_blocks(self, wire: Wire, message: list[Any], moves: Sequence[Move], posted: Mark | None) -> None:
+        """Move the bytes and send the message about them. `posted`: what `prepare` has returned."""
 
     @property
     def lost(self) -> str | None:
@@ -363,7 +363,7 @@ class SocketLink(ABC):
                 most = f"{self._local.count} blocks and {self._num_slots} slots"
                 raise ValueError(f"there are {most}, got block {local} and slot {remote}")
         ticket = ThreadTicket(len(moves) * self._local.block_bytes)
-        self._queue.put(Posted(moves, tag, ticket, self.prepare(moves, self._local.mark())))
+        self._queue.put(Posted(moves, tag, ticket, self.prepare(moves)))
         if self._lost is not None:
             ticket.complete(PeerLost(self._lost))
         return ticket
@@ -393,7 +393,7 @@ class SocketLink(ABC):
         if self._lost is not None:
             return PeerLost(self._lost)
         try:
-            self.send_blocks(self._wire, item.message, item.moves, item.after)
+            self.send_blocks(self._wire, item.message, item.moves, item.posted)
             answer = self._wire.receive()
         except TransferError as error:
             return self._fail(error)

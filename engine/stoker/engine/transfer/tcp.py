@@ -85,6 +85,6 @@ def dialed(endpoint: bytes) -> socket.socket:
 class TcpLink(SocketLink):
     transport = "tcp"
 
-    def send_blocks(self, wire: Wire, message: list[Any], moves: Sequence[Move], after: Mark | None) -> None:
-        blocks = self._local.read([move.local for move in moves], after)
+    def send_blocks(self, wire: Wire, message: list[Any], moves: Sequence[Move], posted: Mark | None) -> None:  # noqa: ARG002
+        blocks = self._local.read([move.local for move in moves])
         wire.send(message, (block_N.data for block_N in blocks))

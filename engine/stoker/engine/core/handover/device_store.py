@@ -68,9 +68,8 @@ class DeviceStore:
 
     @torch.inference_mode()
     def cell_sums(self, blocks: Sequence[int], cells: Grid) -> StreamSums:
-        """Begin to sum cache blocks."""
+        """Begin to sum cache blocks, beside what is computed: the steps that computed them have ended."""
         assert cells == ONE_CELL, "the ports of a GPU refuse other widths"
-        self._stream.wait_stream(torch.cuda.current_stream(self.cache_BN.device))
         with torch.cuda.stream(self._stream):
             return self._read_back(self._sums(self.cache_BN, self._rows(blocks)), self._stream)
 

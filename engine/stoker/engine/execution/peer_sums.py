@@ -36,7 +36,7 @@ class Longest(NamedTuple):
     """Each rank sends it twice less a share, but waits for others twice."""
 
 
-LONGEST = {2: Longest(3 * 2**19, 2**24), 4: Longest(2**19, 2**24), 8: Longest(2**18, 2**24)}
+LONGEST = {2: Longest(3 * 2**19, 2**24), 4: Longest(2**18, 2**23), 8: Longest(2**17, 2**23)}
 """By the largest number of ranks. Behind both NCCL is faster."""
 
 

@@ -5,8 +5,8 @@ r % R: the others store their parts of it there (first shot), it adds them and s
 So a rank sends 2 (R - 1) / R times its bytes, as few as any all-reduce needs, and the norm that follows is part of the
 same kernel.
 
-Rows travel as they are. Behind them a program stores the number of the call into a flag of the same program on the
-other rank (release), which waits for it (acquire). Every pair of programs exchanges both flags in every call, rows or
+Rows travel as they are. Behind them and a fence a program stores the number of the call into a flag of the same program
+on each other rank, which waits for it. Every pair of programs exchanges both flags in every call, rows or
 not, so no rank can be a whole call ahead of another; two turns of memory are enough. Row r always belongs to program
 (r // R) % PROGRAMS, and each program counts its own calls, so calls of any numbers of rows follow each other, in graphs
 or not. All ranks make the same calls in the same order.
@@ -116,7 +116,7 @@ def launch(
         SENDS=only in (None, "send"),
         ADDS=only in (None, "add"),
         RECEIVES=only in (None, "receive"),
-        ASM="" if triton.knobs.runtime.interpret else WAIT,
+        ASM="" if triton.knobs.runtime.interpret else wait_asm(shares.rank, shares.ranks),
         BLOCK=block,
         enable_fp_fusion=False,
         num_warps=warps_of(block),
@@ -125,26 +125,40 @@ def launch(
     return total_TD, normed_TD
 
 
-WAIT = f"""{{
-    .reg .pred m;
-    .reg .b32 spins, word;
-    mov.u32 spins, 0;
-    LOOK: ld.acquire.sys.global.u32 $0, [$1];
-    setp.eq.u32 m, $0, $2;
-    @m bra DONE;
-    add.u32 spins, spins, 1;
-    and.b32 word, spins, {CHECKED - 1};
-    setp.ne.u32 m, word, 0;
-    @m bra LOOK;
-    ld.volatile.global.u32 word, [$3];
-    setp.ne.u32 m, word, 0;
-    @m trap;
-    setp.ge.u32 m, spins, {SPINS};
-    @m trap;
-    bra LOOK;
-    DONE:
-}}"""
-"""Operands: the flag's value, its address, the number of the call, the address of the word that ends all waiting."""
+def wait_asm(rank: int, ranks: int) -> str:
+    """Return the wait for the flags of all other ranks; all of them are looked at at a time.
+
+    Operands: the value seen last, the address of rank 0's flag, the number of the call, the address of the word that
+    ends all waiting.
+    """
+    others = [source for source in range(ranks) if source != rank]
+    names = ", ".join(f"f{source}" for source in others)
+    flags = [(f"f{source}", f"[$1+{4 * PROGRAMS * source}]") for source in others]
+    looks = " ".join(f"ld.relaxed.sys.global.u32 {name}, {place};" for name, place in flags)
+    checks = " ".join(f"setp.ne.u32 m, {name}, $2; @m bra AGAIN;" for name, _ in flags)
+    return f"""{{
+        .reg .pred m;
+        .reg .b32 {names}, spins, word;
+        mov.u32 spins, 0;
+        LOOK: {looks}
+        {checks}
+        bra DONE;
+        AGAIN: add.u32 spins, spins, 1;
+        and.b32 word, spins, {CHECKED - 1};
+        setp.ne.u32 m, word, 0;
+        @m bra LOOK;
+        ld.volatile.global.u32 word, [$3];
+        setp.ne.u32 m, word, 0;
+        @m trap;
+        setp.ge.u32 m, spins, {SPINS};
+        @m trap;
+        bra LOOK;
+        DONE: mov.u32 $0, {flags[-1][0]};
+    }}"""
+
+
+FENCE = tl.constexpr("fence.acq_rel.sys; mov.u32 $0, $1;")
+"""What all threads of this program have stored is there, before a flag that is stored behind it."""
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -175,7 +189,7 @@ def two_shot_kernel(
                     there = (turn * RANKS + RANK) * (MAX_ROWS // RANKS) + row // RANKS
                     tl.store(memory + there.to(tl.int64) * MAX_WORDS + place, values, mask=inside)
                     row += step
-        raise_flags(addresses, FLAGS + RANK * PROGRAMS + program, call, RANK, RANKS)
+        raise_flags(addresses, FLAGS + RANK * PROGRAMS + program, call, RANK, RANKS, ASM)
     if ADDS:
         wait_for_flags(addresses, FLAGS + program, call, stop, RANK, RANKS, PROGRAMS, ASM)
         own = memory_of(addresses, RANK)
@@ -198,7 +212,7 @@ def two_shot_kernel(
             for peer in tl.static_range(RANKS):
                 tl.store(memory_of(addresses, peer) + there + place, pack(low, high, KIND), mask=inside)
             row += step
-        raise_flags(addresses, FLAGS + (RANKS + RANK) * PROGRAMS + program, call, RANK, RANKS)
+        raise_flags(addresses, FLAGS + (RANKS + RANK) * PROGRAMS + program, call, RANK, RANKS, ASM)
     if RECEIVES:
         own = memory_of(addresses, RANK)
         wait_for_flags(addresses, FLAGS + RANKS * PROGRAMS + program, call, stop, RANK, RANKS, PROGRAMS, ASM)
@@ -232,30 +246,32 @@ def memory_of(addresses, rank):
 
 
 @triton.jit
-def raise_flags(addresses, flag, call, RANK: tl.constexpr, RANKS: tl.constexpr):
+def raise_flags(addresses, flag, call, RANK: tl.constexpr, RANKS: tl.constexpr, ASM: tl.constexpr):
     """Tell this program of every other rank that all that was stored for it is there."""
     tl.debug_barrier()
+    if ASM != "":
+        call = tl.inline_asm_elementwise(FENCE, "=r,r", [call], dtype=tl.int32, is_pure=False, pack=1)
     for peer in tl.static_range(RANKS):
         if peer != RANK:
             memory = tl.load(addresses + peer).to(tl.pointer_type(tl.int32))
-            tl.atomic_xchg(memory + flag, call, sem="release", scope="sys")
+            tl.atomic_xchg(memory + flag, call, sem="relaxed", scope="sys")
 
 
 @triton.jit
 def wait_for_flags(
     addresses, flag, call, stop, RANK: tl.constexpr, RANKS: tl.constexpr, PROGRAMS: tl.constexpr, ASM: tl.constexpr
 ):
-    """Wait for this program's flags of all other ranks. The kernel fails where the host ends the wait."""
-    own = tl.load(addresses + RANK)
-    for source in tl.static_range(RANKS):
-        if source != RANK:
-            address = own + 4 * (flag + source * PROGRAMS).to(tl.int64)
-            if ASM != "":
-                tl.inline_asm_elementwise(
-                    ASM, "=&r,l,r,l", [address, call, stop], dtype=tl.int32, is_pure=False, pack=1
-                )
-            else:
-                seen = tl.load(address.to(tl.pointer_type(tl.int32)), volatile=True)
-                while seen != call:
-                    seen = tl.load(address.to(tl.pointer_type(tl.int32)), volatile=True)
+    """Wait for this program's flags of all other ranks. The kernel fails where the host ends the wait.
+
+    What they tell of is loaded past the first-level cache, which others' stores do not change.
+    """
+    first = tl.load(addresses + RANK) + 4 * flag.to(tl.int64)
+    if ASM != "":
+        tl.inline_asm_elementwise(ASM, "=&r,l,r,l", [first, call, stop], dtype=tl.int32, is_pure=False, pack=1)
+    else:
+        for source in tl.static_range(RANKS):
+            if source != RANK:
+                place = (first + 4 * PROGRAMS * source).to(tl.pointer_type(tl.int32))
+                while tl.load(place, volatile=True) != call:
+                    pass
     tl.debug_barrier()

@@ -26,7 +26,8 @@ def draw(model: Decoder, hidden_BD: Tensor, rows: SampleRows, table: SamplingTab
     if sums is None or not deals(len(hidden_BD), sums.size):
         return model.ops.sample(model.logits(hidden_BD), rows, table, None, None)
     own = sums.own_rows(len(hidden_BD))
-    dealt = SampleRows(rows.seats[own], rows.positions[own], rows.filtered)
+    # copies are aligned for any share: kernels of all ranks are those that one rank compiles
+    dealt = SampleRows(rows.seats[own].clone(), rows.positions[own].clone(), rows.filtered)
     return collected(model.ops.sample(model.dealt_logits(hidden_BD), dealt, table, None, None), sums)
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from stoker.engine.core.build import build_engine
 from stoker.engine.core.engine import LLMEngine
+from stoker.engine.execution.runner import Runner
+from stoker.engine.plan import EnginePlan
 from stoker.engine.ranks.executor import Ranks
+from stoker.engine.worker_main import load_and_spare
 from testing.engine.poisoned import check_a_bad_request_alone_fails
 from testing.engine.rank_engines import PROMPTS, Answers, answers, beside, config_of, tokens_of
 from testing.engine.tiny_tokenizer import tokenizer_json
@@ -87,3 +91,20 @@ def test_the_ranks_are_counted(two_ranks: LLMEngine) -> None:
     assert (first.rank, second.rank, second.pid) == (0, 1, workers.processes[1].pid)
     assert not workers.digests.differing(2)
     engine.executor.check()
+
+
+def test_a_rank_spares_what_it_has_loaded_from_collections() -> None:
+    """All other ranks would wait for a collection of its modules."""
+    before, runner, plan = gc.get_freeze_count(), cast("Runner", object()), cast("EnginePlan", object())
+    given: list[object] = []
+
+    def load(*arguments: object, **others: object) -> Runner:
+        given.extend((*arguments, others))
+        return runner
+
+    try:
+        assert load_and_spare(plan, None, load=load, beside_weights=None) is runner
+        assert given == [plan, None, {"beside_weights": None}]
+        assert gc.get_freeze_count() > before
+    finally:
+        gc.unfreeze()

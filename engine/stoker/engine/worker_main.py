@@ -14,11 +14,14 @@ import socket
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from stoker.engine.config import EngineConfig
 from stoker.engine.core.fetched_model import with_fetched_model
 from stoker.engine.core.kernel_warmup import warm_up_beside_weights
 from stoker.engine.core.rank_mover import RankMover
+from stoker.engine.execution.load import LoadRunner, load_runner
+from stoker.engine.execution.runner import Runner
 from stoker.engine.key_file import read_key
 from stoker.engine.plan import EnginePlan, choose_device
 from stoker.engine.ranks.block_calls import OpenBlocks
@@ -27,6 +30,7 @@ from stoker.engine.ranks.link import Link, LinkClosed
 from stoker.engine.ranks.pod_place import find_place
 from stoker.engine.ranks.wire import Join, pack
 from stoker.engine.ranks.worker import PodRank, Worker
+from stoker.pod.collection import spare_from_collection
 from stoker.pod.config_file import load
 from stoker.pod.installed_version import installed_version
 
@@ -51,8 +55,8 @@ def main() -> None:
         config, folder = load(EngineConfig, arguments.config), Path(arguments.config).parent
         run_in_other_pod(arguments.rank, config, folder, arguments.told, arguments.parent)
         return
-    worker = Worker(arguments.rank, arguments.device, Link(socket.socket(fileno=arguments.link)), make_mover=RankMover)
-    worker.run(warm_up_beside_weights)
+    link = Link(socket.socket(fileno=arguments.link))
+    Worker(arguments.rank, arguments.device, link, load_and_spare, make_mover=RankMover).run(warm_up_beside_weights)
 
 
 def run_in_other_pod(rank: int, config: EngineConfig, folder: Path, told: int, parent: int) -> None:
@@ -94,7 +98,14 @@ def run_in_other_pod(rank: int, config: EngineConfig, folder: Path, told: int, p
         return call._replace(folder=str(folder / f"rank-{rank}"), key=read_key(config.transfer.key_file))
 
     mover = partial(RankMover, localised=localised)
-    Worker(rank, device, link, pod=pod, make_mover=mover).run(warm_up_beside_weights)
+    Worker(rank, device, link, load_and_spare, pod=pod, make_mover=mover).run(warm_up_beside_weights)
+
+
+def load_and_spare(plan: EnginePlan, *arguments: Any, load: LoadRunner = load_runner, **others: Any) -> Runner:
+    """Load the rank's part of the model; later collections of garbage, for which all ranks would wait, leave it out."""
+    runner = load(plan, *arguments, **others)
+    spare_from_collection()
+    return runner
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ class CudaIpcPort(SocketPort):
 
 
 class CudaIpcLink(SocketLink):
-    """The writer's end. Copies begin where they are posted; a thread tells the receiver and waits for each write's."""
+    """The writer's end. Copies begin where they are posted; a thread tells the receiver."""
 
     transport = "cuda-ipc"
 
@@ -116,10 +116,8 @@ class CudaIpcLink(SocketLink):
         except DeviceError as error:
             return FailedMark(error)
 
-    def send_blocks(self, wire: Wire, message: list[Any], moves: Sequence[Move], posted: Mark | None) -> None:  # noqa: ARG002
-        assert posted is not None, "the end of the copies"
+    def send_blocks(self, wire: Wire, message: list[Any], moves: Sequence[Move]) -> None:  # noqa: ARG002
         wire.send(message)
-        posted.wait()
 
     def close(self) -> None:
         """Unmap the peer's zone behind the last copy; a dead peer's memory is given back with it."""

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.engine.transfer.device_memory import Copy, Mark, merged
+from stoker.engine.transfer.device_memory import Copy, merged
 from stoker.engine.transfer.device_zone import DeviceZone
 from stoker.engine.transfer.landing_zone import Grant
 from stoker.engine.transfer.layout import BlockLayout
@@ -116,7 +116,7 @@ class NixlLink(SocketLink):
         self._met = True
         super().__init__(wire, local, num_slots)
 
-    def send_blocks(self, wire: Wire, message: list[Any], moves: Sequence[Move], posted: Mark | None) -> None:  # noqa: ARG002
+    def send_blocks(self, wire: Wire, message: list[Any], moves: Sequence[Move]) -> None:
         size = self._local.block_bytes
         source, target = self._source.address, self._target.address
         copies = merged([Copy(source + local * size, target + slot * size, size) for local, slot, _ in moves])

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from stoker.engine.transfer.device_memory import Mark
 from stoker.engine.transfer.landing_zone import Grant
 from stoker.engine.transfer.layout import BlockLayout
 from stoker.engine.transfer.local_blocks import LocalBlocks
@@ -115,7 +114,7 @@ class SharedMemoryLink(SocketLink):
         self._closing = False
         super().__init__(wire, local, num_slots)
 
-    def send_blocks(self, wire: Wire, message: list[Any], moves: Sequence[Move], posted: Mark | None) -> None:  # noqa: ARG002
+    def send_blocks(self, wire: Wire, message: list[Any], moves: Sequence[Move]) -> None:
         with self._copying:
             if self._closing:
                 raise PeerLost("the link is closed")

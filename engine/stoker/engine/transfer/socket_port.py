@@ -321,7 +321,7 @@ class Posted:
     tag: bytes
     ticket: ThreadTicket
     posted: Mark | None
-    """The end of what `SocketLink.prepare` has begun."""
+    """The end of what `SocketLink.prepare` has begun, which is waited for last."""
 
     @property
     def message(self) -> list[Any]:
@@ -347,8 +347,8 @@ class SocketLink(ABC):
         return None
 
     @abstractmethod
-    def send_blocks(self, wire: Wire, message: list[Any], moves: Sequence[Move], posted: Mark | None) -> None:
-        """Move the bytes and send the message about them. `posted`: what `prepare` has returned."""
+    def send_blocks(self, wire: Wire, message: list[Any], moves: Sequence[Move]) -> None:
+        """Move the bytes, where `prepare` has not begun that, and send the message about them."""
 
     @property
     def lost(self) -> str | None:
@@ -393,8 +393,10 @@ class SocketLink(ABC):
         if self._lost is not None:
             return PeerLost(self._lost)
         try:
-            self.send_blocks(self._wire, item.message, item.moves, item.posted)
+            self.send_blocks(self._wire, item.message, item.moves)
             answer = self._wire.receive()
+            if item.posted is not None:
+                item.posted.wait()
         except TransferError as error:
             return self._fail(error)
         except Exception as error:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from stoker.engine.transfer.device_memory import Mark
 from stoker.engine.transfer.landing_zone import Grant
 from stoker.engine.transfer.layout import BlockLayout
 from stoker.engine.transfer.local_blocks import LocalBlocks
@@ -85,6 +84,6 @@ def dialed(endpoint: bytes) -> socket.socket:
 class TcpLink(SocketLink):
     transport = "tcp"
 
-    def send_blocks(self, wire: Wire, message: list[Any], moves: Sequence[Move], posted: Mark | None) -> None:  # noqa: ARG002
+    def send_blocks(self, wire: Wire, message: list[Any], moves: Sequence[Move]) -> None:
         blocks = self._local.read([move.local for move in moves])
         wire.send(message, (block_N.data for block_N in blocks))

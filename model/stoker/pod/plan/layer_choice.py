@@ -127,11 +127,13 @@ def mean_recomputed(job: Job) -> Recomputed:
 def beside_layers(job: Job) -> float:
     """Bytes of a token outside of the layers.
 
-    Sum and gradient of the last norm, the rotary table's rows in fp32, and the numbers of a batch (8 bytes for token,
-    position and target, 4 for the weight, and one copy of each). Ranks that share sequences know the places of all
-    tokens (3 numbers of 8 bytes); ranks that cut them gather the last norm's result.
+    Sum of the last norm and gradient of its result, the rotary table's rows in fp32, and the numbers of a batch (8
+    bytes for token, position and target, 4 for the weight, and one copy of each). Ranks that share sequences know the
+    places of all tokens (3 numbers of 8 bytes). Ranks that cut them have their own tokens of the sum, and the gradient
+    of all; the gathered result itself is freed with the loss, and counts as a tensor on its way (`memory`).
     """
-    streams = 3.0 if job.layout.sequence_parallel else 2.0
+    layout = job.layout
+    streams = 1.0 + (1.0 / layout.tensor if layout.sequence_parallel else 1.0)
     return streams * job.model.hidden_size * job.value_bytes + _numbers(job)
 
 

@@ -43,7 +43,7 @@ class Kept:
 
     loss: float
     measured: int
-    """Bytes; what the loss keeps is left out."""
+    """Bytes; what the plan counts as buffers is left out: what the loss keeps, and copies of weights in fp8."""
     planned: float
     gradient: float
     """Sum of the squares of this rank's reduced gradient."""
@@ -95,7 +95,14 @@ def kept_by_forward(config: TrainerConfig, context: RankContext, model: ModelCon
     choices = zip(layer_jobs(job), layer_choices(job), strict=True)
     planned = job.tokens * (sum(layer_cost(kind, one).kept for kind, one in choices) + beside_layers(job))
     table = 0 if config.lora is not None else 4 * model.vocab_size * model.hidden_size // config.parallelism.tensor
-    return Kept(float(loss_sum.detach()), kept - table - 16 * job.tokens, planned, gradient)
+    buffers = table + 16 * job.tokens + eight_bit_copies(config, held)
+    return Kept(float(loss_sum.detach()), kept - buffers, planned, gradient)
+
+
+def eight_bit_copies(config: TrainerConfig, decoder: Decoder) -> int:
+    """Return the bytes of the copies of the layers' weights in fp8, one in each order."""
+    matrices = [weight for weight in decoder.blocks.parameters() if weight.dim() == 2]
+    return 2 * sum(weight.numel() for weight in matrices) if config.memory.precision == "fp8" else 0
 
 
 def kept_by_stage(

@@ -129,6 +129,27 @@ def test_the_sizes_behind_model_from_are_read(tmp_path: Path) -> None:
     assert "give --model FOLDER with its config.json" in missing.output
 
 
+def test_a_job_that_this_version_does_not_run_is_planned_and_refused(tmp_path: Path) -> None:
+    offloads = {"cpuOffload": True, "nvmeOffload": {"path": "/scratch"}}
+    manifest = changed(JOB, {**BIG, "spec.memory": offloads})
+    found = run(tmp_path, manifest, "--gpu", "H200")
+    assert found.exit_code == WRONG_INPUT
+    assert "volume of nvmeOffload" in found.stdout
+    reason = "spec.memory.cpuOffload true is not supported yet with memory.nvmeOffload"
+    assert reason in found.stderr
+    (line,) = json.loads(run(tmp_path, manifest, "--gpu", "H200", "--json").stdout)["refused"]
+    assert line.startswith(reason)
+    assert json.loads(run(tmp_path, changed(JOB, BIG), "--json").output)["refused"] == []
+
+
+def test_a_gpu_without_a_precision_has_no_plan_and_no_layouts_of_it(tmp_path: Path) -> None:
+    manifest = changed(JOB, {**BIG, "spec.memory": {"precision": "fp8"}})
+    for options in ([], ["--gpus", "8"]):
+        found = run(tmp_path, manifest, "--gpu", "A100", *options)
+        assert found.exit_code == WRONG_INPUT
+        assert "memory.precision fp8: an A100 does not compute in it; allowed: bf16, fp16, fp32" in found.output
+
+
 REFUSED: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
     ({}, ("--gpu", "V100"), "gpu 'V100' is unknown; allowed: A100, H100, H200, B200"),
     ({}, ("--gpus", "4"), "--gpus 4 needs --gpu NAME"),

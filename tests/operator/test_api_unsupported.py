@@ -20,6 +20,10 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
         "spec.memory.precision fp8 needs hiddenSize 72 to be a multiple of 16; allowed: bf16, fp16, fp32",
         "spec.memory.precision fp8 needs numKvHeads x headDim 32 / tensor 4 to be a multiple of 16; allowed: bf16, fp16, fp32",
     ]),
+    ("TrainingJob", {"memory": {"precision": "fp8"}, "model": {**_SIZES, "numExperts": 8, "numLayers": 2, "mlpOnlyLayers": [0], "intermediateSize": 100}}, [
+        "spec.memory.precision fp8 needs intermediateSize 100 to be a multiple of 16; allowed: bf16, fp16, fp32",
+    ]),
+    ("TrainingJob", {"memory": {"precision": "fp8"}, "workers": {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"}}}, ["spec.memory.precision fp8: an A100 does not compute in it; allowed: bf16, fp16, fp32"]),
     ("TrainingJob", {"parallelism": {"pipelineSchedule": "GPipe", "contextMethod": "Ring"}}, ["spec.parallelism.pipelineSchedule GPipe needs pipeline above 1", "spec.parallelism.contextMethod Ring needs context above 1"]),
     ("TrainingJob", {"training": {"deterministic": "AnyDataParallel"}, "parallelism": {"tensor": 2, "context": 4}}, []),
     ("TrainingJob", {"training": {"deterministic": "SameLayout"}, "parallelism": {"tensor": 3, "replicate": 2, "expert": 2}, "model": {"numExperts": 8}}, ["spec.parallelism.expert 2 needs microBatchSize x sequenceLength = 2048 tokens to be a multiple of context 1 x tensor 3 = 3"]),

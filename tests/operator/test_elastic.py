@@ -25,6 +25,7 @@ from stoker.operator.domain.job_plan import GPU_PRODUCT, too_large
 from stoker.operator.domain.placement.node_capacity import pinned_node
 from stoker.operator.domain.plan import Key, Object
 from stoker.operator.domain.settings import Settings
+from stoker.operator.domain.unsupported import unsupported
 from stoker.pod.causes import Cause
 from testing.operator.ready_node import ready_node
 from testing.operator.simulated_cluster import START
@@ -126,9 +127,33 @@ def test_another_layout_is_taken_where_the_present_one_does_not_divide_the_size(
     assert divides(chosen)
     assert not too_large(chosen)
     assert chosen["training"] == spec["training"]
+    assert not unsupported("TrainingJob", chosen)
     unknown = {**spec, "workers": {"replicas": 4, "gpusPerPod": 2}}
     limits = Limits(smallest=1, largest=4)
     assert resized(unknown, limits, at(workers=4), lambda found: found["workers"]["replicas"] <= 3) is None
+
+
+def test_another_layout_is_one_that_the_trainer_runs() -> None:
+    model = {
+        "architecture": "llama",
+        "hiddenSize": 512,
+        "intermediateSize": 1024,
+        "numLayers": 1,
+        "numHeads": 8,
+        "numKvHeads": 1,
+        "vocabSize": 1024,
+    }
+    spec = spec_of(
+        model=model,
+        workers={"replicas": 4, "gpusPerPod": 2, "nodeSelector": {GPU_PRODUCT: "NVIDIA-H100-80GB-HBM3"}},
+        training={"globalBatchSize": 4, "sequenceLength": 6144},
+        runtime={"attention": "flash"},
+    )
+    limits = Limits(smallest=1, largest=4)
+    form = resized(spec, limits, at(workers=4), lambda found: found["workers"]["replicas"] == 3)
+    assert form is None, "six ranks share sequences, which flash-attn-4 does not do with AllGather"
+    either = {name: section for name, section in spec.items() if name != "runtime"}
+    assert resized(either, limits, at(workers=4), lambda found: found["workers"]["replicas"] == 3) is not None
 
 
 # What

@@ -530,6 +530,46 @@ def test_only_built_layouts_are_listed_and_a_small_gpu_has_none() -> None:
     assert layouts(job(batch=8), 1, small, built_only=False) == []
 
 
+REFUSED_BY_TRAINER = {
+    "experts, whose rows come from several ranks": (job(MOE, 8, 1, 16, any_data_parallel=True), 4, "expert", {2, 4}),
+    "sums of three ranks": (
+        job(replace(TINY, num_heads=12, num_kv_heads=6, vocab_size=96), 24, 1, 24, any_data_parallel=True),
+        6,
+        "context",
+        {3, 6},
+    ),
+    "a vocabulary that is not cut": (job(replace(TINY, vocab_size=101), 8, 1, 16), 4, "tensor", {2}),
+    "feed-forward layers that are not cut": (job(replace(TINY, intermediate_size=33), 8, 1, 16), 4, "tensor", {2}),
+    "tokens that are not cut": (job(TINY, 8, 1, 17), 4, "tensor", {2}),
+    "eight bits": (
+        job(replace(TINY, hidden_size=16, head_dim=8, intermediate_size=32), 8, 1, 16, precision="fp8"),
+        4,
+        "tensor",
+        {2},
+    ),
+}
+"""Job, GPUs, and the sizes of an axis that the plan knows and the trainer refuses."""
+
+
+@pytest.mark.parametrize("name", REFUSED_BY_TRAINER)
+def test_layouts_that_the_trainer_refuses_are_not_listed(name: str) -> None:
+    found, gpus, axis, sizes = REFUSED_BY_TRAINER[name]
+    listed = {getattr(plan.job.layout, axis) for plan in layouts(found, gpus, GPUS["H100"])}
+    planned = {getattr(plan.job.layout, axis) for plan in layouts(found, gpus, GPUS["H100"], built_only=False)}
+    assert planned - listed == sizes
+
+
+def test_experts_that_tensor_ranks_cannot_slice_are_listed_whole() -> None:
+    plans = layouts(job(replace(MOE, expert_size=33), 8, 1, 16), 4, GPUS["H100"])
+    assert {plan.job.layout.expert for plan in plans if plan.job.layout.tensor > 1} == {2, 4}
+
+
+def test_a_budget_of_activations_stays_in_other_layouts() -> None:
+    plans = layouts(job(TINY, 8, 1, 16, activation_budget_bytes=1e6), 4, GPUS["H100"])
+    assert plans
+    assert {(plan.job.layout.recompute, plan.job.activation_budget_bytes) for plan in plans} == {("selective", 1e6)}
+
+
 def test_a_job_that_fits_only_in_a_pipeline_with_shared_gradients_or_weights_has_layouts() -> None:
     uncut = replace(LLAMA_8B, num_kv_heads=1)  # for one tensor rank and, with an odd length, one of a sequence
     small = replace(GPUS["H100"], memory_bytes=32 * GIB)

@@ -144,7 +144,7 @@ def test_sizes_that_tensor_cores_do_not_take_are_refused_with_the_arithmetic() -
     check_fp8(tiny_config(memory__precision="bf16"), odd, CPU)
 
 
-def test_experts_are_refused_by_name() -> None:
+def test_experts_stay_in_the_wide_type() -> None:
     sparse = replace(MODEL, architecture="qwen3-moe", num_experts=4, num_experts_per_token=2, moe_intermediate_size=32)
     check_fp8(tiny_config(memory__precision="fp8"), replace(sparse, intermediate_size=72), CPU)
     decoder = Decoder(replace(sparse, mlp_only_layers=(0,)), Ops(), device="meta")

@@ -305,6 +305,28 @@ def test_in_eight_bits_other_axes_change_the_order_of_sums_alone(
     np.testing.assert_allclose(wide.losses, narrow.losses, rtol=2e-2)
 
 
+LARGE: dict[str, Any] = {"initializer_range": 1.0}
+"""Weights at which the first gradients overflow in fp16."""
+SCALED = (
+    Layout(tensor=2, shard=2, changes=SEQUENCE, zero_stage=3, model=replace(TIED, **LARGE)),
+    Layout(pipeline=2, changes=ZERO_BUBBLE, model=replace(TIED, **LARGE)),
+    Layout(context=2, replicate=2, changes=RING, model=replace(TIED, **LARGE)),
+    Layout(shard=2, expert=2, model=replace(SPARSE, **LARGE)),
+)
+
+
+@pytest.mark.parametrize("layout", SCALED, ids=str)
+def test_an_overflow_of_fp16_skips_the_step_on_every_axis(world: LayoutWorld, tmp_path: Path, layout: Layout) -> None:
+    halves = {"memory__precision": "fp16", "training__total_steps": 3}
+    wide = world.run(layout, tmp_path / "wide", **halves)
+    narrow = world.run(Layout(model=layout.model), tmp_path / "one", **halves)
+    skipped, expected = ([norm is None for *_, norm in run.losses] for run in (wide, narrow))
+    assert skipped == expected
+    assert (skipped[0], skipped[-1]) == (True, False)
+    numbers = [[loss for _, *found in run.losses for loss in found if loss is not None] for run in (wide, narrow)]
+    np.testing.assert_allclose(*numbers, rtol=5e-3)
+
+
 OFFLOADED = (
     Layout(shard=2, zero_stage=0),
     Layout(shard=4, zero_stage=1),

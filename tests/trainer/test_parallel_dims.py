@@ -10,14 +10,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stoker.model.config import ModelConfig
 from stoker.model.kernels.ops import Ops
 from stoker.pod.capabilities import CONTEXT_ATTENTION
 from stoker.pod.config_file import ConfigError, parse
+from stoker.pod.plan.gpu import GPUS
+from stoker.pod.plan.layouts import layouts
 from stoker.trainer.protocol.config import ParallelismConfig, TrainerConfig
 from stoker.trainer.protocol.parallel_dims import AXES, ParallelDims, check_supported
 from stoker.trainer.rank.kernel_choice import make_ops
+from stoker.trainer.rank.plan_check import planned_job
 from stoker.trainer.rank.run_inputs import check_heads
 from testing.trainer.tiny_run import TINY
+
+PLANNED_AXES = ("pipeline", "replicate", "context", "tensor", "expert")
+SPARSE = replace(TINY, architecture="qwen3-moe", num_experts=4, num_experts_per_token=2, moe_intermediate_size=24)
 
 
 def config(**changes: Any) -> TrainerConfig:
@@ -185,6 +192,18 @@ def test_any_data_parallel_needs_a_power_of_two_of_tensor_ranks() -> None:
 
 def test_a_plain_configuration_is_taken() -> None:
     assert check_supported(config()).data_parallel == 4
+
+
+@pytest.mark.parametrize("deterministic", ["SameLayout", "AnyDataParallel"])
+@pytest.mark.parametrize("model", [TINY, SPARSE], ids=["dense", "experts"])
+def test_every_layout_that_the_plan_lists_is_taken(model: ModelConfig, deterministic: str) -> None:
+    changes = {"training__deterministic": deterministic, "training__sequence_length": 25, "memory__precision": "fp32"}
+    plans = layouts(planned_job(config(**changes), model), 4, GPUS["H200"])
+    assert plans
+    for layout in {plan.job.layout for plan in plans}:
+        sizes = {f"parallelism__{axis}": getattr(layout, axis) for axis in (*PLANNED_AXES, "sequence_parallel")}
+        names = {"memory__zero_stage": layout.zero_stage, "memory__activation_checkpointing": layout.recompute}
+        assert check_supported(config(**changes, **sizes, **names)).shard == layout.shard
 
 
 def test_ranks_that_differ_on_some_axes_alone_form_a_group() -> None:

@@ -41,9 +41,11 @@ def plan(
 ) -> None:
     """Show what one rank of a job needs: memory by part, traffic by link, time of a step.
 
-    A layout that is not supported yet is planned too. Exits 1 when the job does not fit the GPU.
+    A job that this version does not run is planned too; what it refuses follows. Exits 1 when the job does not fit the
+    GPU, and 64 when it is refused.
     """
     from stoker.operator.domain.job_plan import gpu_of_spec, job_of_spec
+    from stoker.operator.domain.unsupported import not_runnable
 
     try:
         manifest = _admitted(files)
@@ -57,7 +59,10 @@ def plan(
     if gpus is not None:
         _show_layouts(found, gpus, as_json)
         return
-    click.echo(json.dumps(found.to_json(), indent=1) if as_json else described(found))
+    refused = not_runnable("TrainingJob", spec)
+    click.echo(json.dumps({**found.to_json(), "refused": refused}, indent=1) if as_json else described(found))
+    if refused:
+        _refuse("\n".join(["this version does not run the job:", *refused]))
     if found.fits is False:
         sys.exit(FAILED)
 

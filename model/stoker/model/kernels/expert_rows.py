@@ -86,13 +86,14 @@ class GatherRows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_TD: Tensor, rows: ExpertRows) -> Tensor:
-        ctx.rows = rows
+        ctx.save_for_backward(rows.places)  # saved as such, so that recomputation drops it
+        ctx.num_choices = rows.num_choices
         return x_TD.index_select(0, rows.tokens)
 
     @staticmethod
     def backward(ctx: Any, grad_SD: Tensor) -> tuple[Tensor, None]:
-        rows: ExpertRows = ctx.rows
-        grad_TKD = grad_SD.index_select(0, rows.places).view(-1, rows.num_choices, grad_SD.shape[1])
+        (places_S,) = ctx.saved_tensors
+        grad_TKD = grad_SD.index_select(0, places_S).view(-1, ctx.num_choices, grad_SD.shape[1])
         return grad_TKD.sum(1), None
 
 
@@ -101,9 +102,10 @@ class PermuteRows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, y_SD: Tensor, places_S: Tensor, sources_S: Tensor) -> Tensor:
-        ctx.sources = sources_S
+        ctx.save_for_backward(sources_S)
         return y_SD.index_select(0, places_S)
 
     @staticmethod
     def backward(ctx: Any, grad_SD: Tensor) -> tuple[Tensor, None, None]:
-        return grad_SD.index_select(0, ctx.sources), None, None
+        (sources_S,) = ctx.saved_tensors
+        return grad_SD.index_select(0, sources_S), None, None

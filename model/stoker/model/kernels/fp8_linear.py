@@ -87,7 +87,7 @@ class Fp8Linear(torch.autograd.Function):
             ctx.save_for_backward(weight_ED, x_TD)
         else:
             ctx.save_for_backward(weight_ED)
-        ctx.amax = casts.known
+        ctx.amax = casts.known_for_columns()
         return kernels.product(x, weight_copies(kernels, weight_ED, fp8).plain, x_TD.dtype, True, None)
 
     @staticmethod
@@ -150,6 +150,10 @@ class Casts:
             return self._kernels.cast_both(self._x_RC, self._amax("tensor"), self._dtype, into)
         first, second = into or (None, None)
         return self.rows(first), self.columns(second)
+
+    def known_for_columns(self) -> dict[Axis, Tensor]:
+        """Return the magnitudes that `columns` may read again: those of rows would be kept for nothing."""
+        return {axis: amax for axis, amax in self.known.items() if axis != "rows"}
 
     def _amax(self, axis: Axis) -> Tensor:
         if axis not in self.known:

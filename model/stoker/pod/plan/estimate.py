@@ -80,7 +80,10 @@ def make_plan(job: Job, gpu: Gpu | None) -> Plan:
 
     Raises:
         BudgetTooSmall: the budget of activations cannot be met.
+        ValueError: the GPU has no products in the job's precision.
     """
+    if gpu is not None:
+        gpu.check_precision(job.precision)
     rank = pipeline_ranks(job)[0]
     return Plan(
         job=job,

@@ -18,7 +18,7 @@ class Gpu:
     memory_bytes: float
     """That programs can use."""
     flops: dict[str, float]
-    """Precision -> dense operations per second."""
+    """Precision that the GPU has -> dense operations per second."""
     bandwidth: float
     """Bytes per second of its memory."""
     link: float
@@ -27,9 +27,16 @@ class Gpu:
     """Bytes per second to a GPU of another node, one direction."""
     per_node: int = 8
 
+    def check_precision(self, precision: str) -> None:
+        """Raise ValueError where the GPU has no products in this precision."""
+        if precision not in self.flops:
+            allowed = ", ".join(self.flops)
+            raise ValueError(f"memory.precision {precision}: an {self.name} does not compute in it; allowed: {allowed}")
 
-def _flops(bf16: float, fp8: float, fp32: float) -> dict[str, float]:
-    return {"bf16": bf16, "fp16": bf16, "fp8": fp8, "fp32": fp32}
+
+def _flops(bf16: float, fp8: float | None, fp32: float) -> dict[str, float]:
+    eight_bits = {} if fp8 is None else {"fp8": fp8}
+    return {"bf16": bf16, "fp16": bf16, **eight_bits, "fp32": fp32}
 
 
 GPUS = {
@@ -38,7 +45,7 @@ GPUS = {
         Gpu(
             name="A100",
             memory_bytes=79.1 * GIB,
-            flops=_flops(312e12, 312e12, 19.5e12),
+            flops=_flops(312e12, None, 19.5e12),
             bandwidth=2.04e12,
             link=230e9,
             network=22e9,

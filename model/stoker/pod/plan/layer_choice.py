@@ -6,6 +6,7 @@ The trainer does what `layer_choices` says; `stoker plan` prints it. T tokens; b
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -103,11 +104,11 @@ def planned_activations(job: Job, rank: PipelineRank | None = None) -> float:
     `rank`: of a pipeline; None: the whole model.
     """
     if rank is None or job.layout.pipeline == 1:
-        chosen = [layer_cost(kind, choice) for kind, choice in zip(layer_jobs(job), layer_choices(job), strict=True)]
-        return job.tokens * (fullest_moment(chosen) + beside_layers(job))
+        chosen = list(zip(layer_jobs(job), layer_choices(job), strict=True))
+        return job.tokens * (fullest_moment(_costs_of(chosen, layer_cost)) + beside_layers(job))
     moments = fullest_moments(job, rank)
     stages = [
-        [_under_way(kind, moments, layer_cost(kind, choice)) for kind, choice in stage]
+        _costs_of(stage, lambda kind, choice: _under_way(kind, moments, layer_cost(kind, choice)))
         for stage in _stages_of(job, rank.index)
     ]
     held = max(sum(cost.kept for cost in stage) for stage in stages)
@@ -118,20 +119,28 @@ def planned_activations(job: Job, rank: PipelineRank | None = None) -> float:
 def mean_recomputed(job: Job) -> Recomputed:
     """Return what the layers keep and compute again on average; of `again` what any layer does."""
     choices = layer_choices(job)
-    costs = [_computed(kind, choice) for kind, choice in zip(layer_jobs(job), choices, strict=True)]
+    costs = _costs_of(list(zip(layer_jobs(job), choices, strict=True)), _computed)
     names = dict.fromkeys(name for choice in choices for name in choice.names())
     kept, work = sum(cost.kept for cost in costs), sum(cost.work for cost in costs)
     return Recomputed(kept / len(costs), tuple(names), work / len(costs))
 
 
+def _costs_of(chosen: Sequence[tuple[Job, LayerChoice]], cost: Callable[[Job, LayerChoice], Cost]) -> list[Cost]:
+    """Return the cost of each layer; those of one kind with one choice are computed once."""
+    known = {one: cost(*one) for one in set(chosen)}
+    return [known[one] for one in chosen]
+
+
 def beside_layers(job: Job) -> float:
     """Bytes of a token outside of the layers.
 
-    Sum and gradient of the last norm, the rotary table's rows in fp32, and the numbers of a batch (8 bytes for token,
-    position and target, 4 for the weight, and one copy of each). Ranks that share sequences know the places of all
-    tokens (3 numbers of 8 bytes); ranks that cut them gather the last norm's result.
+    Sum of the last norm and gradient of its result, the rotary table's rows in fp32, and the numbers of a batch (8
+    bytes for token, position and target, 4 for the weight, and one copy of each). Ranks that share sequences know the
+    places of all tokens (3 numbers of 8 bytes). Ranks that cut them have their own tokens of the sum, and the gradient
+    of all; the gathered result itself is freed with the loss, and counts as a tensor on its way (`memory`).
     """
-    streams = 3.0 if job.layout.sequence_parallel else 2.0
+    layout = job.layout
+    streams = 1.0 + (1.0 / layout.tensor if layout.sequence_parallel else 1.0)
     return streams * job.model.hidden_size * job.value_bytes + _numbers(job)
 
 
@@ -154,9 +163,24 @@ def _beside_stages(job: Job, rank: PipelineRank) -> float:
     return passes * 2.0 * stream + gathered + job.micro_batches * _numbers(job)
 
 
-@lru_cache(maxsize=64)
 def _by_stage(job: Job) -> tuple[tuple[LayerChoice, ...], ...]:
     """Return the choices of the layers of each stage, in the order of the forward pass."""
+    found = _solved(replace(job, layout=replace(job.layout, zero_stage=0)))  # activations are alike in all stages
+    if isinstance(found, BudgetTooSmall):
+        raise BudgetTooSmall(str(found), found.needed)
+    return found
+
+
+@lru_cache(maxsize=64)
+def _solved(job: Job) -> tuple[tuple[LayerChoice, ...], ...] | BudgetTooSmall:
+    """Return the choices, or what refuses the budget: a search costs up to a second."""
+    try:
+        return _searched(job)
+    except BudgetTooSmall as error:
+        return error
+
+
+def _searched(job: Job) -> tuple[tuple[LayerChoice, ...], ...]:
     if job.layout.pipeline == 1:
         return (_within_budget(job),)
     by_rank: dict[int, list[tuple[LayerChoice, ...]]] = {}

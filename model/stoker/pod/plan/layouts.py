@@ -11,6 +11,7 @@ from stoker.pod.capabilities import refusals
 from stoker.pod.plan.estimate import Plan, make_plan
 from stoker.pod.plan.gpu import Gpu
 from stoker.pod.plan.job import Job, Layout, Recompute
+from stoker.pod.plan.layout_rules import trainer_runs
 
 _RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 
@@ -18,8 +19,8 @@ _RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 def layouts(job: Job, gpus: int, gpu: Gpu, *, built_only: bool = True) -> list[Plan]:
     """Return a plan for each layout of `gpus` ranks that fits, the fastest first, then the one with less memory.
 
-    Model, global batch, sequence length, micro-batch and precision stay. `built_only`: leave out what
-    `stoker.pod.capabilities` refuses.
+    Model, global batch, sequence length, micro-batch, precision and a budget of activations stay. `built_only`: leave
+    out what `stoker.pod.capabilities` and the trainer refuse.
     """
     plans = (_plan(candidate, gpu) for candidate in _candidates(job, gpus, gpu, built_only))
     return sorted((plan for plan in plans if plan is not None and plan.fits), key=_rank_of)
@@ -41,14 +42,15 @@ def _rank_of(plan: Plan) -> tuple[float, float, int]:
 
 def _candidates(job: Job, gpus: int, gpu: Gpu, built_only: bool) -> Iterator[Job]:
     nodes = min(gpu.per_node, gpus)
-    for grid, stage, recompute in product(_grids(job, gpus, nodes), range(4), _RECOMPUTE):
-        layout = replace(grid, zero_stage=stage, recompute=recompute)
-        if built_only and refusals("trainer", _fields(job, layout)):
-            continue
-        budget = job.activation_budget_bytes if recompute == "selective" else None
-        candidate = replace(job, layout=layout, ranks_per_node=nodes, activation_budget_bytes=budget)
-        if _divides(candidate):
+    choices = _RECOMPUTE if job.activation_budget_bytes is None else ("selective",)
+    for grid, stage, recompute in product(_grids(job, gpus, nodes), range(4), choices):
+        candidate = replace(job, layout=replace(grid, zero_stage=stage, recompute=recompute), ranks_per_node=nodes)
+        if _divides(candidate) and not (built_only and _is_refused(candidate)):
             yield candidate
+
+
+def _is_refused(candidate: Job) -> bool:
+    return not trainer_runs(candidate) or bool(refusals("trainer", _fields(candidate, candidate.layout)))
 
 
 def _grids(job: Job, gpus: int, per_node: int) -> Iterator[Layout]:

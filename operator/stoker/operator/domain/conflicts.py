@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from stoker.operator.domain.job_plan import gpu_of_spec
+from stoker.pod.plan.layout_rules import EIGHT_BIT_MULTIPLE
+
 Section = Mapping[str, Any]
 
-EIGHT_BIT_MULTIPLE = 16
-"""What sizes of a product in eight bits are multiples of (`MULTIPLE` of the model's `fp8`)."""
 FP32_SMALLEST, FP32_LARGEST = 1.2e-38, 3.4e38
 """Of the numbers that a device computes with."""
 _RATES = ("learningRate", "minLearningRate", "epsilon", "weightDecay", "gradientClipping")
@@ -113,7 +114,9 @@ def _of_precision(spec: Section) -> list[str]:
 
 
 def _of_eight_bits(spec: Section) -> list[str]:
-    model, tensor = _section(spec, "model"), _section(spec, "parallelism").get("tensor", 1)
+    model, tensor, gpu = _section(spec, "model"), _section(spec, "parallelism").get("tensor", 1), gpu_of_spec(spec)
+    if gpu is not None and "fp8" not in gpu.flops:
+        return [f"spec.memory.precision fp8: an {gpu.name} does not compute in it; allowed: {', '.join(gpu.flops)}"]
     if not model:
         return []  # the trainer checks what is behind modelFrom
     heads = model["numHeads"]
@@ -123,7 +126,7 @@ def _of_eight_bits(spec: Section) -> list[str]:
         "numHeads x headDim": (heads * head_size, tensor),
         "numKvHeads x headDim": (model.get("numKvHeads", heads) * head_size, tensor),
     }
-    if not model.get("numExperts"):
+    if not model.get("numExperts") or model.get("mlpOnlyLayers"):
         sizes["intermediateSize"] = (model["intermediateSize"], tensor)
     return [
         f"spec.memory.precision fp8 needs {name} {size}{f' / tensor {cut}' if cut > 1 else ''} to be a multiple of "

@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from stoker.operator.domain.job_plan import gpu_of_spec, job_of_spec, too_large
+from stoker.operator.domain.unsupported import unsupported
 from stoker.pod.plan.job import Layout
 from stoker.pod.plan.layouts import layouts
 
@@ -143,7 +144,8 @@ def _other_layout(spec: Mapping[str, Any]) -> Form | None:
         return None
     for plan in layouts(job, workers["replicas"] * ranks, gpu):
         form = _sections(plan.job.layout)
-        if plan.job.layout.tensor <= ranks and divides(with_form(spec, form)):
+        candidate = with_form(spec, form)
+        if plan.job.layout.tensor <= ranks and divides(candidate) and not unsupported("TrainingJob", candidate):
             return form
     return None
 

@@ -27,8 +27,13 @@ def unsupported(kind: str, spec: Mapping[str, Any]) -> list[str]:
     Args:
         spec: as stored, camelCase, with or without defaults: an absent field asks for nothing.
     """
-    refused = refusals(kind, spec, "spec") + refused_templates(kind, spec)
+    refused = not_runnable(kind, spec)
     if kind != "TrainingJob":
         return refused
-    refused += conflicts(spec) + place_conflicts(spec)
     return refused + too_large(spec) + ([] if refused else over_budget(spec))
+
+
+def not_runnable(kind: str, spec: Mapping[str, Any]) -> list[str]:
+    """Return the lines of `unsupported` that do not depend on memory."""
+    refused = refusals(kind, spec, "spec") + refused_templates(kind, spec)
+    return refused + (conflicts(spec) + place_conflicts(spec) if kind == "TrainingJob" else [])

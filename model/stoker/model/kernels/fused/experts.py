@@ -62,12 +62,14 @@ class Dispatch(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_TD: Tensor, rows: ExpertRows) -> Tensor:
-        ctx.rows = rows
+        ctx.save_for_backward(rows.places)  # saved as such, so that recomputation drops it
+        ctx.num_choices = rows.num_choices
         return x_TD.index_select(0, rows.tokens)
 
     @staticmethod
     def backward(ctx: Any, grad_SD: Tensor) -> tuple[Tensor, None]:
-        return add_choices(grad_SD.contiguous(), None, ctx.rows), None
+        (places_S,) = ctx.saved_tensors
+        return add_choices(grad_SD.contiguous(), None, places_S, ctx.num_choices), None
 
 
 def combine(y_SD: Tensor, weights_TK: Tensor, rows: ExpertRows) -> Tensor:
@@ -81,34 +83,33 @@ class Combine(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, y_SD: Tensor, weights_TK: Tensor, rows: ExpertRows) -> Tensor:
         y_SD, weights_TK = y_SD.contiguous(), weights_TK.contiguous()
-        ctx.save_for_backward(y_SD, weights_TK)
-        ctx.rows = rows
-        return add_choices(y_SD, weights_TK, rows)
+        ctx.save_for_backward(y_SD, weights_TK, rows.places)
+        return add_choices(y_SD, weights_TK, rows.places, rows.num_choices)
 
     @staticmethod
     def backward(ctx: Any, grad_TD: Tensor) -> tuple[Tensor, Tensor, None]:
-        y_SD, weights_TK = ctx.saved_tensors
+        y_SD, weights_TK, places_S = ctx.saved_tensors
         grad, grad_y, grad_weights = grad_TD.contiguous(), torch.empty_like(y_SD), torch.empty_like(weights_TK)
         if y_SD.numel():
-            places, width = ctx.rows.places, y_SD.shape[1]
-            combine_backward_kernel[len(places),](
-                grad, y_SD, weights_TK, places, grad_y, grad_weights, ctx.rows.num_choices, width, BLOCK=BLOCK
+            num_choices, width = weights_TK.shape[1], y_SD.shape[1]
+            combine_backward_kernel[len(places_S),](
+                grad, y_SD, weights_TK, places_S, grad_y, grad_weights, num_choices, width, BLOCK=BLOCK
             )
         return grad_y, grad_weights, None
 
 
-def add_choices(y_SD: Tensor, weights_TK: Tensor | None, rows: ExpertRows) -> Tensor:
+def add_choices(y_SD: Tensor, weights_TK: Tensor | None, places_S: Tensor, num_choices: int) -> Tensor:
     """Return the sum over each token's rows, weighted if there are weights: y_TD, added in float32."""
-    num_tokens, width = y_SD.shape[0] // rows.num_choices, y_SD.shape[1]
+    num_tokens, width = y_SD.shape[0] // num_choices, y_SD.shape[1]
     y_TD = y_SD.new_empty(num_tokens, width)
     if y_TD.numel():
         add_kernel[num_tokens, triton.cdiv(width, BLOCK)](
             y_SD,
             y_SD if weights_TK is None else weights_TK,
-            rows.places,
+            places_S,
             y_TD,
             width,
-            CHOICES=rows.num_choices,
+            CHOICES=num_choices,
             WEIGHTED=weights_TK is not None,
             BLOCK=BLOCK,
             enable_fp_fusion=True,

@@ -196,7 +196,7 @@ Positive = Annotated[
     Field(
         max_length=24,
         pattern=f"^{_NUMBER}$",
-        json_schema_extra=rules(rule("double(self) > 0.0", "must be above 0", shown="{self} is not above 0")),
+        json_schema_extra=rules(rule("double(self) > 0.0", "must be above 0")),
     ),
 ]
 """A number above 0 as text."""

@@ -8,7 +8,18 @@ from pydantic import ConfigDict, Field
 
 from stoker.operator.api.enginepool import RevisionName
 from stoker.operator.api.metadata import KeyRef
-from stoker.operator.api.value import Decimal, Fraction, Int32, Positive, Seconds, Value, forbidden, list_map, rule, rules
+from stoker.operator.api.value import (
+    Decimal,
+    Fraction,
+    Int32,
+    Positive,
+    Seconds,
+    Value,
+    forbidden,
+    list_map,
+    rule,
+    rules,
+)
 
 ATOMIC = {"x-kubernetes-list-type": "atomic"}
 

@@ -117,7 +117,8 @@ def window_of(target: str, state: CanaryState) -> str:
 
 def _with_unknown_names(view: DeploymentView, state: CanaryState, target: str) -> CanaryState:
     """The state with a line for `promote` or `abort` of a revision that is none: a value that was mistyped."""
-    settings, known = view.deployment.spec.rollout, {target, *(found.name for found in view.deployment.status.revisions)}
+    settings = view.deployment.spec.rollout
+    known = {target, *(found.name for found in view.deployment.status.revisions)}
     wrong = [
         f"spec.rollout.{field} {name} is no revision of this deployment; the canary is {target}"
         for field, name in (("promote", settings.promote), ("abort", settings.abort))

@@ -121,7 +121,7 @@ class Pool(PodFields):
                 for role, goal, other in (("prefill", "itlMs", "decode"), ("decode", "ttftMs", "prefill"))
             ),
             rule(
-                "self.maxSurge != 0 || self.maxUnavailable != 0",
+                "[self.maxSurge, self.maxUnavailable].exists(m, m != 0 && m != '0%')",
                 "maxSurge and maxUnavailable cannot both be 0: no replica could ever be replaced",
                 field=".maxSurge",
             ),

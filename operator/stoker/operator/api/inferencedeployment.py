@@ -224,7 +224,7 @@ class InferenceDeploymentSpec(Value):
             ),
             rule(
                 "self.router.holdSeconds > 0"
-                " || self.pools.all(p, !has(p.autoscaling) || p.autoscaling.mode == 'external'"
+                " || self.pools.all(p, !has(p.autoscaling) || p.autoscaling.mode in ['fixed', 'external']"
                 " || p.autoscaling.min > 0)",
                 "autoscaling.min 0 needs router.holdSeconds above 0: requests that routers hold wake the pool",
                 field=".router.holdSeconds",

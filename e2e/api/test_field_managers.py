@@ -139,6 +139,19 @@ def test_two_tools_that_disagree_are_told_so(run: Callable[[Story], None]) -> No
     run(story)
 
 
+def test_a_section_that_is_applied_no_more_goes_with_its_defaults(run: Callable[[Story], None]) -> None:
+    """As in the embedded cluster (`tests/operator/test_admission_updates.py`)."""
+
+    async def story(world: World) -> None:
+        canary = {"type": "canary", "canary": {"steps": [{"percent": 5}]}}
+        plain = in_namespace(world, DEPLOYMENT)
+        await world.api.apply(changed(plain, {"spec.rollout": canary}), "helm")
+        found = await world.api.apply(changed(plain, {"spec.rollout": {"type": "rolling"}}), "helm")
+        assert "canary" not in found["spec"]["rollout"]
+
+    run(story)
+
+
 def test_what_others_add_to_our_children_stays(run: Callable[[Story], None]) -> None:
     """A mesh annotates a Service, a policy tool labels pods, an HPA owns `/scale`: no pass takes any of it back."""
 

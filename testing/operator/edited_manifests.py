@@ -36,6 +36,7 @@ ALLOWED: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ("logging, deadlines, scheduling", JOB, {}, {"spec.logging.everySteps": 5, "spec.deadlines.stepSeconds": 9, "spec.scheduling.gangTimeoutSeconds": 90}),
     ("pin and policy of a checkpoint", CHECKPOINT, {}, {"spec.pinned": True, "spec.deletionPolicy": "Delete"}),
     ("everything of a deployment", DEPLOYMENT, {}, {"spec.model": {"uri": "pvc://a/b"}, "spec.pools[0].replicas": 3}),
+    ("numbers that no request wakes", DEPLOYMENT, {}, {"spec.pools[0].autoscaling": {"mode": "fixed", "min": 0, "max": 2}}),
     ("a fallback and a model of others", DEPLOYMENT, {}, {"spec.router": {"fallback": {"deploymentRef": {"name": "b"}}, "models": [{"name": "c", "deploymentRef": {"name": "c"}}]}}),
     ("a second revision", POOL, {}, {"spec.revisions": [{**POOL["spec"]["revisions"][0], "share": 60}, _SECOND]}),
     ("an old revision leaves", POOL, {"spec.revisions": [{**POOL["spec"]["revisions"][0], "share": 60}, _SECOND]}, {"spec.revisions": [{**_SECOND, "share": 100}]}),

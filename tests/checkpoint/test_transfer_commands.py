@@ -59,6 +59,7 @@ def test_a_checkpoint_goes_to_a_bucket_and_a_registry_as_its_export_and_comes_ba
             pulled = facts(["pull", pushed["uri"], tmp_path / f"out{number}"])
             assert content(tmp_path / f"out{number}") == expected
             assert pulled["bytes"] == pushed["bytes"] == sum(map(len, expected.values()))
+            assert pulled["digest"] == pushed["digest"], "by which engines name what they serve"
         again = run(["push", checkpoint, "s3://models/tiny"])
         assert (again.exit_code, "--replace takes its place" in again.output) == (64, True)
         facts(["push", tmp_path / "export", "s3://models/tiny", "--replace"])

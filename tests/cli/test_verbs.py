@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -24,6 +25,7 @@ from stoker.operator.cluster.kube.errors import error_of
 from stoker.operator.domain.plan import Ref
 from testing.gateway.kube_server import KubeServer, write_kubeconfig
 from testing.gateway.verbs import manifest, run
+from testing.operator.bad_manifests import POOL, changed
 
 
 def labelled(server: KubeServer, name: str, **labels: str) -> dict[str, Any]:
@@ -54,6 +56,21 @@ def test_objects_are_printed_in_every_format(server: KubeServer) -> None:
     pages = run(server, "describe", "tj")
     assert ("TrainingJob default/one\n" in pages, "TrainingJob default/two\n" in pages) == (True, True)
     assert yaml.safe_load(run(server, "describe", "tj/one", "-o", "yaml"))["events"] == []
+
+
+def test_scale_is_read_and_written_as_an_autoscaler_does(server: KubeServer) -> None:
+    pool = changed(POOL, {"metadata.name": "chat-main"})
+    uid = server.do(lambda found: found.objects.create(pool))["metadata"]["uid"]
+    path = f"{server.url}/apis/stoker.dev/v1alpha1/namespaces/default/enginepools/chat-main/scale"
+    scale = httpx.get(path).json()
+    assert (scale["kind"], scale["spec"], scale["metadata"]["uid"]) == ("Scale", {"replicas": 2}, uid)
+    assert httpx.put(path, json={**scale, "spec": {"replicas": 5}}).json()["spec"] == {"replicas": 5}
+    assert httpx.patch(path, json={"spec": {"replicas": 0}}, params={"dryRun": "All"}).json()["spec"] == {"replicas": 0}
+    assert httpx.get(path).json()["spec"] == {"replicas": 5}
+    wrong = httpx.put(path, json={"spec": {"replicas": "9"}})
+    assert (wrong.status_code, 'a whole number is needed, got "9"' in wrong.json()["message"]) == (422, True)
+    other = path.replace("enginepools/chat-main", "configmaps/x").replace("apis/stoker.dev/v1alpha1", "api/v1")
+    assert httpx.get(other).status_code == 404
 
 
 def test_a_watch_prints_what_changes_and_what_goes(server: KubeServer, capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,7 +50,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
             "parallelism": {"tensor": 2},
             "replica": {"pods": 2},
         },
-        "cache.disk is not supported with replica.pods 2; allowed: 1, or cache.store, which all pods share",
+        "cache.disk needs each copy of the model in one pod, got one over 2 pods; use cache.store, which they share",
     ),
     (
         {"cache": {"host_memory_bytes": 1 << 10}, "parallelism": {"tensor": 2}},

@@ -1,5 +1,7 @@
 """Admission of updates: the training's own fields are fixed, its place and operation may change."""
 
+import itertools
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +9,9 @@ import pytest
 
 from stoker.operator.admission.admission import Admission
 from stoker.operator.admission.status_cause import InvalidObject
-from testing.operator.bad_manifests import GOOD, changed
+from stoker.operator.cluster.local.objects import ObjectStore
+from stoker.operator.domain.plan import Ref
+from testing.operator.bad_manifests import DELETE, DEPLOYMENT, GOOD, changed
 from testing.operator.edited_manifests import ALLOWED, REFUSED
 
 
@@ -71,3 +75,22 @@ def test_a_deployment_stored_before_the_rule_may_name_itself(admission: Admissio
     admission.admit(good, with_status)
     with pytest.raises(InvalidObject, match=r"spec\.router: Invalid value"):
         admission.admit(old)
+
+
+def test_a_section_that_is_applied_no_more_goes_with_its_defaults_and_what_others_wrote_stays(
+    admission: Admission,
+) -> None:
+    """As on an API server: `canary` has a default (`onFailure`) that its manager never named."""
+    uids = map(str, itertools.count())
+    store = ObjectStore(now=lambda: datetime(2026, 1, 1, tzinfo=UTC), new_uid=lambda: next(uids), admit=admission.admit)
+    canary = {"type": "canary", "paused": True, "canary": {"steps": [{"percent": 5}]}}
+    with_canary = changed(DEPLOYMENT, {"spec.rollout": canary, "spec.router": {"service": {"type": "NodePort"}}})
+    stored = store.apply(with_canary, "person")
+    assert stored["spec"]["rollout"]["canary"]["onFailure"] == "RollBack"
+    ref = Ref("InferenceDeployment", "default", "x", stored["metadata"]["uid"])
+    store.patch(ref, {"spec": {"router": {"service": {"port": 81}}, "rollout": {"progressDeadlineSeconds": 60}}})
+    stored = store.apply(changed(with_canary, {"spec.rollout": {"type": "rolling"}, "spec.router": DELETE}), "person")
+    rollout = {"type": "rolling", "paused": False, "progressDeadlineSeconds": 60, "revisionHistoryLimit": 5}
+    assert stored["spec"]["rollout"] == rollout
+    assert stored["spec"]["router"]["service"] == {"type": "ClusterIP", "port": 81}
+    assert store.apply(DEPLOYMENT, "person")["spec"]["rollout"] == rollout

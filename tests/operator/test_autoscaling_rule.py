@@ -282,6 +282,19 @@ def test_load_mode_scales_by_thresholds(seen: PoolInput, after: int) -> None:
     assert decision.after == after
 
 
+@pytest.mark.parametrize("copies", [2, 3])
+def test_copies_in_a_replica_share_its_demand_and_its_seats(copies: int) -> None:
+    limits = Limits(1, 100, goals=GOALS)
+    alone = needed_by_goals(limits, pool(1, 200.0), 0.75).replicas
+    assert alone > copies
+    assert needed_by_goals(limits, pool(1, 200.0, copies=copies), 0.75).replicas == -(-alone // copies)
+    full = pool(2, 1.0, running=2 * SHAPE.max_requests, waiting=5)
+    decision, _ = review(0, Limits(1, 8, mode="load"), full, Memory())
+    assert decision.after == 3
+    decision, _ = review(0, Limits(1, 8, mode="load"), replace(full, copies=copies), Memory())
+    assert (decision.after, decision.inputs["copies"]) == (2, str(copies))
+
+
 def test_load_mode_goes_down_where_fewer_would_not_be_full() -> None:
     limits = Limits(1, 8, mode="load", scale_down_after_s=60)
     for waiting, last in ((0, 2), (1, 4)):

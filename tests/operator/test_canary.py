@@ -176,6 +176,19 @@ def test_people_abort_and_promote_by_the_name_of_the_revision() -> None:
     assert serving.engines(old) == []
 
 
+def test_a_name_that_is_no_revision_is_told_and_changes_nothing() -> None:
+    serving = CanaryServing()
+    _, new = begun(serving)
+    for field in ("promote", "abort"):
+        serving.cluster.change_spec(CHAT, lambda spec, field=field: spec["rollout"].update({field: "rtypo"}))
+    rounds(serving, 12)
+    for field in ("promote", "abort"):
+        text = f"spec.rollout.{field} rtypo is no revision of this deployment; the canary is {new}"
+        assert text in serving.canary["message"]
+        assert text in serving.status["message"]
+    assert serving.canary["phase"] in ("Waiting", "Holding")
+
+
 def test_replicas_that_never_get_ready_end_the_canary_at_the_deadline() -> None:
     serving = CanaryServing(progressDeadlineSeconds=60)
     old = serving.started()

@@ -13,7 +13,7 @@ from stoker.operator.domain.plan import Key, Object
 from stoker.operator.loop.load_watch import LoadWatch
 from stoker.operator.loop.metrics import OperatorMetrics, OperatorState
 from stoker.operator.loop.node_watch import NodeCounts
-from stoker.operator.loop.store import Store
+from stoker.operator.loop.store import Store, key_of
 from testing.operator.engine_load import load
 from testing.operator.fakes import FakeClock
 from testing.operator.serving_world import CHAT, POOL, Serving, condition_of
@@ -24,8 +24,10 @@ GOALS: dict[str, Any] = {"min": 0, "max": 6, "ttftMs": 1000, "mode": "slo", "sca
 class Watched:
     """A deployment in a store, whose engines report what the test says."""
 
-    def __init__(self, autoscaling: dict[str, Any] = GOALS, nodes: tuple[NodeCapacity, ...] | None = None) -> None:
-        pool = {"name": "main", "replicas": 1, "autoscaling": autoscaling}
+    def __init__(
+        self, autoscaling: dict[str, Any] = GOALS, nodes: tuple[NodeCapacity, ...] | None = None, **layout: Any
+    ) -> None:
+        pool = {"name": "main", "replicas": 1, "autoscaling": autoscaling, **layout}
         self.serving = Serving(pools=[pool], router={"holdSeconds": 60})
         self.serving.checkpoint(10)
         self.serving.rest()
@@ -82,6 +84,24 @@ def test_reports_become_decisions_that_are_written_to_scale_and_status() -> None
     assert (decision["before"], decision["after"], decision["reason"]) == (1, 2, "Load")
     assert float(decision["inputs"]["requestsPerSecond"]) > 2
     assert "Load" in watched.serving.cluster.events
+
+
+def test_copies_over_pods_are_scaled_by_replica_and_by_the_load_of_each() -> None:
+    alone, watched = Watched(), Watched(podsPerReplica=2, parallelism={"data": 2})
+    for one in (alone, watched):
+        one.serve(60, 6.0)
+    assert (alone.newest.needed, watched.newest.needed) == (4, 2), "a replica has two engines' worth of copies"
+    seen = next(found for _, _, found, _ in watched.watch.inputs())
+    endpoints = watched.engines()
+    assert (seen.ready, seen.copies, seen.running) == (1, 2, len(endpoints))
+    watched.follow()
+    assert watched.serving.cluster.objects[POOL]["spec"]["replicas"] == 2
+    assert len(watched.engines()) == 4
+
+    watched.store.remove(key_of(endpoints[1]), endpoints[1]["metadata"]["uid"])
+    watched.watch.review_all()
+    seen = next(found for _, _, found, _ in watched.watch.inputs())
+    assert seen.ready == 1, "a replica that lacks an endpoint is not ready"
 
 
 def test_silent_engines_hold_the_pool_and_the_condition_says_so() -> None:

@@ -237,7 +237,8 @@ def test_one_pool_of_no_replicas_is_service_as_asked_and_both_are_scaled_to_zero
     assert (world.status["phase"], told(world)) == ("Serving", ("False", "NoPrefillEngine"))
     world.cluster.change_spec(CHAT, lambda spec: spec["pools"][1].update(replicas=0))
     world.rest(10)
-    assert world.status["phase"] == "ScaledToZero"
+    assert (world.status["phase"], told(world)) == ("ScaledToZero", ("False", "NoEngine"))
+    assert world.status["message"] == "scaled to zero: no replicas in pools pre, dec"
 
 
 def test_both_pools_move_to_a_new_revision_and_a_ready_engine_of_each_role_stays() -> None:

@@ -102,6 +102,20 @@ def test_every_data_parallel_rank_of_a_replica_is_an_endpoint_and_drains_with_th
     assert not uids(pods) & uids(serving.engines()), "a lost member takes the whole replica with it"
 
 
+def test_pods_that_start_wait_for_no_secret_that_is_there() -> None:
+    """The template has a placeholder for the name of the pool's key."""
+    serving = Serving(pools=[{**WIDE, "replicas": 1}], model={"uri": "file:///m"})
+    for _ in range(3):
+        serving.cluster.settle_once()
+    serving.cluster.reconcile(POOL)
+    assert len(serving.engines()) == PODS
+    assert serving.pool_status["message"] == "0 of 1 replicas are ready: waiting for the pod to start"
+    (secret,) = serving.cluster.of_kind("Secret")
+    del serving.cluster.objects[Key("Secret", "default", secret["metadata"]["name"])]
+    serving.cluster.reconcile(POOL)
+    assert f"Secret {secret['metadata']['name']} does not exist" in serving.pool_status["message"]
+
+
 def test_a_member_that_ends_takes_its_replica_with_it_and_is_named() -> None:
     serving = wide()
     broken, other = sorted(replicas(serving).values(), key=lambda pods: str(pods[0]["metadata"]["name"]))

@@ -150,3 +150,20 @@ def test_the_deployment_takes_an_edit_of_its_pools_shares_back() -> None:
     serving.cluster.reconcilers = {"InferenceDeployment": reconcile_inferencedeployment}
     plan = serving.cluster.plan(CHAT)
     assert "EnginePool" in [body["kind"] for body in plan.apply], "the deployment takes the edit back"
+
+
+def test_a_pool_whose_parts_are_less_than_a_replica_rolls_one_by_one() -> None:
+    serving = Serving(pools=[{"name": "main", "replicas": 2, "maxSurge": 0, "maxUnavailable": "25%"}])
+    serving.checkpoint(10)
+    serving.rest()
+    old = {pod["metadata"]["uid"] for pod in serving.engines()}
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(engine={"threads": 1}))
+    least = 2
+    for _ in range(12):
+        serving.cluster.settle_once()
+        least = min(least, len([one for one in serving.snapshot()["backends"] if not one["draining"]]))
+        serving.live()
+        serving.cluster.advance(2)
+    assert least == 1
+    assert (serving.status["rollout"]["phase"], serving.status["ready"]) == ("Completed", "2/2")
+    assert not old & {pod["metadata"]["uid"] for pod in serving.engines()}

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from click.testing import CliRunner
 
+from stoker.cli.local import local
 from testing.stories.manifests import adopted, claim, deployment
 from testing.stories.story_cluster import StoryCluster
 
@@ -17,7 +19,7 @@ def test_a_smaller_model_answers_while_no_engine_can(cluster: StoryCluster, taug
     small = deployment("small", {"checkpointRef": {"name": "newest"}, "names": ["tiny"]})
     fallback = {"router.fallback": {"deploymentRef": {"name": "small"}}}
     big = deployment("big", {"checkpointRef": {"name": "newest"}}, fallback)
-    big["spec"]["pools"][0]["replicas"] = 0
+    big["spec"]["pools"][0] |= {"replicas": 0, "autoscaling": {"mode": "external", "min": 0, "max": 1}}
     cluster.apply(claim("archive", taught.parent), adopted("newest", "archive", "taught", newest), big)
     cluster.wait_until(lambda: cluster.condition("InferenceDeployment", "big", "FallbackMissing"), "named as missing")
     small["spec"]["router"]["models"] = [
@@ -40,8 +42,25 @@ def test_a_smaller_model_answers_while_no_engine_can(cluster: StoryCluster, taug
     assert {chunk["model"] for chunk in chunks} == {"tiny"}
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == answer.json()["choices"][0]["text"]
     serves_both_models(cluster, body, answer.json()["choices"][0]["text"])
+    answers_itself_once_it_is_scaled(cluster, url, body)
     for name in ("big", "small"):
         cluster.delete("InferenceDeployment", name)
+
+
+def answers_itself_once_it_is_scaled(cluster: StoryCluster, url: str, body: dict[str, Any]) -> None:
+    """By hand, as an HPA does it; what lies beyond `max` is told."""
+    words = ["scale", "epool/big-main", "3", "--state", str(cluster.state)]
+    assert CliRunner().invoke(local, words).output == "enginepool/big-main scaled to 3\n"
+    cluster.wait_for_phase("InferenceDeployment", "big", "Serving")
+    answer = httpx.post(url, json=body, timeout=60)
+    assert (answer.json()["model"], answer.headers.get("x-stoker-fallback")) == ("big", None)
+    limited = cluster.condition("InferenceDeployment", "big", "AutoscalingLimited")
+    assert (limited["status"], limited["reason"]) == ("True", "OutOfBounds")
+    assert len(cluster.pods(role="engine", deployment="big")) == 1
+    missing = CliRunner().invoke(local, ["scale", "epool/none", *words[2:]])
+    assert (missing.exit_code, "EnginePool default/none does not exist" in missing.output) == (1, True)
+    other = CliRunner().invoke(local, ["scale", "infd/big", *words[2:]])
+    assert "'infd/big' has no /scale: give epool/NAME" in other.output
 
 
 def serves_both_models(cluster: StoryCluster, body: dict[str, Any], text: str) -> None:

@@ -1,4 +1,4 @@
-"""The example of replicas over two nodes on an embedded cluster: a killed pod costs its replica, and no answer."""
+"""Replicas over two pods on an embedded cluster: a killed pod costs its replica, and no answer."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import yaml
 
 from testing.stories.load import Load
@@ -26,28 +27,35 @@ SMALL: dict[str, Any] = {
 ENOUGH = 6
 
 
-def example() -> Manifest:
-    """The example with engines of this machine's size: a tensor rank in each of its two pods."""
+def example(axis: str) -> Manifest:
+    """The example with engines of this machine's size: a rank in each of its two pods."""
     manifest: Manifest = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
     manifest["spec"]["model"]["dtype"] = "float32"
     manifest["spec"]["engine"] = {**manifest["spec"].get("engine", {}), **SMALL}
     (pool,) = manifest["spec"]["pools"]
     for field in ("gpusPerPod", "resources", "tolerations"):
         del pool[field]
-    pool |= {"replicas": 2, "parallelism": {"tensor": pool["podsPerReplica"]}, "gracePeriodSeconds": 20}
-    manifest["spec"]["router"] = {"service": {"port": 8000}}
+    pool |= {"replicas": 2, "parallelism": {axis: pool["podsPerReplica"]}, "gracePeriodSeconds": 20}
+    manifest["spec"]["router"] = {"service": {"port": 8000}, "policy": "roundRobin"}
     return manifest
 
 
-def test_a_killed_pod_costs_its_replica_and_no_answer(cluster: StoryCluster, taught: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("axis", ["tensor", "data"])
+def test_a_killed_pod_costs_its_replica_and_no_answer(
+    cluster: StoryCluster, taught: Path, tmp_path: Path, axis: str
+) -> None:
+    """Of tensor ranks the leader answers; of data-parallel ones every pod does."""
     models = tmp_path / "models"
     shutil.copytree(sorted(taught.glob("step-*"))[-1], models / "llama-405b")
-    cluster.apply(claim("models", models), example())
+    cluster.apply(claim("models", models), example(axis))
     cluster.wait("InferenceDeployment", NAME, serves, "serving from two replicas")
     before = replicas(cluster)
     assert sorted(map(len, before.values())) == [2, 2]
     leader, member = before[min(before)]
-    cluster.wait_until(lambda: ranks_of(leader) == [0, 1], "both ranks listed by the leader")
+    endpoints = [pod for pod, *others in before.values() for pod in (pod, *(others if axis == "data" else ()))]
+    if axis == "tensor":
+        cluster.wait_until(lambda: ranks_of(leader) == [0, 1], "both ranks listed by the leader")
+    cluster.wait_until(lambda: answering(cluster) == named(endpoints), "answers of every endpoint and no other pod")
 
     with Load(cluster.url(NAME), "llama-405b", lengths=(16, 24, 100)) as load:
         more_answers(cluster, load)
@@ -67,6 +75,18 @@ def test_a_killed_pod_costs_its_replica_and_no_answer(cluster: StoryCluster, tau
     cluster.wait_until(lambda: not cluster.all("Secret") and not uids(cluster), "pools and key gone")
 
 
+def answering(cluster: StoryCluster) -> set[str]:
+    """Return the uids of the pods that answer some requests, which the router sends to each in turn."""
+    body = {"model": "llama-405b", "prompt": "Then coal met", "max_tokens": 1}
+    with httpx.Client(base_url=cluster.url(NAME), timeout=60) as client:
+        answers = [client.post("/v1/completions", json=body) for _ in range(8)]
+    return {answer.headers["x-stoker-pod-uid"] for answer in answers if answer.status_code == 200}
+
+
+def named(pods: list[Object]) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in pods}
+
+
 def replicas(cluster: StoryCluster) -> dict[str, list[Object]]:
     """Engine pods by replica, the leader first."""
     found: dict[str, list[Object]] = {}
@@ -82,7 +102,7 @@ def ranks_of(leader: Object) -> list[int]:
 
 
 def uids(cluster: StoryCluster) -> set[str]:
-    return {pod["metadata"]["uid"] for pod in cluster.pods(role="engine")}
+    return named(cluster.pods(role="engine"))
 
 
 def serves(found: Object) -> bool:

@@ -85,11 +85,11 @@ def prompt_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -
 
 
 def refuse_disks_of_pods(config: EngineConfig) -> None:
-    """Refuse a disk for a replica of several pods: each would hold the parts of its own ranks, and none knows all."""
+    """Refuse a disk for a copy of the model over several pods: each would have its own parts, and none knows all."""
     if config.cache.disk is not None and config.replica.pods > 1:
         raise ConfigError(
-            f"cache.disk is not supported with replica.pods {config.replica.pods}; allowed: 1, or cache.store,"
-            " which all pods share"
+            f"cache.disk needs each copy of the model in one pod, got one over {config.replica.pods} pods;"
+            " use cache.store, which they share"
         )
 
 

@@ -14,8 +14,8 @@ _DENIED = re.compile(r"status code: 40[13]\b")
 _METADATA_SERVICE = "169.254.169.254"
 """Where the client looks for credentials when none are given."""
 _NO_CREDENTIALS = (
-    "no credentials: neither the Secret of credentialsSecretRef nor AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY were "
-    "given, and this machine has no identity of its own"
+    "no credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY were not given (in a manifest by the Secret of "
+    "credentialsSecretRef, for a model.uri of uriSecretRef), and this machine has no identity of its own"
 )
 _MISSING_CODES = ("", "NoSuchKey", "404")
 

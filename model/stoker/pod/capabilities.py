@@ -168,26 +168,38 @@ def refusals(program: str, config: Any, root: str = "") -> list[str]:
         found += [
             line for where, pool in values_at(config, _WITH_PODS[program], root) for line in _of_pods(where, pool)
         ]
+    if program in _DISKS and _value_at(config, _DISKS[program], None) is not None:
+        found += _disks_of_pods(config, root)
     return found
 
 
+_DISKS = {"InferenceDeployment": "engine.cache.disk"}
+"""Kind -> path of the disk tier, which needs each copy of a model in one pod: no pod knows the files of another."""
 _WITH_PODS = {"InferenceDeployment": "pools[]", "EnginePool": "revisions[].template"}
 """Kind -> path of what has `podsPerReplica`."""
 
 
 def _of_pods(where: str, pool: Any) -> list[str]:
-    """Lines for a replica of several pods whose data-parallel ranks they cannot share, or are not counted by."""
+    """A line for a replica of several pods that cannot share its data-parallel ranks."""
     pods = _value_at(pool, "podsPerReplica", 1)
     name = "parallelism.data" if _value_at(pool, "parallelism", None) is not None else "config.parallelism.data"
     data = _value_at(pool, name, 1)
-    if pods == 1 or data == 1:
+    if data % pods == 0 or pods % data == 0:
         return []
     condition = f"is not supported yet with podsPerReplica {pods}"
+    return [f"{where}.{name} {data} {condition}; allowed: 1, its divisors and multiples"]
+
+
+def _disks_of_pods(config: Any, root: str) -> list[str]:
+    """A line for each pool with copies of the model over several pods."""
     found = []
-    if data % pods and pods % data:
-        found.append(f"{where}.{name} {data} {condition}; allowed: 1, its divisors and multiples")
-    if _value_at(pool, "autoscaling", None) is not None:
-        found.append(f"{where}.autoscaling {condition} and parallelism.data {data}; leave it out")
+    for where, pool in values_at(config, "pools[]", root):
+        pods, data = _value_at(pool, "podsPerReplica", 1), _value_at(pool, "parallelism.data", 1)
+        if pods > data:
+            found.append(
+                f"{root}.engine.cache.disk is not supported with a copy of the model over several pods "
+                f"({where}.podsPerReplica {pods}, parallelism.data {data}); use engine.cache.store, which they share"
+            )
     return found
 
 

@@ -17,7 +17,7 @@ from stoker.cli.local_gateway import gateway
 from stoker.cli.local_logs import logs
 from stoker.cli.local_options import ask, open_client, state_option
 from stoker.cli.local_plot import plot_local
-from stoker.cli.local_verbs import delete, describe, get
+from stoker.cli.local_verbs import delete, describe, get, scale
 from stoker.cli.supervisor_client import NotRunning, SupervisorError
 from stoker.cli.targets import fail
 from stoker.operator.cluster.local.folders import StateFolders
@@ -40,6 +40,7 @@ local.add_command(get)
 local.add_command(describe)
 local.add_command(logs)
 local.add_command(delete)
+local.add_command(scale)
 local.add_command(gateway)
 local.add_command(plot_local)
 

@@ -1,4 +1,4 @@
-"""Verbs of `stoker local` that read and delete objects: get, describe, delete. They print as those of a cluster do."""
+"""Verbs of `stoker local` about objects: get, describe, delete, scale. They print as those of a cluster do."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from pathlib import Path
 import click
 
 from stoker.cli.deletion import DeletionRequest, deletion_options, run_deletion, targets_of
+from stoker.cli.exit_status import FAILED
 from stoker.cli.listing_options import ListingRequest, listing_options
 from stoker.cli.local_objects import read_objects
-from stoker.cli.local_options import namespace_option, open_client, state_option
+from stoker.cli.local_options import ask, namespace_option, open_client, state_option
 from stoker.cli.local_source import LocalSource
 from stoker.cli.object_names import TARGETS
 from stoker.cli.output_format import Format, output_options
+from stoker.cli.run_history import PathError
 from stoker.cli.supervisor_client import SupervisorClient
-from stoker.cli.targets import parse_targets
+from stoker.cli.targets import fail, parse_targets
 
 OVERVIEW = "trainingjobs,checkpoints,inferencedeployments,pods"
 """Kinds that `get` lists when none is named."""
@@ -71,6 +73,28 @@ def delete(request: DeletionRequest, namespace: str, state: Path | None) -> None
     """
     chosen = request.named_targets() or targets_of(read_objects(request.files, (), namespace))
     sys.exit(run_deletion(LocalSource(open_client(state), namespace), chosen, request))
+
+
+@click.command(epilog="\b\nExample:\n  stoker local scale epool/chat-main 3")
+@click.argument("target", metavar="KIND/NAME", type=TARGETS)
+@click.argument("replicas", type=click.IntRange(min=0))
+@namespace_option
+@state_option
+def scale(target: str, replicas: int, namespace: str, state: Path | None) -> None:
+    """Write /scale of a pool, as `kubectl scale` and HPAs do on a cluster.
+
+    For pools with autoscaling.mode external, within min and max, and for the decode pool of a fixed pair. In every
+    other pool the operator takes the number back.
+    """
+    (found,) = parse_targets([target])
+    if not found.kind.scale or found.name is None:
+        raise click.UsageError(f"{target!r} has no /scale: give epool/NAME (stoker local get epool)")
+    client = open_client(state)
+    try:
+        ask(lambda: client.scale(found.kind, namespace, found.name or "", replicas))
+    except PathError as error:
+        fail(str(error), FAILED)
+    click.echo(f"enginepool/{found.name} scaled to {replicas}")
 
 
 def _warn(client: SupervisorClient) -> None:

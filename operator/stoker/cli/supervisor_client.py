@@ -18,6 +18,7 @@ from typing import IO, Any
 from urllib.parse import quote, urlencode
 
 from stoker.cli.run_history import PathError
+from stoker.operator.cluster.kinds import Kind
 from stoker.operator.cluster.local.folders import StateFolders
 from stoker.operator.cluster.local.socket_path import short_path
 from stoker.operator.cluster.local.state_lock import holder_pid, is_held
@@ -85,6 +86,11 @@ class SupervisorClient:
     def delete(self, kind: str, namespace: str, name: str) -> bool:
         """Begin to delete an object; True when it is gone already."""
         return bool(self._ask("DELETE", f"/v1/objects/{quote(kind)}/{quote(namespace)}/{quote(name)}")["gone"])
+
+    def scale(self, kind: Kind, namespace: str, name: str, replicas: int) -> None:
+        """Write the `/scale` of an object. Raises PathError."""
+        path = f"/apis/{kind.api_version}/namespaces/{quote(namespace)}/{kind.plural}/{quote(name)}/scale"
+        self.ask("PUT", path, {"spec": {"replicas": replicas}})
 
     def logs(self, namespace: str, pod: str, offset: int) -> dict[str, Any]:
         return self._ask("GET", f"/v1/logs/{quote(namespace)}/{quote(pod)}?offset={offset}")

@@ -20,7 +20,15 @@ from stoker.checkpoint.bucket_storage import BucketStorage
 from stoker.checkpoint.errors import CheckpointCorrupt, CheckpointError, CheckpointExists
 from stoker.checkpoint.remote.access import access_variables
 from stoker.checkpoint.remote.hub_model import DEFAULT_ENDPOINT, HubModel, hub_client, hub_errors
-from stoker.checkpoint.remote.listing import CHUNK_BYTES, INDEX_FILE, Environment, RemoteFile, checked_name, file_hash
+from stoker.checkpoint.remote.listing import (
+    CHUNK_BYTES,
+    INDEX_FILE,
+    Environment,
+    RemoteFile,
+    checked_name,
+    digest_of_listing,
+    file_hash,
+)
 from stoker.checkpoint.remote.model_uri import ModelUri, parse_model_uri
 from stoker.checkpoint.remote.registry_client import MANIFEST_TYPE, RegistryClient
 from stoker.checkpoint.remote.registry_model import NAMES
@@ -143,7 +151,7 @@ def _push_to_bucket(
     index = {"version": 1, "files": {file.name: {"bytes": file.bytes, "sha256": file.sha256} for file in files}}
     body = json.dumps(index, indent=1, sort_keys=True).encode()
     storage.put_new(root / INDEX_FILE, body)
-    return _pushed(uri, "", f"sha256:{hashlib.sha256(body).hexdigest()}", files)
+    return _pushed(uri, "", digest_of_listing(files), files)
 
 
 def _upload(storage: BucketStorage, source: Path, target: Path) -> None:

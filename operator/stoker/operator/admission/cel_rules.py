@@ -9,6 +9,7 @@ Called by `admission`, after the structure was checked.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -52,7 +53,12 @@ class _Rule:
             return None
         detail = self._detail(data) if outcome is False else f"rule cannot be evaluated: {outcome}"
         where = f"{path}{self.field}".removeprefix(".")
-        return status_cause(where, self.reason, detail=detail)
+        return status_cause(where, self.reason, self._value(data["self"]), detail)
+
+    def _value(self, value: Any) -> str:
+        """Return the value as the API server writes it: that of a scalar, where the reason is not that it is there."""
+        scalar = isinstance(value, str | bool | int | float)
+        return json.dumps(value) if scalar and self.reason == "FieldValueInvalid" else ""
 
     def _detail(self, data: Mapping[str, Any]) -> str:
         text = self.shown.eval(data=data).value() if self.shown is not None else None

@@ -233,7 +233,7 @@ class _Dumper(yaml.SafeDumper):
         )
 
 
-_LINE = 3000
+_LINE = 5000
 _Dumper.add_representer(dict, _Dumper.represent_object)
 _Dumper.add_representer(str, _Dumper.represent_text)
 _Dumper.add_representer(list, _Dumper.represent_items)

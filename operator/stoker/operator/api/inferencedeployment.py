@@ -131,6 +131,17 @@ class OtherModelSettings(Value):
 class RequestClassSettings(Value):
     """Requests with one goal. A request names its class by the header `X-Stoker-Class`, or by `service_tier`."""
 
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "!has(self.agingSeconds) || self.agingSeconds <= self.maxQueueSeconds",
+                "agingSeconds is above maxQueueSeconds",
+                shown="agingSeconds {self.agingSeconds} is above maxQueueSeconds {self.maxQueueSeconds}",
+                field=".agingSeconds",
+            ),
+        )
+    )
+
     name: Label
     service_tiers: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=32)], ...],
@@ -152,12 +163,6 @@ class RouterSettings(SmallPod):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            rule(
-                "!has(self.classes) || self.classes.all(c, !has(c.agingSeconds)"
-                " || c.agingSeconds <= c.maxQueueSeconds)",
-                "agingSeconds of a class must be at most its maxQueueSeconds",
-                field=".classes",
-            ),
             rule(
                 "!has(self.classes) || self.classes.all(c, !has(c.serviceTiers) || c.serviceTiers.all(t,"
                 " self.classes.filter(d, d.name == t || (has(d.serviceTiers) && t in d.serviceTiers)).size() == 1))",
@@ -181,8 +186,7 @@ class RouterSettings(SmallPod):
     classes: Annotated[
         tuple[RequestClassSettings, ...], Field(max_length=MAX_CLASSES, json_schema_extra=list_map("name"))
     ] = ()
-    """Classes of requests, the most urgent first, which is that of requests that name none. Default: every request goes
-    to an engine at once."""
+    """Classes of requests, the most urgent first, which is that of requests that name none."""
     max_body_bytes: Count = 16777216
     fallback: FallbackSettings | None = None
     models: Annotated[tuple[OtherModelSettings, ...], Field(max_length=32, json_schema_extra=list_map("name"))] = ()
@@ -196,9 +200,8 @@ class InferenceDeploymentSpec(Value):
     model_config = ConfigDict(
         json_schema_extra=rules(
             rule(
-                "(self.pools.size() == 1 && self.pools[0].role == 'colocated')"
-                " || (self.pools.size() == 2 && self.pools.exists_one(p, p.role == 'prefill')"
-                " && self.pools.exists_one(p, p.role == 'decode'))",
+                "self.pools.size() == 1 ? self.pools[0].role == 'colocated' : self.pools.size() == 2"
+                " && ['prefill', 'decode'].all(r, self.pools.exists(p, p.role == r))",
                 "pools must be one colocated pool, or one prefill and one decode pool",
                 shown="pools must be one colocated pool, or one prefill and one decode pool,"
                 " got {self.pools.filter(p, p.role == 'colocated').size()} colocated,"
@@ -221,7 +224,7 @@ class InferenceDeploymentSpec(Value):
             ),
             rule(
                 "self.router.holdSeconds > 0"
-                " || self.pools.all(p, !has(p.autoscaling) || p.autoscaling.mode == 'external'"
+                " || self.pools.all(p, !has(p.autoscaling) || p.autoscaling.mode in ['fixed', 'external']"
                 " || p.autoscaling.min > 0)",
                 "autoscaling.min 0 needs router.holdSeconds above 0: requests that routers hold wake the pool",
                 field=".router.holdSeconds",

@@ -44,7 +44,7 @@ class Autoscaling(Value):
             MIN_UP_TO_MAX,
             rule(
                 "self.mode != 'slo' || has(self.ttftMs) || has(self.itlMs)",
-                "mode slo needs a goal: ttftMs, itlMs or both",
+                "mode slo needs ttftMs, itlMs or both",
                 field=".mode",
             ),
             *(
@@ -65,9 +65,9 @@ class Autoscaling(Value):
     )
 
     min: Replicas = 1
-    """Least replicas, also with mode external, whatever `/scale` has."""
+    """Least replicas, whatever `/scale` has."""
     max: Annotated[int, Field(ge=1, le=10000)]
-    """Most replicas, also with mode external, whatever `/scale` has."""
+    """Most replicas, whatever `/scale` has."""
     ttft_ms: Count | None = None
     """Goal of the time to the first token, 95th percentile in milliseconds."""
     itl_ms: Count | None = None
@@ -121,7 +121,7 @@ class Pool(PodFields):
                 for role, goal, other in (("prefill", "itlMs", "decode"), ("decode", "ttftMs", "prefill"))
             ),
             rule(
-                "self.maxSurge != 0 || self.maxUnavailable != 0",
+                "[self.maxSurge, self.maxUnavailable].exists(m, m != 0 && m != '0%')",
                 "maxSurge and maxUnavailable cannot both be 0: no replica could ever be replaced",
                 field=".maxSurge",
             ),

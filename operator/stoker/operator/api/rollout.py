@@ -8,7 +8,18 @@ from pydantic import ConfigDict, Field
 
 from stoker.operator.api.enginepool import RevisionName
 from stoker.operator.api.metadata import KeyRef
-from stoker.operator.api.value import Decimal, Fraction, Int32, Seconds, Value, list_map, rule, rules
+from stoker.operator.api.value import (
+    Decimal,
+    Fraction,
+    Int32,
+    Positive,
+    Seconds,
+    Value,
+    forbidden,
+    list_map,
+    rule,
+    rules,
+)
 
 ATOMIC = {"x-kubernetes-list-type": "atomic"}
 
@@ -26,12 +37,20 @@ class MetricGate(Value):
     """Metric of the new revision, compared with a limit or the old revision."""
 
     model_config = ConfigDict(
-        json_schema_extra=rules(rule("has(self.max) || has(self.maxRatio)", "a metric gate needs max or maxRatio"))
+        json_schema_extra=rules(
+            rule("has(self.max) || has(self.maxRatio)", "a metric gate needs max or maxRatio"),
+            rule(
+                "!has(self.max) || (self.metric == 'errorRate' ? double(self.max) <= 1.0 : double(self.max) > 0.0)",
+                "max must be above 0, of errorRate at most 1",
+                shown="got {self.max}, allowed: above 0, of errorRate 0 to 1",
+                field=".max",
+            ),
+        )
     )
 
     metric: Literal["errorRate", "ttftP95Ms", "itlP95Ms", "queueP95Ms"]
     max: Decimal | None = None
-    max_ratio: Decimal | None = None
+    max_ratio: Positive | None = None
     """Limit of new over old: "1.1" allows ten percent more."""
 
 
@@ -51,20 +70,25 @@ class EvalGate(Value):
     """Largest share of greedy answers that differ from the old revision's, for equal weights."""
 
 
+MAX_STEPS = 16
+_INDEXES = list(range(MAX_STEPS - 1))
+
+
 class Canary(Value):
     """Steps and gates of a canary."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
             rule(
-                "self.steps.all(step, self.steps.exists_one(other, other.percent == step.percent))",
-                "each step needs its own percent",
+                f"{_INDEXES}.all(i, i + 1 >= self.steps.size() || self.steps[i].percent < self.steps[i + 1].percent)",
+                "percent must rise from step to step",
+                shown="percent must rise, got {self.steps.map(s, s.percent)}",
                 field=".steps",
             )
         )
     )
 
-    steps: Annotated[tuple[CanaryStep, ...], Field(min_length=1, max_length=16, json_schema_extra=ATOMIC)]
+    steps: Annotated[tuple[CanaryStep, ...], Field(min_length=1, max_length=MAX_STEPS, json_schema_extra=ATOMIC)]
     metric_gates: Annotated[tuple[MetricGate, ...], Field(max_length=8, json_schema_extra=list_map("metric"))] = ()
     eval_gates: Annotated[tuple[EvalGate, ...], Field(max_length=8, json_schema_extra=list_map("name"))] = ()
     on_failure: Literal["RollBack", "Pause"] = "RollBack"
@@ -81,15 +105,19 @@ class RolloutSettings(Value):
                 "canary is needed with type canary, and only there",
                 field=".canary",
             ),
+            forbidden(
+                "self.type == 'canary' || !(has(self.promote) || has(self.abort))",
+                "promote and abort need type canary",
+            ),
         )
     )
 
     type: Literal["rolling", "canary"] = "rolling"
     canary: Canary | None = None
     promote: RevisionName | None = None
-    """Revision of a canary that gets all traffic now, whatever its gates say."""
+    """Revision that gets all traffic now, whatever its gates say."""
     abort: RevisionName | None = None
-    """Revision of a canary that is given up now."""
+    """Revision that is given up now."""
     paused: bool = False
     """Stop the rollout where it is, and begin no other."""
     progress_deadline_seconds: Seconds = 1800

@@ -191,6 +191,17 @@ def rules(*found: dict[str, Any]) -> dict[str, Any]:
     return {"x-kubernetes-validations": list(found)}
 
 
+Positive = Annotated[
+    str,
+    Field(
+        max_length=24,
+        pattern=f"^{_NUMBER}$",
+        json_schema_extra=rules(rule("double(self) > 0.0", "must be above 0")),
+    ),
+]
+"""A number above 0 as text."""
+
+
 def exactly_one(*fields: str) -> dict[str, Any]:
     """Return the rule that one of these optional members must be given."""
     given = [f"has(self.{_escaped(field)})" for field in fields]

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from stoker.operator.domain.labels import NODE_RANK, PREFIX, RANK_PODS, ROLE, PodRole
+from stoker.operator.domain.labels import NODE_RANK, PREFIX, RANK_PODS, REPLICA, REPLICA_PODS, ROLE, PodRole
 from stoker.operator.domain.plan import Object, Ref
 from stoker.operator.domain.text import shortened
 from stoker.operator.domain.waiting import waiting
@@ -198,6 +198,17 @@ def is_endpoint(pod: Object) -> bool:
     """Whether an engine pod answers requests: the first of its replica, or of each data-parallel rank."""
     number, group = label_number(pod, NODE_RANK), label_number(pod, RANK_PODS)
     return number % group == 0 if group else number == 0
+
+
+def replica_name(pod: Object) -> str:
+    """Name of the replica that an engine pod is part of: that of its leader."""
+    return label(pod, REPLICA) or str(pod["metadata"]["name"])
+
+
+def num_endpoints(pod: Object) -> int:
+    """Pods of an engine pod's replica that answer requests."""
+    size = label_number(pod, REPLICA_PODS, 1)
+    return max(size // max(label_number(pod, RANK_PODS, size), 1), 1)
 
 
 def _since(pod: Object, kind: str) -> datetime | None:

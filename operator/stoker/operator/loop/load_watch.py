@@ -10,8 +10,8 @@ new proof.
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -22,19 +22,19 @@ from stoker.operator.api.pool import SCALED_BY_STOKER, Pool, flipping_pools
 from stoker.operator.domain.autoscaling.decision import REVIEW_S, Decision, Limits, Memory, PoolInput
 from stoker.operator.domain.autoscaling.load_report import read_load
 from stoker.operator.domain.autoscaling.load_window import LoadWindow, stale
-from stoker.operator.domain.autoscaling.prediction import Goals
+from stoker.operator.domain.autoscaling.prediction import EngineShape, Goals
 from stoker.operator.domain.autoscaling.record import PoolScaling, first_record
 from stoker.operator.domain.autoscaling.role_flip import Reviewed, flip_roles
 from stoker.operator.domain.autoscaling.rule import review
 from stoker.operator.domain.clock import Clock, timestamp
-from stoker.operator.domain.labels import DEPLOYMENT_UID, NODE_RANK, POOL, ROLE, PodRole
+from stoker.operator.domain.labels import DEPLOYMENT_UID, POOL, ROLE, PodRole
 from stoker.operator.domain.lent_pods import count_borrowed, count_lent, is_lent, served_pool
 from stoker.operator.domain.placement.gang import Level
 from stoker.operator.domain.placement.node_capacity import NodeCapacity
 from stoker.operator.domain.placement.place import count_placeable
 from stoker.operator.domain.placement.replica_gang import gang_of_replica
 from stoker.operator.domain.plan import Key, Object, Report
-from stoker.operator.domain.pods import ended, is_ready
+from stoker.operator.domain.pods import ended, is_endpoint, is_ready, num_endpoints, replica_name
 from stoker.operator.domain.queue.reading import DeviceNeedsOf, no_devices
 from stoker.operator.loop.store import Store, key_of
 
@@ -154,23 +154,26 @@ class LoadWatch:
         return any(changes)
 
     def _engines(self, live: EnginePool) -> list[Object]:
-        """The leaders of a pool's replicas."""
+        """The pods of a pool that answer requests: of a replica one, or one for each of its data-parallel ranks."""
         owned = self.store.owned_by(live.metadata.uid or "")
-        return [pod for pod in owned if pod["kind"] == "Pod" and (_label(pod, NODE_RANK) or "0") == "0"]
+        return [pod for pod in owned if pod["kind"] == "Pod" and is_endpoint(pod)]
 
     def _review_pool(
         self, kept: _Pool, live: EnginePool, pool: Pool, engines: list[Object], routers: list[Object]
     ) -> Reviewed:
         """Review one pool with the engines that serve it."""
         serving = [pod for pod in engines if served_pool(pod) == pool.name]
-        seen = self._input(kept, live, serving, routers)
+        seen = self._input(kept, live, pool, serving, routers)
         lent, borrowed = count_lent(engines, pool.name), count_borrowed(engines, pool.name)
         kept.seen = replace(seen, replicas=seen.replicas + borrowed - lent, borrowed=borrowed, lent=lent)
-        limits = _limits(pool, self._room(live, len([pod for pod in serving if not ended(pod)])))
+        existing = {replica_name(pod) for pod in serving if not ended(pod)}
+        limits = _limits(pool, self._room(live, len(existing)))
         decision, kept.memory = review(self.clock.monotonic(), limits, kept.seen, kept.memory)
         return Reviewed(limits, kept.seen, decision, kept.memory)
 
-    def _input(self, kept: _Pool, live: EnginePool, engines: list[Object], routers: list[Object]) -> PoolInput:
+    def _input(
+        self, kept: _Pool, live: EnginePool, pool: Pool, engines: list[Object], routers: list[Object]
+    ) -> PoolInput:
         now_s = self.clock.monotonic()
         ready = {pod["metadata"]["uid"]: pod for pod in engines if is_ready(pod) and not ended(pod)}
         kept.window.forget(pod["metadata"]["uid"] for pod in engines)
@@ -185,12 +188,13 @@ class LoadWatch:
         newest = kept.window.newest(ready)
         return PoolInput(
             replicas=live.spec.replicas,
-            ready=len(ready),
+            ready=_count_ready(ready.values()),
+            copies=pool.parallelism.data,
             unknown=tuple(line for line in lines if line is not None),
             demand=kept.window.demand(now_s, kept.startup_s),
             rate=kept.window.rate(now_s),
             curve=kept.window.curve(),
-            shape=kept.window.shape,
+            shape=_shape_of_copy(kept.window.shape, pool),
             measured=kept.window.measured(now_s),
             evidence=kept.window.evidence(now_s, len(ready)),
             running=sum(found.running for found in newest),
@@ -238,6 +242,19 @@ def _limits(pool: Pool, room: int | None) -> Limits:
     )
     wait_s = settings.scale_down_after_seconds
     return limits if wait_s is None else replace(limits, scale_down_after_s=float(wait_s))
+
+
+def _count_ready(pods: Collection[Object]) -> int:
+    """Replicas all of whose endpoints are among these ready pods."""
+    found = Counter(map(replica_name, pods))
+    wanted = {replica_name(pod): num_endpoints(pod) for pod in pods}
+    return sum(found[name] >= count for name, count in wanted.items())
+
+
+def _shape_of_copy(shape: EngineShape | None, pool: Pool) -> EngineShape | None:
+    """The limits of one copy. An endpoint reports the caches of all its copies as one, and the seats of each."""
+    copies = max(pool.parallelism.data // pool.pods_per_replica, 1)
+    return replace(shape, kv_tokens=shape.kv_tokens // copies) if shape is not None else None
 
 
 def _startup_s(pod: Object) -> float | None:

@@ -231,8 +231,13 @@ def _in_replica(pod: Object, pool: EnginePool, place: _ReplicaPlace, rank: int, 
     main, *others = pod["spec"]["containers"]
     rendezvous = [{"name": key, "value": value} for key, value in env.items()]
     containers = [{**main, "env": [*main.get("env", ()), *rendezvous]}, *others]
-    volumes = [_with_secret(volume, replica_secret_name(pool)) for volume in pod["spec"]["volumes"]]
-    return {**pod, "metadata": metadata, "spec": {**pod["spec"], "containers": containers, "volumes": volumes}}
+    return {**pod, "metadata": metadata, "spec": {**with_replica_key(pod["spec"], pool), "containers": containers}}
+
+
+def with_replica_key(spec: Mapping[str, Any], pool: EnginePool) -> dict[str, Any]:
+    """Return a pod's spec of a template with the Secret of the pool in place of the placeholder."""
+    volumes = [_with_secret(volume, replica_secret_name(pool)) for volume in spec.get("volumes", ())]
+    return {**spec, "volumes": volumes}
 
 
 def _with_secret(volume: Mapping[str, Any], name: str) -> Mapping[str, Any]:

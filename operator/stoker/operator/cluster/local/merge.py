@@ -27,19 +27,28 @@ def merge_patch(target: Any, patch: Any) -> Any:
     return merged
 
 
-def apply_merge(live: Object, before: Intent | None, intent: Intent, others: tuple[Intent, ...] = ()) -> Object:
+def apply_merge(
+    live: Object,
+    before: Intent | None,
+    intent: Intent,
+    others: tuple[Intent, ...] = (),
+    defaulted: Mapping[str, Any] | None = None,
+) -> Object:
     """Apply `intent` to `live` in place of the same manager's intent `before`; every named field becomes the manager's.
 
     Fields that the manager leaves out now are removed, unless one of the `others` applied them too. Maps merge by key,
     owner references by uid, finalizers as a set; other lists are replaced whole.
+
+    Args:
+        defaulted: `before` with the defaults that it got. Those of a map that is left out go with it.
     """
-    kept = _without_dropped(live, before or {}, intent, others)
+    kept = _without_dropped(live, before or {}, intent, others, defaulted or {})
     merged = _overlay(kept, intent)
     assert isinstance(merged, dict)
     return merged
 
 
-def _without_dropped(live: Any, before: Any, intent: Any, others: tuple[Any, ...]) -> Any:
+def _without_dropped(live: Any, before: Any, intent: Any, others: tuple[Any, ...], defaulted: Any) -> Any:
     if not isinstance(live, Mapping) or not isinstance(before, Mapping):
         return live
     kept = dict(live)
@@ -49,12 +58,21 @@ def _without_dropped(live: Any, before: Any, intent: Any, others: tuple[Any, ...
         theirs = tuple(other[key] for other in others if isinstance(other, Mapping) and key in other)
         if isinstance(value, Mapping) and isinstance(kept[key], Mapping):
             wanted = intent.get(key, {}) if isinstance(intent, Mapping) else {}
-            kept[key] = _without_dropped(kept[key], value, wanted, theirs)
-            if not kept[key] and key not in intent and not theirs:
-                del kept[key]
+            filled = defaulted.get(key) if isinstance(defaulted, Mapping) else None
+            kept[key] = _without_dropped(kept[key], value, wanted, theirs, filled)
+            if key not in intent and not theirs:
+                kept[key] = _without_defaults(kept[key], filled)
+                if not kept[key]:
+                    del kept[key]
         elif key not in intent and not theirs:
             del kept[key]
     return kept
+
+
+def _without_defaults(live: Mapping[str, Any], defaulted: Any) -> dict[str, Any]:
+    """The members that are not what a default made them."""
+    filled = defaulted if isinstance(defaulted, Mapping) else {}
+    return {key: value for key, value in live.items() if key not in filled or filled[key] != value}
 
 
 def _overlay(live: Any, intent: Any, field: str = "") -> Any:

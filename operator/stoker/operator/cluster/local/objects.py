@@ -149,8 +149,18 @@ class ObjectStore:
             raise Conflict(f"{key.kind} {key.namespace}/{key.name} has another uid than {uid}")
         intent = intent_of(body)
         others = tuple(other for name, other in self._intents[key].items() if name != manager)
-        merged = apply_merge(old, self._intents[key].get(manager), intent, others)
+        before = self._intents[key].get(manager)
+        merged = apply_merge(old, before, intent, others, self._defaulted(before))
         return self._update(old, merged, {**self._intents[key], manager: intent})
+
+    def _defaulted(self, intent: Intent | None) -> Object:
+        """An earlier intent as it was stored; as it is where it is no whole object."""
+        if intent is None:
+            return {}
+        try:
+            return self.admit(dict(intent), None)
+        except Invalid:
+            return dict(intent)
 
     def update_status(self, ref: Ref, status: Object, resource_version: str | None = None) -> Object:
         """Replace the status. Raises NotFound, Conflict, Invalid."""

@@ -75,6 +75,8 @@ class PoolInput:
     """Replicas of another pool that serve this one."""
     lent: int = 0
     """Replicas of this pool that serve another one."""
+    copies: int = 1
+    """Of the model in a replica, each with a cache and requests of its own."""
 
     @property
     def idle(self) -> bool:

@@ -20,6 +20,8 @@ def shown_inputs(limits: Limits, seen: PoolInput, prediction: Prediction | None)
         "kvUse": f"{seen.kv_use:.2f}",
     }
     shown |= {name: str(count) for name, count in (("borrowed", seen.borrowed), ("lent", seen.lent)) if count}
+    if seen.copies > 1:
+        shown["copies"] = str(seen.copies)
     if limits.placeable is not None:
         shown["placeable"] = str(limits.placeable)
     if seen.demand is not None:

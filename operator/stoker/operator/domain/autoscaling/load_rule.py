@@ -10,7 +10,7 @@ from stoker.operator.domain.autoscaling.need import Need
 FULL, EMPTY = 0.8, 0.5
 """Use of the cache or of the seats above which replicas are added, and which fewer replicas may have."""
 QUEUE = 2.0
-"""Waiting requests of each ready replica above which one is added."""
+"""Waiting requests of each copy in a ready replica above which a replica is added."""
 
 
 def needed_by_load(limits: Limits, seen: PoolInput, *, down: bool) -> Need:
@@ -19,10 +19,10 @@ def needed_by_load(limits: Limits, seen: PoolInput, *, down: bool) -> Need:
     if seen.idle:
         return Need(least, "no requests")
     ready = max(seen.ready, 1)
-    seats = seen.shape.max_requests if seen.shape else 0
+    seats = seen.shape.max_requests * seen.copies if seen.shape else 0
     use = max(seen.kv_use, seen.running / (ready * seats) if seats else 0.0)
     text = f"cache and seats used to {use:.0%}, {seen.waiting} requests wait"
     need = max(math.ceil(ready * use / (EMPTY if down else FULL)), least, 1)
-    if seen.waiting > QUEUE * ready or (down and seen.waiting):
+    if seen.waiting > QUEUE * ready * seen.copies or (down and seen.waiting):
         need = max(need, seen.replicas + (0 if down or seen.ready < seen.replicas else 1))
     return Need(need, text)

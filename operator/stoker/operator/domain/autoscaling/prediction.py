@@ -27,7 +27,7 @@ MAX_KV_USE = 0.9
 
 @dataclass(frozen=True)
 class EngineShape:
-    """Limits of one replica."""
+    """Limits of one copy of the model: of a replica without data-parallel ranks."""
 
     kv_tokens: int
     max_requests: int
@@ -84,10 +84,12 @@ class PoolModel:
     shape: EngineShape
     role: Role = "colocated"
     """`prefill` ends with the first token, `decode` begins there."""
+    copies: int = 1
+    """Of the model in a replica."""
 
     def at(self, replicas: int) -> Prediction:
         """Latencies with `replicas` that share the demand evenly."""
-        return predict(self.demand, self.curve, self.shape, replicas, self.role)
+        return predict(self.demand, self.curve, self.shape, replicas * self.copies, self.role)
 
     def alone(self) -> Prediction:
         """Latencies of an engine with hardly a request: the best that any number of replicas can reach."""

@@ -98,7 +98,7 @@ def _overdue(limits: Limits, seen: PoolInput) -> float:
     prompt_s = curve.prompt_token_s * demand.uncached.moment() if demand is not None and curve is not None else 0.0
     if goal_s is None or not prompt_s:
         return 0.0
-    return max(seen.waiting - seen.ready * goal_s / prompt_s, 0.0)
+    return max(seen.waiting - seen.ready * seen.copies * goal_s / prompt_s, 0.0)
 
 
 def _proven_need(limits: Limits, seen: PoolInput, predicted: Need) -> Need:

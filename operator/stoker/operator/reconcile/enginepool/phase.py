@@ -13,6 +13,7 @@ from stoker.operator.domain.pods import is_ready, waiting_reason
 from stoker.operator.domain.waiting import missing_volume, mounting
 from stoker.operator.reconcile.enginepool.outcome import Failures
 from stoker.operator.reconcile.enginepool.view import FAILURES_TO_STALL, PoolView
+from stoker.operator.render.engine import with_replica_key
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def _reason_not_ready(view: PoolView) -> str:
     for pod in (pod for found in view.serving if not found.ready for pod in found.pods):
         if is_ready(pod):
             continue
-        spec = view.target.template.pod.get("spec", {})
+        spec = with_replica_key(view.target.template.pod.get("spec", {}), view.pool)
         unmounted = missing_volume(spec, _present_volumes(view)) or mounting(pod, spec)
         text = unmounted or waiting_reason(pod) or str((view.report(pod) or {}).get("message") or "")
         return f": {text}" if text else ""

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from stoker.operator.domain.labels import DRAINING, NODE_RANK, REPLICA, REPLICA_PODS, REVISION
+from stoker.operator.domain.labels import DRAINING, NODE_RANK, REPLICA_PODS, REVISION
 from stoker.operator.domain.plan import Object
-from stoker.operator.domain.pods import ended, is_endpoint, is_ready, label, label_number
+from stoker.operator.domain.pods import ended, is_endpoint, is_ready, label, label_number, replica_name
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def replicas_of(pods: Iterable[Object]) -> tuple[Replica, ...]:
     """Group the engine pods of a pool by replica, in the order of names."""
     groups: defaultdict[str, list[Object]] = defaultdict(list)
     for pod in pods:
-        groups[label(pod, REPLICA) or str(pod["metadata"]["name"])].append(pod)
+        groups[replica_name(pod)].append(pod)
     return tuple(
         Replica(name, tuple(sorted(members, key=number_of)), max(label_number(pod, REPLICA_PODS, 1) for pod in members))
         for name, members in sorted(groups.items())

@@ -85,9 +85,12 @@ class Step:
 
 
 def _limits(view: PoolView, replicas: int) -> tuple[int, int]:
-    """Surge and unavailable replicas."""
+    """Surge and unavailable replicas. Where percentages of both are none, one may be missing, as in a Deployment of
+    Kubernetes: else no replica could ever be replaced."""
     spec = view.pool.spec
-    return resolve(spec.max_surge, replicas, up=True), resolve(spec.max_unavailable, replicas, up=False)
+    surge = resolve(spec.max_surge, replicas, up=True)
+    unavailable = resolve(spec.max_unavailable, replicas, up=False)
+    return surge, unavailable if surge or unavailable else 1
 
 
 def _single_step(view: PoolView) -> Step:

@@ -76,6 +76,7 @@ def plan_canary(view: DeploymentView, current: str | None, target: str) -> Canar
     if before and ready:
         checks = evaluate_gates(view, settings.canary.eval_gates, current, target)
     state = decide(plan, old, seen, ready=ready, hand=hand, now=view.now, checks=checks.results)
+    state = _with_unknown_names(view, state, target)
     return CanaryTurn(
         status=_written(view, known, old, state),
         shares=_replica_shares(plan, state, current, target, keep=settings.canary.on_failure == "Pause"),
@@ -112,6 +113,18 @@ def window_of(target: str, state: CanaryState) -> str:
     """The name of the time in which the present share is measured; empty while there is none."""
     step = window_step(state)
     return f"{target}.{step + 1}" if step is not None else ""
+
+
+def _with_unknown_names(view: DeploymentView, state: CanaryState, target: str) -> CanaryState:
+    """The state with a line for `promote` or `abort` of a revision that is none: a value that was mistyped."""
+    settings = view.deployment.spec.rollout
+    known = {target, *(found.name for found in view.deployment.status.revisions)}
+    wrong = [
+        f"spec.rollout.{field} {name} is no revision of this deployment; the canary is {target}"
+        for field, name in (("promote", settings.promote), ("abort", settings.abort))
+        if name is not None and name not in known
+    ]
+    return state if state.over or not wrong else replace(state, message="; ".join((state.message, *wrong)))
 
 
 def _plan(view: DeploymentView, canary: Canary) -> CanaryPlan:

@@ -68,6 +68,9 @@ def role_of_engine(view: DeploymentView, pod: Object) -> Role:
 
 def _disaggregated(view: DeploymentView, engines: Mapping[str, list[Object]], difference: str | None) -> Condition:
     """Whether an engine of each role is ready, has a common revision with one of the other, and offers its blocks."""
+    if not any(engines.values()):
+        unmet = _unmet(view, view.engines)
+        return Condition(DISAGGREGATED, False, "NoEngine", "no engine is ready" + (f": {unmet}" if unmet else ""))
     for role, instead in (("prefill", "decode engines compute prompts"), ("decode", "prefill engines answer requests")):
         if not engines[role]:
             reason = "NoPrefillEngine" if role == "prefill" else "NoDecodeEngine"

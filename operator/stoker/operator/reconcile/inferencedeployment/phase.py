@@ -89,7 +89,7 @@ def _scaled_to_zero(view: DeploymentView, pools: list[str]) -> DeploymentState:
     """Not ready, because no engine can answer; nothing is wrong either."""
     remaining = sum(not ended(pod) for pod in view.engines)
     rest = f"; draining engines: {remaining}" if remaining else ""
-    text = f"scaled to zero: no replicas in pool {', '.join(pools)}{rest}"
+    text = f"scaled to zero: no replicas in {'pool' if len(pools) == 1 else 'pools'} {', '.join(pools)}{rest}"
     return DeploymentState(Health.PROGRESSING if remaining else Health.IDLE, "ScaledToZero", text)
 
 

@@ -1,8 +1,7 @@
 """The Kubernetes API of the embedded cluster, as far as the gateway uses it, on the supervisor's Unix socket.
 
-Lists in pages, watches, create, merge patch, delete with preconditions, logs of pods, HTTP to pods and Services,
-one Node. Paths, answers and
-`Status` errors are those of an API server, so that one client serves both clusters.
+Lists in pages, watches, create, merge patch, `/scale`, delete with preconditions, logs of pods, HTTP to pods and
+Services, one Node. Paths, answers and `Status` errors are those of an API server: one client serves both clusters.
 
 Made by the supervisor. It decides nothing: the object store does.
 """
@@ -54,6 +53,7 @@ def kube_routes(cluster: LocalCluster, folders: StateFolders, gpus: Gpus) -> lis
     for root in ("/api/{version}", "/apis/{group}/{version}"):
         inside = root + "/namespaces/{namespace}/{plural}"
         routes += [
+            Route(inside + "/{name}/scale", _answering(api.scale), methods=["GET", "PUT", "PATCH"]),
             Route(inside + "/{name}", _answering(api.get), methods=["GET"]),
             Route(inside + "/{name}", _answering(api.patch), methods=["PATCH"]),
             Route(inside + "/{name}", _answering(api.delete), methods=["DELETE"]),
@@ -144,6 +144,22 @@ class _KubeApi:
         uid = (body.get("metadata") or {}).get("uid") or objects.get(key)["metadata"]["uid"]
         return JSONResponse(objects.patch(Ref(*key, uid), body))
 
+    async def scale(self, request: Request) -> Response:
+        """Read or write the `/scale` of an EnginePool."""
+        key = _key(request)
+        if not KINDS[key.kind].scale:
+            raise NotFound(f"{key.kind} has no /scale")
+        found = self.objects.get(key)
+        if request.method != "GET":
+            body = await _body(request)
+            replicas = (body.get("spec") or {}).get("replicas")
+            if type(replicas) is not int:
+                raise Invalid(f"spec.replicas: a whole number is needed, got {json.dumps(replicas)}")
+            uid = (body.get("metadata") or {}).get("uid") or found["metadata"]["uid"]
+            objects = self.objects.twin(key) if _is_dry_run(request) else self.objects
+            found = objects.scale(Ref(*key, uid), replicas)
+        return JSONResponse(_scale(found))
+
     async def delete(self, request: Request) -> Response:
         key = _key(request)
         found = self.objects.get(key)
@@ -213,6 +229,15 @@ def _answering(endpoint: Endpoint) -> Endpoint:
             return JSONResponse(status, status_code=status["code"])
 
     return answer
+
+
+def _scale(found: Object) -> Object:
+    """The Scale of an object, as HPAs and KEDA read it."""
+    metadata, status = found["metadata"], found.get("status") or {}
+    named = {name: metadata[name] for name in ("name", "namespace", "uid", "resourceVersion") if name in metadata}
+    counted = {"replicas": status.get("replicas", 0), "selector": status.get("selector", "")}
+    spec = {"replicas": found["spec"].get("replicas", 0)}
+    return {"kind": "Scale", "apiVersion": "autoscaling/v1", "metadata": named, "spec": spec, "status": counted}
 
 
 def _is_dry_run(request: Request) -> bool:

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.operator.domain.placement.device import DeviceId, read_slice, usable_devices
 from stoker.operator.domain.placement.device_catalog import NOT_SEEN, needs_of
 from stoker.operator.domain.placement.device_claim import requests_of_template
 from stoker.operator.domain.placement.device_selector import DeviceSelectors
@@ -20,6 +19,7 @@ from stoker.operator.domain.placement.place import Placement, place
 from stoker.operator.domain.placement.unplaceable import Unplaceable
 from stoker.operator.domain.plan import Key, Object, Patch, Ref
 from stoker.operator.loop.capacity_watch import CapacityWatch
+from stoker.pod.resources.device import DeviceId, read_slice, usable_devices
 from testing.operator.devices import DRIVER, cel, claim, device, device_class, request, resource_slice, template
 
 READY = [{"type": "Ready", "status": "True"}]

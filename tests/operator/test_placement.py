@@ -25,8 +25,8 @@ from stoker.operator.domain.placement.node_capacity import (
     remaining,
 )
 from stoker.operator.domain.placement.place import Placement, UsableNodes, _shares, place
-from stoker.operator.domain.placement.quantity import amount
 from stoker.operator.domain.placement.unplaceable import Unplaceable
+from stoker.pod.resources.quantity import amount
 from stoker.trainer.protocol.parallel_dims import ParallelDims
 
 GPU = "nvidia.com/gpu"

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from stoker.operator.domain.placement.device import DeviceId, DeviceSlice, read_slice, usable_devices
 from stoker.operator.domain.placement.device_catalog import DeviceCatalog
-from stoker.operator.domain.placement.device_claim import Claim, ClaimRequests, allocated_claim, requests_of_template
+from stoker.operator.domain.placement.device_claim import ClaimRequests, requests_of_template
 from stoker.operator.domain.placement.device_members import DeviceMembers
 from stoker.operator.domain.placement.device_selector import DeviceSelectors
 from stoker.operator.domain.plan import Key, Object
+from stoker.pod.resources.device import DeviceId, DeviceSlice, read_slice, usable_devices
+from stoker.pod.resources.device_allocation import Claim, allocated_claim
 
 DEVICE_KINDS = ("ResourceSlice", "DeviceClass", "ResourceClaimTemplate", "ResourceClaim")
 _PART = "devices"

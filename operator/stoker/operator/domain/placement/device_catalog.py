@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from itertools import chain, combinations
 from typing import Any
 
-from stoker.operator.domain.placement.device import DeviceId
 from stoker.operator.domain.placement.device_claim import (
-    Claim,
     ClaimRequests,
     DeviceSet,
     PodClaims,
     claims_of_pod,
 )
 from stoker.operator.domain.placement.device_members import DeviceMembers
+from stoker.pod.resources.device import DeviceId
+from stoker.pod.resources.device_allocation import Claim
 
 MAX_SETS = 4
 """Sets of one pod whose unions are all counted; of more the sets and the union of all."""

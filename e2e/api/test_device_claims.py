@@ -14,6 +14,8 @@ from e2e.api.test_gang_placement import gang, message, nodes, pins
 from e2e.api.training_story import CLAIM, assert_at_rest
 from e2e.api.world import Story, World, eventually, world
 from e2e.cluster.control_plane import ControlPlane
+from stoker.gateway.domain.capacity import capacities, gpus_of_pod
+from stoker.gateway.domain.claimed_gpus import ClaimedGpus
 from stoker.operator.cluster.kinds import device_kinds
 from stoker.operator.cluster.kube.connection import ApiConnection
 from stoker.operator.cluster.kube.credentials import Access
@@ -155,5 +157,11 @@ async def _count_what_was_allocated(plane: Plane) -> None:
                 used = Counter(pod["spec"]["nodeName"] for pod in pods)
                 assert left == {"devices-a": 3 - 2 * used["devices-a"], "devices-b": 5 - 2 * used["devices-b"]}
                 assert need == {"devices of gpu": 2}
+                slices, claims = [(await cluster.list(kind)).items for kind in ("ResourceSlice", "ResourceClaim")]
+                claimed = ClaimedGpus(slices, claims)  # as the gateway and `stoker top` count
+                assert [gpus_of_pod(pod, claimed) for pod in pods] == [2, 2]
+                nodes_now = (await cluster.list("Node")).items
+                gpus = {one.name: one.available_gpus for one in capacities(nodes_now, pods, claimed) if one.gpus}
+                assert gpus == left
     finally:
         await cluster.close()

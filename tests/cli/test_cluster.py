@@ -25,6 +25,7 @@ from stoker.pod.metric_reader import history_lines, read_history
 from testing.gateway.kube_server import KubeServer
 from testing.gateway.verbs import emptied, manifest, run
 from testing.gateway.world import World
+from testing.operator.devices import claim, device, resource_slice
 
 
 def test_submit_get_describe_delete(server: KubeServer, tmp_path: Path) -> None:
@@ -170,6 +171,23 @@ def test_top_counts_gpus_and_shows_what_runs(server: KubeServer) -> None:
     ]
     assert run(server, "top", "jobs").splitlines()[0].startswith("JOB")
     assert "NODE" not in run(server, "top", "deployments")
+
+
+def test_top_counts_devices_of_drivers_by_name(server: KubeServer) -> None:
+    def story(found: World) -> None:
+        job = found.put_status(found.job(), phase="Running", worldSize=2)
+        found.pod(job, 0, "", claims=("run-gpu",))
+        slices = resource_slice("local", [device("d0"), device("d1"), device("d2")])
+        found.devices.serve(slices, claim("run-gpu", [("local", "d0"), ("local", "d1")]), versions=("v1beta1",))
+
+    server.do(story)
+    lines = [re.split(r"  +", line.strip()) for line in run(server, "top").splitlines()]
+    assert lines[:2] == [
+        ["NODE", "STATUS", "GPUS", "FREE", "FREE BY RESOURCE"],
+        ["local", "Ready", "5", "3", "1/3 gpu.example.com, 2/2 nvidia.com/gpu"],
+    ]
+    assert lines[4] == ["run", "Running", "2", "2"]
+    assert run(server, "top", "jobs").splitlines()[1].split() == ["run", "Running", "2", "2"]
 
 
 def test_top_without_the_right_to_nodes_shows_the_rest(server: KubeServer) -> None:

@@ -19,7 +19,7 @@ from stoker.cli.object_source import Missing
 from stoker.cli.run_history import PathError
 from stoker.cli.targets import Target
 from stoker.operator.cluster.interface import ClusterError, Conflict, Invalid, NotFound, Unauthorized, Unserved
-from stoker.operator.cluster.kinds import KINDS, Kind
+from stoker.operator.cluster.kinds import KINDS, Kind, device_kinds
 from stoker.operator.cluster.kube.connection import ApiConnection
 from stoker.operator.cluster.kube.credentials import (
     Access,
@@ -34,6 +34,7 @@ from stoker.operator.cluster.pod_http import PodHttp
 from stoker.operator.domain.clock import SystemClock
 from stoker.operator.domain.plan import Object, Ref
 from stoker.pod.control_key import new_private_key
+from stoker.pod.resources.device import GROUP, readable_version
 
 MANAGER = "stoker-cli"
 QPS, BURST = 50, 100
@@ -122,6 +123,26 @@ class ClusterClient:
     def everywhere(self, kind: str) -> list[Object]:
         """List the objects of a kind in all namespaces."""
         return list(self._run(self._cluster.list(kind)).items)
+
+    def devices_and_claims(self, *, everywhere: bool) -> tuple[list[Object], list[Object]]:
+        """List ResourceSlices and ResourceClaims; none where the API server has no such kinds.
+
+        Without `everywhere` only the claims of the client's namespaces are listed, and no devices of nodes.
+        """
+        version = self._run(self._device_version())
+        if not version:
+            return [], []
+        self._cluster.more_kinds = device_kinds(version)
+        if everywhere:
+            return self.everywhere("ResourceSlice"), self.everywhere("ResourceClaim")
+        return [], list(self._run(self._cluster.list("ResourceClaim", namespace=self.namespace)).items)
+
+    async def _device_version(self) -> str:
+        try:
+            found = await self._cluster.connection.request("GET", f"/apis/{GROUP}", resource="apis")
+        except NotFound:
+            return ""
+        return readable_version([str(one["version"]) for one in found.get("versions") or ()])
 
     def get(self, kind: str, name: str, namespace: str | None = None) -> Object:
         """Read one object."""

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from stoker.pod.resources.quantity import amount
+
+GROUP = "resource.k8s.io"
+_VERSIONS = ("v1", "v1beta2", "v1beta1")
+"""Those that can be read, the best first."""
 
 
 class DeviceId(NamedTuple):
@@ -53,6 +57,12 @@ class DeviceSlice:
     generation: int
     slices: int
     devices: tuple[Device, ...]
+
+
+def readable_version(served: Collection[str]) -> str:
+    """Return the apiVersion to read devices in, of the versions that a server has; empty if none can be read."""
+    best = next((version for version in _VERSIONS if version in served), None)
+    return f"{GROUP}/{best}" if best else ""
 
 
 def read_slice(found: Mapping[str, Any]) -> DeviceSlice:

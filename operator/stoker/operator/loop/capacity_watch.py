@@ -21,12 +21,12 @@ from stoker.operator.domain.placement.node_capacity import (
     PodUse,
     empty_node,
     pinned_node,
-    pod_requests,
     pod_use,
     remaining,
 )
 from stoker.operator.domain.plan import Key, Object, Patch
 from stoker.operator.loop.device_watch import DeviceWatch
+from stoker.pod.resources.pod_requests import pod_requests
 
 _IRRELEVANT = ("feature.node.kubernetes.io/", "beta.kubernetes.io/")
 """Prefixes of labels that a node carries by the dozen and no topology uses."""

@@ -18,7 +18,15 @@ from stoker.cli.log_stream import LogStream, Look
 from stoker.cli.object_source import Missing
 from stoker.cli.run_history import PathError
 from stoker.cli.targets import Target
-from stoker.operator.cluster.interface import ClusterError, Conflict, Invalid, NotFound, Unauthorized, Unserved
+from stoker.operator.cluster.interface import (
+    ClusterError,
+    Conflict,
+    Forbidden,
+    Invalid,
+    NotFound,
+    Unauthorized,
+    Unserved,
+)
 from stoker.operator.cluster.kinds import KINDS, Kind, device_kinds
 from stoker.operator.cluster.kube.connection import ApiConnection
 from stoker.operator.cluster.kube.credentials import (
@@ -147,6 +155,15 @@ class ClusterClient:
     def get(self, kind: str, name: str, namespace: str | None = None) -> Object:
         """Read one object."""
         return self._run(self._cluster.get(kind, namespace or self.own_namespace, name))
+
+    def read(self, kind: str, namespace: str, name: str) -> Object | None:
+        """Read an object; None where there is none, the user may not read it, or its kind is not known here."""
+        if kind not in KINDS:
+            return None
+        try:
+            return self.get(kind, name, namespace)
+        except (NotFound, Forbidden):
+            return None
 
     def apply(self, body: Object, *, dry_run: bool = False) -> tuple[str, Object]:
         """Apply an object: `created`, `configured` or `unchanged`, and the object as it is stored.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
-from stoker.cli.follow_scope import Name, belongs, is_about, name_of
+from stoker.cli.follow_scope import EventScope, Name, belongs, name_of, time_of
 from stoker.cli.printers import FOLLOWED, progress_line, state_of, value_at
 
 LOOK_S = 0.5
@@ -54,8 +54,8 @@ class Follower:
     """Objects that must settle."""
     since: str = ""
     """Warnings from before this time (as Kubernetes writes it) are not shown."""
-    only_wanted: bool = False
-    """Whether nothing else is shown than the wanted objects and what belongs to them."""
+    scope: EventScope | None = None
+    """Given: nothing else is shown than the wanted objects, what belongs to them and their warnings."""
     sleep: Callable[[float], None] = time.sleep
     monotonic: Callable[[], float] = time.monotonic
     _bad_since: dict[Name, float] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class Follower:
             name_of(item): item
             for kind in FOLLOWED
             for item in self.client.objects(kind)
-            if not self.only_wanted or belongs(item, self.wanted)
+            if self.scope is None or belongs(item, self.wanted)
         }
         self.screen.show(found.values())
         for problem in self.client.problems:
@@ -91,15 +91,17 @@ class Follower:
                 self.screen.say(f"warning: {problem}")
         self._problems = set(self.client.problems)
         for event in self.client.objects("Event"):
-            recent = str(event.get("lastTimestamp", "")) >= self.since
-            if self.only_wanted and not is_about(event, found):
-                continue
-            if _is_warning(event) and recent and event["metadata"]["uid"] not in self._events:
+            if self._is_new(event) and (self.scope is None or self.scope.covers(event, found)):
                 self._events.add(event["metadata"]["uid"])
                 about, reason = event["involvedObject"], event["reason"]
                 text = event["message"].removeprefix(f"{reason}: ")  # of an attempt's end, which names its cause
                 self.screen.say(f"warning: {about['kind']} {about['name']}: {reason}: {text}")
         return found
+
+    def _is_new(self, event: Mapping[str, Any]) -> bool:
+        """Whether an event is a warning from after the beginning that was not shown."""
+        recent = time_of(event) >= self.since.removesuffix("Z")
+        return _is_warning(event) and recent and event["metadata"]["uid"] not in self._events
 
     def _outcome(self, found: Mapping[Name, Mapping[str, Any]]) -> bool | None:
         states = [self._settled(name, found.get(name)) for name in self.wanted]

@@ -37,18 +37,18 @@ class NodeCapacity:
 
     def slots(self, gang: Gang) -> int:
         """How many pods of the gang fit."""
-        wanted = {**gang.requests, "pods": 1}
-        return max(0, min(self.free.get(resource, 0) // need for resource, need in wanted.items() if need))
+        free = self.free
+        return max(0, min([free.get(resource, 0) // need for resource, need in gang.wanted]))
 
     def obstacle(self, gang: Gang) -> str | None:
         """The reason why no pod of the gang may run here, whatever is free; None if there is none."""
         if not self.schedulable:
             return "not ready or cordoned"
-        if any(self.labels.get(label) != value for label, value in gang.node_selector.items()):
+        if gang.node_selector and any(self.labels.get(key) != value for key, value in gang.node_selector.items()):
             return "outside of nodeSelector"
-        if not meets(self.labels, self.name, gang.affinity_terms):
+        if gang.affinity_terms and not meets(self.labels, self.name, gang.affinity_terms):
             return "outside of the node affinity"
-        taint = repels(self.taints, gang.tolerations)
+        taint = repels(self.taints, gang.tolerations) if self.taints else None
         return f"tainted {taint.get('key')}" if taint is not None else None
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from stoker.operator.domain.placement.device_catalog import NOT_SEEN, needs_of
 from stoker.operator.domain.placement.device_claim import requests_of_template
 from stoker.operator.domain.placement.device_selector import DeviceSelectors
 from stoker.operator.domain.placement.gang import Gang
-from stoker.operator.domain.placement.node_capacity import PodUse, affinity_to
+from stoker.operator.domain.placement.node_capacity import NodeCapacity, PodUse, affinity_to, empty_node, remaining
 from stoker.operator.domain.placement.place import Placement, place
 from stoker.operator.domain.placement.unplaceable import Unplaceable
 from stoker.operator.domain.plan import Key, Object, Patch, Ref
@@ -126,7 +127,32 @@ def test_after_any_events_the_room_is_that_of_a_watch_that_saw_only_the_end(data
     fresh = watch_of(node("n0"), node("n1"), *GPUS, *now.values())
     for spec in (pod_spec("one"), pod_spec("two"), pod_spec("one", "two")):
         assert slots(watch, spec) == slots(fresh, spec)
-    assert {one.name: dict(one.free) for one in watch.nodes()} == {one.name: dict(one.free) for one in fresh.nodes()}
+    free = {one.name: dict(one.free) for one in watch.nodes()}
+    assert free == {one.name: dict(one.free) for one in fresh.nodes()}
+    assert free == {one.name: dict(one.free) for one in counted_anew(watch, now.values())}
+
+
+def counted_anew(watch: CapacityWatch, now: Iterable[Object]) -> tuple[NodeCapacity, ...]:
+    """The slow twin: all nodes with their devices, less what each pod and each other claim takes."""
+    catalog = watch.devices.catalog
+    assert catalog is not None
+    pods = [found for found in now if found["kind"] == "Pod" and watch.use_of(found) is not None]
+    uses = [use for found in pods if (use := watch.use_of(found)) is not None]
+    for held in watch.devices.claims_of_others({found["metadata"]["uid"] for found in pods}):
+        uses += [PodUse(where, taken, pods=0) for where, taken in catalog.taken_by_claim(held).items()]
+    empty = [empty_node(node(name)) for name in ("n0", "n1")]
+    return remaining([replace(one, free={**one.free, **catalog.amounts_of(one.name)}) for one in empty], uses)
+
+
+def test_devices_that_no_pod_claims_cost_no_reading_of_other_nodes() -> None:
+    """Nearly every cluster has DeviceClasses, and few pods claim devices."""
+    devices = (*GPUS, resource_slice("n0", [device("d0", big=True, fast=False)]), template("one", request("r", "any")))
+    watch = watch_of(node("n0"), node("n1"), *devices, pod("p0", {"containers": []}, "n0"))
+    before = watch.nodes()
+    watch.put(pod("p1", {"containers": []}, "n1"))
+    after = watch.nodes()
+    assert (after[0] is before[0], after[1].free["pods"]) == (True, 99)
+    assert slots(watch, pod_spec("one")) == {"n0": 1, "n1": 0}, "the devices are counted once a pod claims some"
 
 
 def test_a_pod_that_is_seen_with_other_claims_takes_those() -> None:

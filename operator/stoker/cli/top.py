@@ -76,7 +76,7 @@ def _node_rows(client: ClusterClient, *, needed: bool) -> list[list[str]]:
 
 def _gpu_kinds(node: NodeCapacity) -> str:
     """Free GPUs by name where some are no `nvidia.com/gpu`: MIG devices, those of drivers."""
-    from stoker.gateway.domain.capacity import GPU
+    from stoker.pod.resources.gpu import GPU
 
     if all(one.name == GPU for one in node.gpu_resources):
         return ""

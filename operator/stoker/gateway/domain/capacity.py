@@ -11,13 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.gateway.domain.claimed_gpus import ClaimedGpus, DeviceCount
+from stoker.pod.resources.gpu import is_gpu_resource
 from stoker.pod.resources.pod_requests import pod_requests
 from stoker.pod.resources.quantity import amounts
 
-GPU = "nvidia.com/gpu"
-SHARED_GPU = "nvidia.com/gpu.shared"
-"""The name that NVIDIA's device plugin gives to GPUs shared by time, where it is told to rename them."""
-MIG_PREFIX = "nvidia.com/mig-"
 ENDED = ("Succeeded", "Failed")
 NO_CLAIMS = ClaimedGpus()
 
@@ -77,17 +74,13 @@ def gpus_of_pod(pod: Object, claimed: ClaimedGpus = NO_CLAIMS) -> int:
 
 
 def _asked(pod: Object) -> dict[str, int]:
-    return {name: count for name, count in pod_requests(pod["spec"]).items() if _is_gpu(name) and count}
-
-
-def _is_gpu(resource: str) -> bool:
-    return resource in (GPU, SHARED_GPU) or resource.startswith(MIG_PREFIX)
+    return {name: count for name, count in pod_requests(pod["spec"]).items() if is_gpu_resource(name) and count}
 
 
 def _capacity(node: Object, taken: Mapping[str, int], claimed: Mapping[str, DeviceCount]) -> NodeCapacity:
     allocatable = (node.get("status") or {}).get("allocatable") or {}
     state = _state(node)
-    totals = amounts({name: quantity for name, quantity in allocatable.items() if _is_gpu(name)})
+    totals = amounts({name: quantity for name, quantity in allocatable.items() if is_gpu_resource(name)})
     found = {name: GpuResource(name, total, max(0, total - taken.get(name, 0))) for name, total in totals.items()}
     found |= {driver: GpuResource(driver, count.total, count.free) for driver, count in claimed.items()}
     return NodeCapacity(

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 
 from stoker.pod.resources.device import Device, read_slice, usable_devices
 from stoker.pod.resources.device_allocation import allocated_claim
+from stoker.pod.resources.gpu import is_gpu_driver
 from stoker.pod.resources.taint import repels
-
-DRIVER_PREFIX = "gpu."
 
 Object = Mapping[str, Any]
 _ClaimName = tuple[str, str]
@@ -43,7 +42,7 @@ class ClaimedGpus:
     """
 
     def __init__(self, slices: Iterable[Object] = (), claims: Iterable[Object] = ()) -> None:
-        self._devices = usable_devices(read_slice(found) for found in slices if _is_gpu_driver(found["spec"]["driver"]))
+        self._devices = usable_devices(read_slice(found) for found in slices if is_gpu_driver(found["spec"]["driver"]))
         self._held = {
             (found["metadata"].get("namespace", ""), found["metadata"]["name"]): claim.devices
             for found in claims
@@ -63,7 +62,7 @@ class ClaimedGpus:
         """GPUs that the claims of a pod hold; a claim that several pods share counts for each of them."""
         namespace = pod["metadata"].get("namespace", "")
         held = (self._held.get((namespace, name), ()) for name in claim_names(pod))
-        return sum(_is_gpu_driver(device.driver) for devices in held for device in devices)
+        return sum(is_gpu_driver(device.driver) for devices in held for device in devices)
 
 
 def claim_names(pod: Object) -> Iterator[str]:
@@ -74,10 +73,6 @@ def claim_names(pod: Object) -> Iterator[str]:
         name = entry.get("resourceClaimName") or by_entry.get(entry["name"])
         if name:
             yield str(name)
-
-
-def _is_gpu_driver(driver: str) -> bool:
-    return driver.startswith(DRIVER_PREFIX)
 
 
 def _by_driver(devices: Iterable[Device]) -> dict[str, list[Device]]:

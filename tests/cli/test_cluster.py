@@ -55,6 +55,26 @@ def test_what_the_cluster_refuses_is_an_exit_code_and_a_message(server: KubeServ
     assert (gone.exit_code, "none" in gone.output) == (64, True)
 
 
+def test_a_wait_outlives_a_server_that_cannot_answer_for_a_while(server: KubeServer, tmp_path: Path) -> None:
+    """The wait of a long run is not lost with a restart of the API server."""
+    job = server.do(lambda found: found.put_status(found.job(), phase="Running", observedGeneration=1))
+    asked: list[str] = []
+
+    async def restarting(request: Request) -> JSONResponse:
+        asked.append(request.url.path)
+        if len(asked) == 2:
+            server.world.put_status(job, phase="Completed", observedGeneration=1, conditions=[])
+            server.world.api.router.routes.remove(route)
+        return JSONResponse({"kind": "Status", "code": 503, "message": "shutting down"}, 503)
+
+    route = Route("/apis/stoker.dev/v1alpha1/namespaces/default/checkpoints", restarting)
+    server.do(lambda found: found.api.router.routes.insert(0, route))
+    out = run(server, "submit", "-f", manifest(tmp_path), "--wait", "--timeout", "60")
+    assert len(asked) == 2
+    assert re.search(r"/checkpoints: shutting down; asking again for 5 minutes\n", out)
+    assert {"the cluster answers again", "trainingjob/run  Completed"} <= {line[9:] for line in out.splitlines()}
+
+
 def test_waiting_for_a_job_follows_it_to_its_end(server: KubeServer, tmp_path: Path) -> None:
     def end(phase: str) -> None:
         while not server.do(lambda found: found.objects.of_kind("TrainingJob")):

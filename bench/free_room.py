@@ -4,8 +4,8 @@
     python -m bench.free_room --nodes 100 --pods 400
 
 `devices` of a line: `none` (the API server has no dynamic resource allocation), `unclaimed` (it has, with slices on
-every node, and no pod claims any, as in most clusters) or `claimed` (every tenth pod claims one). Each line is JSON with
-the mean of a hundred changes.
+every node, and no pod claims any, as in most clusters) or `claimed` (every tenth pod claims one). Each line is JSON
+with the mean of a hundred changes.
 """
 
 from __future__ import annotations

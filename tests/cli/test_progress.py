@@ -140,7 +140,7 @@ def test_what_others_do_in_the_namespace_is_not_shown() -> None:
         {**found(save._replace(name="b-save"), "Saving"), "spec": {"source": {"jobRef": {"name": "teach"}}}},
         {**found(save._replace(name="c-save"), "Saving"), "spec": {"source": {"jobRef": {"name": "teach-a0"}}}},
     ]
-    by_scheduler = {"lastTimestamp": None, "message": "0/3 nodes"}
+    by_scheduler: dict[str, Any] = {"lastTimestamp": None, "message": "0/3 nodes"}
     own = (
         warning("TrainingJob", "teach"),
         warning("Pod", "teach-a0-1"),

@@ -15,7 +15,6 @@ from stoker.pod.resources.gpu import is_gpu_driver
 from stoker.pod.resources.taint import repels
 
 Object = Mapping[str, Any]
-_ClaimName = tuple[str, str]
 
 
 class Unit(NamedTuple):

@@ -3,6 +3,5 @@
 Owns: quantities, the requests of a pod, the devices of ResourceSlices, the allocations of ResourceClaims, taints.
 Placement, the gateway and the command line count with these functions, so that they agree. Imports nothing of ours.
 
-Read `quantity`, then `pod_requests`, then `device` and `device_allocation`; `gpu` names
-what is a GPU.
+Read `quantity`, then `pod_requests`, then `device` and `device_allocation`; `gpu` says what is a GPU.
 """

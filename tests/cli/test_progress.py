@@ -178,6 +178,10 @@ def test_what_others_do_in_the_namespace_is_not_shown() -> None:
     reads = list(asked)
     follower.look()
     assert asked == reads, "each object is read once"
+    follower.wanted = [JOB, other]
+    follower.look()
+    assert "warning: Pod teach-a0-0: Refused: teach-a0-0" in screen.said, "its job is shown only now"
+    assert asked == reads
     assert len(Follower(film, Silent(), [JOB]).look()) == 6
 
 

@@ -42,7 +42,8 @@ class EventScope:
 
     def __init__(self, read: Callable[[str, str, str], Object | None]) -> None:
         self._read = read
-        self._owners: dict[str, bool] = {}
+        self._subjects: dict[str, Object | None] = {}
+        """What events were about, by uid; their owners may be shown later."""
 
     def covers(self, event: Object, shown: Mapping[Name, Object]) -> bool:
         """Whether an event is about a shown object, about one that belongs to it, or about a claim that it names."""
@@ -53,12 +54,9 @@ class EventScope:
             return True
         if name.kind == "PersistentVolumeClaim":
             return any(name.namespace == one.namespace and name.name in claims_of(shown[one]) for one in shown)
-        if uid not in self._owners:
-            self._owners[uid] = self._belongs(name, uid, shown)
-        return self._owners[uid]
-
-    def _belongs(self, name: Name, uid: str, shown: Mapping[Name, Object]) -> bool:
-        found = self._read(*name)
+        if uid not in self._subjects:
+            self._subjects[uid] = self._read(*name)
+        found = self._subjects[uid]
         if found is None or found["metadata"]["uid"] != uid:
             return False
         return any(belongs_to(one["metadata"]["uid"], found) for one in shown.values())

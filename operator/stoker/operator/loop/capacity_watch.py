@@ -10,7 +10,7 @@ Owned by the loop.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -200,25 +200,42 @@ class CapacityWatch:
         return catalog if catalog.version > 0 else None
 
     def _all_devices(self, catalog: DeviceCatalog) -> Mapping[str, Mapping[str, int]]:
-        """The devices that each node has, taken or not, for each set of devices that is counted."""
+        """The devices that each node has, taken or not, for each set of devices that is counted.
+
+        An extended resource that a device plugin of the node offers is the plugin's, whatever class has its name.
+        """
         if self._equipped[:2] != (catalog, catalog.version):
-            found = {name: catalog.amounts_of(name) for name in self._nodes}
+            found = {
+                name: {key: count for key, count in catalog.amounts_of(name).items() if not node.free.get(key)}
+                for name, node in self._nodes.items()
+            }
             self._equipped = (catalog, catalog.version, found)
         return self._equipped[2]
 
     def _taken_devices(self, catalog: DeviceCatalog, without: frozenset[str]) -> Mapping[str, Mapping[str, int]]:
-        """The devices that are taken on each node: by pods with claims, and by the claims of pods that are not counted.
+        """The devices that are taken on each node: by pods that claim some, and by all other claims.
 
-        These are named claims, and those of pods that end or have no node.
+        These are named claims, those of pods that end or have no node, and those that the scheduler made for requests
+        of extended resources. A pod that has no such claim yet takes what it requests.
         """
         taken: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for uid in {*self._claims, *self._assumed} - without:
             if (use := self._held(uid)) is not None:
                 taken[use.node].update(self._with_devices(uid, use).requests)
-        for claim in self.devices.claims_of_others({*self._uses, *self._assumed}):
+        for use in self._requesting(without) if catalog.extended else ():
+            taken[use.node].update({name: use.requests[name] for name in catalog.extended & use.requests.keys()})
+        told = {uid for uid in {*self._claims, *without} if self._held(uid) is not None}
+        for claim in self.devices.claims_of_others(told):
             for node, devices in catalog.taken_by_claim(claim).items():
                 taken[node].update(devices)
         return taken
+
+    def _requesting(self, without: frozenset[str]) -> Iterator[PodUse]:
+        """Yield the use of pods that have a node, and no claim that would name their devices."""
+        yield from (use for _, use in self._promised.values())
+        for uid in self._uses.keys() - self._claims.keys() - self._assumed.keys() - without:
+            if not self.devices.allocated_to(uid):
+                yield self._uses[uid]
 
     def _with_devices(self, uid: str, use: PodUse) -> PodUse:
         """What a pod takes, with the devices of its claims; computed once for the same pod, claims and catalog."""

@@ -168,9 +168,7 @@ async def _count_what_was_allocated(plane: Plane) -> None:
                 assert need == {"devices of gpu": 2}
                 slices, claims = [(await cluster.list(kind)).items for kind in ("ResourceSlice", "ResourceClaim")]
                 claimed = ClaimedGpus(slices, claims)  # as the gateway and `stoker top` count
-                claiming = [
-                    pod for pod in pods if pod["metadata"]["name"] != "three"
-                ]  # whose resource is no GPU's name
+                claiming = [pod for pod in pods if pod["metadata"]["name"] != "three"]  # it asks for no GPU by name
                 assert [gpus_of_pod(pod, claimed) for pod in claiming] == [2, 2]
                 nodes_now = (await cluster.list("Node")).items
                 gpus = {one.name: one.available_gpus for one in capacities(nodes_now, pods, claimed) if one.gpus}

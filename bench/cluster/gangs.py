@@ -64,6 +64,7 @@ def main() -> None:
     parser.add_argument("--without-jobset", action="store_true", help="leave JobSet's controller out")
     parser.add_argument("--only-sides", action="store_true", help="gangs and Jobs alone: no JobSets, events, memory")
     parser.add_argument("--costs", metavar="FOLDER", type=Path, help="write CPU profiles of the API server there")
+    parser.add_argument("--profile", metavar="FILE", help="cProfile of the operator goes there; it is slower then")
     parser.add_argument("--keep", metavar="FOLDER", help="keep logs there")
     options = parser.parse_args()
     run_bench(Bench, options, options.nodes, options.keep)
@@ -76,7 +77,7 @@ class Bench(KubeBench):
 
     async def measure(self) -> dict[str, Any]:
         self.costs = ApiServerCosts(self.api.access, self.options.costs)
-        with self.operator_process(METRICS_PORT) as operator:
+        with self.operator_process(METRICS_PORT, profile=self.options.profile) as operator:
             await self._until_leading(operator)
             before = operator.cpu_s()
             gangs = await self._side("TrainingJob", "gang", lambda name: (training_job(name, PODS),))

@@ -14,6 +14,8 @@ from e2e.api.test_gang_placement import gang, message, nodes, pins
 from e2e.api.training_story import CLAIM, assert_at_rest
 from e2e.api.world import Story, World, eventually, world
 from e2e.cluster.control_plane import ControlPlane
+from stoker.gateway.domain.capacity import capacities, gpus_of_pod
+from stoker.gateway.domain.claimed_gpus import ClaimedGpus
 from stoker.operator.cluster.kinds import device_kinds
 from stoker.operator.cluster.kube.connection import ApiConnection
 from stoker.operator.cluster.kube.credentials import Access
@@ -28,6 +30,10 @@ from stoker.operator.service.discovery import discover
 from stoker.pod.control_key import new_private_key
 from testing.operator.devices import claim, device, device_class, request, resource_slice, template
 
+EXTENDED = "example.com/gpu"
+"""An extended resource that devices stand for (KEP-5004)."""
+HELD = {"one": 2, "two": 2, "three": 1}
+"""Devices of each pod."""
 KINDS = {
     "ResourceSlice": "resourceslices",
     "DeviceClass": "deviceclasses",
@@ -117,6 +123,7 @@ async def _count_what_was_allocated(plane: Plane) -> None:
         "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "two"}],
         "containers": [{"name": "main", "image": "none", "resources": {"claims": [{"name": "gpu"}]}}],
     }
+    requesting = {"containers": [{"name": "main", "image": "none", "resources": {"limits": {EXTENDED: "1"}}}]}
     try:
         async with ApiClient(plane.access) as api, world(plane, "idle", plane.control_plane.folder) as idle:
             found = replace(idle, namespace="devices")  # in which no fake kubelet binds pods
@@ -124,20 +131,20 @@ async def _count_what_was_allocated(plane: Plane) -> None:
             devices = [device(f"d{index}") for index in range(5)]
             await publish(
                 found,
-                device_class("gpu", "device.driver == 'gpu.example.com'"),
+                device_class("gpu", "device.driver == 'gpu.example.com'", extended=EXTENDED),
                 resource_slice("devices-a", devices[:3]),
                 resource_slice("devices-b", devices),
                 template("two", request("r", "gpu", 2)),
             )
             async with nodes(found, a=0, b=0):
-                for name in ("one", "two"):
+                for name, body in (("one", spec), ("two", spec), ("three", requesting)):
                     metadata = {"name": name, "namespace": "devices"}
-                    await api.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+                    await api.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": body})
 
                 async def bound() -> bool:
                     return all(pod["spec"].get("nodeName") for pod in await api.list("Pod", "devices"))
 
-                await eventually(bound, what="the scheduler bound both pods")
+                await eventually(bound, what="the scheduler bound all pods")
                 watch = CapacityWatch(lambda: None)
                 watch.devices.seen = lambda: True
                 for kind in ("Node", "Pod"):
@@ -149,11 +156,22 @@ async def _count_what_was_allocated(plane: Plane) -> None:
                 pods = await api.list("Pod", "devices")
                 for pod in pods:
                     held = watch.devices.allocated_to(pod["metadata"]["uid"])
-                    assert len(held["gpu"].devices) == 2
+                    count = HELD[pod["metadata"]["name"]]
+                    assert [len(claim.devices) for claim in held.values()] == [count]
                 need = watch.needs("devices", spec)
                 left = {one.name: one.free["devices of gpu"] for one in watch.nodes() if one.name.startswith("devices")}
-                used = Counter(pod["spec"]["nodeName"] for pod in pods)
-                assert left == {"devices-a": 3 - 2 * used["devices-a"], "devices-b": 5 - 2 * used["devices-b"]}
+                used: Counter[str] = Counter()
+                for pod in pods:
+                    used[pod["spec"]["nodeName"]] += HELD[pod["metadata"]["name"]]
+                assert left == {"devices-a": 3 - used["devices-a"], "devices-b": 5 - used["devices-b"]}
+                assert {one.name: one.free[EXTENDED] for one in watch.nodes() if one.name.startswith("devices")} == left
                 assert need == {"devices of gpu": 2}
+                slices, claims = [(await cluster.list(kind)).items for kind in ("ResourceSlice", "ResourceClaim")]
+                claimed = ClaimedGpus(slices, claims)  # as the gateway and `stoker top` count
+                claiming = [pod for pod in pods if pod["metadata"]["name"] != "three"]  # it asks for no GPU by name
+                assert [gpus_of_pod(pod, claimed) for pod in claiming] == [2, 2]
+                nodes_now = (await cluster.list("Node")).items
+                gpus = {one.name: one.available_gpus for one in capacities(nodes_now, pods, claimed) if one.gpus}
+                assert gpus == left
     finally:
         await cluster.close()

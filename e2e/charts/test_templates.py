@@ -208,3 +208,12 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def test_a_role_that_is_bound_to_nobody_may_read_what_the_cluster_page_counts() -> None:
+    found = rendered(STOKER, {"gateway": {"enabled": True}})
+    role = one(found, "ClusterRole", "stoker-system:stoker-capacity-view")
+    read = {name for rule in role["rules"] for name in rule["resources"] if "list" in rule["verbs"]}
+    assert read == {"nodes", "pods", "trainingjobs", "inferencedeployments", "resourceslices", "resourceclaims"}
+    assert {verb for rule in role["rules"] for verb in rule["verbs"]} == {"get", "list"}
+    assert not [item for item in found if item.get("roleRef", {}).get("name") == "stoker-system:stoker-capacity-view"]

@@ -16,6 +16,7 @@ REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 PLACE = re.compile(
     r"^/api(?:s/[^/]+)?/[^/]+(?:/namespaces/(?P<namespace>[^/]+))?/(?P<plural>[^/]+)(?:/(?P<name>[^/]+))?"
 )
+GROUP = re.compile(r"/apis/[^/]+")
 VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
 
 
@@ -42,6 +43,8 @@ class ApiServer:
         self.requests: list[tuple[str, str, str]] = []
         """(user, verb, plural) of every request that was let through."""
         self.failing: JSONResponse | None = None
+        self.withheld: set[str] = set()
+        """Plurals that nobody may read."""
         self.unstarted: set[str] = set()
         """Pods whose container waits: their logs are refused."""
 
@@ -69,11 +72,13 @@ class ApiServer:
         name = _utf_8(request.headers.get("impersonate-user") or "")
         groups = tuple(map(_utf_8, request.headers.getlist("impersonate-group")))
         user = next((one for one in self.users.values() if one.name == name and one.groups == groups), None)
+        if user is not None and GROUP.fullmatch(request.url.path):
+            return None  # every user may discover
         found = PLACE.match(request.url.path)
         assert found is not None, request.url.path
         namespace, plural, verb = found["namespace"], found["plural"], _verb(request, found["name"])
         allowed = user is not None and verb in user.verbs and bool({"*", namespace} & set(user.namespaces))
-        if not allowed:
+        if not allowed or plural in self.withheld:
             where = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
             message = f'{plural} is forbidden: User "{name}" cannot {verb} resource "{plural}" {where}'
             return _refused(403, "Forbidden", message)

@@ -36,6 +36,7 @@ def manifest(folder: Path, name: str = "run", **spec: Any) -> str:
 
 def emptied(found: World) -> None:
     """Delete every object."""
+    found.devices.serve(versions=())
     for kind in ("TrainingJob", "Checkpoint", "InferenceDeployment", "Pod", "Event"):
         for item in found.objects.of_kind(kind):
             metadata = item["metadata"]

@@ -33,6 +33,7 @@ from stoker.operator.service.local.kube_api import kube_routes
 from stoker.pod.control_key import new_private_key
 from stoker.pod.serve import Server, bind_tcp, bind_unix
 from testing.gateway.api_server import OWN_TOKEN, ApiServer, User
+from testing.gateway.device_api import DeviceApi
 from testing.operator.fakes import FakeClock
 
 Which = Literal["embedded", "kubernetes"]
@@ -97,6 +98,8 @@ class World:
     """Where Services and pods of the embedded cluster are reached."""
     api: Any
     """The cluster's API as an ASGI application, without identities."""
+    devices: DeviceApi
+    """Devices that drivers publish, and claims; none unless a test puts some there."""
 
     def put_status(self, found: Mapping[str, Any], **status: Any) -> Object:
         """Write the status of a resource, as the operator would."""
@@ -144,6 +147,7 @@ class World:
         gpus: int = 0,
         node: str = "local",
         port: int | None = None,
+        claims: tuple[str, ...] = (),
     ) -> Object:
         """Create a trainer's pod of a job with its log."""
         metadata = job["metadata"]
@@ -161,7 +165,8 @@ class World:
         }
         if port is not None:
             container["ports"] = [{"name": "http", "containerPort": port}]
-        spec = {"restartPolicy": "Never", "nodeName": node, "containers": [container]}
+        entries = [{"name": name, "resourceClaimName": name} for name in claims]
+        spec = {"restartPolicy": "Never", "nodeName": node, "containers": [container], "resourceClaims": entries}
         place = {"name": name, "namespace": metadata["namespace"], "labels": labels}
         found = self.objects.create({"apiVersion": "v1", "kind": "Pod", "metadata": place, "spec": spec})
         file = self.folders.log(metadata["namespace"], name)
@@ -197,7 +202,8 @@ async def world(
     cluster = LocalCluster(objects, addresses, pods, SystemClock())
     folders = StateFolders(folder / "state")
     folders.make()
-    api: Any = Starlette(routes=kube_routes(cluster, folders, Gpus(gpus)))
+    devices = DeviceApi()
+    api: Any = Starlette(routes=[*devices.routes(), *kube_routes(cluster, folders, Gpus(gpus))])
     server = ApiServer(api, USERS) if which == "kubernetes" else None
     async with AsyncExitStack() as stack:
         access = await _access(stack, server or api, folder, sockets, access_options or {}, server is not None)
@@ -205,7 +211,7 @@ async def world(
         ids = map(str, itertools.count())
         gateway = Gateway(config or GatewayConfig(), access, prometheus or Prometheus(None), lambda: next(ids))
         client = await _client(stack, gateway, sockets)
-        yield World(which, objects, folders, access, client, server, gateway, addresses, api)
+        yield World(which, objects, folders, access, client, server, gateway, addresses, api, devices)
 
 
 @asynccontextmanager

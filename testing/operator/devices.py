@@ -24,8 +24,10 @@ def resource_slice(node: str, devices: Sequence[Mapping[str, Any]], **pool: Any)
     return made("ResourceSlice", f"{node}-{whole['generation']}-{part}", spec=spec)
 
 
-def device_class(name: str, *expressions: str) -> Object:
-    return made("DeviceClass", name, spec={"selectors": [cel(found) for found in expressions]})
+def device_class(name: str, *expressions: str, extended: str = "") -> Object:
+    """A class; `extended` is the extended resource that its devices stand for."""
+    named = {"extendedResourceName": extended} if extended else {}
+    return made("DeviceClass", name, spec={"selectors": [cel(found) for found in expressions], **named})
 
 
 def cel(expression: str) -> dict[str, Any]:

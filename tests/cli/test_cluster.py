@@ -25,6 +25,7 @@ from stoker.pod.metric_reader import history_lines, read_history
 from testing.gateway.kube_server import KubeServer
 from testing.gateway.verbs import emptied, manifest, run
 from testing.gateway.world import World
+from testing.operator.devices import claim, device, resource_slice
 
 
 def test_submit_get_describe_delete(server: KubeServer, tmp_path: Path) -> None:
@@ -52,6 +53,26 @@ def test_what_the_cluster_refuses_is_an_exit_code_and_a_message(server: KubeServ
     assert "unknown kind 'spaceships'" in run(server, "get", "spaceships", code=64)
     gone = CliRunner().invoke(stoker, ["get", "--kubeconfig", str(tmp_path / "none")])
     assert (gone.exit_code, "none" in gone.output) == (64, True)
+
+
+def test_a_wait_outlives_a_server_that_cannot_answer_for_a_while(server: KubeServer, tmp_path: Path) -> None:
+    """The wait of a long run is not lost with a restart of the API server."""
+    job = server.do(lambda found: found.put_status(found.job(), phase="Running", observedGeneration=1))
+    asked: list[str] = []
+
+    async def restarting(request: Request) -> JSONResponse:
+        asked.append(request.url.path)
+        if len(asked) == 2:
+            server.world.put_status(job, phase="Completed", observedGeneration=1, conditions=[])
+            server.world.api.router.routes.remove(route)
+        return JSONResponse({"kind": "Status", "code": 503, "message": "shutting down"}, 503)
+
+    route = Route("/apis/stoker.dev/v1alpha1/namespaces/default/checkpoints", restarting)
+    server.do(lambda found: found.api.router.routes.insert(0, route))
+    out = run(server, "submit", "-f", manifest(tmp_path), "--wait", "--timeout", "60")
+    assert len(asked) == 2
+    assert re.search(r"/checkpoints: shutting down; asking again for 5 minutes\n", out)
+    assert {"the cluster answers again", "trainingjob/run  Completed"} <= {line[9:] for line in out.splitlines()}
 
 
 def test_waiting_for_a_job_follows_it_to_its_end(server: KubeServer, tmp_path: Path) -> None:
@@ -170,6 +191,23 @@ def test_top_counts_gpus_and_shows_what_runs(server: KubeServer) -> None:
     ]
     assert run(server, "top", "jobs").splitlines()[0].startswith("JOB")
     assert "NODE" not in run(server, "top", "deployments")
+
+
+def test_top_counts_devices_of_drivers_by_name(server: KubeServer) -> None:
+    def story(found: World) -> None:
+        job = found.put_status(found.job(), phase="Running", worldSize=2)
+        found.pod(job, 0, "", claims=("run-gpu",))
+        slices = resource_slice("local", [device("d0"), device("d1"), device("d2")])
+        found.devices.serve(slices, claim("run-gpu", [("local", "d0"), ("local", "d1")]), versions=("v1beta1",))
+
+    server.do(story)
+    lines = [re.split(r"  +", line.strip()) for line in run(server, "top").splitlines()]
+    assert lines[:2] == [
+        ["NODE", "STATUS", "GPUS", "FREE", "FREE BY RESOURCE"],
+        ["local", "Ready", "5", "3", "1/3 gpu.example.com, 2/2 nvidia.com/gpu"],
+    ]
+    assert lines[4] == ["run", "Running", "2", "2"]
+    assert run(server, "top", "jobs").splitlines()[1].split() == ["run", "Running", "2", "2"]
 
 
 def test_top_without_the_right_to_nodes_shows_the_rest(server: KubeServer) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker.cli.follow_scope import Name
+from stoker.cli.follow_scope import EventScope, Name
 from stoker.cli.progress import Follower, JsonLines, Lines
 
 JOB = Name("TrainingJob", "default", "teach")
@@ -19,7 +19,7 @@ def found(name: Name, phase: str, *, stalled: bool = False, **status: Any) -> di
     conditions = [{"type": "Stalled", "status": "True"}] if stalled else []
     return {
         "kind": name.kind,
-        "metadata": {"name": name.name, "namespace": name.namespace, "generation": 1},
+        "metadata": {"name": name.name, "namespace": name.namespace, "uid": f"uid-{name.name}", "generation": 1},
         "status": {"phase": phase, "observedGeneration": 1, "conditions": conditions, **status},
     }
 
@@ -121,28 +121,67 @@ def test_a_warning_is_said_once_and_an_old_one_never() -> None:
 
 
 def test_what_others_do_in_the_namespace_is_not_shown() -> None:
-    """A namespace is a team's: of its other jobs and deployments nothing is said."""
+    """A namespace is a team's: of its other jobs and deployments nothing is said, however much alike their names."""
 
-    def warning(uid: str, kind: str, name: str) -> dict[str, Any]:
-        about = {"involvedObject": {"kind": kind, "name": name}, "lastTimestamp": "2026-01-01T12:00:05Z"}
-        return {"type": "Warning", "reason": "Refused", "message": name, "metadata": {"uid": uid}, **about}
+    def warning(kind: str, name: str, *, uid: str = "", **fields: Any) -> dict[str, Any]:
+        about = {"kind": kind, "namespace": "default", "name": name, "uid": uid or f"uid-{name}"}
+        metadata = {"uid": f"of-{kind}-{name}-{uid}-{len(fields)}"}
+        event = {"type": "Warning", "reason": "Refused", "message": name, "metadata": metadata, "involvedObject": about}
+        return {**event, "lastTimestamp": "2026-01-01T12:00:05Z", **fields}
 
-    other, save = Name("TrainingJob", "default", "other"), Name("Checkpoint", "default", "a-save")
+    def pod(name: str, job: Name) -> dict[str, Any]:
+        labels = {"stoker.dev/job-uid": f"uid-{job.name}"}
+        metadata = {"name": name, "namespace": "default", "uid": f"uid-{name}", "labels": labels}
+        return {"kind": "Pod", "metadata": metadata}
+
+    other, save = Name("TrainingJob", "default", "teach-a0"), Name("Checkpoint", "default", "a-save")
     saves = [
         {**found(save, "Complete"), "spec": {"source": {"save": {"jobRef": {"name": "teach"}}}}},
         {**found(save._replace(name="b-save"), "Saving"), "spec": {"source": {"jobRef": {"name": "teach"}}}},
-        {**found(save._replace(name="c-save"), "Saving"), "spec": {"source": {"jobRef": {"name": "other"}}}},
+        {**found(save._replace(name="c-save"), "Saving"), "spec": {"source": {"jobRef": {"name": "teach-a0"}}}},
     ]
-    events = (
-        warning("e1", "TrainingJob", "teach"), warning("e2", "Pod", "teach-a0-1"), warning("e3", "Pod", "other-a0-0"),
-        warning("e4", "TrainingJob", "other"), warning("e5", "Checkpoint", "b-save"),
-    )  # fmt: skip
-    film = Film([found(JOB, "Running"), found(other, "Failed"), found(CHAT, "Serving"), *saves], events=events)
+    by_scheduler: dict[str, Any] = {"lastTimestamp": None, "message": "0/3 nodes"}
+    own = (
+        warning("TrainingJob", "teach"),
+        warning("Pod", "teach-a0-1"),
+        warning("Pod", "teach-a0-1", **by_scheduler, eventTime="2026-01-01T12:00:00.000001Z"),
+        warning("Checkpoint", "b-save"),
+        warning("PersistentVolumeClaim", "data"),
+        warning("PersistentVolumeClaim", "models"),
+    )
+    foreign = (
+        warning("TrainingJob", "teach-a0"),
+        warning("TrainingJob", "teach", uid="of an earlier one"),
+        warning("Pod", "teach-a0-0"),
+        warning("Pod", "teach-a0-1", uid="of an earlier one"),
+        warning("Pod", "teach-a0-1", **by_scheduler, eventTime="2026-01-01T11:59:59.999999Z"),
+        warning("Pod", "teach-a0-2"),
+        warning("Node", "teach-a0-1", uid="a node"),
+        warning("PersistentVolumeClaim", "teach-data"),
+    )
+    pods = {"teach-a0-1": pod("teach-a0-1", JOB), "teach-a0-0": pod("teach-a0-0", other)}
+    asked: list[str] = []
+
+    def read(kind: str, _namespace: str, name: str) -> Mapping[str, Any] | None:
+        asked.append(f"{kind} {name}")
+        return pods.get(name) if kind == "Pod" else None
+
+    volumes = [{"claimName": "data"}, {"hostPath": "/x"}]
+    job = {**found(JOB, "Running"), "spec": {"workers": {"volumes": volumes}, "model": {"uri": "pvc://models/a"}}}
+    film = Film([job, found(other, "Failed"), found(CHAT, "Serving"), *saves], events=own + foreign)
     screen = Silent()
-    shown = Follower(film, screen, [JOB], only_wanted=True).look()
+    follower = Follower(film, screen, [JOB], "2026-01-01T12:00:00Z", EventScope(read))
+    shown = follower.look()
     assert [name.name for name in shown] == ["teach", "a-save", "b-save"]
-    assert screen.said == [f"warning: {kind} {name}: Refused: {name}" for kind, name in
-                           (("TrainingJob", "teach"), ("Pod", "teach-a0-1"), ("Checkpoint", "b-save"))]  # fmt: skip
+    assert screen.said == [f"warning: {event['involvedObject']['kind']} {event['involvedObject']['name']}: Refused: "
+                           f"{event['message']}" for event in own]  # fmt: skip
+    reads = list(asked)
+    follower.look()
+    assert asked == reads, "each object is read once"
+    follower.wanted = [JOB, other]
+    follower.look()
+    assert "warning: Pod teach-a0-0: Refused: teach-a0-0" in screen.said, "its job is shown only now"
+    assert asked == reads
     assert len(Follower(film, Silent(), [JOB]).look()) == 6
 
 

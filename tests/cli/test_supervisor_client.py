@@ -124,7 +124,10 @@ def test_without_a_socket_the_lock_knows_whether_one_runs(
         file.write_text("{apiVersion: v1, kind: ConfigMap, metadata: {name: one}}")
         result = CliRunner().invoke(local, ["apply", "-f", str(file), "--detach", "--state", str(folders.root)])
         assert (result.exit_code, "does not answer" in result.output) == (1, True)
-    with pytest.raises(NotRunning):
+        for words in (["get", "tj"], ["plot", "one"], ["gateway"]):
+            result = CliRunner().invoke(local, [*words, "--state", str(folders.root)])
+            assert (result.exit_code, "starts one" in result.output) == (1, False), result.output
+    with pytest.raises(NotRunning, match="--state names another state folder, stoker local apply -f FILE starts one"):
         client.status()
     assert not client.running()
     assert CliRunner().invoke(local, ["down", "--purge", "--state", str(folders.root)]).exit_code == 0

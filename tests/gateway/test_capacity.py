@@ -9,11 +9,13 @@ import httpx
 import pytest
 
 from stoker.gateway.cluster.prometheus import Prometheus
-from stoker.gateway.domain.capacity import asked_gpus, capacities
+from stoker.gateway.domain.capacity import GpuResource, capacities, gpus_of_pod
+from stoker.gateway.domain.claimed_gpus import ClaimedGpus
 from stoker.gateway.domain.gpu_use import GpuAgent, figures_of, gpu_agents
 from stoker.operator.domain.plan import Object
 from testing.gateway.console_world import AGENT_PORT, gpu_agent
 from testing.gateway.world import KEY, World
+from testing.operator.devices import claim, device, resource_slice
 from testing.pod.nvml import FakeGpu, FakeNvml
 
 Tell = Callable[..., None]
@@ -205,13 +207,120 @@ def test_a_node_that_takes_no_pods_has_no_available_gpus() -> None:
     ]
 
 
+ON_PLUGINS: dict[str, dict[str, str]] = {
+    "whole": {"nvidia.com/gpu": "8"},
+    "mixed MIG": {"nvidia.com/gpu": "1", "nvidia.com/mig-1g.10gb": "7", "nvidia.com/mig-3g.40gb": "0"},
+    "shared by time": {"nvidia.com/gpu.shared": "4"},
+    "no GPU": {"cpu": "64", "memory": "10Gi", "example.com/nvidia.com": "3"},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "available"),
+    [("whole", 8, 8), ("mixed MIG", 8, 6), ("shared by time", 4, 4), ("no GPU", 0, 0)],
+)
+def test_the_resources_of_device_plugins_are_gpus(name: str, total: int, available: int) -> None:
+    found = node("a", 0)
+    found["status"]["allocatable"] = ON_PLUGINS[name]
+    (one,) = capacities([found], [asking({"nvidia.com/mig-1g.10gb": "2"}, node="a")])
+    assert (one.gpus, one.available_gpus) == (total, available)
+
+
+def test_resources_of_one_node_keep_their_names() -> None:
+    found = node("a", 1)
+    found["status"]["allocatable"] |= {"nvidia.com/mig-1g.10gb": "7"}
+    (one,) = capacities([found], [asking({"nvidia.com/mig-1g.10gb": "2"}, node="a")])
+    assert one.gpu_resources == (GpuResource("nvidia.com/gpu", 1, 1), GpuResource("nvidia.com/mig-1g.10gb", 7, 5))
+
+
+def asking(limits: dict[str, str], *, node: str = "", claims: tuple[str, ...] = ()) -> dict[str, Any]:
+    entries = [{"name": f"c{number}", "resourceClaimName": name} for number, name in enumerate(claims)]
+    spec = {"nodeName": node, "containers": [{"resources": {"limits": limits}}], "resourceClaims": entries}
+    return {"metadata": {"name": "p", "namespace": "default"}, "spec": spec, "status": {"phase": "Running"}}
+
+
+def partition(name: str, gpu: int) -> dict[str, Any]:
+    return {**device(name), "consumesCounters": [{"counterSet": f"gpu-{gpu}", "counters": {}}]}
+
+
+TAINTED = {**device("sick"), "taints": [{"key": "unhealthy", "effect": "NoExecute"}]}
+CHANNELS = resource_slice("a", [device("channel-0")], name="channels")
+CHANNELS["spec"]["driver"] = "compute-domain.nvidia.com"
+
+
+@pytest.mark.parametrize(
+    ("slices", "claims", "total", "available"),
+    [
+        ([resource_slice("a", [device("d0"), device("d1")])], [], 2, 2),
+        ([resource_slice("a", [device("d0"), device("d1")])], [claim("c", [("a", "d1")])], 2, 1),
+        ([resource_slice("a", [device("d0")], resourceSliceCount=2)], [], 0, 0),
+        ([resource_slice("a", [device("d0"), TAINTED])], [], 2, 1),
+        ([resource_slice("a", [partition("whole", 0), partition("half", 0), partition("other", 1)])], [], 2, 2),
+        ([resource_slice("a", [partition("a", 0), partition("b", 0)])], [claim("c", [("a", "b")])], 1, 0),
+        ([CHANNELS], [], 0, 0),
+        ([resource_slice("a", [device("d0")])], [claim("c", [("a", "gone")])], 1, 1),
+    ],
+    ids=["free", "claimed", "half a pool", "tainted", "partitions", "a part is claimed", "no GPUs", "gone device"],
+)
+def test_devices_of_gpu_drivers_are_gpus(
+    slices: list[Object], claims: list[Object], total: int, available: int
+) -> None:
+    (found,) = capacities([node("a", 0)], [], ClaimedGpus(slices, claims))
+    assert (found.gpus, found.available_gpus) == (total, available)
+    assert found.gpu_resources == ((GpuResource("gpu.example.com", total, available),) if total else ())
+
+
+def test_a_pod_has_what_it_asks_for_and_what_its_claims_hold() -> None:
+    claimed = ClaimedGpus([], [claim("mine", [("a", "d0"), ("a", "d1")]), claim("other", [("a", "d2")])])
+    found = asking({"nvidia.com/gpu": "1", "nvidia.com/mig-1g.10gb": "2"}, claims=("mine",))
+    found["spec"]["resourceClaims"].append({"name": "t", "resourceClaimTemplateName": "two"})
+    assert gpus_of_pod(found, claimed) == 5
+    found["status"]["resourceClaimStatuses"] = [{"name": "t", "resourceClaimName": "other"}]
+    assert gpus_of_pod(found, claimed) == 6
+    assert gpus_of_pod(found) == 3
+
+
+def test_gpus_of_drivers_are_answered_with_their_names(tell: Tell) -> None:
+    async def story(found: World) -> None:
+        found.devices.serve(resource_slice("local", [device("d0"), device("d1")]), claim("run-gpu", [("local", "d0")]))
+        status, node = await answers(found)
+        assert (status["total_gpus"], status["available_gpus"]) == (4, 3)
+        assert node["gpu_resources"] == [
+            {"name": "gpu.example.com", "total": 2, "available": 1},
+            {"name": "nvidia.com/gpu", "total": 2, "available": 2},
+        ]
+        job = found.job()
+        found.pod(job, 0, "", claims=("run-gpu",))
+        (pod,) = (await found.client.get("/v1/training/jobs/run/pods")).json()
+        assert pod["gpus"] == 1
+
+    tell(story)
+
+
+def test_devices_that_the_caller_may_not_read_are_a_reason(tell: Tell) -> None:
+    async def story(found: World) -> None:
+        if found.server is None:
+            return  # the embedded cluster has one user
+        found.devices.serve(resource_slice("local", [device("d0")]))
+        found.server.withheld = {"resourceslices"}
+        status, node = await answers(found)
+        assert (status["total_gpus"], node["gpus"]) == (2, 2)
+        for reason in (status["unavailable"]["total_gpus"], node["unavailable"]["gpus"]):
+            assert reason.startswith("GPUs of dynamic resource allocation are not counted: resourceslices is forbidden")
+
+    tell(story)
+
+
 def test_the_largest_first_container_counts_if_it_asks_for_more() -> None:
     def container(gpus: int) -> dict[str, Any]:
         return {"resources": {"requests": {"nvidia.com/gpu": str(gpus)}}}
 
-    assert asked_gpus({"spec": {"containers": [container(1), container(2)], "initContainers": [container(4)]}}) == 4
-    assert asked_gpus({"spec": {"containers": [container(1), container(2)], "initContainers": [container(1)]}}) == 3
+    def pod(*own: dict[str, Any], first: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"metadata": {}, "spec": {"containers": list(own), "initContainers": first}}
+
     sidecar = {**container(1), "restartPolicy": "Always"}
-    assert asked_gpus({"spec": {"containers": [container(2)], "initContainers": [sidecar, container(1)]}}) == 3
-    assert asked_gpus({"spec": {"containers": [container(1)], "initContainers": [sidecar, container(4)]}}) == 5
-    assert asked_gpus({"spec": {"containers": [container(1)], "initContainers": [container(4), sidecar]}}) == 4
+    assert gpus_of_pod(pod(container(1), container(2), first=[container(4)])) == 4
+    assert gpus_of_pod(pod(container(1), container(2), first=[container(1)])) == 3
+    assert gpus_of_pod(pod(container(2), first=[sidecar, container(1)])) == 3
+    assert gpus_of_pod(pod(container(1), first=[sidecar, container(4)])) == 5
+    assert gpus_of_pod(pod(container(1), first=[container(4), sidecar])) == 4

@@ -26,6 +26,7 @@ from testing.gateway.console_world import (
     step_lines,
 )
 from testing.gateway.world import World
+from testing.operator.devices import device, resource_slice
 from testing.pod.nvml import FakeGpu, FakeNvml
 
 if TYPE_CHECKING:
@@ -377,6 +378,17 @@ def test_the_cluster_shows_its_nodes(console: Stage) -> None:
         await shows(page, "tr", "local")
         await shows(page, ".facts", "GPUs")
         assert "prometheus_url" in await text_of(page, "main")
+
+    console.run(story)
+
+
+def test_the_cluster_names_gpus_that_are_devices_of_drivers(console: Stage) -> None:
+    console.world.devices.serve(resource_slice("local", [device("d0")]))
+
+    async def story(page: Page) -> None:
+        await visit(page, "#/cluster")
+        await shows(page, ".gpu-kinds li", "local: 1 of 1 gpu.example.com available, 2 of 2 nvidia.com/gpu available")
+        console.world.devices.serve(versions=())
 
     console.run(story)
 

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.operator.domain.placement.device import DeviceId, read_slice, usable_devices
 from stoker.operator.domain.placement.device_catalog import NOT_SEEN, needs_of
 from stoker.operator.domain.placement.device_claim import requests_of_template
 from stoker.operator.domain.placement.device_selector import DeviceSelectors
 from stoker.operator.domain.placement.gang import Gang
-from stoker.operator.domain.placement.node_capacity import PodUse, affinity_to
+from stoker.operator.domain.placement.node_capacity import NodeCapacity, PodUse, affinity_to, empty_node, remaining
 from stoker.operator.domain.placement.place import Placement, place
 from stoker.operator.domain.placement.unplaceable import Unplaceable
 from stoker.operator.domain.plan import Key, Object, Patch, Ref
 from stoker.operator.loop.capacity_watch import CapacityWatch
+from stoker.pod.resources.device import DeviceId, read_slice, usable_devices
 from testing.operator.devices import DRIVER, cel, claim, device, device_class, request, resource_slice, template
 
 READY = [{"type": "Ready", "status": "True"}]
@@ -126,7 +127,86 @@ def test_after_any_events_the_room_is_that_of_a_watch_that_saw_only_the_end(data
     fresh = watch_of(node("n0"), node("n1"), *GPUS, *now.values())
     for spec in (pod_spec("one"), pod_spec("two"), pod_spec("one", "two")):
         assert slots(watch, spec) == slots(fresh, spec)
-    assert {one.name: dict(one.free) for one in watch.nodes()} == {one.name: dict(one.free) for one in fresh.nodes()}
+    free = {one.name: dict(one.free) for one in watch.nodes()}
+    assert free == {one.name: dict(one.free) for one in fresh.nodes()}
+    assert free == {one.name: dict(one.free) for one in counted_anew(watch, now.values())}
+
+
+def counted_anew(watch: CapacityWatch, now: Iterable[Object]) -> tuple[NodeCapacity, ...]:
+    """The slow twin: all nodes with their devices, less what each pod and each other claim takes."""
+    catalog = watch.devices.catalog
+    assert catalog is not None
+    pods = [found for found in now if found["kind"] == "Pod" and watch.use_of(found) is not None]
+    uses = [use for found in pods if (use := watch.use_of(found)) is not None]
+    for held in watch.devices.claims_of_others({found["metadata"]["uid"] for found in pods}):
+        uses += [PodUse(where, taken, pods=0) for where, taken in catalog.taken_by_claim(held).items()]
+    empty = [empty_node(node(name)) for name in ("n0", "n1")]
+    return remaining([replace(one, free={**one.free, **catalog.amounts_of(one.name)}) for one in empty], uses)
+
+
+GPU = "nvidia.com/gpu"
+
+
+def asking(name: str, count: int, where: str | None = None) -> Object:
+    """A pod that requests GPUs as an extended resource."""
+    return pod(name, {"containers": [{"resources": {"limits": {GPU: str(count)}}}]}, where)
+
+
+def free_gpus(watch: CapacityWatch, **without: set[str]) -> dict[str, int]:
+    return {one.name: one.free.get(GPU, 0) for one in watch.nodes(**without)}
+
+
+def extended_watch(*objects: Object) -> CapacityWatch:
+    """Two nodes of four devices each, which stand for `nvidia.com/gpu`, and one with a device plugin's GPUs."""
+    devices = [device(f"d{index}") for index in range(4)]
+    plugin = node("n2")
+    plugin["status"]["allocatable"][GPU] = "8"
+    slices = [resource_slice(name, devices) for name in ("n0", "n1", "n2")]
+    named = device_class("gpu", ANY, extended=GPU)
+    return watch_of(node("n0"), node("n1"), plugin, *slices, named, device_class("later", ANY, extended=GPU), *objects)
+
+
+def test_devices_that_stand_for_an_extended_resource_are_room_for_its_requests() -> None:
+    """KEP-5004: the scheduler satisfies requests of `nvidia.com/gpu` with devices where no plugin offers any."""
+    watch = extended_watch()
+    assert free_gpus(watch) == {"n0": 4, "n1": 4, "n2": 8}
+    found = place(Gang(requests={GPU: 4}, replicas=2), [one for one in watch.nodes() if one.name != "n2"])
+    assert isinstance(found, Placement)
+    watch.put(asking("p0", 3, "n0"))
+    assert free_gpus(watch) == {"n0": 1, "n1": 4, "n2": 8}, "it is bound, and its claim is not seen yet"
+    watch.devices.put(claim("p0-extended", [("n0", "d0"), ("n0", "d1"), ("n0", "d2")], pod="uid-p0", entry=""))
+    assert free_gpus(watch) == {"n0": 1, "n1": 4, "n2": 8}, "the claim that the scheduler made counts once"
+    assert free_gpus(watch, without={"uid-p0"}) == {"n0": 4, "n1": 4, "n2": 8}
+    watch.put(asking("p2", 3, "n2"))
+    assert free_gpus(watch) == {"n0": 1, "n1": 4, "n2": 5}
+    watch.assume([Patch(Ref("Pod", "default", "p1", "uid-p1"), {"spec": {"affinity": affinity_to("n1")}}, {GPU: 2})])
+    pinned = {**asking("p3", 1), "kind": "Pod"}
+    pinned["spec"]["affinity"] = affinity_to("n1")
+    watch.promise(Key("TrainingJob", "default", "run"), [pinned])
+    assert free_gpus(watch) == {"n0": 1, "n1": 1, "n2": 5}
+
+
+def test_claims_and_requests_of_an_extended_resource_share_the_devices() -> None:
+    watch = extended_watch(
+        template("one", request("r", "gpu")), pod("p0", pod_spec("one"), "n0"), asking("p1", 2, "n0")
+    )
+    assert free_gpus(watch)["n0"] == 1
+    watch.devices.put(claim("p0-x", [("n0", "d0")], pod="uid-p0", entry="c0"))
+    watch.devices.put(claim("p1-extended", [("n0", "d1"), ("n0", "d2")], pod="uid-p1", entry=""))
+    watch.devices.put(claim("shared", [("n1", "d3")]))
+    assert free_gpus(watch) == {"n0": 1, "n1": 3, "n2": 8}
+    assert slots(watch, pod_spec("one")) == {"n0": 1, "n1": 3, "n2": 4}
+
+
+def test_devices_that_no_pod_claims_cost_no_reading_of_other_nodes() -> None:
+    """Nearly every cluster has DeviceClasses, and few pods claim devices."""
+    devices = (*GPUS, resource_slice("n0", [device("d0", big=True, fast=False)]), template("one", request("r", "any")))
+    watch = watch_of(node("n0"), node("n1"), *devices, pod("p0", {"containers": []}, "n0"))
+    before = watch.nodes()
+    watch.put(pod("p1", {"containers": []}, "n1"))
+    after = watch.nodes()
+    assert (after[0] is before[0], after[1].free["pods"]) == (True, 99)
+    assert slots(watch, pod_spec("one")) == {"n0": 1, "n1": 0}, "the devices are counted once a pod claims some"
 
 
 def test_a_pod_that_is_seen_with_other_claims_takes_those() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,18 @@ def test_certificates_that_cannot_be_read_yet_are_read_by_the_next_request(tmp_p
         await connection.close()
 
     asyncio.run(story())
+
+
+def test_a_server_that_does_not_answer_is_told_with_the_time_that_was_waited(tmp_path: Path) -> None:
+    async def story(server: socket.socket) -> None:
+        access = kubeconfig(tmp_path, None, f"http://127.0.0.1:{server.getsockname()[1]}")
+        connection = ApiConnection(access, RateLimit(SystemClock(), per_second=100, burst=100))
+        with pytest.raises(ClusterError, match=r"GET /version: no whole answer in 0\.05 s$"):
+            await connection.request("GET", "/version", resource="version", timeout_s=0.05)
+        await connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:  # it accepts nothing
+        asyncio.run(story(server))
 
 
 def test_a_closed_connection_opens_again(tmp_path: Path) -> None:

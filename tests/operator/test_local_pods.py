@@ -287,6 +287,27 @@ def test_the_environment_is_the_pods_own(tmp_path: Path) -> None:
     run(tmp_path, story)
 
 
+def test_a_pod_that_asks_for_devices_which_this_machine_never_has_waits_and_says_so(tmp_path: Path) -> None:
+    mig = {"resources": {"limits": {"nvidia.com/mig-1g.10gb": "1"}}}
+    claims = [{"name": "gpu", "resourceClaimTemplateName": "one"}]
+
+    async def story(world: Embedded) -> None:
+        world.objects.create(pod("mig", **mig))
+        claiming = pod("claims")
+        world.objects.create({**claiming, "spec": {**claiming["spec"], "resourceClaims": claims}})
+        await settle()
+        for name, lacking in (
+            ("mig", "Insufficient nvidia.com/mig-1g.10gb (the embedded cluster offers nvidia.com/gpu)"),
+            ("claims", "cannot allocate all claims (the embedded cluster has no dynamic resource allocation; "
+                       "use gpusPerPod)"),
+        ):  # fmt: skip
+            message = f"0/1 nodes are available: 1 {lacking}"
+            assert condition(now(world, name), "PodScheduled") == ("False", "Unschedulable", message)
+        assert world.runner.processes == []
+
+    run(tmp_path, story)
+
+
 def test_gpus_go_to_one_pod_at_a_time_and_come_back(tmp_path: Path) -> None:
     def needs(count: int) -> Any:
         return {"resources": {"limits": {"nvidia.com/gpu": str(count)}}}

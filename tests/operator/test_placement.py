@@ -20,13 +20,13 @@ from stoker.operator.domain.placement.node_capacity import (
     affinity_to,
     empty_node,
     pinned_node,
-    pod_requests,
     pod_use,
     remaining,
 )
 from stoker.operator.domain.placement.place import Placement, UsableNodes, _shares, place
-from stoker.operator.domain.placement.quantity import amount
 from stoker.operator.domain.placement.unplaceable import Unplaceable
+from stoker.pod.resources.pod_requests import pod_requests
+from stoker.pod.resources.quantity import amount
 from stoker.trainer.protocol.parallel_dims import ParallelDims
 
 GPU = "nvidia.com/gpu"

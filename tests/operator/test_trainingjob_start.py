@@ -37,6 +37,25 @@ def test_a_job_waits_for_what_its_volumes_are_made_of_and_names_it() -> None:
     assert len(run.gang) == 2
 
 
+def test_a_pod_with_a_mig_device_or_claims_has_shared_memory_and_the_first_needs_the_gpu() -> None:
+    """The MIG device is a GPU; what a claim holds is not known when the pod is rendered."""
+    mig = {"resources": {"limits": {"nvidia.com/mig-1g.10gb": "1"}}}
+    claims = {"podTemplate": {"spec": {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one"}]}}}
+    found = {}
+    for name, workers in (("mig", mig), ("claims", claims), ("cpu", {})):
+        run = Run(workers={"replicas": 2, **workers})
+        run.cluster.settle()
+        volumes = [volume["name"] for volume in run.gang[0]["spec"]["volumes"]]
+        found[name] = ("stoker-shm" in volumes, configuration(run)["device"])
+    assert found == {"mig": (True, "cuda"), "claims": (True, "auto"), "cpu": (False, "auto")}
+
+
+def configuration(run: Run) -> Any:
+    """What the ranks of the newest attempt read."""
+    (found,) = [one["data"] for one in run.cluster.of_kind("ConfigMap") if "config.json" in (one.get("data") or {})]
+    return json.loads(found["config.json"])
+
+
 def test_a_running_job_reports_progress_and_a_second_pass_is_empty() -> None:
     run = Run()
     run.start()

@@ -59,6 +59,9 @@ def test_gpus_have_a_reason_of_their_own() -> None:
     assert found.reason == "WaitingForGPUs"
     assert found.line.startswith("WaitingForGPUs: 2 of 3 nodes lack nvidia.com/gpu")
     assert not found.stuck
+    of_mig = waiting(unscheduled(SCHEDULER.replace("nvidia.com/gpu", "nvidia.com/mig-1g.10gb")))
+    assert of_mig is not None
+    assert of_mig.reason == "WaitingForGPUs"
 
 
 def test_a_pull_that_fails_is_one_line_while_its_reason_alternates() -> None:

@@ -4,7 +4,8 @@ Owns: configuration files, exit codes, causes and termination messages, control 
 `/metrics` and the guarded control routes, and the limits of every HTTP port.
 Imports: no other package of Stoker and no torch. Every other package may import it.
 
-`pipeline` is its own small package: schedules of pipeline stages.
+`pipeline` is its own small package: schedules of pipeline stages. `resources` is another: what pods take and what
+nodes offer.
 
 Read `config_file`, `listen`, `http_limits`; then `serve` (a server), `http_protocol` (one connection with its limits),
 `asgi` and `body_budget` (reading a request); then `http` (routes) and `control_key` (their guard); then `exit_code` and

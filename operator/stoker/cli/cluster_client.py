@@ -18,8 +18,16 @@ from stoker.cli.log_stream import LogStream, Look
 from stoker.cli.object_source import Missing
 from stoker.cli.run_history import PathError
 from stoker.cli.targets import Target
-from stoker.operator.cluster.interface import ClusterError, Conflict, Invalid, NotFound, Unauthorized, Unserved
-from stoker.operator.cluster.kinds import KINDS, Kind
+from stoker.operator.cluster.interface import (
+    ClusterError,
+    Conflict,
+    Forbidden,
+    Invalid,
+    NotFound,
+    Unauthorized,
+    Unserved,
+)
+from stoker.operator.cluster.kinds import KINDS, Kind, device_kinds
 from stoker.operator.cluster.kube.connection import ApiConnection
 from stoker.operator.cluster.kube.credentials import (
     Access,
@@ -34,6 +42,7 @@ from stoker.operator.cluster.pod_http import PodHttp
 from stoker.operator.domain.clock import SystemClock
 from stoker.operator.domain.plan import Object, Ref
 from stoker.pod.control_key import new_private_key
+from stoker.pod.resources.device import GROUP, readable_version
 
 MANAGER = "stoker-cli"
 QPS, BURST = 50, 100
@@ -123,9 +132,38 @@ class ClusterClient:
         """List the objects of a kind in all namespaces."""
         return list(self._run(self._cluster.list(kind)).items)
 
+    def devices_and_claims(self, *, everywhere: bool) -> tuple[list[Object], list[Object]]:
+        """List ResourceSlices and ResourceClaims; none where the API server has no such kinds.
+
+        Without `everywhere` only the claims of the client's namespaces are listed, and no devices of nodes.
+        """
+        version = self._run(self._device_version())
+        if not version:
+            return [], []
+        self._cluster.more_kinds = device_kinds(version)
+        if everywhere:
+            return self.everywhere("ResourceSlice"), self.everywhere("ResourceClaim")
+        return [], list(self._run(self._cluster.list("ResourceClaim", namespace=self.namespace)).items)
+
+    async def _device_version(self) -> str:
+        try:
+            found = await self._cluster.connection.request("GET", f"/apis/{GROUP}", resource="apis")
+        except NotFound:
+            return ""
+        return readable_version([str(one["version"]) for one in found.get("versions") or ()])
+
     def get(self, kind: str, name: str, namespace: str | None = None) -> Object:
         """Read one object."""
         return self._run(self._cluster.get(kind, namespace or self.own_namespace, name))
+
+    def read(self, kind: str, namespace: str, name: str) -> Object | None:
+        """Read an object; None where there is none, the user may not read it, or its kind is not known here."""
+        if kind not in KINDS:
+            return None
+        try:
+            return self.get(kind, name, namespace)
+        except (NotFound, Forbidden):
+            return None
 
     def apply(self, body: Object, *, dry_run: bool = False) -> tuple[str, Object]:
         """Apply an object: `created`, `configured` or `unchanged`, and the object as it is stored.

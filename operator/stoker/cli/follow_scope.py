@@ -1,11 +1,15 @@
-"""Which objects and warnings belong to those that a command follows, in a namespace that others use too. Pure."""
+"""Which objects and warnings belong to those that a command follows, in a namespace that others use too."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from stoker.cli.targets import belongs_to
+
 Object = Mapping[str, Any]
+_BY_PATH = "pvc://"
+_TO_THE_SECOND = len("2026-01-01T12:00:00")
 
 
 class Name(NamedTuple):
@@ -28,9 +32,59 @@ def belongs(found: Object, wanted: Collection[Name]) -> bool:
     return name.kind == "Checkpoint" and Name("TrainingJob", name.namespace, job.get("name", "")) in wanted
 
 
-def is_about(event: Object, shown: Collection[Name]) -> bool:
-    """Whether an event is about a shown object, or about what carries its name, as its pods and claims do."""
-    about = event["involvedObject"]
-    named = [one.name for one in shown]
-    own = (about["kind"], about["name"]) in {(one.kind, one.name) for one in shown}
-    return own or any(str(about["name"]).startswith(f"{name}-") for name in named)
+class EventScope:
+    """Decides which events are about the followed objects: by uid, never by a name that begins alike.
+
+    Args:
+        read: reads an object by kind, namespace and name; None where it cannot be read any more. Called once for each
+            object of which an event is told.
+    """
+
+    def __init__(self, read: Callable[[str, str, str], Object | None]) -> None:
+        self._read = read
+        self._subjects: dict[str, Object | None] = {}
+        """What events were about, by uid; their owners may be shown later."""
+
+    def covers(self, event: Object, shown: Mapping[Name, Object]) -> bool:
+        """Whether an event is about a shown object, about one that belongs to it, or about a claim that it names."""
+        about = event["involvedObject"]
+        name = Name(about["kind"], about.get("namespace", ""), about["name"])
+        uid = about.get("uid", "")
+        if uid in {found["metadata"]["uid"] for found in shown.values()}:
+            return True
+        if name.kind == "PersistentVolumeClaim":
+            return any(name.namespace == one.namespace and name.name in claims_of(shown[one]) for one in shown)
+        if uid not in self._subjects:
+            self._subjects[uid] = self._read(*name)
+        found = self._subjects[uid]
+        if found is None or found["metadata"]["uid"] != uid:
+            return False
+        return any(belongs_to(one["metadata"]["uid"], found) for one in shown.values())
+
+
+def claims_of(found: Object) -> set[str]:
+    """Return the names of the PersistentVolumeClaims that an object's spec mounts, or reads by `pvc://CLAIM/PATH`."""
+    return set(_claim_names(found.get("spec")))
+
+
+def _claim_names(part: Any) -> Iterator[str]:
+    if isinstance(part, str) and part.startswith(_BY_PATH):
+        yield part.removeprefix(_BY_PATH).partition("/")[0]
+    elif isinstance(part, Mapping):
+        if isinstance(part.get("claimName"), str):
+            yield part["claimName"]
+        for inner in part.values():
+            yield from _claim_names(inner)
+    elif isinstance(part, (list, tuple)):
+        for inner in part:
+            yield from _claim_names(inner)
+
+
+def time_of(event: Object) -> str:
+    """Return when an event was seen last, as `2026-01-01T12:00:00`.
+
+    Components that write `events.k8s.io`, as the scheduler does, leave `lastTimestamp` empty.
+    """
+    series = event.get("series") or {}
+    times = (event.get("lastTimestamp"), series.get("lastObservedTime"), event.get("eventTime"))
+    return str(next(filter(None, times), event["metadata"].get("creationTimestamp") or ""))[:_TO_THE_SECOND]

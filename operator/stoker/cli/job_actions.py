@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -133,13 +134,16 @@ def _begin_anew(client: ClusterClient, job: dict[str, Any], wanted: str | None, 
 
 def _wait_for(client: ClusterClient, made: dict[str, Any], timeout_s: float | None) -> int:
     """Wait until a checkpoint is verified or has failed; the exit code."""
+    from stoker.cli.outage import Outage
     from stoker.cli.printers import progress_line, state_of
 
     metadata = made["metadata"]
     end = None if timeout_s is None else time.monotonic() + timeout_s
+    outage = Outage(partial(click.echo, err=True), client.explain)
+    found = made
     try:
         while True:
-            found = client.get("Checkpoint", metadata["name"], metadata["namespace"])
+            found = outage.ask(lambda: client.get("Checkpoint", metadata["name"], metadata["namespace"])) or found
             if state_of(found):
                 click.echo(f"checkpoint/{metadata['name']}  {_phase(found)}  {progress_line(found)}".rstrip())
                 return 0 if state_of(found) == "good" else FAILED

@@ -41,7 +41,7 @@ def gateway(host: str, port: int, namespace: str, prometheus_url: str | None, st
     try:
         client.status()
     except SupervisorError as error:
-        click.echo(f"error: {error}; start one with: stoker local apply -f ...", err=True)
+        click.echo(f"error: {error}", err=True)
         sys.exit(FAILED)
     config = write_gateway_files(client.folders, host, port, namespace, prometheus_url)
     click.echo(f"key: {config.parent / 'gateway.key'}", err=True)

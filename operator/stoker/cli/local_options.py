@@ -41,6 +41,6 @@ def ask(question: Callable[[], T]) -> T:
     try:
         return question()
     except NotRunning as error:
-        fail(f"{error}; start one with: stoker local apply -f ...", FAILED)
+        fail(str(error), FAILED)
     except SupervisorError as error:
         fail(str(error), FAILED)

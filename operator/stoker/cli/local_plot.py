@@ -39,5 +39,5 @@ def plot_local(
     try:
         curves = job_curves(client, namespace, name, Span(after_step, until_step))
     except SupervisorError as error:
-        fail(f"{error}; start one with: stoker local apply -f ...", FAILED)
+        fail(str(error), FAILED)
     show(curves, job, png=png, as_json=as_json, width=width)

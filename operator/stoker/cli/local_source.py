@@ -37,7 +37,7 @@ class LocalSource:
         try:
             found = self.client.objects(target.kind.name, namespace=namespace, name=target.name)
         except NotRunning as error:
-            fail(f"{error}; start one with: stoker local apply -f ...", FAILED)
+            fail(str(error), FAILED)
         except SupervisorError as error:
             if error.status != NOT_FOUND:
                 fail(str(error), FAILED)

@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from stoker.cli.follow_scope import Name, belongs, is_about, name_of
+from stoker.cli.follow_scope import EventScope, Name, belongs, name_of, time_of
 from stoker.cli.printers import FOLLOWED, progress_line, state_of, value_at
 
+T = TypeVar("T")
 LOOK_S = 0.5
 QUIET_S = 5.0
 """Shortest time between two lines of a log about an object of which only numbers change."""
@@ -32,6 +33,17 @@ class ObjectsClient(Protocol):
     def problems(self) -> list[str]: ...
 
     def objects(self, kind: str) -> list[dict[str, Any]]: ...
+
+
+class Ask(Protocol):
+    """Puts a question to a cluster; None where it does not answer now and may later."""
+
+    def __call__(self, question: Callable[[], T], /) -> T | None: ...
+
+
+def ask_once(question: Callable[[], T]) -> T | None:
+    """Ask a cluster whose errors end the command."""
+    return question()
 
 
 class Screen(Protocol):
@@ -54,8 +66,9 @@ class Follower:
     """Objects that must settle."""
     since: str = ""
     """Warnings from before this time (as Kubernetes writes it) are not shown."""
-    only_wanted: bool = False
-    """Whether nothing else is shown than the wanted objects and what belongs to them."""
+    scope: EventScope | None = None
+    """Given: nothing else is shown than the wanted objects, what belongs to them and their warnings."""
+    ask: Ask = ask_once
     sleep: Callable[[float], None] = time.sleep
     monotonic: Callable[[], float] = time.monotonic
     _bad_since: dict[Name, float] = field(default_factory=dict)
@@ -66,7 +79,8 @@ class Follower:
         """Wait; True when everything wanted is good, False when something is bad, None when the time is over."""
         end = None if timeout_s is None else self.monotonic() + timeout_s
         while True:
-            outcome = self._outcome(self.look())
+            found = self.ask(self.look)
+            outcome = None if found is None else self._outcome(found)
             if outcome is not None or (end is not None and self.monotonic() > end):
                 return outcome
             self.sleep(LOOK_S)
@@ -83,7 +97,7 @@ class Follower:
             name_of(item): item
             for kind in FOLLOWED
             for item in self.client.objects(kind)
-            if not self.only_wanted or belongs(item, self.wanted)
+            if self.scope is None or belongs(item, self.wanted)
         }
         self.screen.show(found.values())
         for problem in self.client.problems:
@@ -91,15 +105,17 @@ class Follower:
                 self.screen.say(f"warning: {problem}")
         self._problems = set(self.client.problems)
         for event in self.client.objects("Event"):
-            recent = str(event.get("lastTimestamp", "")) >= self.since
-            if self.only_wanted and not is_about(event, found):
-                continue
-            if _is_warning(event) and recent and event["metadata"]["uid"] not in self._events:
+            if self._is_new(event) and (self.scope is None or self.scope.covers(event, found)):
                 self._events.add(event["metadata"]["uid"])
                 about, reason = event["involvedObject"], event["reason"]
                 text = event["message"].removeprefix(f"{reason}: ")  # of an attempt's end, which names its cause
                 self.screen.say(f"warning: {about['kind']} {about['name']}: {reason}: {text}")
         return found
+
+    def _is_new(self, event: Mapping[str, Any]) -> bool:
+        """Whether an event is a warning from after the beginning that was not shown."""
+        recent = time_of(event) >= self.since.removesuffix("Z")
+        return _is_warning(event) and recent and event["metadata"]["uid"] not in self._events
 
     def _outcome(self, found: Mapping[Name, Mapping[str, Any]]) -> bool | None:
         states = [self._settled(name, found.get(name)) for name in self.wanted]

@@ -102,8 +102,9 @@ def _apply(client: ClusterClient, objects: list[dict[str, Any]], *, dry_run: boo
 
 
 def _wait(client: ClusterClient, objects: list[dict[str, Any]], *, timeout_s: float | None, as_json: bool) -> int:
-    from stoker.cli.follow_scope import Name
+    from stoker.cli.follow_scope import EventScope, Name
     from stoker.cli.interruption import Interruption
+    from stoker.cli.outage import Outage
     from stoker.cli.printers import FOLLOWED, utc_now
     from stoker.cli.progress import Follower, screen_for
 
@@ -113,7 +114,8 @@ def _wait(client: ClusterClient, objects: list[dict[str, Any]], *, timeout_s: fl
     since = f"{utc_now():%Y-%m-%dT%H:%M:%SZ}"
     try:
         with Interruption() as interruption, closing(screen_for(as_json=as_json)) as screen:
-            follower = Follower(client, screen, wanted, since=since, only_wanted=True, sleep=interruption.sleep)
+            scope, ask = EventScope(client.read), Outage(screen.say, client.explain).ask
+            follower = Follower(client, screen, wanted, since=since, scope=scope, ask=ask, sleep=interruption.sleep)
             outcome = follower.until_settled(timeout_s)
             if outcome is None:
                 screen.say(f"not settled after {timeout_s:g} s")

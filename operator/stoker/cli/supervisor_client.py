@@ -202,7 +202,10 @@ class SupervisorClient:
         except OSError as error:
             raise SupervisorError(f"state folder {self.folders.root}: {error.strerror}") from error
         if not held:
-            raise NotRunning(f"no supervisor runs in {self.folders.root}")
+            raise NotRunning(
+                f"no supervisor runs in {self.folders.root}; --state names another state folder, "
+                "stoker local apply -f FILE starts one"
+            )
 
     def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, str]:
         """Send a request; status code and text of the answer. Raises OSError, http.client.HTTPException."""

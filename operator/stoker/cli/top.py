@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +11,8 @@ from stoker.cli.context import cluster_options, opened
 
 if TYPE_CHECKING:
     from stoker.cli.cluster_client import ClusterClient
+    from stoker.gateway.domain.capacity import NodeCapacity
+    from stoker.gateway.domain.claimed_gpus import ClaimedGpus
 
 PARTS = ("nodes", "jobs", "deployments")
 
@@ -34,33 +36,63 @@ def top(
     texts = []
     with opened(namespace, context, kubeconfig, all_namespaces=all_namespaces) as client:
         if "nodes" in wanted and (rows := _node_rows(client, needed=part is not None)):
-            texts.append(aligned([["NODE", "STATUS", "GPUS", "FREE"], *rows], style))
+            texts.append(aligned(rows, style))
         pods = client.objects("Pod") if part != "nodes" else []
+        count = _gpu_counter(client, pods)
         for name, kind, header, row in _TABLES:
             if name in wanted:
                 found = [item for item in client.objects(kind) if is_at_work(item)]
                 if not found and part is not None:
                     texts.append(f"no {name} that have not ended in {client.place}")
                     continue
-                body = [_placed(item, row(item, pods), namespaced=all_namespaces) for item in found]
+                body = [_placed(item, row(item, count(item)), namespaced=all_namespaces) for item in found]
                 title = ["NAMESPACE", *header] if all_namespaces else header
                 texts.append(aligned([title, *body], style, [colour_of(item) for item in found]))
     click.echo("\n\n".join(texts))
 
 
 def _node_rows(client: ClusterClient, *, needed: bool) -> list[list[str]]:
-    """A row for each node. Users of one namespace may not list nodes: unless `needed`, that is only a note."""
+    """The heading and a row for each node; nothing without nodes.
+
+    Users of one namespace may not list nodes: unless `needed`, that is only a note.
+    """
     from stoker.gateway.domain.capacity import capacities
     from stoker.operator.cluster.interface import Forbidden
 
     try:
-        found = capacities(client.objects("Node"), client.everywhere("Pod"))
+        found = capacities(client.objects("Node"), client.everywhere("Pod"), _claimed_gpus(client, everywhere=True))
     except Forbidden as error:
         if needed:
             raise
         click.echo(f"nodes are not shown: {error}", err=True)
         return []
-    return [[one.name, one.status, str(one.gpus), str(one.available_gpus)] for one in found]
+    if not found:
+        return []
+    rows = [[one.name, one.status, str(one.gpus), str(one.available_gpus), _gpu_kinds(one)] for one in found]
+    named = any(row[-1] for row in rows)
+    heading = ["NODE", "STATUS", "GPUS", "FREE", "FREE BY RESOURCE"]
+    return [row if named else row[:-1] for row in (heading, *rows)]
+
+
+def _gpu_kinds(node: NodeCapacity) -> str:
+    """Free GPUs by name where some are no `nvidia.com/gpu`: MIG devices, those of drivers."""
+    from stoker.pod.resources.gpu import GPU
+
+    if all(one.name == GPU for one in node.gpu_resources):
+        return ""
+    return ", ".join(f"{one.available}/{one.total} {one.name}" for one in node.gpu_resources)
+
+
+def _claimed_gpus(client: ClusterClient, *, everywhere: bool) -> ClaimedGpus:
+    """GPUs of dynamic resource allocation; a note where the user may not read them."""
+    from stoker.gateway.domain.claimed_gpus import ClaimedGpus
+    from stoker.operator.cluster.interface import Forbidden
+
+    try:
+        return ClaimedGpus(*client.devices_and_claims(everywhere=everywhere))
+    except Forbidden as error:
+        click.echo(f"GPUs of dynamic resource allocation are not counted: {error}", err=True)
+        return ClaimedGpus()
 
 
 def is_at_work(found: Mapping[str, Any]) -> bool:
@@ -68,30 +100,35 @@ def is_at_work(found: Mapping[str, Any]) -> bool:
     return (found.get("status") or {}).get("phase") not in ("Completed", "Failed", "Cancelled")
 
 
-def gpus_of(found: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> int:
-    """GPUs that the pods of an object ask for and have not given back."""
+def _gpu_counter(client: ClusterClient, pods: Sequence[Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], int]:
+    """Return what counts the GPUs that the pods of an object ask for and have not given back."""
     from stoker.cli.targets import belongs_to
-    from stoker.gateway.domain.capacity import ENDED, asked_gpus
+    from stoker.gateway.domain.capacity import ENDED, NO_CLAIMS, gpus_of_pod
 
-    uid = found["metadata"]["uid"]
-    own = [pod for pod in pods if belongs_to(uid, pod)]
-    return sum(asked_gpus(pod) for pod in own if (pod.get("status") or {}).get("phase") not in ENDED)
+    claiming = any(pod["spec"].get("resourceClaims") for pod in pods)
+    claimed = _claimed_gpus(client, everywhere=False) if claiming else NO_CLAIMS
+
+    def count(found: Mapping[str, Any]) -> int:
+        own = [pod for pod in pods if belongs_to(found["metadata"]["uid"], pod)]
+        return sum(gpus_of_pod(pod, claimed) for pod in own if (pod.get("status") or {}).get("phase") not in ENDED)
+
+    return count
 
 
-def _job_row(job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> list[str]:
+def _job_row(job: Mapping[str, Any], gpus: int) -> list[str]:
     status = job.get("status") or {}
     progress = status.get("progress") or {}
     step = "/".join(str(progress[name]) for name in ("step", "totalSteps") if progress.get(name) is not None)
     phase, speed = str(status.get("phase") or "Pending"), str(progress.get("tokensPerSecond") or "")
     ranks, message = str(status.get("worldSize") or ""), " ".join(str(status.get("message") or "").split())
-    return [job["metadata"]["name"], phase, ranks, str(gpus_of(job, pods)), step, speed, message]
+    return [job["metadata"]["name"], phase, ranks, str(gpus), step, speed, message]
 
 
-def _deployment_row(found: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> list[str]:
+def _deployment_row(found: Mapping[str, Any], gpus: int) -> list[str]:
     status = found.get("status") or {}
     message = " ".join(str(status.get("message") or "").split())
     phase, ready = str(status.get("phase") or "Pending"), str(status.get("ready") or "")
-    return [found["metadata"]["name"], phase, ready, str(gpus_of(found, pods)), message]
+    return [found["metadata"]["name"], phase, ready, str(gpus), message]
 
 
 _TABLES = (

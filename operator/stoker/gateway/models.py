@@ -327,12 +327,21 @@ class ClusterStatus(BaseModel):
     unavailable: dict[str, str]
 
 
+class GpuResourceAnswer(BaseModel):
+    """GPUs of a node under one name."""
+
+    name: str = Field(description="Resource (`nvidia.com/gpu`, `nvidia.com/mig-1g.10gb`) or driver (`gpu.nvidia.com`)")
+    total: int
+    available: int
+
+
 class NodeAnswer(BaseModel):
     """A node of the cluster."""
 
     node_id: str
-    gpus: int
+    gpus: int = Field(description="GPUs of all names; a MIG device counts as one")
     available_gpus: int
+    gpu_resources: list[GpuResourceAnswer] = []
     status: str
     gpu_memory_used: list[float] | None = Field(description="Bytes by GPU; null where they are not measured")
     gpu_devices: list[GpuFigures] = Field(default=[], description="The GPUs that are measured, in their order")

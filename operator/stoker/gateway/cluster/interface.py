@@ -112,6 +112,9 @@ class Watch(Protocol):
 class Cluster(Protocol):
     """The calls of the gateway, with the rights of one caller. Every call may raise an `ApiError`."""
 
+    async def versions(self, group: str) -> Sequence[str]:
+        """List the served versions of an API group; none without the group."""
+
     async def list(self, kind: Kind, selection: Selection, *, limit: int = 0, after: str = "") -> Page:
         """List a page; `limit` 0 is the server's own size."""
 

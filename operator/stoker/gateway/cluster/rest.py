@@ -6,7 +6,7 @@ One `RestCluster` has the rights of one caller; all share the connections of two
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -49,6 +49,15 @@ class RestCluster:
         self.client = client
         self.streams = streams
         self.headers = headers
+
+    async def versions(self, group: str) -> Sequence[str]:
+        try:
+            found = await self._ask("GET", f"/apis/{group}")
+        except ApiError as error:
+            if error.status == 404:
+                return ()
+            raise
+        return [str(one["version"]) for one in found.get("versions") or ()]
 
     async def list(self, kind: Kind, selection: Selection, *, limit: int = 0, after: str = "") -> Page:
         query = {

@@ -1,4 +1,8 @@
-"""GPUs of nodes: how many there are and how many are free. Pure."""
+"""GPUs of nodes: how many there are and how many are free. Pure.
+
+A GPU is what a pod gets as one: a unit of `nvidia.com/gpu` or of a MIG resource (`nvidia.com/mig-*`) of a device
+plugin, or a device of a driver `gpu.*` in ResourceSlices (dynamic resource allocation).
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-RESOURCE = "nvidia.com/gpu"
+from stoker.gateway.domain.claimed_gpus import ClaimedGpus, DeviceCount
+from stoker.pod.resources.gpu import is_gpu_resource
+from stoker.pod.resources.pod_requests import pod_requests
+from stoker.pod.resources.quantity import amounts
+
 ENDED = ("Succeeded", "Failed")
+NO_CLAIMS = ClaimedGpus()
 
 Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class GpuResource:
+    """GPUs of one node under one name: `nvidia.com/gpu`, `nvidia.com/mig-1g.10gb`, the driver `gpu.nvidia.com`."""
+
+    name: str
+    total: int
+    available: int
 
 
 @dataclass(frozen=True)
@@ -19,51 +37,60 @@ class NodeCapacity:
     name: str
     status: str
     """`Ready`, `NotReady` or `Cordoned`."""
-    gpus: int
-    available_gpus: int
+    gpu_resources: tuple[GpuResource, ...]
     cpu: str | None
     memory: str | None
 
+    @property
+    def gpus(self) -> int:
+        """GPUs of all names."""
+        return sum(one.total for one in self.gpu_resources)
 
-def capacities(nodes: Sequence[Object], pods: Sequence[Object]) -> list[NodeCapacity]:
+    @property
+    def available_gpus(self) -> int:
+        """GPUs of all names that no pod holds."""
+        return sum(one.available for one in self.gpu_resources)
+
+
+def capacities(nodes: Sequence[Object], pods: Sequence[Object], claimed: ClaimedGpus = NO_CLAIMS) -> list[NodeCapacity]:
     """Capacity of each node. A node that takes no pods has no available GPUs."""
-    taken: dict[str, int] = {}
+    taken: dict[str, dict[str, int]] = {}
     for pod in pods:
         node = (pod.get("spec") or {}).get("nodeName")
         if node and (pod.get("status") or {}).get("phase") not in ENDED:
-            taken[node] = taken.get(node, 0) + asked_gpus(pod)
-    return [_capacity(node, taken.get(node["metadata"]["name"], 0)) for node in nodes]
+            on_node = taken.setdefault(node, {})
+            for name, count in _asked(pod).items():
+                on_node[name] = on_node.get(name, 0) + count
+    by_node = claimed.counts()
+    return [
+        _capacity(node, taken.get(node["metadata"]["name"], {}), by_node.get(node["metadata"]["name"], {}))
+        for node in nodes
+    ]
 
 
-def asked_gpus(pod: Object) -> int:
-    """GPUs that a pod holds: the sum of its containers, or the most that those take that run before them.
-
-    Init containers that restart (sidecars) run on beside all that come after them.
-    """
-    spec = pod["spec"]
-    beside = most = 0
-    for container in spec.get("initContainers") or ():
-        most = max(most, beside + _asked(container))
-        beside += _asked(container) if container.get("restartPolicy") == "Always" else 0
-    return max(most, beside + sum(_asked(container) for container in spec.get("containers") or ()))
+def gpus_of_pod(pod: Object, claimed: ClaimedGpus = NO_CLAIMS) -> int:
+    """GPUs of a pod: those that its containers ask for, and those that its claims hold."""
+    return sum(_asked(pod).values()) + claimed.held_by(pod)
 
 
-def _asked(container: Object) -> int:
-    resources = container.get("resources") or {}
-    found = (resources.get("limits") or {}).get(RESOURCE) or (resources.get("requests") or {}).get(RESOURCE) or 0
-    return int(found)
+def _asked(pod: Object) -> dict[str, int]:
+    return {name: count for name, count in pod_requests(pod["spec"]).items() if is_gpu_resource(name) and count}
 
 
-def _capacity(node: Object, taken: int) -> NodeCapacity:
-    status = node.get("status") or {}
-    allocatable = status.get("allocatable") or {}
-    gpus = int(allocatable.get(RESOURCE) or 0)
+def _capacity(node: Object, taken: Mapping[str, int], claimed: Mapping[str, DeviceCount]) -> NodeCapacity:
+    allocatable = (node.get("status") or {}).get("allocatable") or {}
     state = _state(node)
+    totals = amounts({name: quantity for name, quantity in allocatable.items() if is_gpu_resource(name)})
+    found = {name: GpuResource(name, total, max(0, total - taken.get(name, 0))) for name, total in totals.items()}
+    found |= {driver: GpuResource(driver, count.total, count.free) for driver, count in claimed.items()}
     return NodeCapacity(
         name=node["metadata"]["name"],
         status=state,
-        gpus=gpus,
-        available_gpus=max(0, gpus - taken) if state == "Ready" else 0,
+        gpu_resources=tuple(
+            one if state == "Ready" else GpuResource(one.name, one.total, 0)
+            for _, one in sorted(found.items())
+            if one.total
+        ),
         cpu=allocatable.get("cpu"),
         memory=allocatable.get("memory"),
     )

@@ -9,7 +9,8 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from stoker.gateway.domain.capacity import asked_gpus
+from stoker.gateway.domain.capacity import NO_CLAIMS, gpus_of_pod
+from stoker.gateway.domain.claimed_gpus import ClaimedGpus
 from stoker.gateway.domain.metric_task import port_of
 from stoker.gateway.observations import GpuFigures
 from stoker.pod.gpu_metrics import MEMORY_TOTAL, MEMORY_USED, UTILIZATION
@@ -59,14 +60,14 @@ class GpuAgent:
     port: int
 
 
-def gpu_agents(pods: Iterable[Object]) -> list[GpuAgent]:
+def gpu_agents(pods: Iterable[Object], claimed: ClaimedGpus = NO_CLAIMS) -> list[GpuAgent]:
     """The running pods of trainers and engines that hold GPUs, by node and name."""
     found = []
     for pod in pods:
         metadata, node, port = pod["metadata"], (pod.get("spec") or {}).get("nodeName"), port_of(pod)
         running = (pod.get("status") or {}).get("phase") == "Running"
         ours = (metadata.get("labels") or {}).get("stoker.dev/role") in ROLES
-        if running and ours and node and port and asked_gpus(pod):
+        if running and ours and node and port and gpus_of_pod(pod, claimed):
             found.append(GpuAgent(node, metadata["namespace"], metadata["name"], port))
     return sorted(found, key=lambda one: (one.node, one.namespace, one.pod))
 

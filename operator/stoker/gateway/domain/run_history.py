@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stoker.gateway.domain.capacity import asked_gpus
+from stoker.gateway.domain.capacity import NO_CLAIMS, gpus_of_pod
+from stoker.gateway.domain.claimed_gpus import ClaimedGpus
 from stoker.gateway.observations import Attempt, Failure, Goodput, RankPod, RunHistory, SavedAt
 
 Object = Mapping[str, Any]
@@ -89,7 +90,7 @@ def _node_name(found: Any) -> str:
     return str(found.get("name") or found.get("node") or "") if isinstance(found, Mapping) else str(found)
 
 
-def rank_pod(pod: Object, job: Object) -> RankPod:
+def rank_pod(pod: Object, job: Object, claimed: ClaimedGpus = NO_CLAIMS) -> RankPod:
     """A pod of a job, with the ranks that run in it."""
     labels, status = pod["metadata"].get("labels") or {}, pod.get("status") or {}
     place, ranks = _whole(labels.get("stoker.dev/node-rank")), ranks_of_a_pod(job)
@@ -101,7 +102,7 @@ def rank_pod(pod: Object, job: Object) -> RankPod:
         node=(pod.get("spec") or {}).get("nodeName"),
         phase=str(status.get("phase") or "Pending"),
         ready=any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ()),
-        gpus=asked_gpus(pod),
+        gpus=gpus_of_pod(pod, claimed),
         message=_why(status),
     )
 

@@ -6,7 +6,7 @@ DCGM's figures come first; of nodes that it does not measure, the agents of the 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from fastapi import APIRouter
@@ -17,8 +17,9 @@ from stoker.gateway.domain.gpu_use import GpuUse, gpu_agents
 from stoker.gateway.domain.states import ACTIVE_PHASES, phase_of
 from stoker.gateway.http.agent_gpus import use_by_agents
 from stoker.gateway.http.caller import Call, Caller
+from stoker.gateway.http.claimed_gpus import gpus_of_drivers
 from stoker.gateway.http.errors import ERRORS
-from stoker.gateway.models import ClusterStatus, NodeAnswer
+from stoker.gateway.models import ClusterStatus, GpuResourceAnswer, NodeAnswer
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class Measured:
     """The nodes, and the use of their GPUs by who measured it."""
 
     nodes: list[NodeCapacity]
+    uncounted: str
+    """Why some GPUs are not counted; empty if all are."""
     dcgm: GpuUse
     agents: GpuUse
     """Of the nodes that DCGM does not measure."""
@@ -59,6 +62,7 @@ async def status(call: Caller) -> ClusterStatus:
     found, (jobs, _) = await asyncio.gather(_measured(call), list_all(call.cluster, JOB, Selection()))
     use, source = found.whole
     missing = {"gpu_utilization": use.utilization, "memory_utilization": use.memory_utilization}
+    unavailable = {name: found.why_not for name, value in missing.items() if value is None}
     return ClusterStatus(
         total_gpus=sum(node.gpus for node in found.nodes),
         available_gpus=sum(node.available_gpus for node in found.nodes),
@@ -69,7 +73,7 @@ async def status(call: Caller) -> ClusterStatus:
         active_jobs=sum(phase_of(job) in ACTIVE_PHASES for job in jobs),
         nodes=len(found.nodes),
         ready_nodes=sum(node.status == "Ready" for node in found.nodes),
-        unavailable={name: found.why_not for name, value in missing.items() if value is None},
+        unavailable=unavailable | ({"total_gpus": found.uncounted} if found.uncounted else {}),
     )
 
 
@@ -83,13 +87,15 @@ async def nodes(call: Caller) -> list[NodeAnswer]:
 
 
 async def _measured(call: Call) -> Measured:
-    (found, _), (pods, _), dcgm = await asyncio.gather(
+    (found, _), (pods, _), (claimed, uncounted), dcgm = await asyncio.gather(
         list_all(call.cluster, NODE, Selection()),
         list_all(call.cluster, POD, Selection()),
+        gpus_of_drivers(call.cluster),
         call.gateway.prometheus.gpu_use(),
     )
-    agents = await use_by_agents(call.cluster, [one for one in gpu_agents(pods) if one.node not in dcgm.by_node])
-    return Measured(capacities(found, pods), dcgm, agents)
+    unmeasured = [one for one in gpu_agents(pods, claimed) if one.node not in dcgm.by_node]
+    agents = await use_by_agents(call.cluster, unmeasured)
+    return Measured(capacities(found, pods, claimed), uncounted, dcgm, agents)
 
 
 def _answer(node: NodeCapacity, found: Measured) -> NodeAnswer:
@@ -97,7 +103,7 @@ def _answer(node: NodeCapacity, found: Measured) -> NodeAnswer:
     use = found.dcgm if source == "dcgm" else found.agents
     devices = list(use.by_node.get(node.name, ()))
     used = [gpu.memory_used for gpu in devices if gpu.memory_used is not None]
-    unavailable = {}
+    unavailable = {"gpus": found.uncounted} if found.uncounted else {}
     if not used:
         unavailable["gpu_memory_used"] = found.why_not or f"not measured: no metrics of DCGM name node {node.name}"
     elif source == "agents" and len(devices) < node.gpus:
@@ -106,6 +112,7 @@ def _answer(node: NodeCapacity, found: Measured) -> NodeAnswer:
         node_id=node.name,
         gpus=node.gpus,
         available_gpus=node.available_gpus,
+        gpu_resources=[GpuResourceAnswer(**asdict(one)) for one in node.gpu_resources],
         status=node.status,
         gpu_memory_used=used or None,
         gpu_devices=devices,

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.operator.domain.plan import Object
+from stoker.pod.resources.gpu import GPU, MIG_PREFIX
 
 LONGEST = 400
-GPU = "nvidia.com/gpu"
 _STARTING = frozenset({"ContainerCreating", "PodInitializing"})
 _PULLING = frozenset({"ErrImagePull", "ImagePullBackOff", "RegistryUnavailable"})
 _STUCK = frozenset(
@@ -110,8 +110,8 @@ def _of_scheduling(conditions: Iterable[Mapping[str, Any]]) -> Waiting | None:
     for condition in conditions:
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             message = condensed(str(condition.get("message") or ""))
-            reason = "WaitingForGPUs" if f"lack {GPU}" in message else str(condition.get("reason") or "Unschedulable")
-            return Waiting(reason, message)
+            lacks_gpus = any(f"lack {name}" in message for name in (GPU, MIG_PREFIX))
+            return Waiting("WaitingForGPUs" if lacks_gpus else str(condition.get("reason") or "Unschedulable"), message)
     return None
 
 

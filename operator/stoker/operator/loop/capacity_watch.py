@@ -9,24 +9,25 @@ Owned by the loop.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from stoker.operator.domain.placement.device_catalog import needs_of
+from stoker.operator.domain.placement.device_catalog import DeviceCatalog, needs_of
 from stoker.operator.domain.placement.device_claim import PodClaims, claims_of_pod
 from stoker.operator.domain.placement.free_nodes import FreeNodes
 from stoker.operator.domain.placement.node_capacity import (
     NodeCapacity,
     PodUse,
     empty_node,
+    less,
     pinned_node,
-    pod_requests,
     pod_use,
-    remaining,
 )
 from stoker.operator.domain.plan import Key, Object, Patch
 from stoker.operator.loop.device_watch import DeviceWatch
+from stoker.pod.resources.pod_requests import pod_requests
 
 _IRRELEVANT = ("feature.node.kubernetes.io/", "beta.kubernetes.io/")
 """Prefixes of labels that a node carries by the dozen and no topology uses."""
@@ -49,8 +50,8 @@ class CapacityWatch:
         """Claims of pods on devices, by their uid; also of pods without a node."""
         self._taken: dict[str, tuple[tuple[object, ...], PodUse]] = {}
         """What pods with claims take, and of what it was computed."""
-        self._equipped: tuple[object, int, tuple[NodeCapacity, ...]] = (None, 0, ())
-        """Catalog, its version, and the nodes with their devices."""
+        self._equipped: tuple[object, int, Mapping[str, Mapping[str, int]]] = (None, 0, {})
+        """Catalog, its version, and the devices that each node has, taken or not."""
         self._nodes: dict[str, NodeCapacity] = {}
         self._uses: dict[str, PodUse] = {}
         self._assumed: dict[str, PodUse] = {}
@@ -147,7 +148,7 @@ class CapacityWatch:
         """Forget a node or a pod that is gone."""
         if key.kind == "Node":
             self._all = None
-            self._equipped = (None, 0, ())
+            self._equipped = (None, 0, {})
             self._free.drop_node(key.name)
             return self._nodes.pop(key.name, None) is not None
         self._claims.pop(uid, None)
@@ -158,7 +159,7 @@ class CapacityWatch:
         if kind == "Node":
             names = {item["metadata"]["name"] for item in items}
             self._all = None
-            self._equipped = (None, 0, ())
+            self._equipped = (None, 0, {})
             for name in self._nodes.keys() - names:
                 self._free.drop_node(name)
                 del self._nodes[name]
@@ -175,38 +176,66 @@ class CapacityWatch:
         return self._uses.get(uid) or self._assumed.get(uid)
 
     def _remaining(self, without: frozenset[str]) -> tuple[NodeCapacity, ...]:
-        if self.devices.catalog is None:
-            return self._free.nodes(use for uid in without if (use := self._held(uid)) is not None)
-        return remaining(self._with_all_devices(), (*self._counted(without), *self._held_by_others()))
+        nodes = self._free.nodes(use for uid in without if (use := self._held(uid)) is not None)
+        catalog = self._counting_catalog()
+        if catalog is None:
+            return nodes
+        there, taken = self._all_devices(catalog), self._taken_devices(catalog, without)
+        return tuple(
+            replace(node, free={**node.free, **less(there[node.name], taken.get(node.name, {}))}) for node in nodes
+        )
 
     def _counts_others(self) -> bool:
         """Whether other sets of devices are counted now than in the nodes that are kept."""
         catalog = self.devices.catalog
-        return catalog is not None and self._equipped[:2] != (catalog, catalog.version)
+        return catalog is not None and catalog.version > 0 and self._equipped[:2] != (catalog, catalog.version)
 
-    def _with_all_devices(self) -> tuple[NodeCapacity, ...]:
-        """The nodes with all devices that they have, taken or not, for each set of devices that is counted."""
+    def _counting_catalog(self) -> DeviceCatalog | None:
+        """The catalog where some set of devices is counted: nearly every cluster has one, few pods claim devices."""
         catalog = self.devices.catalog
         if catalog is None:
-            return tuple(self._nodes.values())
+            return None
         for claims in {*self._claims.values()}:
             catalog.needs(claims)
-        known, version, nodes = self._equipped
-        if known is not catalog or version != catalog.version:
-            nodes = tuple(
-                replace(node, free={**node.free, **catalog.amounts_of(node.name)}) for node in self._nodes.values()
-            )
-            self._equipped = (catalog, catalog.version, nodes)
-        return nodes
+        return catalog if catalog.version > 0 else None
 
-    def _held_by_others(self) -> Iterator[PodUse]:
-        """Devices of claims whose pods are not counted: named claims, and those of pods that end or have no node."""
-        catalog = self.devices.catalog
-        if catalog is None:
-            return
-        for claim in self.devices.claims_of_others({*self._uses, *self._assumed}):
-            for node, taken in catalog.taken_by_claim(claim).items():
-                yield PodUse(node, taken, pods=0)
+    def _all_devices(self, catalog: DeviceCatalog) -> Mapping[str, Mapping[str, int]]:
+        """The devices that each node has, taken or not, for each set of devices that is counted.
+
+        An extended resource that a device plugin of the node offers is the plugin's, whatever class has its name.
+        """
+        if self._equipped[:2] != (catalog, catalog.version):
+            found = {
+                name: {key: count for key, count in catalog.amounts_of(name).items() if not node.free.get(key)}
+                for name, node in self._nodes.items()
+            }
+            self._equipped = (catalog, catalog.version, found)
+        return self._equipped[2]
+
+    def _taken_devices(self, catalog: DeviceCatalog, without: frozenset[str]) -> Mapping[str, Mapping[str, int]]:
+        """The devices that are taken on each node: by pods that claim some, and by all other claims.
+
+        These are named claims, those of pods that end or have no node, and those that the scheduler made for requests
+        of extended resources. A pod that has no such claim yet takes what it requests.
+        """
+        taken: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for uid in {*self._claims, *self._assumed} - without:
+            if (use := self._held(uid)) is not None:
+                taken[use.node].update(self._with_devices(uid, use).requests)
+        for use in self._requesting(without) if catalog.extended else ():
+            taken[use.node].update({name: use.requests[name] for name in catalog.extended & use.requests.keys()})
+        told = {uid for uid in {*self._claims, *without} if self._held(uid) is not None}
+        for claim in self.devices.claims_of_others(told):
+            for node, devices in catalog.taken_by_claim(claim).items():
+                taken[node].update(devices)
+        return taken
+
+    def _requesting(self, without: frozenset[str]) -> Iterator[PodUse]:
+        """Yield the use of pods that have a node, and no claim that would name their devices."""
+        yield from (use for _, use in self._promised.values())
+        for uid in self._uses.keys() - self._claims.keys() - self._assumed.keys() - without:
+            if not self.devices.allocated_to(uid):
+                yield self._uses[uid]
 
     def _with_devices(self, uid: str, use: PodUse) -> PodUse:
         """What a pod takes, with the devices of its claims; computed once for the same pod, claims and catalog."""
@@ -224,19 +253,12 @@ class CapacityWatch:
     def _devices_changed(self) -> None:
         self._changed(grown=True)
 
-    def _counted(self, without: frozenset[str]) -> Iterator[PodUse]:
-        for held in (self._uses, {uid: use for uid, use in self._assumed.items() if uid not in self._uses}):
-            for uid, use in held.items():
-                if uid not in without:
-                    yield self._with_devices(uid, use)
-        yield from (use for _, use in self._promised.values())
-
     def _put_node(self, node: NodeCapacity) -> bool:
         if self._nodes.get(node.name) == node:
             return False
         self._nodes[node.name] = node
         self._free.put_node(node)
-        self._equipped = (None, 0, ())
+        self._equipped = (None, 0, {})
         self._changed(grown=True)
         return True
 

@@ -9,14 +9,15 @@ Owned by the loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from stoker.operator.domain.placement.device import DeviceId, DeviceSlice, read_slice, usable_devices
 from stoker.operator.domain.placement.device_catalog import DeviceCatalog
-from stoker.operator.domain.placement.device_claim import Claim, ClaimRequests, allocated_claim, requests_of_template
+from stoker.operator.domain.placement.device_claim import ClaimRequests, requests_of_template
 from stoker.operator.domain.placement.device_members import DeviceMembers
 from stoker.operator.domain.placement.device_selector import DeviceSelectors
 from stoker.operator.domain.plan import Key, Object
+from stoker.pod.resources.device import DeviceId, DeviceSlice, read_slice, usable_devices
+from stoker.pod.resources.device_allocation import Claim, allocated_claim
 
 DEVICE_KINDS = ("ResourceSlice", "DeviceClass", "ResourceClaimTemplate", "ResourceClaim")
 _PART = "devices"
@@ -117,11 +118,17 @@ class DeviceWatch:
         }
         if self._members is None:
             self._members = self._all_members(templates.values())
-        return DeviceCatalog(self._members, templates)
+        return DeviceCatalog(self._members, templates, self._extended())
+
+    def _extended(self) -> dict[str, str]:
+        """The class of each extended resource; of classes that name the same one, the first by name."""
+        classes: Iterable[tuple[Key, _Class]] = self._found["DeviceClass"].items()
+        named = sorted(((key.name, found) for key, found in classes), reverse=True)
+        return {found.extended: name for name, found in named if found.extended}
 
     def _all_members(self, templates: Iterable[ClaimRequests]) -> DeviceMembers:
         slices: Iterable[DeviceSlice] = self._found["ResourceSlice"].values()
-        classes: dict[str, tuple[str, ...]] = {key.name: value for key, value in self._found["DeviceClass"].items()}
+        classes = {key.name: found.selectors for key, found in self._found["DeviceClass"].items()}
         devices = usable_devices(slices)
         asked = {text for found in templates for one, _ in found.counts for text in one.selectors}
         asked |= {text for selectors in classes.values() for text in selectors}
@@ -130,14 +137,23 @@ class DeviceWatch:
         return DeviceMembers(devices, classes, self._selectors)
 
 
-def _selectors_of_class(found: Object) -> tuple[str, ...]:
-    selectors = (found.get("spec") or {}).get("selectors") or ()
-    return tuple(str((one.get("cel") or {}).get("expression") or "") for one in selectors)
+class _Class(NamedTuple):
+    """What is kept of a DeviceClass."""
+
+    selectors: tuple[str, ...]
+    extended: str
+    """Name of the extended resource that its devices stand for; empty without one."""
+
+
+def _class_of(found: Object) -> _Class:
+    spec = found.get("spec") or {}
+    selectors = tuple(str((one.get("cel") or {}).get("expression") or "") for one in spec.get("selectors") or ())
+    return _Class(selectors, str(spec.get("extendedResourceName") or ""))
 
 
 _READ: Mapping[str, Callable[[Object], Any]] = {
     "ResourceSlice": read_slice,
-    "DeviceClass": _selectors_of_class,
+    "DeviceClass": _class_of,
     "ResourceClaimTemplate": requests_of_template,
     "ResourceClaim": allocated_claim,
 }

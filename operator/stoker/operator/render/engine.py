@@ -45,6 +45,7 @@ from stoker.operator.render.pod import (
     config_volume,
     device_of,
     keys_volume,
+    may_have_gpus,
     metadata_of,
     render_pod,
     scratch_volume,
@@ -290,7 +291,7 @@ def _pod_template(
         scratch_volume("stoker-work", WORK_FOLDER),
         scratch_volume("stoker-tmp", "/tmp"),
     ]
-    if pool.gpus_per_pod:
+    if may_have_gpus(pool):
         pairs.append(scratch_volume("stoker-shm", "/dev/shm", "Memory"))
     if source.claim is not None:
         pairs.append(claim_volume(source.claim, read_only=True))

@@ -20,7 +20,7 @@ from stoker.operator.domain.pod_paths import WORK_FOLDER as WORK_FOLDER
 from stoker.operator.domain.pod_template import own_metadata
 from stoker.operator.domain.pods import MAIN, PLACEMENT_GATE
 from stoker.operator.domain.settings import Settings
-from stoker.operator.domain.waiting import GPU
+from stoker.pod.resources.gpu import GPU, is_gpu_resource
 
 CONFIG_FOLDER = "/etc/stoker"
 CONFIG_FILE = f"{CONFIG_FOLDER}/config.json"
@@ -280,4 +280,17 @@ def _pruned(mapping: dict[str, Any]) -> dict[str, Any]:
 
 def device_of(wanted: str, fields: PodFields) -> str:
     """Choose the device; a pod with GPUs fails rather than fall back to the CPU."""
-    return "cuda" if wanted == "auto" and fields.gpus_per_pod else wanted
+    return "cuda" if wanted == "auto" and has_gpus(fields) else wanted
+
+
+def has_gpus(fields: PodFields) -> bool:
+    """Whether a pod asks for GPUs: by `gpusPerPod`, or for a MIG device by `resources`."""
+    named = fields.resources.to_wire()
+    asked = {name for part in named.values() for name in part if is_gpu_resource(name)}
+    return bool(fields.gpus_per_pod or asked)
+
+
+def may_have_gpus(fields: PodFields) -> bool:
+    """Whether a pod has GPUs, or claims devices that may be some."""
+    spec = (fields.pod_template or {}).get("spec") or {}
+    return has_gpus(fields) or bool(spec.get("resourceClaims"))

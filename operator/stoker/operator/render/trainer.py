@@ -44,7 +44,9 @@ from stoker.operator.render.pod import (
     claim_volume,
     config_volume,
     device_of,
+    has_gpus,
     keys_volume,
+    may_have_gpus,
     metadata_of,
     on_node,
     render_pod,
@@ -193,7 +195,7 @@ def is_placed(job: TrainingJob, nodes: int, settings: Settings) -> bool:
 
     A single pod without GPUs is left to the scheduler, unless it has wishes or nodes to avoid.
     """
-    alone = nodes == 1 and not job.spec.workers.gpus_per_pod
+    alone = nodes == 1 and not has_gpus(job.spec.workers)
     wishes = job.spec.scheduling.topology or job.status.avoided_nodes or job.spec.run.elastic
     return settings.places_gangs and (not alone or bool(wishes))
 
@@ -242,7 +244,7 @@ def _base_pod(job: TrainingJob, start: StartCheckpoint | None, settings: Setting
     storage = job.spec.checkpoint.storage
     if storage.claim_name is not None:
         pairs.append(claim_volume(storage.claim_name, read_only=False))
-    if workers.gpus_per_pod:
+    if may_have_gpus(workers):
         pairs.append(scratch_volume("stoker-shm", "/dev/shm", "Memory"))
     starts = [] if start is None else [(start.storage, start.default_path)]
     buckets = bucket_mounts((storage, job.metadata.name), *starts)

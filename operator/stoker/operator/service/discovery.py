@@ -11,11 +11,9 @@ from typing import Any
 from stoker.operator.cluster.interface import NotFound
 from stoker.operator.cluster.kube.connection import ApiConnection
 from stoker.operator.domain.schedulers import Installed
+from stoker.pod.resources.device import GROUP, readable_version
 
 SCHEDULING = "scheduling.k8s.io"
-DEVICES = "resource.k8s.io"
-DEVICE_VERSIONS = ("v1", "v1beta2", "v1beta1")
-"""Those that can be read, the best first."""
 
 
 async def discover(connection: ApiConnection) -> Installed:
@@ -25,7 +23,7 @@ async def discover(connection: ApiConnection) -> Installed:
         kueue="kueue.x-k8s.io" in groups,
         volcano="v1beta1" in groups.get("scheduling.volcano.sh", ()),
         pod_groups=await _pod_groups(connection, groups.get(SCHEDULING, ())),
-        devices=_devices(groups.get(DEVICES, ())),
+        devices=readable_version(groups.get(GROUP, ())),
     )
 
 
@@ -35,11 +33,6 @@ def versions_by_group(answer: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
         str(group["name"]): tuple(str(version["version"]) for version in group.get("versions") or ())
         for group in answer.get("groups") or ()
     }
-
-
-def _devices(served: tuple[str, ...]) -> str:
-    best = next((version for version in DEVICE_VERSIONS if version in served), None)
-    return f"{DEVICES}/{best}" if best else ""
 
 
 async def _pod_groups(connection: ApiConnection, versions: tuple[str, ...]) -> str:

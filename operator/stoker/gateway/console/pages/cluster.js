@@ -37,10 +37,11 @@ export function show(main, page) {
     ],
   });
   const gpus = gpuTable(),
+    kinds = el("ul", { class: "muted gpu-kinds", hidden: true }),
     unmeasured = el("ul", { class: "muted", hidden: true }),
     devices = panel("GPUs", gpus.element, unmeasured);
   devices.hidden = true;
-  fill(main, el("h1", {}, "Cluster"), summary, why, panel("Nodes", rows.element), devices);
+  fill(main, el("h1", {}, "Cluster"), summary, why, panel("Nodes", rows.element, kinds), devices);
   const refused = (error) => {
     page.connection(error.status ? "live" : "lost", error.message);
     why.textContent = error.message;
@@ -65,6 +66,9 @@ export function show(main, page) {
   const nodes = reader("/v1/cluster/nodes", {}, page, (found, error) => {
     if (!found) return refused(error);
     rows.update(found);
+    const named = found.map(kindsOf).filter(Boolean);
+    kinds.hidden = named.length === 0;
+    fill(kinds, named);
     const measured = found.flatMap((node) => node.gpu_devices.map((gpu) => ({ ...gpu, node })));
     devices.hidden = measured.length === 0;
     gpus.update(measured);
@@ -82,6 +86,13 @@ export function show(main, page) {
     }
   }, AGAIN_MS);
   page.signal.addEventListener("abort", () => clearInterval(timer), { once: true });
+}
+
+/** What the GPUs of a node are: MIG devices, and those of drivers; nothing where all are whole `nvidia.com/gpu`. */
+function kindsOf(node) {
+  if (node.gpu_resources.every((one) => one.name === "nvidia.com/gpu")) return null;
+  const kinds = node.gpu_resources.map((one) => `${count(one.available)} of ${count(one.total)} ${one.name} available`);
+  return el("li", {}, `${node.node_id}: ${kinds.join(", ")}`);
 }
 
 /** The mean use of a node's GPUs, 0 to 1; null where it is not measured. */
@@ -126,7 +137,7 @@ function gpuTable() {
   });
 }
 
-const WORDS = { gpu_utilization: "GPU use", memory_utilization: "GPU memory use" };
+const WORDS = { gpu_utilization: "GPU use", memory_utilization: "GPU memory use", total_gpus: "GPUs" };
 
 /** Each reason once, with all that it explains. */
 function reasons(unavailable) {

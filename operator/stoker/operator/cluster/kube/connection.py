@@ -152,7 +152,9 @@ class ApiConnection:
                 response.release()
             return code, response.headers, content
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise ClusterError(f"{asked.where}: {_silence(error)}") from error
+            late = type(error) is TimeoutError  # of the whole request; those of its parts have words of their own
+            why = f"no whole answer in {asked.timeout_s:g} s" if late else _silence(error)
+            raise ClusterError(f"{asked.where}: {why}") from error
         finally:
             if self.listener is not None:
                 self.listener(asked.method, asked.resource, code, time.monotonic() - started)

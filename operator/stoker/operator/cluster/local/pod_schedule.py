@@ -5,11 +5,13 @@ Called by `pod_life` until the pod can start; it changes only the node's GPUs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from stoker.operator.cluster.local.gpus import Gpus, wanted_gpus
 from stoker.operator.domain.plan import Key, Object
+from stoker.pod.resources.gpu import GPU
+from stoker.pod.resources.pod_requests import pod_requests
 
 
 class Obstacle(NamedTuple):
@@ -30,8 +32,18 @@ def schedule(pod: Object, sources: Iterable[Key], find: Callable[[Key], Object |
     for key in sorted(sources):
         if key.kind == "PersistentVolumeClaim" and find(key) is None:
             return Obstacle("Unschedulable", f'persistentvolumeclaim "{key.name}" not found')
+    if (lacking := _never_here(pod["spec"])) is not None:
+        return Obstacle("Unschedulable", f"0/1 nodes are available: 1 {lacking}")
     wanted = wanted_gpus(pod)
     if gpus.take(pod["metadata"]["uid"], wanted) is None:
         have = f"{len(gpus.free)} of {len(gpus.devices)} are free, {wanted} are needed"
         return Obstacle("Unschedulable", f"0/1 nodes are available: 1 Insufficient nvidia.com/gpu ({have})")
     return None
+
+
+def _never_here(spec: Mapping[str, Any]) -> str | None:
+    """What a pod asks for that no embedded cluster has: devices of claims, extended resources other than GPUs."""
+    if spec.get("resourceClaims"):
+        return "cannot allocate all claims (the embedded cluster has no dynamic resource allocation; use gpusPerPod)"
+    others = sorted(name for name, need in pod_requests(spec).items() if "/" in name and name != GPU and need)
+    return f"Insufficient {others[0]} (the embedded cluster offers {GPU})" if others else None

@@ -16,17 +16,18 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
+from types import MappingProxyType
 from typing import Any
 
-from stoker.operator.domain.placement.device import DeviceId
 from stoker.operator.domain.placement.device_claim import (
-    Claim,
     ClaimRequests,
     DeviceSet,
     PodClaims,
     claims_of_pod,
 )
 from stoker.operator.domain.placement.device_members import DeviceMembers
+from stoker.pod.resources.device import DeviceId
+from stoker.pod.resources.device_allocation import Claim
 
 MAX_SETS = 4
 """Sets of one pod whose unions are all counted; of more the sets and the union of all."""
@@ -48,12 +49,21 @@ class DeviceCatalog:
     Args:
         devices: the devices of each set, by node.
         templates: by namespace and name.
+        extended: the class of each extended resource that devices stand for (KEP-5004), counted under its name.
     """
 
-    def __init__(self, devices: DeviceMembers, templates: Mapping[tuple[str, str], ClaimRequests]) -> None:
+    def __init__(
+        self,
+        devices: DeviceMembers,
+        templates: Mapping[tuple[str, str], ClaimRequests],
+        extended: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._devices, self._templates = devices, templates
+        self.extended = frozenset(extended)
         self._needs: dict[PodClaims, DeviceNeeds] = {}
-        self._keys: dict[str, _Sets] = {}
+        self._keys: dict[str, _Sets] = {
+            name: frozenset({DeviceSet((class_name,))}) for name, class_name in extended.items()
+        }
 
     @property
     def version(self) -> int:

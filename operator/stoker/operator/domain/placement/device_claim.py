@@ -1,4 +1,4 @@
-"""Claims on devices: what a pod asks for, and which devices are allocated. Pure, on raw ResourceClaims and templates.
+"""Claims on devices: what a pod asks for. Pure, on raw specs of pods and ResourceClaimTemplates.
 
 Reads `resource.k8s.io` v1, v1beta2 and v1beta1.
 """
@@ -9,10 +9,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from stoker.operator.domain.placement.device import DeviceId
-
-_POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +37,6 @@ class ClaimRequests:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """A ResourceClaim that has its devices."""
-
-    devices: tuple[DeviceId, ...]
-    pod_uid: str = ""
-    """Of the pod that it was made for from a template; empty for one with a name of its own."""
-    pod_claim: str = ""
-    """Its name in that pod."""
-
-
-@dataclass(frozen=True, slots=True)
 class PodClaims:
     """The claims of a pod: templates and claims by name."""
 
@@ -71,21 +56,6 @@ def claims_of_pod(namespace: str, spec: Mapping[str, Any]) -> PodClaims | None:
         namespace,
         tuple((one["name"], one["resourceClaimTemplateName"]) for one in found if one.get("resourceClaimTemplateName")),
         tuple(one["resourceClaimName"] for one in found if one.get("resourceClaimName")),
-    )
-
-
-def allocated_claim(found: Mapping[str, Any]) -> Claim | None:
-    """Return what a ResourceClaim holds; None while it has no devices."""
-    allocation = (found.get("status") or {}).get("allocation")
-    if allocation is None:
-        return None
-    metadata = found["metadata"]
-    results = (allocation.get("devices") or {}).get("results") or ()
-    owners = [owner["uid"] for owner in metadata.get("ownerReferences") or () if owner.get("kind") == "Pod"]
-    return Claim(
-        tuple(DeviceId(one["driver"], one["pool"], one["device"]) for one in results if not one.get("adminAccess")),
-        owners[0] if owners else "",
-        str((metadata.get("annotations") or {}).get(_POD_CLAIM_NAME) or ""),
     )
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
-from stoker.operator.domain.placement.device import Device, DeviceId
 from stoker.operator.domain.placement.device_claim import DeviceSet
 from stoker.operator.domain.placement.device_selector import DeviceSelectors
-from stoker.operator.domain.placement.node_capacity import repels
+from stoker.pod.resources.device import Device, DeviceId
+from stoker.pod.resources.taint import repels
 
 
 class DeviceMembers:

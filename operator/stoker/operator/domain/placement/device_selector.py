@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from stoker.operator.domain.placement.device import Device, DeviceId
-from stoker.operator.domain.placement.quantity import amount
+from stoker.pod.resources.device import Device, DeviceId
+from stoker.pod.resources.quantity import amount
 
 _COMPARED = re.compile(r"""\.compareTo\(\s*quantity\(\s*(["'])([^"']+)\1\s*\)\s*\)(?=\s*(?:>=|<=|>|<|==|!=)\s*0\b)""")
 _DOMAIN = re.compile(r"""(?:attributes|capacity)\s*\[\s*(["'])([^"']+)\1\s*\]""")

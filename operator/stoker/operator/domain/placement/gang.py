@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, Self
 
 UNITS = ("tensor group", "model replica", "gang")
@@ -50,6 +51,11 @@ class Gang:
             if replicas and parts * stages * replicas == pods and _fits(parts, replicas, data, inner, ranks_per_pod):
                 return cls(parts=parts, stages=stages, replicas=replicas, **fields)
         return cls(replicas=pods, **fields)
+
+    @cached_property
+    def wanted(self) -> tuple[tuple[str, int], ...]:
+        """What one pod takes of a node: its requests, and a place among the node's pods. Read for every node."""
+        return tuple((resource, need) for resource, need in {**self.requests, "pods": 1}.items() if need)
 
     @property
     def size(self) -> int:

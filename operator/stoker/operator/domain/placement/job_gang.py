@@ -7,7 +7,8 @@ from math import lcm
 from typing import Any
 
 from stoker.operator.domain.placement.gang import EXPERT_GROUP, UNITS, Gang
-from stoker.operator.domain.placement.node_capacity import pod_requests, required_terms
+from stoker.operator.domain.placement.node_capacity import required_terms
+from stoker.pod.resources.pod_requests import pod_requests
 
 
 def gang_of_rendering(rendered: Mapping[str, Any], devices: Mapping[str, int] | None = None) -> Gang:

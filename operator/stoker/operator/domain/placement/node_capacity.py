@@ -6,20 +6,19 @@ Made from the store's nodes and pods before each placement.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stoker.operator.domain.placement.gang import Gang
 from stoker.operator.domain.placement.node_affinity import meets
-from stoker.operator.domain.placement.quantity import amounts
+from stoker.pod.resources.pod_requests import pod_requests
+from stoker.pod.resources.quantity import amounts
+from stoker.pod.resources.taint import repels
 
 HOSTNAME = "kubernetes.io/hostname"
 PIN = "stoker.dev/pin"
 """Field of a stored pod's spec with the node that its affinity names; the whole affinity takes a kilobyte."""
-_REPELLING = frozenset({"NoSchedule", "NoExecute"})
-_POD_LEVEL = frozenset({"cpu", "memory"})
-"""Resources that a pod may name for itself, beside huge pages."""
 _ENDED = frozenset({"Succeeded", "Failed"})
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
@@ -38,25 +37,19 @@ class NodeCapacity:
 
     def slots(self, gang: Gang) -> int:
         """How many pods of the gang fit."""
-        wanted = {**gang.requests, "pods": 1}
-        return max(0, min(self.free.get(resource, 0) // need for resource, need in wanted.items() if need))
+        free = self.free
+        return max(0, min([free.get(resource, 0) // need for resource, need in gang.wanted]))
 
     def obstacle(self, gang: Gang) -> str | None:
         """The reason why no pod of the gang may run here, whatever is free; None if there is none."""
         if not self.schedulable:
             return "not ready or cordoned"
-        if any(self.labels.get(label) != value for label, value in gang.node_selector.items()):
+        if gang.node_selector and any(self.labels.get(key) != value for key, value in gang.node_selector.items()):
             return "outside of nodeSelector"
-        if not meets(self.labels, self.name, gang.affinity_terms):
+        if gang.affinity_terms and not meets(self.labels, self.name, gang.affinity_terms):
             return "outside of the node affinity"
-        taint = repels(self.taints, gang.tolerations)
+        taint = repels(self.taints, gang.tolerations) if self.taints else None
         return f"tainted {taint.get('key')}" if taint is not None else None
-
-
-def repels(taints: Iterable[Mapping[str, Any]], tolerations: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Return the first taint, of a node or of a device, that keeps pods away and is not tolerated."""
-    keeping = (taint for taint in taints if taint.get("effect") in _REPELLING)
-    return next((taint for taint in keeping if not any(_tolerates(found, taint) for found in tolerations)), None)
 
 
 @dataclass(frozen=True)
@@ -107,37 +100,6 @@ def remaining(nodes: Iterable[NodeCapacity], uses: Iterable[PodUse]) -> tuple[No
     )
 
 
-def pod_requests(spec: Mapping[str, Any]) -> dict[str, int]:
-    """Return what the scheduler reserves for a pod: the sum of its containers, at least its largest init container.
-
-    Init containers that restart (sidecars) count as containers, and beside the init containers after them. A limit
-    stands for a request that is not given.
-    CPU, memory and huge pages that the pod itself names count in place of the containers' (Kubernetes 1.34).
-    """
-    total: defaultdict[str, int] = defaultdict(int)
-    largest: defaultdict[str, int] = defaultdict(int)
-    for container in spec.get("initContainers") or ():
-        for resource, need in _container_requests(container).items():
-            largest[resource] = max(largest[resource], total[resource] + need)
-            if container.get("restartPolicy") == "Always":
-                total[resource] += need
-    for container in spec.get("containers") or ():
-        for resource, need in _container_requests(container).items():
-            total[resource] += need
-    own = {name: max(total[name], largest[name]) for name in {**total, **largest}}
-    whole = {**own, **_pod_level(spec, own)}
-    overhead = amounts(spec.get("overhead") or {})
-    return {name: whole.get(name, 0) + overhead.get(name, 0) for name in {**whole, **overhead}}
-
-
-def _pod_level(spec: Mapping[str, Any], own: Mapping[str, int]) -> dict[str, int]:
-    """What `resources` of the pod itself reserve, instead of its containers; a limit where nothing is requested."""
-    resources = spec.get("resources") or {}
-    limits, requests = (amounts(resources.get(name) or {}) for name in ("limits", "requests"))
-    found = {**{name: limit for name, limit in limits.items() if name not in own}, **requests}
-    return {name: amount for name, amount in found.items() if name in _POD_LEVEL or name.startswith("hugepages-")}
-
-
 def required_terms(affinity: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], ...]:
     """The terms of a pod's required node affinity; none if it has no such affinity."""
     own = ((affinity or {}).get("nodeAffinity") or {}).get(_REQUIRED) or {}
@@ -185,17 +147,3 @@ def _named_node(term: Mapping[str, Any]) -> str | None:
         if found["key"] == "metadata.name" and found["operator"] == "In" and len(found["values"]) == 1:
             return str(found["values"][0])
     return None
-
-
-def _container_requests(container: Mapping[str, Any]) -> dict[str, int]:
-    resources = container.get("resources") or {}
-    return amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
-
-
-def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
-    if toleration.get("effect") not in (None, "", taint.get("effect")):
-        return False
-    key = toleration.get("key")
-    if toleration.get("operator", "Equal") == "Exists":
-        return key in (None, "", taint.get("key"))
-    return bool(key == taint.get("key") and (toleration.get("value") or "") == (taint.get("value") or ""))

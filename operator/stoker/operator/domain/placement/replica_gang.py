@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.operator.domain.placement.gang import Gang
-from stoker.operator.domain.placement.node_capacity import pod_requests, required_terms
+from stoker.operator.domain.placement.node_capacity import required_terms
+from stoker.pod.resources.pod_requests import pod_requests
 
 
 def gang_of_replica(

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from stoker.operator.domain.placement.gang import UNITS, Gang, Level
 from stoker.operator.domain.placement.node_capacity import NodeCapacity
+from stoker.pod.resources.gpu import GPU, MIG_PREFIX
 
-GPU = "nvidia.com/gpu"
 _REASONS = {
-    GPU: "WaitingForGPUs",
+    **dict.fromkeys((GPU, MIG_PREFIX), "WaitingForGPUs"),
     **dict.fromkeys(("devices of ", "DeviceClass ", "ResourceClaimTemplate "), "WaitingForDevices"),
 }
 """Reasons by the beginning of the scarce resource's name."""

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from stoker.operator.domain.placement.quantity import amount
+from stoker.pod.resources.quantity import amount
+
+GROUP = "resource.k8s.io"
+_VERSIONS = ("v1", "v1beta2", "v1beta1")
+"""Those that can be read, the best first."""
 
 
 class DeviceId(NamedTuple):
@@ -33,8 +37,15 @@ class Device:
     """By domain and name."""
     capacity: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     taints: tuple[Mapping[str, Any], ...] = ()
-    divisible: bool = False
-    """Whether several claims may share it, or it takes counters that other devices take too."""
+    counter_sets: tuple[str, ...] = ()
+    """Names of the counters in its pool that it takes parts of, as the partitions of one GPU do (KEP-4815)."""
+    shareable: bool = False
+    """Whether several claims may hold it."""
+
+    @property
+    def divisible(self) -> bool:
+        """Whether several claims may share it, or it takes counters that other devices take too."""
+        return self.shareable or bool(self.counter_sets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +57,12 @@ class DeviceSlice:
     generation: int
     slices: int
     devices: tuple[Device, ...]
+
+
+def readable_version(served: Collection[str]) -> str:
+    """Return the apiVersion to read devices in, of the versions that a server has; empty if none can be read."""
+    best = next((version for version in _VERSIONS if version in served), None)
+    return f"{GROUP}/{best}" if best else ""
 
 
 def read_slice(found: Mapping[str, Any]) -> DeviceSlice:
@@ -84,7 +101,8 @@ def _device(found: Mapping[str, Any], driver: str, pool: str, node: str) -> Devi
             driver, {name: amount(name, value.get("value", "0")) for name, value in _items(body, "capacity")}
         ),
         taints=tuple(body.get("taints") or ()),
-        divisible=bool(body.get("consumesCounters") or body.get("allowMultipleAllocations")),
+        counter_sets=tuple(sorted({sys.intern(str(one["counterSet"])) for one in body.get("consumesCounters") or ()})),
+        shareable=bool(body.get("allowMultipleAllocations")),
     )
 
 

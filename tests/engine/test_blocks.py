@@ -47,6 +47,22 @@ def test_what_is_not_computed_is_not_found() -> None:
     assert blocks.admit("b", range(12)) == 4
 
 
+def test_blocks_are_found_with_their_own_salt_alone() -> None:
+    blocks = BlockManager(num_blocks=20, block_size=2, root=b"root")
+    digests = set()
+    for salt in SALTS:
+        assert blocks.admit(salt, range(4), salt=salt) == 0
+        blocks.commit(salt, range(4), 4)
+        assert blocks.num_findable(range(5), salt) == 2
+        assert [content.digest for _, content in blocks.contents(salt)] == [
+            content.digest for content in blocks.digests_of(range(5), salt)
+        ]
+        digests |= {content.digest for content in blocks.digests_of(range(5), salt)}
+    assert len(digests) == 2 * len(SALTS)
+    assert blocks.num_findable(range(5), b"other") == 0
+    assert_sound(blocks.audit())
+
+
 def test_an_equal_block_after_a_different_prefix_is_not_found() -> None:
     blocks = BlockManager(num_blocks=8, block_size=2)
     blocks.admit("a", [1, 2, 7, 7])
@@ -136,14 +152,18 @@ def test_without_the_prefix_cache_nothing_is_kept() -> None:
     assert blocks.admit("b", [1, 1, 2, 2]) == 0
 
 
+SALTS = (b"", b"a", b"b")
+
+
 class AnyHistory(RuleBasedStateMachine):
-    """Random operations against a model of the tokens that each block must hold."""
+    """Random operations against a model of the tokens, and of the salt, that each block must hold."""
 
     def __init__(self) -> None:
         super().__init__()
         self.blocks = BlockManager(num_blocks=10, block_size=2)
         self.tokens: dict[int, list[int]] = {}
-        self.content: dict[tuple[int, int], tuple[int, ...]] = {}  # (block, offset) -> all tokens up to there
+        self.salts: dict[int, bytes] = {}
+        self.content: dict[tuple[int, int], tuple[bytes, ...]] = {}  # (block, offset) -> salt, all tokens up to there
         self.next_owner = 0
 
     def owners(self) -> st.SearchStrategy[int]:
@@ -153,21 +173,34 @@ class AnyHistory(RuleBasedStateMachine):
         tokens = self.tokens[owner]
         for position in range(start, len(tokens)):
             block = self.blocks.table(owner)[position // 2]
-            self.content[block, position % 2] = tuple(tokens[: position + 1])
+            self.content[block, position % 2] = (self.salts[owner], bytes(tokens[: position + 1]))
 
-    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=9), keep_free=st.integers(0, 3))
-    def admit(self, tokens: list[int], keep_free: int) -> None:
+    @rule(
+        tokens=st.lists(st.integers(0, 1), min_size=1, max_size=9),
+        keep_free=st.integers(0, 3),
+        salt=st.sampled_from(SALTS),
+    )
+    def admit(self, tokens: list[int], keep_free: int, salt: bytes) -> None:
         before = self.blocks.num_available
         owner = self.next_owner
-        cached = self.blocks.admit(owner, tokens, keep_free=keep_free)
+        findable = self.blocks.num_findable(tokens, salt)
+        cached = self.blocks.admit(owner, tokens, keep_free=keep_free, salt=salt)
         if cached is None:
             assert self.blocks.num_available == before
             return
-        assert cached < len(tokens)
+        assert cached == 2 * findable < len(tokens)
         assert self.blocks.num_available >= keep_free
         self.next_owner += 1
-        self.tokens[owner] = tokens
+        self.tokens[owner], self.salts[owner] = tokens, salt
         self._write(owner, cached)
+
+    @rule(tokens=st.lists(st.integers(0, 1), min_size=2, max_size=8), salt=st.sampled_from(SALTS))
+    def follow(self, tokens: list[int], salt: bytes) -> None:
+        """An owner that begins with what can be found, as for a hand-over."""
+        owner = self.next_owner
+        self.next_owner += 1
+        found = self.blocks.follow(owner, tokens, len(tokens) // 2, salt)
+        self.tokens[owner], self.salts[owner] = tokens[: 2 * found], salt
 
     @precondition(lambda self: self.tokens)
     @rule(data=st.data(), more=st.lists(st.integers(0, 1), min_size=1, max_size=3))
@@ -196,7 +229,7 @@ class AnyHistory(RuleBasedStateMachine):
     def fork(self, data: st.DataObject) -> None:
         owner = data.draw(self.owners())
         self.blocks.fork(owner, self.next_owner)
-        self.tokens[self.next_owner] = list(self.tokens[owner])
+        self.tokens[self.next_owner], self.salts[self.next_owner] = list(self.tokens[owner]), self.salts[owner]
         self.next_owner += 1
 
     @precondition(lambda self: self.tokens)
@@ -219,7 +252,7 @@ class AnyHistory(RuleBasedStateMachine):
         for owner, tokens in self.tokens.items():
             for position in range(len(tokens)):
                 block = self.blocks.table(owner)[position // 2]
-                assert self.content[block, position % 2] == tuple(tokens[: position + 1])
+                assert self.content[block, position % 2] == (self.salts[owner], bytes(tokens[: position + 1]))
 
 
 TestAnyHistory = AnyHistory.TestCase

@@ -63,13 +63,13 @@ class Subscriber:
 
     def num_findable(self, tokens: list[int], size: int) -> int:
         """Leading blocks of a prompt in the view; the block with the last token never counts."""
-        found, parent = 0, None
-        by_content = {self.known[one]: one for one in self.view}
+        found, parents = 0, {None}
         for start in range(0, len(tokens) - size, size):
-            one = by_content.get((parent, tuple(tokens[start : start + size])))
-            if one is None:
+            block = tuple(tokens[start : start + size])  # events do not tell salts, so there may be several of them
+            parents = {one for one in self.view if self.known[one][0] in parents and self.known[one][1] == block}
+            if not parents:
                 break
-            found, parent = found + 1, one
+            found += 1
         return found
 
 
@@ -91,8 +91,8 @@ class FollowedHistory(AnyHistory):
         self.subscriber.apply(encode_batch(self.log.take(), 1.0, "CPU", 0))
         assert self.subscriber.view == contents(self.blocks)
         assert self.subscriber.cleared == 1
-        for tokens in self.tokens.values():
-            assert self.subscriber.num_findable(tokens, 2) >= self.blocks.num_findable(tokens)
+        for owner, tokens in self.tokens.items():
+            assert self.subscriber.num_findable(tokens, 2) >= self.blocks.num_findable(tokens, self.salts[owner])
 
 
 TestFollowedHistory = FollowedHistory.TestCase

@@ -134,6 +134,17 @@ def test_blocks_that_the_owner_has_are_not_sent(pair: Pair) -> None:
     pair.assert_right(request)
 
 
+def test_blocks_are_handed_over_within_a_salt_alone(pair: Pair) -> None:
+    """Neither side uses what it has of another salt; the blocks that come are found by requests with the same one."""
+    for number, (salt, length) in enumerate([("a", 39), ("b", 39), (None, 39), ("a", 35), ("b", 35)]):
+        request = pair.ask(f"r{number}", PROMPT[:length], **PARAMS["greedy"], cache_salt=salt)
+        pair.run()
+        pair.assert_right(replace(request, params=replace(request.params, cache_salt=f"{number}")))
+    assert (pair.d.tally.outcomes["split"], pair.d.tally.blocks["received"]) == (3, 3 * 9)
+    assert pair.d.tally.reasons["short"] == 2, "it has them already"
+    assert pair.p.engine.stats().prefix_hits == 0
+
+
 def until_streaming(pair: Pair, name: str = "r") -> None:
     """Let P stream while D has no seat, so that nothing is taken over."""
     pair.d.engine.scheduler._free_seats, kept = [], pair.d.engine.scheduler._free_seats

@@ -106,6 +106,21 @@ def test_cold_prefixes_come_back_from_the_tier(make_engine: MakeEngine, expected
     assert (stats.saved > 0, stats.loaded > 0, stats.swapped) == (True, True, 0)
 
 
+def test_cold_prefixes_come_back_with_their_own_salt_alone(make_engine: MakeEngine) -> None:
+    engine = make_engine(**SMALL, make_tier=tier_of(1000, late=True))
+    hits, tokens = [], []
+    for salt in ("a", "b", "a", None):
+        before = engine.stats().prefix_hits
+        params = replace(PARAMS, max_tokens=2, cache_salt=salt)
+        tokens.append([answers(engine, [prompt], params) for prompt in PROMPTS])
+        hits.append(engine.stats().prefix_hits - before)
+    full = sum((len(prompt) - 1) // 4 * 4 for prompt in PROMPTS)
+    assert max(hits[0], hits[1], hits[3]) < full / 2, "prompts of a round have beginnings in common"
+    assert hits[2] > full * 0.9
+    assert all(one == tokens[0] for one in tokens)
+    engine.close()
+
+
 def test_a_full_tier_gives_up_the_least_recently_used(
     make_engine: MakeEngine, expected: dict[str, list[list[int]]]
 ) -> None:

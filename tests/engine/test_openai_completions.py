@@ -257,3 +257,21 @@ def test_parameters_reach_the_core_and_unknown_fields_are_accepted(tmp_path: Pat
             assert s.core.requests[1].params.seed is not None
 
     run(scenario)
+
+
+def test_the_cache_salt_reaches_the_core_on_every_route(tmp_path: Path) -> None:
+    bodies: dict[str, dict[str, Any]] = {
+        PATH: {"prompt": ["say:a", "say:b"]},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "say:a"}], "max_tokens": 5},
+        "/v1/responses": {"input": "say:a", "max_output_tokens": 5},
+    }
+
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            for path, body in bodies.items():
+                for salt in ("tenant\n€", None):
+                    s.core.requests.clear()
+                    assert (await s.post(path, **body, cache_salt=salt)).status_code == 200
+                    assert {one.params.cache_salt for one in s.core.requests} == {salt}, path
+
+    run(scenario)

@@ -63,7 +63,8 @@ BAD_COMPLETIONS = [
         "only allowed with stream=true",
         id="options, no stream",
     ),
-    pytest.param({"prompt": "x", "cache_salt": "y"}, "cache_salt", "not supported yet: cache_salt", id="cache salt"),
+    pytest.param({"prompt": "x", "cache_salt": ""}, "cache_salt", "at least 1 character", id="empty cache salt"),
+    pytest.param({"prompt": "x", "cache_salt": 3}, "cache_salt", "valid string", id="cache salt a number"),
     pytest.param(
         {"prompt": "x", "thinking_token_budget": 9}, "thinking_token_budget", "not supported yet", id="budget"
     ),
@@ -101,6 +102,7 @@ BAD_CHATS = [
     pytest.param(
         {**CHAT, "chat_template_kwargs": {"self": 1}}, "chat_template_kwargs", "self cannot be set", id="self"
     ),
+    pytest.param({**CHAT, "cache_salt": ""}, "cache_salt", "at least 1 character", id="empty cache salt"),
     pytest.param({**CHAT, "max_tokens": 0}, "max_tokens", "greater than or equal to 1", id="max_tokens"),
     pytest.param(
         {**CHAT, "top_logprobs": 2}, "top_logprobs", "only allowed with logprobs=true", id="top_logprobs alone"

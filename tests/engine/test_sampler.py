@@ -294,6 +294,8 @@ BAD_PARAMS: list[tuple[dict[str, Any], str]] = [
     ({"bad_sequences": (3,)}, "bad_sequences must be a tuple of token ids, got 3"),
     ({"logit_bias": [1]}, "logit_bias must be a mapping of token ids to numbers, got [1]"),
     ({"grammar": "a"}, "grammar must be an OutputGrammar, got 'a'"),
+    ({"cache_salt": ""}, "cache_salt must be a text that is not empty, got ''"),
+    ({"cache_salt": 3}, "cache_salt must be a text that is not empty, got 3"),
     ({"stop": ("",)}, "stop must be texts of 1 to 1000 characters, got ''"),
     ({"stop": ("x",) * 17}, "stop must be at most 16 texts, got '17 texts'"),
     ({"stop_token_ids": (-1,)}, "stop_token_ids must be an integer from 0 to 2147483647, got -1"),

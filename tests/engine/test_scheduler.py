@@ -68,10 +68,11 @@ class World:
         priority: int = 0,
         place: int = 0,
         prompt_logprobs: int | None = None,
+        cache_salt: str | None = None,
     ) -> Request:
         prompt = tuple(prompt)
         number, now_s = len(self.requests), float(self.steps)
-        params = SamplingParams(n=n, prompt_logprobs=prompt_logprobs)
+        params = SamplingParams(n=n, prompt_logprobs=prompt_logprobs, cache_salt=cache_salt)
         request = Request(
             ("front", str(number)), prompt, params, max_tokens, frozenset(), number, now_s, priority, place
         )
@@ -235,6 +236,16 @@ def test_a_shared_prefix_is_computed_once() -> None:
     assert world.scheduler.queue_s.total == 2  # once for each request
 
 
+def test_a_prefix_is_shared_within_a_salt_alone() -> None:
+    world = World(num_blocks=60, budget=40)
+    cached = []
+    for salt in (None, "a", "b", "a", None, "b"):
+        request = world.add([1, 0, 1, 0, 1], max_tokens=1, cache_salt=salt)
+        world.finish_all()
+        cached.append(request.cached_tokens)
+    assert cached == [0, 0, 0, 4, 4, 4]
+
+
 COMMON = [1, 0, 0, 1, 1, 1, 0, 0]
 
 
@@ -267,6 +278,15 @@ def test_what_saves_little_is_not_waited_for(prompt: list[int]) -> None:
     world.add([*COMMON, 0], max_tokens=3)
     alike = world.add(prompt, max_tokens=2)
     assert computed(world, alike) == [(0, len(prompt))]
+
+
+def test_a_beginning_with_another_salt_is_not_waited_for() -> None:
+    world = World(num_blocks=60, budget=40, overlap=True, worth_tokens=8)
+    world.add([*COMMON, 0], max_tokens=3, cache_salt="a")
+    same, other = (world.add([*COMMON, 1], max_tokens=2, cache_salt=salt) for salt in ("a", "b"))
+    assert computed(world, other) == [(0, 9)]
+    assert computed(world, same) == []
+    assert computed(world, same) == [(8, 1)]
 
 
 def test_the_wait_ends_with_the_one_that_computed_the_beginning() -> None:

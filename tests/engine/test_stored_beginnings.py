@@ -88,6 +88,15 @@ def test_who_reads_every_report_knows_what_is_stored(events: list[tuple[str, int
             listed.readable = kind == "up"
 
 
+def test_a_beginning_is_stored_with_its_salt() -> None:
+    listed = Listed()
+    own = beginnings(listed)
+    own.watch("1", prompt(1), b"a")
+    own.watch("2", prompt(1), b"b")
+    listed.digests = {own.blocks.digests_of(prompt(1), b"a")[-1].digest}
+    assert own.stats().announced == {"1": True}
+
+
 def test_names_are_bounded_and_only_the_newest_changes_are_told() -> None:
     listed = Listed()
     own = beginnings(listed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import tracemalloc
 from collections import Counter
@@ -13,6 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker.engine.core.blocks import BlockManager
+from stoker.engine.transfer.fingerprint import salt_digest
 from stoker.router.backend import Backend, Timeouts
 from stoker.router.cache_aware import ALIKE, MAX_SESSIONS, PIECE_TOKENS, CacheAware
 from stoker.router.connection import Broken
@@ -242,6 +245,25 @@ def test_fields_before_the_prompt_do_not_change_its_keys() -> None:
     assert one.chain == two.chain[: len(one.chain)]
     assert len(one.chain) == len(rest) // PIECE_BYTES
     assert one.tokens == pytest.approx(len(rest) / 4, abs=30)
+
+
+SALTED = [b"", b', "cache_salt": "a"', b', "cache_salt" :"b\\"c"', b', "seed": 1, "cache_salt": null']
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_beginnings_have_keys_in_common_where_engines_have_blocks_in_common(place: str) -> None:
+    """Two requests with each pair of salts: the index finds the first one's beginning where an engine does."""
+    text = b'"prompt": "' + b'long \\"cache_salt\\": \\"x\\" ' * 200 + b'"'
+    salts = [None, "a", 'b"c', None]
+    bodies = [b'{"user": "ann"' + (salt + b", " + text if place == "before" else b", " + text + salt) + b"}"
+              for salt in SALTED]  # fmt: skip
+    for first, second in itertools.product(range(len(SALTED)), repeat=2):
+        blocks, policy, engine = BlockManager(8, 4), CacheAware(), Place("a")
+        blocks.admit("first", range(9), salt=salt_digest(salts[first]))
+        blocks.commit("first", range(9), 9)
+        policy.note(work_of(bodies[first], []), Pair(engine))
+        found = policy.cached_tokens(work_of(bodies[second], []))
+        assert bool(found) == bool(blocks.num_findable(range(9), salt_digest(salts[second])))
 
 
 @pytest.mark.parametrize(

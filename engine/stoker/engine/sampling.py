@@ -82,6 +82,8 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     """As `logprobs` (0 to 20), for each token of the prompt. Such a request does not read the prefix cache."""
     skip_special_tokens: bool = True
+    cache_salt: str | None = None
+    """Blocks of the cache are shared only between requests with the same one, or with none."""
 
     def __post_init__(self) -> None:
         _check_counts(self)
@@ -180,6 +182,8 @@ def _check_kinds(params: SamplingParams) -> None:
         raise _refused("logit_bias", params.logit_bias, "a mapping of token ids to numbers")
     if params.grammar is not None and not isinstance(params.grammar, OutputGrammar):
         raise _refused("grammar", params.grammar, "an OutputGrammar")
+    if params.cache_salt is not None and (not isinstance(params.cache_salt, str) or not params.cache_salt):
+        raise _refused("cache_salt", params.cache_salt, "a text that is not empty")
     for name, of in (("stop", "texts"), ("stop_token_ids", "token ids"), ("bad_token_ids", "token ids")):
         _sequence(name, getattr(params, name), of)
     if params.allowed_token_ids is not None:

@@ -24,9 +24,10 @@ _SLOT = (1 << _SLOT_BITS) - 1
 _KEY = (1 << 64) - 1
 
 
-def chain_of(prompt: bytes | memoryview) -> tuple[int, ...]:
-    """Keys of a prompt's whole pieces; equal for equal beginnings. They hold for one process: the hash is keyed."""
-    keys, before = [], 0
+def chain_of(prompt: bytes | memoryview, salt: bytes = b"") -> tuple[int, ...]:
+    """Keys of a prompt's whole pieces; equal for equal beginnings and salts. They hold for one process: the hash is
+    keyed."""
+    keys, before = [], hash(salt) & _KEY if salt else 0
     for begin in range(0, min(len(prompt) - PIECE_BYTES, (MAX_PIECES - 1) * PIECE_BYTES) + 1, PIECE_BYTES):
         before = hash((before, bytes(prompt[begin : begin + PIECE_BYTES]))) & _KEY
         keys.append(before or 1)

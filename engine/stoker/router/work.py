@@ -16,6 +16,7 @@ SESSION_HEADER = b"x-session-id"
 MAX_SESSION_BYTES = 256
 _PROMPTS = (b'"messages"', b'"prompt"', b'"input"')
 """Keys behind which a prompt begins. Fields before it differ between requests with the same prompt."""
+_SALT = re.compile(rb'"cache_salt"\s*:\s*"((?:[^"\\]|\\.)+)"')
 _USER = re.compile(rb'"user"\s*:\s*"((?:[^"\\]|\\.){1,256})"')
 SEARCHED_BYTES = 4096
 """Where fields are looked for: at the begin of a body, `user` also at its end."""
@@ -41,8 +42,20 @@ NO_WORK = Work()
 def work_of(body: bytes, headers: Iterable[tuple[bytes, bytes]], *, may_split: bool = False) -> Work:
     """Estimate the work of a request."""
     begin = min((at for key in _PROMPTS if (at := body.find(key, 0, SEARCHED_BYTES)) >= 0), default=0)
-    tokens, chain = (len(body) - begin) // BYTES_PER_TOKEN, chain_of(memoryview(body)[begin:])
-    return Work(tokens, chain, session_of(body, headers), may_split)
+    salt = salt_of(body)
+    tokens, chain = (len(body) - begin) // BYTES_PER_TOKEN, chain_of(memoryview(body)[begin:], salt)
+    session = session_of(body, headers)
+    return Work(tokens, chain, session + b"\0" + salt if session and salt else session, may_split)
+
+
+def salt_of(body: bytes) -> bytes:
+    """The request's `cache_salt` as it stands in the body, wherever that is; empty without one.
+
+    Within a text its name would have escaped quotes. A key of this name in a nested object is taken for the request's.
+    """
+    begin = body.find(b'"cache_salt"')
+    found = _SALT.match(body, begin) if begin >= 0 else None
+    return found[1] if found is not None else b""
 
 
 def session_of(body: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:

@@ -54,10 +54,12 @@ class AwaitedBlocks:
     def awaits(self, sequence: Sequence, computing: Seq[Sequence]) -> bool:
         """Whether one of `computing` is just computing the next blocks of this sequence."""
         size = self.blocks.block_size
-        alike = [other for other in computing if other.tokens[:size] == sequence.tokens[:size]]
+        salt = sequence.request.salt
+        same = [other for other in computing if other.request.salt == salt]
+        alike = [other for other in same if other.tokens[:size] == sequence.tokens[:size]]
         if not alike or sequence.request.params.prompt_logprobs is not None:
             return False  # one that scores its prompt reads no cache
-        found = self.blocks.num_findable(sequence.tokens)
+        found = self.blocks.num_findable(sequence.tokens, salt)
         return any(self._saves(sequence, found, other) for other in alike)
 
     def _saves(self, sequence: Sequence, found: int, other: Sequence) -> bool:

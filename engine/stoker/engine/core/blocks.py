@@ -5,6 +5,8 @@ oldest is taken first) or owned (in the tables of one or more owners, reference-
 known by (content of the block before it, its own token ids): the index compares the ids themselves, so two prefixes
 whose hashes collide are still told apart, and so are their continuations.
 
+Contents of requests with a salt begin at that salt, so blocks are found only by requests with the same one.
+
 With a `root`, every content also has a digest of all its tokens, by which the host tier (`host_tier`) knows it, and
 cached blocks that are not saved there are kept in order.
 
@@ -19,7 +21,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple, Protocol
 
-from stoker.engine.transfer.fingerprint import content_digest
+from stoker.engine.transfer.fingerprint import content_digest, salted_root
 
 _ROOT = 0
 """Number of the content before the first block."""
@@ -47,7 +49,7 @@ class ContentLog(Protocol):
     """What follows the contents of blocks that can be found."""
 
     def stored(self, content: BlockContent) -> None:
-        """One more block holds this content."""
+        """One more block holds this content. The parent of a first block is the root, whatever its salt."""
         ...
 
     def removed(self, content: BlockContent) -> None:
@@ -76,7 +78,9 @@ class BlockAudit:
     wrong."""
 
 
-_ContentKey = tuple[int, tuple[int, ...]]
+_Parent = int | bytes
+"""The number of the content before a block; before the first one `_ROOT`, or the request's salt."""
+_ContentKey = tuple[_Parent, tuple[int, ...]]
 
 
 @dataclass
@@ -86,6 +90,8 @@ class _Table:
     """Content numbers of its leading full, computed blocks."""
     digests: list[bytes] = field(default_factory=list)
     """Their digests, where there is a root."""
+    salt: bytes = b""
+    """The owner's; empty without one."""
 
 
 class BlockManager:
@@ -138,15 +144,21 @@ class BlockManager:
         return self._tables[owner].blocks
 
     def admit(
-        self, owner: Hashable, tokens: Sequence[int], *, read_cache: bool = True, keep_free: int = 0
+        self,
+        owner: Hashable,
+        tokens: Sequence[int],
+        *,
+        read_cache: bool = True,
+        keep_free: int = 0,
+        salt: bytes = b"",
     ) -> int | None:
-        """Give a new owner blocks for all of `tokens`, the longest known prefix from the cache.
+        """Give a new owner blocks for all of `tokens`, the longest known prefix with this salt from the cache.
 
         Returns how many leading tokens are already computed: whole blocks, and never the last token, whose logits are
         needed. None, with nothing changed, if it would leave fewer than `keep_free` blocks available.
         """
         assert owner not in self._tables, "an owner is admitted once"
-        found = self._find(tokens) if self.prefix_cache and read_cache else []
+        found = self._find(tokens, salt) if self.prefix_cache and read_cache else []
         num_new = self.blocks_for(len(tokens)) - len(found)
         num_idle = sum(self._references[content.block] == 0 for content in found)
         if self.num_available - num_idle - num_new < keep_free:
@@ -155,7 +167,7 @@ class BlockManager:
             self._share(content.block)
         blocks = [content.block for content in found] + [self._take() for _ in range(num_new)]
         digests = [self._content_of[content.block].digest for content in found] if self.root is not None else []
-        self._tables[owner] = _Table(blocks, [content.number for content in found], digests)
+        self._tables[owner] = _Table(blocks, [content.number for content in found], digests, salt)
         return len(found) * self.block_size
 
     def grow(self, owner: Hashable, num_tokens: int) -> bool:
@@ -167,12 +179,12 @@ class BlockManager:
         blocks.extend(self._take() for _ in range(missing))
         return True
 
-    def follow(self, owner: Hashable, tokens: Sequence[int], most: int) -> int:
+    def follow(self, owner: Hashable, tokens: Sequence[int], most: int, salt: bytes = b"") -> int:
         """Extend a table of full, computed blocks by those of `tokens` that can be found behind it, up to `most`.
 
-        A new owner begins with an empty table. Returns the number of its blocks.
+        A new owner begins with an empty table and this salt. Returns the number of its blocks.
         """
-        table = self._tables.setdefault(owner, _Table())
+        table = self._tables.setdefault(owner, _Table(salt=salt))
         while len(table.blocks) < most and len(table.contents) == len(table.blocks):
             start = len(table.blocks) * self.block_size
             content = self._index.get((self._last(table), tuple(tokens[start : start + self.block_size])))
@@ -214,7 +226,7 @@ class BlockManager:
         table = self._tables[owner]
         for block in table.blocks:
             self._references[block] += 1
-        self._tables[child] = _Table(list(table.blocks), list(table.contents), list(table.digests))
+        self._tables[child] = _Table(list(table.blocks), list(table.contents), list(table.digests), table.salt)
 
     def completes_block(self, start: int, end: int) -> bool:
         """Whether computing the tokens [start, end) can make a block findable."""
@@ -276,15 +288,15 @@ class BlockManager:
         """Yield what each block holds that can be found, where there is a root."""
         yield from self._content_of.values()
 
-    def num_findable(self, tokens: Sequence[int]) -> int:
+    def num_findable(self, tokens: Sequence[int], salt: bytes = b"") -> int:
         """Leading blocks of `tokens` that `admit` would find now."""
-        return len(self._find(tokens))
+        return len(self._find(tokens, salt))
 
-    def digests_of(self, tokens: Sequence[int]) -> list[BlockContent]:
+    def digests_of(self, tokens: Sequence[int], salt: bytes = b"") -> list[BlockContent]:
         """The contents of all full blocks of `tokens` but the one with the last token, cached or not."""
         assert self.root is not None, "digests are kept"
         contents: list[BlockContent] = []
-        parent = self.root
+        parent = salted_root(self.root, salt)
         for start in range(0, len(tokens) - self.block_size, self.block_size):
             own_tokens = tuple(tokens[start : start + self.block_size])
             contents.append(BlockContent(content_digest(parent, own_tokens), parent, own_tokens))
@@ -351,9 +363,9 @@ class BlockManager:
         if not self._unsaved.keys() <= self._cached.keys():
             yield "an unsaved block is not cached"
 
-    def _find(self, tokens: Sequence[int]) -> list[_Content]:
+    def _find(self, tokens: Sequence[int], salt: bytes) -> list[_Content]:
         found: list[_Content] = []
-        parent = _ROOT
+        parent: _Parent = salt or _ROOT
         for start in range(0, len(tokens) - self.block_size, self.block_size):
             content = self._index.get((parent, tuple(tokens[start : start + self.block_size])))
             if content is None:
@@ -363,8 +375,8 @@ class BlockManager:
         return found
 
     @staticmethod
-    def _last(table: _Table) -> int:
-        return table.contents[-1] if table.contents else _ROOT
+    def _last(table: _Table) -> _Parent:
+        return table.contents[-1] if table.contents else table.salt or _ROOT
 
     def _register(self, block: int, key: _ContentKey) -> int:
         known = self._index.get(key)
@@ -381,12 +393,12 @@ class BlockManager:
         return content.number
 
     def _note_digest(self, table: _Table, index: int, tokens: tuple[int, ...], root: bytes) -> None:
-        parent = table.digests[-1] if table.digests else root
+        parent = table.digests[-1] if table.digests else salted_root(root, table.salt)
         table.digests.append(content_digest(parent, tokens))
         block = table.blocks[index]
         if block in self._key_of:
             if self.log is not None and block not in self._content_of:
-                self.log.stored(BlockContent(table.digests[-1], parent, tokens))
+                self.log.stored(BlockContent(table.digests[-1], parent if index else root, tokens))
             self._content_of[block] = BlockContent(table.digests[-1], parent, tokens)
 
     def _share(self, block: int) -> None:

@@ -14,6 +14,7 @@ from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.handover.desk import Desk
 from stoker.engine.core.messages import AddRequest, CoreMessage, Refused, RequestProgress
 from stoker.engine.errors import RequestRefused
+from stoker.engine.transfer.fingerprint import salt_digest
 
 
 class FrontRequests:
@@ -97,7 +98,8 @@ class FrontRequests:
         if self._compile_first(front, request):
             return
         if request.beginning and self.engine.beginnings is not None:
-            self.engine.beginnings.watch(request.beginning, request.prompt_tokens)
+            salt = salt_digest(request.params.cache_salt)
+            self.engine.beginnings.watch(request.beginning, request.prompt_tokens, salt)
         if request.prefill and self.desk is not None and self.desk.take(front, request):
             return
         self.engine.add_request(

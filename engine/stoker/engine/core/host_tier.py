@@ -275,7 +275,7 @@ class HostTier:
         if not entries or not self.costs.loads(len(entries) * size, len(entries) * self.block_bytes):
             return False
         load = _Load(sequence, sequence.tokens[: (first + len(entries)) * size], first, entries, None, self.clock())
-        cached = self.blocks.admit(load, load.tokens, keep_free=keep_free)
+        cached = self.blocks.admit(load, load.tokens, keep_free=keep_free, salt=sequence.request.salt)
         if cached is None:
             return False
         assert cached == first * size, "the prefix was looked up"
@@ -292,13 +292,13 @@ class HostTier:
         if self.cold is None or sequence.request.params.prompt_logprobs is not None:
             return False
         if not self.cold.knows(sequence):
-            self.cold.fetch(sequence, self._contents(sequence)[self.blocks.num_findable(sequence.tokens) :])
+            self.cold.fetch(sequence, self._contents(sequence)[self._num_findable(sequence) :])
         return self.cold.fetching(sequence)
 
     def _stored_run(self, sequence: Sequence) -> tuple[int, list[HostEntry]]:
         """Index of the first block that the cache lacks, and the entries from there on without a gap."""
         contents = self._contents(sequence)
-        first = self.blocks.num_findable(sequence.tokens)
+        first = self._num_findable(sequence)
         entries: list[HostEntry] = []
         for content in contents[first:]:
             entry = self.index.find(content)
@@ -310,16 +310,20 @@ class HostTier:
     def _waits_for_save(self, sequence: Sequence) -> bool:
         """Whether the next block is just being saved: after a preemption the sequence comes back at once."""
         contents = self._contents(sequence)
-        first = self.blocks.num_findable(sequence.tokens)
+        first = self._num_findable(sequence)
         if first >= len(contents):
             return False
         entry = self.index.find(contents[first])
         return entry is not None and entry.sum is None and not entry.fetching
 
+    def _num_findable(self, sequence: Sequence) -> int:
+        """Leading blocks that are in the cache."""
+        return self.blocks.num_findable(sequence.tokens, sequence.request.salt)
+
     def _contents(self, sequence: Sequence) -> list[BlockContent]:
         known = self._known.get(sequence)
         if known is None or known.num_tokens != len(sequence.tokens):
-            known = _Known(len(sequence.tokens), self.blocks.digests_of(sequence.tokens))
+            known = _Known(len(sequence.tokens), self.blocks.digests_of(sequence.tokens, sequence.request.salt))
             self._known[sequence] = known
         return known.contents
 

@@ -12,6 +12,7 @@ from stoker.engine.core.messages import FinishReason, RequestFacts, RequestProgr
 from stoker.engine.core.token_constraint import TokenConstraint
 from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.sampling import SamplingParams
+from stoker.engine.transfer.fingerprint import salt_digest
 
 
 class State(Enum):
@@ -87,8 +88,11 @@ class Request:
     scheduled_s: float | None = None
     standing: tuple[int, int] = field(init=False)
     """Order of service before the arrival: place and priority, or `AGED`."""
+    salt: bytes = field(init=False)
+    """Of the keys of its blocks."""
 
     def __post_init__(self) -> None:
+        self.salt = salt_digest(self.params.cache_salt)
         self.standing = (self.place, self.priority)
         if not self.resumed:
             self.sequences.append(Sequence(self, 0))

@@ -399,7 +399,9 @@ class Scheduler:
         """Give it blocks for all of its tokens, and return how many are computed; None where there are too few."""
         reads = sequence.request.params.prompt_logprobs is None
         while True:
-            cached = self.blocks.admit(sequence, sequence.tokens, read_cache=reads, keep_free=self._growth())
+            cached = self.blocks.admit(
+                sequence, sequence.tokens, read_cache=reads, keep_free=self._growth(), salt=sequence.request.salt
+            )
             if cached is not None or self.running or self.tier is None or not self.tier.give_up_held():
                 return cached
 

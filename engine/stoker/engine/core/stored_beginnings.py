@@ -42,12 +42,12 @@ class StoredBeginnings:
         self._announced: OrderedDict[str, bool] = OrderedDict()
         """What was announced of each watched name, the newest last."""
 
-    def watch(self, name: str, prompt: Sequence[int]) -> None:
+    def watch(self, name: str, prompt: Sequence[int], salt: bytes = b"") -> None:
         """Follow the beginning of a prompt. An empty name, and a prompt without a full block, have no effect."""
         if name in self._watched:
             self._watched.move_to_end(name)
             return
-        contents = self.blocks.digests_of(prompt) if name else []
+        contents = self.blocks.digests_of(prompt, salt) if name else []
         if not contents:
             return
         self._watched[name] = contents[-1]

@@ -61,8 +61,9 @@ class BeamRun:
     async def _scores(self, request_id: str, beam: Beam) -> tuple[TokenLogprobs, RequestFacts | None]:
         """The most probable tokens behind a beam."""
         params = SamplingParams(
-            max_tokens=1, temperature=0.0, ignore_eos=True, seed=0, logprobs=2 * self.settings.width
-        )
+            max_tokens=1, temperature=0.0, ignore_eos=True, seed=0, logprobs=2 * self.settings.width,
+            cache_salt=self.request.params.cache_salt,
+        )  # fmt: skip
         prompt = (*self.request.prompt_tokens, *beam.tokens)
         with self.core.request(
             replace(self.request, request_id=request_id, prompt_tokens=prompt, params=params)

@@ -56,9 +56,20 @@ def digest_of(facts: object) -> str:
 def content_digest(parent: bytes, tokens: tuple[int, ...]) -> bytes:
     """Digest of all tokens up to the end of a block, from that of the block before it.
 
-    The first block's parent is the digest of the fingerprint and the tenant's salt (`root_digest`).
+    The first block's parent is the digest of the fingerprint and the tenant's salt (`root_digest`), and of the
+    request's salt (`salted_root`).
     """
     return blake3(parent + struct.pack(f"<{len(tokens)}I", *tokens)).digest()
+
+
+def salt_digest(salt: str | None) -> bytes:
+    """What stands for a request's salt in the keys of its blocks; empty without one."""
+    return blake3(b"stoker salt" + salt.encode("utf-8", "surrogatepass")).digest() if salt is not None else b""
+
+
+def salted_root(root: bytes, salt: bytes) -> bytes:
+    """The parent of the first block of a request with a salt (`salt_digest`); without one it is the engine's."""
+    return blake3(b"stoker salted root" + root + salt).digest() if salt else root
 
 
 def root_digest(fingerprint: bytes, salt: str = "") -> bytes:

@@ -122,7 +122,7 @@ class DecodeDesk:
     def _begin(self, front: str, request: AddRequest, now_s: float) -> Split:
         size = self.blocks.block_size
         split = Split(uuid.uuid4().hex, front, request, request.prefill, size, now_s, 0)
-        split.first_block = self.blocks.follow(split, request.prompt_tokens, split.num_blocks)
+        split.first_block = self.blocks.follow(split, request.prompt_tokens, split.num_blocks, split.salt)
         split.cached_tokens = split.first_block * size
         self.open[split.id] = self._by_key[split.key] = split
         self.tally.changes += 1
@@ -137,7 +137,7 @@ class DecodeDesk:
         split.stage, split.moved_s = Stage.RESERVED, now_s
         split.owner = Owner(hello.port.peer, split.id)
         request, table = split.request, self.blocks
-        seeds = BlockSeeds(hello.port.fingerprint, request.prompt_tokens, split.block_size)
+        seeds = BlockSeeds(hello.port.fingerprint, request.prompt_tokens, split.block_size, split.salt)
         target = lambda index: table.table(split)[index]  # noqa: E731
         copier = self.office.store.copier(plan)
         self.intakes.open(split.id, Intake(self.zone.zone, split.owner, copier, target=target, seed=seeds))

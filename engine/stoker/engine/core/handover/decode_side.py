@@ -16,6 +16,7 @@ from enum import Enum
 
 from stoker.engine.core.handover.messages import Part
 from stoker.engine.core.messages import AddRequest, RequestFacts
+from stoker.engine.transfer.fingerprint import salt_digest
 from stoker.engine.transfer.landing_zone import Owner
 
 
@@ -85,6 +86,11 @@ class Split:
     @property
     def key(self) -> tuple[str, str]:
         return self.front, self.request.request_id
+
+    @property
+    def salt(self) -> bytes:
+        """Of the keys of its blocks."""
+        return salt_digest(self.request.params.cache_salt)
 
     @property
     def num_blocks(self) -> int:

@@ -156,7 +156,7 @@ class PrefillDesk:
         one = Help(caller.name, prefill, size, self.blocks.block_size)
         caller.helps[prefill.id] = one
         self.tally.changes += 1
-        self._seeds[one] = BlockSeeds(self.office.hello.port.fingerprint, prefill.prompt, size)
+        self._seeds[one] = BlockSeeds(self.office.hello.port.fingerprint, prefill.prompt, size, one.salt)
         request = AddRequest(
             prefill.id, prefill.prompt, prefill.params, self.office.clock(), prefill.priority, place=prefill.place
         )
@@ -205,7 +205,7 @@ class PrefillDesk:
         """Send what is computed and has slots."""
         if not caller.link.done() or caller.link.exception() is not None:
             return
-        computed = one.blocks_in(self.blocks.follow(one, one.prefill.prompt, one.num_own))
+        computed = one.blocks_in(self.blocks.follow(one, one.prefill.prompt, one.num_own, one.salt))
         taken = [(index, grant) for index, grant in one.take_slots(computed) if index < computed]
         if not taken:
             return

@@ -15,6 +15,7 @@ from enum import Enum
 from stoker.engine.core.handover.messages import Part, Prefill, ReadyBlock
 from stoker.engine.core.messages import Delta
 from stoker.engine.transfer.checksum import seeded
+from stoker.engine.transfer.fingerprint import salt_digest
 from stoker.engine.transfer.intake import Sums
 from stoker.engine.transfer.landing_zone import Grant
 from stoker.engine.transfer.ticket import Ticket
@@ -84,6 +85,11 @@ class Help:
     @property
     def id(self) -> str:
         return self.prefill.id
+
+    @property
+    def salt(self) -> bytes:
+        """Of the keys of its blocks."""
+        return salt_digest(self.prefill.params.cache_salt)
 
     @property
     def num_own(self) -> int:

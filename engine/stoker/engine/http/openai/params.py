@@ -164,6 +164,7 @@ def _params(
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             skip_special_tokens=body.skip_special_tokens,
+            cache_salt=body.cache_salt,
         )
     except RequestRefused as refused:
         raise from_refusal(refused) from refused

@@ -92,6 +92,8 @@ class GenerationBody(FormattedBody):
     """Return the `n` most probable outputs that a search with `best_of` or `n` beams finds, without sampling."""
     length_penalty: float = 1.0
     """Of a beam search: outputs compare by log-probability / length ** this."""
+    cache_salt: Annotated[str, Field(min_length=1)] | None = None
+    """Blocks of the prefix cache are shared only between requests with the same salt, or with none."""
     return_token_ids: bool = False
     """The token ids of prompt and output are in the answer, in vLLM's form."""
     return_tokens_as_token_ids: bool = False
@@ -100,7 +102,6 @@ class GenerationBody(FormattedBody):
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "logits_processors": (None, []),
         "guided_whitespace_pattern": (None,),
-        "cache_salt": (None, ""),
         "thinking_token_budget": (None,),
     }
     """Fields that are not built, with the values that have no effect."""

@@ -23,6 +23,9 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("TrainingJob", {"memory": {"precision": "fp8"}, "model": {**_SIZES, "numExperts": 8, "numLayers": 2, "mlpOnlyLayers": [0], "intermediateSize": 100}}, [
         "spec.memory.precision fp8 needs intermediateSize 100 to be a multiple of 16; allowed: bf16, fp16, fp32",
     ]),
+    ("TrainingJob", {"memory": {"precision": "fp8"}, "model": {**_SIZES, "numExperts": 8, "decoderSparseStep": 2, "intermediateSize": 100}}, [
+        "spec.memory.precision fp8 needs intermediateSize 100 to be a multiple of 16; allowed: bf16, fp16, fp32",
+    ]),
     ("TrainingJob", {"memory": {"precision": "fp8"}, "workers": {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"}}}, ["spec.memory.precision fp8: an A100 does not compute in it; allowed: bf16, fp16, fp32"]),
     ("TrainingJob", {"parallelism": {"pipelineSchedule": "GPipe", "contextMethod": "Ring"}}, ["spec.parallelism.pipelineSchedule GPipe needs pipeline above 1", "spec.parallelism.contextMethod Ring needs context above 1"]),
     ("TrainingJob", {"training": {"deterministic": "AnyDataParallel"}, "parallelism": {"tensor": 2, "context": 4}}, []),

@@ -50,7 +50,7 @@ def _candidates(job: Job, gpus: int, gpu: Gpu, built_only: bool) -> Iterator[Job
 
 
 def _is_refused(candidate: Job) -> bool:
-    return not trainer_runs(candidate) or bool(refusals("trainer", _fields(candidate, candidate.layout)))
+    return not trainer_runs(candidate) or bool(refusals("trainer", _fields(candidate)))
 
 
 def _grids(job: Job, gpus: int, per_node: int) -> Iterator[Layout]:
@@ -86,8 +86,9 @@ def _divisors(number: int) -> list[int]:
     return [value for value in range(1, number + 1) if number % value == 0]
 
 
-def _fields(job: Job, layout: Layout) -> Mapping[str, Any]:
+def _fields(job: Job) -> Mapping[str, Any]:
     """The layout, and what it depends on of the model, as the trainer's configuration writes it."""
+    layout = job.layout
     return {
         "model": {"num_experts": job.model.num_experts or None},
         "parallelism": {
@@ -104,6 +105,6 @@ def _fields(job: Job, layout: Layout) -> Mapping[str, Any]:
         "memory": {
             "zero_stage": layout.zero_stage,
             "activation_checkpointing": layout.recompute,
-            "activation_budget_gib": job.activation_budget_bytes if layout.recompute == "selective" else None,
+            "activation_budget_gib": job.activation_budget_bytes,
         },
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 from stoker.pod.plan.activations import Recomputed, choose_kept, layer_tensors
 from stoker.pod.plan.context import context_buffers
@@ -68,11 +69,14 @@ def fullest(job: Job) -> Memory:
     return max(memory_by_rank(job), key=lambda memory: memory.total)
 
 
+@lru_cache(maxsize=64)
 def recomputed(job: Job) -> Recomputed:
     """Return what a layer keeps; the mean over all layers with a budget, and in a model with two kinds of them."""
     if job.activation_budget_bytes is not None:
         return mean_recomputed(job)
-    found = [choose_kept(kind) for kind in layer_jobs(job)]
+    layers = layer_jobs(job)
+    known = {id(kind): choose_kept(kind) for kind in {id(kind): kind for kind in layers}.values()}  # a hash costs more
+    found = [known[id(kind)] for kind in layers]
     names = dict.fromkeys(name for one in found for name in one.again)
     kept, work = sum(one.kept_bytes for one in found), sum(one.work for one in found)
     return Recomputed(kept / len(found), tuple(names), work / len(found))

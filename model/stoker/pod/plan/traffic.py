@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from stoker.pod.plan.context import context_sent
@@ -82,11 +84,18 @@ def _tensor(job: Job, rank: PipelineRank) -> Flow:
     """Two sums over the ranks in forward and two in backward of each layer, each twice a pass of its rows; and what
     backward sends again.
     """
-    choices = list(zip(layer_jobs(job), layer_choices(job), strict=True))
-    again = sum(sent_again(kind, choice) for kind, choice in choices) / len(choices)
     once = 8 * job.model.hidden_size * job.value_bytes * _others(job.layout.tensor)
-    sent = job.micro_batches * job.tokens * rank.layers * (once + again)
+    sent = job.micro_batches * job.tokens * rank.layers * (once + _mean_sent_again(job))
     return Flow(purpose="tensor parallel", link=link_of(job, "tensor"), bytes=sent, hidden=False)
+
+
+@lru_cache(maxsize=64)
+def _mean_sent_again(job: Job) -> float:
+    """Return the bytes of one token that a layer sends again, of all ranks of a pipeline alike."""
+    if job.layout.tensor == 1:
+        return 0.0
+    times = Counter(zip(layer_jobs(job), layer_choices(job), strict=True))
+    return sum(count * sent_again(kind, choice) for (kind, choice), count in times.items()) / times.total()
 
 
 def _context(job: Job, rank: PipelineRank) -> Flow:

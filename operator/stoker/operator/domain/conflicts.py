@@ -126,7 +126,7 @@ def _of_eight_bits(spec: Section) -> list[str]:
         "numHeads x headDim": (heads * head_size, tensor),
         "numKvHeads x headDim": (model.get("numKvHeads", heads) * head_size, tensor),
     }
-    if not model.get("numExperts") or model.get("mlpOnlyLayers"):
+    if not model.get("numExperts") or model.get("mlpOnlyLayers") or model.get("decoderSparseStep", 1) > 1:
         sizes["intermediateSize"] = (model["intermediateSize"], tensor)
     return [
         f"spec.memory.precision fp8 needs {name} {size}{f' / tensor {cut}' if cut > 1 else ''} to be a multiple of "

@@ -82,7 +82,7 @@ def test_a_model_of_a_bucket_and_one_of_a_registry_are_served_by_the_digests_tha
         texts = set()
         for name in sources:
             cluster.wait_for_phase("InferenceDeployment", name, "Serving")
-            cluster.wait_until(lambda name=name: digest_of(cluster, name) == digests[name], "the digest")
+            wait_for_digest(cluster, name, digests[name])
             body = {"model": name, "prompt": "Then the fire met", "max_tokens": 8, "temperature": 0}
             answer = httpx.post(f"{cluster.url(name)}/v1/completions", json=body, timeout=30).json()
             texts.add(answer["choices"][0]["text"])
@@ -94,5 +94,7 @@ def test_a_model_of_a_bucket_and_one_of_a_registry_are_served_by_the_digests_tha
         assert PASSWORD not in logs
 
 
-def digest_of(cluster: StoryCluster, name: str) -> str | None:
-    return cluster.status("InferenceDeployment", name).get("modelDigest")
+def wait_for_digest(cluster: StoryCluster, name: str, digest: str) -> None:
+    cluster.wait_until(
+        lambda: cluster.status("InferenceDeployment", name).get("modelDigest") == digest, f"digest {digest}"
+    )

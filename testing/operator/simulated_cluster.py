@@ -29,6 +29,7 @@ from stoker.operator.loop.observe import observe
 from stoker.operator.loop.store import Store, key_of
 from stoker.pod.causes import EXIT_CODES, Cause
 from stoker.pod.termination_message import SaveReport, TerminationMessage
+from testing.operator.followed_store import FollowedStore
 
 Reconciler = Callable[[Observed, Settings, datetime], Plan]
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -60,6 +61,7 @@ class SimulatedCluster:
         self.version = 0
         self.uids = 0
         self.writes = 0
+        self._followed = FollowedStore()
 
     # Objects
 
@@ -109,17 +111,7 @@ class SimulatedCluster:
     # The operator
 
     def plan(self, key: Key) -> Plan:
-        store = Store()
-        for found in self.objects.values():
-            store.put(copy.deepcopy(found))
-        for uid, body in self.reports.items():
-            store.put_report(uid, copy.deepcopy(body))
-        for pod in self.gone:
-            store.put(copy.deepcopy(pod))
-            store.remove(key_of(pod), pod["metadata"]["uid"], last=copy.deepcopy(pod))
-        for namespace in self.ending:
-            store.set_terminating(namespace, 0.0)
-        seen = observe(store, key, 1.0, losses=self.losses)
+        seen = observe(self._store(), key, 1.0, losses=self.losses)
         if seen is None:
             return Plan()
         if self.settings.places_gangs:
@@ -130,6 +122,12 @@ class SimulatedCluster:
         plan = self.reconcilers[key.kind](seen, self.settings, self.now)
         assert json.dumps(seen.resource, sort_keys=True) == before, "a reconcile must not change what it sees"
         return plan
+
+    def _store(self) -> Store:
+        if not self._followed.can_follow(self.objects, self.reports):
+            self._followed = FollowedStore()
+        self._followed.follow(self.objects, self.reports, self.gone, self.ending)
+        return self._followed.store
 
     def _with_room(self, key: Key, seen: Observed) -> Observed:
         """What the loop adds for a gang that waits, decided from scratch."""

@@ -23,6 +23,10 @@ class FollowedStore:
     _reports: dict[str, Report] = field(default_factory=dict)
     _gone: int = 0
 
+    def __deepcopy__(self, _: object) -> FollowedStore:
+        """Begin anew: a store knows its parts by their addresses."""
+        return FollowedStore()
+
     def can_follow(self, objects: Mapping[Key, Object], reports: Mapping[str, Report]) -> bool:
         """Whether nothing vanished or changed under its old version."""
         if not (self._objects.keys() <= objects.keys() and self._reports.keys() <= reports.keys()):

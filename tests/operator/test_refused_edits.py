@@ -10,6 +10,7 @@ import copy
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pytest
@@ -43,9 +44,25 @@ class Life:
     """A whole pass over the resource, so that its condition is written."""
 
 
-def training() -> tuple[SimulatedCluster, Callable[[str, int], None]]:
+@cache
+def placed() -> Run:
     run = Run(run={"backoffLimit": 1000}, checkpoint={"storage": {"claimName": "claim"}, "maxToKeep": 3})
     run.cluster.settle()  # a job that was refused from its first pass on is another story: it stalls
+    return run
+
+
+@cache
+def ready() -> Serving:
+    made = Serving(replicas=2)
+    made.checkpoint(5)
+    for _ in range(6):  # the first engines are ready
+        made.cluster.settle_once()
+        made.live()
+    return made
+
+
+def training() -> tuple[SimulatedCluster, Callable[[str, int], None]]:
+    run = copy.deepcopy(placed())
 
     def happen(event: str, number: int) -> None:
         disturb(run, event, 6 if event in {"job", "checkpoints"} else number)
@@ -54,11 +71,7 @@ def training() -> tuple[SimulatedCluster, Callable[[str, int], None]]:
 
 
 def serving() -> tuple[SimulatedCluster, Callable[[str, int], None]]:
-    made = Serving(replicas=2)
-    made.checkpoint(5)
-    for _ in range(6):  # the first engines are ready
-        made.cluster.settle_once()
-        made.live()
+    made = copy.deepcopy(ready())
 
     def happen(event: str, number: int) -> None:
         serving_world.disturb(made, event, 6 if event in {"deployment", "pool"} else number)

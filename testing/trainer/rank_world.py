@@ -35,7 +35,7 @@ from testing.trainer.tiny_run import tiny_config
 START_S = 180.0
 """Limit for the start of the processes and `setup`: imports, rendezvous, and the communicators of NCCL."""
 GRACE_S = 5.0
-"""Time for the other ranks to report their errors after one has failed."""
+"""Time for the other ranks to report their errors after one has raised its own."""
 LEAVE_S = 120.0
 PRELOADED = ("testing.trainer.layouts", "torch._dynamo")
 """What a server imports once, before it forks the ranks of all worlds without GPUs. torch would import its compiler at
@@ -116,10 +116,14 @@ class RankWorld:
                 index = waiting[line]  # type: ignore[index]
                 answers[index] = self._receive(index)
                 if not answers[index][0]:
-                    deadline = min(deadline, time.monotonic() + GRACE_S)
+                    deadline = min(deadline, time.monotonic() + self._grace_s(index))
         if len(answers) < self.size or not all(good for good, _ in answers.values()):
             self._fail(answers, timeout_s, what)
         return [answers[index][1] for index in range(self.size)]
+
+    def _grace_s(self, index: int) -> float:
+        """Time for errors of the others beside one rank's. A rank that has died says enough, and is waited for."""
+        return GRACE_S if self._ranks[index].process.exitcode is None else 0.0
 
     def _receive(self, index: int) -> tuple[bool, Any]:
         try:

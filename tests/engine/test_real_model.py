@@ -56,15 +56,13 @@ def test_greedy_answers_equal_transformers(llm: LLM, twin: Any) -> None:
     params = SamplingParams(temperature=0, max_tokens=OUTPUT, logprobs=0)
     answers = llm.generate(prompts, params, progress=False)
     for prompt, answer in zip(prompts, answers, strict=True):
-        inputs = torch.tensor([prompt])
-        whole = twin.generate(inputs, attention_mask=torch.ones_like(inputs), do_sample=False, max_new_tokens=OUTPUT)
-        theirs = [token for token in whole[0, len(prompt) :].tolist() if token not in llm.engine.limits.eos_token_ids]
         completion = answer.completions[0]
-        logits = twin(torch.tensor([prompt + completion.tokens])).logits[0, len(prompt) - 1 : -1]
-        if completion.tokens != theirs:
-            place = next(i for i, (a, b) in enumerate(zip(completion.tokens, theirs, strict=False)) if a != b)
-            best = logits[place].topk(2).values
-            assert best[0] - best[1] < 1e-4, f"{completion.text!r} is not {llm.tokenizer.decode(theirs)!r}"
+        ended = [twin.config.eos_token_id] if completion.finish_reason == "stop" else []
+        chosen = [*completion.tokens, *ended]
+        assert len(chosen) == OUTPUT or ended
+        logits = twin(torch.tensor([prompt + chosen])).logits[0, len(prompt) - 1 : -1]
+        gaps = logits.max(-1).values - logits.gather(1, torch.tensor(chosen)[:, None]).squeeze(1)
+        assert gaps.max() < 1e-4, f"token {int(gaps.argmax())} of {completion.text!r} is not the best"
         truth = torch.log_softmax(logits, -1).gather(1, torch.tensor(completion.tokens)[:, None]).squeeze(1)
         assert completion.logprobs is not None
         assert [entry.logprob for entry in completion.logprobs] == pytest.approx(truth.tolist(), abs=5e-4)

@@ -7,7 +7,7 @@ event loop. Does not choose between backends.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -54,8 +54,7 @@ class Backend:
         self.times = times
         self.clock = clock
         self.pending = 0
-        self.unstarted_tokens = 0
-        """Prompt tokens of this router's requests without a first byte, about."""
+        self._unstarted: dict[object, int] = {}
         self.report: Load | None = None
         self._reported_s = 0.0
         self.healthy = False
@@ -153,14 +152,20 @@ class Backend:
         finally:
             connection.close()
 
+    @property
+    def unstarted(self) -> Sequence[int]:
+        """Prompt tokens of this router's requests without a first byte, about, in the order of dispatch."""
+        return tuple(self._unstarted.values())
+
     @contextmanager
-    def unstarted(self, tokens: int) -> Iterator[None]:
+    def computing(self, tokens: int) -> Iterator[None]:
         """Count the prompt of a request until its first byte."""
-        self.unstarted_tokens += tokens
+        request = object()
+        self._unstarted[request] = tokens
         try:
             yield
         finally:
-            self.unstarted_tokens -= tokens
+            del self._unstarted[request]
 
     @contextmanager
     def request(self) -> Iterator[None]:

@@ -45,13 +45,15 @@ def main() -> None:
     parser.add_argument("--loads", type=float, nargs="*", default=list(LOADS), help="shares of the pool's capacity")
     parser.add_argument("--strategies", nargs="*", default=list(STRATEGIES))
     arguments = parser.parse_args()
-    found = sliced(
-        read_trace(arguments.folder / "mooncake_conversation.jsonl"), arguments.begin, arguments.requests
-    )
+    found = sliced(read_trace(arguments.folder / "mooncake_conversation.jsonl"), arguments.begin, arguments.requests)
     settings = FleetSettings(EngineSettings(CURVE, kv_tokens=400_000), replicas=arguments.replicas)
     rate = capacity(settings, found)
     print(f"100 % is {rate:.2f} requests/s", flush=True)
-    rows = [row(settings, name, at_rate(found, rate * load), load) for load in arguments.loads for name in arguments.strategies]
+    rows = [
+        row(settings, name, at_rate(found, rate * load), load)
+        for load in arguments.loads
+        for name in arguments.strategies
+    ]
     print(json.dumps({"requests": len(found), "replicas": settings.replicas, "capacity": rate, "rows": rows}))
 
 

@@ -59,8 +59,12 @@ PLACES = st.lists(
         st.none()
         | st.builds(
             lambda requests, prompts, rate, gap: report(
-                requests=requests, waiting=len(prompts), waiting_tokens=sum(prompts), prompts=prompts,
-                prefill_tokens_per_s=rate, gap_s=gap,
+                requests=requests,
+                waiting=len(prompts),
+                waiting_tokens=sum(prompts),
+                prompts=prompts,
+                prefill_tokens_per_s=rate,
+                gap_s=gap,
             ),
             st.integers(0, 40),
             PROMPTS,

@@ -118,8 +118,16 @@ def pools(prefill: dict[str, Any] | None = None, decode: dict[str, Any] | None =
         pytest.param({}, {}, 8000, None, id="idle engines do not split"),
         pytest.param({}, {"requests": 20}, 8000, "p", id="a long prompt leaves the streams alone"),
         pytest.param({}, {"requests": 20}, 50, None, id="a short prompt is not worth the hand-over"),
-        pytest.param({"waiting": 1, "waiting_tokens": 60_000, "prompts": (60_000,)}, {"requests": 20}, 8000, None, id="a queue there, none here"),
-        pytest.param({}, {"requests": 1, "waiting": 1, "waiting_tokens": 8000}, 8000, "p", id="a queue here, none there"),
+        pytest.param(
+            {"waiting": 1, "waiting_tokens": 60_000, "prompts": (60_000,)},
+            {"requests": 20},
+            8000,
+            None,
+            id="a queue there, none here",
+        ),
+        pytest.param(
+            {}, {"requests": 1, "waiting": 1, "waiting_tokens": 8000}, 8000, "p", id="a queue here, none there"
+        ),
         pytest.param({"peer": None}, {"requests": 20}, 8000, None, id="exchanges no blocks"),
         pytest.param({"peer": peer(fingerprint="x")}, {"requests": 20}, 8000, None, id="another fingerprint"),
         pytest.param({"peer": peer(transports=("nixl",))}, {"requests": 20}, 8000, None, id="no common transport"),

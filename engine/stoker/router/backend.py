@@ -54,6 +54,8 @@ class Backend:
         self.times = times
         self.clock = clock
         self.pending = 0
+        self.unstarted: Sequence[int] = ()
+        """Prompt tokens of this router's requests without a first byte, about, in the order of dispatch."""
         self._unstarted: dict[object, int] = {}
         self.report: Load | None = None
         self._reported_s = 0.0
@@ -152,20 +154,17 @@ class Backend:
         finally:
             connection.close()
 
-    @property
-    def unstarted(self) -> Sequence[int]:
-        """Prompt tokens of this router's requests without a first byte, about, in the order of dispatch."""
-        return tuple(self._unstarted.values())
-
     @contextmanager
     def computing(self, tokens: int) -> Iterator[None]:
         """Count the prompt of a request until its first byte."""
         request = object()
         self._unstarted[request] = tokens
+        self.unstarted = tuple(self._unstarted.values())
         try:
             yield
         finally:
             del self._unstarted[request]
+            self.unstarted = tuple(self._unstarted.values())
 
     @contextmanager
     def request(self) -> Iterator[None]:

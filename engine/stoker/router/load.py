@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Sequence
+from functools import cached_property
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -108,7 +109,7 @@ class Load(BaseModel):
     queue_s: dict[int, int] = {}
     """Time in seconds from arrival to the first step of all its requests so far: buckets of a `Histogram`."""
 
-    @property
+    @cached_property
     def waiting_prompts(self) -> Sequence[int]:
         """Prompt tokens of the requests without a first token, in the order of arrival; those that are not listed
         count as equal."""

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from stoker.pod.prompt_order import tokens_before
+from stoker.pod.prompt_order import MUCH, tokens_before
 from stoker.router.load import Load, Peer
 from stoker.router.snapshot import Role
 from stoker.router.work import Work
@@ -197,7 +197,7 @@ def costs_of(
 ) -> tuple[list[float], list[float], list[float]]:
     """Each engine's cost of a request alone, of its prompt as the helper, and of the rest as the one that answers.
 
-    One pass over all engines, without a call for one where nothing waits. Its slow twin is in the tests, by `measured`.
+    One pass over all engines, without a call for one where it passes none. Its slow twin is in the tests, by `measured`.
 
     Args:
         rate: of engines that have not measured their own.
@@ -213,8 +213,9 @@ def costs_of(
             per_s, gap = load.prefill_tokens_per_s or rate, load.gap_s or gap
             if requests > load.waiting:
                 share += (requests - load.waiting) * STREAM_WEIGHT
-        step = load.step_of(sum(prompts)) if load is not None and prompts else 0
-        tokens = tokens_before(prompts, missing, step) if prompts else 0
+        tokens = sum(prompts)
+        if prompts and MUCH * missing <= max(prompts):  # else it passes none
+            tokens = tokens_before(prompts, missing, load.step_of(tokens) if load is not None else 0)
         prefill_s, role = (tokens + (missing * share if missing > 0 else 0.0)) / per_s, place.role
         decode_s = pending * gap + (AGAINST_ROLE_S if role == "prefill" else 0.0)
         whole.append(prefill_s + decode_s)

@@ -1,9 +1,8 @@
 """How many prompt tokens an engine computes before a new prompt, where short prompts pass long ones. Pure.
 
 The engine's scheduler decides by these constants (`short_prompts`), and routers predict by `tokens_before`: the first
-prompt in work leaves half of each step to those that have at most a `MUCH`th of its tokens, the shortest first. Steps
-are taken for endlessly small here, so a prediction differs from the scheduler by the rest of a step for each prompt that
-ends before.
+prompt in work leaves half of each step to those that have at most a `MUCH`th of its tokens, the shortest first. The
+prediction ends within two steps of the scheduler, but for prompts that are so much shorter by less than a step.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class LoadShare(NamedTuple):
     def from_wire(cls, wire: Sequence[Any]) -> LoadShare:
         """Read the list of its fields."""
         *fields, prompts = wire
-        return cls(*fields, tuple(prompts))
+        return cls._make((*fields, tuple(prompts)))
 
 
 class LoadLedger:
@@ -62,8 +62,8 @@ class LoadLedger:
         step_tokens: Callable[[], tuple[int, int | None]] = lambda: (0, None),
     ) -> None:
         """`transfer`: the newest report of the core on other engines; `queue_s`: that on times in its queue; `clock`:
-        one that processes share; `store`: the core's newest report on the store that engines share; `step_tokens`: tokens
-        of a full step, 0 while they are not known, and prompt tokens of one beside decodes (`ModelFacts`)."""
+        one that processes share; `store`: the core's newest report on the store that engines share; `step_tokens`:
+        tokens of a full step, 0 while they are not known, and prompt tokens of one beside decodes (`ModelFacts`)."""
         self.role, self._transfer, self._queue_s, self._clock = role, transfer, queue_s, clock
         self._store, self._step_tokens = store, step_tokens
         self.epoch = uuid.uuid4().hex

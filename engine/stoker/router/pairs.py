@@ -197,7 +197,7 @@ def costs_of(
 ) -> tuple[list[float], list[float], list[float]]:
     """Each engine's cost of a request alone, of its prompt as the helper, and of the rest as the one that answers.
 
-    One pass over all engines, without a call for one where it passes none. Its slow twin is in the tests, by `measured`.
+    One pass over all engines, with a call only where it passes some. Its slow twin is in the tests, by `measured`.
 
     Args:
         rate: of engines that have not measured their own.

@@ -68,7 +68,7 @@ def test_the_shortest_goes_first_whether_it_waits_or_runs() -> None:
         pytest.param({"length": BUDGET + 4}, {}, id="beside a prompt that ends in this step"),
     ],
 )
-def test_no_other_prompt_goes_first(first: dict[str, int], second: dict[str, int]) -> None:
+def test_no_other_prompt_goes_first(first: dict[str, Any], second: dict[str, Any]) -> None:
     made = world()
     long = made.add(prompt(first.get("length", LONG)), 1)
     made.step()

@@ -279,6 +279,13 @@ def test_fields_before_the_prompt_do_not_change_its_keys() -> None:
 SALTED = [b"", b', "cache_salt": "a"', b', "cache_salt" :"b\\"c"', b', "seed": 1, "cache_salt": null']
 
 
+def test_a_session_with_a_salt_is_another_one_of_a_bounded_length() -> None:
+    bodies = [b'{"user": "ann", "cache_salt": "%s", "prompt": "x"}' % salt for salt in (b"a", b"b", b"c" * 10_000)]
+    sessions = {work_of(body, []).session for body in bodies}
+    assert len(sessions) == 3
+    assert max(map(len, sessions)) < 40
+
+
 @pytest.mark.parametrize("place", ["before", "after"])
 def test_beginnings_have_keys_in_common_where_engines_have_blocks_in_common(place: str) -> None:
     """Two requests with each pair of salts: the index finds the first one's beginning where an engine does."""

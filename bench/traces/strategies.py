@@ -5,6 +5,7 @@ the pool works the slice off, by its tokens, when all of it waits from the begin
 arrivals are stretched to a share of it. Prompts share what the trace says.
 
     python -m bench.traces.strategies TRACES --requests 1500 --replicas 4
+    python -m bench.traces.strategies TRACES --begin 2000 --loads 0.95 1.27 --strategies cacheAware roundRobin
 
 The last line is JSON.
 """
@@ -27,7 +28,8 @@ from testing.clocked.fleet import FleetResult, FleetSettings, simulate
 from testing.clocked.replica import EngineSettings
 from testing.clocked.trace import TracedRequest, read_trace
 
-LOADS = (0.3, 0.7, 0.95)
+LOADS = (0.3, 0.7, 0.95, 1.27)
+"""The last one is more than the pool can do."""
 STRATEGIES = ("cacheAware", "leastPending", "powerOfTwo", "roundRobin", "random")
 """`locality` is `leastPending` where all engines are equally near."""
 GOALS = Goals(first_token_s=8.0, gap_s=0.2)
@@ -39,14 +41,26 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--requests", type=int, default=1500)
     parser.add_argument("--replicas", type=int, default=4)
+    parser.add_argument("--begin", type=int, default=0, help="first request of the slice")
+    parser.add_argument("--loads", type=float, nargs="*", default=list(LOADS), help="shares of the pool's capacity")
     parser.add_argument("--strategies", nargs="*", default=list(STRATEGIES))
     arguments = parser.parse_args()
-    found = read_trace(arguments.folder / "mooncake_conversation.jsonl")[: arguments.requests]
+    found = sliced(read_trace(arguments.folder / "mooncake_conversation.jsonl"), arguments.begin, arguments.requests)
     settings = FleetSettings(EngineSettings(CURVE, kv_tokens=400_000), replicas=arguments.replicas)
     rate = capacity(settings, found)
     print(f"100 % is {rate:.2f} requests/s", flush=True)
-    rows = [row(settings, name, at_rate(found, rate * load), load) for load in LOADS for name in arguments.strategies]
+    rows = [
+        row(settings, name, at_rate(found, rate * load), load)
+        for load in arguments.loads
+        for name in arguments.strategies
+    ]
     print(json.dumps({"requests": len(found), "replicas": settings.replicas, "capacity": rate, "rows": rows}))
+
+
+def sliced(requests: Sequence[TracedRequest], begin: int, count: int) -> list[TracedRequest]:
+    """The requests from a place on, from time 0."""
+    found = requests[begin : begin + count]
+    return [replace(request, at_s=request.at_s - found[0].at_s) for request in found]
 
 
 def capacity(settings: FleetSettings, requests: Sequence[TracedRequest]) -> float:

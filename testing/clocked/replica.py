@@ -133,8 +133,6 @@ class ClockedReplica:
     def __init__(self, name: str, settings: EngineSettings) -> None:
         self.name = name
         self.identity = name, "1"
-        self.unstarted_tokens = 0
-        """Prompt tokens of requests without a first token, as a router counts them."""
         self.load: Load | None = None
         """The newest report to the router."""
         self.settings = settings
@@ -154,7 +152,9 @@ class ClockedReplica:
         limits = ModelLimits(VOCABULARY, settings.kv_tokens, ())
         self.engine = LLMEngine(ClockedExecutor(settings.curve, self._clock), scheduler, limits, self._clock)
         self.counters = LoadCounters()
-        self._ledger, self._reported_s, self._unstarted = LoadLedger(clock=self._clock), -REPORT_S, dict[str, int]()
+        steps = settings.max_batch_tokens, settings.mixed_tokens
+        self._ledger = LoadLedger(clock=self._clock, step_tokens=lambda: steps)
+        self._reported_s, self._unstarted = -REPORT_S, dict[str, int]()
         self._served: dict[str, Served] = {}
         self._facts = ModelFacts(
             "", "", None, "", VOCABULARY, settings.kv_tokens, (), settings.block_size, blocks.num_blocks
@@ -163,6 +163,11 @@ class ClockedReplica:
     @property
     def busy(self) -> bool:
         return self.engine.has_unfinished
+
+    @property
+    def unstarted(self) -> tuple[int, ...]:
+        """Prompt tokens of requests without a first token, as a router counts them."""
+        return tuple(self._unstarted.values())
 
     def tell(self, now_s: float) -> None:
         """Report its load to the router, if it may already."""
@@ -180,7 +185,6 @@ class ClockedReplica:
         self.counters.arrived += 1
         self._ledger.waiting[request_id] = served.request.prompt
         self._unstarted[request_id] = uncached
-        self.unstarted_tokens += uncached
         self.engine.add_request(request_id, served.request.tokens(), params, arrival_s=served.arrived_s)
 
     def step(self, now_s: float) -> tuple[float, list[Served]]:
@@ -196,7 +200,7 @@ class ClockedReplica:
             served.first_s = now_s
             self.counters.first_token(served.first_token_s)
             self._ledger.first_token(delta.request_id, delta.facts)
-            self.unstarted_tokens -= self._unstarted.pop(delta.request_id)
+            del self._unstarted[delta.request_id]
         else:
             self.counters.more_tokens(now_s - (served.last_s or now_s), len(delta.tokens))
             self._ledger.gap(now_s - (served.last_s or now_s))

@@ -92,7 +92,7 @@ class ByteDetokenizer:
 
 FACTS = ModelFacts(
     path="/models/tiny", tokenizer_folder="/nowhere", digest="abcdef0123456789", dtype="float32", vocab_size=VOCABULARY,
-    max_model_len=MAX_MODEL_LEN, eos_token_ids=(EOS,), block_size=16, num_blocks=64,
+    max_model_len=MAX_MODEL_LEN, eos_token_ids=(EOS,), block_size=16, num_blocks=64, step_tokens=64,
 )  # fmt: skip
 
 

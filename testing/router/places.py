@@ -31,7 +31,7 @@ class Engine:
     role: Role = "colocated"
     load: Load | None = None
     pending: int = 0
-    unstarted_tokens: int = 0
+    unstarted: tuple[int, ...] = ()
     silent: bool = False
     revision: str = "r1"
 
@@ -40,6 +40,7 @@ class Engine:
         return self.name, "e"
 
 
+PROMPTS = st.lists(st.integers(0, 200) | st.integers(0, 20_000), max_size=8).map(tuple)
 PEERS = st.none() | st.builds(
     peer,
     fingerprint=st.sampled_from(["fp", "fp", "fp", "other"]),
@@ -54,6 +55,9 @@ LOADS = st.none() | st.builds(
     requests=st.integers(0, 80),
     waiting=st.integers(0, 20),
     waiting_tokens=st.integers(0, 50_000),
+    prompts=PROMPTS,
+    step_tokens=st.sampled_from([0, 512, 2048]),
+    mixed_tokens=st.none() | st.integers(1, 512),
     prefill_tokens_per_s=st.none() | st.floats(100, 50_000),
     gap_s=st.none() | st.floats(0.001, 0.2),
     peer=PEERS,
@@ -65,7 +69,7 @@ FLEETS = st.lists(
         st.sampled_from(["colocated", "prefill", "decode"]),
         LOADS,
         st.integers(0, 40),
-        st.integers(0, 50_000),
+        PROMPTS,
         st.booleans(),
         st.sampled_from(["r1", "r1", "r2"]),
     ),

@@ -63,7 +63,7 @@ class Subscriber:
 
     def num_findable(self, tokens: list[int], size: int) -> int:
         """Leading blocks of a prompt in the view; the block with the last token never counts."""
-        found, parents = 0, {None}
+        found, parents = 0, set[int | None]([None])
         for start in range(0, len(tokens) - size, size):
             block = tuple(tokens[start : start + size])  # events do not tell salts, so there may be several of them
             parents = {one for one in self.view if self.known[one][0] in parents and self.known[one][1] == block}

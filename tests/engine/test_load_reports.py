@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from typing import Any
 import pytest
 
 from stoker.engine.core.messages import CoreState, RequestFacts
-from stoker.engine.http.load import WEIGHT, LoadLedger, transfer_status
+from stoker.engine.http.load import WEIGHT, LoadLedger, LoadShare, transfer_status
+from stoker.pod.prompt_order import LOOK_AHEAD
 from stoker.pod.split_requests import PREFILL_HEADER
+from stoker.router.load import Load
 from testing.engine.fake_core import FACTS
 from testing.engine.serving import run, serving, until
 from testing.engine.stats import STATS, TRANSFER
@@ -35,7 +38,9 @@ def test_reports_follow_the_requests_and_end_with_the_drain(tmp_path: Path) -> N
 
             hanging = ask("hang say:abc")
             waiting = await _until(reports, lambda one: one["waiting"] == 1)
-            assert (waiting["requests"], waiting["waiting_tokens"]) == (1, len("hang say:abc") + 1)
+            tokens = len("hang say:abc") + 1
+            assert (waiting["requests"], waiting["waiting_tokens"], waiting["prompts"]) == (1, tokens, [tokens])
+            assert waiting["step_tokens"] == FACTS.step_tokens > 0
             hanging.cancel()
             await _until(reports, lambda one: one["requests"] == 0)
             slow = ask("slow say:" + "x" * 40)
@@ -124,6 +129,24 @@ async def _until(reports: AsyncIterator[Report], question: Callable[[Report], bo
         if question(report):
             return report
     raise AssertionError("the reports ended")
+
+
+def test_the_first_prompts_that_wait_are_listed_in_the_order_of_arrival() -> None:
+    one, other = LoadLedger(), LoadLedger()
+    with ExitStack() as jobs:
+        for number in range(2 * LOOK_AHEAD):
+            jobs.enter_context(one.job(str(number), 1000 - number))
+        jobs.enter_context(other.job("x", 7))
+        one.first_token("0", None)
+        sent = LoadShare.from_wire(json.loads(json.dumps(list(other.share))))
+        assert sent == other.share
+        one.others = (sent,)
+        listed = [1000 - number for number in range(1, LOOK_AHEAD + 1)]
+        assert list(one.report()["prompts"]) == listed
+        other.others = (one.share,)
+        assert list(other.report()["prompts"]) == [7, *listed[:-1]]
+        load = Load.model_validate({"seq": 1, **other.report()})
+        assert (len(load.waiting_prompts), sum(load.prompts)) == (2 * LOOK_AHEAD, 7 + sum(listed[:-1]))
 
 
 def test_rates_are_means_of_what_was_measured() -> None:

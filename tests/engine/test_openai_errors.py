@@ -68,6 +68,9 @@ BAD_COMPLETIONS = [
     pytest.param(
         {"prompt": "x", "thinking_token_budget": 9}, "thinking_token_budget", "not supported yet", id="budget"
     ),
+    pytest.param({"prompt": "x", "repetition_detection": {}}, "repetition_detection", "not supported yet", id="loops"),
+    pytest.param({"prompt": "x", "logprob_token_ids": [1]}, "logprob_token_ids", "not supported yet", id="scored ids"),
+    pytest.param({"prompt": "x", "kv_transfer_params": {}}, "kv_transfer_params", "not supported yet", id="transfer"),
     pytest.param({"prompt": "x", "suffix": "y"}, "suffix", "not supported yet: suffix", id="suffix"),
     pytest.param({"prompt": "x", "guided_json": 3}, "guided_json", "", id="guided_json"),
     pytest.param({"prompt": "x", "guided_json": "{"}, "guided_json", "must be JSON", id="guided_json no JSON"),

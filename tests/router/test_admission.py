@@ -41,9 +41,11 @@ class Clock:
         return self.now_s
 
 
-def load(waiting_tokens: int, rate: float | None = 1000.0) -> dict[str, object]:
+def load(waiting_tokens: int, rate: float | None = 1000.0, step_tokens: int = 1_000_000) -> dict[str, object]:
+    """Of an engine whose steps hold all that waits, so that no prompt passes another one."""
     rates = {"prefill_tokens_per_s": rate} if rate else {}
-    return {"epoch": "e", "requests": 1, "waiting": 1, "waiting_tokens": waiting_tokens, **rates}
+    steps = {"step_tokens": step_tokens}
+    return {"epoch": "e", "requests": 1, "waiting": 1, "waiting_tokens": waiting_tokens, **steps, **rates}
 
 
 async def engine_with(waiting_tokens: int, **behaviour: Any) -> FakeEngine:
@@ -95,6 +97,19 @@ def test_a_request_whose_goal_would_be_missed_is_refused_with_the_predicted_time
             assert count(router, "interactive", outcome="ttft_goal") == 1
             assert count(router, "interactive", outcome="admitted") == 2
             assert engine.served == 3
+
+    run(scenario)
+
+
+def test_a_short_request_that_passes_a_long_prompt_is_admitted() -> None:
+    async def scenario() -> None:
+        engine = await engine_with(10_000)
+        engine.load = load(10_000, step_tokens=512)
+        async with routed(engine, clock=Clock(), classes=CLASSES) as (router, client):
+            await until(sees(router, 10_000))
+            assert (await post(client, SHORT)).status_code == 200
+            refused = await post(client, {"prompt": "p" * 24_000})  # 6,000 tokens do not pass 10,000
+            assert "predicted in 16.0 s" in refused.json()["error"]["message"]
 
     run(scenario)
 

@@ -19,7 +19,7 @@ from stoker.engine.transfer.fingerprint import salt_digest
 from stoker.router.backend import Backend, Timeouts
 from stoker.router.cache_aware import ALIKE, MAX_SESSIONS, PIECE_TOKENS, CacheAware
 from stoker.router.connection import Broken
-from stoker.router.load import SILENT_S, YOUNG_S, Load, SharedStore, parse_report
+from stoker.router.load import MOST_WAITING, SILENT_S, YOUNG_S, Load, SharedStore, parse_report
 from stoker.router.pairs import GAP_S, Pair, measured
 from stoker.router.prefix_index import MAX_PIECES, PIECE_BYTES, WAYS, PrefixIndex, Slots, chain_of
 from stoker.router.snapshot import BackendEntry, Role
@@ -28,6 +28,7 @@ from stoker.router.work import NO_WORK, Work, session_of, work_of
 from testing.router.fake_engine import Exchange, FakeEngine, say_hello
 from testing.router.harness import routed, run, until
 from testing.router.pair_costs import whole_s
+from testing.router.places import PROMPTS
 
 
 def report(**fields: Any) -> Load:
@@ -38,7 +39,7 @@ def report(**fields: Any) -> Load:
 class Place:
     name: str
     pending: int = 0
-    unstarted_tokens: int = 0
+    unstarted: tuple[int, ...] = ()
     load: Load | None = None
     silent: bool = False
     epoch: str = "e"
@@ -54,14 +55,19 @@ PLACES = st.lists(
     st.builds(
         lambda pending, unstarted, load, silent: (pending, unstarted, load, silent and load is None),
         st.integers(0, 40),
-        st.integers(0, 50_000),
+        PROMPTS,
         st.none()
         | st.builds(
-            lambda requests, tokens, rate, gap: report(
-                requests=requests, waiting_tokens=tokens, prefill_tokens_per_s=rate, gap_s=gap
+            lambda requests, prompts, rate, gap: report(
+                requests=requests,
+                waiting=len(prompts),
+                waiting_tokens=sum(prompts),
+                prompts=prompts,
+                prefill_tokens_per_s=rate,
+                gap_s=gap,
             ),
             st.integers(0, 40),
-            st.integers(0, 50_000),
+            PROMPTS,
             st.none() | st.floats(100, 50_000),
             st.none() | st.floats(0.001, 0.2),
         ),
@@ -96,12 +102,35 @@ def test_the_chosen_backend_costs_no_more_than_any_that_reports(drawn: list[Any]
 @given(PLACES, st.integers(0, 20_000), st.integers(1, 20_000))
 def test_more_work_never_costs_less(drawn: list[Any], tokens: int, more: int) -> None:
     for place in places(drawn):
+        if place.load is not None and place.load.waiting > len(place.unstarted):
+            place.unstarted = place.load.prompts  # else the engine's list gives way to this router's
         before = cost_s(place, tokens)
         assert cost_s(place, tokens + more) > before
-        place.unstarted_tokens += more
+        place.unstarted += (more,)
         assert cost_s(place, tokens) >= before
         place.pending += 100
         assert cost_s(place, tokens) > before
+
+
+def test_a_short_prompt_goes_where_it_may_pass_and_a_long_one_where_less_waits() -> None:
+    """One engine computes a long prompt, the other one more prompts like the short one, which it may not pass."""
+    known: dict[str, Any] = {"prefill_tokens_per_s": 10_000.0, "gap_s": 0.01, "step_tokens": 512}
+    long = Place("long", unstarted=(50_000,), load=report(**known))
+    alike = Place("alike", unstarted=(2000,) * 10, load=report(**known))
+    policy = CacheAware()
+    assert policy([alike, long], 0, Work(1500)) is long
+    assert policy([alike, long], 0, Work(40_000)) is alike
+
+
+def test_what_other_routers_sent_is_known_by_the_engines_list() -> None:
+    known: dict[str, Any] = {"prefill_tokens_per_s": 10_000.0, "gap_s": 0.01, "step_tokens": 512, "requests": 11}
+    many = Place("many", unstarted=(1500,), load=report(**known, waiting=11, waiting_tokens=16_500))
+    listed = report(**known, waiting=11, waiting_tokens=70_000, prompts=(50_000, *(2000,) * 10))
+    short, work = Place("short", unstarted=(50_000,), load=listed), Work(900)
+    assert [measured(one, one.load).queue(900) for one in (many, short)] == [16_500, 900]
+    assert CacheAware()([many, short], 0, work) is short
+    assert list(report(waiting=5, waiting_tokens=100, prompts=(40, 30)).waiting_prompts) == [40, 30, 10, 10, 10]
+    assert len(report(waiting=10**9, waiting_tokens=100).waiting_prompts) == MOST_WAITING
 
 
 def test_a_cached_beginning_draws_as_far_as_the_time_that_it_saves() -> None:
@@ -250,6 +279,13 @@ def test_fields_before_the_prompt_do_not_change_its_keys() -> None:
 SALTED = [b"", b', "cache_salt": "a"', b', "cache_salt" :"b\\"c"', b', "seed": 1, "cache_salt": null']
 
 
+def test_a_session_with_a_salt_is_another_one_of_a_bounded_length() -> None:
+    bodies = [b'{"user": "ann", "cache_salt": "%s", "prompt": "x"}' % salt for salt in (b"a", b"b", b"c" * 10_000)]
+    sessions = {work_of(body, []).session for body in bodies}
+    assert len(sessions) == 3
+    assert max(map(len, sessions)) < 40
+
+
 @pytest.mark.parametrize("place", ["before", "after"])
 def test_beginnings_have_keys_in_common_where_engines_have_blocks_in_common(place: str) -> None:
     """Two requests with each pair of salts: the index finds the first one's beginning where an engine does."""
@@ -317,7 +353,7 @@ def test_the_router_follows_reports_and_sends_requests_where_they_cost_least() -
             await until(lambda: any(one.load is not None for one in router.backends.all))
             assert [one.silent for one in router.backends.all] == [False, True]
             assert (await client.post("/v1/chat/completions", json=CHAT)).json()["pod"] == "a"
-            assert all(one.unstarted_tokens == 0 for one in router.backends.all)
+            assert all(one.unstarted == () for one in router.backends.all)
 
     run(scenario)
 

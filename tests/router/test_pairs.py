@@ -118,8 +118,16 @@ def pools(prefill: dict[str, Any] | None = None, decode: dict[str, Any] | None =
         pytest.param({}, {}, 8000, None, id="idle engines do not split"),
         pytest.param({}, {"requests": 20}, 8000, "p", id="a long prompt leaves the streams alone"),
         pytest.param({}, {"requests": 20}, 50, None, id="a short prompt is not worth the hand-over"),
-        pytest.param({"waiting_tokens": 60_000}, {"requests": 20}, 8000, None, id="a queue there, none here"),
-        pytest.param({}, {"waiting_tokens": 8000}, 8000, "p", id="a queue here, none there"),
+        pytest.param(
+            {"waiting": 1, "waiting_tokens": 60_000, "prompts": (60_000,)},
+            {"requests": 20},
+            8000,
+            None,
+            id="a queue there, none here",
+        ),
+        pytest.param(
+            {}, {"requests": 1, "waiting": 1, "waiting_tokens": 8000}, 8000, "p", id="a queue here, none there"
+        ),
         pytest.param({"peer": None}, {"requests": 20}, 8000, None, id="exchanges no blocks"),
         pytest.param({"peer": peer(fingerprint="x")}, {"requests": 20}, 8000, None, id="another fingerprint"),
         pytest.param({"peer": peer(transports=("nixl",))}, {"requests": 20}, 8000, None, id="no common transport"),
@@ -160,7 +168,7 @@ def test_own_dispatches_count_at_once() -> None:
     for turn in range(4):
         pair = CacheAware().pair(fleet, fleet, 0, Work(8000))
         assert pair.helper is not None, turn
-        pair.computes.unstarted_tokens += pair.uncached
+        pair.computes.unstarted += (pair.uncached,)
         used.append(pair.helper.name)
     assert sorted(used) == ["p", "p", "q", "q"]
 
@@ -198,7 +206,7 @@ def test_transports_of_one_host_do_not_join_two() -> None:
 
 
 def test_more_decoding_sequences_make_a_prompt_dearer() -> None:
-    idle, busy = (Measured(0, 0, decoding, 1000.0, 0.02).prefill_s(1000) for decoding in (0, 20))
+    idle, busy = (Measured((), 0, decoding, 1000.0, 0.02).prefill_s(1000) for decoding in (0, 20))
     assert (idle, busy) == (1.0, 2.0)
     assert Load(epoch="e", seq=0, requests=2, waiting=5, waiting_tokens=0).decoding == 0
 

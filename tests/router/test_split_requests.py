@@ -96,7 +96,7 @@ def test_another_decode_engine_gets_the_request_and_the_address_when_one_dies_be
             got = await answer(client)  # d is the cheaper one
             assert (got["pod"], got["headers"][HEADER]) == ("eee", "127.0.0.1:9001")
             assert b"stoker_router_retries_total 1.0" in (await client.get("/metrics")).content
-            await until(lambda: not router.backends.all[0].unstarted_tokens)
+            await until(lambda: not router.backends.all[0].unstarted)
 
     run(scenario)
 

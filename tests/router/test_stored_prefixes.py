@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from stoker.pod.beginnings import BEGINNING_HEADER, beginning_in
 from stoker.router.cache_aware import ALIKE, PIECE_TOKENS, CacheAware
 from stoker.router.load import STORE_BYTES_PER_S, Load, SharedStore
-from stoker.router.pairs import STREAM_WEIGHT, Pair
+from stoker.router.pairs import STREAM_WEIGHT, Pair, measured
 from stoker.router.prefix_index import PIECE_BYTES, PrefixIndex, chain_of
 from stoker.router.stored_prefixes import MAX_ENGINES, StoredPrefixes, name_of
 from stoker.router.work import Work
 from testing.router.fake_engine import FakeEngine
 from testing.router.harness import routed, run, until
-from testing.router.places import Engine, report
+from testing.router.places import PROMPTS, Engine, report
 
 HEADER = BEGINNING_HEADER.decode()
 BLOCK = 16
@@ -55,7 +55,7 @@ FLEETS = st.lists(
             store=STORES,
         ),
         st.integers(0, 20),
-        st.integers(0, 4000),
+        PROMPTS,
     ),
     min_size=1,
     max_size=6,
@@ -84,17 +84,17 @@ class SlowStores:
         """Lowest and highest: the policy rounds the loading to whole tokens."""
         load = engine.load
         rate = load.prefill_tokens_per_s or mean if load is not None else mean
-        waiting = max(engine.unstarted_tokens, load.waiting_tokens if load is not None else 0)
         pending = max(engine.pending, load.requests if load is not None else 0)
         share = 1 + (load.decoding if load is not None else 0) * STREAM_WEIGHT
-        prefill_s = work.tokens * share / rate
+        seen = measured(engine, load, mean)
+        prefill_s = seen.prefill_s(work.tokens)
         if load is not None and load.store is not None and load.store.readable:
             loaded = min(self.tokens(load.store.name, work.chain), work.tokens)
             one_s = load.store.block_s if load.store.block_s is not None else (1 << 20) / STORE_BYTES_PER_S
             load_s = -(-loaded // BLOCK) * one_s
-            prefill_s = min(prefill_s, (work.tokens - loaded) * share / rate + load_s)
+            prefill_s = min(prefill_s, seen.prefill_s(work.tokens - loaded + int(load_s * rate / share)))
         gap = load.gap_s if load is not None and load.gap_s else 0.02
-        whole = waiting / rate + prefill_s + pending * gap
+        whole = prefill_s + pending * gap
         return whole - share / rate, whole
 
 

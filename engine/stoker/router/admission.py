@@ -193,7 +193,7 @@ def outlook_of(pair: Pair[Backend]) -> Outlook:
     if rate is None:
         return FREE
     seen = measured(place, place.load, rate)
-    return Outlook(seen.queue / seen.rate, max(pair.uncached, 0) / seen.rate)
+    return Outlook(seen.queue(pair.uncached) / seen.rate, max(pair.uncached, 0) / seen.rate)
 
 
 def _retry_after_s(miss: Miss | None) -> int:

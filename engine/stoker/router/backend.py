@@ -7,7 +7,7 @@ event loop. Does not choose between backends.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -54,8 +54,9 @@ class Backend:
         self.times = times
         self.clock = clock
         self.pending = 0
-        self.unstarted_tokens = 0
-        """Prompt tokens of this router's requests without a first byte, about."""
+        self.unstarted: Sequence[int] = ()
+        """Prompt tokens of this router's requests without a first byte, about, in the order of dispatch."""
+        self._unstarted: dict[object, int] = {}
         self.report: Load | None = None
         self._reported_s = 0.0
         self.healthy = False
@@ -154,13 +155,16 @@ class Backend:
             connection.close()
 
     @contextmanager
-    def unstarted(self, tokens: int) -> Iterator[None]:
+    def computing(self, tokens: int) -> Iterator[None]:
         """Count the prompt of a request until its first byte."""
-        self.unstarted_tokens += tokens
+        request = object()
+        self._unstarted[request] = tokens
+        self.unstarted = tuple(self._unstarted.values())
         try:
             yield
         finally:
-            self.unstarted_tokens -= tokens
+            del self._unstarted[request]
+            self.unstarted = tuple(self._unstarted.values())
 
     @contextmanager
     def request(self) -> Iterator[None]:

@@ -166,7 +166,7 @@ class Dispatch:
         if endpoint is not None:
             self.metrics.split.inc()
             request = replace(request, headers=[*request.headers, (PREFILL_HEADER, endpoint.encode())])
-        with pair.computes.unstarted(max(pair.uncached, 0)):
+        with pair.computes.computing(max(pair.uncached, 0)):
             return await ask(pair.answers, request)
 
     async def _hold(self, busy: set[tuple[str, str]], work: Work, hold_s: float) -> Pair[Backend] | None:

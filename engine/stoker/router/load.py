@@ -7,12 +7,14 @@ second, at least two. `epoch` changes when the engine restarts. Backends keep th
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
+from functools import cached_property
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from stoker.pod.beginnings import MOST_ANNOUNCED
+from stoker.pod.step_tokens import prompt_tokens
 from stoker.router.connection import Broken, Connection, Outgoing, Unreachable
 from stoker.router.snapshot import Role
 
@@ -22,6 +24,8 @@ YOUNG_S = 1.0
 SILENT_S = 5.0
 """An engine that has not reported for so long gets requests last."""
 MAX_REPORT_BYTES = 1 << 16
+MOST_WAITING = 4096
+"""Waiting requests of an engine that are looked at."""
 STORE_BYTES_PER_S = 0.2e9
 """Rate of a store while none has been measured."""
 
@@ -86,6 +90,12 @@ class Load(BaseModel):
     """Those without a first token."""
     waiting_tokens: int = Field(ge=0)
     """Their prompt tokens."""
+    prompts: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """Those of the first of them, in the order of arrival."""
+    step_tokens: int = Field(default=0, ge=0)
+    """Tokens of a full step; 0: not known."""
+    mixed_tokens: int | None = Field(default=None, ge=1)
+    """Prompt tokens of a step beside sequences that decode while few wait; None: as many as fit."""
     prefill_tokens_per_s: float | None = Field(default=None, gt=0)
     """Prompt tokens per second of recent prompts; None before the first."""
     gap_s: float | None = Field(default=None, gt=0)
@@ -98,6 +108,22 @@ class Load(BaseModel):
     """None: it shares none."""
     queue_s: dict[int, int] = {}
     """Time in seconds from arrival to the first step of all its requests so far: buckets of a `Histogram`."""
+
+    @cached_property
+    def waiting_prompts(self) -> Sequence[int]:
+        """Prompt tokens of the requests without a first token, in the order of arrival; those that are not listed
+        count as equal."""
+        more = min(self.waiting, MOST_WAITING) - len(self.prompts)
+        if more <= 0:
+            return self.prompts
+        each = max(self.waiting_tokens - sum(self.prompts), 0) // (self.waiting - len(self.prompts))
+        return (*self.prompts, *(each,) * more)
+
+    def step_of(self, backlog: int) -> int:
+        """Prompt tokens of its next steps, by the scheduler's rule, while so many wait."""
+        if self.mixed_tokens is None or not self.decoding:
+            return self.step_tokens
+        return int(prompt_tokens(self.mixed_tokens, backlog, self.step_tokens))
 
     @property
     def decoding(self) -> int:

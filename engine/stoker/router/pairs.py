@@ -6,6 +6,7 @@ predicted to cost less than the cheapest engine alone, so idle engines never spl
 
     whole(E)    = (queue(E) + uncached(E)) / rate(E) + disturbance(E) + pending(E) x gap(E)
     split(D, P) = (queue(P) + uncached(P)) / rate(P) + disturbance(P) + exposed(D, P) + pending(D) x gap(D)
+    queue       = tokens of other prompts that the engine computes before, by its rule (`prompt_order`)
     disturbance = prefill seconds x sequences that decode beside it x STREAM_WEIGHT
     exposed     = hand-over + the part of the transfer that is longer than the prefill
 
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from stoker.pod.prompt_order import MUCH, tokens_before
 from stoker.router.load import Load, Peer
 from stoker.router.snapshot import Role
 from stoker.router.work import Work
@@ -45,6 +47,8 @@ STREAM_WEIGHT = 0.05
 and a late token of a running answer counts a tenth of a late first one."""
 AGAINST_ROLE_S = 2.0
 """Seconds that must be saved before an engine works against its pool's role."""
+MUCH_MORE = 2
+"""An engine that reports so many times the tokens of a router's own requests has others, too."""
 SPLIT_GAIN = 1.05
 """A split must be predicted to be cheaper by this factor."""
 
@@ -73,8 +77,8 @@ class Place(Protocol):
         ...
 
     @property
-    def unstarted_tokens(self) -> int:
-        """Prompt tokens of this router's requests without a first byte that it computes."""
+    def unstarted(self) -> Sequence[int]:
+        """Prompt tokens of this router's requests without a first byte that it computes, in the order of dispatch."""
         ...
 
     @property
@@ -132,28 +136,39 @@ class PairPolicy(ABC):
 class Measured(NamedTuple):
     """One engine's state and rates in one decision."""
 
-    queue: int
-    """Prompt tokens that wait."""
+    prompts: Sequence[int]
+    """Tokens of prompts that wait, in the order of arrival."""
     pending: int
     decoding: int
     rate: float
     """Prompt tokens per second."""
     gap_s: float
+    step: int = 0
+    """Prompt tokens of its next steps; 0: not known."""
+
+    def queue(self, uncached: int) -> int:
+        """Predict the tokens of other prompts that are computed before one with `uncached` tokens to compute."""
+        return tokens_before(self.prompts, uncached, self.step)
 
     def prefill_s(self, uncached: int) -> float:
         """Predict the time to the first token of a prompt with `uncached` tokens to compute, disturbance included."""
         own = uncached / self.rate if uncached > 0 else 0.0
-        return self.queue / self.rate + own * (1 + self.decoding * STREAM_WEIGHT)
+        return self.queue(uncached) / self.rate + own * (1 + self.decoding * STREAM_WEIGHT)
 
 
 def measured(place: Place, load: Load | None, default_rate: float = TOKENS_PER_S) -> Measured:
-    """Join an engine's report, while it is young, with this router's own requests, which count at once."""
-    queue, pending, rate, gap, decoding = place.unstarted_tokens, place.pending, default_rate, GAP_S, 0
+    """Join an engine's report, while it is young, with this router's own requests, which count at once.
+
+    The router's own estimates leave out what is cached, so they are better where an engine has not much more.
+    """
+    prompts, pending, rate, gap, decoding, step = place.unstarted, place.pending, default_rate, GAP_S, 0, 0
     if load is not None:
-        queue = load.waiting_tokens if load.waiting_tokens > queue else queue
+        if load.waiting > len(prompts) or load.waiting_tokens > MUCH_MORE * sum(prompts):
+            prompts = load.waiting_prompts
         pending = load.requests if load.requests > pending else pending
         rate, gap, decoding = load.prefill_tokens_per_s or rate, load.gap_s or gap, load.decoding
-    return Measured(queue, pending, decoding, rate, gap)
+        step = load.step_of(sum(prompts))
+    return Measured(prompts, pending, decoding, rate, gap, step)
 
 
 def link_rate(one: Peer, other: Peer) -> float | None:
@@ -182,21 +197,25 @@ def costs_of(
 ) -> tuple[list[float], list[float], list[float]]:
     """Each engine's cost of a request alone, of its prompt as the helper, and of the rest as the one that answers.
 
-    One pass over all engines, without a call for each. Its slow twin is in the tests, by `measured`.
+    One pass over all engines, with a call only where it passes some. Its slow twin is in the tests, by `measured`.
 
     Args:
         rate: of engines that have not measured their own.
     """
     whole, helping, answering = list[float](), list[float](), list[float]()
     for place, load, missing in zip(places, loads, uncached, strict=True):
-        tokens, pending, per_s, gap, share = place.unstarted_tokens, place.pending, rate, GAP_S, 1.0
+        prompts, pending, per_s, gap, share = place.unstarted, place.pending, rate, GAP_S, 1.0
         if load is not None:
-            requests, waiting = load.requests, load.waiting_tokens
-            tokens = waiting if waiting > tokens else tokens
+            requests = load.requests
+            if load.waiting > len(prompts) or load.waiting_tokens > MUCH_MORE * sum(prompts):
+                prompts = load.waiting_prompts
             pending = requests if requests > pending else pending
             per_s, gap = load.prefill_tokens_per_s or rate, load.gap_s or gap
             if requests > load.waiting:
                 share += (requests - load.waiting) * STREAM_WEIGHT
+        tokens = sum(prompts)
+        if prompts and MUCH * missing <= max(prompts):  # else it passes none
+            tokens = tokens_before(prompts, missing, load.step_of(tokens) if load is not None else 0)
         prefill_s, role = (tokens + (missing * share if missing > 0 else 0.0)) / per_s, place.role
         decode_s = pending * gap + (AGAINST_ROLE_S if role == "prefill" else 0.0)
         whole.append(prefill_s + decode_s)

@@ -45,7 +45,9 @@ def work_of(body: bytes, headers: Iterable[tuple[bytes, bytes]], *, may_split: b
     salt = salt_of(body)
     tokens, chain = (len(body) - begin) // BYTES_PER_TOKEN, chain_of(memoryview(body)[begin:], salt)
     session = session_of(body, headers)
-    return Work(tokens, chain, session + b"\0" + salt if session and salt else session, may_split)
+    if session and salt:
+        session += b" %x" % hash(salt)  # of a bounded length: sessions are remembered
+    return Work(tokens, chain, session, may_split)
 
 
 def salt_of(body: bytes) -> bytes:

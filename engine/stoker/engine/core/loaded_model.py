@@ -46,4 +46,5 @@ def facts_of(engine: LLMEngine, plan: EnginePlan, work_dir: Path) -> ModelFacts:
         block_size=plan.block_size,
         num_blocks=plan.num_blocks,
         mixed_tokens=plan.mixed_tokens,
+        step_tokens=plan.max_batch_tokens,
     )

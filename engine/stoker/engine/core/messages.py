@@ -159,6 +159,8 @@ class ModelFacts:
     num_blocks: int
     mixed_tokens: int | None = None
     """Prompt tokens of a step beside decodes while few wait; None: as many as fit."""
+    step_tokens: int = 0
+    """Tokens of a full step; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ first; they may also be admitted before longer ones that wait. It keeps the othe
 at most twice the time, and nothing starves: each prompt is the first in its turn. Prompts of similar lengths keep their
 order, in which their mean time is the shortest.
 
-Used by the scheduler.
+Used by the scheduler. Routers predict by the same rule (`stoker.pod.prompt_order`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 from stoker.engine.core.request import Sequence
-
-MUCH = 2
-"""A prompt goes first where the long one has so many times as many tokens to compute."""
-LOOK_AHEAD = 64
-"""Waiting sequences among which short ones are looked for."""
+from stoker.pod.prompt_order import LOOK_AHEAD, MUCH
 
 
 def share(budget: int) -> int:

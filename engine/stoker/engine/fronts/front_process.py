@@ -122,7 +122,7 @@ class FrontProcess:
         self.joined, self.ready = True, bool(state["ready"])
 
     async def _take_share(self, share: Sequence[Any]) -> None:
-        self.share = LoadShare(*share)
+        self.share = LoadShare.from_wire(share)
 
     async def collect(self) -> None:
         """Bring its report up to date. One that does not answer keeps the last."""

@@ -165,7 +165,7 @@ class FrontProgram:
         return await self.front.own_request(name)
 
     async def _take_shares(self, shares: Sequence[Sequence[Any]]) -> None:
-        self.front.ledger.others = [LoadShare(*share) for share in shares]
+        self.front.ledger.others = [LoadShare.from_wire(share) for share in shares]
 
     async def _take_draining(self, draining: bool) -> None:
         self.front.draining = draining

@@ -97,7 +97,10 @@ class Front:
         self.managed = managed
         self.core = core
         self.names = tuple(names)
-        self.ledger = LoadLedger(role, lambda: self.transfer, lambda: self.queue_s, store=lambda: self.shared_store)
+        self.ledger = LoadLedger(
+            role, lambda: self.transfer, lambda: self.queue_s,
+            store=lambda: self.shared_store, step_tokens=lambda: self.step_tokens,
+        )  # fmt: skip
         self.metrics = metrics
         self.parsers = parsers
         self.clock = clock
@@ -148,6 +151,12 @@ class Front:
         """The core's newest report on other engines; None where it has nothing to do with them."""
         stats = self.core.stats
         return stats.transfer if stats is not None else None
+
+    @property
+    def step_tokens(self) -> tuple[int, int | None]:
+        """Tokens of a full step, and prompt tokens of one beside decodes, as far as they are known."""
+        facts = self.facts
+        return (facts.step_tokens, facts.mixed_tokens) if facts is not None else (0, None)
 
     @property
     def unmet(self) -> str:

@@ -12,12 +12,14 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from stoker.engine.config import Role
 from stoker.engine.core.messages import RequestFacts
 from stoker.engine.core.stats import SharedStoreStats, TransferStats
 from stoker.engine.http.openai.sse import event
+from stoker.pod.prompt_order import LOOK_AHEAD
 
 REPORT_S = 0.1
 """Shortest time between two reports."""
@@ -37,6 +39,14 @@ class LoadShare(NamedTuple):
     waiting_tokens: int = 0
     prefill_tokens_per_s: float | None = None
     gap_s: float | None = None
+    prompts: tuple[int, ...] = ()
+    """Prompt tokens of the first of those that wait, in the order of arrival."""
+
+    @classmethod
+    def from_wire(cls, wire: Sequence[Any]) -> LoadShare:
+        """Read the list of its fields."""
+        *fields, prompts = wire
+        return cls._make((*fields, tuple(prompts)))
 
 
 class LoadLedger:
@@ -49,11 +59,13 @@ class LoadLedger:
         queue_s: Callable[[], Mapping[int, int]] = dict,
         clock: Callable[[], float] = time.monotonic,
         store: Callable[[], SharedStoreStats | None] = lambda: None,
+        step_tokens: Callable[[], tuple[int, int | None]] = lambda: (0, None),
     ) -> None:
         """`transfer`: the newest report of the core on other engines; `queue_s`: that on times in its queue; `clock`:
-        one that processes share; `store`: the core's newest report on the store that engines share."""
+        one that processes share; `store`: the core's newest report on the store that engines share; `step_tokens`:
+        tokens of a full step, 0 while they are not known, and prompt tokens of one beside decodes (`ModelFacts`)."""
         self.role, self._transfer, self._queue_s, self._clock = role, transfer, queue_s, clock
-        self._store = store
+        self._store, self._step_tokens = store, step_tokens
         self.epoch = uuid.uuid4().hex
         """This run of the engine."""
         self.waiting: dict[str, int] = {}
@@ -93,13 +105,16 @@ class LoadLedger:
     @property
     def share(self) -> LoadShare:
         """The present load of this front."""
-        waiting_tokens = sum(self.waiting.values())
-        return LoadShare(len(self.running), len(self.waiting), waiting_tokens, self.prefill_tokens_per_s, self.gap_s)
+        return LoadShare(
+            len(self.running), len(self.waiting), sum(self.waiting.values()), self.prefill_tokens_per_s, self.gap_s,
+            tuple(islice(self.waiting.values(), LOOK_AHEAD)),
+        )  # fmt: skip
 
     def report(self) -> dict[str, Any]:
         """The present load of all fronts, with what is computed for other engines; `GET /load` adds a number."""
         load = summed((self.share, *self.others))
         helps, store = self._transfer(), self._store()
+        step, mixed = self._step_tokens()
         helping, waiting, tokens, rate = (
             (helps.helping, helps.helping_waiting, helps.helping_tokens, helps.prefill_tokens_per_s)
             if helps is not None
@@ -110,6 +125,9 @@ class LoadLedger:
             "requests": load.waiting + load.running + helping,
             "waiting": load.waiting + waiting,
             "waiting_tokens": load.waiting_tokens + tokens,
+            "prompts": load.prompts,
+            "step_tokens": step,
+            "mixed_tokens": mixed,
             "prefill_tokens_per_s": load.prefill_tokens_per_s if rate is None else rate,
             "gap_s": load.gap_s,
             "role": self.role,
@@ -138,13 +156,15 @@ class LoadLedger:
 
 
 def summed(shares: Sequence[LoadShare]) -> LoadShare:
-    """The load of several fronts; rates are means over those that have measured one."""
+    """The load of several fronts; rates are means over those that have measured one. Which of their prompts came first
+    is not known."""
     return LoadShare(
         sum(one.running for one in shares),
         sum(one.waiting for one in shares),
         sum(one.waiting_tokens for one in shares),
         _average([one.prefill_tokens_per_s for one in shares]),
         _average([one.gap_s for one in shares]),
+        tuple(islice(chain.from_iterable(one.prompts for one in shares), LOOK_AHEAD)),
     )
 
 

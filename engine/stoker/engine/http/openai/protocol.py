@@ -103,6 +103,9 @@ class GenerationBody(FormattedBody):
         "logits_processors": (None, []),
         "guided_whitespace_pattern": (None,),
         "thinking_token_budget": (None,),
+        "repetition_detection": (None,),
+        "logprob_token_ids": (None, []),
+        "kv_transfer_params": (None,),
     }
     """Fields that are not built, with the values that have no effect."""
 

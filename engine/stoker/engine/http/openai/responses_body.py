@@ -26,8 +26,9 @@ SHARED = (
     "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "stop",
     "stop_token_ids", "include_stop_str_in_output", "min_tokens", "ignore_eos", "allowed_token_ids", "bad_token_ids",
     "bad_words", "skip_special_tokens", "truncate_prompt_tokens", "structured_outputs", "cache_salt",
+    "thinking_token_budget", "repetition_detection", "logprob_token_ids", "kv_transfer_params",
 )  # fmt: skip
-"""Fields that are not OpenAI's and mean what they mean in a chat."""
+"""Fields that are not OpenAI's and mean what they mean in a chat, or are refused as there."""
 LOGPROBS = "message.output_text.logprobs"
 
 

@@ -1,0 +1,80 @@
+"""How many prompt tokens an engine computes before a new prompt, where short prompts pass long ones. Pure.
+
+The engine's scheduler decides by these constants (`short_prompts`), and routers predict by `tokens_before`: the first
+prompt in work leaves half of each step to those that have at most a `MUCH`th of its tokens, the shortest first. The
+prediction ends within two steps of the scheduler, but for prompts that are so much shorter by less than a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+
+MUCH = 2
+"""A prompt goes first where the long one has so many times as many tokens to compute."""
+LOOK_AHEAD = 64
+"""Waiting prompts among which short ones are looked for."""
+
+
+def tokens_before(prompts: Sequence[int], own: int, step: int = 0) -> int:
+    """Predict the tokens of others that are computed before the end of a prompt of `own` tokens.
+
+    Args:
+        prompts: tokens that those before it still need, in the order of arrival.
+        step: prompt tokens of a full step: none passes a prompt that ends in it. 0: endlessly small.
+    """
+    own = max(own, 1)
+    longest = max(prompts, default=0)
+    if longest <= step or MUCH * own > longest:
+        return sum(prompts)  # it passes none, and all others end before it
+    order = _Order((*prompts, own), step)
+    while not order.ended(len(prompts)):
+        order.end_next()
+    return order.computed - own
+
+
+class _Order:
+    """Prompts while they are computed."""
+
+    def __init__(self, left: Sequence[int], step: int) -> None:
+        self.left, self.step = list(left), step
+        self.first = 0
+        """The first one that has not ended."""
+        self.computed = 0
+        self._ended = [False] * len(left)
+        self._seen = min(len(left), LOOK_AHEAD + 1)
+        self._behind = [(left[place], place) for place in range(1, self._seen)]
+        """Those behind the first that may pass, with others that have become the first."""
+        heapify(self._behind)
+
+    def ended(self, place: int) -> bool:
+        return self._ended[place]
+
+    def end_next(self) -> None:
+        """Let the next one end: the shortest that passes the first, or else the first itself."""
+        while self._behind and self._behind[0][1] <= self.first:
+            heappop(self._behind)
+        left = self.left[self.first]
+        if self._behind and left > self.step and MUCH * self._behind[0][0] <= left:
+            tokens, place = heappop(self._behind)
+            self.left[self.first] -= tokens
+            self.computed += 2 * tokens
+            self._ended[place] = True
+        else:
+            self._compute_first(left)
+            self._end_first()
+        if self._seen < len(self.left):
+            heappush(self._behind, (self.left[self._seen], self._seen))
+            self._seen += 1
+
+    def _end_first(self) -> None:
+        """Go on with the next one, which has the rest of the step alone."""
+        self._ended[self.first] = True
+        while self.first < len(self.left) - 1 and self._ended[self.first]:
+            self.first += 1
+        if self.step:
+            self._compute_first(min(-self.computed % self.step, self.left[self.first]))
+
+    def _compute_first(self, tokens: int) -> None:
+        self.left[self.first] -= tokens
+        self.computed += tokens

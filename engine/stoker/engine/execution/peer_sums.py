@@ -103,9 +103,9 @@ class PeerSums(GroupSums):
         return Way(peer_sum, peer_sum.Inboxes(self.rank, addresses, calls, max_rows, max_words), handle)
 
     def _two_shot(self, rows: int, row_bytes: int) -> Way:
-        from stoker.model.kernels.fused import two_shot_sum  # as above
+        from stoker.model.kernels.fused import peer_sum, two_shot_sum  # as above
 
-        max_words = round_up(-(-row_bytes // two_shot_sum.WORD_BYTES), two_shot_sum.VECTOR_WORDS)
+        max_words = round_up(-(-row_bytes // peer_sum.WORD_BYTES), two_shot_sum.VECTOR_WORDS)
         max_rows = round_up(rows, self.size)
         words = two_shot_sum.memory_words(self.size, max_rows, max_words)
         memory, handle = map_memory(words, torch.int32, self.group)

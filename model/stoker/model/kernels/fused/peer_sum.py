@@ -56,13 +56,18 @@ class Inboxes(NamedTuple):
 
     def fits(self, x_TD: Tensor) -> bool:
         """Whether rows can be summed here."""
-        return (
-            x_TD.dim() == 2
-            and 0 < x_TD.shape[0] <= self.max_rows
-            and x_TD.dtype in KINDS
-            and x_TD.shape[1] * x_TD.itemsize % WORD_BYTES == 0
-            and x_TD.shape[1] * x_TD.itemsize // WORD_BYTES <= self.max_words
-        )
+        return fits(x_TD, self.max_rows, self.max_words)
+
+
+def fits(x_TD: Tensor, max_rows: int, max_words: int) -> bool:
+    """Whether memory for so many rows of so many words takes these."""
+    return (
+        x_TD.dim() == 2
+        and 0 < x_TD.shape[0] <= max_rows
+        and x_TD.dtype in KINDS
+        and x_TD.shape[1] * x_TD.itemsize % WORD_BYTES == 0
+        and x_TD.shape[1] * x_TD.itemsize // WORD_BYTES <= max_words
+    )
 
 
 def inbox_words(ranks: int, max_rows: int, max_words: int) -> int:

@@ -28,11 +28,21 @@ import triton.language as tl
 from torch import Tensor
 
 from stoker.model.kernels.fused.launch import overlap, wait_for_last
-from stoker.model.kernels.fused.peer_sum import CHECKED, KINDS, SPINS, as_words, pack, rounded, unpack, warps_of
+from stoker.model.kernels.fused.peer_sum import (
+    CHECKED,
+    KINDS,
+    SPINS,
+    WORD_BYTES,
+    as_words,
+    fits,
+    pack,
+    rounded,
+    unpack,
+    warps_of,
+)
 
 PROGRAMS = 128
 """At most as many as multiprocessors, so that all programs of a launch run at once."""
-WORD_BYTES = 4
 VECTOR_WORDS = 4
 """Words that one instruction moves: rows in the inboxes begin at multiples of them."""
 
@@ -58,13 +68,7 @@ class Shares(NamedTuple):
 
     def fits(self, x_TD: Tensor) -> bool:
         """Whether rows can be summed here."""
-        return (
-            x_TD.dim() == 2
-            and 0 < x_TD.shape[0] <= self.max_rows
-            and x_TD.dtype in KINDS
-            and x_TD.shape[1] * x_TD.itemsize % WORD_BYTES == 0
-            and x_TD.shape[1] * x_TD.itemsize // WORD_BYTES <= self.max_words
-        )
+        return fits(x_TD, self.max_rows, self.max_words)
 
 
 def memory_words(ranks: int, max_rows: int, max_words: int) -> int:

@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 NAME ?= stoker
-PROCESSES ?= 2
+PROCESSES ?= 3
 # The Python of a machine with GPUs: its own torch; the sources and the packages of the extras `engine` and `trainer` on its path.
 GPU_PYTHON ?= PYTHONPATH=model:trainer:engine:operator:.:$$PYTHONPATH python3
 VENV := .venv
@@ -53,7 +53,7 @@ $(CLIENTS)/.installed: lock/clients.txt | $(STAMP)
 pretrain-parallel: setup ## the same with four ranks: two pipeline stages of two tensor-parallel ranks
 	@$(BIN)/python examples/pretrain/run.py --parallel
 
-test: setup model clients ## all tests that need no GPU, in PROCESSES=2 processes, a file to each
+test: setup model clients ## all tests that need no GPU, in PROCESSES=3 processes, a file to each
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --durations=15 $(ARGS)
 
 test-gpu: ## the tests that need an NVIDIA GPU

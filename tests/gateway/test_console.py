@@ -303,6 +303,7 @@ def test_a_deployment_is_promoted_to_a_checkpoint_of_its_choice(console: Stage) 
         await visit(page, "#/deployments/default/chat")
         await page.get_by_role("button", name="Promote a checkpoint").click()
         dialog = page.get_by_role("dialog")
+        await dialog.get_by_label("Checkpoint").wait_for()  # the list is read before it opens
         offered = await dialog.get_by_label("Checkpoint").locator("option").all_inner_texts()
         assert not any("teach-420" in text for text in offered), "a corrupt one is not offered"
         saves = [text for text in offered if text.startswith("teach-")]

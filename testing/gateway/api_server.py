@@ -44,7 +44,7 @@ class ApiServer:
         """(user, verb, plural) of every request that was let through."""
         self.failing: JSONResponse | None = None
         self.withheld: set[str] = set()
-        """Plurals that nobody may read."""
+        """Plurals that no caller may read."""
         self.unstarted: set[str] = set()
         """Pods whose container waits: their logs are refused."""
 

@@ -2,7 +2,7 @@
 
 With deferred sums (`Decoder.defer_sums`) the row-parallel products leave partial values, and the norm that follows adds
 the ranks' parts, the residual stream and normalises at once. `GroupSums` does it through the process group, and is the
-twin of `kernels.fused.peer_sum`.
+twin of `kernels.fused.peer_sum` and `two_shot_sum`.
 
 A sum is rounded to its dtype before anything is added to it, on every rank. T tokens, D hidden, V vocabulary, v
 columns of one rank; B rows, b of them one rank's.

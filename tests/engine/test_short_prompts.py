@@ -135,26 +135,28 @@ def end_in_tokens(lengths: list[int], own: int) -> int:
 PROMPTS = st.lists(st.integers(1, 30) | st.integers(20, 400), max_size=12)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(PROMPTS, st.integers(1, 12) | st.integers(1, 150))
-def test_the_prediction_is_the_scheduler_but_for_the_rests_of_steps(lengths: list[int], own: int) -> None:
-    """It ends between what is predicted for a prompt that is a step shorter and for one that is a step longer, give
-    or take two steps: whether it passes a prompt that is just `MUCH` times as long may hang on a token."""
-    earliest, latest = (tokens_before(lengths, own + more, BUDGET) for more in (-BUDGET, BUDGET))
-    assert earliest - 2 * BUDGET <= end_in_tokens(lengths, own) - own <= latest + 2 * BUDGET
+def test_shorter_prompts_end_before_in_the_scheduler_as_in_the_prediction(lengths: list[int], own: int) -> None:
+    before = end_in_tokens(lengths, own) - own
+    shorter, every = sum(length for length in lengths if length <= own), sum(lengths)
+    assert shorter <= tokens_before(lengths, own, BUDGET) <= every
+    assert shorter - 2 * BUDGET <= before <= every + BUDGET
 
 
-def test_the_prediction_is_closer_than_one_without_the_rule() -> None:
-    """Over 200 queues: the mean error is below a step; in the order of arrival alone it would be many."""
+def test_the_prediction_is_close_and_closer_than_one_without_the_rule() -> None:
+    """Over 300 queues: within two steps in 95 % of them, and below a step in the mean; in the order of arrival alone it
+    would be many. In the others a prompt is just `MUCH` times as long as one that passes it, and a token decides."""
     draw = random.Random(5)
     predicted, naive = [], []
-    for _ in range(200):
-        lengths = [draw.choice((draw.randint(1, 30), draw.randint(20, 400))) for _ in range(draw.randint(1, 8))]
+    for _ in range(300):
+        lengths = [draw.choice((draw.randint(1, 30), draw.randint(20, 400))) for _ in range(draw.randint(1, 12))]
         own = draw.choice((draw.randint(1, 12), draw.randint(1, 150)))
         before = end_in_tokens(lengths, own) - own
         predicted.append(abs(tokens_before(lengths, own, BUDGET) - before))
         naive.append(abs(sum(lengths) - before))
-    assert sum(predicted) / 200 < BUDGET
+    assert sum(error <= 2 * BUDGET for error in predicted) > 0.95 * 300
+    assert sum(predicted) < 300 * BUDGET
     assert sum(naive) > 20 * sum(predicted)
 
 

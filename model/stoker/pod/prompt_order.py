@@ -2,7 +2,7 @@
 
 The engine's scheduler decides by these constants (`short_prompts`), and routers predict by `tokens_before`: the first
 prompt in work leaves half of each step to those that have at most a `MUCH`th of its tokens, the shortest first. The
-prediction ends within two steps of the scheduler, but for prompts that are so much shorter by less than a step.
+prediction is within two steps of the scheduler, but in queues where the rest of a step decides which prompt passes.
 """
 
 from __future__ import annotations

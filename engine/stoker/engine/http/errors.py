@@ -5,7 +5,8 @@ Raised by front, parameters and bodies; `reply` writes them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -63,9 +64,11 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param=param, code=code)
 
 
-def not_supported(field: str) -> ApiError:
-    """Refuse a parameter that would change the answer and is not built."""
-    return bad_request(f"not supported yet: {field}", field.split("=")[0], "unsupported_parameter")
+def not_supported(field: str, allowed: Iterable[object] = (None,)) -> ApiError:
+    """Refuse a parameter that would change the answer and is not built; `allowed` are the values without effect."""
+    values = " or ".join(json.dumps(value) for value in allowed if value is not None)
+    hint = f"allowed: {values}" if values else "leave it out"
+    return bad_request(f"not supported yet: {field}; {hint}", field.split("=")[0], "unsupported_parameter")
 
 
 def too_long(max_model_len: int, prompt_tokens: int, output_tokens: int, field: str) -> ApiError:

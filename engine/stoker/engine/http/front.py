@@ -58,6 +58,7 @@ from stoker.engine.http.prompts import (
     encode_chat,
     encode_rendered,
     render_chat,
+    without_oldest,
 )
 from stoker.engine.http.request_log import LoggedRequest, RequestLog
 from stoker.engine.http.text import Detokenizer, TextCodec
@@ -296,11 +297,21 @@ class Front:
         self, body: ResponsesBody, call_id: str, arrival_s: float, request_id: str = ""
     ) -> ResponsesAnswer:
         """Prepare a response: the chat request that it means."""
+        chat = body.chat()
         try:
-            prepared = await self._prepare(body.chat(), call_id, arrival_s, request_id, "resp_")
+            chat = chat if body.truncation == "disabled" else await self._without_oldest(chat)
+            prepared = await self._prepare(chat, call_id, arrival_s, request_id, "resp_")
         except ApiError as error:
             raise renamed(error) from error
-        return ResponsesAnswer(prepared.envelope, prepared.generation, prepared.parsers, body)
+        names = TokenNames(prepared.codec, as_ids=chat.return_tokens_as_token_ids)
+        return ResponsesAnswer(
+            prepared.envelope, prepared.generation, prepared.parsers, names, body, timing=chat.include_timing
+        )
+
+    async def _without_oldest(self, body: ChatBody) -> ChatBody:
+        """Return the conversation without its oldest messages that do not fit beside the output."""
+        facts, codec = self._served()
+        return await self._in_thread(without_oldest, codec, body, facts.max_model_len - (body.output_limit or 1))
 
     async def _prepare(
         self,

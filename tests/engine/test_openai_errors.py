@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stoker.engine.core.messages import CoreState
 from stoker.engine.http.api_keys import load_api_keys
+from stoker.engine.http.errors import ApiError
 from stoker.engine.http.openai.params import GenerationDefaults
 from stoker.engine.http.openai.protocol import ChatBody, CompletionBody
 from testing.engine.fake_core import FACTS
@@ -325,6 +327,41 @@ def test_a_core_that_dies_ends_streams_with_an_error_and_readiness_at_once(tmp_p
             assert events(rest)[-1] == "[DONE]"
             assert (await s.http.get("/readyz")).status_code == 503
             assert (await s.post("/v1/completions", prompt="say:x")).status_code == 503
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("status", "retry_after_s", "headers"),
+    [
+        (400, None, {}),
+        (404, None, {}),
+        (409, None, {"x-should-retry": "false"}),
+        (409, 1, {"retry-after": "1"}),
+        (429, 1, {"retry-after": "1"}),
+        (500, None, {"x-should-retry": "false"}),
+        (503, None, {"x-should-retry": "false"}),
+        (503, 1, {"retry-after": "1"}),
+    ],
+)
+def test_clients_are_told_not_to_repeat_what_would_be_refused_again(
+    status: int, retry_after_s: int | None, headers: dict[str, str]
+) -> None:
+    assert ApiError(status, "no", retry_after_s=retry_after_s).headers() == headers
+
+
+def test_the_official_client_asks_once_for_what_cannot_be(tmp_path: Path) -> None:
+    def ask(url: str) -> None:
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=2) as client:
+            with pytest.raises(openai.ConflictError, match="this engine serves one model"):
+                client.models.delete("tiny")
+            with pytest.raises(openai.InternalServerError, match="The request failed"):
+                client.completions.create(model="tiny", prompt="fail say:abcd")
+
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            await asyncio.to_thread(ask, s.url)
+            assert len(s.core.requests) == 1
 
     run(scenario)
 

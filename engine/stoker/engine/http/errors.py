@@ -21,7 +21,8 @@ SHOWN_CHARACTERS = 60
 class ApiError(Exception):
     """A request that is answered with an error.
 
-    Clients repeat a request after 429 and 503, `retry_after_s` later, and never after 400.
+    Clients repeat a request after 429 and 503, `retry_after_s` later, and never after 400. OpenAI's would also repeat it
+    after 409 and 500; without `retry_after_s` they are told that nothing would change.
     """
 
     def __init__(
@@ -52,8 +53,12 @@ class ApiError(Exception):
         }
 
     def headers(self) -> dict[str, str]:
-        retry = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
-        return {**self.more_headers, **retry}
+        if self.retry_after_s is not None:
+            return {**self.more_headers, "retry-after": str(self.retry_after_s)}
+        return {**self.more_headers, **({"x-should-retry": "false"} if self._would_be_repeated() else {})}
+
+    def _would_be_repeated(self) -> bool:
+        return self.status in (408, 409, 429) or self.status >= 500
 
     def _type(self) -> str:
         types = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}

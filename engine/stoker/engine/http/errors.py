@@ -21,7 +21,7 @@ SHOWN_CHARACTERS = 60
 class ApiError(Exception):
     """A request that is answered with an error.
 
-    Clients repeat a request after 429 and 503, `retry_after_s` later, and never after 400. OpenAI's would also repeat it
+    Clients repeat a request after 429 and 503, `retry_after_s` later, never after 400. OpenAI's would also repeat it
     after 409 and 500; without `retry_after_s` they are told that nothing would change.
     """
 

@@ -86,6 +86,27 @@ def test_a_stream_has_openais_events(tmp_path: Path) -> None:
     run(scenario)
 
 
+def test_a_stream_that_fails_says_so_and_ends_with_the_error(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with roomy(tmp_path) as s:
+            *blocks, error, done = (await s.post(PATH, input="fail say:abcdef", stream=True)).text.strip().split("\n\n")
+            name, data = blocks[-1].split("\n")
+            response = json.loads(data.removeprefix("data: "))["response"]
+            assert (name, response["status"], response["error"]["code"]) == (
+                "event: response.failed", "failed", "server_error",
+            )  # fmt: skip
+            assert response["error"]["message"].startswith("The request failed")
+            assert [(item["status"], item["content"][0]["text"]) for item in response["output"]] == [
+                ("incomplete", "abc")
+            ]
+            assert json.loads(error.removeprefix("data: "))["error"]["code"] == "generation_failed"
+            assert done == "data: [DONE]"
+            whole = await s.post(PATH, input="fail say:abcdef")
+            assert (whole.status_code, whole.json()["error"]["code"]) == (500, "generation_failed")
+
+    run(scenario)
+
+
 def test_calls_and_reasoning_are_items_of_their_own(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with roomy(tmp_path) as s:

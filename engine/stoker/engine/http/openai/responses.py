@@ -107,6 +107,8 @@ class ResponsesAnswer:
         self._scores: list[Score] = []
         """Log-probabilities of tokens whose text has not come yet."""
         self._prompt_scores: Sequence[TokenLogprobs | None] | None = None
+        self._error: ApiError | None = None
+        """Why the answer ended before its end."""
 
     async def whole(self) -> dict[str, Any]:
         """Return the answer in one object."""
@@ -126,25 +128,34 @@ class ResponsesAnswer:
 
     async def _events(self) -> AsyncGenerator[Event]:
         finish, begun = None, False
-        async with aclosing(self._updates()) as updates:
-            async for update in updates:
-                if not begun:  # after the first update, because a refusal must keep its status
-                    begun = True
-                    yield {"type": "response.created", "response": self._response()}
-                    yield {"type": "response.in_progress", "response": self._response()}
-                finish = update.finish or finish
-                for part in self._parts(update):
-                    for event in self._part_events(part):
-                        yield event
+        try:
+            async with aclosing(self._updates()) as updates:
+                async for update in updates:
+                    if not begun:  # after the first update, because a refusal must keep its status
+                        begun = True
+                        yield {"type": "response.created", "response": self._response()}
+                        yield {"type": "response.in_progress", "response": self._response()}
+                    finish = update.finish or finish
+                    for part in self._parts(update):
+                        for event in self._part_events(part):
+                            yield event
+        except ApiError as error:
+            if begun:
+                self._status, self._error = "failed", error
+                yield {"type": "response.failed", "response": self._response()}
+            raise
         self._status = "incomplete" if finish == "length" else "completed"
-        if not self._items:
-            for event in self._open(OutputItem("message", 0)):
-                yield event
-        if self._items[-1].kind == "message":
-            self._items[-1].scores += self._new_scores()
-        for event in self._items[-1].end(self._status):
+        for event in self._last_events():
             yield event
         yield {"type": f"response.{self._status}", "response": self._response()}
+
+    def _last_events(self) -> Iterator[Event]:
+        """The end of the last item. An answer without text has an empty message."""
+        if not self._items:
+            yield from self._open(OutputItem("message", 0))
+        if self._items[-1].kind == "message":
+            self._items[-1].scores += self._new_scores()
+        yield from self._items[-1].end(self._status)
 
     async def _updates(self) -> AsyncGenerator[Update]:
         try:
@@ -208,20 +219,21 @@ class ResponsesAnswer:
         """The response object, so far."""
         ended, body = self._status != "in_progress", self._body
         incomplete = {"reason": "max_output_tokens"} if self._status == "incomplete" else None
-        last = len(self._items) - 1
+        failed = {"code": "server_error", "message": str(self._error)} if self._error is not None else None
+        last, unfinished = len(self._items) - 1, "incomplete" if self._status == "failed" else self._status
         return {
             "id": self._envelope.id,
             "object": "response",
             "created_at": self._envelope.created,
             "status": self._status,
-            "error": None,
+            "error": failed,
             "incomplete_details": incomplete,
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "metadata": (body.model_extra or {}).get("metadata") or {},
             "model": self._envelope.model,
             "output": [
-                item.body(self._status if place == last else "completed") for place, item in enumerate(self._items)
+                item.body(unfinished if place == last else "completed") for place, item in enumerate(self._items)
             ],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "reasoning": {"effort": body.reasoning.effort, "summary": None},

@@ -36,6 +36,18 @@ def test_a_prompt_is_cut_to_its_last_tokens_or_its_first(tmp_path: Path, keep: i
     run(scenario)
 
 
+def test_a_conversation_gets_special_tokens_on_request(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            for fields, begin in (({}, []), ({"add_special_tokens": True}, [BOS])):
+                await s.post(CHAT, messages=MESSAGES, **fields)
+                tokens = list(s.core.requests[-1].prompt_tokens)
+                assert tokens == [*begin, *b"<user>say:hi<assistant>"]
+                assert (await s.post("/tokenize", messages=MESSAGES, **fields)).json()["tokens"] == tokens
+
+    run(scenario)
+
+
 def test_a_prompt_that_is_too_long_fits_after_truncation(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as s:

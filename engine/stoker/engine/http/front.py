@@ -331,7 +331,7 @@ class Front:
             render_chat, codec, body.messages, body.add_generation_prompt, body.tools, body.template_settings,
             body.continue_final_message,
         )  # fmt: skip
-        whole = await self._in_thread(encode_rendered, codec, text)
+        whole = await self._in_thread(encode_rendered, codec, text, body.add_special_tokens)
         prompt = truncated(body, whole, facts.max_model_len, body.output_limit)
         bad_sequences = await self._encode_bad_words(codec, body)
         params = chat_params(body, self._defaults, facts.max_model_len - len(prompt), bad_sequences)
@@ -440,6 +440,7 @@ class Front:
                 body.tools,
                 body.chat_template_kwargs or {},
                 body.continue_final_message,
+                body.add_special_tokens,
             )
         else:
             special = body.add_special_tokens if body.add_special_tokens is not None else True

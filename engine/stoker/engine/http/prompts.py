@@ -57,14 +57,16 @@ def encode_chat(
     tools: Sequence[Mapping[str, Any]] | None,
     settings: Mapping[str, Any],
     continues: bool = False,
+    special: bool | None = None,
 ) -> tuple[int, ...]:
     """The prompt's token ids."""
-    return encode_rendered(codec, render_chat(codec, messages, add_generation_prompt, tools, settings, continues))
+    text = render_chat(codec, messages, add_generation_prompt, tools, settings, continues)
+    return encode_rendered(codec, text, special)
 
 
-def encode_rendered(codec: TextCodec, text: str) -> tuple[int, ...]:
-    """The token ids of a conversation's text, in which the template wrote the special tokens itself."""
-    return tuple(codec.encode(text, add_special_tokens=False))
+def encode_rendered(codec: TextCodec, text: str, special: bool | None) -> tuple[int, ...]:
+    """The token ids of a conversation's text. Most templates write the special tokens themselves; else `special`."""
+    return tuple(encode(codec, text, special or False))
 
 
 def render_chat(
@@ -99,7 +101,7 @@ def without_oldest(codec: TextCodec, body: ChatBody, most_tokens: int) -> ChatBo
         rendered = render_chat(
             codec, since(body.messages, start), body.add_generation_prompt, body.tools, body.template_settings
         )
-        return len(encode_rendered(codec, rendered)) <= most_tokens
+        return len(encode_rendered(codec, rendered, body.add_special_tokens)) <= most_tokens
 
     starts = conversation_starts(body.messages)
     if not starts or fits(0):

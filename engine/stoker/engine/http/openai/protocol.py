@@ -90,6 +90,7 @@ class GenerationBody(FormattedBody):
     include_timing: bool = False
     """`usage.timing` has the seconds in the queue, to the first token, to the last one, and in total."""
     add_special_tokens: bool | None = None
+    """Default: for prompts, not for conversations, where the template writes them."""
     use_beam_search: bool = False
     """Return the `n` most probable outputs that a search with `best_of` or `n` beams finds, without sampling."""
     length_penalty: float = 1.0

@@ -301,6 +301,9 @@ def test_the_official_client_reads_responses(tmp_path: Path) -> None:
     def ask(url: str) -> tuple[str, str, str]:
         with openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as client:
             whole = client.responses.create(model="tiny", input="say:whole")
+            for ask_again in (client.responses.retrieve, client.responses.cancel, client.responses.delete):
+                with pytest.raises(openai.NotFoundError, match=f"The response {whole.id} is not stored"):
+                    ask_again(whole.id)
             with client.responses.stream(model="tiny", input="say:streamed") as stream:
                 deltas = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
                 return whole.output_text, deltas, stream.get_final_response().output_text

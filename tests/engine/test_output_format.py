@@ -126,6 +126,10 @@ WRONG: list[Any] = [
         {"structured_outputs": {"structural_tag": "{"}}, "structured_outputs.structural_tag", "must be JSON", id="text"
     ),
     pytest.param(
+        {"structured_outputs": {"structural_tag": json.dumps(STRUCTURES).replace('"integer"', "[" * 70 + "]" * 70)}},
+        "structured_outputs.structural_tag", "at most 64 objects and lists", id="deep schema",
+    ),
+    pytest.param(
         {"structured_outputs": {"structural_tag": "[]"}}, "structured_outputs.structural_tag", "an object", id="list"
     ),
     pytest.param(

@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from stoker.engine.http.errors import ApiError, bad_request, from_validation
 from stoker.engine.http.openai.body import Body, Texts
+from stoker.engine.output_grammar import OutputGrammar
 from stoker.engine.structural_tags import StructuralTag, StructuralTags
 
 Schema = dict[str, Any] | bool
@@ -81,6 +82,7 @@ def structural_tags(value: Mapping[str, Any] | str, field: str) -> StructuralTag
 
     Raises:
         ApiError: 400, names the wrong part below `field`.
+        RequestRefused: a schema is not allowed.
     """
     if isinstance(value, str):
         value = _parsed(value, field)
@@ -111,7 +113,7 @@ def _with_triggers(
         if len(own) != 1:
             message = f"{field}: begin must start with exactly one of the triggers {list(triggers)}, got {begin!r}"
             raise bad_request(message, field, "invalid_value")
-        tags.append(StructuralTag(own[0], begin, json.dumps(schema), end))
+        tags.append(StructuralTag(own[0], begin, OutputGrammar.json_schema(schema, field).text, end))
     return tuple(tags)
 
 

@@ -16,16 +16,34 @@ MESSAGES = [{"role": "user", "content": "say:hi"}]
 
 
 @pytest.mark.parametrize(
-    ("keep", "kept"),
-    [(6, b"say:hi"), (400, b"0123456789say:hi"), (-1, b"0123456789say:hi")],
+    ("keep", "side", "kept"),
+    [
+        (6, "left", b"say:hi"),
+        (400, "left", b"0123456789say:hi"),
+        (-1, "left", b"0123456789say:hi"),
+        (3, "right", b"012"),
+        (-1, "right", b"0123456789say:hi"),
+    ],
 )
-def test_a_prompt_is_cut_to_its_last_tokens(tmp_path: Path, keep: int, kept: bytes) -> None:
+def test_a_prompt_is_cut_to_its_last_tokens_or_its_first(tmp_path: Path, keep: int, side: str, kept: bytes) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as s:
             body = {"prompt": "0123456789say:hi", "truncate_prompt_tokens": keep, "add_special_tokens": False}
-            answer = await s.post(COMPLETIONS, echo=True, **body)
-            assert answer.json()["choices"][0]["text"] == kept.decode() + "hi"
+            answer = await s.post(COMPLETIONS, echo=True, **body, truncation_side=side)
+            assert answer.json()["choices"][0]["text"].startswith(kept.decode())
             assert bytes(s.core.requests[-1].prompt_tokens) == kept
+
+    run(scenario)
+
+
+def test_a_conversation_gets_special_tokens_on_request(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            for fields, begin in (({}, []), ({"add_special_tokens": True}, [BOS])):
+                await s.post(CHAT, messages=MESSAGES, **fields)
+                tokens = list(s.core.requests[-1].prompt_tokens)
+                assert tokens == [*begin, *b"<user>say:hi<assistant>"]
+                assert (await s.post("/tokenize", messages=MESSAGES, **fields)).json()["tokens"] == tokens
 
     run(scenario)
 

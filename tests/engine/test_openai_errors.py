@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stoker.engine.core.messages import CoreState
 from stoker.engine.http.api_keys import load_api_keys
+from stoker.engine.http.errors import ApiError
 from stoker.engine.http.openai.params import GenerationDefaults
 from stoker.engine.http.openai.protocol import ChatBody, CompletionBody
 from testing.engine.fake_core import FACTS
@@ -71,7 +73,10 @@ BAD_COMPLETIONS = [
     pytest.param({"prompt": "x", "repetition_detection": {}}, "repetition_detection", "not supported yet", id="loops"),
     pytest.param({"prompt": "x", "logprob_token_ids": [1]}, "logprob_token_ids", "not supported yet", id="scored ids"),
     pytest.param({"prompt": "x", "kv_transfer_params": {}}, "kv_transfer_params", "not supported yet", id="transfer"),
-    pytest.param({"prompt": "x", "suffix": "y"}, "suffix", "not supported yet: suffix", id="suffix"),
+    pytest.param({"prompt": "x", "suffix": "y"}, "suffix", 'not supported yet: suffix; allowed: ""', id="suffix"),
+    pytest.param({"prompt": "x", "vllm_xargs": {"a": 1}}, "vllm_xargs", "vllm_xargs; allowed: {}", id="xargs"),
+    pytest.param({"prompt": "x", "detokenize": False}, "detokenize", "detokenize; allowed: true", id="no text"),
+    pytest.param({"prompt": "x", "prompt_embeds": "y"}, "prompt_embeds", "prompt_embeds; leave it out", id="embeds"),
     pytest.param({"prompt": "x", "guided_json": 3}, "guided_json", "", id="guided_json"),
     pytest.param({"prompt": "x", "guided_json": "{"}, "guided_json", "must be JSON", id="guided_json no JSON"),
     pytest.param({"prompt": "x", "guided_choice": []}, "guided_choice", "1 to 1024", id="no choice"),
@@ -82,12 +87,6 @@ BAD_COMPLETIONS = [
         id="two grammars",
     ),
     pytest.param({"prompt": "x", "structured_outputs": {}}, "structured_outputs", "one of json", id="no grammar"),
-    pytest.param(
-        {"prompt": "x", "structured_outputs": {"regex": "a", "structural_tag": {}}},
-        "structured_outputs.structural_tag",
-        "not supported yet",
-        id="structural tag",
-    ),
     pytest.param({"prompt": "x", "allowed_token_ids": []}, "allowed_token_ids", "at least one", id="none allowed"),
     pytest.param({"prompt": "x", "bad_words": [" "]}, "bad_words", "not blank", id="bad word"),
 ]
@@ -328,6 +327,41 @@ def test_a_core_that_dies_ends_streams_with_an_error_and_readiness_at_once(tmp_p
             assert events(rest)[-1] == "[DONE]"
             assert (await s.http.get("/readyz")).status_code == 503
             assert (await s.post("/v1/completions", prompt="say:x")).status_code == 503
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("status", "retry_after_s", "headers"),
+    [
+        (400, None, {}),
+        (404, None, {}),
+        (409, None, {"x-should-retry": "false"}),
+        (409, 1, {"retry-after": "1"}),
+        (429, 1, {"retry-after": "1"}),
+        (500, None, {"x-should-retry": "false"}),
+        (503, None, {"x-should-retry": "false"}),
+        (503, 1, {"retry-after": "1"}),
+    ],
+)
+def test_clients_are_told_not_to_repeat_what_would_be_refused_again(
+    status: int, retry_after_s: int | None, headers: dict[str, str]
+) -> None:
+    assert ApiError(status, "no", retry_after_s=retry_after_s).headers() == headers
+
+
+def test_the_official_client_asks_once_for_what_cannot_be(tmp_path: Path) -> None:
+    def ask(url: str) -> None:
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=2) as client:
+            with pytest.raises(openai.ConflictError, match="this engine serves one model"):
+                client.models.delete("tiny")
+            with pytest.raises(openai.InternalServerError, match="The request failed"):
+                client.completions.create(model="tiny", prompt="fail say:abcd")
+
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            await asyncio.to_thread(ask, s.url)
+            assert len(s.core.requests) == 1
 
     run(scenario)
 

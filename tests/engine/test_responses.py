@@ -86,6 +86,27 @@ def test_a_stream_has_openais_events(tmp_path: Path) -> None:
     run(scenario)
 
 
+def test_a_stream_that_fails_says_so_and_ends_with_the_error(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with roomy(tmp_path) as s:
+            *blocks, error, done = (await s.post(PATH, input="fail say:abcdef", stream=True)).text.strip().split("\n\n")
+            name, data = blocks[-1].split("\n")
+            response = json.loads(data.removeprefix("data: "))["response"]
+            assert (name, response["status"], response["error"]["code"]) == (
+                "event: response.failed", "failed", "server_error",
+            )  # fmt: skip
+            assert response["error"]["message"].startswith("The request failed")
+            assert [(item["status"], item["content"][0]["text"]) for item in response["output"]] == [
+                ("incomplete", "abc")
+            ]
+            assert json.loads(error.removeprefix("data: "))["error"]["code"] == "generation_failed"
+            assert done == "data: [DONE]"
+            whole = await s.post(PATH, input="fail say:abcdef")
+            assert (whole.status_code, whole.json()["error"]["code"]) == (500, "generation_failed")
+
+    run(scenario)
+
+
 def test_calls_and_reasoning_are_items_of_their_own(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with roomy(tmp_path) as s:
@@ -147,6 +168,74 @@ def test_sampling_fields_mean_what_they_mean_in_a_chat(tmp_path: Path) -> None:
     run(scenario)
 
 
+def test_scores_and_times_are_in_the_answer_on_request(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with roomy(tmp_path) as s:
+            s.front.parsers = ParserChoice(reasoning="think")
+            question = f"say:<think>hm</think>ab {CALL}"
+            asked: dict[str, Any] = {"input": question, "tools": [TOOL], "top_logprobs": 1}
+            body = (await s.post(PATH, **asked, prompt_logprobs=0, include_timing=True)).json()
+            part = body["output"][1]["content"][0]
+            assert [entry["token"] for entry in part["logprobs"]] == ["a", "b"] == list(part["text"])
+            assert [len(entry["top_logprobs"]) for entry in part["logprobs"]] == [1, 1]
+            assert len(body["prompt_logprobs"]) == body["usage"]["input_tokens"]
+            assert body["usage"]["timing"]["total_s"] > 0
+            found = await events(s, **asked)
+            sent = [
+                entry for event in found if event["type"].endswith("output_text.delta") for entry in event["logprobs"]
+            ]
+            assert (
+                sent == part["logprobs"] == next(e["logprobs"] for e in found if e["type"].endswith("output_text.done"))
+            )
+            plain = (await s.post(PATH, input="say:x", include=["message.output_text.logprobs"])).json()
+            assert plain["output"][0]["content"][0]["logprobs"][0]["top_logprobs"] == []
+            refused = (await s.post(PATH, input="x", stream=True, prompt_logprobs=1)).json()["error"]
+            assert refused["message"] == "prompt_logprobs: not allowed with stream=true"
+
+    run(scenario)
+
+
+def said(role: str, text: str) -> dict[str, Any]:
+    return {"role": role, "content": text}
+
+
+CALLED: list[dict[str, Any]] = [
+    {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "1", "output": "r" * 40},
+]
+LONG = "x" * 900
+SHORTENED = [
+    pytest.param([said("user", "a"), said("assistant", "b"), said("user", "c")], 1000, "<user>a<assistant>b<user>c"),
+    pytest.param([said("user", LONG), said("assistant", LONG), said("user", "c")], 1000, "<user>c"),
+    pytest.param([said("user", LONG), said("user", "b"), said("user", LONG)], 1000, f"<user>b<user>{LONG}"),
+    pytest.param([said("system", "s"), said("user", LONG), said("user", LONG)], 1000, f"<system>s<user>{LONG}"),
+    pytest.param([said("user", LONG), said("user", "b"), *CALLED], 1040, f"<user>b<assistant><tool>{'r' * 40}"),
+    pytest.param([said("user", LONG), *CALLED, *CALLED], 1870, f"<assistant><tool>{'r' * 40}" * 2),
+]
+
+
+def test_the_oldest_items_are_left_out_with_truncation_auto(tmp_path: Path) -> None:
+    """An output of so many tokens leaves the rest of 2,000 for the prompt."""
+
+    async def scenario() -> None:
+        async with roomy(tmp_path) as s:
+            for case in SHORTENED:
+                items, most, kept = case.values
+                limits = {"max_output_tokens": most, "truncation": "auto"}
+                body = (await s.post(PATH, input=items, **limits)).json()
+                assert body["truncation"] == "auto"
+                assert bytes(s.core.requests[-1].prompt_tokens).decode() == f"{kept}<assistant>"
+            instructed = {"instructions": "be brief", "max_output_tokens": 1000, "truncation": "auto"}
+            await s.post(PATH, input=[said("user", LONG), said("assistant", LONG), said("user", "c")], **instructed)
+            assert bytes(s.core.requests[-1].prompt_tokens) == b"<system>be brief<user>c<assistant>"
+            error = (await s.post(PATH, input=LONG * 3, truncation="auto")).json()["error"]
+            assert (error["param"], error["code"]) == ("input", "context_length_exceeded")
+            error = (await s.post(PATH, input=[said("user", LONG)] * 3)).json()["error"]
+            assert error["code"] == "context_length_exceeded", "truncation is off where it is not asked for"
+
+    run(scenario)
+
+
 def test_an_output_of_a_function_may_be_parts_of_text(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with roomy(tmp_path) as s:
@@ -168,7 +257,20 @@ BAD: list[Any] = [
     pytest.param({"input": ["x"]}, "input", id="texts"),
     pytest.param({"input": [{"type": "function_call_output", "output": "x"}]}, "input.0.call_id", id="no call"),
     pytest.param({"input": [{"type": "function_call_output", "call_id": "1"}]}, "input.0.output", id="no output"),
-    pytest.param({"input": "x", "include": ["message.output_text.logprobs"]}, "include", id="logprobs"),
+    pytest.param({"input": "x", "top_logprobs": 21}, "top_logprobs", id="too many alternatives"),
+    pytest.param({"input": "x", "truncation": "oldest"}, "truncation", id="truncation"),
+    pytest.param({"input": "x", "best_of": 2}, "best_of", id="best of"),
+    pytest.param({"input": "x", "n": 2}, "n", id="two answers"),
+    pytest.param({"input": "x", "use_beam_search": True}, "use_beam_search", id="beams"),
+    pytest.param({"input": "x", "return_token_ids": True}, "return_token_ids", id="token ids"),
+    pytest.param({"input": "x", "prompt_logprobs": -1}, "prompt_logprobs", id="prompt's scores"),
+    pytest.param({"input": "x", "vllm_xargs": {"a": 1}}, "vllm_xargs", id="xargs"),
+    pytest.param({"input": "x", "detokenize": False}, "detokenize", id="no text"),
+    pytest.param({"input": "x", "chat_template": "x"}, "chat_template", id="template"),
+    pytest.param({"input": "x", "guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", id="two grammars"),
+    pytest.param({"input": "x", "messages": []}, "messages", id="chat's messages"),
+    pytest.param({"input": "x", "max_tokens": 3}, "max_tokens", id="chat's limit"),
+    pytest.param({"input": "x", "response_format": {"type": "json_object"}}, "response_format", id="chat's format"),
     pytest.param({"input": "x", "stop": [1]}, "stop", id="stop"),
     pytest.param({"input": "x", "cache_salt": ""}, "cache_salt", id="empty salt"),
     pytest.param({"input": "x", "thinking_token_budget": 9}, "thinking_token_budget", id="budget"),
@@ -199,6 +301,9 @@ def test_the_official_client_reads_responses(tmp_path: Path) -> None:
     def ask(url: str) -> tuple[str, str, str]:
         with openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as client:
             whole = client.responses.create(model="tiny", input="say:whole")
+            for ask_again in (client.responses.retrieve, client.responses.cancel, client.responses.delete):
+                with pytest.raises(openai.NotFoundError, match=f"The response {whole.id} is not stored"):
+                    ask_again(whole.id)
             with client.responses.stream(model="tiny", input="say:streamed") as stream:
                 deltas = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
                 return whole.output_text, deltas, stream.get_final_response().output_text

@@ -24,6 +24,7 @@ from stoker.engine.http.openai.tool_parser import LISTED, ToolCallParser
 from stoker.engine.http.openai.tools import tool_use
 from stoker.engine.output_grammar import MAX_GRAMMAR_CHARACTERS, OutputGrammar
 from stoker.engine.sampling import SamplingParams
+from stoker.engine.structural_tags import StructuralTag, StructuralTags
 from stoker.model.tokenizer import Tokenizer
 from testing.engine.tiny_tokenizer import EOS, VOCABULARY, tokenizer_json
 
@@ -37,6 +38,9 @@ PERSON = {
     "required": ["name", "age", "tags"],
     "additionalProperties": False,
 }
+PAIR = {
+    "type": "object", "properties": {"a": {"type": "boolean"}, "b": {"type": "null"}}, "required": ["a", "b"],
+}  # fmt: skip
 PROMPT = list(range(40, 60))
 Run = dict[tuple[str, int], tuple[list[int], str]]
 
@@ -130,8 +134,12 @@ def test_every_answer_is_valid_under_its_schema_or_was_cut_by_its_length(
         pytest.param(OutputGrammar.choice(["yes", "no", 'may"be']), 'yes|no|may"be', id="choice"),
         pytest.param(OutputGrammar.grammar('start: "(" start ")" | "a"'), r"\(*a\)*", id="Lark"),
         pytest.param(OutputGrammar.grammar('root ::= "[" item "]"\nitem ::= "a" | "b" item'), r"\[b*a\]", id="GBNF"),
+        pytest.param(OutputGrammar.json_schema(PAIR, blanks=""), r'\{"a":(true|false),"b":null\}', id="no blanks"),
+        pytest.param(
+            OutputGrammar.json_schema(PAIR, blanks=" ?"), r'\{ ?"a" ?: ?(true|false) ?, ?"b" ?: ?null ?\}', id="blanks"
+        ),
     ],
-)
+)  # fmt: skip
 def test_each_kind_of_grammar_is_followed(
     make: Callable[..., LLMEngine], tokenizer: Tokenizer, grammar: OutputGrammar, pattern: str
 ) -> None:
@@ -140,6 +148,50 @@ def test_each_kind_of_grammar_is_followed(
     ended = [tokenizer.decode(tokens) for tokens, reason in answers.values() if reason == "stop"]
     assert ended
     assert all(re.fullmatch(pattern, text) for text in ended), ended
+
+
+CALL = StructuralTag("<f=", "<f=a>", json.dumps(PAIR), "</f>")
+NUMBER = StructuralTag("<f=", "<f=n>", '{"type": "integer"}', "</f>")
+SPECIAL = StructuralTag("<s>", "<s>n", '{"type": "integer"}', "<unk>!")
+ONE, PAIRS = "<f=n>7</f>", '<f=a>{"a": true, "b": null}</f>'
+
+
+@pytest.mark.parametrize(
+    ("tags", "whole", "begun", "wrong"),
+    [
+        pytest.param(
+            StructuralTags((CALL, NUMBER)), ["", "text\n<f", f"a{ONE}b{PAIRS}{ONE}"], ["<f=", "<f=n>7"],
+            ["<f=b", "<f=n>x", "<f=n>7</g", "<s>"], id="any number",
+        ),
+        pytest.param(
+            StructuralTags((NUMBER,), at_least_one=True), [f"a{ONE}", f"{ONE}b{ONE}"], ["", "abc", "<f=n>7"], ["<f=a"],
+            id="at least one",
+        ),
+        pytest.param(
+            StructuralTags((NUMBER,), stop_after_first=True), ["", "a", f"a{ONE}"], ["a<f=n>"], [f"a{ONE}b"],
+            id="at most one",
+        ),
+        pytest.param(
+            StructuralTags((NUMBER,), at_least_one=True, stop_after_first=True),
+            [f"a{ONE}"], ["", "a"], [f"{ONE}{ONE}"], id="just one",
+        ),
+        pytest.param(
+            StructuralTags((SPECIAL, CALL)), [f"a<s>n3<unk>!{PAIRS}"], ["a<s>", "<s>n3"], ["a<unk>", "<s>3", "<s>n3!"],
+            id="special tokens",
+        ),
+    ],
+)  # fmt: skip
+def test_free_text_goes_on_with_a_structure_behind_its_trigger(
+    grammars: GrammarCompiler, tokenizer: Tokenizer, tags: StructuralTags, whole: list[str], begun: list[str],
+    wrong: list[str],
+) -> None:  # fmt: skip
+    def read(text: str) -> str:
+        matcher = grammars.compile(OutputGrammar.structural_tags(tags)).deep_copy()
+        taken = all(matcher.consume_token(token) for token in tokenizer.encode(text, add_special_tokens=False))
+        return "wrong" if not taken else "whole" if matcher.is_accepting() else "begun"
+
+    for expected, texts in (("whole", whole), ("begun", begun), ("wrong", wrong)):
+        assert {text: read(text) for text in texts} == dict.fromkeys(texts, expected)
 
 
 def crowd() -> dict[str, SamplingParams]:
@@ -234,6 +286,24 @@ BAD = {
     "no schema": (lambda: OutputGrammar.json_schema("3"), "JSON schema"),
     "false": (lambda: OutputGrammar.json_schema(False), "must allow a value, got false"),
     "too large": (lambda: OutputGrammar.regex("a" * (MAX_GRAMMAR_CHARACTERS + 1)), "at most"),
+    "blanks": (lambda: OutputGrammar.json_object(blanks="("), "(with blanks of '('): regex parse error"),
+    "trigger in parts": (
+        lambda: OutputGrammar.structural_tags(StructuralTags((StructuralTag("<s>a", "<s>a", "true", ""),))),
+        "the trigger '<s>a' must be plain text, or one special token",
+    ),
+    "begin without trigger": (
+        lambda: OutputGrammar.structural_tags(StructuralTags((StructuralTag("a", "b", "true", ""),))),
+        "begin must start with its trigger, got 'b' with 'a'",
+    ),
+    "no tags": (lambda: OutputGrammar.structural_tags(StructuralTags(())), "1 to 128 tags, got 0"),
+    "long end": (
+        lambda: OutputGrammar.structural_tags(StructuralTags((StructuralTag("a", "a", "true", "x" * 1001),))),
+        "end must have at most 1000 characters",
+    ),
+    "schema of a tag": (
+        lambda: OutputGrammar.structural_tags(StructuralTags((StructuralTag("a", "a", '{"type": "x"}', ""),))),
+        "Invalid type",
+    ),
     "too deep": (lambda: OutputGrammar.json_schema(nested(70)), "at most 64"),
 }
 

@@ -18,6 +18,7 @@ def check_sums(ranks: int, columns: int, dtype: torch.dtype) -> None:
     """
     from stoker.model.kernels import reference
     from stoker.model.kernels.fused import peer_sum
+    from stoker.model.kernels.fused.peer_memory import PeerMemory
 
     peer_sum.PROGRAMS = 3  # rows are dealt to few programs
     torch.manual_seed(ranks)
@@ -26,7 +27,7 @@ def check_sums(ranks: int, columns: int, dtype: torch.dtype) -> None:
     never = torch.zeros(1, dtype=torch.int32)
     addresses = torch.tensor([*(box.data_ptr() for box in boxes), never.data_ptr()])
     counts = [torch.full((3,), 2**31 - 3, dtype=torch.int32) for _ in range(ranks)]  # the count wraps around
-    inboxes = [peer_sum.Inboxes(rank, addresses, counts[rank], max_rows, words + 1) for rank in range(ranks)]
+    inboxes = [PeerMemory(rank, addresses, counts[rank], max_rows, words + 1) for rank in range(ranks)]
     residual_TD, norm_D = torch.randn(max_rows, columns).to(dtype), torch.randn(columns).to(dtype)
     for rows in (1, 8, 2, 5, 8, 3):
         parts = [torch.randn(rows, columns).to(dtype) for _ in range(ranks)]
@@ -54,6 +55,7 @@ def check_two_shots(ranks: int, columns: int, dtype: torch.dtype) -> None:
     """
     from stoker.model.kernels import reference
     from stoker.model.kernels.fused import two_shot_sum
+    from stoker.model.kernels.fused.peer_memory import PeerMemory
 
     two_shot_sum.PROGRAMS = 3  # rows are dealt to few programs
     torch.manual_seed(ranks)
@@ -64,7 +66,7 @@ def check_two_shots(ranks: int, columns: int, dtype: torch.dtype) -> None:
     never = torch.zeros(1, dtype=torch.int32)
     addresses = torch.tensor([*(memory.data_ptr() for memory in memories), never.data_ptr()])
     counts = [torch.full((3,), 2**31 - 3, dtype=torch.int32) for _ in range(ranks)]  # the count wraps around
-    shares = [two_shot_sum.Shares(rank, addresses, counts[rank], max_rows, max_words) for rank in range(ranks)]
+    shares = [PeerMemory(rank, addresses, counts[rank], max_rows, max_words) for rank in range(ranks)]
     residual_TD, norm_D = torch.randn(max_rows, columns).to(dtype), torch.randn(columns).to(dtype)
     for rows in (1, max_rows, 2, ranks + 1, max_rows, 3):
         parts = [torch.randn(rows, columns).to(dtype) for _ in range(ranks)]

@@ -27,14 +27,15 @@ def closed(schema: Any) -> Any:
 
     A schema with a composed object anywhere is returned as it is.
     """
-    return schema if _is_composed(schema) else _closed(schema)
+    return schema if is_composed(schema) else _closed(schema)
 
 
-def _is_composed(schema: Any) -> bool:
+def is_composed(schema: Any) -> bool:
+    """Whether several schemas apply to one object anywhere in it."""
     if not isinstance(schema, Mapping):
         return False
     exclusive = "oneOf" in schema and "discriminator" not in schema  # closing could make two branches one
-    return exclusive or bool(_COMPOSED & {*schema}) or any(map(_is_composed, _parts(schema)))
+    return exclusive or bool(_COMPOSED & {*schema}) or any(map(is_composed, _parts(schema)))
 
 
 def _parts(schema: Mapping[str, Any]) -> list[Any]:

@@ -15,8 +15,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 from typing import Any
 
+from stoker.engine.core.tag_grammar import tag_grammar
 from stoker.engine.errors import RequestRefused
 from stoker.engine.output_grammar import OutputGrammar
+from stoker.engine.structural_tags import StructuralTags
 
 MAX_KEPT = 64
 """Compiled grammars that are kept; the one that was not used for longest goes first."""
@@ -44,13 +46,13 @@ class GrammarCompiler:
         self._limits = llguidance.LLParserLimits(verbose_errors=False)
         eos: list[int] | None = list(eos_token_ids) or None
         self._tokenizer = llguidance.LLTokenizer(tokenizer_json.decode(), n_vocab=vocab_size, eos_token=eos)
-        self._kept: OrderedDict[tuple[str, str], Any] = OrderedDict()
+        self._kept: OrderedDict[GrammarKey, Any] = OrderedDict()
         self._lock = Lock()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="grammar")
 
     def knows(self, grammar: OutputGrammar) -> bool:
         """Whether the grammar is compiled and kept."""
-        return (grammar.kind, grammar.text) in self._kept
+        return _key(grammar) in self._kept
 
     def submit(self, grammar: OutputGrammar) -> Future[Any]:
         """Compile in a thread."""
@@ -62,7 +64,7 @@ class GrammarCompiler:
         Raises:
             RequestRefused: the grammar is not valid, too large or not supported; names the request's field.
         """
-        key = (grammar.kind, grammar.text)
+        key = _key(grammar)
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
@@ -82,7 +84,8 @@ class GrammarCompiler:
         if not matcher.is_error():
             matcher.compute_bitmask()  # the first one finds what the grammar cannot do, and is the slowest
         if matcher.is_error():
-            raise grammar.refused(f"cannot be used: {shortened(matcher.get_error())}")
+            blanks = f" (with blanks of {grammar.blanks!r})" if grammar.blanks else ""
+            raise grammar.refused(f"cannot be used{blanks}: {shortened(matcher.get_error())}")
         return matcher
 
     def _source(self, grammar: OutputGrammar) -> str:
@@ -90,7 +93,9 @@ class GrammarCompiler:
         matcher = self._library.LLMatcher
         source: str
         if grammar.kind == "json_schema":
-            source = matcher.grammar_from_json_schema(grammar.text, {"whitespace_pattern": WHITESPACE})
+            source = matcher.grammar_from_json_schema(grammar.text, {"whitespace_pattern": _blanks(grammar)})
+        elif grammar.kind == "structural_tag":
+            source = matcher.grammar_from_lark(self._tags(grammar))
         elif grammar.kind == "regex":
             source = matcher.grammar_from_lark(f"start: /{self._library.regex_to_lark(grammar.text, ASCII)}/")
         elif grammar.kind == "choice":
@@ -107,6 +112,32 @@ class GrammarCompiler:
             return str(any_to_lark(grammar.text))
         except Exception as error:  # the converter has no common class of errors
             raise grammar.refused(f"cannot be used: {shortened(str(error))}") from error
+
+    def _tags(self, grammar: OutputGrammar) -> str:
+        try:
+            return tag_grammar(StructuralTags.load(grammar.text), self._text_parts, _blanks(grammar))
+        except ValueError as error:
+            raise grammar.refused(f"cannot be used: {error}") from error
+
+    def _text_parts(self, text: str) -> list[str | int]:
+        """Runs of plain text, and the ids of special tokens."""
+        parts: list[str | int] = []
+        for token in filter(self._tokenizer.is_special_token, self._tokenizer.tokenize_str(text, parse_special=True)):
+            plain, _, text = text.partition(self._tokenizer.decode_str([token]))
+            parts += [plain, token] if plain else [token]
+        return [*parts, text] if text else parts
+
+
+GrammarKey = tuple[str, str, str | None]
+
+
+def _key(grammar: OutputGrammar) -> GrammarKey:
+    """What the compiled grammar depends on."""
+    return grammar.kind, grammar.text, grammar.blanks
+
+
+def _blanks(grammar: OutputGrammar) -> str:
+    return WHITESPACE if grammar.blanks is None else grammar.blanks
 
 
 def no_compiler(grammar: OutputGrammar) -> RequestRefused:

@@ -19,6 +19,7 @@ from torch.distributed import ProcessGroup
 from stoker.engine.plan import EnginePlan
 from stoker.model.config import ModelConfig
 from stoker.model.group_sums import GroupSums
+from stoker.model.kernels.fused.peer_memory import WORD_BYTES, PeerMemory
 from stoker.model.kernels.ops import Ops
 
 log = logging.getLogger("stoker.engine")
@@ -72,7 +73,7 @@ class Way(NamedTuple):
 
     kernels: Any
     """`peer_sum` or `two_shot_sum`."""
-    memory: Any
+    memory: PeerMemory
     handle: Any
     """Keeps the memory mapped."""
 
@@ -95,23 +96,23 @@ class PeerSums(GroupSums):
     def _one_shot(self, rows: int, row_bytes: int) -> Way:
         from stoker.model.kernels.fused import peer_sum  # imports triton, which a machine without a GPU may lack
 
-        max_words = -(-row_bytes // peer_sum.WORD_BYTES)
+        max_words = -(-row_bytes // WORD_BYTES)
         max_rows = max(min(rows, INBOX_BYTES // (8 * peer_sum.inbox_words(self.size, 1, max_words))), 1)
         inbox, handle = map_memory(peer_sum.inbox_words(self.size, max_rows, max_words), torch.int64, self.group)
         calls = torch.zeros(peer_sum.PROGRAMS, dtype=torch.int32, device=inbox.device)
         addresses = self._addresses(handle, inbox.device)
-        return Way(peer_sum, peer_sum.Inboxes(self.rank, addresses, calls, max_rows, max_words), handle)
+        return Way(peer_sum, PeerMemory(self.rank, addresses, calls, max_rows, max_words), handle)
 
     def _two_shot(self, rows: int, row_bytes: int) -> Way:
-        from stoker.model.kernels.fused import peer_sum, two_shot_sum  # as above
+        from stoker.model.kernels.fused import two_shot_sum  # as above
 
-        max_words = round_up(-(-row_bytes // peer_sum.WORD_BYTES), two_shot_sum.VECTOR_WORDS)
+        max_words = round_up(-(-row_bytes // WORD_BYTES), two_shot_sum.VECTOR_WORDS)
         max_rows = round_up(rows, self.size)
         words = two_shot_sum.memory_words(self.size, max_rows, max_words)
         memory, handle = map_memory(words, torch.int32, self.group)
         calls = torch.zeros(two_shot_sum.PROGRAMS, dtype=torch.int32, device=memory.device)
         addresses = self._addresses(handle, memory.device)
-        return Way(two_shot_sum, two_shot_sum.Shares(self.rank, addresses, calls, max_rows, max_words), handle)
+        return Way(two_shot_sum, PeerMemory(self.rank, addresses, calls, max_rows, max_words), handle)
 
     def _addresses(self, handle: Any, device: torch.device) -> Tensor:
         addresses = [int(address) for address in handle.buffer_ptrs]

@@ -5,7 +5,8 @@ Raised by front, parameters and bodies; `reply` writes them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -20,7 +21,8 @@ SHOWN_CHARACTERS = 60
 class ApiError(Exception):
     """A request that is answered with an error.
 
-    Clients repeat a request after 429 and 503, `retry_after_s` later, and never after 400.
+    Clients repeat a request after 429 and 503, `retry_after_s` later, never after 400. OpenAI's would also repeat it
+    after 409 and 500; without `retry_after_s` they are told that nothing would change.
     """
 
     def __init__(
@@ -51,8 +53,12 @@ class ApiError(Exception):
         }
 
     def headers(self) -> dict[str, str]:
-        retry = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
-        return {**self.more_headers, **retry}
+        if self.retry_after_s is not None:
+            return {**self.more_headers, "retry-after": str(self.retry_after_s)}
+        return {**self.more_headers, **({"x-should-retry": "false"} if self._would_be_repeated() else {})}
+
+    def _would_be_repeated(self) -> bool:
+        return self.status in (408, 409, 429) or self.status >= 500
 
     def _type(self) -> str:
         types = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -63,9 +69,11 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param=param, code=code)
 
 
-def not_supported(field: str) -> ApiError:
-    """Refuse a parameter that would change the answer and is not built."""
-    return bad_request(f"not supported yet: {field}", field.split("=")[0], "unsupported_parameter")
+def not_supported(field: str, allowed: Iterable[object] = (None,)) -> ApiError:
+    """Refuse a parameter that would change the answer and is not built; `allowed` are the values without effect."""
+    values = " or ".join(json.dumps(value) for value in allowed if value is not None)
+    hint = f"allowed: {values}" if values else "leave it out"
+    return bad_request(f"not supported yet: {field}; {hint}", field.split("=")[0], "unsupported_parameter")
 
 
 def too_long(max_model_len: int, prompt_tokens: int, output_tokens: int, field: str) -> ApiError:

@@ -58,6 +58,7 @@ from stoker.engine.http.prompts import (
     encode_chat,
     encode_rendered,
     render_chat,
+    without_oldest,
 )
 from stoker.engine.http.request_log import LoggedRequest, RequestLog
 from stoker.engine.http.text import Detokenizer, TextCodec
@@ -296,11 +297,21 @@ class Front:
         self, body: ResponsesBody, call_id: str, arrival_s: float, request_id: str = ""
     ) -> ResponsesAnswer:
         """Prepare a response: the chat request that it means."""
+        chat = body.chat()
         try:
-            prepared = await self._prepare(body.chat(), call_id, arrival_s, request_id, "resp_")
+            chat = chat if body.truncation == "disabled" else await self._without_oldest(chat)
+            prepared = await self._prepare(chat, call_id, arrival_s, request_id, "resp_")
         except ApiError as error:
             raise renamed(error) from error
-        return ResponsesAnswer(prepared.envelope, prepared.generation, prepared.parsers, body)
+        names = TokenNames(prepared.codec, as_ids=chat.return_tokens_as_token_ids)
+        return ResponsesAnswer(
+            prepared.envelope, prepared.generation, prepared.parsers, names, body, timing=chat.include_timing
+        )
+
+    async def _without_oldest(self, body: ChatBody) -> ChatBody:
+        """Return the conversation without its oldest messages that do not fit beside the output."""
+        facts, codec = self._served()
+        return await self._in_thread(without_oldest, codec, body, facts.max_model_len - (body.output_limit or 1))
 
     async def _prepare(
         self,
@@ -320,7 +331,7 @@ class Front:
             render_chat, codec, body.messages, body.add_generation_prompt, body.tools, body.template_settings,
             body.continue_final_message,
         )  # fmt: skip
-        whole = await self._in_thread(encode_rendered, codec, text)
+        whole = await self._in_thread(encode_rendered, codec, text, body.add_special_tokens)
         prompt = truncated(body, whole, facts.max_model_len, body.output_limit)
         bad_sequences = await self._encode_bad_words(codec, body)
         params = chat_params(body, self._defaults, facts.max_model_len - len(prompt), bad_sequences)
@@ -429,6 +440,7 @@ class Front:
                 body.tools,
                 body.chat_template_kwargs or {},
                 body.continue_final_message,
+                body.add_special_tokens,
             )
         else:
             special = body.add_special_tokens if body.add_special_tokens is not None else True

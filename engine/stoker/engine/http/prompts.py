@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stoker.engine.http.errors import bad_request
 from stoker.engine.http.openai.completions import EchoedPrompt
-from stoker.engine.http.openai.protocol import ChatMessage, CompletionBody, GenerationBody
+from stoker.engine.http.openai.protocol import ChatBody, ChatMessage, CompletionBody, GenerationBody
 from stoker.engine.http.text import TextCodec
 from stoker.engine.sampling import MAX_BAD_SEQUENCES
 
 OWN_SETTINGS = frozenset({"self", "messages", "add_generation_prompt", "tools"})
 """Variables of a chat template that `chat_template_kwargs` may not set."""
 DEVELOPER = "developer"
+USER, TOOL = "user", "tool"
+INSTRUCTING = ("system", DEVELOPER)
+"""Roles whose messages a shortened conversation keeps."""
 
 
 def check_tokens(tokens: Sequence[int], vocab_size: int, field: str = "prompt") -> None:
@@ -53,14 +57,16 @@ def encode_chat(
     tools: Sequence[Mapping[str, Any]] | None,
     settings: Mapping[str, Any],
     continues: bool = False,
+    special: bool | None = None,
 ) -> tuple[int, ...]:
     """The prompt's token ids."""
-    return encode_rendered(codec, render_chat(codec, messages, add_generation_prompt, tools, settings, continues))
+    text = render_chat(codec, messages, add_generation_prompt, tools, settings, continues)
+    return encode_rendered(codec, text, special)
 
 
-def encode_rendered(codec: TextCodec, text: str) -> tuple[int, ...]:
-    """The token ids of a conversation's text, in which the template wrote the special tokens itself."""
-    return tuple(codec.encode(text, add_special_tokens=False))
+def encode_rendered(codec: TextCodec, text: str, special: bool | None) -> tuple[int, ...]:
+    """The token ids of a conversation's text. Most templates write the special tokens themselves; else `special`."""
+    return tuple(encode(codec, text, special or False))
 
 
 def render_chat(
@@ -83,6 +89,40 @@ def render_chat(
         settings = {**settings, "tools": tools}
     text = codec.render_chat(prepared, add_generation_prompt=add_generation_prompt, **settings)
     return _until_content(text, prepared[-1]["content"]) if continues else text
+
+
+def without_oldest(codec: TextCodec, body: ChatBody, most_tokens: int) -> ChatBody:
+    """Return the conversation without its oldest messages: as few as leave a prompt of at most so many tokens.
+
+    Instructions stay. Where even the newest messages are too long, these are what is left.
+    """
+
+    def fits(start: int) -> bool:
+        rendered = render_chat(
+            codec, since(body.messages, start), body.add_generation_prompt, body.tools, body.template_settings
+        )
+        return len(encode_rendered(codec, rendered, body.add_special_tokens)) <= most_tokens
+
+    starts = conversation_starts(body.messages)
+    if not starts or fits(0):
+        return body
+    start = starts[min(bisect_left(starts, True, key=fits), len(starts) - 1)]
+    return body.model_copy(update={"messages": since(body.messages, start)})
+
+
+def conversation_starts(messages: Sequence[ChatMessage]) -> list[int]:
+    """Return where a shortened conversation may begin: at a user's message, or behind the last one.
+
+    Never at a tool's result, whose call would be missing.
+    """
+    users = [place for place, message in enumerate(messages) if message.role == USER]
+    later = enumerate(messages[users[-1] + 1 :], users[-1] + 1) if users else enumerate(messages)
+    return [*users, *(place for place, message in later if message.role not in (*INSTRUCTING, TOOL))]
+
+
+def since(messages: Sequence[ChatMessage], start: int) -> list[ChatMessage]:
+    """Return the messages from `start` on, behind the earlier ones that instruct."""
+    return [message for place, message in enumerate(messages) if place >= start or message.role in INSTRUCTING]
 
 
 def _until_content(text: str, content: str) -> str:

@@ -55,7 +55,7 @@ MODELS_PATH, LOAD = "/v1/models", "/load"
 PARENTS = (MODELS_PATH, REQUESTS_PATH)
 """Paths below which the next part is a name."""
 GET: Sequence[str] = ("GET", "HEAD")
-LOAD_PATH = "/load"
+LOAD_PATH, RESPONSES_PATH = "/load", "/v1/responses"
 OPEN_PATHS = frozenset((LOAD_PATH, "/health", "/ping", "/version", OPENAPI_PATH, DOCS_PATH))
 """Answered without an API key."""
 
@@ -81,7 +81,7 @@ class OpenAiServer:
         self._posts: dict[str, Handler] = {
             "/v1/completions": self._completions,
             "/v1/chat/completions": self._chat,
-            "/v1/responses": self._responses,
+            RESPONSES_PATH: self._responses,
             "/v1/embeddings": self._embeddings,
             RESUME_PATH: self._resume,
             "/tokenize": self._tokenize,
@@ -129,6 +129,8 @@ class OpenAiServer:
             return self._change_model(method, path)
         if known in self._gets:
             routes, methods = self._gets, GET
+        elif path.startswith(f"{RESPONSES_PATH}/"):
+            return _not_stored
         elif path not in self._posts:
             return _unknown_path if path.startswith("/v1/") else None
         if method == "OPTIONS":
@@ -300,6 +302,13 @@ def _streams(events: Callable[[], Events]) -> Handler:
 
 async def _unknown_path(call: HttpCall) -> Result:
     raise unknown_path(call.path)
+
+
+async def _not_stored(call: HttpCall) -> Result:
+    """Answer what OpenAI's clients ask about an earlier response."""
+    name = shortened(call.path.removeprefix(f"{RESPONSES_PATH}/").partition("/")[0])
+    message = f"The response {name} is not stored, as no response is: send the whole conversation as input each time."
+    raise ApiError(404, message, param="response_id", code="response_not_found")
 
 
 async def _nowhere(request: Request, _: Exception) -> JSONResponse:

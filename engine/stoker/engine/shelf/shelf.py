@@ -93,7 +93,8 @@ class ModelShelf:
         folder = self._folder(name)
         entry = self.entries.get(name)
         if entry is not None and entry.status == "draining":
-            raise ApiError(409, f"The model {name} is being unloaded; try again.", param="model", code="model_draining")
+            message = f"The model {name} is being unloaded; try again."
+            raise ApiError(409, message, param="model", code="model_draining", retry_after_s=1)
         if entry is None or entry.error:
             others = [self._loaded(one) for other, one in self.entries.items() if other != name and not one.error]
             unload = self._room(folder, others)

@@ -23,7 +23,7 @@ from stoker.engine.transfer.landing_zone import Grant
 from stoker.engine.transfer.layout import BlockLayout
 from stoker.engine.transfer.port import PortInfo
 
-HANDOVER_PROTOCOL = 5
+HANDOVER_PROTOCOL = 6
 
 FailureCode = Literal["refused", "transport", "aborted", "unknown"]
 

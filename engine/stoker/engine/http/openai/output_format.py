@@ -5,13 +5,15 @@ Pure; the bodies of `protocol` have these fields, `params` calls `grammar_of`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+import json
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from stoker.engine.http.errors import bad_request, not_supported
+from stoker.engine.closed_schema import is_composed
+from stoker.engine.http.errors import bad_request
 from stoker.engine.http.openai.body import Body, Texts
+from stoker.engine.http.openai.structural_tag import structural_tags
 from stoker.engine.output_grammar import OutputGrammar
 
 Schema = dict[str, Any] | bool | str
@@ -31,7 +33,7 @@ class JsonSchemaFormat(Body):
 class ResponseFormat(Body):
     """`response_format`."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
 
     @model_validator(mode="after")
@@ -40,40 +42,54 @@ class ResponseFormat(Body):
             raise ValueError("json_schema is needed with type json_schema")
         return self
 
-    @property
-    def grammar(self) -> OutputGrammar | None:
+    def grammar(self, blanks: str | None) -> OutputGrammar | None:
         if self.type == "json_object":
-            return OutputGrammar.json_object("response_format")
+            return OutputGrammar.json_object("response_format", blanks)
         if self.type == "json_schema" and self.json_schema is not None:
-            return OutputGrammar.json_schema(self.json_schema.schema_, "response_format.json_schema.schema")
+            return OutputGrammar.json_schema(self.json_schema.schema_, "response_format.json_schema.schema", blanks)
+        if self.type == "structural_tag":
+            tags = structural_tags(self.model_extra or {}, "response_format")
+            return OutputGrammar.structural_tags(tags, "response_format", blanks)
         return None
 
 
 class StructuredOutputs(Body):
-    """vLLM's `structured_outputs`: exactly one of these."""
+    """vLLM's `structured_outputs`: exactly one of the first six."""
 
     json_: Schema | None = Field(default=None, alias="json")
     json_object: bool | None = None
     regex: str | None = None
     choice: Texts | None = None
     grammar: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    whitespace_pattern: str | None = None
+    """What may stand between two parts of a JSON value, as a regular expression."""
+    disable_any_whitespace: bool = False
+    """Nothing stands between them."""
+    disable_additional_properties: bool = False
+    """Without effect: objects have no others than they name, except in schemas with composed objects."""
 
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "structural_tag": (None,),
-        "whitespace_pattern": (None,),
-        "disable_any_whitespace": (None, False),
-        "disable_additional_properties": (None, False),
-    }
+    @model_validator(mode="after")
+    def _one_kind_of_blanks(self) -> StructuredOutputs:
+        if self.disable_any_whitespace and self.whitespace_pattern is not None:
+            raise ValueError("disable_any_whitespace is not allowed together with whitespace_pattern")
+        return self
+
+    @property
+    def blanks(self) -> str | None:
+        """`OutputGrammar.blanks`."""
+        return "" if self.disable_any_whitespace else self.whitespace_pattern
 
     def given(self, root: str, separator: str = ".") -> dict[str, OutputGrammar]:
         """The grammars of the fields that are set, by the name that the client used."""
         made: dict[str, OutputGrammar] = {}
         if self.json_ is not None:
             name = f"{root}{separator}json"
-            made[name] = OutputGrammar.json_schema(self.json_, name)
+            made[name] = OutputGrammar.json_schema(self.json_, name, self.blanks)
+            self._check_closed(made[name])
         if self.json_object:
             name = f"{root}{separator}json_object"
-            made[name] = OutputGrammar.json_object(name)
+            made[name] = OutputGrammar.json_object(name, self.blanks)
         if self.regex is not None:
             name = f"{root}{separator}regex"
             made[name] = OutputGrammar.regex(self.regex, name)
@@ -83,17 +99,19 @@ class StructuredOutputs(Body):
         if self.grammar is not None:
             name = f"{root}{separator}grammar"
             made[name] = OutputGrammar.grammar(self.grammar, name)
+        if self.structural_tag is not None:
+            name = f"{root}{separator}structural_tag"
+            made[name] = OutputGrammar.structural_tags(structural_tags(self.structural_tag, name), name, self.blanks)
         return made
 
-    def check_supported(self) -> None:
-        """Refuse options that are not built.
-
-        Raises:
-            ApiError: 400, names the field.
-        """
-        for name, harmless in self.refused.items():
-            if (self.model_extra or {}).get(name) not in harmless:
-                raise not_supported(f"structured_outputs.{name}")
+    def _check_closed(self, grammar: OutputGrammar) -> None:
+        """Refuse to close the objects of a schema in which several schemas apply to one object. Raises ApiError 400."""
+        if self.disable_additional_properties and is_composed(json.loads(grammar.text)):
+            message = (
+                "must be false for a schema with allOf, not, if or the like: none of their parts names all properties"
+            )
+            field = "structured_outputs.disable_additional_properties"
+            raise bad_request(f"{field}: {message}", field, "invalid_value")
 
 
 class FormattedBody(Body):
@@ -105,6 +123,7 @@ class FormattedBody(Body):
     guided_regex: str | None = None
     guided_choice: Texts | None = None
     guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
 
     @property
     def output_grammar(self) -> OutputGrammar | None:
@@ -116,13 +135,15 @@ class FormattedBody(Body):
         """
         given = self._guided().given("guided", "_")
         if self.structured_outputs is not None:
-            self.structured_outputs.check_supported()
             chosen = self.structured_outputs.given("structured_outputs")
             if not chosen:
-                message = "structured_outputs: one of json, json_object, regex, choice and grammar is needed"
+                message = (
+                    "structured_outputs: one of json, json_object, regex, choice, grammar, structural_tag is needed"
+                )
                 raise bad_request(message, "structured_outputs", "invalid_value")
             given |= chosen
-        if self.response_format is not None and (grammar := self.response_format.grammar) is not None:
+        form = self.response_format
+        if form is not None and (grammar := form.grammar(self.guided_whitespace_pattern)) is not None:
             given["response_format"] = grammar
         if len(given) > 1:
             first, second, *_ = given
@@ -132,5 +153,6 @@ class FormattedBody(Body):
     def _guided(self) -> StructuredOutputs:
         """vLLM's older fields, `guided_json` and its like."""
         return StructuredOutputs.model_construct(
-            json_=self.guided_json, regex=self.guided_regex, choice=self.guided_choice, grammar=self.guided_grammar
-        )
+            json_=self.guided_json, regex=self.guided_regex, choice=self.guided_choice, grammar=self.guided_grammar,
+            whitespace_pattern=self.guided_whitespace_pattern,
+        )  # fmt: skip

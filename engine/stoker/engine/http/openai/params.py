@@ -113,11 +113,12 @@ def beam_settings(body: GenerationBody, params: SamplingParams, end_tokens: Iter
 
 
 def truncated(body: GenerationBody, prompt: Tokens, max_model_len: int, output_tokens: int | None) -> Tokens:
-    """The last tokens of a prompt, as many as `truncate_prompt_tokens` keeps; `output_tokens`: the output's limit."""
+    """The part of a prompt that `truncate_prompt_tokens` keeps; `output_tokens`: the output's limit."""
     keep = body.truncate_prompt_tokens
     if keep is None:
         return prompt
-    return prompt[-(max(max_model_len - (output_tokens or 1), 1) if keep == -1 else keep) :]
+    keep = max(max_model_len - (output_tokens or 1), 1) if keep == -1 else keep
+    return prompt[:keep] if body.truncation_side == "right" else prompt[-keep:]
 
 
 def check_length(body: CompletionBody | ChatBody, max_model_len: int, prompt_tokens: int, output_tokens: int) -> None:

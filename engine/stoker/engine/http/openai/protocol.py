@@ -9,7 +9,7 @@ Values; parsed by `server` and read by the front.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -85,9 +85,12 @@ class GenerationBody(FormattedBody):
     """Log-probabilities of the prompt's tokens with so many alternatives; only in whole answers."""
     truncate_prompt_tokens: Annotated[Int, Field(ge=-1)] | None = None
     """Keep only the prompt's last tokens; -1: as many as fit beside the output."""
+    truncation_side: Literal["left", "right"] = "left"
+    """Where tokens are cut off; right keeps the first ones."""
     include_timing: bool = False
     """`usage.timing` has the seconds in the queue, to the first token, to the last one, and in total."""
     add_special_tokens: bool | None = None
+    """Default: for prompts, not for conversations, where the template writes them."""
     use_beam_search: bool = False
     """Return the `n` most probable outputs that a search with `best_of` or `n` beams finds, without sampling."""
     length_penalty: float = 1.0
@@ -101,7 +104,8 @@ class GenerationBody(FormattedBody):
 
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "logits_processors": (None, []),
-        "guided_whitespace_pattern": (None,),
+        "vllm_xargs": (None, {}),
+        "detokenize": (None, True),
         "thinking_token_budget": (None,),
         "repetition_detection": (None,),
         "logprob_token_ids": (None, []),
@@ -129,7 +133,7 @@ class GenerationBody(FormattedBody):
         for name, harmless in self.refused.items():
             value = getattr(self, name) if name in type(self).model_fields else extra.get(name)
             if value not in harmless:
-                raise not_supported(name)
+                raise not_supported(name, harmless)
 
     @property
     def num_choices(self) -> int:
@@ -241,7 +245,7 @@ class ContentPart(Body):
             ApiError: 400, the part is not text.
         """
         if self.type not in TEXT_PARTS:
-            raise not_supported(f"messages.content.{self.type}")
+            raise not_supported(f"messages.content.{self.type}", ("text",))
         field = TEXT_PARTS[self.type]
         text: str | None = getattr(self, field)
         if text is None:

@@ -20,16 +20,18 @@ FIELDS = {
     "response_format": "text.format",
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
 }
 """Chat's field -> this route's."""
-SHARED = (
-    "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "stop",
-    "stop_token_ids", "include_stop_str_in_output", "min_tokens", "ignore_eos", "allowed_token_ids", "bad_token_ids",
-    "bad_words", "skip_special_tokens", "truncate_prompt_tokens", "structured_outputs", "cache_salt",
-    "thinking_token_budget", "repetition_detection", "logprob_token_ids", "kv_transfer_params",
-)  # fmt: skip
-"""Fields that are not OpenAI's and mean what they mean in a chat, or are refused as there."""
+ITEMS = ("message", "function_call", "function_call_output", "reasoning")
 LOGPROBS = "message.output_text.logprobs"
+"""The value of `include` that asks for log-probabilities."""
+MAX_TOP_LOGPROBS = 20
+
+
+SHARED = frozenset({*ChatBody.model_fields, *ChatBody.refused}) - FIELDS.keys() - {"stream_options"}
+"""Fields that mean what they mean in a chat, or are refused as there. `stream_options` has another meaning here."""
 
 
 class TextFormat(Body):
@@ -75,15 +77,23 @@ class ResponsesBody(Body):
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning: ReasoningOptions = ReasoningOptions()
     include: list[str] | None = None
+    top_logprobs: Annotated[Int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    """Most probable tokens beside each of the message; log-probabilities come with it, or with `include`."""
+    truncation: Literal["auto", "disabled"] = "disabled"
+    """auto: the oldest items that do not fit beside the output are left out."""
 
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "previous_response_id": (None,),
         "conversation": (None,),
         "background": (None, False),
         "prompt": (None,),
-        "truncation": (None, "disabled"),
-        "top_logprobs": (None, 0),
         "max_tool_calls": (None,),
+        "n": (None, 1),
+        "logprobs": (None, False),
+        "use_beam_search": (None, False),
+        "return_token_ids": (None, False),
+        "add_generation_prompt": (None, True),
+        "continue_final_message": (None, False),
     }
     """Fields that are not built, with the values that have no effect."""
 
@@ -93,11 +103,18 @@ class ResponsesBody(Body):
         Raises:
             ApiError: 400, names the field.
         """
+        extra = self.model_extra or {}
         for name, harmless in self.refused.items():
-            if (self.model_extra or {}).get(name) not in harmless:
-                raise not_supported(name)
-        if LOGPROBS in (self.include or ()):
-            raise not_supported(f"include={LOGPROBS}")
+            if extra.get(name) not in harmless:
+                raise not_supported(name, harmless)
+        for chats, own in FIELDS.items():
+            if extra.get(chats) is not None:
+                raise bad_request(f"{chats}: this route has {own} for it", chats, "invalid_value")
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the message has log-probabilities."""
+        return bool(self.top_logprobs) or LOGPROBS in (self.include or ())
 
     def chat(self) -> ChatBody:
         """The same request for the chat route.
@@ -125,7 +142,9 @@ class ResponsesBody(Body):
             "response_format": self._response_format(),
             "chat_template_kwargs": self.chat_template_kwargs,
             "reasoning_effort": self.reasoning.effort,
-            **{name: (self.model_extra or {}).get(name) for name in SHARED},
+            "logprobs": self.wants_logprobs,
+            "top_logprobs": self.top_logprobs if self.wants_logprobs else None,
+            **{name: value for name, value in (self.model_extra or {}).items() if name in SHARED},
         }
         try:
             return ChatBody.model_validate({key: value for key, value in fields.items() if value is not None})
@@ -174,7 +193,7 @@ def add_item(messages: list[dict[str, Any]], item: Mapping[str, Any], place: str
         content = output if isinstance(output, str | list) else json.dumps(output)
         messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
     elif kind != "reasoning":  # the model's own earlier reasoning is not repeated
-        raise not_supported(f"{place}.type={shown(kind)}")
+        raise not_supported(f"{place}.type={shown(kind)}", ITEMS)
 
 
 def chat_tool(number: int, tool: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,7 +203,7 @@ def chat_tool(number: int, tool: Mapping[str, Any]) -> dict[str, Any]:
         ApiError: 400, the tool is none of functions.
     """
     if tool.get("type") != "function":
-        raise not_supported(f"tools.{number}.type={shown(tool.get('type'))}")
+        raise not_supported(f"tools.{number}.type={shown(tool.get('type'))}", ("function",))
     return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
 
 

@@ -18,64 +18,29 @@ Called by the engine's `peer_sums`.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from stoker.model.kernels.fused.launch import overlap, wait_for_last
+from stoker.model.kernels.fused.peer_memory import KINDS, WORD_BYTES, PeerMemory
 
 PROGRAMS = 128
 """At most as many as multiprocessors, so that all programs of a launch run at once."""
-WORD_BYTES = 4
 SPINS = 2**28
 """Looks at an inbox after which a peer counts as lost and the kernel fails: minutes."""
 CHECKED = 2**10
 """Looks at an inbox between two at the word that ends all waiting."""
 FLOAT32, BFLOAT16, FLOAT16 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-
-
-class Inboxes(NamedTuple):
-    """The inboxes of all ranks, as one of them sees them."""
-
-    rank: int
-    addresses: Tensor
-    """int64, ranks + 1: where each rank's inbox is mapped in this process, then an int32 that the host sets to end all
-    waiting. An inbox is int64 [2, ranks, max_rows, max_words], zero at the beginning."""
-    calls: Tensor
-    """int32, PROGRAMS: calls that each program has made."""
-    max_rows: int
-    max_words: int
-
-    @property
-    def ranks(self) -> int:
-        return len(self.addresses) - 1
-
-    def fits(self, x_TD: Tensor) -> bool:
-        """Whether rows can be summed here."""
-        return fits(x_TD, self.max_rows, self.max_words)
-
-
-def fits(x_TD: Tensor, max_rows: int, max_words: int) -> bool:
-    """Whether memory for so many rows of so many words takes these."""
-    return (
-        x_TD.dim() == 2
-        and 0 < x_TD.shape[0] <= max_rows
-        and x_TD.dtype in KINDS
-        and x_TD.shape[1] * x_TD.itemsize % WORD_BYTES == 0
-        and x_TD.shape[1] * x_TD.itemsize // WORD_BYTES <= max_words
-    )
 
 
 def inbox_words(ranks: int, max_rows: int, max_words: int) -> int:
-    """Return the length of an inbox, in words of 8 bytes."""
+    """Return the length of a rank's inbox, int64 [2, ranks, max_rows, max_words], in words of 8 bytes."""
     return 2 * ranks * max_rows * max_words
 
 
-def sum_rows(x_TD: Tensor, inboxes: Inboxes, *, sends: bool = True, receives: bool = True) -> Tensor:
+def sum_rows(x_TD: Tensor, inboxes: PeerMemory, *, sends: bool = True, receives: bool = True) -> Tensor:
     """Return the sum over the ranks. Without `sends` or `receives` only the other half is done, for tests."""
     return launch(x_TD, None, None, 0.0, inboxes, sends, receives)[0]
 
@@ -85,7 +50,7 @@ def sum_norm_rows(
     residual_TD: Tensor,
     norm_D: Tensor,
     eps: float,
-    inboxes: Inboxes,
+    inboxes: PeerMemory,
     *,
     sends: bool = True,
     receives: bool = True,
@@ -100,7 +65,7 @@ def launch(
     residual_TD: Tensor | None,
     norm_D: Tensor | None,
     eps: float,
-    inboxes: Inboxes,
+    inboxes: PeerMemory,
     sends: bool,
     receives: bool,
 ) -> tuple[Tensor, Tensor]:

@@ -20,26 +20,14 @@ Called by the engine's `peer_sums`.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from stoker.model.kernels.fused.launch import overlap, wait_for_last
-from stoker.model.kernels.fused.peer_sum import (
-    CHECKED,
-    KINDS,
-    SPINS,
-    WORD_BYTES,
-    as_words,
-    fits,
-    pack,
-    rounded,
-    unpack,
-    warps_of,
-)
+from stoker.model.kernels.fused.peer_memory import KINDS, WORD_BYTES, PeerMemory
+from stoker.model.kernels.fused.peer_sum import CHECKED, SPINS, as_words, pack, rounded, unpack, warps_of
 
 PROGRAMS = 128
 """At most as many as multiprocessors, so that all programs of a launch run at once."""
@@ -47,72 +35,51 @@ VECTOR_WORDS = 4
 """Words that one instruction moves: rows in the inboxes begin at multiples of them."""
 
 
-class Shares(NamedTuple):
-    """The memory of all ranks, as one of them sees it."""
-
-    rank: int
-    addresses: Tensor
-    """int64, ranks + 1: where each rank's memory is mapped in this process, then an int32 that the host sets to end all
-    waiting. The memory is int32, zero at the beginning: parts [2, ranks, own rows, max_words], sums [2, max_rows,
-    max_words], flags [2, ranks, PROGRAMS]."""
-    calls: Tensor
-    """int32, PROGRAMS: calls that each program has made."""
-    max_rows: int
-    """A multiple of the number of ranks."""
-    max_words: int
-    """A multiple of VECTOR_WORDS."""
-
-    @property
-    def ranks(self) -> int:
-        return len(self.addresses) - 1
-
-    def fits(self, x_TD: Tensor) -> bool:
-        """Whether rows can be summed here."""
-        return fits(x_TD, self.max_rows, self.max_words)
-
-
 def memory_words(ranks: int, max_rows: int, max_words: int) -> int:
-    """Return the length of a rank's memory, in words of 4 bytes."""
+    """Return the length of a rank's memory, in words of 4 bytes.
+
+    It is int32: parts [2, ranks, own rows, max_words], sums [2, max_rows, max_words], flags [2, ranks, PROGRAMS].
+    """
     return 4 * max_rows * max_words + 2 * ranks * PROGRAMS
 
 
-def sum_rows(x_TD: Tensor, shares: Shares, only: str | None = None) -> Tensor:
+def sum_rows(x_TD: Tensor, memory: PeerMemory, only: str | None = None) -> Tensor:
     """Return the sum over the ranks. `only` "send", "add" or "receive": one part of the work, for tests."""
-    return launch(x_TD, None, None, 0.0, shares, only)[0]
+    return launch(x_TD, None, None, 0.0, memory, only)[0]
 
 
 def sum_norm_rows(
-    x_TD: Tensor, residual_TD: Tensor, norm_D: Tensor, eps: float, shares: Shares, only: str | None = None
+    x_TD: Tensor, residual_TD: Tensor, norm_D: Tensor, eps: float, memory: PeerMemory, only: str | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return (norm(residual + sum), residual + sum)."""
-    total_TD, normed_TD = launch(x_TD, residual_TD, norm_D, eps, shares, only)
+    total_TD, normed_TD = launch(x_TD, residual_TD, norm_D, eps, memory, only)
     return normed_TD, total_TD
 
 
 def launch(
-    x_TD: Tensor, residual_TD: Tensor | None, norm_D: Tensor | None, eps: float, shares: Shares, only: str | None
+    x_TD: Tensor, residual_TD: Tensor | None, norm_D: Tensor | None, eps: float, memory: PeerMemory, only: str | None
 ) -> tuple[Tensor, Tensor]:
     x_TD = x_TD.contiguous()
     total_TD = torch.empty_like(x_TD)
     normed_TD = total_TD if norm_D is None else torch.empty_like(x_TD)
     words = x_TD.shape[1] * x_TD.itemsize // WORD_BYTES
     block = triton.next_power_of_2(words)
-    two_shot_kernel[(min(triton.cdiv(x_TD.shape[0], shares.ranks), PROGRAMS),)](
+    two_shot_kernel[(min(triton.cdiv(x_TD.shape[0], memory.ranks), PROGRAMS),)](
         as_words(x_TD),
         None if residual_TD is None else as_words(residual_TD.contiguous()),
         None if norm_D is None else as_words(norm_D),
         as_words(total_TD),
         as_words(normed_TD),
-        shares.addresses,
-        shares.calls,
+        memory.addresses,
+        memory.calls,
         x_TD.shape[0],
         words,
         x_TD.shape[1],
         eps,
-        RANK=shares.rank,
-        RANKS=shares.ranks,
-        MAX_ROWS=shares.max_rows,
-        MAX_WORDS=shares.max_words,
+        RANK=memory.rank,
+        RANKS=memory.ranks,
+        MAX_ROWS=memory.max_rows,
+        MAX_WORDS=memory.max_words,
         PROGRAMS=PROGRAMS,
         KIND=KINDS[x_TD.dtype],
         HAS_RESIDUAL=residual_TD is not None,
@@ -120,7 +87,7 @@ def launch(
         SENDS=only in (None, "send"),
         ADDS=only in (None, "add"),
         RECEIVES=only in (None, "receive"),
-        ASM="" if triton.knobs.runtime.interpret else wait_asm(shares.rank, shares.ranks),
+        ASM="" if triton.knobs.runtime.interpret else wait_asm(memory.rank, memory.ranks),
         BLOCK=block,
         enable_fp_fusion=False,
         num_warps=warps_of(block),

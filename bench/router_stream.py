@@ -27,7 +27,7 @@ import tempfile
 import time
 import timeit
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -158,11 +158,14 @@ def fleet(draw: random.Random, *, pools: bool) -> Backends:
     return backends
 
 
-def report_all(backends: Backends) -> None:
-    """Let every engine report once more: a report is young for a second."""
-    for backend in backends.all:
-        if backend.report is not None:
-            backend.reported(backend.report.model_copy(update={"seq": backend.report.seq + 1}))
+def report_all(backends: Backends, queues: Sequence[tuple[int, ...]] = ()) -> None:
+    """Let every engine report once more, with these prompts that wait: a report is young for a second."""
+    for number, backend in enumerate(backends.all):
+        known = dict(backend.report or LOAD) | {"seq": backend.report.seq + 1 if backend.report else 0}
+        if queues:
+            prompts = queues[number]
+            known |= {"waiting": len(prompts), "waiting_tokens": sum(prompts), "prompts": prompts, "step_tokens": 2048}
+        backend.reported(Load(**known))
 
 
 def each_us(call: Callable[[], object], setup: Callable[[], object] = lambda: None) -> float:
@@ -184,6 +187,13 @@ async def decision() -> None:
         f"{work.tokens} tokens, {len(alone.all)} backends: estimate {each_us(lambda: work_of(content, [])):.0f} us, "
         f"choice {each_us(lambda: alone.choose_shared(set(), work, b''), lambda: report_all(alone)):.0f} us, "
         f"of a pair {each_us(lambda: pools.choose_shared(set(), work, b''), lambda: report_all(pools)):.0f} us"
+    )
+    short = work_of(json.dumps({"prompt": draw.randbytes(2000).hex()}).encode(), [])
+    queues = [tuple(draw.choice((draw.randint(100, 3000), draw.randint(3000, 60_000)))
+                    for _ in range(draw.randrange(11))) for _ in alone.all]  # fmt: skip
+    print(
+        f"{short.tokens} tokens, up to 10 prompts of up to 60,000 wait at each backend: choice "
+        f"{each_us(lambda: alone.choose_shared(set(), short, b''), lambda: report_all(alone, queues)):.0f} us"
     )
     await alone.stop()
     await pools.stop()

@@ -26,6 +26,7 @@ from stoker.operator.domain.autoscaling.prediction import Goals
 from stoker.operator.domain.autoscaling.step_curve import StepCurve
 from stoker.router.load import Load
 from stoker.router.snapshot import Role
+from stoker.router.standing import Standing, standing_of
 from testing.clocked.trace import TracedRequest
 
 VOCABULARY = 1 << 62
@@ -168,6 +169,11 @@ class ClockedReplica:
     def unstarted(self) -> tuple[int, ...]:
         """Prompt tokens of requests without a first token, as a router counts them."""
         return tuple(self._unstarted.values())
+
+    @property
+    def standing(self) -> Standing:
+        """What the router computes of its load now."""
+        return standing_of(self)
 
     def tell(self, now_s: float) -> None:
         """Report its load to the router, if it may already."""

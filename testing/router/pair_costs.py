@@ -1,9 +1,11 @@
-"""The costs of an engine by the formulas of `stoker.router.pairs`, one at a time: the slow twin of `costs_of`."""
+"""The costs of an engine by the formulas of `stoker.router.pairs`, one at a time: the slow twin of `prompt_costs`
+and of the prices in a `Standing`."""
 
 from __future__ import annotations
 
-from stoker.router.pairs import AGAINST_ROLE_S, Measured, Place
+from stoker.router.pairs import Place
 from stoker.router.snapshot import Role
+from stoker.router.standing import AGAINST_ROLE_S, Measured
 
 
 def whole_s(place: Place, seen: Measured, uncached: int) -> float:

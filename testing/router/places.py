@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from stoker.router.load import Load, Peer
 from stoker.router.snapshot import Role
+from stoker.router.standing import Standing, standing_of
 
 
 def report(**fields: Any) -> Load:
@@ -38,6 +39,10 @@ class Engine:
     @property
     def identity(self) -> tuple[str, str]:
         return self.name, "e"
+
+    @property
+    def standing(self) -> Standing:
+        return standing_of(self)
 
 
 PROMPTS = st.lists(st.integers(0, 200) | st.integers(0, 20_000), max_size=8).map(tuple)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stoker.engine.core.request import Request, State
 from stoker.engine.core.schedule import Schedule
-from stoker.pod.prompt_order import tokens_before
+from stoker.pod.prompt_order import LOOK_AHEAD, PromptQueue, tokens_before
 from tests.engine.test_scheduler import World
 
 BUDGET, LONG = 8, 80
@@ -186,3 +186,16 @@ def test_no_prompt_waits_for_more_than_all_and_more_work_never_ends_earlier(
     assert 0 <= before <= sum(prompts)
     assert tokens_before([*prompts, more], own) >= before
     assert tokens_before(prompts, own + more) >= before
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    PROMPTS | st.lists(st.sampled_from([1, 2, 5, 10, 20, 40, 80, 160]), max_size=LOOK_AHEAD + 6),
+    st.lists(st.integers(-1, 150), min_size=1, max_size=4),
+    st.sampled_from([0, 1, 8, BUDGET, 100]),
+)
+def test_a_queue_that_is_summed_up_once_predicts_the_same(prompts: list[int], each: list[int], step: int) -> None:
+    queue = PromptQueue(prompts, step)
+    assert queue.tokens == sum(prompts)
+    for own in each:
+        assert queue.before(own) == tokens_before(prompts, own, step)

@@ -20,9 +20,10 @@ from stoker.router.backend import Backend, Timeouts
 from stoker.router.cache_aware import ALIKE, MAX_SESSIONS, PIECE_TOKENS, CacheAware
 from stoker.router.connection import Broken
 from stoker.router.load import MOST_WAITING, SILENT_S, YOUNG_S, Load, SharedStore, parse_report
-from stoker.router.pairs import GAP_S, Pair, measured
+from stoker.router.pairs import Pair
 from stoker.router.prefix_index import MAX_PIECES, PIECE_BYTES, WAYS, PrefixIndex, Slots, chain_of
 from stoker.router.snapshot import BackendEntry, Role
+from stoker.router.standing import GAP_S, Standing, measured, standing_of
 from stoker.router.stored_prefixes import StoredPrefixes
 from stoker.router.work import NO_WORK, Work, session_of, work_of
 from testing.router.fake_engine import Exchange, FakeEngine, say_hello
@@ -49,6 +50,10 @@ class Place:
 
     def __post_init__(self) -> None:
         self.identity = self.name, self.epoch
+
+    @property
+    def standing(self) -> Standing:
+        return standing_of(self)
 
 
 PLACES = st.lists(

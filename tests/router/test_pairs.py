@@ -11,19 +11,17 @@ from hypothesis import strategies as st
 from stoker.router.cache_aware import CacheAware
 from stoker.router.load import Load
 from stoker.router.pairs import (
-    AGAINST_ROLE_S,
     BYTES_PER_TOKEN,
     HANDOVER_S,
     SPLIT_GAIN,
-    Measured,
     Pair,
-    costs_of,
     exposed_s,
     link_rate,
-    measured,
     of_role,
+    prompt_costs,
     split_or_whole,
 )
+from stoker.router.standing import AGAINST_ROLE_S, Measured, measured
 from stoker.router.work import Work
 from testing.router.pair_costs import against, decode_s, whole_s
 from testing.router.places import FLEETS, Engine, named, peer, report
@@ -214,9 +212,10 @@ def test_more_decoding_sequences_make_a_prompt_dearer() -> None:
 @given(FLEETS, st.integers(-100, 20_000), st.floats(100, 50_000))
 def test_the_fast_cost_of_an_engine_is_the_formulas(drawn: list[Engine], uncached: int, rate: float) -> None:
     fleet = named(drawn)
-    found = costs_of(fleet, [one.load for one in fleet], [uncached] * len(fleet), rate)
-    for one, whole, helping, answering in zip(fleet, *found, strict=True):
+    standings = [one.standing for one in fleet]
+    costs = prompt_costs(standings, [uncached] * len(fleet), rate)
+    for one, standing, cost in zip(fleet, standings, costs, strict=True):
         seen = measured(one, one.load, rate)
-        assert whole == pytest.approx(whole_s(one, seen, uncached), rel=1e-9)
-        assert helping == pytest.approx(seen.prefill_s(uncached) + against(one, "decode"), rel=1e-9)
-        assert answering == pytest.approx(decode_s(seen) + against(one, "prefill"), rel=1e-9)
+        assert cost + standing.answering_s == pytest.approx(whole_s(one, seen, uncached), rel=1e-9)
+        assert cost + standing.helping_s == pytest.approx(seen.prefill_s(uncached) + against(one, "decode"), rel=1e-9)
+        assert standing.answering_s == pytest.approx(decode_s(seen) + against(one, "prefill"), rel=1e-9)

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from stoker.pod.beginnings import BEGINNING_HEADER, beginning_in
 from stoker.router.cache_aware import ALIKE, PIECE_TOKENS, CacheAware
 from stoker.router.load import STORE_BYTES_PER_S, Load, SharedStore
-from stoker.router.pairs import STREAM_WEIGHT, Pair, measured
+from stoker.router.pairs import Pair
 from stoker.router.prefix_index import PIECE_BYTES, PrefixIndex, chain_of
+from stoker.router.standing import STREAM_WEIGHT, measured
 from stoker.router.stored_prefixes import MAX_ENGINES, StoredPrefixes, name_of
 from stoker.router.work import Work
 from testing.router.fake_engine import FakeEngine

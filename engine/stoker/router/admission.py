@@ -19,9 +19,10 @@ from stoker.router.backends import Backends
 from stoker.router.class_metrics import ClassMetrics
 from stoker.router.connection import Outgoing
 from stoker.router.lanes import FREE, Lanes, Miss, Outlook, Waiting
-from stoker.router.pairs import Pair, measured
+from stoker.router.pairs import Pair
 from stoker.router.refusal import RETRY_AFTER_S, Refused
 from stoker.router.request_class import RequestClass, UnknownClass, class_of
+from stoker.router.standing import measured
 from stoker.router.work import Work
 
 LOOK_S = 0.05

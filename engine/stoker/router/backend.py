@@ -7,6 +7,7 @@ event loop. Does not choose between backends.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from stoker.router.kept_stream import KeptStream
 from stoker.router.load import SILENT_S, YOUNG_S, Load, reports
 from stoker.router.node import Node
 from stoker.router.snapshot import BackendEntry, Role
+from stoker.router.standing import Standing, standing_of
 
 MAX_IDLE_CONNECTIONS = 64
 MAX_IDLE_S = 30.0
@@ -47,19 +49,25 @@ class Backend:
 
     def __init__(self, entry: BackendEntry, times: Timeouts, clock: Callable[[], float]) -> None:
         self.entry = entry
+        self._standing: Standing | None = None
+        """None: a cause has changed since it was computed."""
+        self._stands_until_s = math.inf
+        """When a report that is one of its causes grows old."""
         self.role: Role = entry.role
         """The role that it prefers now: the snapshot's, which an operator may flip, else its own report's."""
         self.identity = entry.pod_uid, ""
         """Pod uid and epoch: after a restart an engine's cache is empty."""
         self.times = times
         self.clock = clock
-        self.pending = 0
+        self._pending = 0
         self.unstarted: Sequence[int] = ()
         """Prompt tokens of this router's requests without a first byte, about, in the order of dispatch."""
         self._unstarted: dict[object, int] = {}
         self.report: Load | None = None
-        self._reported_s = 0.0
-        self.healthy = False
+        self._reported_s, self._young_until_s = 0.0, -math.inf
+        self.ready = False
+        """Whether it may get a new request."""
+        self._healthy = False
         self.stalled = False
         """Whether the last probe found it not ready although it is not draining. Its unanswered requests may move."""
         self.problem = "not probed yet"
@@ -72,14 +80,46 @@ class Backend:
         self.probe_now = asyncio.Event()
 
     @property
-    def ready(self) -> bool:
-        """Whether it may get a new request."""
-        return self.healthy and not self.entry.draining and not self.retired
+    def healthy(self) -> bool:
+        """Whether the last probe was good, and no request has failed since."""
+        return self._healthy
+
+    @healthy.setter
+    def healthy(self, healthy: bool) -> None:
+        self._healthy = healthy
+        self._update_ready()
+
+    def _update_ready(self) -> None:
+        self.ready = self._healthy and not self.entry.draining and not self.retired
 
     def listed(self, entry: BackendEntry) -> None:
         """Take its entry of a newer snapshot."""
         self.entry = entry
         self._update_role()
+        self._update_ready()
+
+    @property
+    def pending(self) -> int:
+        """Unfinished requests of this router."""
+        return self._pending
+
+    @pending.setter
+    def pending(self, number: int) -> None:
+        self._pending, self._standing = number, None
+
+    @property
+    def standing(self) -> Standing:
+        """What `standing_of` computes of it now; kept until a cause changes or the report is no longer young."""
+        kept = self._standing
+        if kept is None or self.clock() > self._stands_until_s:
+            return self._stand()
+        return kept
+
+    def _stand(self) -> Standing:
+        load = self.load
+        self._standing = standing_of(self)
+        self._stands_until_s = math.inf if load is None else self._young_until_s
+        return self._standing
 
     @property
     def prefill_rate(self) -> float | None:
@@ -108,7 +148,7 @@ class Backend:
     @property
     def load(self) -> Load | None:
         """The engine's newest report, while it is young."""
-        return self.report if self.clock() - self._reported_s <= YOUNG_S else None
+        return self.report if self.clock() <= self._young_until_s else None
 
     @property
     def silent(self) -> bool:
@@ -124,8 +164,10 @@ class Backend:
         if newest is not None and newest.epoch == load.epoch and newest.seq >= load.seq:
             return Histogram()
         self.report, self._reported_s = load, self.clock()
+        self._young_until_s = self._reported_s + YOUNG_S
         self.identity = self.entry.pod_uid, load.epoch
         self._update_role()
+        self._stand()  # now, so that a decision does not do it for each engine
         if newest is None:
             return Histogram()
         before = newest.queue_s if newest.epoch == load.epoch else {}
@@ -133,7 +175,7 @@ class Backend:
 
     def _update_role(self) -> None:
         reported = self.report.role if self.report is not None and self.entry.role == "colocated" else None
-        self.role = reported or self.entry.role
+        self.role, self._standing = reported or self.entry.role, None
 
     async def follow_load(
         self, queued: Callable[[BackendEntry, Histogram], None], took: Callable[[Backend, Load], None] = _ignore
@@ -159,12 +201,15 @@ class Backend:
         """Count the prompt of a request until its first byte."""
         request = object()
         self._unstarted[request] = tokens
-        self.unstarted = tuple(self._unstarted.values())
+        self._count_unstarted()
         try:
             yield
         finally:
             del self._unstarted[request]
-            self.unstarted = tuple(self._unstarted.values())
+            self._count_unstarted()
+
+    def _count_unstarted(self) -> None:
+        self.unstarted, self._standing = tuple(self._unstarted.values()), None
 
     @contextmanager
     def request(self) -> Iterator[None]:
@@ -282,6 +327,7 @@ class Backend:
     def retire(self) -> None:
         """Remove it after it left the snapshot: running requests finish, idle connections close."""
         self.retired = True
+        self._update_ready()
         for connection in self._idle:
             connection.close()
         self._idle.clear()

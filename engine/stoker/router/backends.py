@@ -97,8 +97,8 @@ class Backends:
 
     @property
     def ready(self) -> list[Backend]:
-        """Those that may get a new request; none of them is retired."""
-        return [one for one in self._backends.values() if one.healthy and not one.entry.draining]
+        """Those that may get a new request."""
+        return [one for one in self._backends.values() if one.ready]
 
     def apply(self, snapshot: BackendSnapshot) -> bool:
         """Replace the snapshot in use by a newer one; return whether `snapshot` is now the one in use."""

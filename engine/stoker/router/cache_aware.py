@@ -11,21 +11,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from operator import add
 from typing import TypeVar
 
 from stoker.router.load import Load, SharedStore
-from stoker.router.pairs import (
-    SPLIT_GAIN,
-    STREAM_WEIGHT,
-    TOKENS_PER_S,
-    Pair,
-    PairPolicy,
-    Place,
-    cheaper_than,
-    cheapest_split,
-    costs_of,
-)
+from stoker.router.pairs import SPLIT_GAIN, Pair, PairPolicy, Place, cheaper_than, cheapest_split, prompt_costs
 from stoker.router.prefix_index import PIECE_BYTES, PrefixIndex, Slots
+from stoker.router.standing import STREAM_WEIGHT, TOKENS_PER_S, Standing
 from stoker.router.stored_prefixes import StoredPrefixes, name_of
 from stoker.router.work import BYTES_PER_TOKEN, Work
 
@@ -60,14 +52,13 @@ class CacheAware(PairPolicy):
         return self._choose(ready, helpers, turn, work)
 
     def _choose(self, ready: Sequence[C], helpers: Sequence[C], turn: int, work: Work) -> Pair[C]:
-        able, loads = reporting(ready)
-        cached = self.cached_tokens(work)
-        rate = _mean([load.prefill_tokens_per_s for load in loads if load is not None], TOKENS_PER_S)
-        stored = self.stored.depths(work.chain)
-        uncached = self._uncached(able, cached, work.tokens)
-        if stored:
-            uncached = self._loading(loads, uncached, stored, work.tokens, rate)
-        whole, helping, answering = costs_of(able, loads, uncached, rate)
+        able, standings, rates = reporting(ready)
+        rate = sum(rates) / len(rates) if rates else TOKENS_PER_S
+        cached, stored = self.cached_tokens(work), self.stored.depths(work.chain)
+        uncached = self._missing(able, cached, stored, work.tokens, rate)
+        costs = prompt_costs(standings, uncached, rate)
+        answering = [one.answering_s for one in standings]
+        whole = list(map(add, costs, answering))
         least = min(whole)
         limit = least * ALIKE
         best = [number for number, cost in enumerate(whole) if cost <= limit]
@@ -77,24 +68,30 @@ class CacheAware(PairPolicy):
             return alone
         others: tuple[Sequence[C], Sequence[int]] = able, uncached
         if helpers is not ready:
-            missing = self._uncached(helpers, cached, work.tokens)
-            if stored:
-                missing = self._loading([one.load for one in helpers], missing, stored, work.tokens, rate)
-            _, helping, _ = costs_of(helpers, [one.load for one in helpers], missing, rate)
-            others = helpers, missing
-        lowest = least / SPLIT_GAIN
-        if min(answering) + min(helping) >= lowest:
+            standings = [one.standing for one in helpers]
+            others = helpers, self._missing(helpers, cached, stored, work.tokens, rate)
+            costs = prompt_costs(standings, others[1], rate)
+        lowest, least_answering = least / SPLIT_GAIN, min(answering)
+        if least_answering + min(costs) >= lowest:
             return alone
-        options = cheaper_than(lowest, min(answering), helping, *others)
+        helping = [cost + one.helping_s for cost, one in zip(costs, standings, strict=True)]
+        options = cheaper_than(lowest, least_answering, helping, *others)
         answers = cheaper_than(lowest, min(helping), answering, able, uncached)
         return cheapest_split(answers, options, turn, rate, least) or alone
+
+    def _missing(
+        self, places: Sequence[C], cached: dict[int, int], stored: Mapping[int, int], tokens: int, rate: float
+    ) -> list[int]:
+        """Tokens of a prompt that each engine would have to compute, or as many as it computes while it loads them."""
+        uncached = self._uncached(places, cached, tokens)
+        return self._loading([one.load for one in places], uncached, stored, tokens, rate) if stored else uncached
 
     def _uncached(self, places: Sequence[C], cached: dict[int, int], tokens: int) -> list[int]:
         """Tokens of a prompt that each engine would have to compute."""
         if not cached:
             return [tokens] * len(places)
-        get = cached.get
-        return [tokens - get(number, 0) for number in self.slots.numbers([one.identity for one in places])]
+        get = self.slots.named(cached).get
+        return [tokens - get(one.identity, 0) for one in places]
 
     def _loading(
         self, loads: Sequence[Load | None], uncached: Sequence[int], stored: Mapping[int, int], tokens: int, rate: float
@@ -142,13 +139,16 @@ class CacheAware(PairPolicy):
                 self._sessions.popitem(last=False)
 
 
-def reporting(ready: Sequence[C]) -> tuple[Sequence[C], list[Load | None]]:
-    """Return the engines that are not silent, or all where all are, with their young reports."""
-    loads = [one.load for one in ready]
-    if None not in loads:
-        return ready, loads  # an engine with a young report is not silent
-    heard = [(one, load) for one, load in zip(ready, loads, strict=True) if load is not None or not one.silent]
-    return ([one for one, _ in heard], [load for _, load in heard]) if heard else (ready, loads)
+def reporting(ready: Sequence[C]) -> tuple[Sequence[C], list[Standing], list[float]]:
+    """Return the engines that are not silent, or all where all are, with their standings and measured rates."""
+    standings = [one.standing for one in ready]
+    known = [one.rate for one in standings]
+    rates = list(filter(None, known))
+    if len(rates) == len(known):
+        return ready, standings, rates  # an engine with a young report is not silent
+    heard = [(one, seen) for one, seen in zip(ready, standings, strict=True) if seen.rate is not None or not one.silent]
+    able, standings = ([one for one, _ in heard], [seen for _, seen in heard]) if heard else (ready, standings)
+    return able, standings, rates
 
 
 def loading_tokens(missing: int, load: Load, store: SharedStore, behind: int, rate: float) -> int:
@@ -166,8 +166,3 @@ def loading_tokens(missing: int, load: Load, store: SharedStore, behind: int, ra
         return missing
     share = 1 + load.decoding * STREAM_WEIGHT  # what decodes slows a prefill, not a load
     return behind + min(loaded, int(store.load_s(loaded) * (load.prefill_tokens_per_s or rate) / share))
-
-
-def _mean(rates: Sequence[float | None], default: float) -> float:
-    known = [rate for rate in rates if rate]
-    return sum(known) / len(known) if known else default

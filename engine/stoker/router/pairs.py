@@ -25,15 +25,10 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from stoker.pod.prompt_order import MUCH, tokens_before
 from stoker.router.load import Load, Peer
-from stoker.router.snapshot import Role
+from stoker.router.standing import TOKENS_PER_S, Known, Standing
 from stoker.router.work import Work
 
-TOKENS_PER_S = 5000.0
-"""Prefill rate of a backend while none has been measured."""
-GAP_S = 0.02
-"""Gap between two tokens while none has been measured."""
 HANDOVER_S = 0.025
 """Time to hand a request over while none has been measured."""
 BYTES_PER_TOKEN = 150_000
@@ -42,18 +37,11 @@ LINK_BYTES_PER_S: Mapping[str, float] = {"cuda-ipc": 300e9, "nixl": 20e9, "share
 """Rate of a transport while none has been measured. One that is not listed counts as `tcp`."""
 ONE_HOST = frozenset(("cuda-ipc", "shared-memory"))
 """Transports between engines of one host."""
-STREAM_WEIGHT = 0.05
-"""What a second of prefill costs each sequence that decodes beside it, in seconds of a first token: half of its rate,
-and a late token of a running answer counts a tenth of a late first one."""
-AGAINST_ROLE_S = 2.0
-"""Seconds that must be saved before an engine works against its pool's role."""
-MUCH_MORE = 2
-"""An engine that reports so many times the tokens of a router's own requests has others, too."""
 SPLIT_GAIN = 1.05
 """A split must be predicted to be cheaper by this factor."""
 
 
-class Place(Protocol):
+class Place(Known, Protocol):
     """The part of a backend that the choice uses."""
 
     @property
@@ -62,33 +50,18 @@ class Place(Protocol):
         ...
 
     @property
-    def role(self) -> Role:
-        """The role that it prefers now."""
-        ...
-
-    @property
     def revision(self) -> str:
         """The revision that it serves."""
         ...
 
     @property
-    def pending(self) -> int:
-        """Unfinished requests of this router."""
-        ...
-
-    @property
-    def unstarted(self) -> Sequence[int]:
-        """Prompt tokens of this router's requests without a first byte that it computes, in the order of dispatch."""
-        ...
-
-    @property
-    def load(self) -> Load | None:
-        """The engine's newest report, while it is young; None without one."""
-        ...
-
-    @property
     def silent(self) -> bool:
         """Whether an engine that reported has not done so for long; never with a young report."""
+        ...
+
+    @property
+    def standing(self) -> Standing:
+        """What `standing_of` computes of it now."""
         ...
 
 
@@ -133,44 +106,6 @@ class PairPolicy(ABC):
         """Choose who serves a request alone."""
 
 
-class Measured(NamedTuple):
-    """One engine's state and rates in one decision."""
-
-    prompts: Sequence[int]
-    """Tokens of prompts that wait, in the order of arrival."""
-    pending: int
-    decoding: int
-    rate: float
-    """Prompt tokens per second."""
-    gap_s: float
-    step: int = 0
-    """Prompt tokens of its next steps; 0: not known."""
-
-    def queue(self, uncached: int) -> int:
-        """Predict the tokens of other prompts that are computed before one with `uncached` tokens to compute."""
-        return tokens_before(self.prompts, uncached, self.step)
-
-    def prefill_s(self, uncached: int) -> float:
-        """Predict the time to the first token of a prompt with `uncached` tokens to compute, disturbance included."""
-        own = uncached / self.rate if uncached > 0 else 0.0
-        return self.queue(uncached) / self.rate + own * (1 + self.decoding * STREAM_WEIGHT)
-
-
-def measured(place: Place, load: Load | None, default_rate: float = TOKENS_PER_S) -> Measured:
-    """Join an engine's report, while it is young, with this router's own requests, which count at once.
-
-    The router's own estimates leave out what is cached, so they are better where an engine has not much more.
-    """
-    prompts, pending, rate, gap, decoding, step = place.unstarted, place.pending, default_rate, GAP_S, 0, 0
-    if load is not None:
-        if load.waiting > len(prompts) or load.waiting_tokens > MUCH_MORE * sum(prompts):
-            prompts = load.waiting_prompts
-        pending = load.requests if load.requests > pending else pending
-        rate, gap, decoding = load.prefill_tokens_per_s or rate, load.gap_s or gap, load.decoding
-        step = load.step_of(sum(prompts))
-    return Measured(prompts, pending, decoding, rate, gap, step)
-
-
 def link_rate(one: Peer, other: Peer) -> float | None:
     """Bytes per second between two engines; None without a common transport."""
     near = one.host_id == other.host_id != ""
@@ -192,36 +127,19 @@ def exposed_s(answering: Peer, helping: Peer, sent_tokens: int, prefill_s: float
     return handover_s + max(transfer_s - prefill_s, 0.0)
 
 
-def costs_of(
-    places: Sequence[P], loads: Sequence[Load | None], uncached: Sequence[int], rate: float
-) -> tuple[list[float], list[float], list[float]]:
-    """Each engine's cost of a request alone, of its prompt as the helper, and of the rest as the one that answers.
+def prompt_costs(standings: Sequence[Standing], uncached: Sequence[int], rate: float) -> list[float]:
+    """Return the cost of a request's prompt at each engine, in seconds: to it the engine's side of the rest is added.
 
-    One pass over all engines, with a call only where it passes some. Its slow twin is in the tests, by `measured`.
+    A call only where the prompt passes some. Its slow twin is in the tests, by `measured`.
 
     Args:
         rate: of engines that have not measured their own.
     """
-    whole, helping, answering = list[float](), list[float](), list[float]()
-    for place, load, missing in zip(places, loads, uncached, strict=True):
-        prompts, pending, per_s, gap, share = place.unstarted, place.pending, rate, GAP_S, 1.0
-        if load is not None:
-            requests = load.requests
-            if load.waiting > len(prompts) or load.waiting_tokens > MUCH_MORE * sum(prompts):
-                prompts = load.waiting_prompts
-            pending = requests if requests > pending else pending
-            per_s, gap = load.prefill_tokens_per_s or rate, load.gap_s or gap
-            if requests > load.waiting:
-                share += (requests - load.waiting) * STREAM_WEIGHT
-        tokens = sum(prompts)
-        if prompts and MUCH * missing <= max(prompts):  # else it passes none
-            tokens = tokens_before(prompts, missing, load.step_of(tokens) if load is not None else 0)
-        prefill_s, role = (tokens + (missing * share if missing > 0 else 0.0)) / per_s, place.role
-        decode_s = pending * gap + (AGAINST_ROLE_S if role == "prefill" else 0.0)
-        whole.append(prefill_s + decode_s)
-        helping.append(prefill_s + AGAINST_ROLE_S if role == "decode" else prefill_s)
-        answering.append(decode_s)
-    return whole, helping, answering
+    return [
+        ((tokens if missing > most_passing else queue.before(missing)) + (missing * share if missing > 0 else 0.0))
+        / (per_s or rate)
+        for (queue, tokens, most_passing, per_s, share, _, _), missing in zip(standings, uncached, strict=True)
+    ]
 
 
 class Option(NamedTuple, Generic[P]):
@@ -331,10 +249,14 @@ def split_or_whole(
         return Pair(answers, None, tokens)
     places = (answers, *others)
     uncached = [tokens - cached.get(one.identity, 0) for one in places]
-    whole, helping, answering = costs_of(places, [one.load for one in places], uncached, rate)
-    own = Option(answering[0], answers, uncached[0])
-    helpers = [Option(*found) for found in zip(helping[1:], others, uncached[1:], strict=True)]
-    return cheapest_split([own], helpers, 0, rate, whole[0]) or Pair(answers, None, uncached[0])
+    standings = [one.standing for one in places]
+    costs = prompt_costs(standings, uncached, rate)
+    own = Option(standings[0].answering_s, answers, uncached[0])
+    helpers = [
+        Option(cost + standing.helping_s, place, missing)
+        for cost, standing, place, missing in zip(costs[1:], standings[1:], others, uncached[1:], strict=True)
+    ]
+    return cheapest_split([own], helpers, 0, rate, costs[0] + own.cost_s) or Pair(answers, None, uncached[0])
 
 
 def of_role(ready: Sequence[P]) -> Sequence[P]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 PIECE_BYTES = 1024
 MAX_PIECES = 256
@@ -24,12 +24,12 @@ _SLOT = (1 << _SLOT_BITS) - 1
 _KEY = (1 << 64) - 1
 
 
-def chain_of(prompt: bytes | memoryview, salt: bytes = b"") -> tuple[int, ...]:
-    """Keys of a prompt's whole pieces; equal for equal beginnings and salts. They hold for one process: the hash is
-    keyed."""
+def chain_of(body: bytes, begin: int = 0, salt: bytes = b"") -> tuple[int, ...]:
+    """Keys of the whole pieces of a prompt that begins in a body; equal for equal beginnings and salts. They hold for
+    one process: the hash is keyed."""
     keys, before = [], hash(salt) & _KEY if salt else 0
-    for begin in range(0, min(len(prompt) - PIECE_BYTES, (MAX_PIECES - 1) * PIECE_BYTES) + 1, PIECE_BYTES):
-        before = hash((before, bytes(prompt[begin : begin + PIECE_BYTES]))) & _KEY
+    for at in range(begin, min(len(body) - PIECE_BYTES, begin + (MAX_PIECES - 1) * PIECE_BYTES) + 1, PIECE_BYTES):
+        before = hash((before, body[at : at + PIECE_BYTES])) & _KEY
         keys.append(before or 1)
     return tuple(keys)
 
@@ -40,6 +40,8 @@ class Slots:
     def __init__(self, limit: int = _SLOT) -> None:
         self._limit = limit
         self._numbers: OrderedDict[Hashable, int] = OrderedDict()
+        self._backends: dict[int, Hashable] = {}
+        """By number."""
 
     def number(self, backend: Hashable) -> int:
         """The number of a backend, by pod uid and epoch."""
@@ -48,12 +50,13 @@ class Slots:
             full = len(self._numbers) >= self._limit
             number = self._numbers.popitem(last=False)[1] if full else len(self._numbers) + 1
             self._numbers[backend] = number
+            self._backends[number] = backend
         return number
 
-    def numbers(self, backends: Iterable[Hashable]) -> list[int]:
-        """The numbers of backends; 0 for one that has none, which gets none by it."""
-        get = self._numbers.get
-        return [get(backend, 0) for backend in backends]
+    def named(self, values: Mapping[int, int]) -> dict[Hashable, int]:
+        """Return values by backend instead of by its number; those of no backend are left out."""
+        get = self._backends.get
+        return {backend: value for number, value in values.items() if (backend := get(number)) is not None}
 
     def used(self, backend: Hashable) -> None:
         """Note that a backend got a request."""
@@ -77,44 +80,45 @@ class PrefixIndex:
 
     def add(self, chain: Sequence[int], slot: int) -> None:
         """Note that a backend gets a request with this beginning."""
+        keys, slots, sets = self._keys, self._slots, self._sets
         for key in chain:
-            place = self._place(key)
-            if place is not None and self._slots[place] & _SLOT == slot:
+            first = key % sets * WAYS
+            place = first if keys[first] == key else self._place(key)
+            if place is not None and slots[place] & _SLOT == slot:
                 continue
             if place is None:
                 place = self._free_place(key)
-                self._keys[place], self._slots[place] = key, slot
+                keys[place], slots[place] = key, slot
             else:
-                self._slots[place] = _with(self._slots[place], slot)
+                slots[place] = _with(slots[place], slot)
 
     def remove(self, key: int, slot: int) -> None:
         """Note that a backend lost the piece of a key. Harmless where it had none."""
         place = self._place(key)
         if place is None:
             return
-        packed, kept, shift = self._slots[place], 0, 0
-        while packed:
-            if packed & _SLOT != slot:
-                kept |= (packed & _SLOT) << shift
-                shift += _SLOT_BITS
-            packed >>= _SLOT_BITS
-        self._slots[place] = kept
+        kept = [one for one in _unpacked(self._slots[place]) if one != slot]
+        self._slots[place] = sum(one << at * _SLOT_BITS for at, one in enumerate(kept))
 
     def depths(self, chain: Sequence[int]) -> dict[int, int]:
         """Number of leading pieces that each backend has had; backends without the first one are left out."""
+        keys, slots, sets, last = self._keys, self._slots, self._sets, -1
         depths: dict[int, int] = {}
-        for depth, key in enumerate(chain, 1):
-            place = self._place(key)
-            packed = self._slots[place] if place is not None else 0
-            met = False
-            while packed:
-                slot = packed & _SLOT
-                packed >>= _SLOT_BITS
-                if depths.get(slot, 0) == depth - 1:
-                    depths[slot], met = depth, True
-            if not met:
-                break
-        return depths
+        deepest: list[int] = []
+        """Those that have had all pieces so far."""
+        for before, key in enumerate(chain):
+            first = key % sets * WAYS
+            place = first if keys[first] == key else self._place(key)
+            packed = slots[place] if place is not None else 0
+            if packed == last:
+                continue  # as a rule, all pieces of a beginning were at the same backends
+            met = _unpacked(packed)
+            depths |= {slot: before for slot in deepest if slot not in met}
+            deepest = [slot for slot in met if not before or slot in deepest]
+            if not deepest:
+                return depths
+            last = packed
+        return depths | dict.fromkeys(deepest, len(chain))
 
     def _free_place(self, key: int) -> int:
         """An empty place of a key, or one of another key in turn."""
@@ -133,6 +137,14 @@ class PrefixIndex:
             if keys[place] == key:
                 return place
         return None
+
+
+def _unpacked(packed: int) -> list[int]:
+    slots = []
+    while packed:
+        slots.append(packed & _SLOT)
+        packed >>= _SLOT_BITS
+    return slots
 
 
 def _with(packed: int, slot: int) -> int:

@@ -41,21 +41,30 @@ NO_WORK = Work()
 
 def work_of(body: bytes, headers: Iterable[tuple[bytes, bytes]], *, may_split: bool = False) -> Work:
     """Estimate the work of a request."""
-    begin = min((at for key in _PROMPTS if (at := body.find(key, 0, SEARCHED_BYTES)) >= 0), default=0)
-    salt = salt_of(body)
-    tokens, chain = (len(body) - begin) // BYTES_PER_TOKEN, chain_of(memoryview(body)[begin:], salt)
+    begin, salt = prompt_begin(body), salt_of(body)
+    tokens, chain = (len(body) - begin) // BYTES_PER_TOKEN, chain_of(body, begin, salt)
     session = session_of(body, headers)
     if session and salt:
         session += b" %x" % hash(salt)  # of a bounded length: sessions are remembered
     return Work(tokens, chain, session, may_split)
 
 
+def prompt_begin(body: bytes) -> int:
+    """Where the first of the keys is behind which a prompt begins; 0 without one."""
+    begin = -1
+    for key in _PROMPTS:
+        found = body.find(key, 0, begin if begin >= 0 else SEARCHED_BYTES)
+        begin = found if found >= 0 else begin
+    return max(begin, 0)
+
+
 def salt_of(body: bytes) -> bytes:
     """The request's `cache_salt` as it stands in the body, wherever that is; empty without one.
 
     Within a text its name would have escaped quotes. A key of this name in a nested object is taken for the request's.
+    The last one counts, as in JSON; from the end Python also searches in half the time.
     """
-    begin = body.find(b'"cache_salt"')
+    begin = body.rfind(b'"cache_salt"')
     found = _SALT.match(body, begin) if begin >= 0 else None
     return found[1] if found is not None else b""
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.operator.domain.labels import ATTEMPT
+from stoker.pod.log_position import LogRequest
 
 Pod = Mapping[str, Any]
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
@@ -65,9 +66,9 @@ class LogSelection:
         return own if self.tail is None else deque(own, maxlen=self.tail)
 
     @property
-    def server_tail(self) -> int | None:
-        """The tail that the cluster can take: it counts the lines of all ranks."""
-        return self.tail if self.rank is None else None
+    def request(self) -> LogRequest:
+        """What the cluster is asked for: it counts the lines of all ranks."""
+        return LogRequest(tail=self.tail if self.rank is None else None, since_s=self.since_s)
 
 
 def attempt_of(pod: Pod) -> int | None:

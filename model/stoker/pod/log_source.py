@@ -42,7 +42,7 @@ class LogSource(Protocol):
     async def look(self) -> Look:
         """Find the pods."""
 
-    def read(self, pod: Pod, request: LogRequest) -> AsyncIterator[list[str]]:
+    def read(self, pod: Pod, request: LogRequest) -> AsyncIterator[Sequence[str]]:
         """Yield whole lines as they come, and first an empty list when the stream begins."""
 
     def meaning(self, error: Exception) -> Meaning:

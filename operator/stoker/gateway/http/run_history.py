@@ -9,7 +9,7 @@ from stoker.gateway.domain.run_history import rank_pod, run_history
 from stoker.gateway.http.caller import Caller, Namespace, ResourceId, find, one_namespace
 from stoker.gateway.http.claimed_gpus import claims_of_pods
 from stoker.gateway.http.errors import ERRORS
-from stoker.gateway.http.logs import pods_of
+from stoker.gateway.http.pod_logs import pods_of
 from stoker.gateway.observations import RankPod, RunHistory
 
 

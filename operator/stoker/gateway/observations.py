@@ -77,8 +77,11 @@ class RankPod(BaseModel):
     node: str | None
     phase: str
     ready: bool
-    gpus: int
+    gpus: int | None
+    """None: the caller may not read the claims of the pod; `unavailable` says so."""
     message: str
+    unavailable: dict[str, str]
+    """Fields that are not known, with the reason."""
 
 
 class ScalingDecision(BaseModel):

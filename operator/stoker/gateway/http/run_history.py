@@ -30,5 +30,5 @@ async def pods(job_id: ResourceId, call: Caller, namespace: Namespace = None) ->
     """List the pods of all attempts of a job with their ranks and nodes, in the order of attempt and rank."""
     job = await find(call, JOB, one_namespace(call, namespace), job_id)
     found = await pods_of(call, job)
-    claimed = await claims_of_pods(call.cluster, job["metadata"]["namespace"], found)
-    return [rank_pod(pod, job, claimed) for pod in found]
+    claimed, unknown = await claims_of_pods(call.cluster, job["metadata"]["namespace"], found)
+    return [rank_pod(pod, job, claimed, unknown) for pod in found]

@@ -99,6 +99,7 @@ def test_pools_revisions_and_the_load_of_each_engine(tell: Tell) -> None:
         assert "chat-main-1" in answer["unavailable"], "an engine that cannot be reached is named"
         shown = (await found.client.get(CHAT)).json()
         assert [(one["name"], one["share"]) for one in shown["revisions"]] == [("r7", 100), ("r6", 0)]
+        assert shown["checkpoint"] == {"checkpoint_name": "teach-1200", "step": 1200, "verified": True}
         assert (shown["pools"][0]["ready"], shown["models"], shown["current_revision"]) == (2, ["chat"], "r7")
         start = shown["pools"][0]["last_start"]
         assert (start["engine"], start["seconds"]) == ("chat-main-1", 18)

@@ -52,6 +52,10 @@ def test_attempts_tell_causes_and_the_use_of_time(tell: Tell) -> None:
             (0, 0, 3, "gpu-node-2"), (1, 0, 3, "gpu-node-1"), (1, 4, 7, "gpu-node-4"),
         ]  # fmt: skip
         assert [(pod["ready"], pod["gpus"]) for pod in pods[1:]] == [(True, 4), (True, 4)]
+        ended = {"number": 0, "endedAt": "2026-01-01T00:00:00Z", "end": "suspended by the user"}
+        found.put_status(found.job("ended"), attempt=ended)
+        (shown,) = (await found.client.get("/v1/training/jobs/ended/attempts")).json()["attempts"]
+        assert (shown["end"], shown["failure"], second["end"]) == ("suspended by the user", None, None)
         found.job("new")
         assert (await found.client.get("/v1/training/jobs/new/attempts")).json()["attempts"] == []
 

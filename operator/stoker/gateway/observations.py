@@ -38,6 +38,7 @@ class Attempt(BaseModel):
     last_step: int | None
     resumed_from: SavedAt | None
     failure: Failure | None
+    end: str | None = Field(description="Why it ended, if not by a failure")
     startup: dict[str, int] = Field(
         default={}, description="Seconds of each part of its start, in their order; empty before its first step"
     )

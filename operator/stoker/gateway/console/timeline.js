@@ -61,6 +61,7 @@ function attempt(one, from, span) {
         style: { left: `${left}%`, width: `${Math.min(width, 100 - left)}%` },
       }),
     ),
+    one.end && el("p", { class: "muted" }, one.end),
     one.failure &&
       el(
         "p",

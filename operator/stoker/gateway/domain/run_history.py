@@ -50,6 +50,7 @@ def _attempt(found: Object) -> Attempt:
         last_step=found.get("lastStep"),
         resumed_from=saved_at(found.get("resumedFrom")),
         failure=_failure(found.get("failure")),
+        end=found.get("end"),
         startup=_startup(found.get("startup") or {}),
     )
 

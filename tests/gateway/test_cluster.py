@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -120,7 +121,7 @@ def test_logs_whole_by_tail_and_followed_to_the_end(tell: Tell) -> None:
         pod = found.pod(found.job(), 0, "one\ntwo\rstill two\nthree\n")
         name = pod["metadata"]["name"]
 
-        async def lines_of(**asked: int) -> list[str]:
+        async def lines_of(**asked: Any) -> list[str]:
             parts = cluster.log("default", name, LogRequest(**asked), follow=False)
             return [line async for lines in parts for line in lines]
 

@@ -168,8 +168,8 @@ def test_logs_of_all_pods_of_the_newest_attempt(tell: Tell) -> None:
             assert [(name, data) async for name, data, _ in stream] == [("END", {})]
         nothing = await found.client.get(f"{JOBS}/other/logs", params={"attempt": 3})
         assert (nothing.status_code, "no pod of attempt 3" in nothing.json()["detail"]) == (404, True)
-        later = await found.client.get(f"{JOBS}/run/logs", params={"from_attempt": 1})
-        assert [text[:10] for text in later.text.splitlines()] == ["[run-a1-0]"] * 2 + ["[run-a1-1]"] * 3 + [
+        both = await found.client.get(f"{JOBS}/run/logs", params={"from_attempt": 1})
+        assert [text[:10] for text in both.text.splitlines()] == ["[run-a1-0]"] * 2 + ["[run-a1-1]"] * 3 + [
             "[run-a2-0]"
         ]
 

@@ -16,13 +16,12 @@ from stoker.cli.deletion import DeletionWait, delete_all
 from stoker.cli.follow_scope import name_of
 from stoker.cli.label_selector import parse_selector
 from stoker.cli.listing import Listing, Watch
-from stoker.cli.log_selection import has_ended
+from stoker.cli.log_selection import LogSelection, has_ended
 from stoker.cli.outage import Outage
 from stoker.cli.output_format import Format
 from stoker.cli.targets import parse_targets
 from stoker.cli.text_style import PLAIN
 from stoker.operator.cluster.interface import ClusterError, Forbidden, NotFound, ServerError, TooManyRequests
-from stoker.pod.log_position import LogRequest
 from stoker.pod.log_source import Look
 from stoker.pod.patience import LONGEST_S
 from testing.gateway.cut_line import CutLine, cut_line
@@ -157,7 +156,7 @@ def test_a_followed_log_goes_on_after_its_line_was_cut(server: KubeServer, tmp_p
                 server.do(lambda found: found.put_status(job, phase="Completed"))
                 line.mend()
 
-        for _, lines, _ in client.follow_logs(name_of(job), choose, LogRequest(), say):
+        for _, lines, _ in client.follow_logs(name_of(job), choose, LogSelection(), say):
             seen += lines
             if lines:
                 line.cut()

@@ -166,6 +166,9 @@ def test_logs_of_all_pods_of_the_newest_attempt(tell: Tell) -> None:
             assert later == [("POD", None), ("LINE", "next")]
             found.put_status(job, phase="Completed")
             assert [(name, data) async for name, data, _ in stream] == [("END", {})]
+        tail = {"follow": True, "tail_lines": 1, "attempt": 1}
+        ended = await found.client.get(f"{JOBS}/run/logs", params=tail)
+        assert sorted(ended.text.splitlines()) == ["[run-a1-0] rank 0 two", "[run-a1-1] rank 1 three"]
         nothing = await found.client.get(f"{JOBS}/other/logs", params={"attempt": 3})
         assert (nothing.status_code, "no pod of attempt 3" in nothing.json()["detail"]) == (404, True)
         both = await found.client.get(f"{JOBS}/run/logs", params={"from_attempt": 1})

@@ -170,6 +170,21 @@ def test_a_refusal_ends_the_stream_at_once() -> None:
         followed(cluster)
 
 
+@pytest.mark.parametrize(("lines", "tail", "shown"), [(["one", "two"], 1, ["two"]), (["one"], 0, [])])
+def test_a_tail_without_times_is_not_read_again_at_the_end_of_its_pod(
+    lines: list[str], tail: int, shown: list[str]
+) -> None:
+    cluster = Cluster(a=lines)
+
+    async def last(found: list[str]) -> AsyncIterator[list[str]]:
+        yield []
+        yield found[len(found) - tail :]
+
+    cluster.script = {"a": [last]}
+    cluster.at_look = {2: cluster.end}
+    assert followed(cluster, LogRequest(tail=tail)) == (shown, [])
+
+
 def test_a_tail_without_times_ends_with_the_cut() -> None:
     """Nothing tells which lines were shown: a lost or a doubled line would be silent."""
     cluster = Cluster(a=["one", "two"])

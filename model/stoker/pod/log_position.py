@@ -78,6 +78,11 @@ class LogPosition:
         return not (self._num_untimed and self._limited)
 
     @property
+    def is_exact(self) -> bool:
+        """Whether another stream surely repeats nothing: a tail that showed nothing may hide lines without times."""
+        return bool(self._recent) or not self._limited
+
+    @property
     def since_time(self) -> str:
         """The time from which another stream must read; empty where nothing with a time was read."""
         if not self._recent:

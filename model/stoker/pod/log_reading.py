@@ -30,6 +30,8 @@ class LogReading:
         self.ended = False
         self.will_end = False
         """Whether the stream of now is the last: it began after the pod had ended."""
+        self._closed = False
+        """Whether the last stream ended without an error."""
         self.task: asyncio.Task[None] | None = None
         self._num_missed = 0
         """Streams in a row that did not begin, with the one that was cut before them."""
@@ -38,10 +40,13 @@ class LogReading:
         """Open a stream, unless one is open or the log has ended. None: the pod is gone."""
         if self.ended or (self.task is not None and not self.task.done()):
             return
-        if pod is None:
+        over = pod is None or (pod.get("status") or {}).get("phase") in ENDED
+        if pod is None or (over and self._closed and not self._position.is_exact):
             self.ended = self.will_end = True
             return
-        self.will_end = (pod.get("status") or {}).get("phase") in ENDED
+        if self._closed and not self._position.can_go_on:
+            return  # until the end of the pod is seen
+        self.will_end = over
         self.task = asyncio.create_task(self._read(pod), name=f"log of {self.name}")
 
     def raise_error(self) -> None:
@@ -51,8 +56,9 @@ class LogReading:
 
     async def _read(self, pod: Pod) -> None:
         try:
+            self._closed = False
             await self._pass_on(pod)
-            self.ended = self.will_end
+            self.ended, self._closed = self.will_end, True
         except self.source.errors as error:
             self._judge(error)
         self.will_end = self.will_end or self.ended

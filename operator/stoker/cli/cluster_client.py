@@ -16,7 +16,9 @@ from urllib.parse import parse_qsl, quote
 
 from stoker.cli.cluster_logs import SILENCE_S, Choose, ClusterLogs
 from stoker.cli.follow_scope import Name
+from stoker.cli.log_selection import LogSelection
 from stoker.cli.object_source import Missing
+from stoker.cli.rank_tail import RankTail
 from stoker.cli.run_history import PathError
 from stoker.cli.targets import Target
 from stoker.operator.cluster.interface import (
@@ -45,6 +47,7 @@ from stoker.operator.domain.plan import Object, Ref
 from stoker.pod.control_key import new_private_key
 from stoker.pod.followed_logs import FollowedLogs
 from stoker.pod.log_position import LogRequest
+from stoker.pod.log_source import LogSource
 from stoker.pod.resources.device import GROUP, readable_version
 
 MANAGER = "stoker-cli"
@@ -194,12 +197,13 @@ class ClusterClient:
         return self._run(self._whole(self._log(pod, request.query)))
 
     def follow_logs(
-        self, owner: Name, choose: Choose, asked: LogRequest, say: Callable[[str], None]
+        self, owner: Name, choose: Choose, selection: LogSelection, say: Callable[[str], None]
     ) -> Iterator[tuple[str, list[str], bool]]:
         """Yield (pod, lines, whether there are several pods) of an object's pods as they come.
 
         Args:
             choose: from all pods and the object (None: it is gone), the pods to read, and whether no others will come.
+            selection: which lines; the caller chooses those of a rank.
             say: called when the cluster does not answer, and when it does again.
         """
 
@@ -210,7 +214,10 @@ class ClusterClient:
             except NotFound:
                 return pods, None
 
-        logs = FollowedLogs(ClusterLogs(find, self._followed_log, choose, self.explain), asked, say)
+        source: LogSource = ClusterLogs(find, self._followed_log, choose, self.explain)
+        if selection.counts_here:
+            source = RankTail(source, self._timed_log, selection)
+        logs = FollowedLogs(source, LogRequest(selection.tail, selection.since_s), say)
         lines = logs.lines()
         try:
             while True:
@@ -241,6 +248,9 @@ class ClusterClient:
 
     def _followed_log(self, pod: Object, request: LogRequest) -> AsyncIterator[bytes]:
         return self._log(pod, {**request.query, "follow": "true", "timestamps": "true"}, silence_s=SILENCE_S)
+
+    async def _timed_log(self, pod: Object, request: LogRequest) -> bytes:
+        return await self._whole(self._log(pod, {**request.query, "timestamps": "true"}))
 
     def _log(self, pod: Object, query: Mapping[str, str], *, silence_s: float | None = None) -> AsyncIterator[bytes]:
         metadata = pod["metadata"]

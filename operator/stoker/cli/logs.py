@@ -83,7 +83,7 @@ def _read(client: ClusterClient, owner: dict[str, Any], selection: LogSelection)
         except (Invalid, NotFound):  # its container has not started, or it has gone meanwhile
             click.echo(f"pod {name} has no log yet", err=True)
             continue
-        _print(selection.lines_of([*cutter.cut(content), *cutter.last()]), name if len(pods) > 1 else "")
+        _print(selection.last_of([*cutter.cut(content), *cutter.last()]), name if len(pods) > 1 else "")
 
 
 def _follow(client: ClusterClient, owner: dict[str, Any], selection: LogSelection) -> None:
@@ -96,7 +96,7 @@ def _follow(client: ClusterClient, owner: dict[str, Any], selection: LogSelectio
         ended = only or now is None or now["metadata"]["uid"] != uid or has_ended(now)
         return Look(own, {pod["metadata"]["uid"] for pod in chosen}, ended)
 
-    for pod, lines, several in client.follow_logs(name_of(owner), choose, selection.request, note):
+    for pod, lines, several in client.follow_logs(name_of(owner), choose, selection, note):
         _print(selection.lines_of(lines), pod if several else "")
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -213,23 +215,41 @@ def test_top_counts_devices_of_drivers_by_name(server: KubeServer) -> None:
 def test_top_without_the_right_to_nodes_shows_the_rest(server: KubeServer) -> None:
     """Users of one namespace may not list nodes: a note where they are one part of three, else an error."""
     message = 'nodes is forbidden: User "a" cannot list resource "nodes" at the cluster scope'
-    refusal = {"kind": "Status", "code": 403, "reason": "Forbidden", "message": message}
-
-    async def refused(_: Request) -> JSONResponse:
-        return JSONResponse(refusal, 403)
-
     server.do(lambda found: found.put_status(found.job(), phase="Running"))
-    route = Route("/api/v1/nodes", refused)
-    server.do(lambda found: found.api.router.routes.insert(0, route))
-    try:
+    with forbidden(server, "/api/v1/nodes", message):
         result = CliRunner().invoke(stoker, ["top", "--kubeconfig", str(server.kubeconfig)])
         alone = run(server, "top", "nodes", code=1)
-    finally:
-        server.do(lambda found: found.api.router.routes.remove(route))
     assert (result.exit_code, result.stdout.split()[0], "run " in result.stdout) == (0, "JOB", True)
     assert result.stderr.startswith("nodes are not shown: ")
     assert message in result.stderr
     assert message in alone
+
+
+def test_top_does_not_count_claims_that_the_user_may_not_read_as_none(server: KubeServer) -> None:
+    job = server.do(lambda found: found.put_status(found.job(), phase="Running", worldSize=2))
+    server.do(lambda found: found.pod(job, 0, "", claims=("run-gpu",)))
+    server.do(lambda found: found.pod(found.put_status(found.job("plain"), phase="Running"), 0, "", gpus=1))
+    server.do(lambda found: found.devices.serve(versions=("v1",)))
+    with forbidden(server, "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims", "no claims"):
+        note, _, *rows = run(server, "top", "jobs").splitlines()
+    assert "GPUs of dynamic resource allocation are not counted: " in note
+    assert "no claims" in note
+    assert [row.split() for row in rows] == [["plain", "Running", "1"], ["run", "Running", "2", "?"]]
+
+
+@contextlib.contextmanager
+def forbidden(server: KubeServer, path: str, message: str) -> Iterator[None]:
+    """Refuse to list what is at a path."""
+
+    async def refused(_: Request) -> JSONResponse:
+        return JSONResponse({"kind": "Status", "code": 403, "reason": "Forbidden", "message": message}, 403)
+
+    route = Route(path, refused)
+    server.do(lambda found: found.api.router.routes.insert(0, route))
+    try:
+        yield
+    finally:
+        server.do(lambda found: found.api.router.routes.remove(route))
 
 
 def test_credentials_are_those_of_kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: KubeServer) -> None:

@@ -50,8 +50,8 @@ def test_an_attempt_without_pods_is_an_error(selection: LogSelection, message: s
 def test_the_lines_of_a_rank_are_its_own_and_the_tail_counts_them() -> None:
     lines = ["step 1/9  loss 2", "[rank 1] a", "[rank 12] b", "[rank 1] c", "[rank 1] d"]
     assert list(LogSelection(rank=1).lines_of(lines)) == ["[rank 1] a", "[rank 1] c", "[rank 1] d"]
-    assert list(LogSelection(rank=1, tail=2).lines_of(lines)) == ["[rank 1] c", "[rank 1] d"]
-    assert (LogSelection(rank=1, tail=2).server_tail, LogSelection(tail=2).server_tail) == (None, 2)
+    assert list(LogSelection(rank=1, tail=2).last_of(lines)) == ["[rank 1] c", "[rank 1] d"]
+    assert (LogSelection(rank=1, tail=2).request.tail, LogSelection(tail=2).request.tail) == (None, 2)
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("5m", 300), ("1h30m", 5400), ("2h0m1s", 7201)])

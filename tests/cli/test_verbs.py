@@ -13,7 +13,7 @@ import yaml
 from click.testing import CliRunner
 
 from stoker.cli.cluster_client import ClusterClient, find_access
-from stoker.cli.deletion import confirm, delete_all
+from stoker.cli.deletion import DeletionWait, confirm, delete_all
 from stoker.cli.label_selector import parse_selector
 from stoker.cli.listing import Listing, Watch
 from stoker.cli.main import stoker
@@ -325,5 +325,5 @@ class TwoNamespaces:
 
 def test_objects_of_one_name_in_two_namespaces_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
     both = [{"kind": "TrainingJob", "metadata": {"name": "run", "namespace": place}} for place in ("kept", "gone")]
-    assert delete_all(TwoNamespaces(), both, wait=True, timeout_s=0) == 1
+    assert delete_all(TwoNamespaces(), both, DeletionWait(timeout_s=0)) == 1
     assert capsys.readouterr().out.splitlines() == ["trainingjob/run is being deleted", "trainingjob/run deleted"]

@@ -196,6 +196,7 @@ def test_the_async_client_gets_the_same_answers(server: KubeServer, url: str) ->
     async def story() -> list[object]:
         async with AsyncStokerClient(url, KEY) as client:
             saved = await client.save("async")
+            server.do(lambda found: found.put_status(job, phase="Completed"))
             return [
                 await client.job("async"),
                 [line async for line in client.logs("async", follow=True)],
@@ -315,6 +316,9 @@ def test_what_answers_in_place_of_a_gateway_is_no_answer(answer: httpx.Response,
             client.job("run")
         with pytest.raises(NoAnswer, match=words):
             next(client.checkpoints("run"))
+        for stream in (client.logs("run", follow=True), client.watch()):
+            with pytest.raises(NoAnswer, match=words):
+                next(stream)
         if answer.status_code == 307:
             with pytest.raises(NoAnswer, match=words):
                 next(client.logs("run"))

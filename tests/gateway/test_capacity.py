@@ -307,6 +307,14 @@ def test_devices_that_the_caller_may_not_read_are_a_reason(tell: Tell) -> None:
         assert (status["total_gpus"], node["gpus"]) == (2, 2)
         for reason in (status["unavailable"]["total_gpus"], node["unavailable"]["gpus"]):
             assert reason.startswith("GPUs of dynamic resource allocation are not counted: resourceslices is forbidden")
+        found.server.withheld = {"resourceclaims"}
+        job = found.job()
+        found.pod(job, 0, "", claims=("run-gpu",))
+        found.pod(job, 1, "", gpus=1)
+        claiming, plain = (await found.client.get("/v1/training/jobs/run/pods")).json()
+        reason = claiming["unavailable"]["gpus"]
+        assert reason.startswith("GPUs of the pod's claims are not known: resourceclaims is forbidden")
+        assert (claiming["gpus"], plain["gpus"], plain["unavailable"]) == (None, 1, {})
 
     tell(story)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stoker.gateway.cluster.access import EmbeddedAccess, Identity
 from stoker.gateway.cluster.interface import JOB, NODE, ApiError, Cluster, Selection, list_all
 from stoker.gateway.config import EmbeddedConfig
+from stoker.pod.log_position import LogRequest
 from testing.gateway.world import JOB_SPEC, Which, World, world
 
 Story = Callable[[World, Cluster], Awaitable[None]]
@@ -118,21 +120,21 @@ def test_logs_whole_by_tail_and_followed_to_the_end(tell: Tell) -> None:
     async def story(found: World, cluster: Cluster) -> None:
         pod = found.pod(found.job(), 0, "one\ntwo\rstill two\nthree\n")
         name = pod["metadata"]["name"]
-        assert [line async for line in cluster.log("default", name, follow=False, tail=None)] == [
-            "one",
-            "two\rstill two",
-            "three",
-        ]
-        assert [line async for line in cluster.log("default", name, follow=False, tail=1)] == ["three"]
-        assert [line async for line in cluster.log("default", name, follow=False, tail=0)] == []
-        lines = cluster.log("default", name, follow=True, tail=1)
-        assert await anext(lines) == "three"
+
+        async def lines_of(**asked: Any) -> list[str]:
+            parts = cluster.log("default", name, LogRequest(**asked), follow=False)
+            return [line async for lines in parts for line in lines]
+
+        assert await lines_of() == ["one", "two\rstill two", "three"]
+        assert (await lines_of(tail=1), await lines_of(tail=0)) == (["three"], [])
+        parts = cluster.log("default", name, LogRequest(tail=1), follow=True)
+        assert [await anext(parts), await anext(parts)] == [[], ["three"]], "the answer begins before its first line"
         with found.folders.log("default", name).open("a") as stream:
             stream.write("four\nhalf")
         found.put_status(pod, phase="Succeeded")
-        assert [line async for line in lines] == ["four", "half"]
+        assert [line async for lines in parts for line in lines] == ["four", "half"]
         with pytest.raises(ApiError) as missing:
-            await anext(cluster.log("default", "nothing", follow=False, tail=None))
+            await anext(cluster.log("default", "nothing", LogRequest(), follow=False))
         assert missing.value.status == 404
 
     tell(story)

@@ -52,6 +52,10 @@ def test_attempts_tell_causes_and_the_use_of_time(tell: Tell) -> None:
             (0, 0, 3, "gpu-node-2"), (1, 0, 3, "gpu-node-1"), (1, 4, 7, "gpu-node-4"),
         ]  # fmt: skip
         assert [(pod["ready"], pod["gpus"]) for pod in pods[1:]] == [(True, 4), (True, 4)]
+        ended = {"number": 0, "endedAt": "2026-01-01T00:00:00Z", "end": "suspended by the user"}
+        found.put_status(found.job("ended"), attempt=ended)
+        (shown,) = (await found.client.get("/v1/training/jobs/ended/attempts")).json()["attempts"]
+        assert (shown["end"], shown["failure"], second["end"]) == ("suspended by the user", None, None)
         found.job("new")
         assert (await found.client.get("/v1/training/jobs/new/attempts")).json()["attempts"] == []
 
@@ -99,6 +103,7 @@ def test_pools_revisions_and_the_load_of_each_engine(tell: Tell) -> None:
         assert "chat-main-1" in answer["unavailable"], "an engine that cannot be reached is named"
         shown = (await found.client.get(CHAT)).json()
         assert [(one["name"], one["share"]) for one in shown["revisions"]] == [("r7", 100), ("r6", 0)]
+        assert shown["checkpoint"] == {"checkpoint_name": "teach-1200", "step": 1200, "verified": True}
         assert (shown["pools"][0]["ready"], shown["models"], shown["current_revision"]) == (2, ["chat"], "r7")
         start = shown["pools"][0]["last_start"]
         assert (start["engine"], start["seconds"]) == ("chat-main-1", 18)

@@ -15,7 +15,7 @@ import pytest
 from stoker.gateway.cluster.interface import JOB, ApiError, Change, Page, Selection
 from stoker.gateway.domain.log_lines import LogLine, log_line, metric_samples
 from stoker.gateway.domain.views import job_view
-from stoker.gateway.http.logs import merged
+from stoker.gateway.http.pod_logs import merged
 from stoker.gateway.http.stream import pause_s, watched, with_heartbeat
 from stoker.gateway.problem import Problem
 from stoker.trainer.agent.console import step_line
@@ -148,8 +148,11 @@ def test_logs_of_all_pods_of_the_newest_attempt(tell: Tell) -> None:
         accept = {"Accept": "text/event-stream"}
         async with found.client.stream("GET", f"{JOBS}/run/logs", params={"follow": True}, headers=accept) as answer:
             stream = events(answer)
-            begun = await take(stream, 4)
-            assert {(data["pod"], data["text"]) for _, data, _ in begun} == {
+            begun = await take(stream, 6)
+            assert [data for name, data, _ in begun if name == "POD"] == [
+                {"pod": f"run-a1-{r}", "attempt": 1} for r in range(2)
+            ]
+            assert {(data["pod"], data["text"]) for name, data, _ in begun if name == "LINE"} == {
                 (f"run-a1-{r}", f"rank {r} {n}") for r in range(2) for n in ("one", "two")
             }
             with found.folders.log("default", "run-a1-1").open("a") as log:
@@ -158,9 +161,20 @@ def test_logs_of_all_pods_of_the_newest_attempt(tell: Tell) -> None:
             assert data == {"time": None, "pod": "run-a1-1", "text": "rank 1 three"}
             for pod in pods:
                 found.put_status(pod, phase="Succeeded")
-            assert [one async for one in stream] == []
+            found.pod(job, 0, "next\n", attempt=2, phase="Succeeded")
+            later = [(name, data.get("text")) for name, data, _ in await take(stream, 2)]
+            assert later == [("POD", None), ("LINE", "next")]
+            found.put_status(job, phase="Completed")
+            assert [(name, data) async for name, data, _ in stream] == [("END", {})]
+        tail = {"follow": True, "tail_lines": 1, "attempt": 1}
+        ended = await found.client.get(f"{JOBS}/run/logs", params=tail)
+        assert sorted(ended.text.splitlines()) == ["[run-a1-0] rank 0 two", "[run-a1-1] rank 1 three"]
         nothing = await found.client.get(f"{JOBS}/other/logs", params={"attempt": 3})
         assert (nothing.status_code, "no pod of attempt 3" in nothing.json()["detail"]) == (404, True)
+        both = await found.client.get(f"{JOBS}/run/logs", params={"from_attempt": 1})
+        assert [text[:10] for text in both.text.splitlines()] == ["[run-a1-0]"] * 2 + ["[run-a1-1]"] * 3 + [
+            "[run-a2-0]"
+        ]
 
     tell(story, sockets=True)
 
@@ -179,6 +193,7 @@ def test_a_followed_log_waits_for_containers_that_have_not_started(tmp_path: Pat
                 found.server.unstarted.discard("run-a0-0")
                 assert await asyncio.wait_for(anext(lines), 60) == "[run-a0-0] late one"
                 found.put_status(late, phase="Succeeded")
+                found.put_status(job, phase="Completed")
                 assert [one async for one in lines] == []
 
     asyncio.run(story())
@@ -319,6 +334,25 @@ def test_the_history_of_a_run_covers_its_restarts(tell: Tell) -> None:
     tell(story)
 
 
+@pytest.mark.parametrize(
+    ("query", "field", "words"),
+    [
+        ({"attempt": 1, "from_attempt": 1}, "query.from_attempt", "exclude each other"),
+        ({"since_time": "0001-01-01T00:00:00+23:00"}, "query.since_time", "must be between 1970 and 9000"),
+        ({"since_time": "yesterday"}, "query.since_time", "got 'yesterday'"),
+    ],
+    ids=["both", "ancient", "no time"],
+)
+def test_a_log_that_cannot_be_asked_for_is_refused(tell: Tell, query: dict[str, Any], field: str, words: str) -> None:
+    async def story(found: World) -> None:
+        found.job()
+        refused = await found.client.get(f"{JOBS}/run/logs", params=query)
+        (error,) = refused.json()["errors"]
+        assert (refused.status_code, error["field"], words in error["message"]) == (422, field, True), error
+
+    tell(story)
+
+
 def test_lines_are_merged_by_time_and_stay_in_their_pods_order() -> None:
     a = [log_line("a", text) for text in ("2026-01-01T00:00:01.5Z one", "no time", "2026-01-01T00:00:03Z three")]
     b = [log_line("b", text) for text in ("2026-01-01T00:00:01.25Z zero", "2026-01-01T00:00:02.000000001Z two")]
@@ -327,7 +361,7 @@ def test_lines_are_merged_by_time_and_stay_in_their_pods_order() -> None:
         return [found.text async for found in merged([one_by_one(a), one_by_one(b), one_by_one([])])]
 
     assert asyncio.run(story()) == ["zero", "one", "no time", "two", "three"]
-    assert a[0] == LogLine("2026-01-01T00:00:01.5Z", "a", "one")
+    assert a[0] == LogLine("2026-01-01T00:00:01.5Z", "a", "one", 1_767_225_601_500_000_000)
     assert log_line("a", "2026-01-01T00:00:01Z").text == ""
 
 
@@ -344,7 +378,7 @@ def test_merged_logs_are_read_as_they_are_sent() -> None:
         nonlocal num_read
         for second in itertools.count():
             num_read += 1
-            yield LogLine(f"2026-01-01T{second // 3600:02}:{second // 60 % 60:02}:{second % 60:02}Z", pod, str(second))
+            yield LogLine("", pod, str(second), second * 10**9 + 1)
 
     async def story() -> list[str]:
         lines = merged([one_by_one(endless("a")), one_by_one(endless("b"))])

@@ -99,7 +99,7 @@ def test_a_refused_method_names_all_that_the_path_has(tell: Tell) -> None:
         for path, allowed in ((JOBS, "GET, POST"), (f"{JOBS}/run", "DELETE, GET"), ("/health", "GET")):
             answer = await found.client.put(path, json={})
             assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
-            assert answer.json()["detail"] == f"PUT is not allowed here; {allowed} is"
+            assert answer.json()["detail"] == f"PUT is not allowed here; allowed are: {allowed}"
         assert "/openapi.json lists all" in (await found.client.get("/v1")).json()["detail"]
 
     tell(story)

@@ -49,6 +49,7 @@ def test_an_edit_saves_and_restarts_in_the_new_form_without_a_failure() -> None:
     assert run.status["attempt"]["resumedFrom"]["step"] == 30
     assert [run.status.get(name, 0) for name in ("restarts", "failuresWithoutProgress", "lostSteps")] == [0, 0, 0]
     assert "failure" not in run.status["attempts"][0]
+    assert run.status["attempts"][0]["end"] == "restarts with spec.deadlines.stepSeconds 600 -> 700"
     assert run.status["attempts"][0]["lastStep"] == 30
     assert pending(run) is None
     assert [event for event in run.cluster.events if "RestartForEdit" in event]

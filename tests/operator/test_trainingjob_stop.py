@@ -70,7 +70,7 @@ def test_suspend_drains_through_pod_0_and_resume_goes_on_from_the_last_save() ->
     for pod in run.gang:
         run.cluster.end(pod, Cause.INTERRUPTED, step=30, saves=(run.word(30),))
     run.cluster.settle()
-    assert run.status["phase"] == "Suspended"
+    assert (run.status["phase"], run.status["attempt"]["end"]) == ("Suspended", "suspended by the user")
     run.cluster.change_spec(JOB, lambda spec: spec["run"].update(suspend=False))
     run.next_attempt()
     assert run.status["attempt"]["resumedFrom"]["step"] == 30
@@ -86,7 +86,7 @@ def test_cancel_saves_and_is_final() -> None:
     for pod in run.gang:
         run.cluster.end(pod, Cause.CANCELLED, saves=(run.word(30),))
     run.cluster.settle()
-    assert run.status["phase"] == "Cancelled"
+    assert (run.status["phase"], run.status["attempt"]["end"]) == ("Cancelled", "cancelled by the user")
     assert run.status["attempt"]["lastStep"] == 30
     run.cluster.change_spec(JOB, lambda spec: spec["run"].update(cancel=False))
     run.cluster.settle()

@@ -38,9 +38,15 @@ def lines_of(parts: Iterator[bytes]) -> Iterator[str]:
 
 async def coming_lines_of(parts: AsyncIterator[bytes]) -> AsyncIterator[str]:
     """Yield the lines as they come."""
+    async for lines in line_batches_of(parts):
+        for line in lines:
+            yield line
+
+
+async def line_batches_of(parts: AsyncIterator[bytes]) -> AsyncIterator[list[str]]:
+    """Yield the lines that each part ends, none for a part without an end."""
     lines = WholeLines()
     async for part in parts:
-        for line in lines.cut(part):
-            yield line
-    for line in lines.last():
-        yield line
+        yield lines.cut(part)
+    if last := lines.last():
+        yield last

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from stoker.cli.context import cluster_options, opened
+from stoker.cli.context import cluster_options, note, opened
 from stoker.cli.listing_options import ListingRequest, listing_options
 from stoker.cli.object_names import TARGETS
 from stoker.cli.output_format import Format, output_options
@@ -36,10 +36,11 @@ def get(
     deployments.
     """
     from stoker.cli.listing import run_listing
+    from stoker.cli.outage import Outage
 
     wanted = parse_targets(targets or (OVERVIEW,))
     with opened(namespace, context, kubeconfig, all_namespaces=request.all_namespaces) as client:
-        code = run_listing(client, wanted, request)
+        code = run_listing(client, wanted, request, Outage(note, client.explain).ask)
     sys.exit(code)
 
 

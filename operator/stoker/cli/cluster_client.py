@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote
 
-from stoker.cli.log_stream import LogStream, Look
+from stoker.cli.cluster_logs import SILENCE_S, Choose, ClusterLogs
+from stoker.cli.follow_scope import Name
+from stoker.cli.log_selection import LogSelection
 from stoker.cli.object_source import Missing
+from stoker.cli.rank_tail import RankTail
 from stoker.cli.run_history import PathError
 from stoker.cli.targets import Target
 from stoker.operator.cluster.interface import (
@@ -42,6 +45,9 @@ from stoker.operator.cluster.pod_http import PodHttp
 from stoker.operator.domain.clock import SystemClock
 from stoker.operator.domain.plan import Object, Ref
 from stoker.pod.control_key import new_private_key
+from stoker.pod.followed_logs import FollowedLogs
+from stoker.pod.log_position import LogRequest
+from stoker.pod.log_source import LogSource
 from stoker.pod.resources.device import GROUP, readable_version
 
 MANAGER = "stoker-cli"
@@ -49,7 +55,6 @@ QPS, BURST = 50, 100
 REQUEST = re.compile(r"^[A-Z]+ /\S+: ")
 """The request that an error names first; a refusal names the object and the field itself."""
 T = TypeVar("T")
-Choose = Callable[[list[Object], Object | None], tuple[list[Object], bool]]
 
 
 class ClusterClient:
@@ -187,35 +192,37 @@ class ClusterClient:
         """Patch an object by JSON merge."""
         return self._run(self._cluster.patch(_ref(found), body))
 
-    def log(self, pod: Object, *, tail: int | None, since_s: int | None) -> bytes:
+    def log(self, pod: Object, request: LogRequest) -> bytes:
         """Read the log of a pod. Raises Invalid while its container has not started."""
-        return self._run(self._whole(self._log(pod, follow=False, tail=tail, since_s=since_s)))
+        return self._run(self._whole(self._log(pod, request.query)))
 
     def follow_logs(
-        self, owner: tuple[str, str, str], choose: Choose, tail: int | None, since_s: int | None
+        self, owner: Name, choose: Choose, selection: LogSelection, say: Callable[[str], None]
     ) -> Iterator[tuple[str, list[str], bool]]:
         """Yield (pod, lines, whether there are several pods) of an object's pods as they come.
 
         Args:
-            owner: kind, namespace and name of the object.
             choose: from all pods and the object (None: it is gone), the pods to read, and whether no others will come.
+            selection: which lines; the caller chooses those of a rank.
+            say: called when the cluster does not answer, and when it does again.
         """
-        kind, namespace, name = owner
 
-        async def look() -> Look:
-            pods = list((await self._cluster.list("Pod", namespace=namespace)).items)
+        async def find() -> tuple[list[Object], Object | None]:
+            pods = list((await self._cluster.list("Pod", namespace=owner.namespace)).items)
             try:
-                now = await self._cluster.get(kind, namespace, name)
+                return pods, await self._cluster.get(owner.kind, owner.namespace, owner.name)
             except NotFound:
-                now = None
-            return Look(*choose(pods, now))
+                return pods, None
 
-        stream = LogStream(lambda pod: self._log(pod, follow=True, tail=tail, since_s=since_s), look)
-        lines = stream.lines()
+        source: LogSource = ClusterLogs(find, self._followed_log, choose, self.explain)
+        if selection.counts_here:
+            source = RankTail(source, self._timed_log, selection)
+        logs = FollowedLogs(source, LogRequest(selection.tail, selection.since_s), say)
+        lines = logs.lines()
         try:
             while True:
                 pod, found = self._run(_next(lines))
-                yield pod, found, stream.several
+                yield pod, [line.text for line in found], logs.several
         except StopAsyncIteration:
             return
         finally:
@@ -239,15 +246,16 @@ class ClusterClient:
     async def _whole(self, parts: AsyncIterator[bytes]) -> bytes:
         return b"".join([part async for part in parts])
 
-    def _log(self, pod: Object, *, follow: bool, tail: int | None, since_s: int | None) -> AsyncIterator[bytes]:
+    def _followed_log(self, pod: Object, request: LogRequest) -> AsyncIterator[bytes]:
+        return self._log(pod, {**request.query, "follow": "true", "timestamps": "true"}, silence_s=SILENCE_S)
+
+    async def _timed_log(self, pod: Object, request: LogRequest) -> bytes:
+        return await self._whole(self._log(pod, {**request.query, "timestamps": "true"}))
+
+    def _log(self, pod: Object, query: Mapping[str, str], *, silence_s: float | None = None) -> AsyncIterator[bytes]:
         metadata = pod["metadata"]
-        query = {
-            **({"follow": "true"} if follow else {}),
-            **({"tailLines": str(tail)} if tail is not None else {}),
-            **({"sinceSeconds": str(since_s)} if since_s is not None else {}),
-        }
         path = f"/api/v1/namespaces/{quote(metadata['namespace'])}/pods/{quote(metadata['name'])}/log"
-        return self._cluster.connection.parts(path, resource="pods", query=query, silence_s=None, accept="*/*")
+        return self._cluster.connection.parts(path, resource="pods", query=query, silence_s=silence_s, accept="*/*")
 
     def _run(self, call: Coroutine[Any, Any, T]) -> T:
         return self._runner.run(call)

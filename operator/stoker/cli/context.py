@@ -45,6 +45,11 @@ def cluster_options(command: F) -> F:
     return command
 
 
+def note(text: str) -> None:
+    """Say something beside the output."""
+    click.echo(text, err=True)
+
+
 @contextlib.contextmanager
 def opened(
     namespace: str | None, context: str | None, kubeconfig: str | None, *, all_namespaces: bool = False

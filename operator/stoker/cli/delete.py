@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from stoker.cli.context import cluster_options, opened
+from stoker.cli.context import cluster_options, note, opened
 from stoker.cli.deletion import DeletionRequest, deletion_options, run_deletion, targets_of
 
 
@@ -23,9 +23,10 @@ def delete(request: DeletionRequest, namespace: str | None, context: str | None,
     with --selector or --all the command lists them and asks.
     """
     from stoker.cli.manifests import manifests_or_end
+    from stoker.cli.outage import Outage
 
     wanted = request.named_targets()
     with opened(namespace, context, kubeconfig) as client:
         chosen = wanted or targets_of(manifests_or_end(request.files, client.own_namespace))
-        code = run_deletion(client, chosen, request)
+        code = run_deletion(client, chosen, request, Outage(note, client.explain).ask)
     sys.exit(code)

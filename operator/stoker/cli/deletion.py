@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +17,7 @@ from stoker.cli.manifest_options import files_option
 from stoker.cli.object_names import TARGETS
 from stoker.cli.object_source import Missing, ObjectSource, missing_text, typed
 from stoker.cli.option_group import option_group
+from stoker.cli.question import Ask, ask_once
 from stoker.cli.targets import Target, kind_of, parse_targets
 
 LOOK_S = 0.5
@@ -123,29 +124,49 @@ def confirm(found: Sequence[dict[str, Any]], *, yes: bool, terminal: bool) -> No
         sys.exit(INTERRUPTED)
 
 
-def delete_all(source: Deleter, found: Sequence[dict[str, Any]], *, wait: bool, timeout_s: float | None) -> int:
+@dataclass(frozen=True)
+class DeletionWait:
+    """How long a command waits for the end of objects, and what it does while the cluster does not answer."""
+
+    ask: Ask = ask_once
+    timeout_s: float | None = None
+    sleep: Callable[[float], None] = time.sleep
+    monotonic: Callable[[], float] = time.monotonic
+
+    def until_gone(self, source: Deleter, item: dict[str, Any], end: float | None) -> bool:
+        """Ask until an object is gone; False when the time is over."""
+        while end is None or self.monotonic() < end:
+            if self.ask(lambda: source.is_gone(item)):
+                return True
+            self.sleep(LOOK_S)
+        return False
+
+
+def delete_all(source: Deleter, found: Sequence[dict[str, Any]], wait: DeletionWait | None) -> int:
     """Delete objects, all at once, then wait for each; the exit code."""
     begun = [(item, source.begin_deletion(item)) for item in found]
-    end = None if timeout_s is None else time.monotonic() + timeout_s
+    end = None if wait is None or wait.timeout_s is None else wait.monotonic() + wait.timeout_s
     code = 0
-    for item, gone in begun:
-        while wait and not gone and (end is None or time.monotonic() < end):
-            gone = source.is_gone(item)
-            time.sleep(0 if gone else LOOK_S)
+    for item, gone_at_once in begun:
+        gone = gone_at_once or (wait is not None and wait.until_gone(source, item, end))
         click.echo(f"{title(item)} {'deleted' if gone else 'is being deleted'}")
-        code = max(code, FAILED if wait and not gone else 0)
+        code = max(code, FAILED if wait is not None and not gone else 0)
     return code
 
 
-def run_deletion(source: Deleter, targets: Sequence[Target], request: DeletionRequest) -> int:
-    """Delete what was asked for; the exit code. What a manifest names and is gone already is no failure."""
+def run_deletion(source: Deleter, targets: Sequence[Target], request: DeletionRequest, ask: Ask = ask_once) -> int:
+    """Delete what was asked for; the exit code. What a manifest names and is gone already is no failure.
+
+    Args:
+        ask: puts the questions of a wait.
+    """
     try:
-        return _delete(source, targets, request)
+        return _delete(source, targets, request, ask)
     except KeyboardInterrupt:
         return INTERRUPTED
 
 
-def _delete(source: Deleter, targets: Sequence[Target], request: DeletionRequest) -> int:
+def _delete(source: Deleter, targets: Sequence[Target], request: DeletionRequest, ask: Ask) -> int:
     found, missing = chosen_objects(source, targets, request.selector)
     for message in missing:
         click.echo(message, err=True)
@@ -158,7 +179,7 @@ def _delete(source: Deleter, targets: Sequence[Target], request: DeletionRequest
         return code
     if any(target.name is None for target in targets):
         confirm(found, yes=request.yes, terminal=sys.stdin.isatty())
-    return max(code, delete_all(source, found, wait=request.wait, timeout_s=request.timeout_s))
+    return max(code, delete_all(source, found, DeletionWait(ask, request.timeout_s) if request.wait else None))
 
 
 def title(item: dict[str, Any]) -> str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import secrets
 import sys
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from stoker.cli.context import cluster_options, opened
+from stoker.cli.context import cluster_options, note, opened
 from stoker.cli.exit_status import FAILED, INTERRUPTED
 from stoker.cli.object_names import JOBS, TargetWord
 from stoker.cli.object_source import named
@@ -139,7 +138,7 @@ def _wait_for(client: ClusterClient, made: dict[str, Any], timeout_s: float | No
 
     metadata = made["metadata"]
     end = None if timeout_s is None else time.monotonic() + timeout_s
-    outage = Outage(partial(click.echo, err=True), client.explain)
+    outage = Outage(note, client.explain)
     found = made
     try:
         while True:

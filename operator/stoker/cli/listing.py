@@ -15,6 +15,7 @@ from stoker.cli.listing_options import ListingRequest
 from stoker.cli.object_source import ObjectSource, named, typed
 from stoker.cli.output_format import Format, text_of
 from stoker.cli.printers import colour_of, table, utc_now
+from stoker.cli.question import Ask, ask_once
 from stoker.cli.targets import Target
 from stoker.cli.text_style import TextStyle, aligned, line_of, phase_column, style_of, widths_of
 
@@ -70,15 +71,19 @@ def listing_of(
         raise click.UsageError(str(error)) from error
 
 
-def run_listing(source: ObjectSource, targets: Sequence[Target], request: ListingRequest) -> int:
-    """Print the objects, once or until it is interrupted; the exit code. Raises click.UsageError."""
+def run_listing(source: ObjectSource, targets: Sequence[Target], request: ListingRequest, ask: Ask = ask_once) -> int:
+    """Print the objects, once or until it is interrupted; the exit code. Raises click.UsageError.
+
+    Args:
+        ask: puts each look of a watch but the first.
+    """
     listing = listing_of(source, targets, selector=request.selector, all_namespaces=request.all_namespaces)
     style, headers = style_of(), not request.no_headers
     if not request.watch:
         print_listing(listing, request.form, style, headers=headers)
         return 0
     try:
-        Watch(listing, request.form, style, headers=headers).for_ever()
+        Watch(listing, request.form, style, headers=headers, ask=ask).for_ever()
     except KeyboardInterrupt:
         return INTERRUPTED
 
@@ -125,21 +130,28 @@ class Watch:
         style: TextStyle,
         *,
         headers: bool = True,
+        ask: Ask = ask_once,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.listing, self.output, self.style, self.headers, self.sleep = listing, output, style, headers, sleep
+        self.listing, self.output, self.style, self.headers = listing, output, style, headers
+        self.ask, self.sleep = ask, sleep
         self._seen: dict[tuple[str, str, str], _Seen] = {}
         self._widths: dict[str, list[int]] = {}
 
     def for_ever(self) -> NoReturn:
         """Print until KeyboardInterrupt."""
+        self.look()
         while True:
-            self.look()
             self.sleep(LOOK_S)
+            if (found := self.ask(self.listing.look)) is not None:
+                self._print_changes(found)
 
     def look(self) -> None:
         """Print what changed since the last look."""
-        now = {_key(item): _Seen(str(item["metadata"].get("resourceVersion")), item) for item in self.listing.look()}
+        self._print_changes(self.listing.look())
+
+    def _print_changes(self, found: list[dict[str, Any]]) -> None:
+        now = {_key(item): _Seen(str(item["metadata"].get("resourceVersion")), item) for item in found}
         changed = [seen.item for key, seen in now.items() if self._seen.get(key, _Seen("", {})).version != seen.version]
         gone = [seen.item for key, seen in self._seen.items() if key not in now]
         self._seen = now

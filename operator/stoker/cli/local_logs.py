@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -96,9 +94,8 @@ class LocalLogs:
 
     def _print(self, pod: str, reading: _Reading) -> None:
         """Print what is new of one log."""
-        lines: Any = self.selection.lines_of(reading.new_lines(self.source.client, str(self.source.namespace), pod))
-        if reading.first and self.selection.tail is not None:
-            lines = deque(lines, maxlen=self.selection.tail)
+        choose = self.selection.last_of if reading.first else self.selection.lines_of
+        lines = choose(reading.new_lines(self.source.client, str(self.source.namespace), pod))
         reading.first = False
         for line in lines:
             click.echo(prefixed(line, f"[{pod}] " if self._several else ""))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.operator.domain.labels import ATTEMPT
+from stoker.pod.log_position import LogRequest
 
 Pod = Mapping[str, Any]
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
@@ -57,17 +58,28 @@ class LogSelection:
         if self.rank is not None and size is not None and self.rank >= size:
             raise NoSuchLog(f"--rank {self.rank}: the job has ranks 0 to {size - 1}")
 
+    def has(self, text: str) -> bool:
+        """Whether a line is of the chosen rank."""
+        return self.rank is None or text.startswith(f"[rank {self.rank}] ")
+
     def lines_of(self, lines: Iterable[str]) -> Iterable[str]:
         """Choose lines of one pod."""
-        if self.rank is None:
-            return lines
-        own = (line for line in lines if line.startswith(f"[rank {self.rank}] "))
+        return filter(self.has, lines)
+
+    def last_of(self, lines: Iterable[str]) -> Iterable[str]:
+        """Choose lines of the whole log of one pod."""
+        own = self.lines_of(lines)
         return own if self.tail is None else deque(own, maxlen=self.tail)
 
     @property
-    def server_tail(self) -> int | None:
-        """The tail that the cluster can take: it counts the lines of all ranks."""
-        return self.tail if self.rank is None else None
+    def counts_here(self) -> bool:
+        """Whether the tail is counted here: the cluster counts the lines of all ranks."""
+        return self.rank is not None and self.tail is not None
+
+    @property
+    def request(self) -> LogRequest:
+        """What the cluster is asked for."""
+        return LogRequest(tail=None if self.counts_here else self.tail, since_s=self.since_s)
 
 
 def attempt_of(pod: Pod) -> int | None:

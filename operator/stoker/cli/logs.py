@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stoker.cli.context import cluster_options, opened
+from stoker.cli.context import cluster_options, note, opened
 from stoker.cli.exit_status import FAILED, INTERRUPTED
+from stoker.cli.follow_scope import name_of
 from stoker.cli.log_options import timed_log_options
 from stoker.cli.log_selection import LogSelection, NoSuchLog, has_ended
 from stoker.cli.object_names import TARGETS
 from stoker.cli.object_source import Missing, named
 from stoker.cli.targets import Target, belongs_to, fail, kind_of, prefixed
+from stoker.pod.log_source import Look
 from stoker.pod.whole_lines import WholeLines
 
 if TYPE_CHECKING:
@@ -77,25 +79,24 @@ def _read(client: ClusterClient, owner: dict[str, Any], selection: LogSelection)
     for pod in pods:
         name, cutter = str(pod["metadata"]["name"]), WholeLines()
         try:
-            content = client.log(pod, tail=selection.server_tail, since_s=selection.since_s)
+            content = client.log(pod, selection.request)
         except (Invalid, NotFound):  # its container has not started, or it has gone meanwhile
             click.echo(f"pod {name} has no log yet", err=True)
             continue
-        _print(selection.lines_of([*cutter.cut(content), *cutter.last()]), name if len(pods) > 1 else "")
+        _print(selection.last_of([*cutter.cut(content), *cutter.last()]), name if len(pods) > 1 else "")
 
 
 def _follow(client: ClusterClient, owner: dict[str, Any], selection: LogSelection) -> None:
-    kind, metadata = owner["kind"], owner["metadata"]
-    only = selection.attempt is not None or selection.previous or kind == "Pod"
+    only = selection.attempt is not None or selection.previous or owner["kind"] == "Pod"
+    uid = owner["metadata"]["uid"]
 
-    def choose(pods: list[dict[str, Any]], now: dict[str, Any] | None) -> tuple[list[Any], bool]:
+    def choose(pods: list[dict[str, Any]], now: dict[str, Any] | None) -> Look:
         own = _own_pods(pods, owner)
-        found = selection.pods_of(own) if own or only else []
-        return found, only or now is None or now["metadata"]["uid"] != metadata["uid"] or has_ended(now)
+        chosen = selection.pods_of(own) if own or only else []
+        ended = only or now is None or now["metadata"]["uid"] != uid or has_ended(now)
+        return Look(own, {pod["metadata"]["uid"] for pod in chosen}, ended)
 
-    for pod, lines, several in client.follow_logs(
-        (kind, metadata["namespace"], metadata["name"]), choose, selection.server_tail, selection.since_s
-    ):
+    for pod, lines, several in client.follow_logs(name_of(owner), choose, selection, note):
         _print(selection.lines_of(lines), pod if several else "")
 
 

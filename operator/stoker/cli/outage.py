@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from stoker.operator.cluster.interface import ClusterError, ServerError, TooManyRequests
+from stoker.pod.patience import LONGEST_S, Patience
 
-LONGEST_S = 300.0
+LOOK_S = 1.0
 T = TypeVar("T")
 
 
@@ -30,8 +31,7 @@ class Outage:
         *,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._say, self._explain, self._monotonic = say, explain, monotonic
-        self._since: float | None = None
+        self._say, self._explain, self._patience = say, explain, Patience(monotonic=monotonic)
 
     def ask(self, question: Callable[[], T]) -> T | None:
         """Return the answer, or None while the cluster does not answer.
@@ -42,24 +42,22 @@ class Outage:
         try:
             found = question()
         except ClusterError as error:
-            if not _is_outage(error) or self._lasts_too_long():
+            if not is_outage(error):
                 raise
-            self._note(error)
+            if self._patience.missed(error):
+                self._say(f"{self._explain(error)}; asking again for {LONGEST_S / 60:g} minutes")
             return None
-        if self._since is not None:
+        if self._patience.heard():
             self._say("the cluster answers again")
-            self._since = None
         return found
 
-    def _lasts_too_long(self) -> bool:
-        return self._since is not None and self._monotonic() - self._since > LONGEST_S
-
-    def _note(self, error: ClusterError) -> None:
-        if self._since is None:
-            self._since = self._monotonic()
-            self._say(f"{self._explain(error)}; asking again for {LONGEST_S / 60:g} minutes")
+    def insist(self, question: Callable[[], T], sleep: Callable[[float], None] = time.sleep) -> T:
+        """Ask until there is an answer. Raises as `ask` does."""
+        while (found := self.ask(lambda: (question(),))) is None:
+            sleep(LOOK_S)
+        return found[0]
 
 
-def _is_outage(error: ClusterError) -> bool:
+def is_outage(error: ClusterError) -> bool:
     """Whether there was no answer, or one that says that the server cannot answer now."""
     return type(error) is ClusterError or isinstance(error, ServerError | TooManyRequests)

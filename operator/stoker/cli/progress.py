@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from stoker.cli.follow_scope import EventScope, Name, belongs, name_of, time_of
 from stoker.cli.printers import FOLLOWED, progress_line, state_of, value_at
+from stoker.cli.question import Ask, ask_once
 
-T = TypeVar("T")
 LOOK_S = 0.5
 QUIET_S = 5.0
 """Shortest time between two lines of a log about an object of which only numbers change."""
@@ -33,17 +33,6 @@ class ObjectsClient(Protocol):
     def problems(self) -> list[str]: ...
 
     def objects(self, kind: str) -> list[dict[str, Any]]: ...
-
-
-class Ask(Protocol):
-    """Puts a question to a cluster; None where it does not answer now and may later."""
-
-    def __call__(self, question: Callable[[], T], /) -> T | None: ...
-
-
-def ask_once(question: Callable[[], T]) -> T | None:
-    """Ask a cluster whose errors end the command."""
-    return question()
 
 
 class Screen(Protocol):

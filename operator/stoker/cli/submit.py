@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stoker.cli.context import cluster_options, opened
+from stoker.cli.context import cluster_options, note, opened
 from stoker.cli.exit_status import FAILED, INTERRUPTED, WRONG_INPUT
 from stoker.cli.manifest_options import files_option, set_option
 from stoker.cli.targets import fail, kind_of
@@ -129,6 +129,7 @@ def _follow_log(client: ClusterClient, objects: list[dict[str, Any]]) -> int:
     """Print the log of the one job until it ends; the exit code is its outcome."""
     from stoker.cli.log_selection import LogSelection
     from stoker.cli.logs import print_logs
+    from stoker.cli.outage import Outage
     from stoker.cli.printers import state_of
 
     jobs = [body for body in objects if body["kind"] == "TrainingJob"]
@@ -141,6 +142,7 @@ def _follow_log(client: ClusterClient, objects: list[dict[str, Any]]) -> int:
     except KeyboardInterrupt:
         click.echo("\nStill running on the cluster", err=True)
         return INTERRUPTED
-    ended = client.get("TrainingJob", metadata["name"], metadata["namespace"])
+    outage = Outage(note, client.explain)
+    ended = outage.insist(lambda: client.get("TrainingJob", metadata["name"], metadata["namespace"]))
     click.echo(f"trainingjob/{metadata['name']}  {(ended.get('status') or {}).get('phase')}", err=True)
     return 0 if state_of(ended) == "good" else FAILED

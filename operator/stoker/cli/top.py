@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from stoker.gateway.domain.claimed_gpus import ClaimedGpus
 
 PARTS = ("nodes", "jobs", "deployments")
+UNKNOWN = "?"
+"""GPUs of an object with claims that the user may not read."""
 
 
 @click.command(epilog="\b\nExamples:\n  stoker top -A\n  stoker top nodes\n  stoker top jobs -n research")
@@ -56,11 +58,12 @@ def _node_rows(client: ClusterClient, *, needed: bool) -> list[list[str]]:
 
     Users of one namespace may not list nodes: unless `needed`, that is only a note.
     """
-    from stoker.gateway.domain.capacity import capacities
+    from stoker.gateway.domain.capacity import NO_CLAIMS, capacities
     from stoker.operator.cluster.interface import Forbidden
 
     try:
-        found = capacities(client.objects("Node"), client.everywhere("Pod"), _claimed_gpus(client, everywhere=True))
+        claimed = _claimed_gpus(client, everywhere=True) or NO_CLAIMS
+        found = capacities(client.objects("Node"), client.everywhere("Pod"), claimed)
     except Forbidden as error:
         if needed:
             raise
@@ -83,8 +86,8 @@ def _gpu_kinds(node: NodeCapacity) -> str:
     return ", ".join(f"{one.available}/{one.total} {one.name}" for one in node.gpu_resources)
 
 
-def _claimed_gpus(client: ClusterClient, *, everywhere: bool) -> ClaimedGpus:
-    """GPUs of dynamic resource allocation; a note where the user may not read them."""
+def _claimed_gpus(client: ClusterClient, *, everywhere: bool) -> ClaimedGpus | None:
+    """GPUs of dynamic resource allocation; None, with a note, where the user may not read them."""
     from stoker.gateway.domain.claimed_gpus import ClaimedGpus
     from stoker.operator.cluster.interface import Forbidden
 
@@ -92,7 +95,7 @@ def _claimed_gpus(client: ClusterClient, *, everywhere: bool) -> ClaimedGpus:
         return ClaimedGpus(*client.devices_and_claims(everywhere=everywhere))
     except Forbidden as error:
         click.echo(f"GPUs of dynamic resource allocation are not counted: {error}", err=True)
-        return ClaimedGpus()
+        return None
 
 
 def is_at_work(found: Mapping[str, Any]) -> bool:
@@ -100,35 +103,41 @@ def is_at_work(found: Mapping[str, Any]) -> bool:
     return (found.get("status") or {}).get("phase") not in ("Completed", "Failed", "Cancelled")
 
 
-def _gpu_counter(client: ClusterClient, pods: Sequence[Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], int]:
-    """Return what counts the GPUs that the pods of an object ask for and have not given back."""
+def _gpu_counter(client: ClusterClient, pods: Sequence[Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], str]:
+    """Return what counts the GPUs that the pods of an object ask for and have not given back.
+
+    It counts `?` where a pod has claims that the user may not read.
+    """
     from stoker.cli.targets import belongs_to
     from stoker.gateway.domain.capacity import ENDED, NO_CLAIMS, gpus_of_pod
 
     claiming = any(pod["spec"].get("resourceClaims") for pod in pods)
     claimed = _claimed_gpus(client, everywhere=False) if claiming else NO_CLAIMS
 
-    def count(found: Mapping[str, Any]) -> int:
+    def count(found: Mapping[str, Any]) -> str:
         own = [pod for pod in pods if belongs_to(found["metadata"]["uid"], pod)]
-        return sum(gpus_of_pod(pod, claimed) for pod in own if (pod.get("status") or {}).get("phase") not in ENDED)
+        alive = [pod for pod in own if (pod.get("status") or {}).get("phase") not in ENDED]
+        if claimed is None and any(pod["spec"].get("resourceClaims") for pod in alive):
+            return UNKNOWN
+        return str(sum(gpus_of_pod(pod, claimed or NO_CLAIMS) for pod in alive))
 
     return count
 
 
-def _job_row(job: Mapping[str, Any], gpus: int) -> list[str]:
+def _job_row(job: Mapping[str, Any], gpus: str) -> list[str]:
     status = job.get("status") or {}
     progress = status.get("progress") or {}
     step = "/".join(str(progress[name]) for name in ("step", "totalSteps") if progress.get(name) is not None)
     phase, speed = str(status.get("phase") or "Pending"), str(progress.get("tokensPerSecond") or "")
     ranks, message = str(status.get("worldSize") or ""), " ".join(str(status.get("message") or "").split())
-    return [job["metadata"]["name"], phase, ranks, str(gpus), step, speed, message]
+    return [job["metadata"]["name"], phase, ranks, gpus, step, speed, message]
 
 
-def _deployment_row(found: Mapping[str, Any], gpus: int) -> list[str]:
+def _deployment_row(found: Mapping[str, Any], gpus: str) -> list[str]:
     status = found.get("status") or {}
     message = " ".join(str(status.get("message") or "").split())
     phase, ready = str(status.get("phase") or "Pending"), str(status.get("ready") or "")
-    return [found["metadata"]["name"], phase, ready, str(gpus), message]
+    return [found["metadata"]["name"], phase, ready, gpus, message]
 
 
 _TABLES = (

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import httpx
 
-from stoker.client.errors import GatewayFailed, NoAnswer, check_answer
+from stoker.client.errors import GatewayFailed, NoAnswer, StokerError, check_answer, check_events
+from stoker.client.event_stream import Event, EventLines
+from stoker.client.followed_jobs import FollowedJobs, JobChange
+from stoker.client.followed_log import FollowedLog
 from stoker.client.openai_endpoint import endpoint_of, openai_client
-from stoker.client.requests import Ask, Requests
+from stoker.client.reopened_stream import REOPEN_S, SILENCE_S
+from stoker.client.requests import AS_EVENTS, Ask, Requests
 from stoker.client.retry import Retry
 from stoker.client.waiting import ProgressBar, Wait, checked, is_settled
 from stoker.gateway.models import (
@@ -127,19 +132,69 @@ class AsyncStokerClient:
         """Read the metrics of a run by step. Of more than `max_points`, extremes and both ends are kept."""
         return await self._ask(self._requests.metrics(job_id, after_step, until_step, max_points))
 
+    async def watch(self, *states: str, job_id: str | None = None) -> AsyncIterator[JobChange]:
+        """Go over the jobs that there are, as ADDED, then over each change; only of these states, or of one job.
+
+        A stream that is cut is opened again where it ended; five minutes without an answer raise.
+        """
+        jobs = FollowedJobs()
+        while True:
+            try:
+                async with self._streamed(self._requests.watched_jobs(job_id, states, jobs.query())) as answer:
+                    jobs.begin()
+                    async for event in self._events(answer):
+                        for change in jobs.take(event):
+                            yield change
+            except (NoAnswer, StokerError) as error:
+                jobs.lost(error)
+            await self._sleep(REOPEN_S)
+
     async def logs(self, job_id: str, *, follow: bool = False, tail_lines: int | None = None) -> AsyncIterator[str]:
-        """Go over the log lines of all ranks; with `follow` until every pod has ended."""
-        ask = self._requests.logs(job_id, follow, tail_lines)
-        limits = httpx.Timeout(30.0, read=None if follow else 30.0)
+        """Go over the log lines of all ranks of the newest attempt; with `follow` until the job has ended.
+
+        A followed log goes on with later attempts, and after a cut where it ended. Five minutes without answer raise.
+        """
+        if follow:
+            async for line in self._follow(job_id, FollowedLog(tail_lines)):
+                yield line
+            return
+        async with self._streamed(self._requests.logs(job_id, tail_lines)) as answer:
+            async for line in coming_lines_of(answer.aiter_bytes()):
+                yield line
+
+    async def _follow(self, job_id: str, log: FollowedLog) -> AsyncIterator[str]:
+        while not log.ended:
+            try:
+                async with self._streamed(self._requests.followed_log(job_id, log.query())) as answer:
+                    log.begin(answer.headers.get("Date", ""))
+                    async for event in self._events(answer):
+                        if (line := log.take(event)) is not None:
+                            yield line
+            except (NoAnswer, StokerError) as error:
+                log.lost(error)
+            if not log.ended:
+                await self._sleep(REOPEN_S)
+
+    @asynccontextmanager
+    async def _streamed(self, ask: Ask[str]) -> AsyncIterator[httpx.Response]:
+        """Open an answer that goes on. Raises StokerError and NoAnswer."""
+        limits = httpx.Timeout(30.0, read=SILENCE_S)
         try:
-            async with self._http.stream("GET", ask.path, params=list(ask.query), timeout=limits) as answer:
+            async with self._http.stream(
+                ask.method, ask.path, params=list(ask.query), headers=dict(ask.headers), timeout=limits
+            ) as answer:
                 if answer.status_code >= 400:
                     await answer.aread()
-                check_answer(answer)
-                async for line in coming_lines_of(answer.aiter_bytes()):
-                    yield line
+                (check_events if ask.headers == AS_EVENTS else check_answer)(answer)
+                yield answer
         except httpx.HTTPError as error:
             raise NoAnswer(f"{self._http.base_url}: {text_of(error)}") from error
+
+    async def _events(self, answer: httpx.Response) -> AsyncIterator[Event]:
+        events = EventLines()
+        async for line in coming_lines_of(answer.aiter_bytes()):
+            if (event := events.take(line)) is not None:
+                yield event
 
     # Checkpoints
 

@@ -102,6 +102,13 @@ def check_answer(answer: httpx.Response) -> None:
         raise foreign(answer)
 
 
+def check_events(answer: httpx.Response) -> None:
+    """Raise as `check_answer`, and NoAnswer for an answer that is no stream of events."""
+    check_answer(answer)
+    if not answer.headers.get("content-type", "").startswith("text/event-stream"):
+        raise foreign(answer)
+
+
 def foreign(answer: httpx.Response) -> NoAnswer:
     """The error of an answer that is not the gateway's."""
     where = answer.headers.get("location") or answer.headers.get("content-type") or "no type"
@@ -118,5 +125,10 @@ def error_of(answer: httpx.Response) -> StokerError:
         problem = ProblemDocument(
             type="about:blank", title=answer.reason_phrase, status=answer.status_code, detail=detail, instance=""
         )
-    kind = GatewayFailed if answer.status_code >= 500 else ERRORS.get(answer.status_code, StokerError)
+    return error_of_problem(problem)
+
+
+def error_of_problem(problem: ProblemDocument) -> StokerError:
+    """The error of a problem document."""
+    kind = GatewayFailed if problem.status >= 500 else ERRORS.get(problem.status, StokerError)
     return kind(problem)

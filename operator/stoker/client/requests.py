@@ -31,6 +31,7 @@ T = TypeVar("T")
 RETRIED = frozenset({429, 502, 503})
 """Answers after which a safe request is sent again."""
 JOBS = "/v1/training/jobs"
+AS_EVENTS = {"Accept": "text/event-stream"}
 
 
 @dataclass(frozen=True)
@@ -140,9 +141,19 @@ class Requests:
     def nodes(self) -> Ask[list[NodeAnswer]]:
         return Ask("GET", "/v1/cluster/nodes", list[NodeAnswer])
 
-    def logs(self, job_id: str, follow: bool, tail_lines: int | None) -> Ask[str]:
+    def logs(self, job_id: str, tail_lines: int | None) -> Ask[str]:
         tail = {"tail_lines": str(tail_lines)} if tail_lines is not None else {}
-        return Ask("GET", f"{_job(job_id)}/logs", str, self._query(follow=str(follow).lower(), **tail))
+        return Ask("GET", f"{_job(job_id)}/logs", str, self._query(**tail))
+
+    def followed_log(self, job_id: str, query: Mapping[str, str]) -> Ask[str]:
+        return Ask("GET", f"{_job(job_id)}/logs", str, self._query(follow="true", **query), headers=AS_EVENTS)
+
+    def watched_jobs(self, job_id: str | None, states: Sequence[str], query: Mapping[str, str]) -> Ask[str]:
+        """Raises ValueError: both a job and states are given."""
+        if job_id is not None and states:
+            raise ValueError("job_id and states exclude each other: a watch of one job shows it in any state")
+        path, chosen = JOBS if job_id is None else _job(job_id), [("status", state) for state in states]
+        return Ask("GET", path, str, [*chosen, *self._query(**query)], headers=AS_EVENTS)
 
     def _query(self, **more: str) -> list[tuple[str, str]]:
         return [(name, value) for name, value in (("namespace", self.namespace), *more.items()) if value]

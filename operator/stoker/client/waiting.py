@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stoker.client.errors import GatewayFailed, JobFailed, NoAnswer
-from stoker.gateway.domain.states import ENDED, JobState
+from stoker.gateway.domain.states import JobState, goes_no_further
 from stoker.gateway.models import Job
 
 POLL_S = 2.0
@@ -44,9 +44,7 @@ class Wait:
 
 def is_settled(job: Job) -> bool:
     """Whether a job goes no further by itself: ended, or suspended; not one that was resumed or cancelled just now."""
-    run = job.spec.get("run") or {}
-    stays = bool(run.get("suspend")) and not run.get("cancel")
-    return job.status in ENDED or (job.status is JobState.SUSPENDED and stays)
+    return goes_no_further(job.status, job.spec)
 
 
 def checked(job: Job) -> Job:

@@ -38,6 +38,7 @@ class Attempt(BaseModel):
     last_step: int | None
     resumed_from: SavedAt | None
     failure: Failure | None
+    end: str | None = Field(description="Why it ended, if not by a failure")
     startup: dict[str, int] = Field(
         default={}, description="Seconds of each part of its start, in their order; empty before its first step"
     )
@@ -77,8 +78,11 @@ class RankPod(BaseModel):
     node: str | None
     phase: str
     ready: bool
-    gpus: int
+    gpus: int | None
+    """None: the caller may not read the claims of the pod; `unavailable` says so."""
     message: str
+    unavailable: dict[str, str]
+    """Fields that are not known, with the reason."""
 
 
 class ScalingDecision(BaseModel):

@@ -152,7 +152,7 @@ class EmbeddedAccess:
             )
             for most in (100, MAX_LOCAL_STREAMS)
         )
-        self._cluster = RestCluster(self.client, self.streams, [])
+        self._cluster = RestCluster(self.client, self.streams, [], log_silence_s=None)
 
     async def identify(self, token: str | None) -> Identity:
         if not token or not hmac.compare_digest(token.encode(), read_key(self.config.key_file).encode()):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
+
+from stoker.pod.log_position import LogRequest
 
 Object = dict[str, Any]
 """A resource as plain JSON data."""
@@ -142,8 +144,11 @@ class Cluster(Protocol):
         The caller needs the right `services/proxy` or `pods/proxy`. `body` is JSON; `api_key` is the program's own.
         """
 
-    def log(self, namespace: str, pod: str, *, follow: bool, tail: int | None) -> AsyncIterator[str]:
-        """Yield the lines of a pod's log, each with its time before it where the cluster has one."""
+    def log(self, namespace: str, pod: str, request: LogRequest, *, follow: bool) -> AsyncGenerator[Sequence[str]]:
+        """Yield the lines of a pod's log, each with its time before it where the cluster has one.
+
+        None come first, when the answer begins.
+        """
 
 
 async def list_all(cluster: Cluster, kind: Kind, selection: Selection, *, page: int = 500) -> tuple[list[Object], str]:

@@ -6,7 +6,7 @@ One `RestCluster` has the rights of one caller; all share the connections of two
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -25,14 +25,14 @@ from stoker.gateway.cluster.interface import (
     Watch,
 )
 from stoker.pod.error_text import text_of
-from stoker.pod.whole_lines import coming_lines_of
+from stoker.pod.log_position import LogRequest
+from stoker.pod.whole_lines import coming_lines_of, line_batches_of
 
 MERGE_PATCH = "application/merge-patch+json"
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 TIMEOUT = httpx.Timeout(15.0, connect=5.0)
 WATCH_S = 60
 SILENCE = httpx.Timeout(15.0, connect=5.0, read=WATCH_S + 30.0)
-FOLLOW = httpx.Timeout(15.0, connect=5.0, read=None)
 RELAY = httpx.Timeout(15.0, connect=5.0, read=600.0)
 MANAGER = "stoker-gateway"
 API_KEY = "X-Api-Key"
@@ -43,12 +43,21 @@ class RestCluster:
 
     Args:
         streams: has connections of its own for answers that go on, so that they keep none from other requests.
+        log_silence_s: time after which a silent log is lost: its connection may break without a word.
     """
 
-    def __init__(self, client: httpx.AsyncClient, streams: httpx.AsyncClient, headers: list[tuple[str, str]]) -> None:
+    def __init__(
+        self,
+        client: httpx.AsyncClient,
+        streams: httpx.AsyncClient,
+        headers: list[tuple[str, str]],
+        *,
+        log_silence_s: float | None = 120.0,
+    ) -> None:
         self.client = client
         self.streams = streams
         self.headers = headers
+        self.log_limits = httpx.Timeout(15.0, connect=5.0, read=log_silence_s)
 
     async def versions(self, group: str) -> Sequence[str]:
         try:
@@ -99,12 +108,15 @@ class RestCluster:
         answer = await self._open(_collection(kind, selection.namespace), query, SILENCE)
         return _OpenWatch(answer, kind)
 
-    async def log(self, namespace: str, pod: str, *, follow: bool, tail: int | None) -> AsyncIterator[str]:
-        query = {"timestamps": "true", **({"follow": "true"} if follow else {})}
-        query |= {"tailLines": str(tail)} if tail is not None else {}
+    async def log(
+        self, namespace: str, pod: str, request: LogRequest, *, follow: bool
+    ) -> AsyncGenerator[Sequence[str]]:
+        query = {"timestamps": "true", **request.query, **({"follow": "true"} if follow else {})}
         path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(pod, safe='')}/log"
-        async for line in self._lines(path, query, FOLLOW if follow else TIMEOUT):
-            yield line
+        answer = await self._open(path, query, self.log_limits if follow else TIMEOUT)
+        yield []
+        async for lines in line_batches_of(_chunks(answer)):
+            yield lines
 
     async def relay(
         self, target: Target, method: str, path: str, body: bytes | None = None, api_key: str | None = None
@@ -149,11 +161,6 @@ class RestCluster:
             raise refusal(answer.status_code, found, answer.headers)
         return found
 
-    async def _lines(self, path: str, query: Mapping[str, str], limits: httpx.Timeout) -> AsyncIterator[str]:
-        """Yield the lines of an answer that goes on."""
-        async for line in _answer_lines(await self._open(path, query, limits)):
-            yield line
-
     async def _open(self, path: str, query: Mapping[str, str], limits: httpx.Timeout) -> httpx.Response:
         """Begin an answer that goes on; its reader closes it. Raises ApiError when it is refused."""
         request = self.streams.build_request("GET", path, params=query, headers=_encoded(self.headers), timeout=limits)
@@ -186,7 +193,7 @@ class _OpenWatch:
 
 async def _changes(answer: httpx.Response, kind: Kind) -> AsyncIterator[Change]:
     """Yield the events of a watch."""
-    async for line in _answer_lines(answer):
+    async for line in coming_lines_of(_chunks(answer)):
         event = json.loads(line)
         if event["type"] == "ERROR":
             raise refusal(int(event["object"].get("code") or 500), event["object"], {})
@@ -194,21 +201,10 @@ async def _changes(answer: httpx.Response, kind: Kind) -> AsyncIterator[Change]:
 
 
 async def _chunks(answer: httpx.Response) -> AsyncIterator[bytes]:
-    """Yield the body of a relayed answer as it comes, and close it."""
+    """Yield the body of an answer as it comes, and close it."""
     try:
         async for chunk in answer.aiter_bytes():
             yield chunk
-    except (httpx.HTTPError, OSError) as error:
-        raise _silence(error) from error
-    finally:
-        await answer.aclose()
-
-
-async def _answer_lines(answer: httpx.Response) -> AsyncIterator[str]:
-    """Yield the lines of an answer and close it."""
-    try:
-        async for line in coming_lines_of(answer.aiter_bytes()):
-            yield line
     except (httpx.HTTPError, OSError) as error:
         raise _silence(error) from error
     finally:

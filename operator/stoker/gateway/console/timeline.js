@@ -61,6 +61,7 @@ function attempt(one, from, span) {
         style: { left: `${left}%`, width: `${Math.min(width, 100 - left)}%` },
       }),
     ),
+    one.end && el("p", { class: "muted" }, one.end),
     one.failure &&
       el(
         "p",
@@ -158,11 +159,14 @@ function grouped(pods) {
 }
 
 function nodeCard(node, pods) {
-  const gpus = pods.reduce((sum, pod) => sum + pod.gpus, 0);
+  const unknown = pods.map((pod) => pod.unavailable.gpus).find(Boolean);
+  const gpus = pods.reduce((sum, pod) => sum + (pod.gpus ?? 0), 0);
+  const count = unknown ? " GPUs not known" : gpus ? ` ${gpus} GPUs` : "";
   return el(
     "li",
     { class: "node" },
-    el("h3", {}, node || "Not placed", el("span", { class: "muted" }, gpus ? ` ${gpus} GPUs` : "")),
+    el("h3", {}, node || "Not placed", el("span", { class: "muted" }, count)),
+    unknown && el("p", { class: "muted" }, unknown),
     pods.map((pod) =>
       el(
         "div",

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from stoker.pod.log_position import timed
 from stoker.pod.metric_log import Sample
 
-TIMED = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)) ?(.*)", re.DOTALL)
 _FLOAT = r"[-+]?(?:[\d.,]+(?:e[-+]?\d+)?|nan|inf)"
 STEP = re.compile(
     rf"step (?P<step>\d+)/\d+  loss (?P<loss>{_FLOAT})  lr (?P<learning_rate>{_FLOAT})"
@@ -32,27 +32,23 @@ class LogLine:
     time: str
     pod: str
     text: str
+    instant_ns: int = 0
+    """The time in nanoseconds from 1970."""
 
 
 def log_line(pod: str, line: str) -> LogLine:
     """Split a line into its time and its text."""
-    found = TIMED.fullmatch(line)
-    return LogLine(found[1], pod, found[2]) if found else LogLine("", pod, line)
+    found = timed(line)
+    return LogLine(found.time, pod, found.text, found.instant_ns)
 
 
-def place_in_time(line: LogLine, before: str) -> str:
+def place_in_time(line: LogLine, before: int) -> int:
     """Where a line belongs among those of other pods: at its time, and not before the line ahead of it in its pod.
 
     Args:
-        before: the place of the line ahead; empty for the first.
+        before: the place of the line ahead; 0 for the first.
     """
-    return max(before, _comparable(line.time)) if line.time else before
-
-
-def _comparable(time: str) -> str:
-    """A time in UTC with nine digits of a second, so that texts compare as times do."""
-    head, _, rest = time.removesuffix("Z").partition(".")
-    return f"{head}.{rest[:9]:0<9}"
+    return max(before, line.instant_ns)
 
 
 def metric_samples(lines: Iterable[str]) -> list[Sample]:

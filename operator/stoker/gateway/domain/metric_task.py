@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+from stoker.gateway.domain.pod_attempts import attempt_of, rank_of
 from stoker.pod.metric_reader import MOST
 
 Object = Mapping[str, Any]
-ATTEMPT = "stoker.dev/attempt"
-NODE_RANK = "stoker.dev/node-rank"
 ROLE = "stoker.dev/role"
 TASK_ROLE = "metrics"
 DEADLINE_S = 120
@@ -69,10 +68,10 @@ def live(pods: Sequence[Object]) -> list[Object]:
 def agent_of(job: Object, pods: Sequence[Object]) -> AgentPlace | None:
     """The first pod of the newest attempt, where it runs."""
     running = [pod for pod in live(pods) if pod.get("status", {}).get("phase") == "Running"]
-    leading = [pod for pod in running if _label(pod, NODE_RANK) == 0]
+    leading = [pod for pod in running if rank_of(pod) == 0]
     if not leading:
         return None
-    newest = max(leading, key=lambda pod: _label(pod, ATTEMPT))
+    newest = max(leading, key=attempt_of)
     port = ((_rendered(job).get("config") or {}).get("listen") or {}).get("port") or port_of(newest)
     return AgentPlace(newest["metadata"]["namespace"], newest["metadata"]["name"], int(port)) if port else None
 
@@ -186,8 +185,3 @@ def port_of(pod: Object) -> int | None:
         port["containerPort"] for one in containers for port in one.get("ports") or () if port.get("name") == "http"
     ]
     return ports[0] if ports else None
-
-
-def _label(pod: Object, name: str) -> int:
-    text = str((pod["metadata"].get("labels") or {}).get(name) or "0")
-    return int(text) if text.isdigit() else 0

@@ -50,6 +50,7 @@ def _attempt(found: Object) -> Attempt:
         last_step=found.get("lastStep"),
         resumed_from=saved_at(found.get("resumedFrom")),
         failure=_failure(found.get("failure")),
+        end=found.get("end"),
         startup=_startup(found.get("startup") or {}),
     )
 
@@ -90,8 +91,13 @@ def _node_name(found: Any) -> str:
     return str(found.get("name") or found.get("node") or "") if isinstance(found, Mapping) else str(found)
 
 
-def rank_pod(pod: Object, job: Object, claimed: ClaimedGpus = NO_CLAIMS) -> RankPod:
-    """A pod of a job, with the ranks that run in it."""
+def rank_pod(pod: Object, job: Object, claimed: ClaimedGpus = NO_CLAIMS, unknown_claims: str = "") -> RankPod:
+    """A pod of a job, with the ranks that run in it.
+
+    Args:
+        unknown_claims: why the claims of pods are not known; empty where they are.
+    """
+    unknown = unknown_claims if (pod.get("spec") or {}).get("resourceClaims") else ""
     labels, status = pod["metadata"].get("labels") or {}, pod.get("status") or {}
     place, ranks = _whole(labels.get("stoker.dev/node-rank")), ranks_of_a_pod(job)
     return RankPod(
@@ -102,8 +108,9 @@ def rank_pod(pod: Object, job: Object, claimed: ClaimedGpus = NO_CLAIMS) -> Rank
         node=(pod.get("spec") or {}).get("nodeName"),
         phase=str(status.get("phase") or "Pending"),
         ready=any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ()),
-        gpus=gpus_of_pod(pod, claimed),
+        gpus=None if unknown else gpus_of_pod(pod, claimed),
         message=_why(status),
+        unavailable={"gpus": unknown} if unknown else {},
     )
 
 

@@ -65,6 +65,18 @@ def job_state(job: Mapping[str, Any]) -> JobState:
     return JOB_STATES.get(phase_of(job), JobState.PENDING)
 
 
+def gets_no_more_pods(job: Mapping[str, Any]) -> bool:
+    """Whether a job goes no further by itself."""
+    return goes_no_further(job_state(job), job.get("spec") or {})
+
+
+def goes_no_further(state: JobState, spec: Mapping[str, Any]) -> bool:
+    """Whether a job has ended, or is suspended; not one that was resumed or cancelled just now."""
+    run = spec.get("run") or {}
+    stays = bool(run.get("suspend")) and not run.get("cancel")
+    return state in ENDED or (state is JobState.SUSPENDED and stays)
+
+
 def checkpoint_state(checkpoint: Mapping[str, Any]) -> CheckpointState:
     return CHECKPOINT_STATES.get(phase_of(checkpoint), CheckpointState.SAVING)
 

@@ -93,7 +93,7 @@ def deployment_view(found: Object) -> Deployment:
         message=str(status.get("message") or ""),
         ready=status.get("ready"),
         endpoint=status.get("endpoint"),
-        checkpoint=_saved(status.get("currentCheckpoint")),
+        checkpoint=_served(status.get("currentCheckpoint")),
         models=list(status.get("models") or ()),
         current_revision=status.get("currentRevision"),
         pools=pool_states(status),
@@ -138,6 +138,11 @@ def _saved(found: Object | None) -> CheckpointRef | None:
         return None
     name = found.get("name")
     return CheckpointRef(checkpoint_name=name, step=found["step"], verified=bool(found.get("verified")))
+
+
+def _served(found: Object | None) -> CheckpointRef | None:
+    """The checkpoint of a deployment: the operator serves none that is not verified, and notes no word of it."""
+    return _saved({**found, "verified": True}) if found else None
 
 
 def _measured(text: Any) -> float | None:

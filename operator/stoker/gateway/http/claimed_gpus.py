@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from stoker.gateway.cluster.interface import ApiError, Cluster, Kind, Object, Selection, list_all
 from stoker.gateway.domain.claimed_gpus import ClaimedGpus
@@ -24,17 +24,19 @@ async def gpus_of_drivers(cluster: Cluster) -> tuple[ClaimedGpus, str]:
     return ClaimedGpus(slices, claims), ""
 
 
-async def claims_of_pods(cluster: Cluster, namespace: str, pods: Iterable[Object]) -> ClaimedGpus:
-    """Read the claims of a namespace where a pod has some; what the caller may not read counts as none."""
-    claims: Sequence[Object] = ()
-    if any(pod["spec"].get("resourceClaims") for pod in pods):
-        try:
-            version = readable_version(await cluster.versions(GROUP))
-            claims, _ = await list_all(cluster, _claim_kind(version), Selection(namespace)) if version else ((), "")
-        except ApiError as error:
-            if error.status != 403:
-                raise
-    return ClaimedGpus((), claims)
+async def claims_of_pods(cluster: Cluster, namespace: str, pods: Iterable[Object]) -> tuple[ClaimedGpus, str]:
+    """Read the claims of a namespace where a pod has some; with the reason where the caller may not read them."""
+    if not any(pod["spec"].get("resourceClaims") for pod in pods):
+        return ClaimedGpus(), ""
+    try:
+        if not (version := readable_version(await cluster.versions(GROUP))):
+            return ClaimedGpus(), ""
+        claims, _ = await list_all(cluster, _claim_kind(version), Selection(namespace))
+    except ApiError as error:
+        if error.status != 403:
+            raise
+        return ClaimedGpus(), f"GPUs of the pod's claims are not known: {error}"
+    return ClaimedGpus((), claims), ""
 
 
 def _claim_kind(version: str) -> Kind:

@@ -95,7 +95,7 @@ def _of_http(request: Request, error: HTTPException) -> Problem:
     if error.status_code == 405:
         allowed = ", ".join(_methods(request))
         return Problem(
-            405, "request", f"{request.method} is not allowed here; {allowed} is", headers={"Allow": allowed}
+            405, "request", f"{request.method} is not allowed here; allowed are: {allowed}", headers={"Allow": allowed}
         )
     if error.status_code == 404:
         return Problem(404, "request", f"no route {request.url.path[:200]}; /openapi.json lists all")

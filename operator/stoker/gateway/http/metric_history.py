@@ -14,11 +14,13 @@ from stoker.gateway.cluster.interface import JOB, POD, ApiError, Cluster, Object
 from stoker.gateway.cluster.whole_answer import start_of
 from stoker.gateway.domain.log_lines import metric_samples
 from stoker.gateway.domain.metric_task import AgentPlace, Span, agent_of, live, task_of, why_failed
+from stoker.gateway.domain.pod_attempts import rank_of
 from stoker.gateway.http.caller import Call, Caller, Namespace, ResourceId, find, one_namespace
 from stoker.gateway.http.errors import ERRORS
-from stoker.gateway.http.logs import NODE_RANK, lines_of, pods_of
+from stoker.gateway.http.pod_logs import lines_of, pods_of
 from stoker.gateway.models import MetricHistory, MetricPoint
 from stoker.gateway.problem import wrong_field
+from stoker.pod.log_position import LogRequest
 from stoker.pod.metric_log import COLUMNS, Sample
 from stoker.pod.metric_reader import MOST, BrokenHistory, History, parse_lines
 from stoker.pod.metric_thinning import FEWEST, thinned
@@ -144,7 +146,7 @@ async def _output(cluster: Cluster, pod: Object, span: Span) -> History:
     try:
         if not ended_well:
             raise Unread(f"task {name} failed: {why_failed(pod)}")
-        found = parse_lines(line.text for line in await lines_of(cluster, pod, None))
+        found = parse_lines(line.text for line in await lines_of(cluster, pod, LogRequest()))
         keep = span.whole
         return found
     except BrokenHistory as error:
@@ -165,8 +167,8 @@ async def _delete(cluster: Cluster, pod: Object) -> None:
 
 async def _from_pods(cluster: Cluster, pods: Sequence[Object], span: Span) -> History:
     """What the first pod of each attempt logged, of those that are still there."""
-    leading = [pod for pod in pods if pod["metadata"]["labels"].get(NODE_RANK, "0") == "0"]
-    lines = [line.text for pod in leading for line in await lines_of(cluster, pod, STEP_LINES)]
+    leading = [pod for pod in pods if rank_of(pod) == 0]
+    lines = [line.text for pod in leading for line in await lines_of(cluster, pod, LogRequest(tail=STEP_LINES))]
     return History([sample for sample in metric_samples(lines) if span.has(sample.step)], 0)
 
 

@@ -9,7 +9,7 @@ from stoker.gateway.domain.run_history import rank_pod, run_history
 from stoker.gateway.http.caller import Caller, Namespace, ResourceId, find, one_namespace
 from stoker.gateway.http.claimed_gpus import claims_of_pods
 from stoker.gateway.http.errors import ERRORS
-from stoker.gateway.http.logs import pods_of
+from stoker.gateway.http.pod_logs import pods_of
 from stoker.gateway.observations import RankPod, RunHistory
 
 
@@ -30,5 +30,5 @@ async def pods(job_id: ResourceId, call: Caller, namespace: Namespace = None) ->
     """List the pods of all attempts of a job with their ranks and nodes, in the order of attempt and rank."""
     job = await find(call, JOB, one_namespace(call, namespace), job_id)
     found = await pods_of(call, job)
-    claimed = await claims_of_pods(call.cluster, job["metadata"]["namespace"], found)
-    return [rank_pod(pod, job, claimed) for pod in found]
+    claimed, unknown = await claims_of_pods(call.cluster, job["metadata"]["namespace"], found)
+    return [rank_pod(pod, job, claimed, unknown) for pod in found]

@@ -145,6 +145,8 @@ class Attempt(Value):
     placed_at: Time | None = None
     """Time at which every pod of the gang got its node."""
     ended_at: Time | None = None
+    end: Text | None = None
+    """Why it ended, if not by a failure."""
     first_step: Int64 | None = None
     last_step: Int64 | None = None
     announced_step: Int64 | None = None

@@ -117,7 +117,7 @@ class ApiConnection:
     async def parts(
         self, path: str, *, resource: str, query: Mapping[str, str], silence_s: float | None, accept: str = JSON
     ) -> AsyncIterator[bytes]:
-        """Yield the parts of an answer as they come, until the server ends it.
+        """Yield the parts of an answer as they come, until the server ends it; an empty one first, when it begins.
 
         Raises:
             ClusterError: refused, broken off, or silent for `silence_s`.
@@ -132,6 +132,7 @@ class ApiConnection:
                     if response.status == 401:
                         await self._renew()
                     raise error_of(response.status, status_of(content), response.headers, asked.where)
+                yield b""
                 async for part in response.content.iter_any():
                     yield part
             finally:

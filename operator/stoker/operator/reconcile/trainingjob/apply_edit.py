@@ -71,11 +71,12 @@ def _changes(view: TrainingView) -> tuple[str, ...]:
 def _over(view: TrainingView) -> JobOutcome:
     """The end of the attempt: no failure, and its last step as its pods reported it."""
     assert view.attempt is not None
+    message = f"restarts with {', '.join(_changes(view))}"
     return JobOutcome(
         phase="Restarting",
         health=Health.PROGRESSING,
         reason="Restarting",
-        message=f"restarts with {', '.join(_changes(view))}",
-        changes=JobChanges(attempt=closed(view, view.attempt), requests=()),
+        message=message,
+        changes=JobChanges(attempt=closed(view, view.attempt, message), requests=()),
         plan=Plan(create=new_checkpoints(view), patch=expired(view)),
     )

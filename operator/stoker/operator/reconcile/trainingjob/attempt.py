@@ -13,6 +13,7 @@ from stoker.operator.api.trainingjob_status import Attempt
 from stoker.operator.domain.plan import Object, Ref
 from stoker.operator.domain.pods import PodState, pod_state, ref_of
 from stoker.operator.domain.schedulers import Scheduler
+from stoker.operator.domain.text import shortened
 from stoker.operator.reconcile.trainingjob.outcome import changed_attempt
 from stoker.operator.reconcile.trainingjob.saves import announced
 from stoker.operator.reconcile.trainingjob.view import TrainingView
@@ -43,11 +44,11 @@ def scheduler_of(attempt: Attempt) -> Scheduler:
     return cast("Scheduler", attempt.scheduler or "stoker")
 
 
-def closed(view: TrainingView, attempt: Attempt) -> Attempt:
-    """The attempt with its end, now, unless it has ended already."""
+def closed(view: TrainingView, attempt: Attempt, why: str) -> Attempt:
+    """The attempt with its end, now and for this reason, unless it has ended already."""
     if attempt.ended_at is not None:
         return attempt
-    return changed_attempt(attempt, ended_at=view.time, last_step=reported_step(view, attempt))
+    return changed_attempt(attempt, ended_at=view.time, end=shortened(why), last_step=reported_step(view, attempt))
 
 
 def reported_step(view: TrainingView, attempt: Attempt) -> int | None:

@@ -44,7 +44,8 @@ def finish(
     changes: JobChanges | None = None,
 ) -> JobOutcome:
     """Enter a terminal phase."""
-    own = JobChanges(finished_at=view.time, attempt=closed(view, view.attempt) if view.attempt else None)
+    attempt = closed(view, view.attempt, message or phase.lower()) if view.attempt else None
+    own = JobChanges(finished_at=view.time, attempt=attempt)
     event = Event("Warning" if health is Health.STALLED else "Normal", reason, message or f"the job is {phase}")
     return JobOutcome(
         phase=phase,

@@ -65,6 +65,7 @@ class AttemptChanges(TypedDict, total=False):
     phase: str | None
     placed_at: str | None
     ended_at: str | None
+    end: str | None
     last_step: int | None
     announced_step: int | None
     failure: Failure | None

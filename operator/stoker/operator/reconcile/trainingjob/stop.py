@@ -54,12 +54,12 @@ def deadline_left_s(view: TrainingView) -> float | None:
 
 
 def _suspended(view: TrainingView) -> JobOutcome:
-    attempt = view.attempt
+    attempt, message = view.attempt, "suspended by the user"
     return JobOutcome(
         phase="Suspended",
         health=Health.PROGRESSING,
         reason="Suspended",
-        message="suspended by the user",
-        changes=JobChanges(attempt=closed(view, attempt) if attempt else None, requests=()),
+        message=message,
+        changes=JobChanges(attempt=closed(view, attempt, message) if attempt else None, requests=()),
         plan=Plan(create=new_checkpoints(view), patch=expired(view)),
     )

@@ -240,6 +240,18 @@ def _signals() -> Iterator[None]:
             "memory.activationBudgetGiB 1e-06: activations of",
             id="a budget that cannot be met",
         ),
+        pytest.param(
+            {"memory": {"activation_budget_gib": 1}},
+            Cause.CONFIG_INVALID,
+            "memory: activation_budget_gib 1.0 needs activation_checkpointing selective, got none",
+            id="a budget without a choice",
+        ),
+        pytest.param(
+            {"memory": {"fp8_recipe": "Rowwise"}},
+            Cause.CONFIG_INVALID,
+            "memory: fp8_recipe Rowwise needs precision fp8, got bf16",
+            id="a recipe without eight bits",
+        ),
         pytest.param({"attention": "flash"}, Cause.CONFIG_INVALID, "flash", id="a missing kernel"),
         pytest.param(
             {"model": {**MODEL, "wings": 2}}, Cause.CONFIG_INVALID, "wings", id="an unknown field of the model"
@@ -249,6 +261,12 @@ def _signals() -> Iterator[None]:
             Cause.CONFIG_INVALID,
             "training.sequenceLength 32 is more than the model's maxPositionEmbeddings 16",
             id="sequences longer than the model's positions",
+        ),
+        pytest.param(
+            {"optimization": {"warmup_steps": 100}},
+            Cause.CONFIG_INVALID,
+            f"optimization.warmupSteps 100 is above the {STEPS} steps of the run",
+            id="a warm-up that does not end",
         ),
         pytest.param(
             {"optimization": {"epsilon": 1e-60}}, Cause.CONFIG_INVALID, "optimization.epsilon", id="an epsilon of 0"

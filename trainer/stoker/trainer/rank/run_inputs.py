@@ -78,6 +78,8 @@ def collect_run_inputs(
         )  # so that an engine that serves the result knows where to stop
     corpus = open_corpus(config, encoder, model_vocab_size=model.vocab_size, report=report)
     loader = Loader(corpus, config)
+    total_steps = plan_total_steps(config.training, loader)
+    check_warm_up(config, total_steps)
     report("BuildingModel")
     length, cut = config.training.sequence_length, config.parallelism.sequence_parallel
     lora = lora_settings(config)
@@ -86,7 +88,7 @@ def collect_run_inputs(
         model=held,
         batches=loader,
         files=travelling_files(held, config.memory.precision, encoder.files),
-        total_steps=plan_total_steps(config.training, loader),
+        total_steps=total_steps,
         fingerprint=loader.fingerprint,
         source_digest=source_digest,
         initial_weights=make_initial_weights(
@@ -203,6 +205,17 @@ def plan_total_steps(training: TrainingConfig, loader: Loader) -> int:
         return -(-training.total_tokens // (training.global_batch_size * training.sequence_length))
     assert training.epochs is not None
     return loader.steps_in(training.epochs)
+
+
+def check_warm_up(config: TrainerConfig, total_steps: int) -> None:
+    """Check that the run is long enough for its rate to rise.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    steps = config.optimization.warmup_steps
+    if steps > total_steps:
+        raise ConfigError(f"optimization.warmupSteps {steps} is above the {total_steps} steps of the run")
 
 
 def travelling_files(model: Model, precision: str, tokenizer_files: Mapping[str, bytes]) -> dict[str, bytes]:

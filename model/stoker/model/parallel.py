@@ -85,9 +85,8 @@ class ColumnParallelLinear(nn.Module):
             sections[int(index)] = sections[int(index)] + adapter(x_TD)
         return torch.cat(sections, 1)
 
-    def add_adapters(self, settings: LoraSettings) -> set[str]:
-        """Add an adapter to each section that the settings name; return the targets that were found."""
-        found = {}
+    def add_adapters(self, settings: LoraSettings) -> None:
+        """Add an adapter to each section that the settings name."""
         for index, (section, rows) in enumerate(zip(self.sections, self.local_rows, strict=True)):
             if settings.adapts(section.hf_name):
                 tensor = AdaptedTensor(
@@ -97,9 +96,7 @@ class ColumnParallelLinear(nn.Module):
                     size=(rows, self.in_features),
                     shard_dim=self.shard_dim,
                 )
-                found[str(index)] = LoraAdapter(settings, tensor, self.ops, self.weight)
-        self.adapters.update(found)
-        return {adapter.tensors[0].target for adapter in found.values()}
+                self.adapters[str(index)] = LoraAdapter(settings, tensor, self.ops, self.weight)
 
     def of_norm(self, norm: Norm, x_tD: Tensor, update_tD: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return (self(norm(x + update)), x + update)."""
@@ -191,10 +188,10 @@ class RowParallelLinear(nn.Module):
             y_tE = leave(partial_TE, self.group)
         return y_tE if self.bias is None else y_tE + self._shared(self.bias)  # once, after the sum
 
-    def add_adapters(self, settings: LoraSettings) -> set[str]:
-        """Add an adapter if the settings name this projection; return the target that was found."""
+    def add_adapters(self, settings: LoraSettings) -> None:
+        """Add an adapter if the settings name this projection."""
         if not settings.adapts(self.section.hf_name):
-            return set()
+            return
         tensor = AdaptedTensor(
             hf_name=self.section.hf_name,
             shape=(self.section.rows, self.in_features),
@@ -203,7 +200,6 @@ class RowParallelLinear(nn.Module):
             shard_dim=self.shard_dim,
         )
         self.adapter = LoraAdapter(settings, tensor, self.ops, self.weight)
-        return {tensor.target}
 
     def _shared(self, bias: Tensor) -> Tensor:
         return bias if self.sequence_parallel else counted_once(bias, self.group)

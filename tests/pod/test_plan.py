@@ -554,7 +554,6 @@ REFUSED_BY_TRAINER = {
         "context",
         {3, 6},
     ),
-    "a vocabulary that is not cut": (job(replace(TINY, vocab_size=101), 8, 1, 16), 4, "tensor", {2}),
     "feed-forward layers that are not cut": (job(replace(TINY, intermediate_size=33), 8, 1, 16), 4, "tensor", {2}),
     "tokens that are not cut": (job(TINY, 8, 1, 17), 4, "tensor", {2}),
     "eight bits": (

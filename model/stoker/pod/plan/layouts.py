@@ -64,8 +64,8 @@ def _grids(job: Job, gpus: int, per_node: int) -> Iterator[Layout]:
         for replicate in _replicas(job, gpus // inner, tensor * context, per_node):
             shard = gpus // inner // replicate
             for expert in _divisors(shard * tensor) if job.model.num_experts else (1,):
-                sizes = {"pipeline": pipeline, "replicate": replicate, "shard": shard, "context": context}
-                yield _with_sizes(job.layout, **sizes, tensor=tensor, expert=expert)
+                sizes: Any = {"pipeline": pipeline, "replicate": replicate, "shard": shard, "context": context}
+                yield _as_wanted(Layout(**sizes, tensor=tensor, expert=expert), job.layout)
 
 
 def _replicas(job: Job, data_parallel: int, inner: int, per_node: int) -> list[int]:
@@ -75,12 +75,12 @@ def _replicas(job: Job, data_parallel: int, inner: int, per_node: int) -> list[i
     return [count for count in found if count and data_parallel % count == 0]
 
 
-def _with_sizes(wants: Layout, **sizes: int) -> Layout:
-    """Return a layout of these sizes that works together as the job wants it to."""
-    pipeline, context = sizes["pipeline"] > 1, sizes["context"] > 1
-    return Layout(
-        **sizes,
-        sequence_parallel=sizes["tensor"] > 1,
+def _as_wanted(sizes: Layout, wants: Layout) -> Layout:
+    """Return a layout of these sizes whose ranks work together as the job wants it."""
+    pipeline, context = sizes.pipeline > 1, sizes.context > 1
+    return replace(
+        sizes,
+        sequence_parallel=sizes.tensor > 1,
         schedule=wants.schedule if pipeline else "OneFOneB",
         stages_per_rank=wants.stages_per_rank if pipeline else 1,
         context_method=wants.context_method if context else "AllGather",

@@ -36,9 +36,9 @@ from stoker.pod.plan.model_size import ModelSize
 from stoker.pod.plan.stage import pipeline_ranks, rank_parameters
 from stoker.trainer.errors import OtherModel
 from stoker.trainer.protocol.config import LoraConfig
-from stoker.trainer.rank.build import make_zero
 from stoker.trainer.rank.schedule import learning_rate
 from stoker.trainer.rank.train_step import ForwardPass
+from stoker.trainer.rank.zero_maker import make_zero
 from testing.model.transformers_twin import twin
 from testing.trainer.layouts import (
     DEEP,

@@ -25,11 +25,11 @@ from stoker.pod.plan.model_size import ModelSize
 from stoker.trainer.errors import StorageFailed
 from stoker.trainer.protocol.config import OptimizationConfig
 from stoker.trainer.rank.bucket import LINE, Bucket
-from stoker.trainer.rank.build import make_zero
 from stoker.trainer.rank.disk_update import DiskUpdate
 from stoker.trainer.rank.main import cause_of
 from stoker.trainer.rank.optimizer import Adam, HeldState, UpdateNumbers
 from stoker.trainer.rank.state_file import DiskState, StateFile, aligned_memory
+from stoker.trainer.rank.zero_maker import make_zero
 from testing.trainer.any_order import AnyOrder, QueuedAdam
 from testing.trainer.layouts import MODEL, check_bits_across_saves
 from testing.trainer.tiny_run import alone, empty_decoder, tiny_config

@@ -187,9 +187,9 @@ class FailingCalls:
 
 
 def test_errors_of_the_volume_are_storage_errors_that_name_the_field(tmp_path: Path) -> None:
-    with pytest.raises(StorageFailed, match=r"memory.nvmeOffload.path /nowhere: cannot be used: No such file"):
-        StateFile("/nowhere", 0)
-    file = StateFile(str(tmp_path), 0)
+    with pytest.raises(StorageFailed, match=r"memory.nvmeOffload.path /dev/null/x: cannot be used: Not a directory"):
+        StateFile("/dev/null/x", 0)
+    file = StateFile(str(tmp_path / "made" / "here"), 0)
     with pytest.raises(StorageFailed, match=r"has no room for [\d.]+ GiB of optimizer state on this rank: ") as raised:
         file.reserve(1 << 60)
     assert cause_of(raised.value) is Cause.STORAGE_ERROR

@@ -229,9 +229,9 @@ def _signals() -> Iterator[None]:
             id="what is not built",
         ),
         pytest.param(
-            {"memory": {"nvme_offload": {"path": "/nowhere"}}},
+            {"memory": {"nvme_offload": {"path": "/dev/null/x"}}},
             Cause.STORAGE_ERROR,
-            "memory.nvmeOffload.path /nowhere: cannot be used: No such file or directory",
+            "memory.nvmeOffload.path /dev/null/x: cannot be used: Not a directory",
             id="no volume for optimizer state",
         ),
         pytest.param(

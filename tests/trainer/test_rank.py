@@ -41,6 +41,9 @@ MODEL = {
 STEPS = 12
 
 
+NO_CORPUS = {"sources": [{"name": "a", "path": "/nowhere"}]}
+
+
 def write_config(folder: Path, ranks: int = 1, **changes: Any) -> Path:
     """Write the configuration of a run on real text with a tokenizer of its own."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -235,10 +238,10 @@ def _signals() -> Iterator[None]:
             id="no volume for optimizer state",
         ),
         pytest.param(
-            {"memory": {"activation_checkpointing": "selective", "activation_budget_gib": 1e-6}},
+            {"memory": {"activation_checkpointing": "selective", "activation_budget_gib": 1e-6}, "data": NO_CORPUS},
             Cause.CONFIG_INVALID,
             "memory.activationBudgetGiB 1e-06: activations of",
-            id="a budget that cannot be met",
+            id="a budget that cannot be met, before the corpus is read",
         ),
         pytest.param(
             {"memory": {"activation_budget_gib": 1}},
@@ -271,9 +274,7 @@ def _signals() -> Iterator[None]:
         pytest.param(
             {"optimization": {"epsilon": 1e-60}}, Cause.CONFIG_INVALID, "optimization.epsilon", id="an epsilon of 0"
         ),
-        pytest.param(
-            {"data": {"sources": [{"name": "a", "path": "/nowhere"}]}}, Cause.DATA_ERROR, "/nowhere", id="no corpus"
-        ),
+        pytest.param({"data": NO_CORPUS}, Cause.DATA_ERROR, "/nowhere", id="no corpus"),
         pytest.param(
             {"model": None, "model_from": {"kind": "huggingFace", "path": "/nowhere"}},
             Cause.MODEL_ERROR,

@@ -33,6 +33,7 @@ from stoker.trainer.rank.kernel_choice import make_ops
 from stoker.trainer.rank.loop import Batches
 from stoker.trainer.rank.mesh import Mesh
 from stoker.trainer.rank.pipeline.slices import Model, empty_model
+from stoker.trainer.rank.plan_check import choose_layers
 from stoker.trainer.rank.save_group import SaveGroup
 
 Report = Callable[[str], None]
@@ -71,7 +72,8 @@ def collect_run_inputs(
     check_length(config, model)
     check_heads(config, model)
     check_fp8(config, model, device)
-    ops, _ = make_ops(config, device)  # before the corpus, which may take hours, is tokenised
+    ops, _ = make_ops(config, device)
+    check_layout(config, model, mesh, ops)  # all of this before the corpus is tokenised, which may take hours
     encoder = open_encoder(config, source.tokenizer_files if source is not None else {}, report)
     if source is None and not model.eos_token_ids and encoder.end_id is not None:
         model = replace(model, eos_token_ids=(encoder.end_id,))  # an engine that serves the result stops there
@@ -90,6 +92,16 @@ def collect_run_inputs(
         source_digest=source_digest,
         initial_weights=make_initial_weights(held, origin, seed, report),
     )
+
+
+def check_layout(config: TrainerConfig, model: ModelConfig, mesh: Mesh, ops: Ops) -> None:
+    """Check that the ranks can share the model, and keep its activations within the budget, if there is one.
+
+    Raises:
+        ConfigError: they cannot; the message shows the arithmetic.
+    """
+    choose_layers(config, model)
+    empty_model_of_rank(config, model, mesh, ops)
 
 
 def empty_model_of_rank(config: TrainerConfig, model: ModelConfig, mesh: Mesh, ops: Ops) -> Model:

@@ -34,7 +34,11 @@ class StateFile:
     """A file without a name. Its reads and writes run in the order of their submission as far as they depend on it."""
 
     def __init__(self, folder: str, rank: int, preadv: Transfer = os.preadv, pwritev: Transfer = os.pwritev) -> None:
-        """Make the folder where it is missing. Raises StorageFailed where it cannot be used. `preadv` and `pwritev`: the system's calls."""
+        """Make the folder where it is missing. `preadv` and `pwritev`: the system's calls.
+
+        Raises:
+            StorageFailed: it cannot be used.
+        """
         self._place = f"memory.nvmeOffload.path {folder}"
         self._preadv, self._pwritev = preadv, pwritev
         self.size = 0

@@ -52,7 +52,6 @@ from stoker.model.pinned import pinned_memory
 from stoker.pod.config_file import parse
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.step_signals import StepSignals
-from stoker.trainer.rank.build import make_zero
 from stoker.trainer.rank.communicator import DONE, Communicator, GpuShare, Pending, Total, make_communicator
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.initial_weights import InitialWeights
@@ -63,6 +62,7 @@ from stoker.trainer.rank.plan_check import choose_layers, plan_run
 from stoker.trainer.rank.process_group import choose_device, process_group, set_threads
 from stoker.trainer.rank.rank_info import find_rank_info
 from stoker.trainer.rank.train_step import ForwardPass, TrainStep
+from stoker.trainer.rank.zero_maker import make_zero
 
 LLAMA_8B = {
     "hidden_size": 4096,

@@ -20,7 +20,7 @@ from stoker.pod.plan.layer_kinds import layer_jobs
 from stoker.pod.plan.stage import pipeline_shape, stage_layers
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.rank.attend_maker import AttendMaker
-from stoker.trainer.rank.build import RankContext, is_complete_early, make_passes, make_zero
+from stoker.trainer.rank.build import RankContext, make_passes
 from stoker.trainer.rank.context_share import own_tokens
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.initial_weights import InitialWeights
@@ -33,6 +33,7 @@ from stoker.trainer.rank.router_meter import RouterMeter
 from stoker.trainer.rank.run_inputs import lora_settings
 from stoker.trainer.rank.train_step import ForwardPass
 from stoker.trainer.rank.zero import Zero
+from stoker.trainer.rank.zero_maker import is_complete_early, make_zero
 from testing.trainer.live_bytes import LiveBytes
 from testing.trainer.tiny_run import DecoderStore, alone, empty_slices
 

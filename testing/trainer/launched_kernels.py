@@ -26,7 +26,7 @@ from stoker.trainer.protocol.step_signals import StepSignals
 from stoker.trainer.rank.ahead.absent_ranks import absent_mesh
 from stoker.trainer.rank.ahead.launch import ON_GPU, ON_HOST, launch_kernels, repeat_bitwise
 from stoker.trainer.rank.ahead.variants import variants_of
-from stoker.trainer.rank.build import RankContext, make_passes, make_zero
+from stoker.trainer.rank.build import RankContext, make_passes
 from stoker.trainer.rank.context_share import share_batches
 from stoker.trainer.rank.kernel_choice import make_ops
 from stoker.trainer.rank.mesh import Mesh
@@ -34,6 +34,7 @@ from stoker.trainer.rank.pipeline.slices import empty_model
 from stoker.trainer.rank.run_inputs import lora_settings
 from stoker.trainer.rank.save_group import SaveGroup
 from stoker.trainer.rank.train_step import TrainStep, validation_loss
+from stoker.trainer.rank.zero_maker import make_zero
 from testing.engine.launched_kernels import listing_launches
 from testing.trainer.tiny_run import SyntheticBatches, tiny_config
 

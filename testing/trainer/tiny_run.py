@@ -28,9 +28,9 @@ from stoker.trainer.rank.initial_weights import InitialWeights
 from stoker.trainer.rank.kernel_choice import make_ops
 from stoker.trainer.rank.loss_scale import LossScale
 from stoker.trainer.rank.mesh import AxisGroups, one_rank_mesh, open_mesh
-from stoker.trainer.rank.pipeline.slices import Model, empty_model
+from stoker.trainer.rank.pipeline.slices import Model
 from stoker.trainer.rank.resume import choose_resume
-from stoker.trainer.rank.run_inputs import RunInputs, lora_settings, travelling_files
+from stoker.trainer.rank.run_inputs import RunInputs, empty_model_of_rank, travelling_files
 from stoker.trainer.rank.save_group import SaveGroup, make_save_group
 
 TINY = ModelConfig(
@@ -202,10 +202,7 @@ def empty_slices(config: TrainerConfig, context: RankContext, model: ModelConfig
     """Return the part of a model that a rank holds, and its initialiser: the same numbers in every layout."""
     whole = Decoder(model, Ops())
     whole.init_weights(config.training.seed)
-    mesh, ops = context.mesh, make_ops(config, context.device)[0]
-    length, cut = config.training.sequence_length, config.parallelism.sequence_parallel
-    lora = lora_settings(config)
-    held = empty_model(model, ops, mesh.dims, mesh.stage, length, mesh.tensor, cut, mesh.expert, lora)
+    held = empty_model_of_rank(config, model, context.mesh, make_ops(config, context.device)[0])
     store, seed = DecoderStore(whole), config.training.seed
     return held, InitialWeights(held, store, lambda _done, _total: None, adapter_seed=seed)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,6 @@ def test_the_cache_follows_from_the_rank_with_least_memory(folder: Path, source:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("vocab_size", 321, "tensor 2 does not divide the model's 321 tokens of the vocabulary"),
         ("intermediate_size", 81, "tensor 2 does not divide the model's 81 columns of the feed-forward part"),
         ("num_heads", 3, "tensor 2 does not divide the model's 3 attention heads"),
         ("num_kv_heads", 3, "tensor 2 is neither a divisor nor a multiple of the model's 3 key and value heads"),
@@ -157,6 +157,7 @@ def test_what_ranks_cannot_share_evenly_is_refused_by_name(
     object.__setattr__(model, field, value)  # no model that could be loaded
     with pytest.raises(ConfigError, match=message):
         refuse_uneven(config_of(folder, parallelism={"tensor": 2}), model)
+    refuse_uneven(config_of(folder, parallelism={"tensor": 2}), replace(source.config, vocab_size=321))
 
 
 def test_blocks_are_larger_on_a_gpu_unless_their_size_is_given(folder: Path, source: WeightsSource) -> None:

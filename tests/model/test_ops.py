@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -219,6 +220,27 @@ def test_a_small_scale_reaches_bfloat16_gradients_unrounded() -> None:
     assert leaves[0].grad is not None
     assert (leaves[0].grad.float() * 1234.5).sum().item() == pytest.approx(plain.sum().item(), rel=1e-2)
     assert (leaves[0].grad.float().abs().sum() * 1234.5 / plain.abs().sum()).item() == pytest.approx(1, abs=3e-4)
+
+
+def test_ranks_with_unlike_parts_of_the_table_cut_the_same_chunks() -> None:
+    """Each chunk has sums over the ranks."""
+
+    def chunks(rows: int, most_rows: int | None = None) -> list[int]:
+        found: list[int] = []
+
+        def product(a: Tensor, b: Tensor) -> Tensor:
+            found.append(len(a))
+            return a @ b.t()
+
+        hidden, table, targets = seeded(100, 4), seeded(rows, 4), torch.zeros(100, dtype=torch.int64)
+        sizes = ChunkBytes(logits=4 * 20 * 48, softmax=4 * 20 * 16)
+        row_sum = partial(torch.sum, dim=-1, keepdim=True)
+        rest: Any = torch.ones(100), 0, None, sizes, most_rows
+        chunked_cross_entropy(product, row_sum, hidden, table, targets, *rest)
+        return found
+
+    assert chunks(20) == chunks(7, most_rows=20) == [48, 48, 4]
+    assert chunks(7) != chunks(20)
 
 
 def test_cross_entropy_of_no_target_is_zero_with_gradients_of_zero() -> None:

@@ -27,7 +27,7 @@ from stoker.model.overlapped_products import gather_linear, linear_scatter
 from stoker.model.paged_attend import KVCache, PagedAttend, PagedBatch, PagedSize
 from stoker.model.parallel import ColumnParallelLinear, RowParallelLinear
 from stoker.model.parameter import Section
-from stoker.model.tensor_group import gather_tokens, group_rank, group_size, scatter_tokens
+from stoker.model.tensor_group import gather_tokens, group_rank, group_size, row_share, scatter_tokens
 from testing.model.leave import leave
 
 RECIPES: tuple[Recipe, ...] = ("Tensorwise", "Rowwise")
@@ -133,6 +133,9 @@ def test_two_ranks_give_the_logits_and_gradients_of_one(
     name: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     config: ModelConfig = request.getfixturevalue(name)
+    config = (
+        replace(config, vocab_size=95) if name == "llama" else config
+    )  # the second rank has fewer rows of the table
     one = Decoder(config, Ops())
     one.init_weights(5)
     expected = run_pass(one)
@@ -148,6 +151,30 @@ def test_two_ranks_give_the_logits_and_gradients_of_one(
         for parts, (whole, dim) in zip(zip(*found, strict=True), layers_in_eight_bits(recipe, None), strict=True):
             joined = [part[0] for part in parts][:1] if dim is None else [torch.cat([part[0] for part in parts], dim)]
             assert (joined[0] - whole).norm() / whole.norm() < 2e-3, "each rank has the scales of the whole"
+
+
+@pytest.mark.parametrize(
+    ("total", "ranks", "rows"),
+    [
+        (96, 1, [96]),
+        (95, 1, [95]),
+        (96, 4, [24, 24, 24, 24]),
+        (95, 2, [64, 31]),
+        (67, 4, [17, 17, 17, 16]),
+        (32003, 2, [16064, 15939]),
+        (32003, 4, [8064, 8064, 8064, 7811]),
+        (9, 4, [3, 3, 3, 0]),
+    ],
+)
+def test_rows_of_a_table_are_cut_evenly_or_the_last_rank_has_fewer(total: int, ranks: int, rows: list[int]) -> None:
+    if 0 in rows:
+        with pytest.raises(ValueError, match=f"lm_head: {total} rows cannot be cut over tensor parallel size {ranks}"):
+            row_share(total, 0, ranks, "lm_head")
+        return
+    shares = [row_share(total, rank, ranks, "lm_head") for rank in range(ranks)]
+    assert [share.rows for share in shares] == rows
+    assert [share.start for share in shares] == [sum(rows[:rank]) for rank in range(ranks)]
+    assert {share.most for share in shares} == {rows[0]}
 
 
 def assert_same_values(result: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -211,8 +238,9 @@ def check_dealt(decoder: Decoder, sums: GroupSums) -> None:
 
 
 def test_deferred_sums_and_copies_of_kv_heads_give_the_logits_of_one_rank(llama: ModelConfig, tmp_path: Path) -> None:
-    """A cut that is not even is refused with the arithmetic, unless ranks may have copies of a head."""
-    config = replace(llama, num_kv_heads=1)
+    """A cut of heads that is not even is refused with the arithmetic, unless ranks may have copies of one. That of the
+    vocabulary needs not be even."""
+    config = replace(llama, num_kv_heads=1, vocab_size=95)
     one = Decoder(config, Ops())
     one.init_weights(5)
     expected = serve(one)

@@ -50,6 +50,10 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
         "spec.model.ropeTheta 0 is 0 in fp32; it must be at least 1.2e-38",
         "spec.model.initializerRange 0 is 0 in fp32; it must be at least 1.2e-38",
     ]),
+    ("TrainingJob", {"training": {"totalTokens": 100_000, "sequenceLength": 1024}, "optimization": {"warmupSteps": 13}}, []),
+    ("TrainingJob", {"training": {"totalTokens": 100_000, "sequenceLength": 1024}, "optimization": {"warmupSteps": 14}}, [
+        "spec.optimization.warmupSteps 14 is above the 13 steps of totalTokens 100000 in batches of 8192 tokens",
+    ]),
     ("TrainingJob", {"data": {"sources": [{"name": "a", "url": "s3://bucket/x"}, {"name": "b", "url": "file:///data/x"}, {"name": "c", "url": "https://host:8080/x?y=1"}]}}, []),
     ("TrainingJob", {"data": {"sources": [{"name": "a", "url": "s3:///x"}, {"name": "b", "url": "https://host/a b"}]}}, [
         "spec.data.sources a: url s3:///x: no host or bucket follows //; a URL is like s3://bucket/corpus or https://host/file",

@@ -518,6 +518,22 @@ def test_layouts_fit_keep_the_batch_and_come_fastest_first() -> None:
     assert len({plan.job.layout for plan in found}) == len(found)
 
 
+def test_over_several_nodes_shards_may_stay_within_one() -> None:
+    small = replace(LLAMA_1B, num_layers=2)
+
+    def replicas(gpus: int, **wanted: int) -> set[tuple[int, int]]:
+        """Replicas and ZeRO stages of layouts that cut nothing but data."""
+        found = [plan.job.layout for plan in layouts(job(small, 32, 1, 2048, **wanted), gpus, GPUS["H200"])]
+        return {(one.replicate, one.zero_stage) for one in found if one.replicate * one.shard == gpus}
+
+    assert replicas(8) == {(1, stage) for stage in range(4)}
+    assert replicas(16) == {(1, stage) for stage in range(4)} | {(2, stage) for stage in (1, 2, 3)}
+    assert {count for count, _ in replicas(16, replicate=4)} == {1, 2, 4}
+    assert {count for count, _ in replicas(4, replicate=3)} == {1}, "3 does not divide 4"
+    best = layouts(job(LLAMA_8B, 64, 1, 8192), 64, GPUS["H200"])[0].job.layout
+    assert (best.replicate, best.shard) == (8, 8), "gradients cross the slow link once a step"
+
+
 def test_only_built_layouts_are_listed_and_a_small_gpu_has_none() -> None:
     plans = layouts(job(LLAMA_1B, 8, 1, 2048), 4, GPUS["H100"])
     assert plans
@@ -538,7 +554,6 @@ REFUSED_BY_TRAINER = {
         "context",
         {3, 6},
     ),
-    "a vocabulary that is not cut": (job(replace(TINY, vocab_size=101), 8, 1, 16), 4, "tensor", {2}),
     "feed-forward layers that are not cut": (job(replace(TINY, intermediate_size=33), 8, 1, 16), 4, "tensor", {2}),
     "tokens that are not cut": (job(TINY, 8, 1, 17), 4, "tensor", {2}),
     "eight bits": (

@@ -13,13 +13,14 @@ from torch import Tensor
 from stoker.pod.pipeline.actions import ScheduleName
 from stoker.pod.plan.layer_choice import LayerChoice, beside_layers, layer_choices, layer_cost
 from stoker.trainer.rank.attend_maker import AttendMaker
-from stoker.trainer.rank.build import make_passes, make_zero
+from stoker.trainer.rank.build import make_passes
 from stoker.trainer.rank.cheap_results import RecomputingOps
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.pipeline.stage import StageInputs
 from stoker.trainer.rank.pipeline.stage_maker import make_stage
 from stoker.trainer.rank.plan_check import planned_job
 from stoker.trainer.rank.train_step import ForwardPass
+from stoker.trainer.rank.zero_maker import make_zero
 from testing.trainer.live_bytes import LiveBytes
 from testing.trainer.tiny_run import SMALL, TINY, SyntheticBatches, alone, empty_decoder, tiny_config
 

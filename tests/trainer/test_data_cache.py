@@ -1,16 +1,17 @@
-"""The token cache: the errors when it cannot be written, or a source cannot be read."""
+"""The token cache: its errors, and the progress that those who work on it and those who wait for it report."""
 
 from __future__ import annotations
 
 import errno
 import os
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 
 from stoker.pod.causes import Cause
 from stoker.trainer.errors import DataError
-from stoker.trainer.rank.data.cache import cache_lock, content_digest
+from stoker.trainer.rank.data.cache import REPORT_BYTES, cache_lock, content_digest
 from stoker.trainer.rank.data.files import LocalFile
 from stoker.trainer.rank.main import cause_of
 
@@ -28,3 +29,39 @@ def test_a_source_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="/proc/self/mem: Input/output error"):
         content_digest([LocalFile(broken)], tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_hashing_reports_its_progress(tmp_path: Path) -> None:
+    """A rank that is silent for long counts as hung."""
+    file, reported = tmp_path / "corpus.txt", list[int]()
+    with file.open("wb") as stream:
+        stream.truncate(2 * REPORT_BYTES + 1)
+    content_digest([LocalFile(file)], tmp_path, reported.append)
+    assert reported == [REPORT_BYTES, 2 * REPORT_BYTES]
+
+
+def test_who_waits_for_the_cache_reports_what_its_holder_does(tmp_path: Path) -> None:
+    lines, told = list[str](), Event()
+
+    def note(line: str) -> None:
+        lines.append(line)
+        if "%" in line:
+            told.set()
+
+    def wait() -> None:
+        with cache_lock(tmp_path, note, report_s=0):
+            pass
+
+    with cache_lock(tmp_path, lines.append) as report:
+        (waiting := Thread(target=wait)).start()
+        report("Tokenizing books 34 %")
+        assert told.wait(60)
+    waiting.join()
+    assert {*lines} - {"WaitingForTokens"} == {"Tokenizing books 34 %", "WaitingForTokens Tokenizing books 34 %"}
+
+
+def test_a_new_holder_does_not_show_the_work_of_one_that_died(tmp_path: Path) -> None:
+    with cache_lock(tmp_path, lambda _: None) as report:
+        report("Tokenizing books 34 %")
+    with cache_lock(tmp_path, lambda _: None):
+        assert (tmp_path / "lock").read_text().strip() == ""

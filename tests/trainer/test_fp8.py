@@ -17,9 +17,10 @@ from stoker.pod.plan.job import Job
 from stoker.pod.plan.memory import fullest
 from stoker.pod.plan.model_size import ModelSize
 from stoker.trainer.protocol.messages import StepEvent
-from stoker.trainer.rank.build import make_passes, make_zero
+from stoker.trainer.rank.build import make_passes
 from stoker.trainer.rank.fp8_weights import check_fp8, use_fp8
 from stoker.trainer.rank.train_step import ForwardPass
+from stoker.trainer.rank.zero_maker import make_zero
 from testing.trainer.layouts import MODEL, read_state, relative_difference
 from testing.trainer.live_bytes import LiveBytes
 from testing.trainer.tiny_run import (

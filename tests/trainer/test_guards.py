@@ -21,11 +21,12 @@ from stoker.trainer.errors import LossSpiked, StateDiverged
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.messages import StepEvent
 from stoker.trainer.protocol.parallel_dims import ParallelDims
-from stoker.trainer.rank.build import RankContext, make_zero
+from stoker.trainer.rank.build import RankContext
 from stoker.trainer.rank.checksum import check_replicas, checksum, find_mismatches, holders
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.loss_spike import NEW_LEVEL, WARM_UP, WINDOW, LossHistory
 from stoker.trainer.rank.skipped_batches import FILE, batch_of_step, read_skipped, write_skipped
+from stoker.trainer.rank.zero_maker import make_zero
 from testing.trainer.rank_world import RankWorld
 from testing.trainer.tiny_run import (
     TINY,

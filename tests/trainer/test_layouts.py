@@ -74,6 +74,12 @@ TENSOR = (
     Layout(tensor=2, shard=2, zero_stage=0, model=TIED),
     Layout(tensor=2, shard=2, zero_stage=3, model=TIED),
 )
+ODD = replace(TIED, vocab_size=67)
+"""A vocabulary that no number of ranks divides: the last one has fewer rows of the table."""
+VOCABULARY = (
+    Layout(tensor=4, shard=2, changes=SEQUENCE, zero_stage=3, model=ODD),
+    Layout(pipeline=2, tensor=2, model=ODD),
+)
 REPLICATE = (
     Layout(replicate=2),
     Layout(replicate=2, shard=2),
@@ -166,7 +172,7 @@ LORA = (
     Layout(pipeline=2, shard=2, expert=2, lora=True, model=SPARSE, changes=ZERO_BUBBLE, zero_stage=3),
     Layout(context=2, tensor=2, expert=2, lora=True, model=MIXED, recompute=True),
 )
-ROWS = (*DATA, *TENSOR, *REPLICATE, *CONTEXT, *PIPELINE, *EXPERT, *LORA)
+ROWS = (*DATA, *TENSOR, *VOCABULARY, *REPLICATE, *CONTEXT, *PIPELINE, *EXPERT, *LORA)
 
 
 @pytest.fixture(scope="module")

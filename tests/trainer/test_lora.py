@@ -29,7 +29,6 @@ from stoker.model.kernels.ops import Ops
 from stoker.model.lora import TARGETS, LoraSettings, adapt, adapter_parts
 from stoker.model.parameter import Part
 from stoker.model.weights.source import open_weights
-from stoker.pod.capabilities import refusals
 from stoker.pod.config_file import ConfigError
 from stoker.pod.plan.job import Job
 from stoker.pod.plan.memory import memory_by_rank
@@ -37,9 +36,9 @@ from stoker.pod.plan.model_size import ModelSize
 from stoker.pod.plan.stage import pipeline_ranks, rank_parameters
 from stoker.trainer.errors import OtherModel
 from stoker.trainer.protocol.config import LoraConfig
-from stoker.trainer.rank.build import make_zero
 from stoker.trainer.rank.schedule import learning_rate
 from stoker.trainer.rank.train_step import ForwardPass
+from stoker.trainer.rank.zero_maker import make_zero
 from testing.model.transformers_twin import twin
 from testing.trainer.layouts import (
     DEEP,
@@ -332,30 +331,33 @@ def test_lamb_trains_adapters_and_leaves_the_rest(tmp_path: Path) -> None:
     assert changed == {name for name in start if name.startswith("adapter.")}
 
 
-def test_targets_that_a_model_lacks_are_refused_with_those_that_it_has(tmp_path: Path) -> None:
-    """The experts of mixtral have matrices of other names."""
-    mixtral = replace(SPARSE, architecture="mixtral", moe_intermediate_size=None, norm_topk_prob=True)
-    with pytest.raises(
-        ConfigError,
-        match=r"lora.targets: the model has no projection gate_proj, up_proj, down_proj; "
-        "allowed: q_proj, k_proj, v_proj, o_proj$",
-    ):
-        run_alone(replace(ROW, model=mixtral), tmp_path)
-    asked = {"lora": {"rank": 4}, "parallelism": {"pipeline": 2, "expert": 2}}
-    assert refusals("trainer", asked) == refusals("TrainingJob", asked, "spec") == []
+def test_unknown_targets_are_refused_with_those_that_there_are() -> None:
+    with pytest.raises(ValueError, match=r"targets: unknown: w1, lm_head; allowed: q_proj, k_proj, .*, down_proj$"):
+        LoraSettings(rank=4, alpha=8, targets=("w1", "q_proj", "lm_head"))
+
+
+MIXTRAL = replace(SPARSE, architecture="mixtral", moe_intermediate_size=None, norm_topk_prob=True)
+"""Its experts have matrices of other names."""
+
+
+@pytest.fixture(scope="module", params=[MIXED, MIXTRAL], ids=["qwen3-moe-mixed", "mixtral"])
+def sparse(request: pytest.FixtureRequest) -> ModelConfig:
+    """A model with experts."""
+    found: ModelConfig = request.param
+    return found
 
 
 @pytest.fixture(scope="module")
-def trained_experts(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """A checkpoint of a run of a model with a dense layer and one with experts, after ten steps."""
+def trained_experts(tmp_path_factory: pytest.TempPathFactory, sparse: ModelConfig) -> Found:
+    """A checkpoint of a run of that model with all targets, after ten steps."""
     folder = tmp_path_factory.mktemp("lora")
-    run_alone(replace(ROW, model=MIXED), folder, optimization__learning_rate=0.02)
+    run_alone(replace(ROW, model=sparse), folder, optimization__learning_rate=0.02)
     return CheckpointRoot(folder / "root").committed()[0]
 
 
-def with_loaded_adapters(found: Found) -> Decoder:
+def with_loaded_adapters(found: Found, model: ModelConfig) -> Decoder:
     """The frozen decoder with the adapters of a checkpoint beside it."""
-    decoder = starting_decoder(MIXED)
+    decoder = starting_decoder(model)
     adapt(decoder, LoraSettings(rank=RANK, alpha=ALPHA))
     reader = CheckpointReader(found.path)
     with torch.no_grad():
@@ -374,11 +376,11 @@ def gradient_of(part: Part) -> Tensor:
     return part.parameter.grad[part.row_start : part.row_end]
 
 
-def test_each_expert_has_an_adapter_that_changes_its_weight_alone(trained_experts: Found) -> None:
+def test_each_expert_has_an_adapter_that_changes_its_weight_alone(trained_experts: Found, sparse: ModelConfig) -> None:
     """Against the merged weights: the same loss, and gradients by the chain rule of W + alpha / rank * B A."""
-    adapted, merged_one = with_loaded_adapters(trained_experts), Decoder(MIXED, Ops())
+    adapted, merged_one = with_loaded_adapters(trained_experts, sparse), Decoder(sparse, Ops())
     open_weights(trained_experts.path).load_into(merged_one)
-    batch = MotifBatches(ROW.config("unused"), MIXED.vocab_size).micro_batch(3)
+    batch = MotifBatches(ROW.config("unused"), sparse.vocab_size).micro_batch(3)
     losses = loss_of(adapted, batch), loss_of(merged_one, batch)
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-6, atol=0)
     for loss in losses:
@@ -386,7 +388,7 @@ def test_each_expert_has_an_adapter_that_changes_its_weight_alone(trained_expert
     weights = {part.hf_name: gradient_of(part) for part in merged_one.named_parts()}
     parts = {part.hf_name: part for part in adapter_parts(adapted)}
     experts = [name.removesuffix(".lora_A.weight") for name in parts if ".experts." in name and ".lora_A" in name]
-    assert len(experts) == 3 * 8 * len(MIXED.expert_layers)
+    assert len(experts) == 3 * 8 * len(sparse.expert_layers)
     for name in experts:
         a, b = (parts[f"{name}.lora_{letter}.weight"] for letter in "AB")
         of_weight = ALPHA / RANK * weights[f"{name}.weight"]
@@ -396,14 +398,18 @@ def test_each_expert_has_an_adapter_that_changes_its_weight_alone(trained_expert
 
 
 def test_adapters_of_experts_are_exported_in_the_form_of_peft_and_merged(
-    trained_experts: Found, tmp_path: Path
+    trained_experts: Found, sparse: ModelConfig, tmp_path: Path
 ) -> None:
+    names = sparse.family.experts
+    assert names is not None
     reader = CheckpointReader(trained_experts.path)
     export_adapter(reader, tmp_path / "peft")
     export_hugging_face(reader, tmp_path / "merged")
     tensors = load_file(tmp_path / "peft" / "adapter_model.safetensors")
     merged_tensors = load_file(tmp_path / "merged" / "model.safetensors")
-    name = "model.layers.1.mlp.experts.5.down_proj"
+    modules = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())["target_modules"]
+    assert {names.gate, names.up, names.down, "q_proj"} <= {*modules}
+    name = f"model.layers.1.{names.part}.experts.5.{names.down}"
     a, b = (tensors[f"base_model.model.{name}.lora_{letter}.weight"] for letter in "AB")
     plain = torch.from_numpy(reader.read(f"model.{name}.weight"))
     torch.testing.assert_close(merged_tensors[f"{name}.weight"], plain + ALPHA / RANK * b @ a, rtol=1e-6, atol=1e-7)

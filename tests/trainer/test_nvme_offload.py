@@ -25,11 +25,11 @@ from stoker.pod.plan.model_size import ModelSize
 from stoker.trainer.errors import StorageFailed
 from stoker.trainer.protocol.config import OptimizationConfig
 from stoker.trainer.rank.bucket import LINE, Bucket
-from stoker.trainer.rank.build import make_zero
 from stoker.trainer.rank.disk_update import DiskUpdate
 from stoker.trainer.rank.main import cause_of
 from stoker.trainer.rank.optimizer import Adam, HeldState, UpdateNumbers
 from stoker.trainer.rank.state_file import DiskState, StateFile, aligned_memory
+from stoker.trainer.rank.zero_maker import make_zero
 from testing.trainer.any_order import AnyOrder, QueuedAdam
 from testing.trainer.layouts import MODEL, check_bits_across_saves
 from testing.trainer.tiny_run import alone, empty_decoder, tiny_config
@@ -187,9 +187,9 @@ class FailingCalls:
 
 
 def test_errors_of_the_volume_are_storage_errors_that_name_the_field(tmp_path: Path) -> None:
-    with pytest.raises(StorageFailed, match=r"memory.nvmeOffload.path /nowhere: cannot be used: No such file"):
-        StateFile("/nowhere", 0)
-    file = StateFile(str(tmp_path), 0)
+    with pytest.raises(StorageFailed, match=r"memory.nvmeOffload.path /dev/null/x: cannot be used: Not a directory"):
+        StateFile("/dev/null/x", 0)
+    file = StateFile(str(tmp_path / "made" / "here"), 0)
     with pytest.raises(StorageFailed, match=r"has no room for [\d.]+ GiB of optimizer state on this rank: ") as raised:
         file.reserve(1 << 60)
     assert cause_of(raised.value) is Cause.STORAGE_ERROR

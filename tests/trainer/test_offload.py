@@ -17,13 +17,13 @@ from stoker.pod.plan.memory import OFFLOAD_WINDOWS, fullest
 from stoker.pod.plan.model_size import ModelSize
 from stoker.trainer.protocol.config import OptimizationConfig
 from stoker.trainer.rank.bucket import LINE, Bucket
-from stoker.trainer.rank.build import make_zero
 from stoker.trainer.rank.communicator import DONE
 from stoker.trainer.rank.copy_queues import queues_of
 from stoker.trainer.rank.lamb import Lamb
 from stoker.trainer.rank.offload import OffloadedUpdate, pieces_of
 from stoker.trainer.rank.offloaded_lamb import CurrentPass, OffloadedLamb
 from stoker.trainer.rank.optimizer import Adam, HeldState, HostCopy, UpdateNumbers
+from stoker.trainer.rank.zero_maker import make_zero
 from testing.trainer.any_order import AnyOrder, QueuedLamb
 from testing.trainer.layouts import MODEL, check_bits_across_saves
 from testing.trainer.tiny_run import alone, empty_decoder, tiny_config

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from stoker.model.decoder import Decoder
 from stoker.trainer.protocol.step_signals import StepSignals
-from stoker.trainer.rank.build import make_passes, make_zero
+from stoker.trainer.rank.build import make_passes
 from stoker.trainer.rank.communicator import DONE, Pending
 from stoker.trainer.rank.mesh import data_parallel_mesh
 from stoker.trainer.rank.ordered_sum import sum_in_order
 from stoker.trainer.rank.train_step import TrainStep
+from stoker.trainer.rank.zero_maker import make_zero
 from testing.trainer.layouts import MODEL
 from testing.trainer.tiny_run import SyntheticBatches, alone, empty_decoder, tiny_config
 

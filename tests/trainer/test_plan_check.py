@@ -18,10 +18,10 @@ from stoker.pod.plan.memory import fullest
 from stoker.pod.plan.model_size import ModelSize
 from stoker.trainer.protocol.messages import PlanEvent, StepEvent
 from stoker.trainer.rank.bucket import LINE
-from stoker.trainer.rank.build import make_zero
 from stoker.trainer.rank.communicator import Alone
 from stoker.trainer.rank.memory_peak import RESTART_PEAK, MemoryPeak
 from stoker.trainer.rank.mesh import data_parallel_mesh
+from stoker.trainer.rank.zero_maker import make_zero
 from testing.trainer.tiny_run import TINY, RecordingChannel, alone, tiny_config, tiny_decoder, train
 
 

@@ -41,6 +41,9 @@ MODEL = {
 STEPS = 12
 
 
+NO_CORPUS = {"sources": [{"name": "a", "path": "/nowhere"}]}
+
+
 def write_config(folder: Path, ranks: int = 1, **changes: Any) -> Path:
     """Write the configuration of a run on real text with a tokenizer of its own."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -229,16 +232,28 @@ def _signals() -> Iterator[None]:
             id="what is not built",
         ),
         pytest.param(
-            {"memory": {"nvme_offload": {"path": "/nowhere"}}},
+            {"memory": {"nvme_offload": {"path": "/dev/null/x"}}},
             Cause.STORAGE_ERROR,
-            "memory.nvmeOffload.path /nowhere: cannot be used: No such file or directory",
+            "memory.nvmeOffload.path /dev/null/x: cannot be used: Not a directory",
             id="no volume for optimizer state",
         ),
         pytest.param(
-            {"memory": {"activation_checkpointing": "selective", "activation_budget_gib": 1e-6}},
+            {"memory": {"activation_checkpointing": "selective", "activation_budget_gib": 1e-6}, "data": NO_CORPUS},
             Cause.CONFIG_INVALID,
             "memory.activationBudgetGiB 1e-06: activations of",
-            id="a budget that cannot be met",
+            id="a budget that cannot be met, before the corpus is read",
+        ),
+        pytest.param(
+            {"memory": {"activation_budget_gib": 1}},
+            Cause.CONFIG_INVALID,
+            "memory: activation_budget_gib 1.0 needs activation_checkpointing selective, got none",
+            id="a budget without a choice",
+        ),
+        pytest.param(
+            {"memory": {"fp8_recipe": "Rowwise"}},
+            Cause.CONFIG_INVALID,
+            "memory: fp8_recipe Rowwise needs precision fp8, got bf16",
+            id="a recipe without eight bits",
         ),
         pytest.param({"attention": "flash"}, Cause.CONFIG_INVALID, "flash", id="a missing kernel"),
         pytest.param(
@@ -251,11 +266,15 @@ def _signals() -> Iterator[None]:
             id="sequences longer than the model's positions",
         ),
         pytest.param(
-            {"optimization": {"epsilon": 1e-60}}, Cause.CONFIG_INVALID, "optimization.epsilon", id="an epsilon of 0"
+            {"optimization": {"warmup_steps": 100}},
+            Cause.CONFIG_INVALID,
+            f"optimization.warmupSteps 100 is above the {STEPS} steps of the run",
+            id="a warm-up that does not end",
         ),
         pytest.param(
-            {"data": {"sources": [{"name": "a", "path": "/nowhere"}]}}, Cause.DATA_ERROR, "/nowhere", id="no corpus"
+            {"optimization": {"epsilon": 1e-60}}, Cause.CONFIG_INVALID, "optimization.epsilon", id="an epsilon of 0"
         ),
+        pytest.param({"data": NO_CORPUS}, Cause.DATA_ERROR, "/nowhere", id="no corpus"),
         pytest.param(
             {"model": None, "model_from": {"kind": "huggingFace", "path": "/nowhere"}},
             Cause.MODEL_ERROR,

@@ -18,7 +18,7 @@ from stoker.pod.pipeline.schedules import compute_order
 from stoker.trainer.protocol.parallel_dims import ParallelDims
 from stoker.trainer.protocol.step_signals import StepSignals
 from stoker.trainer.rank.bucket import Bucket
-from stoker.trainer.rank.build import RankContext, make_passes, make_zero
+from stoker.trainer.rank.build import RankContext, make_passes
 from stoker.trainer.rank.communicator import DONE, Pending
 from stoker.trainer.rank.gathered_weights import BUFFERS, GatheredWeights, ShardedBucket
 from stoker.trainer.rank.mesh import AxisGroups
@@ -26,6 +26,7 @@ from stoker.trainer.rank.ordered_sum import sum_in_order
 from stoker.trainer.rank.pipeline.stage import Stage
 from stoker.trainer.rank.train_step import TrainStep
 from stoker.trainer.rank.zero import WIRE_DEPTH
+from stoker.trainer.rank.zero_maker import make_zero
 from testing.trainer.live_bytes import LiveBytes
 from testing.trainer.rank_world import RankWorld
 from testing.trainer.tiny_run import TINY, SyntheticBatches, context_of, data_parallel, empty_slices, tiny_config

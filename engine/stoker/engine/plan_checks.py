@@ -71,7 +71,6 @@ def refuse_uneven(config: EngineConfig, model: ModelConfig) -> None:
     refuse_uneven_experts(config, model)
     for name, total in (
         ("attention heads", model.num_heads),
-        ("tokens of the vocabulary", model.vocab_size),
         (
             "columns of the feed-forward part",
             model.intermediate_size if len(model.expert_layers) < model.num_layers else 0,

@@ -33,13 +33,17 @@ class Adapter:
 
     rank: int
     alpha: float
-    targets: tuple[str, ...]
     names: frozenset[str]
     """Hugging Face names of the adapted tensors, without `.weight`."""
 
     @property
     def scale(self) -> float:
         return self.alpha / self.rank
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The last words of the names of the adapted tensors; experts of mixtral have others than `targets`."""
+        return tuple(sorted({name.rsplit(".", 1)[-1] for name in self.names}))
 
     def adapts(self, hf_name: str) -> bool:
         """Whether the tensor `model.layers.0.self_attn.q_proj.weight` has an adapter."""
@@ -56,13 +60,13 @@ def adapter_of(manifest: Manifest) -> Adapter | None:
     meta = manifest.meta.get("adapter")
     if meta is None and not stored:
         return None
-    rank, alpha, targets = _settings(meta)
+    rank, alpha = _settings(meta)
     names = frozenset(name.removesuffix(A) for name in stored if name.endswith(A))
     if not names or set(stored) != {name + suffix for name in names for suffix in (A, B)}:
         raise CheckpointCorrupt(f"manifest: {len(stored)} tensors {ADAPTERS}* are no pairs of lora_A and lora_B")
     for name in names:
         _check_shapes(manifest, name, rank)
-    return Adapter(rank, alpha, targets, names)
+    return Adapter(rank, alpha, names)
 
 
 def read_merged(
@@ -85,14 +89,14 @@ def read_merged(
     return weight + np.float32(adapter.scale) * (b @ a)
 
 
-def _settings(meta: object) -> tuple[int, float, tuple[str, ...]]:
+def _settings(meta: object) -> tuple[int, float]:
     fields: Mapping[str, Any] = meta if isinstance(meta, dict) else {}
     rank, alpha, targets = fields.get("rank"), fields.get("alpha"), fields.get("targets")
     is_number = type(alpha) in (int, float) and math.isfinite(alpha)  # type: ignore[arg-type]
     are_names = isinstance(targets, list) and all(isinstance(name, str) for name in targets)
     if type(rank) is not int or rank < 1 or not is_number or not are_names:
         raise CheckpointCorrupt(f"manifest: meta.adapter {meta!r} must have rank, alpha and targets")
-    return rank, float(alpha), tuple(targets)  # type: ignore[arg-type]
+    return rank, float(alpha)  # type: ignore[arg-type]
 
 
 def _check_shapes(manifest: Manifest, name: str, rank: int) -> None:

@@ -158,7 +158,7 @@ def _peft_config(reader: CheckpointReader, adapter: Adapter) -> dict[str, Any]:
         "base_model_name_or_path": base,
         "r": adapter.rank,
         "lora_alpha": int(adapter.alpha) if adapter.alpha.is_integer() else adapter.alpha,
-        "target_modules": list(adapter.targets),
+        "target_modules": list(adapter.modules),
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": False,

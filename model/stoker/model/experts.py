@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -228,36 +228,26 @@ class Experts(nn.Module):
         assert isinstance(adapter, LoraAdapter)
         return y_SE + adapter.of_experts(x_SD, ends_E)
 
-    def add_adapters(self, settings: LoraSettings) -> set[str]:
-        """Add an adapter to each expert's projections that the settings name; return the targets that were found.
+    def add_adapters(self, settings: LoraSettings) -> None:
+        """Add an adapter to each expert's projections that the settings name, whatever their Hugging Face names are.
 
         Raises ValueError for experts in host memory.
         """
         if self.hosted is not None:
             raise ValueError(f"{self.hf_name}: adapters of experts in host memory are not supported")
-        size, begin = self.local_width, self.local_width * self.slice
-        into: Any = {
-            "shape": (self.width, self.hidden),
-            "start": (begin, 0),
-            "size": (size, self.hidden),
-            "shard_dim": 0,
-        }
-        out: Any = {
-            "shape": (self.hidden, self.width),
-            "start": (0, begin),
-            "size": (self.hidden, size),
-            "shard_dim": 1,
-        }
-        found = set()
-        projections = (("gate", self.names.gate, into), ("up", self.names.up, into), ("down", self.names.down, out))
-        for name, hf_name, box in projections:
-            tensors = [
-                AdaptedTensor(hf_name=f"{self.hf_name}.experts.{expert}.{hf_name}", **box) for expert in self.own
-            ]
-            if settings.adapts(hf_name):
-                self.adapters[name] = LoraAdapter(settings, tensors[0], self.ops, self.gate_up, *tensors[1:])
-                found.add(hf_name)
-        return found
+        names = {"gate": self.names.gate, "up": self.names.up, "down": self.names.down}
+        for projection, hf_name in names.items():
+            if f"{projection}_proj" in settings.targets:
+                tensors = [self._adapted_tensor(expert, projection, hf_name) for expert in self.own]
+                self.adapters[projection] = LoraAdapter(settings, tensors[0], self.ops, self.gate_up, *tensors[1:])
+
+    def _adapted_tensor(self, expert: int, projection: str, hf_name: str) -> AdaptedTensor:
+        """Return this rank's box of one matrix of an expert. `down` is cut by columns, the others by rows."""
+        name, begin = f"{self.hf_name}.experts.{expert}.{hf_name}", self.local_width * self.slice
+        whole, size, start = (self.width, self.hidden), (self.local_width, self.hidden), (begin, 0)
+        if projection == "down":
+            whole, size, start = whole[::-1], size[::-1], start[::-1]
+        return AdaptedTensor(hf_name=name, shape=whole, start=start, size=size, shard_dim=int(projection == "down"))
 
     def held_by_expert(self) -> Iterator[nn.Parameter]:
         """Yield the parameters that belong to the experts, not to the router."""

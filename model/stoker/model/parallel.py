@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
+from torch.nn import functional
 
 from stoker.model.group_sums import GroupSums
 from stoker.model.kernels.kernel_set import CrossEntropy
@@ -31,7 +32,9 @@ from stoker.model.tensor_group import (
     gather_tokens,
     gather_tokens_of_whole,
     group_rank,
+    group_size,
     reduce_from_group,
+    row_share,
     scatter_tokens,
     shard_size,
 )
@@ -85,9 +88,8 @@ class ColumnParallelLinear(nn.Module):
             sections[int(index)] = sections[int(index)] + adapter(x_TD)
         return torch.cat(sections, 1)
 
-    def add_adapters(self, settings: LoraSettings) -> set[str]:
-        """Add an adapter to each section that the settings name; return the targets that were found."""
-        found = {}
+    def add_adapters(self, settings: LoraSettings) -> None:
+        """Add an adapter to each section that the settings name."""
         for index, (section, rows) in enumerate(zip(self.sections, self.local_rows, strict=True)):
             if settings.adapts(section.hf_name):
                 tensor = AdaptedTensor(
@@ -97,9 +99,7 @@ class ColumnParallelLinear(nn.Module):
                     size=(rows, self.in_features),
                     shard_dim=self.shard_dim,
                 )
-                found[str(index)] = LoraAdapter(settings, tensor, self.ops, self.weight)
-        self.adapters.update(found)
-        return {adapter.tensors[0].target for adapter in found.values()}
+                self.adapters[str(index)] = LoraAdapter(settings, tensor, self.ops, self.weight)
 
     def of_norm(self, norm: Norm, x_tD: Tensor, update_tD: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return (self(norm(x + update)), x + update)."""
@@ -191,10 +191,10 @@ class RowParallelLinear(nn.Module):
             y_tE = leave(partial_TE, self.group)
         return y_tE if self.bias is None else y_tE + self._shared(self.bias)  # once, after the sum
 
-    def add_adapters(self, settings: LoraSettings) -> set[str]:
-        """Add an adapter if the settings name this projection; return the target that was found."""
+    def add_adapters(self, settings: LoraSettings) -> None:
+        """Add an adapter if the settings name this projection."""
         if not settings.adapts(self.section.hf_name):
-            return set()
+            return
         tensor = AdaptedTensor(
             hf_name=self.section.hf_name,
             shape=(self.section.rows, self.in_features),
@@ -203,7 +203,6 @@ class RowParallelLinear(nn.Module):
             shard_dim=self.shard_dim,
         )
         self.adapter = LoraAdapter(settings, tensor, self.ops, self.weight)
-        return {tensor.target}
 
     def _shared(self, bias: Tensor) -> Tensor:
         return bias if self.sequence_parallel else counted_once(bias, self.group)
@@ -229,7 +228,10 @@ class RowParallelLinear(nn.Module):
 
 
 class VocabParallel(nn.Module):
-    """The table W_VD with its rows (dim 0) cut over the group; embedding and output layer are two uses of it."""
+    """The table W_VD with its rows (dim 0) cut over the group; embedding and output layer are two uses of it.
+
+    A vocabulary that the ranks do not divide leaves the last one fewer rows.
+    """
 
     shard_dim = 0
 
@@ -247,8 +249,8 @@ class VocabParallel(nn.Module):
         super().__init__()
         self.sequence_parallel = sequence_parallel
         self.ops, self.group, self.section, self.hidden_size = ops, group, section, hidden_size
-        self.local_rows = shard_size(section.rows, group, section.hf_name)
-        self.first_token = self.local_rows * group_rank(group)
+        share = row_share(section.rows, group_rank(group), group_size(group), section.hf_name)
+        self.first_token, self.local_rows, self.most_rows = share
         self.weight = nn.Parameter(torch.empty(self.local_rows, hidden_size, dtype=dtype, device=device))
         self.packed: Tensor | None = None
         self.sums: GroupSums | None = None
@@ -273,20 +275,35 @@ class VocabParallel(nn.Module):
         """Return logits_TV, whole on every rank, in float32 where `Ops.logits` gives it."""
         weight = self.weight if self.packed is None else self.packed
         if self.sums is not None:
-            return self.sums.gather_columns(self.ops.logits(hidden_tD, weight))
+            return self._cut(self.sums.gather_columns(self._filled(self.ops.logits(hidden_tD, weight))))
         enter = gather_tokens if self.sequence_parallel else copy_to_group
-        return gather_from_group(self.ops.logits(enter(hidden_tD, self.group), weight), self.group)
+        logits_TV = self._filled(self.ops.logits(enter(hidden_tD, self.group), weight))
+        return self._cut(gather_from_group(logits_TV, self.group))
 
     def dealt_logits(self, hidden_BD: Tensor) -> Tensor:
         """Return logits_bV of this rank's share of the rows, for serving (`GroupSums.deal_rows`)."""
         assert self.sums is not None, "set by `Decoder.defer_sums`"
-        return self.sums.deal_rows(self.ops.logits(hidden_BD, self.weight if self.packed is None else self.packed))
+        logits_BV = self.ops.logits(hidden_BD, self.weight if self.packed is None else self.packed)
+        return self._cut(self.sums.deal_rows(self._filled(logits_BV)))
+
+    def _filled(self, logits_TV: Tensor) -> Tensor:
+        """Return this rank's logits with as many columns as every other rank has: what is exchanged is alike."""
+        missing = self.most_rows - self.local_rows
+        return logits_TV if missing == 0 else functional.pad(logits_TV, (0, missing))
+
+    def _cut(self, logits_TV: Tensor) -> Tensor:
+        """Return the ranks' logits side by side without what fills the last part."""
+        rows = self.section.rows
+        return logits_TV if logits_TV.shape[-1] == rows else logits_TV[..., :rows].contiguous()
 
     def cross_entropy(self, hidden_tD: Tensor, targets_T: Tensor, weights_T: Tensor) -> CrossEntropy:
         """Compute output layer and loss together, the same on every rank. No rank has the logits of the whole table."""
         hidden_TD = gather_tokens_of_whole(hidden_tD, self.group) if self.sequence_parallel else hidden_tD
         return self.ops.cross_entropy(
-            hidden_TD, self.weight, targets_T, weights_T, first_token=self.first_token, group=self.group
+            *(hidden_TD, self.weight, targets_T, weights_T),
+            first_token=self.first_token,
+            group=self.group,
+            most_rows=self.most_rows,
         )
 
     def pack(self) -> None:

@@ -37,6 +37,32 @@ def shard_size(total: int, group: ProcessGroup | None, name: str) -> int:
     return total // group_size(group)
 
 
+class RowShare(NamedTuple):
+    """Rows of a table on one rank."""
+
+    start: int
+    rows: int
+    most: int
+    """Of all ranks."""
+
+
+ROW_MULTIPLE = 64
+"""Of the rows of a rank, where they are not cut evenly: products need no more."""
+
+
+def row_share(total: int, rank: int, ranks: int, name: str) -> RowShare:
+    """Return the rows of one rank: equal parts, or where there are none, fewer on the last rank.
+
+    Raises ValueError where the last rank would have none.
+    """
+    most = -(-total // ranks)
+    if total % ranks and (rounded := -(-most // ROW_MULTIPLE) * ROW_MULTIPLE) * (ranks - 1) < total:
+        most = rounded
+    if most * (ranks - 1) >= total:
+        raise ValueError(f"{name}: {total} rows cannot be cut over tensor parallel size {ranks}: the last has none")
+    return RowShare(rank * most, min(most, total - rank * most), most)
+
+
 class HeadShard(NamedTuple):
     """Heads of keys and values of one rank."""
 

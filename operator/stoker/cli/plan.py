@@ -92,7 +92,8 @@ def layout_text(plan: Plan) -> str:
     axes = " x ".join(f"{name} {size}" for name, size in sizes if size > 1) or "one rank"
     extra = [f"ZeRO-{layout.zero_stage}"]
     extra += [f"expert {layout.expert}"] if layout.expert > 1 else []
-    extra += [f"{layout.schedule} with {layout.stages_per_rank} stages a rank"] if layout.pipeline > 1 else []
+    stages = f" with {layout.stages_per_rank} stages a rank" if layout.stages_per_rank > 1 else ""
+    extra += [layout.schedule + stages] if layout.pipeline > 1 else []
     extra += ["sequence parallel"] if layout.sequence_parallel else []
     extra += [f"recompute {layout.recompute}"] if layout.recompute != "none" else []
     extra += [f"adapters of rank {job.adapters.rank}"] if job.adapters else []

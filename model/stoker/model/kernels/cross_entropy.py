@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -32,6 +32,18 @@ class ChunkBytes:
     """Chunk in float32: the allocator reuses buffers below 32 MiB."""
 
 
+class ChunkTokens(NamedTuple):
+    """Tokens of a chunk."""
+
+    logits: int
+    softmax: int
+
+
+def chunks_of(dtype: torch.dtype, rows: int, chunk_bytes: ChunkBytes) -> ChunkTokens:
+    """Return the tokens whose logits over so many rows of the table take these bytes."""
+    return ChunkTokens(chunk_bytes.logits // (dtype.itemsize * rows), chunk_bytes.softmax // (4 * rows))
+
+
 Product = Callable[[Tensor, Tensor], Tensor]
 RowSum = Callable[[Tensor], Tensor]
 
@@ -46,8 +58,11 @@ def chunked_cross_entropy(
     first_token: int,
     group: ProcessGroup | None,
     chunk_bytes: ChunkBytes = ChunkBytes(),
+    most_rows: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(loss_sum, num_targets, logprobs_T). `product(a_nd, b_ed)` is a @ b^T, `row_sum` sums the last dim and keeps it.
+
+    `most_rows`: V of the rank that has most (default: of this one), by which all ranks cut the same chunks.
 
     A target with a weight that is no token of the whole table makes its logprob, and so the loss, NaN: saying it in an
     error would have to wait for the device.
@@ -65,7 +80,7 @@ def chunked_cross_entropy(
         first_token,
         group,
         wants_grad,
-        chunk_bytes,
+        chunks_of(hidden_TD.dtype, most_rows or weight_VD.shape[0], chunk_bytes),
     )
     return loss_sum, weights_T.sum(), torch.zeros_like(weights_T).index_copy(0, counted, logprobs)
 
@@ -85,12 +100,12 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         first_token: int,
         group: ProcessGroup | None,
         wants_grad: bool,
-        chunk_bytes: ChunkBytes,
+        chunk_tokens: ChunkTokens,
     ) -> tuple[Tensor, Tensor]:
         logprobs_T = torch.empty(hidden_TD.shape[0], dtype=torch.float32, device=hidden_TD.device)
         grad_hidden = torch.empty_like(hidden_TD) if wants_grad else None
         grad_weight: Tensor | None = None
-        for chunk in slices(hidden_TD.shape[0], chunk_bytes.logits // (hidden_TD.dtype.itemsize * weight_VD.shape[0])):
+        for chunk in slices(hidden_TD.shape[0], chunk_tokens.logits):
             logits = product(hidden_TD[chunk], weight_VD)
             softmax_in_place(
                 logits,
@@ -100,7 +115,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
                 row_sum,
                 group,
                 wants_grad,
-                chunk_bytes.softmax,
+                chunk_tokens.softmax,
             )
             if grad_hidden is not None:  # the logits are their gradient now
                 grad_hidden[chunk] = cpu_product.product(logits, weight_VD.t())
@@ -135,12 +150,12 @@ def softmax_in_place(
     row_sum: RowSum,
     group: ProcessGroup | None,
     wants_grad: bool,
-    softmax_bytes: int,
+    softmax_tokens: int,
 ) -> None:
     """Fill `logprobs_n`, and replace the logits by the gradient of sum(weight * -logprob): few rows at a time, in
     float32.
     """
-    for few in slices(logits_nV.shape[0], softmax_bytes // (4 * logits_nV.shape[1])):
+    for few in slices(logits_nV.shape[0], softmax_tokens):
         softmax = ChunkSoftmax(logits_nV[few].float(), targets_n[few], row_sum, group)
         logprobs_n[few] = softmax.logprobs_n
         if wants_grad:

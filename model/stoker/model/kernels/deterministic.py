@@ -350,9 +350,10 @@ def cross_entropy(
     weights_T: Tensor,
     first_token: int,
     group: ProcessGroup | None,
+    most_rows: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return chunked_cross_entropy(
-        tiled_product, ordered_sum, hidden_TD, weight_VD, targets_T, weights_T, first_token, group
+        tiled_product, ordered_sum, hidden_TD, weight_VD, targets_T, weights_T, first_token, group, most_rows=most_rows
     )
 
 

@@ -139,6 +139,7 @@ class Kernels(Protocol):
         weights_T: Tensor,
         first_token: int,
         group: ProcessGroup | None,
+        most_rows: int | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]: ...
     def sample(
         self,

@@ -312,16 +312,19 @@ class Ops(ExpertOps):
         *,
         first_token: int = 0,
         group: ProcessGroup | None = None,
+        most_rows: int | None = None,
     ) -> CrossEntropy:
         """Compute output layer and loss in chunks of tokens, so that the logits never exist as a whole.
 
         Tokens of weight 0 cost nothing; their target may be any number. A token with a weight whose target is not in
         the whole table makes the loss NaN.
 
-        With a group, `weight_VD` is this rank's rows of the table, from `first_token` on.
+        With a group, `weight_VD` is this rank's rows of the table, from `first_token` on. `most_rows`: of the ranks'
+        parts, where they differ; all ranks cut their chunks by it.
         """
         check_cross_entropy(hidden_TD, weight_VD, targets_T, weights_T)
-        return CrossEntropy(*self.impl.cross_entropy(hidden_TD, weight_VD, targets_T, weights_T, first_token, group))
+        found = self.impl.cross_entropy(hidden_TD, weight_VD, targets_T, weights_T, first_token, group, most_rows)
+        return CrossEntropy(*found)
 
     def sample(
         self,

@@ -273,9 +273,18 @@ def cross_entropy(
     weights_T: Tensor,
     first_token: int,
     group: ProcessGroup | None,
+    most_rows: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return chunked_cross_entropy(
-        cpu_product.product, sum_rows, hidden_TD, weight_VD, targets_T, weights_T, first_token, group
+        cpu_product.product,
+        sum_rows,
+        hidden_TD,
+        weight_VD,
+        targets_T,
+        weights_T,
+        first_token,
+        group,
+        most_rows=most_rows,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
@@ -82,6 +82,8 @@ class Layout:
         return max(1, self.shard * self.context * self.tensor // self.expert_cut)
 
 
+_Share = tuple[int, str, int, str, int]
+"""What is left over, field and value that are shared out, axis and its size."""
 OF_FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
 """The targets of adapters that experts have, too."""
 ALL_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", *OF_FEED_FORWARD)
@@ -189,19 +191,7 @@ class Job:
                 f"globalBatchSize {self.global_batch_size} is not a multiple of microBatchSize "
                 f"{self.micro_batch_size} x data-parallel size {ranks} = {rows}"
             )
-        problems = [
-            (self.sequence_length % layout.context, "sequenceLength", self.sequence_length, "context", layout.context),
-            (model.num_heads % layout.tensor, "numHeads", model.num_heads, "tensor", layout.tensor),
-            (model.num_kv_heads % layout.tensor, "numKvHeads", model.num_kv_heads, "tensor", layout.tensor),
-            (model.num_experts % layout.expert, "numExperts", model.num_experts, "expert", layout.expert),
-        ]
-        if layout.context_method == "Ulysses":
-            ranks = layout.tensor * layout.context
-            problems.append((model.num_heads % ranks, "numHeads", model.num_heads, "tensor x context", ranks))
-            kv_heads = max(1, model.num_kv_heads // layout.tensor)
-            rest = kv_heads % layout.context and layout.context % kv_heads
-            problems.append((rest, "numKvHeads / tensor", kv_heads, "context", layout.context))
-        for rest, name, value, axis, size in problems:
+        for rest, name, value, axis, size in (*self._shares(), *self._shares_of_heads()):
             if rest:
                 raise ValueError(f"{name} {value} is not a multiple of {axis} {size}")
         if layout.pipeline * layout.stages_per_rank > model.num_layers:
@@ -211,6 +201,24 @@ class Job:
             )
         if layout.expert > 1 and not model.num_experts:
             raise ValueError(f"expert {layout.expert} needs a model with experts")
+
+    def _shares(self) -> Iterator[_Share]:
+        layout, model = self.layout, self.model
+        yield self.sequence_length % layout.context, "sequenceLength", self.sequence_length, "context", layout.context
+        yield model.num_heads % layout.tensor, "numHeads", model.num_heads, "tensor", layout.tensor
+        yield model.num_kv_heads % layout.tensor, "numKvHeads", model.num_kv_heads, "tensor", layout.tensor
+        yield model.num_experts % layout.expert, "numExperts", model.num_experts, "expert", layout.expert
+
+    def _shares_of_heads(self) -> Iterator[_Share]:
+        """Ranks of `context` share the heads where they exchange them."""
+        layout, model = self.layout, self.model
+        if layout.context_method != "Ulysses":
+            return
+        ranks = layout.tensor * layout.context
+        yield model.num_heads % ranks, "numHeads", model.num_heads, "tensor x context", ranks
+        kv_heads = max(1, model.num_kv_heads // layout.tensor)
+        rest = kv_heads % layout.context and layout.context % kv_heads
+        yield rest, "numKvHeads / tensor", kv_heads, "context", layout.context
 
     @property
     def micro_batches(self) -> int:

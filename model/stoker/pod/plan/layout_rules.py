@@ -19,7 +19,7 @@ def trainer_runs(job: Job) -> bool:
 
 def _widths_divide(job: Job) -> bool:
     model, layout = job.model, job.layout
-    widths = [model.vocab_size, model.intermediate_size]
+    widths = [model.intermediate_size]
     widths += [model.expert_size] if model.num_experts and layout.expert == 1 else []
     return not any(width % layout.tensor for width in widths)
 

@@ -19,8 +19,9 @@ _RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 def layouts(job: Job, gpus: int, gpu: Gpu, *, built_only: bool = True) -> list[Plan]:
     """Return a plan for each layout of `gpus` ranks that fits, the fastest first, then the one with less memory.
 
-    Model, global batch, sequence length, micro-batch, precision and a budget of activations stay. `built_only`: leave
-    out what `stoker.pod.capabilities` and the trainer refuse.
+    Model, global batch, sequence length, micro-batch, precision and a budget of activations stay. Shards lie over all
+    data-parallel ranks, over those of one node, or in as many replicas as the job has. `built_only`: leave out what
+    `stoker.pod.capabilities` and the trainer refuse.
     """
     plans = (_plan(candidate, gpu) for candidate in _candidates(job, gpus, gpu, built_only))
     return sorted((plan for plan in plans if plan is not None and plan.fits), key=_rank_of)
@@ -44,6 +45,8 @@ def _candidates(job: Job, gpus: int, gpu: Gpu, built_only: bool) -> Iterator[Job
     nodes = min(gpu.per_node, gpus)
     choices = _RECOMPUTE if job.activation_budget_bytes is None else ("selective",)
     for grid, stage, recompute in product(_grids(job, gpus, nodes), range(4), choices):
+        if stage == 0 and grid.replicate > 1:
+            continue  # whole state on every rank, whatever the replicas are
         candidate = replace(job, layout=replace(grid, zero_stage=stage, recompute=recompute), ranks_per_node=nodes)
         if _divides(candidate) and not (built_only and _is_refused(candidate)):
             yield candidate
@@ -54,24 +57,34 @@ def _is_refused(candidate: Job) -> bool:
 
 
 def _grids(job: Job, gpus: int, per_node: int) -> Iterator[Layout]:
-    wants = job.layout
     for tensor, pipeline, context in product(_divisors(gpus), repeat=3):
         inner = tensor * pipeline * context
         if gpus % inner or tensor > per_node:
             continue
-        shard = gpus // inner
-        for expert in _divisors(shard * tensor) if job.model.num_experts else (1,):
-            yield Layout(
-                pipeline=pipeline,
-                shard=shard,
-                context=context,
-                tensor=tensor,
-                expert=expert,
-                sequence_parallel=tensor > 1,
-                schedule=wants.schedule if pipeline > 1 else "OneFOneB",
-                stages_per_rank=wants.stages_per_rank if pipeline > 1 else 1,
-                context_method=wants.context_method if context > 1 else "AllGather",
-            )
+        for replicate in _replicas(job, gpus // inner, tensor * context, per_node):
+            shard = gpus // inner // replicate
+            for expert in _divisors(shard * tensor) if job.model.num_experts else (1,):
+                sizes: Any = {"pipeline": pipeline, "replicate": replicate, "shard": shard, "context": context}
+                yield _as_wanted(Layout(**sizes, tensor=tensor, expert=expert), job.layout)
+
+
+def _replicas(job: Job, data_parallel: int, inner: int, per_node: int) -> list[int]:
+    """Return the numbers of replicas that are worth a plan."""
+    nodes = data_parallel * inner // per_node
+    found = sorted({1, job.layout.replicate, *([nodes] if nodes * per_node == data_parallel * inner else [])})
+    return [count for count in found if count and data_parallel % count == 0]
+
+
+def _as_wanted(sizes: Layout, wants: Layout) -> Layout:
+    """Return a layout of these sizes whose ranks work together as the job wants it."""
+    pipeline, context = sizes.pipeline > 1, sizes.context > 1
+    return replace(
+        sizes,
+        sequence_parallel=sizes.tensor > 1,
+        schedule=wants.schedule if pipeline else "OneFOneB",
+        stages_per_rank=wants.stages_per_rank if pipeline else 1,
+        context_method=wants.context_method if context else "AllGather",
+    )
 
 
 def _divides(job: Job) -> bool:

@@ -60,27 +60,16 @@ def step_time(job: Job, gpu: Gpu) -> StepTime:
 
 
 def _rank_time(job: Job, gpu: Gpu, rank: PipelineRank) -> StepTime:
-    tokens = job.tokens * job.micro_batches
-    peak = gpu.flops[job.precision]
+    tokens, slow = job.tokens * job.micro_batches, _slow_rate(job, gpu)
+    products = _products(job, gpu, rank)
     layers = rank.layers / job.layout.tensor
-    head = job.model.table / job.layout.tensor if rank.is_last else 0.0
-    slow = gpu.flops["bf16"] if job.precision == "fp8" else peak  # the head, attention and backward of its softmax
-    work = 4.0 if job.adapters else 6.0  # a frozen weight has no gradient
-    wide = job.model.active_experts  # fp8 leaves them in bf16
-    narrow = job.model.active_layer - wide
-    layer_products = work * tokens * layers * (narrow / peak + wide / slow) / PRODUCTS
-    head_products = work * tokens * head / (slow * PRODUCTS)
     attention = 3.5 * tokens * layers * job.model.attention_work(job.sequence_length) / (slow * _attention(job))
     again = tokens * rank.layers * recomputed(job).work / (slow * PRODUCTS)
     elementwise = tokens * _elementwise_bytes(job, rank) / (gpu.bandwidth * COPIES)
-    passes = layer_products + head_products + attention + again + elementwise
-    exposed = sum(flow.bytes / _rate(gpu, flow) for flow in flows(job, rank) if not flow.hidden)
-    exposed += host_waits(job, rank.layers)
-    hidden = sum(flow.bytes / _rate(gpu, flow) for flow in flows(job, rank) if flow.hidden)
-    share = pipeline_bubble(job)
-    busy = passes + exposed
+    exposed, hidden = _sent(job, gpu, rank)
+    share, busy = pipeline_bubble(job), products + attention + again + elementwise + exposed
     return StepTime(
-        products=layer_products + head_products,
+        products=products,
         attention=attention,
         elementwise=elementwise,
         recompute=again,
@@ -89,6 +78,30 @@ def _rank_time(job: Job, gpu: Gpu, rank: PipelineRank) -> StepTime:
         bubble=busy * share / (1 - share),
         bubble_share=share,
     )
+
+
+def _slow_rate(job: Job, gpu: Gpu) -> float:
+    """Operations per second of what fp8 leaves in bf16: the head, attention, experts, backward of its softmax."""
+    return gpu.flops["bf16"] if job.precision == "fp8" else gpu.flops[job.precision]
+
+
+def _products(job: Job, gpu: Gpu, rank: PipelineRank) -> float:
+    """Seconds of the products with weights, of the layers and of the output layer."""
+    tensor, slow = job.layout.tensor, _slow_rate(job, gpu)
+    work = (4.0 if job.adapters else 6.0) * job.tokens * job.micro_batches  # a frozen weight has no gradient
+    wide = job.model.active_experts
+    narrow = job.model.active_layer - wide
+    layer_s = work * rank.layers / tensor * (narrow / gpu.flops[job.precision] + wide / slow) / PRODUCTS
+    head = job.model.table / tensor if rank.is_last else 0.0
+    return layer_s + work * head / (slow * PRODUCTS)
+
+
+def _sent(job: Job, gpu: Gpu, rank: PipelineRank) -> tuple[float, float]:
+    """Seconds of communication that a rank waits for, and of that beside computation."""
+    seconds = {True: 0.0, False: host_waits(job, rank.layers)}
+    for flow in flows(job, rank):
+        seconds[flow.hidden] += flow.bytes / _rate(gpu, flow)
+    return seconds[False], seconds[True]
 
 
 def pipeline_bubble(job: Job) -> float:

@@ -95,14 +95,14 @@ HEADS_FIT = first_of(
             f"!has(self.model) || !has(self.model.{name}) || self.model.{name} % n == 0",
             f"{name} {{self.model.{name}}} is not a multiple of tensor {{n}}",
         )
-        for name in ("numHeads", "numKvHeads", "intermediateSize", "vocabSize")
+        for name in ("numHeads", "numKvHeads", "intermediateSize")
     ),
     (
         "!has(self.model) || p.contextMethod != 'Ulysses' || self.model.numHeads % (n * p.context) == 0",
         "numHeads {self.model.numHeads} is not a multiple of tensor {n} x context {p.context} with contextMethod"
         " Ulysses",
     ),
-    message="numHeads, numKvHeads, intermediateSize and vocabSize must be multiples of tensor, and"
+    message="numHeads, numKvHeads and intermediateSize must be multiples of tensor, and"
     " with contextMethod Ulysses numHeads of tensor x context",
     names={"n": "self.parallelism.tensor", "p": "self.parallelism"},
     field=".model",

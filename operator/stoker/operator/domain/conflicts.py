@@ -27,6 +27,7 @@ def conflicts(spec: Section) -> list[str]:
         *_of_experts(spec),
         *_of_determinism(spec),
         *_of_precision(spec),
+        *_of_length(spec),
         *_of_numbers(spec),
         *_of_data(spec),
     ]
@@ -133,6 +134,22 @@ def _of_eight_bits(spec: Section) -> list[str]:
         f"{EIGHT_BIT_MULTIPLE}; allowed: bf16, fp16, fp32"
         for name, (size, cut) in sizes.items()
         if size % (cut * EIGHT_BIT_MULTIPLE)
+    ]
+
+
+def _of_length(spec: Section) -> list[str]:
+    """The steps of a number of tokens; those of epochs the trainer knows, and the CRD has a rule for `totalSteps`."""
+    training, warmup = _section(spec, "training"), _section(spec, "optimization").get("warmupSteps", 0)
+    tokens = training.get("totalTokens")
+    if tokens is None:
+        return []
+    step_tokens = training.get("globalBatchSize", 8) * training.get("sequenceLength", 2048)
+    steps = -(-tokens // step_tokens)
+    if warmup <= steps:
+        return []
+    return [
+        f"spec.optimization.warmupSteps {warmup} is above the {steps} steps of totalTokens {tokens} in batches of "
+        f"{step_tokens} tokens"
     ]
 
 

@@ -154,6 +154,15 @@ class MemoryConfig(Config):
     cpu_offload: bool = False
     nvme_offload: NvmeOffloadConfig | None = None
 
+    @model_validator(mode="after")
+    def _each_has_an_effect(self) -> Self:
+        budget, mode = self.activation_budget_gib, self.activation_checkpointing
+        if budget is not None and mode != "selective":
+            raise ValueError(f"activation_budget_gib {budget} needs activation_checkpointing selective, got {mode}")
+        if self.fp8_recipe != "Tensorwise" and self.precision != "fp8":
+            raise ValueError(f"fp8_recipe {self.fp8_recipe} needs precision fp8, got {self.precision}")
+        return self
+
 
 class DataSourceConfig(Config):
     """One corpus: a file, a folder or a glob pattern, of the pod (`path`) or of another file system (`url`)."""

@@ -13,7 +13,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from stoker.trainer.protocol.parallel_dims import Axis, ParallelDims, Ranks
+from stoker.trainer.protocol.parallel_dims import ParallelDims, Ranks
 from stoker.trainer.rank.bucket import Cut, Reduction
 from stoker.trainer.rank.communicator import Alone, Communicator, Hybrid, OrderedHybrid, dist_rank, make_communicator
 from stoker.trainer.rank.host_group import new_host_group
@@ -127,41 +127,51 @@ def open_mesh(dims: ParallelDims, groups: AxisGroups, *, any_data_parallel: bool
     `any_data_parallel`: the order of a sum over replicas and other axes must not depend on the number of replicas.
     """
     world = groups.communicator([tuple(range(dims.world_size))])
+    sums = _open_sums(dims, groups, any_data_parallel=any_data_parallel)
+    tensor, context, pipeline = (groups.process_group(dims.groups(axis)) for axis in ("tensor", "context", "pipeline"))
+    expert = groups.process_group(dims.expert_groups())
+    links, first_links = _open_links(dims, groups)
+    if world is None or sums is None:
+        return None
+    return Mesh(
+        dims=dims,
+        rank=dist_rank(),
+        world=world,
+        gradient=sums["dense"],
+        replicated_gradient=sums["replicated"],
+        expert_gradient=sums["expert"],
+        tensor=tensor,
+        context=context,
+        pipeline=pipeline,
+        expert=expert,
+        links=links,
+        first_links=first_links,
+    )
+
+
+def _open_sums(
+    dims: ParallelDims, groups: AxisGroups, *, any_data_parallel: bool
+) -> dict[Reduction, Communicator] | None:
+    """Open the communicators that sum gradients, each over its replicas too; None outside of the grid."""
     replicas = groups.communicator(dims.groups("replicate"))
-    communicators: dict[Reduction, Communicator | None] = {
+    inner: dict[Reduction, Communicator | None] = {
         "dense": groups.communicator(dims.groups("context", "shard")),
         "replicated": groups.communicator(dims.groups("tensor", "context", "shard")),
         "expert": groups.communicator(dims.expert_replicas(replicates=False)),
     }
     ordered = _with_replicas_inside(dims, groups) if any_data_parallel else {}
-    axes: dict[Axis, dist.ProcessGroup | None] = {
-        axis: groups.process_group(dims.groups(axis)) for axis in ("tensor", "context", "pipeline")
-    }
-    expert = groups.process_group(dims.expert_groups())
+    if replicas is None:
+        return None
+    return {kind: _with_replicas(found, replicas, ordered.get(kind)) for kind, found in inner.items()}
+
+
+def _open_links(dims: ParallelDims, groups: AxisGroups) -> tuple[Links, Links | None]:
+    """Open the channels of the pipeline; on GPUs those of the first passes, too."""
     pipelines, is_ring = dims.groups("pipeline"), dims.stages_per_rank > 1
     links = open_links(pipelines, groups.process_group, is_ring=is_ring)
-    first_links = None
-    if groups.device.type == "cuda":
-        first_links = open_links(pipelines, groups.host_group, is_ring=is_ring, channel=HostLink)
-    if world is None or replicas is None:
-        return None
-    gradient, replicated, experts = (
-        _with_replicas(inner, replicas, ordered.get(kind)) for kind, inner in communicators.items()
-    )
-    return Mesh(
-        dims=dims,
-        rank=dist_rank(),
-        world=world,
-        gradient=gradient,
-        replicated_gradient=replicated,
-        expert_gradient=experts,
-        tensor=axes["tensor"],
-        context=axes["context"],
-        pipeline=axes["pipeline"],
-        expert=expert,
-        links=links,
-        first_links=first_links,
-    )
+    if groups.device.type != "cuda":
+        return links, None
+    return links, open_links(pipelines, groups.host_group, is_ring=is_ring, channel=HostLink)
 
 
 def data_parallel_mesh(communicator: Communicator) -> Mesh:

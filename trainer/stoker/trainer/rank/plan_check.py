@@ -14,7 +14,7 @@ from stoker.pod.config_file import ConfigError
 from stoker.pod.plan.estimate import Plan, make_plan
 from stoker.pod.plan.gpu import known_gpu
 from stoker.pod.plan.job import Job
-from stoker.pod.plan.layer_choice import LayerChoice, layer_choices, stage_choices
+from stoker.pod.plan.layer_choice import BudgetTooSmall, LayerChoice, layer_choices, stage_choices
 from stoker.pod.plan.measured import STEPS, check_plan
 from stoker.pod.plan.model_size import ModelSize
 from stoker.trainer.protocol.channel import RankChannel
@@ -73,10 +73,13 @@ def choose_layers(
     `stage`: number of a stage of a pipeline and of its layers; None: all layers of the model.
 
     Raises:
-        ConfigError: the budget of activations cannot be met; the message shows why.
+        ConfigError: the budget of activations cannot be met, or the model does not fit the layout; the message shows
+            why.
     """
     try:
         job = planned_job(config, model)
         return layer_choices(job) if stage is None else stage_choices(job, *stage)
-    except ValueError as error:
+    except BudgetTooSmall as error:
         raise ConfigError(f"memory.activationBudgetGiB {config.memory.activation_budget_gib}: {error}") from error
+    except ValueError as error:
+        raise ConfigError(f"parallelism: {error}") from error

@@ -17,6 +17,7 @@ from stoker.checkpoint.remote.model_cache import fetch_model
 from stoker.checkpoint.remote.model_uri import is_model_uri
 from stoker.model.config import ModelConfig
 from stoker.model.context_attend import check_shared_heads
+from stoker.model.kernels.ops import Ops
 from stoker.model.lora import LoraSettings
 from stoker.model.rope_scaling import RopeScaling
 from stoker.model.weights.source import WeightsSource, open_weights
@@ -32,6 +33,7 @@ from stoker.trainer.rank.kernel_choice import make_ops
 from stoker.trainer.rank.loop import Batches
 from stoker.trainer.rank.mesh import Mesh
 from stoker.trainer.rank.pipeline.slices import Model, empty_model
+from stoker.trainer.rank.plan_check import choose_layers
 from stoker.trainer.rank.save_group import SaveGroup
 
 Report = Callable[[str], None]
@@ -71,28 +73,46 @@ def collect_run_inputs(
     check_heads(config, model)
     check_fp8(config, model, device)
     ops, _ = make_ops(config, device)
+    check_layout(config, model, mesh, ops)  # all of this before the corpus is tokenised, which may take hours
     encoder = open_encoder(config, source.tokenizer_files if source is not None else {}, report)
     if source is None and not model.eos_token_ids and encoder.end_id is not None:
-        model = replace(
-            model, eos_token_ids=(encoder.end_id,)
-        )  # so that an engine that serves the result knows where to stop
-    corpus = open_corpus(config, encoder, model_vocab_size=model.vocab_size, report=report)
-    loader = Loader(corpus, config)
+        model = replace(model, eos_token_ids=(encoder.end_id,))  # an engine that serves the result stops there
+    loader = Loader(open_corpus(config, encoder, model_vocab_size=model.vocab_size, report=report), config)
+    total_steps = plan_total_steps(config.training, loader)
+    check_warm_up(config, total_steps)
     report("BuildingModel")
-    length, cut = config.training.sequence_length, config.parallelism.sequence_parallel
-    lora = lora_settings(config)
-    held = empty_model(model, ops, mesh.dims, mesh.stage, length, mesh.tensor, cut, mesh.expert, lora)
+    held = empty_model_of_rank(config, model, mesh, ops)
+    origin, seed = (None, None) if resumes else (source, config.training.seed)
     return RunInputs(
         model=held,
         batches=loader,
         files=travelling_files(held, config.memory.precision, encoder.files),
-        total_steps=plan_total_steps(config.training, loader),
+        total_steps=total_steps,
         fingerprint=loader.fingerprint,
         source_digest=source_digest,
-        initial_weights=make_initial_weights(
-            held, None if resumes else source, None if resumes else config.training.seed, report
-        ),
+        initial_weights=make_initial_weights(held, origin, seed, report),
     )
+
+
+def check_layout(config: TrainerConfig, model: ModelConfig, mesh: Mesh, ops: Ops) -> None:
+    """Check that the ranks can share the model, and keep its activations within the budget, if there is one.
+
+    Raises:
+        ConfigError: they cannot; the message shows the arithmetic.
+    """
+    choose_layers(config, model)
+    empty_model_of_rank(config, model, mesh, ops)
+
+
+def empty_model_of_rank(config: TrainerConfig, model: ModelConfig, mesh: Mesh, ops: Ops) -> Model:
+    """Return the part of the model that a rank holds, without values.
+
+    Raises:
+        ConfigError: it cannot be cut over the mesh.
+    """
+    length, cut = config.training.sequence_length, config.parallelism.sequence_parallel
+    lora = lora_settings(config)
+    return empty_model(model, ops, mesh.dims, mesh.stage, length, mesh.tensor, cut, mesh.expert, lora)
 
 
 def lora_settings(config: TrainerConfig) -> LoraSettings | None:
@@ -203,6 +223,17 @@ def plan_total_steps(training: TrainingConfig, loader: Loader) -> int:
         return -(-training.total_tokens // (training.global_batch_size * training.sequence_length))
     assert training.epochs is not None
     return loader.steps_in(training.epochs)
+
+
+def check_warm_up(config: TrainerConfig, total_steps: int) -> None:
+    """Check that the run is long enough for its rate to rise.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    steps = config.optimization.warmup_steps
+    if steps > total_steps:
+        raise ConfigError(f"optimization.warmupSteps {steps} is above the {total_steps} steps of the run")
 
 
 def travelling_files(model: Model, precision: str, tokenizer_files: Mapping[str, bytes]) -> dict[str, bytes]:

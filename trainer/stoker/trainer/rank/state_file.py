@@ -34,7 +34,11 @@ class StateFile:
     """A file without a name. Its reads and writes run in the order of their submission as far as they depend on it."""
 
     def __init__(self, folder: str, rank: int, preadv: Transfer = os.preadv, pwritev: Transfer = os.pwritev) -> None:
-        """Raises StorageFailed where the folder cannot be used. `preadv` and `pwritev`: the system's calls."""
+        """Make the folder where it is missing. `preadv` and `pwritev`: the system's calls.
+
+        Raises:
+            StorageFailed: it cannot be used.
+        """
         self._place = f"memory.nvmeOffload.path {folder}"
         self._preadv, self._pwritev = preadv, pwritev
         self.size = 0
@@ -94,6 +98,7 @@ class StateFile:
 
 def _open_unnamed(path: Path) -> int:
     """Open a new file and take its name away."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
     try:
         descriptor = os.open(path, flags | os.O_DIRECT, 0o600)

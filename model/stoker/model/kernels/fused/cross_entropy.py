@@ -40,8 +40,11 @@ def chunked_cross_entropy(
     first_token: int,
     group: ProcessGroup | None,
     chunk_bytes: int = CHUNK_BYTES,
+    most_rows: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(loss_sum, num_targets, logprobs_T). `product(a_nd, b_ed)` is a @ b^T.
+
+    `most_rows`: V of the rank that has most (default: of this one), by which all ranks cut the same chunks.
 
     Tokens of weight 0 are left out; any other whose target is no token of the whole table has the logprob NaN, and so
     has the loss. Where `weights_T` lies on the host this needs no wait for the device; on the device it is one wait.
@@ -56,8 +59,9 @@ def chunked_cross_entropy(
         if is_whole
         else tuple(x.index_select(0, counted) for x in (hidden_TD, targets, weights))
     )
+    chunk_tokens = chunk_bytes // (hidden_TD.dtype.itemsize * (most_rows or weight_VD.shape[0]))
     loss_sum, logprobs = ChunkedCrossEntropy.apply(
-        *chosen[:1], weight_VD, *chosen[1:], product, first_token, group, wants_grad, chunk_bytes
+        *chosen[:1], weight_VD, *chosen[1:], product, first_token, group, wants_grad, chunk_tokens
     )
     return loss_sum, weights.sum(), logprobs if is_whole else torch.zeros_like(weights).index_copy(0, counted, logprobs)
 
@@ -76,14 +80,14 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         first_token: int,
         group: ProcessGroup | None,
         wants_grad: bool,
-        chunk_bytes: int,
+        chunk_tokens: int,
     ) -> tuple[Tensor, Tensor]:
         hidden_TD = hidden_TD.contiguous()
         logprobs_T = torch.empty(hidden_TD.shape[0], dtype=torch.float32, device=hidden_TD.device)
         grad_hidden = torch.empty_like(hidden_TD) if wants_grad else None
         grad_weight: Tensor | None = None
         ctx.destination = grad_destination(weight_VD)
-        chunks = slices(hidden_TD.shape[0], chunk_bytes // (hidden_TD.dtype.itemsize * weight_VD.shape[0]))
+        chunks = slices(hidden_TD.shape[0], chunk_tokens)
         for chunk in chunks:
             logits = product(hidden_TD[chunk], weight_VD)
             softmax_in_place(

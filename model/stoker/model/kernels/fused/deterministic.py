@@ -77,8 +77,11 @@ def cross_entropy(
     weights_T: Tensor,
     first_token: int,
     group: ProcessGroup | None,
+    most_rows: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return chunked_cross_entropy(product, hidden_TD, weight_VD, targets_T, weights_T, first_token, group)
+    return chunked_cross_entropy(
+        product, hidden_TD, weight_VD, targets_T, weights_T, first_token, group, most_rows=most_rows
+    )
 
 
 def logits(hidden_TD: Tensor, weight_VD: Tensor) -> Tensor:

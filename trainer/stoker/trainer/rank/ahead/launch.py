@@ -21,7 +21,7 @@ from stoker.trainer.protocol.parallel_dims import check_supported
 from stoker.trainer.protocol.step_signals import StepSignals
 from stoker.trainer.rank.ahead.absent_ranks import absent_mesh
 from stoker.trainer.rank.ahead.cut import cut_config, cut_model
-from stoker.trainer.rank.build import RankContext, make_passes, make_zero
+from stoker.trainer.rank.build import RankContext, make_passes
 from stoker.trainer.rank.context_share import share_batches
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.fp8_weights import check_fp8
@@ -32,6 +32,7 @@ from stoker.trainer.rank.pipeline.slices import Model, empty_model, slices_of
 from stoker.trainer.rank.run_inputs import check_heads, check_length, lora_settings
 from stoker.trainer.rank.save_group import SaveGroup
 from stoker.trainer.rank.train_step import TrainStep, validation_loss
+from stoker.trainer.rank.zero_maker import make_zero
 
 ON_GPU = torch.device("cuda", 0)
 """What the run's choices are made for; no tensor is made there."""

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from blake3 import blake3
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from stoker.trainer.errors import DataError
-from stoker.trainer.protocol.config import DataConfig, TrainerConfig
+from stoker.trainer.protocol.config import DataConfig, DataSourceConfig, TrainerConfig
 from stoker.trainer.rank.data.cache import cache_lock, content_digest
 from stoker.trainer.rank.data.corpus import cache_folder
 from stoker.trainer.rank.data.files import list_files
+from stoker.trainer.rank.data.percent import Report, percent_report
 from stoker.trainer.rank.data.source import Conversation, Document, Tokens, read_documents
 
 END_OF_TEXT, MESSAGE_START, MESSAGE_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -35,24 +36,29 @@ CHAT_TEMPLATE = (
 """ChatML."""
 
 
-def train_tokenizer(config: TrainerConfig, report: Callable[[str], None] = lambda _: None) -> Path:
+def train_tokenizer(config: TrainerConfig, report: Report = lambda _: None) -> Path:
     """The folder of the tokenizer for `data.tokenizer.vocab_size` and the sources; trained once per pod.
 
     Raises:
         DataError: a source is missing, unreadable, or all sources are empty.
     """
     cache = cache_folder(config)
-    with cache_lock(cache, report):
-        folder = cache / f"bpe-{_name(config.data, cache)}"
+    with cache_lock(cache, report) as report_to_all:
+        folder = cache / f"bpe-{_name(config.data, cache, report_to_all)}"
         if not folder.is_dir():
-            report("TrainingTokenizer")
+            report_to_all("TrainingTokenizer")
             _write(folder, config.data)
     return folder
 
 
-def _name(data: DataConfig, cache: Path) -> str:
-    facts = [1, data.tokenizer.vocab_size, [[s.format, content_digest(list_files(s), cache)] for s in data.sources]]
+def _name(data: DataConfig, cache: Path, report: Report) -> str:
+    facts = [1, data.tokenizer.vocab_size, [[s.format, _contents(s, cache, report)] for s in data.sources]]
     return blake3(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+def _contents(source: DataSourceConfig, cache: Path, report: Report) -> str:
+    files = list_files(source)
+    return content_digest(files, cache, percent_report(report, f"Hashing {source.name}", files))
 
 
 def _write(folder: Path, data: DataConfig) -> None:

@@ -11,6 +11,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from blake3 import blake3
@@ -18,27 +19,41 @@ from blake3 import blake3
 from stoker.checkpoint.storage import path_in_errors
 from stoker.trainer.errors import DataError
 from stoker.trainer.rank.data.files import DataFile, RemoteFile, remote_errors
+from stoker.trainer.rank.data.percent import Report
 
 POLL_S = 0.1
 REPORT_S = 5.0
+REPORT_BYTES = 64 << 20
+"""Of hashed data between two reports, each of which is progress to the agent: hours of hashing are no hang."""
+CHUNK_BYTES = 1 << 20
+_LINE_BYTES = 200
+"""Of the lock's file, which holds the last report of its holder."""
 
 
 @contextlib.contextmanager
-def cache_lock(folder: Path, report: Callable[[str], None]) -> Iterator[None]:
-    """Hold the cache's lock, one process of the machine at a time. Waiting is reported.
+def cache_lock(folder: Path, report: Report, *, report_s: float = REPORT_S) -> Iterator[Report]:
+    """Hold the cache's lock, one process of the machine at a time; yield the report of what is done under it.
 
-    The kernel frees the lock when its holder dies.
+    Those that wait report the last of its lines, every `report_s`. The kernel frees the lock when its holder dies.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as handle:
-        reported = time.monotonic()
-        while not _try_lock(handle.fileno()):
-            time.sleep(POLL_S)
-            if time.monotonic() - reported >= REPORT_S:
-                reported = time.monotonic()
-                report("WaitingForTokens")
+    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        _wait_for_lock(handle, report, report_s)
         with path_in_errors(folder):
-            yield
+            _tell(handle, "")  # else waiting processes would show the line of a holder that died
+            yield partial(_tell_all, handle, report)
+    finally:
+        os.close(handle)
+
+
+def _wait_for_lock(handle: int, report: Report, report_s: float) -> None:
+    reported = time.monotonic()
+    while not _try_lock(handle):
+        time.sleep(POLL_S)
+        if time.monotonic() - reported >= report_s:
+            reported = time.monotonic()
+            report(f"WaitingForTokens {_told(handle)}".rstrip())
 
 
 def _try_lock(handle: int) -> bool:
@@ -49,8 +64,21 @@ def _try_lock(handle: int) -> bool:
     return True
 
 
-def content_digest(files: list[DataFile], folder: Path) -> str:
-    """Digest of the files' contents in their order, without their names.
+def _tell_all(handle: int, report: Report, line: str) -> None:
+    _tell(handle, line)
+    report(line)
+
+
+def _tell(handle: int, line: str) -> None:
+    os.pwrite(handle, line.encode()[:_LINE_BYTES].ljust(_LINE_BYTES), 0)
+
+
+def _told(handle: int) -> str:
+    return os.pread(handle, _LINE_BYTES, 0).decode(errors="replace").strip()
+
+
+def content_digest(files: list[DataFile], folder: Path, progress: Callable[[int], None] = lambda _: None) -> str:
+    """Digest of the files' contents in their order, without their names. `progress` gets the bytes read so far.
 
     Reading everything again at each start (and in each rank) would be slow, so the digest is kept in `folder` under the
     files' paths, sizes, times of change and inodes, or what a remote file system gives in their place. Where it gives
@@ -62,7 +90,7 @@ def content_digest(files: list[DataFile], folder: Path) -> str:
         kept = folder / f"contents-{seen[:32]}.txt"
         if None not in identities and kept.is_file():
             return kept.read_text()
-        digest = _read_digest(files)
+        digest = _read_digest(files, progress)
     except OSError as error:
         raise DataError(f"{error.filename}: {error.strerror}") from error
     write_whole(kept, digest.encode())
@@ -76,17 +104,21 @@ def write_whole(file: Path, content: bytes) -> None:
     aside.replace(file)
 
 
-def _read_digest(files: list[DataFile]) -> str:
-    whole = blake3()
+def _read_digest(files: list[DataFile], progress: Callable[[int], None]) -> str:
+    whole, done = blake3(), 0
     for file in files:
         with remote_errors(file.name) if isinstance(file, RemoteFile) else path_in_errors(Path(file.name)):
-            whole.update(_file_digest(file))
+            one = blake3()
+            for chunk in _chunks(file):
+                one.update(chunk)
+                done += len(chunk)
+                if done % REPORT_BYTES < len(chunk):
+                    progress(done)
+            whole.update(one.digest())
     return whole.hexdigest()
 
 
-def _file_digest(file: DataFile) -> bytes:
-    one = blake3()
+def _chunks(file: DataFile) -> Iterator[bytes]:
     with file.open() as stream:
-        while chunk := stream.read(1 << 20):
-            one.update(chunk)
-    return one.digest()
+        while chunk := stream.read(CHUNK_BYTES):
+            yield chunk

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,12 @@ from stoker.trainer.protocol.config import DataConfig, DataSourceConfig, Trainer
 from stoker.trainer.rank.data.cache import cache_lock, content_digest
 from stoker.trainer.rank.data.files import DataFile, list_files
 from stoker.trainer.rank.data.pack import Packing, pack
+from stoker.trainer.rank.data.percent import Report, percent_report
 from stoker.trainer.rank.data.shard import Encoder, Shard, open_shard, write_shard
 from stoker.trainer.rank.data.source import data_files, kind_of, read_documents, token_facts
 
 FORMAT = 1
 """Part of every name in the cache. Change it with tokenising or packing."""
-
-Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -111,28 +109,22 @@ def _check_vocabulary(config: TrainerConfig, encoder: Encoder, model_vocab_size:
 
 def _shard(source: DataSourceConfig, encoder: Encoder, cache: Path, report: Report) -> tuple[str, Shard]:
     files = data_files(source, list_files(source))
-    with cache_lock(cache, report):
-        key = _digest(
-            {
-                "format": FORMAT,
-                "contents": content_digest(files, cache),
-                **_forms(source, files),
-                "tokenizer": encoder.fingerprint,
-            }
-        )
+    with cache_lock(cache, report) as report_to_all:
+        key = _key(source, files, encoder, cache, report_to_all)
         folder = cache / key
         if not folder.is_dir():
-            total = max(1, sum(file.size for file in files))
-            write_shard(
-                folder,
-                read_documents(source, files, encoder.end_id),
-                encoder,
-                lambda done: report(f"Tokenizing {source.name} {min(99, 100 * done // total)} %"),
-            )
+            documents = read_documents(source, files, encoder.end_id)
+            write_shard(folder, documents, encoder, percent_report(report_to_all, f"Tokenizing {source.name}", files))
     shard = open_shard(folder)
     if (shard.lengths > 1).sum() == 0:
         raise DataError(f"data source {source.name}: {source.place} holds no document ({len(files)} files, all empty)")
     return key, shard
+
+
+def _key(source: DataSourceConfig, files: list[DataFile], encoder: Encoder, cache: Path, report: Report) -> str:
+    """The name of a source's shard: a digest of all that decides its tokens."""
+    contents = content_digest(files, cache, percent_report(report, f"Hashing {source.name}", files))
+    return _digest({"format": FORMAT, "contents": contents, **_forms(source, files), "tokenizer": encoder.fingerprint})
 
 
 def _forms(source: DataSourceConfig, files: list[DataFile]) -> dict[str, Any]:

@@ -83,9 +83,8 @@ def empty_model(
         lora: add adapters, and freeze everything else.
 
     Raises:
-        ConfigError: the model has no such targets of adapters, it has fewer layers than the pipeline has stages, its
-            experts do not fit the grid (see `check_experts`), or it cannot be cut over a group; the message shows the
-            arithmetic.
+        ConfigError: the model has fewer layers than the pipeline has stages, its experts do not fit the grid (see
+            `check_experts`), or it cannot be cut over a group; the message shows the arithmetic.
     """
 
     def decoder(layers: range | None) -> Decoder:
@@ -94,26 +93,15 @@ def empty_model(
             held = Decoder(config, ops, dtype=torch.float32, device="meta", expert_group=expert_group, **made)
         except ValueError as error:
             raise ConfigError(f"parallelism: {error}") from error
-        return held if lora is None else with_adapters(held, lora)
+        if lora is not None:
+            adapt(held, lora)
+        return held
 
     check_experts(config, dims)
     if dims.pipeline == 1:
         return decoder(None)
     layers = stage_layers(config, dims.pipeline * dims.stages_per_rank, sequence_length)
     return Slices({number: decoder(layers[number]) for number in range(stage, len(layers), dims.pipeline)})
-
-
-def with_adapters(decoder: Decoder, lora: LoraSettings) -> Decoder:
-    """Add adapters to a model, or to the layers of one stage.
-
-    Raises:
-        ConfigError: the model has no such targets.
-    """
-    try:
-        adapt(decoder, lora)
-    except ValueError as error:
-        raise ConfigError(f"lora.{error}") from error
-    return decoder
 
 
 def check_experts(config: ModelConfig, dims: ParallelDims) -> None:

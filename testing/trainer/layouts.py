@@ -134,6 +134,7 @@ class Layout:
         kind += ["window"] if self.model.sliding_window else []
         kind += ["experts"] if self.model.expert_layers else []
         kind += ["mixed"] if self.model.mlp_only_layers else []
+        kind += ["odd"] if self.model.vocab_size % 2 else []
         kind += ["lora"] if self.lora else []
         return "-".join([*sizes, f"zero{self.zero_stage}", *recompute, f"micro{self.micro_batch}", *kind, *extra])
 

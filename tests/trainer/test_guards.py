@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from stoker.checkpoint.errors import CheckpointError
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.store import CheckpointRoot
-from stoker.trainer.errors import LossSpiked, StateDiverged
+from stoker.trainer.errors import LossSpiked, NonFinite, StateDiverged
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.messages import StepEvent
 from stoker.trainer.protocol.parallel_dims import ParallelDims
@@ -164,11 +164,19 @@ def test_the_list_of_batches_survives_and_a_damaged_one_is_refused(tmp_path: Pat
             read_skipped(tmp_path)
 
 
+TOO_LARGE = 1e37
+"""A factor with which the losses of a batch add up to infinity, and their weights do not."""
+
+
 class Spiky(SyntheticBatches):
-    """One batch whose losses count a hundred times as much."""
+    """One batch whose losses count `factor` times as much."""
+
+    def __init__(self, config: TrainerConfig, factor: float) -> None:
+        super().__init__(config)
+        self._factor = factor
 
     def micro_batches(self, step: int, dp_rank: int, dp_size: int) -> Iterator[MicroBatch]:
-        factor = 100 if step == SPIKE_STEP - 1 else 1
+        factor = self._factor if step == SPIKE_STEP - 1 else 1
         for batch in super().micro_batches(step, dp_rank, dp_size):
             yield replace(batch, weights_T=batch.weights_T * factor)
 
@@ -190,9 +198,9 @@ def spiky_config(folder: Path, mode: str) -> TrainerConfig:
     )
 
 
-def run(config: TrainerConfig) -> list[StepEvent]:
+def run(config: TrainerConfig, factor: float = 100) -> list[StepEvent]:
     context = alone()
-    train(config, context, batches=Spiky(config))
+    train(config, context, batches=Spiky(config, factor))
     found: list[StepEvent] = context.channel.all(StepEvent)  # type: ignore[attr-defined]
     return found
 
@@ -207,6 +215,12 @@ def logged(folder: Path) -> list[dict[str, Any]]:
     return [line for line in lines if line["kind"] == "loss_spike"]
 
 
+@pytest.mark.parametrize("mode", ["Off", "Record", "Skip"])
+def test_without_rewind_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path, mode: str) -> None:
+    with pytest.raises(NonFinite, match=rf"step {SPIKE_STEP}: loss"):
+        run(spiky_config(tmp_path, mode), TOO_LARGE)
+
+
 @pytest.mark.parametrize(("mode", "skipped"), [("Record", 0), ("Skip", 1)])
 def test_a_spike_is_recorded_in_log_and_lineage_and_skipped_on_request(tmp_path: Path, mode: str, skipped: int) -> None:
     events = run(spiky_config(tmp_path, mode))
@@ -218,12 +232,14 @@ def test_a_spike_is_recorded_in_log_and_lineage_and_skipped_on_request(tmp_path:
     assert kept == {key: value for key, value in spike.items() if key != "kind"}
 
 
-def test_a_run_that_rewinds_goes_on_without_the_batch(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("factor", "has_number"), [(100, True), (TOO_LARGE, False)], ids=["spike", "not finite"])
+def test_a_run_that_rewinds_goes_on_without_the_batch(tmp_path: Path, factor: float, has_number: bool) -> None:
     config = spiky_config(tmp_path, "Rewind")
     with pytest.raises(LossSpiked, match=rf"step {SPIKE_STEP}: loss .* leaves out batch {SPIKE_STEP - 1}"):
-        run(config)
-    assert [spike["samples"] for spike in logged(tmp_path)] == [[SPIKE_STEP - 1, SPIKE_STEP]]
-    events = run(config)
+        run(config, factor)
+    (spike,) = logged(tmp_path)
+    assert (spike["samples"], "loss" in spike) == ([SPIKE_STEP - 1, SPIKE_STEP], has_number)
+    events = run(config, factor)
     assert [event.step for event in events] == list(range(SPIKE_STEP // 5 * 5 + 1, SPIKE_STEP + 4))
     assert max(event.loss for event in events) < 20
     assert newest(tmp_path)["lineage"]["skipped_batches"] == [SPIKE_STEP - 1]

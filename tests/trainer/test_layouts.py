@@ -246,6 +246,8 @@ WIDE = (
     Layout(replicate=2, shard=2, tensor=2, changes=SEQUENCE, zero_stage=3, model=TIED),
     Layout(replicate=2, shard=2, context=2, zero_stage=0),
     Layout(replicate=2, context=2, tensor=2, changes={**RING, **SEQUENCE}, zero_stage=2),
+    Layout(pipeline=2, shard=2, changes=ZERO_BUBBLE, zero_stage=3, model=TIED),
+    Layout(pipeline=2, replicate=2, tensor=2, lora=True),
 )
 
 

@@ -55,8 +55,14 @@ class Guards:
             return _facts(step, loss, limit, action, samples)
         return _facts(step, loss, limit, action, samples) if self._history.add(loss) else None
 
-    def rewinds(self, spike: Mapping[str, Any] | None) -> bool:
-        return spike is not None and self._config.loss_spike == "Rewind"
+    @property
+    def rewinds(self) -> bool:
+        """Whether a spike ends the attempt, and its batch is left out for good."""
+        return self._config.loss_spike == "Rewind"
+
+    def facts_of_non_finite(self, step: int, samples: tuple[int, int]) -> dict[str, Any]:
+        """Return the facts of a step whose loss or gradient is not finite: a spike without a number."""
+        return {"step": step, "loss": None, "limit": None, "action": self._config.loss_spike, "samples": list(samples)}
 
     def leave_out(self, batch: int) -> None:
         """Keep for all later attempts that a batch is left out."""

@@ -17,7 +17,7 @@ import torch
 from stoker.checkpoint.manifest import TensorInfo
 from stoker.model.parameter import Part
 from stoker.pod.causes import Cause
-from stoker.trainer.errors import LossSpiked
+from stoker.trainer.errors import LossSpiked, NonFinite
 from stoker.trainer.protocol.channel import RankChannel
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.messages import (
@@ -150,12 +150,22 @@ class Loop:
         return Cause.COMPLETED
 
     def _step(self) -> StepResult:
-        done, mesh = self.progress.step, self._mesh
-        batch = self._guards.batch_of_step(done)
-        rate = learning_rate(self._config.optimization, done + 1, self.total_steps)
+        batch = self._guards.batch_of_step(self.progress.step)
+        rate = learning_rate(self._config.optimization, self.progress.step + 1, self.total_steps)
         self._clock.start()
-        result = self._train_step(
-            done + 1,
+        try:
+            result = self._train_batch(batch, rate)
+        except NonFinite as error:
+            self._guard_non_finite(batch, error)
+            raise
+        self._guard(result, batch)
+        self._report(result, rate, self._clock.stop())
+        return result
+
+    def _train_batch(self, batch: int, rate: float) -> StepResult:
+        mesh = self._mesh
+        return self._train_step(
+            self.progress.step + 1,
             self._batches.micro_batches(batch, mesh.data_index, mesh.data_size),
             mesh.dims.micro_batches_per_rank(self._config.training),
             self._batches.target_tokens(batch),
@@ -164,32 +174,40 @@ class Loop:
             num_skipped=self.progress.skipped_steps,
             loss_limit=self._guards.loss_limit,
         )
-        self._guard(result, batch)
-        self._report(result, rate, self._clock.stop())
-        return result
+
+    def _guard_non_finite(self, batch: int, error: NonFinite) -> None:
+        """Take a loss or gradient that is not finite for a spike, where spikes rewind: else every attempt meets it."""
+        if self._guards.rewinds:
+            self._note_spike(self._guards.facts_of_non_finite(self.progress.step + 1, self._samples_of(batch)))
+            self._leave_out(batch, str(error))
 
     def _guard(self, result: StepResult, batch: int) -> None:
         """Judge the step: note a loss spike in log and lineage, and compare what ranks hold alike when it is due."""
-        step, samples = self.progress.step + 1, self._config.training.global_batch_size
-        spike = self._guards.judge(step, result.loss, (batch * samples, (batch + 1) * samples))
+        step, limit = self.progress.step + 1, self._guards.loss_limit
+        spike = self._guards.judge(step, result.loss, self._samples_of(batch))
         if spike is not None:
-            self.progress = replace(self.progress, loss_spikes=(*self.progress.loss_spikes, spike))
-            if self._mesh.leads:
-                self._log.loss_spike(spike)
-        if self._guards.rewinds(spike):
-            self._leave_out(batch, result.loss)
+            self._note_spike(spike)
+            if self._guards.rewinds:
+                self._leave_out(batch, f"step {step}: loss {result.loss:.6g} is above {limit:.6g}")
         if self._guards.compares(step):
             check_replicas(self._zero, step)
 
-    def _leave_out(self, batch: int, loss: float) -> NoReturn:
-        """End the attempt; the next one resumes from the last checkpoint without this batch."""
+    def _samples_of(self, batch: int) -> tuple[int, int]:
+        """Indices of a batch's first sample in the global order, and of the one after its last."""
+        size = self._config.training.global_batch_size
+        return batch * size, (batch + 1) * size
+
+    def _note_spike(self, spike: dict[str, Any]) -> None:
+        self.progress = replace(self.progress, loss_spikes=(*self.progress.loss_spikes, spike))
+        if self._mesh.leads:
+            self._log.loss_spike(spike)
+
+    def _leave_out(self, batch: int, why: str) -> NoReturn:
+        """End the attempt; the next one resumes from the last checkpoint without this batch (collective)."""
         if self._mesh.leads:
             self._guards.leave_out(batch)
         self._mesh.world.exchange(torch.zeros(1, device=self._zero.states[0].bucket.device))  # the list is written
-        raise LossSpiked(
-            f"step {self.progress.step + 1}: loss {loss:.6g} is above {self._guards.loss_limit:.6g}; the next attempt "
-            f"resumes from the last checkpoint and leaves out batch {batch}"
-        )
+        raise LossSpiked(f"{why}; the next attempt resumes from the last checkpoint and leaves out batch {batch}")
 
     def _signals(self) -> StepSignals:
         """This rank's signals. Only rank 0 sends timed saves, so its own save in flight decides for all ranks."""

@@ -243,13 +243,15 @@ def travelling_files(model: Model, precision: str, tokenizer_files: Mapping[str,
 
 
 def percents(report: Report, what: str) -> Callable[[int, int], None]:
-    """A progress callback that reports each tenth once."""
+    """A progress callback that reports each percent, in tens: every report is progress to the agent, and its log has
+    equal ones once.
+    """
     reported = -1
 
     def progress(done: int, total: int) -> None:
         nonlocal reported
-        if (tenth := 10 * done // max(1, total)) > reported:
-            reported = tenth
-            report(f"{what} {10 * tenth} %")
+        if (percent := 100 * done // max(1, total)) > reported:
+            reported = percent
+            report(f"{what} {percent // 10 * 10} %")
 
     return progress

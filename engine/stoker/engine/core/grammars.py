@@ -131,8 +131,9 @@ class GrammarCompiler:
         """Runs of plain text, and the ids of special tokens."""
         parts: list[str | int] = []
         for token in filter(self._tokenizer.is_special_token, self._tokenizer.tokenize_str(text, parse_special=True)):
-            plain, _, text = text.partition(self._tokenizer.decode_str([token]))
-            parts += [plain, token] if plain else [token]
+            plain, found, rest = text.partition(self._tokenizer.decode_str([token]))
+            if found:  # else the tokenizer has added it
+                parts, text = [*parts, *([plain] if plain else []), token], rest
         return [*parts, text] if text else parts
 
 

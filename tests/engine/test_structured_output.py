@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -194,6 +195,37 @@ def test_free_text_goes_on_with_a_structure_behind_its_trigger(
         assert {text: read(text) for text in texts} == dict.fromkeys(texts, expected)
 
 
+@pytest.mark.parametrize(
+    ("grammar", "answer"),
+    [
+        pytest.param(OutputGrammar.json_schema(PAIR), '{"a": true, "b": null}', id="schema"),
+        pytest.param(OutputGrammar.regex("[a-z]+"), "abc", id="regex"),
+        pytest.param(OutputGrammar.choice(["yes", "no"]), "no", id="choice"),
+        pytest.param(OutputGrammar.grammar('start: "x" start | "y"'), "xxy", id="grammar"),
+        pytest.param(OutputGrammar.structural_tags(StructuralTags((NUMBER,), True, True)), f"a{ONE}", id="tags"),
+    ],
+)
+def test_reasoning_may_come_before_what_follows_a_grammar(
+    grammars: GrammarCompiler, tokenizer: Tokenizer, grammar: OutputGrammar, answer: str
+) -> None:
+    def read(place: Any, text: str) -> str:
+        matcher = grammars.compile(replace(grammar, reasoning=place)).deep_copy()
+        taken = all(matcher.consume_token(token) for token in tokenizer.encode(text, add_special_tokens=False))
+        return "wrong" if not taken else "whole" if matcher.is_accepting() else "begun"
+
+    thought = 'hm, {"a": 1} <f=\n</think>'
+    assert read("none", answer) == "whole"
+    for text, place, found in (
+        (answer, "before", "whole"),
+        (f"<think>{thought}\n\n{answer}", "before", "whole"),
+        ("<think>hm", "before", "begun"),
+        (f"{thought}{answer}", "begun", "whole"),
+        (thought, "begun", "begun"),
+        (f"{thought}\n<s>", "begun", "wrong"),
+    ):
+        assert read(place, text) == found, (place, text)
+
+
 def crowd() -> dict[str, SamplingParams]:
     """Constrained and free requests with everything that touches sampling."""
     person = OutputGrammar.json_schema(PERSON)
@@ -286,6 +318,7 @@ BAD = {
     "no schema": (lambda: OutputGrammar.json_schema("3"), "JSON schema"),
     "false": (lambda: OutputGrammar.json_schema(False), "must allow a value, got false"),
     "too large": (lambda: OutputGrammar.regex("a" * (MAX_GRAMMAR_CHARACTERS + 1)), "at most"),
+    "place of reasoning": (lambda: replace(OutputGrammar.json_object(), reasoning="behind"), "none, before, begun"),  # type: ignore[arg-type]
     "blanks": (lambda: OutputGrammar.json_object(blanks="("), "(with blanks of '('): regex parse error"),
     "trigger in parts": (
         lambda: OutputGrammar.structural_tags(StructuralTags((StructuralTag("<s>a", "<s>a", "true", ""),))),

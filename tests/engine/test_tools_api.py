@@ -16,6 +16,7 @@ import pytest
 
 from stoker.engine.core.messages import CoreState
 from stoker.engine.http.openai.parser_choice import ParserChoice
+from stoker.engine.output_grammar import OutputGrammar
 from testing.engine.fake_core import FACTS, ByteCodec
 from testing.engine.serving import Serving, run, serving, until
 
@@ -231,6 +232,34 @@ def test_reasoning_has_a_field_of_its_own(tmp_path: Path, codec: Any, text: str)
             assert {key for delta in deltas for key in delta} == {"role", "content"}
             s.front.parsers = ParserChoice()
             assert (await s.post(CHAT, **body)).json()["choices"][0]["message"]["content"] == text
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("codec", "choice", "place"),
+    [(ByteCodec, "auto", "none"), (ByteCodec, "think", "before"), (ThinkingCodec, "think", "begun")],
+)
+def test_reasoning_comes_before_what_follows_a_grammar(tmp_path: Path, codec: Any, choice: Any, place: str) -> None:
+    async def scenario() -> None:
+        async with roomy(tmp_path, codec) as s:
+            s.front.parsers = ParserChoice(reasoning=choice)
+            forced = {"tools": [WEATHER], "tool_choice": "required"}
+            call = '[{"name": "weather", "parameters": {}}]'
+            for fields, text in (({"response_format": {"type": "json_object"}}, "{}"), (forced, call)):
+                answer = await s.post(CHAT, messages=say(f"<think>so</think>\n\n{text}"), **fields)
+                grammar = s.core.requests[-1].params.grammar
+                assert grammar is not None
+                assert grammar.reasoning == place
+                if place == "before":
+                    message = answer.json()["choices"][0]["message"]
+                    assert message["reasoning"] == "so"
+                    assert message["content"] == ("{}" if fields is not forced else None)
+                    assert bool(message.get("tool_calls")) == (fields is forced)
+            await s.post("/v1/completions", prompt="say:{}", response_format={"type": "json_object"})
+            assert s.core.requests[-1].params.grammar == OutputGrammar.json_object("response_format"), (
+                "a prompt has none"
+            )
 
     run(scenario)
 

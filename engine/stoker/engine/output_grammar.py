@@ -20,6 +20,8 @@ MAX_SCHEMA_DEPTH = 64
 """Objects and lists inside each other."""
 MAX_CHOICES = 1024
 MAX_BLANKS_CHARACTERS = 1000
+ReasoningPlace = Literal["none", "before", "begun"]
+BEGIN_OF_REASONING, END_OF_REASONING = "<think>", "</think>"
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,14 @@ class OutputGrammar:
     blanks: str | None = None
     """A regular expression of what may stand between two parts of a JSON value, empty for nothing; None: up to 32
     blanks and line ends. Without effect on other kinds."""
+    reasoning: ReasoningPlace = "none"
+    """before: the output may begin with reasoning and follows the grammar behind it; begun: the prompt has begun it."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(GrammarKind):
             raise self.refused(f"must be one of {', '.join(get_args(GrammarKind))}")
+        if self.reasoning not in get_args(ReasoningPlace):
+            raise self.refused(f"must have reasoning {', '.join(get_args(ReasoningPlace))}, got {self.reasoning!r}")
         if not self.text.strip():
             raise self.refused("must not be empty")
         if len(self.text) > MAX_GRAMMAR_CHARACTERS:

@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 from typing import Any
 
-from stoker.engine.core.tag_grammar import tag_grammar
+from stoker.engine.core.tag_grammar import answer_behind_reasoning, tag_grammar
 from stoker.engine.errors import RequestRefused
 from stoker.engine.output_grammar import OutputGrammar
 from stoker.engine.structural_tags import StructuralTags
@@ -90,20 +90,27 @@ class GrammarCompiler:
 
     def _source(self, grammar: OutputGrammar) -> str:
         """The grammar in the library's own form."""
+        source = self._answer(grammar)
+        if grammar.reasoning == "none":
+            return source
+        whole = {"name": "whole", "lark_grammar": answer_behind_reasoning(grammar.reasoning, self._text_parts)}
+        is_schema = grammar.kind == "json_schema"
+        answer = json.loads(source)["grammars"][0] if is_schema else {"lark_grammar": source}
+        return json.dumps({"grammars": [whole, {**answer, "name": "answer"}]})
+
+    def _answer(self, grammar: OutputGrammar) -> str:
+        """The grammar without reasoning: JSON of the library's grammars for a schema, else in its Lark syntax."""
         matcher = self._library.LLMatcher
-        source: str
         if grammar.kind == "json_schema":
-            source = matcher.grammar_from_json_schema(grammar.text, {"whitespace_pattern": _blanks(grammar)})
-        elif grammar.kind == "structural_tag":
-            source = matcher.grammar_from_lark(self._tags(grammar))
-        elif grammar.kind == "regex":
-            source = matcher.grammar_from_lark(f"start: /{self._library.regex_to_lark(grammar.text, ASCII)}/")
-        elif grammar.kind == "choice":
-            texts = (json.dumps(text) for text in json.loads(grammar.text))
-            source = matcher.grammar_from_lark(f"start: {' | '.join(texts)}")
-        else:
-            source = matcher.grammar_from_lark(self._lark(grammar))
-        return source
+            schema: str = matcher.grammar_from_json_schema(grammar.text, {"whitespace_pattern": _blanks(grammar)})
+            return schema
+        if grammar.kind == "structural_tag":
+            return self._tags(grammar)
+        if grammar.kind == "regex":
+            return f"start: /{self._library.regex_to_lark(grammar.text, ASCII)}/"
+        if grammar.kind == "choice":
+            return f"start: {' | '.join(json.dumps(text) for text in json.loads(grammar.text))}"
+        return self._lark(grammar)
 
     def _lark(self, grammar: OutputGrammar) -> str:
         from llguidance.gbnf_to_lark import any_to_lark  # only for grammars
@@ -115,7 +122,8 @@ class GrammarCompiler:
 
     def _tags(self, grammar: OutputGrammar) -> str:
         try:
-            return tag_grammar(StructuralTags.load(grammar.text), self._text_parts, _blanks(grammar))
+            tags = StructuralTags.load(grammar.text)
+            return tag_grammar(tags, self._text_parts, _blanks(grammar), grammar.reasoning)
         except ValueError as error:
             raise grammar.refused(f"cannot be used: {error}") from error
 
@@ -123,17 +131,18 @@ class GrammarCompiler:
         """Runs of plain text, and the ids of special tokens."""
         parts: list[str | int] = []
         for token in filter(self._tokenizer.is_special_token, self._tokenizer.tokenize_str(text, parse_special=True)):
-            plain, _, text = text.partition(self._tokenizer.decode_str([token]))
-            parts += [plain, token] if plain else [token]
+            plain, found, rest = text.partition(self._tokenizer.decode_str([token]))
+            if found:  # else the tokenizer has added it
+                parts, text = [*parts, *([plain] if plain else []), token], rest
         return [*parts, text] if text else parts
 
 
-GrammarKey = tuple[str, str, str | None]
+GrammarKey = tuple[str, str, str | None, str]
 
 
 def _key(grammar: OutputGrammar) -> GrammarKey:
     """What the compiled grammar depends on."""
-    return grammar.kind, grammar.text, grammar.blanks
+    return grammar.kind, grammar.text, grammar.blanks, grammar.reasoning
 
 
 def _blanks(grammar: OutputGrammar) -> str:

@@ -338,12 +338,13 @@ class Front:
         parsers = self.parsers.for_request(
             use,
             codec.template_source,
-            has_grammar=params.grammar is not None,
             reasons_already=ReasoningParser.is_open(text, goes_on=body.continue_final_message),
             shows_reasoning=body.include_reasoning,
         )
         if parsers.needs_special_tokens:
             params = replace(params, skip_special_tokens=False)
+        if params.grammar is not None:
+            params = replace(params, grammar=replace(params.grammar, reasoning=parsers.place))
         self._check(facts, body, prompt, params)
         beams = beam_settings(body, params, facts.eos_token_ids)
         goes_on = body.continue_final_message

@@ -20,6 +20,7 @@ from stoker.engine.http.openai.tool_parser import (
     detected_format,
 )
 from stoker.engine.http.openai.tools import ToolUse
+from stoker.engine.output_grammar import ReasoningPlace
 
 SHORT_ID_CHARACTERS = 9
 """Mistral's templates take only call ids of this length."""
@@ -37,16 +38,14 @@ class ParserChoice:
         use: ToolUse,
         template: str | None,
         *,
-        has_grammar: bool,
         reasons_already: bool,
         shows_reasoning: bool = True,
     ) -> AnswerParsers:
-        """The parsers of a request. An answer under a grammar has no reasoning.
+        """The parsers of a request.
 
         Args:
             use: the request's tools.
             template: the model's chat template.
-            has_grammar: the output follows a grammar, forced calls included.
             reasons_already: the prompt ends with the begin of reasoning.
             shows_reasoning: the reasoning is a field of the answer.
 
@@ -62,8 +61,7 @@ class ParserChoice:
                 "tools",
                 "tool_parser_unknown",
             )
-        reasons = self._reasons(template) and not has_grammar
-        return AnswerParsers(use, form, reasons, reasons_already, shows_reasoning)
+        return AnswerParsers(use, form, self._reasons(template), reasons_already, shows_reasoning)
 
     def _reasons(self, template: str | None) -> bool:
         """Whether answers may begin with reasoning."""
@@ -85,6 +83,13 @@ class AnswerParsers:
     def needs_special_tokens(self) -> bool:
         """Whether the markers of calls are special tokens, which the text must keep."""
         return self.use.mode == "auto" and self.form is not None and FORMATS[self.form].special
+
+    @property
+    def place(self) -> ReasoningPlace:
+        """Whether reasoning comes before what follows a grammar."""
+        if not self.reasoning:
+            return "none"
+        return "begun" if self.reasons_already else "before"
 
     def parser(self) -> OutputParser:
         """A parser for one choice's text."""

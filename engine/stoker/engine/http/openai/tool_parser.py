@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stoker.engine.http.openai.call_scanner import CallScanner
+from stoker.engine.output_grammar import BEGIN_OF_REASONING, END_OF_REASONING
 
 ToolParserName = Literal["hermes", "llama3_json", "mistral"]
 
@@ -217,7 +218,7 @@ class ToolCallParser:
 class ReasoningParser:
     """Takes out what stands between `<think>` and `</think>` at the begin of a text."""
 
-    BEGIN, END = "<think>", "</think>"
+    BEGIN, END = BEGIN_OF_REASONING, END_OF_REASONING
 
     def __init__(self, *, begun: bool) -> None:
         """`begun`: the prompt ends with the begin marker."""

@@ -13,9 +13,9 @@ from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder, PartOfPass
 from stoker.model.kernels.ops import Ops
 from stoker.model.paged_attend import KVCache, PagedAttend, PagedBatch, PagedSize
-from stoker.model.rope_scaling import RopeScaling
+from stoker.model.rope_scaling import Llama3Scaling
 
-LLAMA3 = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
+LLAMA3 = Llama3Scaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
 BASE: dict[str, Any] = {
     "vocab_size": 96,
     "hidden_size": 48,

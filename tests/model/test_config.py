@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoConfig
 
 from stoker.model.config import ModelConfig
-from stoker.model.rope_scaling import RopeScaling
+from stoker.model.rope_scaling import Llama3Scaling
 
 RAW: dict[str, Any] = {
     "model_type": "llama",
@@ -62,7 +62,7 @@ def test_rope_is_read_in_both_spellings() -> None:
     old = ModelConfig.from_hugging_face(RAW | {"rope_theta": 5e5, "rope_scaling": scaling})
     new = ModelConfig.from_hugging_face(RAW | {"rope_parameters": scaling | {"rope_theta": 5e5}})
     assert old == new
-    assert old.rope_scaling == RopeScaling(
+    assert old.rope_scaling == Llama3Scaling(
         factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64
     )
 
@@ -86,7 +86,14 @@ def test_rope_is_read_in_both_spellings() -> None:
         ({"hidden_size": "big"}, "config.json: hidden_size must be a whole number, not 'big'"),
         ({"num_hidden_layers": [2]}, r"config.json: num_hidden_layers must be a whole number, not \[2\]"),
         ({"quantization_config": {"quant_method": "gptq"}}, "not supported yet: quantization_config"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "not supported yet: rope_scaling 'yarn'"),
+        (
+            {"rope_scaling": {"rope_type": "dynamic", "factor": 2}},
+            "rope_scaling 'dynamic'; allowed: default, linear, llama3",
+        ),
+        ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0.5}}, "factor must be >= 1, not 0.5"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 0}}, "factor must be >= 1, not 0.0"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2, "beta_slow": 32}}, "0 < beta_slow < beta_fast, not 32.0"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2}}, "low_freq_factor is missing"),
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"num_key_value_heads": 3}, "num_heads 4 must be a multiple of num_kv_heads 3"),

@@ -17,6 +17,7 @@ from stoker.model.__main__ import main
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.model.kernels.ops import Ops
+from stoker.model.rope_scaling import Llama3Scaling
 from stoker.model.tokenizer import Tokenizer
 from stoker.model.weights.gguf_file import BLOCK_NAMES, TENSOR_NAMES, GgufError, GgufFile, llama3_factors
 from stoker.model.weights.gguf_weights import convert
@@ -191,7 +192,7 @@ def test_llama_3_scaling_is_recognised_by_its_factors(
         "original_max_position_embeddings": 8192,
     }
     config = with_vocabulary(llama, rope_theta=500000.0, rope_scaling=scaling)
-    assert config.rope_scaling is not None
+    assert isinstance(config.rope_scaling, Llama3Scaling)
     factors = llama3_factors(config.head_dim, config.rope_theta, config.rope_scaling).astype(np.float32)
     decoder = make_decoder(config)
     write_gguf(tmp_path / "model.gguf", decoder, rope_factors=factors)

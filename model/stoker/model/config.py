@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from stoker.model.config_json import given, read_experts, read_rope, read_window, refuse_unsupported, whole_number
+from stoker.model.config_json import given, read_experts, read_window, refuse_unsupported, whole_number
 from stoker.model.family import ARCHITECTURES, BY_MODEL_TYPE, FAMILIES, Architecture, Family
+from stoker.model.rope_json import read_rope
 from stoker.model.rope_scaling import RopeScaling
 
 __all__ = ["ARCHITECTURES", "Architecture", "ModelConfig", "RopeScaling"]
@@ -181,7 +182,7 @@ class ModelConfig:
         architecture = BY_MODEL_TYPE[raw["model_type"]]
         raw = {**FAMILIES[architecture].defaults, **raw}
         hidden_size, num_heads = whole_number(raw, "hidden_size"), whole_number(raw, "num_attention_heads")
-        theta, scaling = read_rope(raw)
+        rope = read_rope(raw)
         eos = raw.get("eos_token_id")
         return cls(
             architecture=cast("Architecture", architecture),
@@ -192,14 +193,14 @@ class ModelConfig:
             num_heads=num_heads,
             num_kv_heads=whole_number({"num_key_value_heads": num_heads} | given(raw), "num_key_value_heads"),
             head_dim=whole_number({"head_dim": hidden_size // max(num_heads, 1)} | given(raw), "head_dim"),
-            rope_theta=theta,
-            rope_scaling=scaling,
+            rope_theta=rope.theta,
+            rope_scaling=rope.scaling,
             norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
             tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
             attention_bias=bool(raw.get("attention_bias", False)) and FAMILIES[architecture].biases != "qkv",
             **read_window(raw, FAMILIES[architecture]),
             **(read_experts(raw, architecture) if FAMILIES[architecture].experts else {}),
-            max_position_embeddings=whole_number(raw, "max_position_embeddings"),
+            max_position_embeddings=rope.max_position_embeddings,
             initializer_range=float(raw.get("initializer_range", 0.02)),
             bos_token_id=raw.get("bos_token_id"),
             eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),),
@@ -217,7 +218,8 @@ class ModelConfig:
         )
         scaling = None
         if self.rope_scaling is not None:
-            scaling = {"rope_type": "llama3", "rope_theta": self.rope_theta} | vars(self.rope_scaling)
+            kind = self.rope_scaling.kind
+            scaling = {"rope_type": kind, "rope_theta": self.rope_theta} | vars(self.rope_scaling)
         return {
             "architectures": [self.family.class_name],
             "model_type": self.family.model_type,

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.model.family import BY_MODEL_TYPE, Family
-from stoker.model.rope_scaling import RopeScaling
 
 
 def read_window(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
@@ -89,27 +88,3 @@ def refuse_unsupported(raw: Mapping[str, Any]) -> None:
     for name, wrong in refused.items():
         if wrong:
             raise ValueError(f"config.json: not supported yet: {name} = {raw[name]!r}")
-
-
-def read_rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
-    """Base and scaling from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
-    name = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
-    rope = raw.get(name) or {}
-    if not isinstance(rope, Mapping):
-        raise ValueError(f"config.json: {name} must be an object, not {rope!r}")
-    if any(isinstance(value, Mapping) for value in rope.values()):
-        raise ValueError(f"config.json: not supported yet: {name} per layer type: {', '.join(rope)}")
-    if (share := rope.get("partial_rotary_factor", 1)) not in (None, 1):
-        raise ValueError(f"config.json: not supported yet: partial_rotary_factor = {share!r}")
-    theta = float(rope.get("rope_theta") or raw.get("rope_theta") or raw.get("default_theta", 10000.0))
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "default":
-        return theta, None
-    if kind != "llama3":
-        raise ValueError(f"config.json: not supported yet: rope_scaling {kind!r}; allowed: default, llama3")
-    return theta, RopeScaling(
-        factor=float(needed(rope, "factor")),
-        low_freq_factor=float(needed(rope, "low_freq_factor")),
-        high_freq_factor=float(needed(rope, "high_freq_factor")),
-        original_max_position_embeddings=int(needed(rope, "original_max_position_embeddings")),
-    )

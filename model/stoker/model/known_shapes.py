@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stoker.model.config import ModelConfig
-from stoker.model.rope_scaling import RopeScaling
+from stoker.model.rope_scaling import Llama3Scaling
 
 QWEN3_06B = ModelConfig(
     architecture="qwen3",
@@ -37,7 +37,7 @@ LLAMA31_8B = ModelConfig(
     num_kv_heads=8,
     head_dim=128,
     rope_theta=5e5,
-    rope_scaling=RopeScaling(
+    rope_scaling=Llama3Scaling(
         factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
     ),
     norm_eps=1e-5,
@@ -49,7 +49,7 @@ LLAMA32_1B = replace(
     intermediate_size=8192,
     num_layers=16,
     head_dim=64,
-    rope_scaling=RopeScaling(
+    rope_scaling=Llama3Scaling(
         factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
     ),
     tie_embeddings=True,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from stoker.model.config import ModelConfig
-from stoker.model.rope_scaling import RopeScaling
+from stoker.model.rope_scaling import LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
 
 
 class RotaryTable:
@@ -27,6 +27,9 @@ class RotaryTable:
         self.head_dim = config.head_dim
         self.max_position = config.max_position_embeddings
         self.frequencies = rotary_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+        scaling = config.rope_scaling
+        self.growth = scaling.attention_factor if isinstance(scaling, YarnScaling) else 1.0
+        """Factor of cosine and sine."""
         self.tables: dict[torch.device, Tensor] = {}
 
     def on(self, device: torch.device) -> Tensor:
@@ -38,7 +41,8 @@ class RotaryTable:
 
     def build(self, device: torch.device) -> Tensor:
         angles = torch.arange(self.max_position, dtype=torch.float32)[:, None] * self.frequencies[None, :]
-        cos, sin = angles.cos().to(device), angles.sin().to(device)  # of the CPU everywhere: the same bits
+        made = self.growth * angles.cos(), self.growth * angles.sin()  # of the CPU everywhere: the same bits
+        cos, sin = (part.to(device) for part in made)
         return torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 1)
 
     def rows(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
@@ -53,10 +57,33 @@ class RotaryTable:
 def rotary_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
     """Angle per position of each of the H/2 pairs, float32, on the CPU."""
     frequencies = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim))
-    return frequencies if scaling is None else stretch(frequencies, scaling)
+    match scaling:
+        case None:
+            return frequencies
+        case LinearScaling():
+            return frequencies / scaling.factor
+        case YarnScaling():
+            return blend(frequencies, theta, scaling)
+        case Llama3Scaling():
+            return stretch(frequencies, scaling)
 
 
-def stretch(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+def blend(frequencies: Tensor, theta: float, scaling: YarnScaling) -> Tensor:
+    """Stretch as YaRN does: divide slow pairs by `factor`, keep fast ones, blend those between by their number."""
+    pairs = len(frequencies)
+    first, last = (
+        pairs * math.log(scaling.original_max_position_embeddings / (2 * math.pi * turns)) / math.log(theta)
+        for turns in (scaling.beta_fast, scaling.beta_slow)
+    )
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, 2 * pairs - 1)
+    width = last - first if last != first else 0.001  # a step where both are one pair
+    slow = ((torch.arange(pairs, dtype=torch.float32) - first) / width).clamp(0, 1)
+    return frequencies / scaling.factor * slow + frequencies * (1 - slow)
+
+
+def stretch(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
     """Stretch as Llama 3 does: divide slow pairs by `factor`, keep fast ones, blend those between by wavelength."""
     wavelength = 2 * math.pi / frequencies
     original = scaling.original_max_position_embeddings

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from stoker.model.config import ModelConfig
-from stoker.model.rope_scaling import RopeScaling
+from stoker.model.rope_scaling import Llama3Scaling
 from stoker.model.weights.gguf_header import HeadError, read_head
 
 TENSOR_NAMES = {
@@ -140,12 +140,12 @@ class GgufFile:
         ids = [eos, self.get("tokenizer.ggml.eot_token_id")]
         return tuple(dict.fromkeys(int(token) for token in ids if token is not None))
 
-    def rope_scaling(self, head_dim: int, theta: float) -> RopeScaling | None:
+    def rope_scaling(self, head_dim: int, theta: float) -> Llama3Scaling | None:
         """Return the Llama 3 scaling that gives the file's factors; refuse any other set of factors."""
         if ROPE_FACTORS not in self.tensors:
             return None
         factors = np.array(self.tensors[ROPE_FACTORS].data, dtype=np.float32).reshape(-1)
-        scaling = RopeScaling(
+        scaling = Llama3Scaling(
             factor=shortest(factors.max()),
             low_freq_factor=1.0,
             high_freq_factor=4.0,
@@ -177,7 +177,7 @@ def hugging_face_name(name: str) -> str:
     return f"model.layers.{pieces[1]}.{BLOCK_NAMES[pieces[2]]}.{pieces[3]}"
 
 
-def llama3_factors(head_dim: int, theta: float, scaling: RopeScaling) -> Any:
+def llama3_factors(head_dim: int, theta: float, scaling: Llama3Scaling) -> Any:
     """Return the divisor of each pair's frequency."""
     wavelength = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
     original = scaling.original_max_position_embeddings

@@ -19,7 +19,7 @@ from stoker.model.config import ModelConfig
 from stoker.model.context_attend import check_shared_heads
 from stoker.model.kernels.ops import Ops
 from stoker.model.lora import LoraSettings
-from stoker.model.rope_scaling import RopeScaling
+from stoker.model.rope_scaling import Llama3Scaling
 from stoker.model.weights.source import WeightsSource, open_weights
 from stoker.pod.config_file import ConfigError
 from stoker.trainer.errors import DataError, ModelUnusable
@@ -182,7 +182,7 @@ def parse_model(fields: Mapping[str, Any]) -> ModelConfig:
         scaling = fields.get("rope_scaling")
         eos = tuple(fields.get("eos_token_ids", ()))
         return ModelConfig(
-            **{**fields, "rope_scaling": RopeScaling(**scaling) if scaling else None, "eos_token_ids": eos}
+            **{**fields, "rope_scaling": Llama3Scaling(**scaling) if scaling else None, "eos_token_ids": eos}
         )
     except (TypeError, ValueError) as error:
         raise ConfigError(f"model: {error}".replace("ModelConfig.__init__() ", "")) from error

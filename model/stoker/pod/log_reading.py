@@ -79,7 +79,7 @@ class LogReading:
         meaning = self.source.meaning(error)
         if meaning is Meaning.REFUSED or (meaning is Meaning.NO_ANSWER and not self._position.can_go_on):
             raise error
-        self.ended = meaning is Meaning.GONE or (meaning is Meaning.NOT_STARTED and self.will_end)
+        self.ended = meaning is Meaning.NO_LOG and self.will_end  # else the next look tells whether the pod is gone
         if meaning is Meaning.NO_ANSWER:
             self._miss(error)
 

@@ -45,6 +45,7 @@ def test_a_followed_log_is_whole(cluster: Cluster, tmp_path: Path, disturb: Call
         Followed(cluster, name, tmp_path / one, options) for one, options in (("a", []), ("b", ["--tail=3"]))
     )
     try:
+        tail.wait_for_more()
         for _ in range(2):
             whole.wait_for_more()
             disturb(cluster)

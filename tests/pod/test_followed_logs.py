@@ -46,6 +46,9 @@ class Cluster:
         self.num_looks = 0
         self.at_look: dict[int, Callable[[], object]] = {}
 
+    def add(self, name: str, lines: list[str]) -> None:
+        self.logs[name], self.phases[name] = lines, "Running"
+
     def end(self) -> None:
         self.phases = dict.fromkeys(self.logs, "Succeeded")
 
@@ -62,6 +65,7 @@ class Cluster:
         self.streams.append((name, request))
         since = instant_ns(request.since_time) if request.since_time else 0
         found = [one for one in self.logs[name] if timed(one).instant_ns >= since]
+        found = found if request.tail is None else found[len(found) - request.tail :]
         script = self.script.get(name)
         stream = script.pop(0) if script else whole
         async for lines in stream(found):
@@ -137,6 +141,15 @@ def test_a_kubelet_that_does_not_know_a_pod_yet_ends_no_log() -> None:
     assert followed(cluster) == (["one", "two", "three"], [])
 
 
+def test_of_a_log_that_begins_later_no_line_is_left_out() -> None:
+    """A tail is one of what is there when it is asked for: not of a container that starts, nor of the next attempt."""
+    cluster = Cluster(a=list(THREE), b=[line(5, "b1"), line(6, "b2")])
+    cluster.script = {"b": [unknown]}
+    cluster.at_look = {3: lambda: cluster.add("c", [line(7, "c1"), line(8, "c2")]), 6: cluster.end}
+    lines, _ = followed(cluster, LogRequest(tail=1))
+    assert sorted(lines) == ["b1", "b2", "c1", "c2", "three"]
+
+
 def test_an_ended_pod_without_a_log_is_not_waited_for() -> None:
     cluster = Cluster(a=list(THREE), b=[])
     cluster.end()
@@ -201,12 +214,6 @@ def test_a_tail_without_times_is_not_read_again_at_the_end_of_its_pod(
     lines: list[str], tail: int, shown: list[str]
 ) -> None:
     cluster = Cluster(a=lines)
-
-    async def last(found: list[str]) -> AsyncIterator[list[str]]:
-        yield []
-        yield found[len(found) - tail :]
-
-    cluster.script = {"a": [last]}
     cluster.at_look = {2: cluster.end}
     assert followed(cluster, LogRequest(tail=tail)) == (shown, [])
 

@@ -6,8 +6,11 @@ The node's folder holds its configuration, logs, the kubelet's state and contain
 process.
 """
 
+import contextlib
 import json
+import os
 import shutil
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,6 +77,15 @@ class Node:
     def join(self) -> None:
         """Start the kubelet and kube-proxy; call it once the API server answers."""
         (self.folder / "joinable").touch()
+
+    def kill_kubelet(self) -> None:
+        """Kill the kubelet; the node starts it again, and its containers run on."""
+        own = f"--config={self.folder / 'kubelet.yaml'}".encode()
+        for found in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):  # a process that has ended meanwhile
+                program, *arguments = found.read_bytes().split(b"\0")
+                if program.endswith(b"/kubelet") and own in arguments:
+                    os.kill(int(found.parent.name), signal.SIGKILL)
 
     def kill(self) -> None:
         """Kill every process of the node at once, as a power cut does; its disk stays."""

@@ -255,3 +255,21 @@ def test_edits_among_failures_lose_no_verified_save(events: list[tuple[str, int]
             ]
             resumed = (after["attempt"].get("resumedFrom") or {}).get("step", 0)
             assert resumed == max(steps, default=0)
+
+
+def test_an_edit_of_a_job_that_has_ended_says_that_it_has_no_effect() -> None:
+    run = Run(**RESTART)
+    run.start()
+    run.cluster.change_spec(JOB, lambda spec: spec["run"].update(cancel=True))
+    run.cluster.reconcile(JOB)
+    for pod in run.gang:
+        run.cluster.end(pod, Cause.CANCELLED, saves=(run.word(30),))
+    run.cluster.settle()
+    assert pending(run) is None
+    edit(run)
+    run.cluster.settle()
+    condition = pending(run)
+    assert condition is not None
+    assert (condition["reason"], run.status["phase"]) == ("Ended", "Cancelled")
+    assert condition["message"].endswith("spec.deadlines.stepSeconds 600 -> 700")
+    assert run.cluster.plan(JOB).empty

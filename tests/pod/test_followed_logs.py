@@ -20,6 +20,10 @@ class Cut(Exception):
     """Nothing answers, or a stream breaks off."""
 
 
+class Unknown(Exception):
+    """The kubelet knows no such pod, or its container has not started."""
+
+
 class Refused(Exception):
     """A right is missing."""
 
@@ -31,7 +35,7 @@ def line(second: int, text: str) -> str:
 class Cluster:
     """Logs of pods; a stream shows so many lines and is cut, or ends without a word, as a script says."""
 
-    errors: tuple[type[Exception], ...] = (Cut, Refused)
+    errors: tuple[type[Exception], ...] = (Cut, Unknown, Refused)
 
     def __init__(self, **logs: list[str]) -> None:
         self.logs = logs
@@ -40,7 +44,10 @@ class Cluster:
         self.script: dict[str, list[Stream]] = {}
         self.looks: list[Exception] = []
         self.num_looks = 0
-        self.at_look: dict[int, Callable[[], None]] = {}
+        self.at_look: dict[int, Callable[[], object]] = {}
+
+    def add(self, name: str, lines: list[str]) -> None:
+        self.logs[name], self.phases[name] = lines, "Running"
 
     def end(self) -> None:
         self.phases = dict.fromkeys(self.logs, "Succeeded")
@@ -58,12 +65,15 @@ class Cluster:
         self.streams.append((name, request))
         since = instant_ns(request.since_time) if request.since_time else 0
         found = [one for one in self.logs[name] if timed(one).instant_ns >= since]
+        found = found if request.tail is None else found[len(found) - request.tail :]
         script = self.script.get(name)
         stream = script.pop(0) if script else whole
         async for lines in stream(found):
             yield lines
 
     def meaning(self, error: Exception) -> Meaning:
+        if isinstance(error, Unknown):
+            return Meaning.NO_LOG
         return Meaning.NO_ANSWER if isinstance(error, Cut) else Meaning.REFUSED
 
     def explain(self, error: Exception) -> str:
@@ -82,6 +92,11 @@ def cut_after(count: int) -> Stream:
         raise Cut("cut")
 
     return stream
+
+
+async def unknown(_: list[str]) -> AsyncIterator[list[str]]:
+    raise Unknown("no such pod")
+    yield []
 
 
 async def silent(_: list[str]) -> AsyncIterator[list[str]]:
@@ -116,6 +131,30 @@ def test_a_stream_that_ends_while_its_pod_runs_is_opened_again() -> None:
     cluster = Cluster(a=list(THREE))
     cluster.at_look = {3: lambda: cluster.logs["a"].append(line(20, "four")), 4: cluster.end}
     assert followed(cluster)[0] == ["one", "two", "three", "four"]
+
+
+def test_a_kubelet_that_does_not_know_a_pod_yet_ends_no_log() -> None:
+    """A restarted one answers so until it has listed its pods; that a pod is gone is seen by the next look."""
+    cluster = Cluster(a=list(THREE), b=[line(5, "other")])
+    cluster.script = {"a": [cut_after(1), unknown, unknown], "b": [unknown] * 99}
+    cluster.at_look = {5: lambda: cluster.logs.pop("b"), 9: cluster.end}
+    assert followed(cluster) == (["one", "two", "three"], [])
+
+
+def test_of_a_log_that_begins_later_no_line_is_left_out() -> None:
+    """A tail is one of what is there when it is asked for: not of a container that starts, nor of the next attempt."""
+    cluster = Cluster(a=list(THREE), b=[line(5, "b1"), line(6, "b2")])
+    cluster.script = {"b": [unknown]}
+    cluster.at_look = {3: lambda: cluster.add("c", [line(7, "c1"), line(8, "c2")]), 6: cluster.end}
+    lines, _ = followed(cluster, LogRequest(tail=1))
+    assert sorted(lines) == ["b1", "b2", "c1", "c2", "three"]
+
+
+def test_an_ended_pod_without_a_log_is_not_waited_for() -> None:
+    cluster = Cluster(a=list(THREE), b=[])
+    cluster.end()
+    cluster.script = {"b": [unknown]}
+    assert followed(cluster)[0] == ["one", "two", "three"]
 
 
 def test_lines_of_a_pod_that_ends_behind_a_cut_are_read() -> None:
@@ -175,12 +214,6 @@ def test_a_tail_without_times_is_not_read_again_at_the_end_of_its_pod(
     lines: list[str], tail: int, shown: list[str]
 ) -> None:
     cluster = Cluster(a=lines)
-
-    async def last(found: list[str]) -> AsyncIterator[list[str]]:
-        yield []
-        yield found[len(found) - tail :]
-
-    cluster.script = {"a": [last]}
     cluster.at_look = {2: cluster.end}
     assert followed(cluster, LogRequest(tail=tail)) == (shown, [])
 

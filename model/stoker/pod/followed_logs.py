@@ -22,7 +22,7 @@ class FollowedLogs:
     """Reads the log of each pod once, from the moment it has one.
 
     Args:
-        asked: what is asked for of each pod.
+        asked: what is asked for of the pods that are there at first. Of later ones everything is read.
         say: called when nothing answers, and when that is over.
     """
 
@@ -38,6 +38,7 @@ class FollowedLogs:
         self.source, self.asked, self.say, self.every_s, self._monotonic = source, asked, say, every_s, monotonic
         self.several = False
         """Whether two pods were seen at one moment, so that lines need the name of theirs."""
+        self._looked = False
         self._patience = Patience(monotonic=monotonic)
         self._queue: asyncio.Queue[PodLines | None] = asyncio.Queue(maxsize=100)
         self._readings: dict[str, LogReading] = {}
@@ -82,6 +83,7 @@ class FollowedLogs:
         for uid, pod in there.items():
             if uid in look.chosen and uid not in self._readings:
                 await self._begin(uid, pod["metadata"]["name"])
+        self._looked = True
         for uid, reading in self._readings.items():
             reading.go_on(there.get(uid))
         if not look.ended or not all(reading.will_end for reading in self._readings.values()):
@@ -103,6 +105,7 @@ class FollowedLogs:
         return found
 
     async def _begin(self, uid: str, name: str) -> None:
-        position, patience = LogPosition(self.asked, monotonic=self._monotonic), Patience(monotonic=self._monotonic)
+        asked = LogRequest() if self._looked else self.asked
+        position, patience = LogPosition(asked, monotonic=self._monotonic), Patience(monotonic=self._monotonic)
         self._readings[uid] = LogReading(name, self.source, position, patience, self._queue.put, self.say)
         await self._queue.put((name, []))

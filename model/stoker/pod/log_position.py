@@ -99,6 +99,11 @@ class LogPosition:
         since_s = None if self.asked.since_s is None else self.asked.since_s + elapsed_s
         return LogRequest(since_s=elapsed_s if self.asked.tail == 0 else since_s, since_time=self.asked.since_time)
 
+    def missing(self) -> None:
+        """Note that there is no log yet: what it will hold was written after it was asked for."""
+        if self._opened_at is None:
+            self.asked = LogRequest()
+
     def opened(self) -> None:
         """Note that a stream begins, with what `request` asked for."""
         if self._opened_at is None:

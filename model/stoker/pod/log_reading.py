@@ -79,9 +79,11 @@ class LogReading:
         meaning = self.source.meaning(error)
         if meaning is Meaning.REFUSED or (meaning is Meaning.NO_ANSWER and not self._position.can_go_on):
             raise error
-        self.ended = meaning is Meaning.GONE or (meaning is Meaning.NOT_STARTED and self.will_end)
         if meaning is Meaning.NO_ANSWER:
             self._miss(error)
+        else:
+            self._position.missing()
+            self.ended = self.will_end  # else the next look tells whether the pod is gone
 
     def _miss(self, error: Exception) -> None:
         """Note that nothing answered. Raises `error` where that lasts too long after the pod's end.

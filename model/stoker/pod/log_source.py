@@ -24,10 +24,8 @@ class Look(NamedTuple):
 class Meaning(Enum):
     """What an error says about a log."""
 
-    NOT_STARTED = "not started"
-    """The container has no log yet."""
-    GONE = "gone"
-    """The pod is gone, and its log with it."""
+    NO_LOG = "no log"
+    """The container has not started, or its kubelet does not know the pod: it is gone, or the kubelet is restarted."""
     NO_ANSWER = "no answer"
     """Nothing answered, or the stream was cut."""
     REFUSED = "refused"

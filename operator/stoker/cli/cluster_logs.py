@@ -43,10 +43,8 @@ class ClusterLogs:
         return line_batches_of(self._open_log(pod, request))
 
     def meaning(self, error: Exception) -> Meaning:
-        if isinstance(error, Invalid):
-            return Meaning.NOT_STARTED
-        if isinstance(error, NotFound):
-            return Meaning.GONE
+        if isinstance(error, Invalid | NotFound):
+            return Meaning.NO_LOG
         assert isinstance(error, ClusterError)
         return Meaning.NO_ANSWER if is_outage(error) else Meaning.REFUSED
 

@@ -10,10 +10,9 @@ from typing import Any
 from stoker.client.errors import GatewayFailed, JobFailed, NoAnswer
 from stoker.gateway.domain.states import JobState, goes_no_further
 from stoker.gateway.models import Job
+from stoker.pod.patience import Patience
 
 POLL_S = 2.0
-PATIENCE_S = 300.0
-"""Time for which a wait goes on while the gateway does not answer: it may be restarted meanwhile."""
 
 
 class Wait:
@@ -22,19 +21,23 @@ class Wait:
     def __init__(self, timeout_s: float | None, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.timeout_s, self.monotonic = timeout_s, monotonic
         self._end = None if timeout_s is None else monotonic() + timeout_s
-        self._heard = monotonic()
+        self._patience = Patience(monotonic=monotonic)
 
     def heard(self, job: Job) -> None:
         """Note an answer. Raises TimeoutError when the time is over."""
-        self._heard = self.monotonic()
-        if self._end is not None and self._heard >= self._end:
+        self._patience.heard()
+        if self._is_over:
             raise TimeoutError(f"job {job.job_name} is still {job.status} after {self.timeout_s:g} s")
 
     def missed(self, error: NoAnswer | GatewayFailed) -> None:
-        """Note that no answer came. Raises `error` after PATIENCE_S, or when the time is over."""
-        now = self.monotonic()
-        if now - self._heard >= PATIENCE_S or (self._end is not None and now >= self._end):
+        """Note that no answer came. Raises `error` after five minutes, or when the time is over."""
+        if self._is_over:
             raise error
+        self._patience.missed(error)
+
+    @property
+    def _is_over(self) -> bool:
+        return self._end is not None and self.monotonic() >= self._end
 
     @property
     def pause_s(self) -> float:

@@ -133,10 +133,14 @@ def _field(item: Mapping[str, Any]) -> FieldProblem:
     if item["type"] == "json_invalid":
         return FieldProblem(field="body", message=f"is no JSON: {item['ctx']['error']} at character {item['loc'][-1]}")
     if item["type"] in ("model_attributes_type", "model_type", "dict_type") and item["loc"] == ("body",):
-        given = str(item.get("input"))[:200]
+        given = _as_text(item.get("input"))
         message = f"must be a JSON object, with the Content-Type application/json, got {given!r}"
         return FieldProblem(field="body", message=message)
     return FieldProblem(field=_place(item["loc"]), message=_message(item))
+
+
+def _as_text(given: Any) -> str:
+    return (given.decode(errors="replace") if isinstance(given, bytes) else str(given))[:200]
 
 
 def _place(location: tuple[Any, ...]) -> str:

@@ -128,7 +128,7 @@ class JobLogs:
         status = error.status if isinstance(error, ApiError) else 403
         if status in (0, 429) or status >= 500:
             return Meaning.NO_ANSWER
-        return {400: Meaning.NOT_STARTED, 404: Meaning.GONE}.get(status, Meaning.REFUSED)
+        return Meaning.NO_LOG if status in WAITS else Meaning.REFUSED
 
     def explain(self, error: Exception) -> str:
         return str(error)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic.alias_generators import to_camel
 
@@ -92,19 +92,27 @@ def read_in_force(cls: type[R], resource: Mapping[str, Any], *, controls: Sequen
     return read(cls, {**resource, "spec": intent.spec}), intent
 
 
-def edit_conditions(intent: Intent, pending: Sequence[str] = (), *, at_once: bool = False) -> tuple[Condition, ...]:
+EditTime = Literal["NextAttempt", "Restart", "Ended"]
+"""When an edit takes effect: with the next attempt, by a restart now, or never, as the run has ended."""
+_EFFECTS: Mapping[EditTime, str] = {
+    "NextAttempt": "takes effect with the next attempt:",
+    "Restart": "the run saves and restarts with",
+    "Ended": "has no effect, as the run has ended (a job that is resumed from a checkpoint takes it):",
+}
+
+
+def edit_conditions(
+    intent: Intent, pending: Sequence[str] = (), when: EditTime = "NextAttempt"
+) -> tuple[Condition, ...]:
     """`EditRefused` and `EditPending`, true while they hold and absent otherwise.
 
     Args:
         pending: one line for each field whose change waits (`spec.workers.replicas 2 -> 4`).
-        at_once: the run restarts for the change.
     """
     refused = bool(intent.refused) and not intent.never_accepted
-    effect = "the run saves and restarts with" if at_once else "takes effect with the next attempt:"
-    waits = f"{effect} {', '.join(pending)}"
     return (
         Condition(EDIT_REFUSED, True if refused else None, "NotSupported", _refusal_text(intent)),
-        Condition(EDIT_PENDING, True if pending else None, "Restart" if at_once else "NextAttempt", waits),
+        Condition(EDIT_PENDING, True if pending else None, when, f"{_EFFECTS[when]} {', '.join(pending)}"),
     )
 
 

@@ -29,38 +29,48 @@ def eval_pod(
     settings: Settings,
 ) -> Object:
     """Render one try of a gate's task; `new` and `old` are Ready engines of both revisions."""
-    index = [found.name for found in deployment.spec.rollout.canary.eval_gates].index(gate.name)  # type: ignore[union-attr]
+    canary = deployment.spec.rollout.canary
+    assert canary is not None, "a gate is one of a canary"
+    index = [found.name for found in canary.eval_gates].index(gate.name)
     name = f"{stem(deployment.metadata.name, deployment.metadata.uid)}-{revision}-e{index}-{number}"
-    items = [{"key": gate.prompts.key, "path": "prompts.jsonl"}]
-    volumes = [
-        {"name": "stoker-prompts", "configMap": {"name": gate.prompts.name, "items": items}},
-        scratch_volume("stoker-tmp", "/tmp")[0],
-    ]
-    mounts = [
-        {"name": "stoker-prompts", "mountPath": PROMPTS_FOLDER, "readOnly": True},
-        scratch_volume("stoker-tmp", "/tmp")[1],
-    ]
-    served = deployment.spec.model.names
-    command = [
-        *settings.python, "-m", "stoker.router.evaluate", "--prompts", f"{PROMPTS_FOLDER}/prompts.jsonl",
-        "--model", served[0] if served else deployment.metadata.name,
-        "--new", engine_url(new, settings.engine_port), "--old", engine_url(old, settings.engine_port),
-        "--termination-log", TERMINATION_LOG,
-    ]  # fmt: skip
-    key = deployment.spec.engine.api.api_key_secret_ref
-    if key is not None:
-        secret = {"secretName": key.name, "items": [{"key": key.key, "path": "keys"}]}
-        volumes.append({"name": "stoker-api-keys", "secret": secret})
-        mounts.append({"name": "stoker-api-keys", "mountPath": API_KEYS_FOLDER, "readOnly": True})
-        command += ["--api-keys", f"{API_KEYS_FOLDER}/keys"]
-    fields = deployment.spec.router
+    fields, keys = deployment.spec.router, _key_files(deployment)
+    prompts = {"name": gate.prompts.name, "items": [{"key": gate.prompts.key, "path": "prompts.jsonl"}]}
+    files = (
+        ({"name": "stoker-prompts", "configMap": prompts}, _read_only("stoker-prompts", PROMPTS_FOLDER)),
+        scratch_volume("stoker-tmp", "/tmp"),
+        *keys,
+    )
+    key_option = ["--api-keys", f"{API_KEYS_FOLDER}/keys"] if keys else []
     program = PodProgram(
         image=fields.image or settings.control_image,
-        command=command,
-        volumes=volumes,
-        mounts=mounts,
+        command=[*_command(deployment, new, old, settings), *key_option],
+        volumes=[volume for volume, _ in files],
+        mounts=[mount for _, mount in files],
         deadline_s=settings.task_deadline_s,
         resources=settings.task_resources,
     )
     labels = {**deployment_labels(deployment), "task": EVAL, "revision": revision, GATE: gate.name, "try": str(number)}
     return render_pod(metadata_of(resource, name, "task", labels), program, fields, settings)
+
+
+def _command(deployment: InferenceDeployment, new: Object, old: Object, settings: Settings) -> list[str]:
+    served = deployment.spec.model.names
+    return [
+        *settings.python, "-m", "stoker.router.evaluate", "--prompts", f"{PROMPTS_FOLDER}/prompts.jsonl",
+        "--model", served[0] if served else deployment.metadata.name,
+        "--new", engine_url(new, settings.engine_port), "--old", engine_url(old, settings.engine_port),
+        "--termination-log", TERMINATION_LOG,
+    ]  # fmt: skip
+
+
+def _key_files(deployment: InferenceDeployment) -> list[tuple[Object, Object]]:
+    """Volume and mount of the engines' API keys; none where they need none."""
+    key = deployment.spec.engine.api.api_key_secret_ref
+    if key is None:
+        return []
+    secret = {"secretName": key.name, "items": [{"key": key.key, "path": "keys"}]}
+    return [({"name": "stoker-api-keys", "secret": secret}, _read_only("stoker-api-keys", API_KEYS_FOLDER))]
+
+
+def _read_only(name: str, folder: str) -> Object:
+    return {"name": name, "mountPath": folder, "readOnly": True}

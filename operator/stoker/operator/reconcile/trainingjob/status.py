@@ -13,7 +13,7 @@ from stoker.operator.api.value import measured
 from stoker.operator.domain.clock import timestamp
 from stoker.operator.domain.plan import Plan
 from stoker.operator.domain.pods import PodState, ended, exit_of, is_ready, pod_state
-from stoker.operator.reconcile.intent import edit_conditions, edit_events
+from stoker.operator.reconcile.intent import EditTime, edit_conditions, edit_events
 from stoker.operator.reconcile.outcome import derive_plan
 from stoker.operator.reconcile.trainingjob.apply_edit import applies_at_once
 from stoker.operator.reconcile.trainingjob.attempt import failures_without_progress, gang_size
@@ -53,15 +53,17 @@ def derive_status(view: TrainingView, outcome: JobOutcome) -> Plan:
         fields={**derived, **outcome.changes, **announced},
         now=view.now,
         conditions=(
-            *edit_conditions(
-                view.intent,
-                () if phase in TERMINAL_PHASES else pending_edit(view, pinned),
-                at_once=applies_at_once(view),
-            ),
+            *edit_conditions(view.intent, pending_edit(view, pinned), _edit_time(view, phase)),
             straggling(late),
         ),
         events=(*edit_events(view.intent, status), *newly_found(status.stragglers, late)),
     )
+
+
+def _edit_time(view: TrainingView, phase: str) -> EditTime:
+    if phase in TERMINAL_PHASES:
+        return "Ended"
+    return "Restart" if applies_at_once(view) else "NextAttempt"
 
 
 def _accepted(view: TrainingView) -> dict[str, object] | None:

@@ -17,6 +17,7 @@ from stoker.engine.core.messages import Delta
 from stoker.engine.sampling import SamplingParams
 from stoker.pod.capabilities import KernelsName
 from testing.engine.audits import assert_sound
+from testing.fixed_cases import draw_from_tests_alone
 from testing.model import interpreted
 
 SEATS, BUDGET, BLOCK = 4, 24, 4
@@ -176,6 +177,7 @@ REQUESTS = st.lists(
 
 def check_mixes(deterministic: bool, num_random: int) -> None:
     """Check two mixes and random ones; a failure is not shrunk, because interpreted steps are slow."""
+    draw_from_tests_alone()
     twin = make_twin()
     seen: set[Any] = set()
     preemptions = 0

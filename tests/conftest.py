@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from testing.fixed_cases import draw_from_tests_alone
+from testing.model.interpreted import Interpreted
 
 BUSY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # others share the CPU
 settings.register_profile("fixed", BUSY, derandomize=True)
@@ -34,3 +35,11 @@ def threads_as_before() -> Iterator[None]:
     yield
     if torch:
         torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def interpreted() -> Iterator[Interpreted]:
+    """Processes that interpret kernels, for all files of a run."""
+    processes = Interpreted()
+    yield processes
+    processes.close()

@@ -18,7 +18,7 @@ from stoker.engine.sampling import SamplingParams
 from stoker.pod.capabilities import KernelsName
 from testing.engine.audits import assert_sound
 from testing.fixed_cases import draw_from_tests_alone
-from testing.model import interpreted
+from testing.model.interpreted import Interpreted
 
 SEATS, BUDGET, BLOCK = 4, 24, 4
 VOCAB = 80
@@ -278,7 +278,7 @@ def check_no_memory() -> None:
     assert not engine.executor.capture_next_graph()
 
 
-def test_steps_as_graphs_when_interpreted() -> None:
+def test_steps_as_graphs_when_interpreted(interpreted: Interpreted) -> None:
     """Mixes of requests agree with the reference, and padded steps with unpadded ones bit for bit.
 
     Captures and replays may fail, and there may be no memory for a second graph.

@@ -10,6 +10,7 @@ GPU_PYTHON ?= PYTHONPATH=model:trainer:engine:operator:.:$$PYTHONPATH python3
 VENV := .venv
 BIN := $(VENV)/bin
 CLIENTS := .clients
+CLIENT_IMPORTS := import instructor, langchain_openai, litellm, llama_index.llms.openai_like, lm_eval.tasks, mcp
 STAMP := $(VENV)/.installed
 UV_PIP = $(BIN)/uv pip install --quiet --python $(BIN)/python
 # Most programs here start others that import torch: without its bytecode each of them compiles two thousand modules anew.
@@ -49,6 +50,7 @@ clients: $(CLIENTS)/.installed ## create .clients with other projects' clients o
 $(CLIENTS)/.installed: lock/clients.txt | $(STAMP)
 	@$(PYTHON) -m venv $(CLIENTS)
 	@$(BIN)/uv pip install --quiet --python $(CLIENTS)/bin/python --require-hashes -r lock/clients.txt
+	@LITELLM_LOCAL_MODEL_COST_MAP=True TRANSFORMERS_NO_ADVISORY_WARNINGS=1 $(CLIENTS)/bin/python -W ignore -c "$(CLIENT_IMPORTS)"  # writes their bytecode
 	@touch $@
 
 pretrain-parallel: setup ## the same with four ranks: two pipeline stages of two tensor-parallel ranks

@@ -72,8 +72,7 @@ class Interpreted:
         server = self._server = self._server or start_server()
         assert server.stdin is not None
         assert server.stdout is not None
-        pickle.dump((named, output), server.stdin)
-        server.stdin.flush()
+        server.stdin.write(pickle.dumps((named, output)))
         group = int(server.stdout.readline())
         try:
             if not select.select([server.stdout], [], [], timeout_s)[0]:
@@ -89,7 +88,8 @@ def start_server() -> subprocess.Popen[bytes]:
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *sys.path])
     command = [sys.executable, "-W", "ignore", str(Path(__file__))]
-    return subprocess.Popen(command, stdin=PIPE, stdout=PIPE, env=environment, cwd=ROOT, bufsize=-1)
+    # No buffers: `select` would not see a status that was read together with the group before it.
+    return subprocess.Popen(command, stdin=PIPE, stdout=PIPE, env=environment, cwd=ROOT, bufsize=0)
 
 
 def load(path: str) -> ModuleType:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import time
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from testing.model.interpreted import Interpreted
+from testing.model.interpreted import Interpreted, start_server
 
 
 def write_server(file: str) -> None:
@@ -41,6 +42,16 @@ def test_checks_of_every_call_come_from_one_server(own: Interpreted, tmp_path: P
     first, second = (int(Path(file).read_text()) for file in files)
     assert first == second
     assert Path(f"/proc/{first}").exists()
+
+
+def test_a_status_is_not_read_together_with_the_group_before_it() -> None:
+    """A buffer would take both where a check ends at once, and the wait for the second would be in vain."""
+    server = start_server()
+    try:
+        assert isinstance(server.stdout, io.FileIO)
+    finally:
+        server.kill()
+        server.communicate()
 
 
 def test_a_check_that_fails_is_named_and_the_next_ones_run(own: Interpreted, tmp_path: Path) -> None:

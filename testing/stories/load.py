@@ -30,8 +30,6 @@ class Load:
     """Tokens asked for, one client each."""
     sessions: bool = False
     """Whether each request is a session of its own, so that a canary gets its share of them."""
-    pause_s: float = 0.0
-    """Time between two requests of a client: the processes that start beside it need the processor."""
     answers: list[Answer] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
@@ -61,7 +59,7 @@ class Load:
                         self.answers.append(self._stream(client, length))
                     except (httpx.HTTPError, AssertionError, ValueError, KeyError) as error:
                         self.failures.append(f"{length} tokens: {type(error).__name__}: {error}")
-                    if self._stop.wait(self.pause_s):
+                    if self._stop.is_set():
                         return
 
     def _stream(self, client: httpx.Client, length: int) -> Answer:

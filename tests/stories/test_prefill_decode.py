@@ -47,7 +47,7 @@ def test_engines_of_both_pools_pair_up_and_either_serves_alone(
         lambda: is_split(prefill, decode, NAME, f"{PROMPT} {next(tries)}"), "a request that both compute"
     )
 
-    with Load(cluster.url(NAME), NAME, lengths=(16, 24, 100), pause_s=0.2) as load:
+    with Load(cluster.url(NAME), NAME, lengths=(16, 24, 100)) as load:
         cluster.more_answers(load, 6)
         os.killpg(main_pid(prefill), signal.SIGKILL)
         cluster.wait_until(lambda: told(cluster)["reason"] == "NoPrefillEngine", "told")
@@ -81,7 +81,7 @@ def test_a_prefill_engine_over_two_pods_computes_prompts_for_a_decode_engine_of_
     cluster.wait_until(
         lambda: is_split(prefill, decode, NAME, f"{PROMPT} {next(tries)}"), "a request that both compute"
     )
-    with Load(cluster.url(NAME), NAME, lengths=(16, 24), pause_s=0.2) as load:
+    with Load(cluster.url(NAME), NAME, lengths=(16, 24)) as load:
         cluster.more_answers(load, 4)
     assert load.failures == []
 

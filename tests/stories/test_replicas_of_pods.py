@@ -57,7 +57,7 @@ def test_a_killed_pod_costs_its_replica_and_no_answer(
         cluster.wait_until(lambda: ranks_of(leader) == [0, 1], "both ranks listed by the leader")
     cluster.wait_until(lambda: answering(cluster) == named(endpoints), "answers of every endpoint and no other pod")
 
-    with Load(cluster.url(NAME), "llama-405b", lengths=(16, 24, 100), pause_s=0.2) as load:
+    with Load(cluster.url(NAME), "llama-405b", lengths=(16, 24, 100)) as load:
         more_answers(cluster, load)
         os.killpg(main_pid(member), signal.SIGKILL)
         lost = {pod["metadata"]["uid"] for pod in (leader, member)}

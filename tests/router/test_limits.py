@@ -77,7 +77,7 @@ async def send_until_closed(client: socket.socket, begin: bytes, part: bytes, nu
 
     sending = asyncio.ensure_future(send())
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(50):
             return await loop.sock_recv(client, 4096)  # what was sent before a reset can be read after it
     except ConnectionError:
         return b""  # closed without an answer

@@ -4,18 +4,20 @@ SHELL := /bin/bash
 PYTHON ?= python3
 NAME ?= stoker
 PROCESSES ?= 3
+ROUNDS ?= 10
 # The Python of a machine with GPUs: its own torch; the sources and the packages of the extras `engine` and `trainer` on its path.
 GPU_PYTHON ?= PYTHONPATH=model:trainer:engine:operator:.:$$PYTHONPATH python3
 VENV := .venv
 BIN := $(VENV)/bin
 CLIENTS := .clients
+CLIENT_IMPORTS := import instructor, langchain_openai, litellm, llama_index.llms.openai_like, lm_eval.tasks, mcp
 STAMP := $(VENV)/.installed
 UV_PIP = $(BIN)/uv pip install --quiet --python $(BIN)/python
 # Most programs here start others that import torch: without its bytecode each of them compiles two thousand modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 COMPILE = $(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --universal --python-version 3.11
 
-.PHONY: help setup model clients quickstart pretrain pretrain-parallel test test-gpu check format crds lock bench clean
+.PHONY: help setup model clients quickstart pretrain pretrain-parallel test test-properties test-gpu check format crds lock bench clean
 .PHONY: bench-gpu bench-kube bench-gangs bench-recovery charts kube-packages kube-check kube-binaries kube-controllers images cluster cluster-down kind test-kube test-kueue test-volcano test-flux test-gateway test-upgrade e2e
 
 help: ## list the targets
@@ -48,6 +50,7 @@ clients: $(CLIENTS)/.installed ## create .clients with other projects' clients o
 $(CLIENTS)/.installed: lock/clients.txt | $(STAMP)
 	@$(PYTHON) -m venv $(CLIENTS)
 	@$(BIN)/uv pip install --quiet --python $(CLIENTS)/bin/python --require-hashes -r lock/clients.txt
+	@LITELLM_LOCAL_MODEL_COST_MAP=True TRANSFORMERS_NO_ADVISORY_WARNINGS=1 $(CLIENTS)/bin/python -W ignore -c "$(CLIENT_IMPORTS)"  # writes their bytecode
 	@touch $@
 
 pretrain-parallel: setup ## the same with four ranks: two pipeline stages of two tensor-parallel ranks
@@ -55,6 +58,12 @@ pretrain-parallel: setup ## the same with four ranks: two pipeline stages of two
 
 test: setup model clients ## all tests that need no GPU, in PROCESSES=3 processes, a file to each
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --durations=15 $(ARGS)
+
+test-properties: setup model ## the property tests with new random cases, ROUNDS=10 times; `make test` has the same cases each time
+	@for round in $$(seq $(ROUNDS)); do \
+	  OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "hypothesis and not gpu" --hypothesis-profile=random \
+	    -n $(PROCESSES) --dist loadfile $(ARGS) || exit 1; \
+	done
 
 test-gpu: ## the tests that need an NVIDIA GPU
 	@$(GPU_PYTHON) -m pytest -m gpu $$(grep -lE "mark\.gpu" -r tests --include="test_*.py") $(ARGS)

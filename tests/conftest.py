@@ -8,8 +8,20 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # others share the CPU
-settings.load_profile("shared")
+from testing.fixed_cases import draw_from_tests_alone
+from testing.model.interpreted import Interpreted
+
+BUSY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # others share the CPU
+settings.register_profile("fixed", BUSY, derandomize=True)
+settings.register_profile("random", BUSY)
+settings.load_profile("fixed")
+
+
+@pytest.hookimpl(trylast=True)  # after the option has chosen a profile
+def pytest_configure() -> None:
+    """Judge each run by the same cases, unless `--hypothesis-profile=random` asks for new ones."""
+    if settings.get_current_profile_name() == "fixed":
+        draw_from_tests_alone()
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -23,3 +35,11 @@ def threads_as_before() -> Iterator[None]:
     yield
     if torch:
         torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def interpreted() -> Iterator[Interpreted]:
+    """Processes that interpret kernels, for all files of a run."""
+    processes = Interpreted()
+    yield processes
+    processes.close()

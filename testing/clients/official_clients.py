@@ -37,14 +37,14 @@ TOOL: dict[str, Any] = {
 def langchain(model: str, _tokenizer: str, url: str) -> dict[str, Any]:
     from langchain_openai import ChatOpenAI, OpenAI
 
-    chat = ChatOpenAI(model=model, base_url=url, api_key="x", temperature=0, max_tokens=12, max_retries=0)
+    chat = ChatOpenAI(model=model, base_url=url, api_key="x", temperature=0, max_tokens=6, max_retries=0)
     whole = chat.invoke(QUESTION)
     chunks = list(chat.stream(QUESTION, stream_usage=True))
     schema = {"title": "measure", **TOOL["function"]["parameters"]}
     longer = ChatOpenAI(model=model, base_url=url, api_key="x", temperature=0, max_tokens=120, max_retries=0)
     called = longer.bind_tools([TOOL], tool_choice="measure").invoke(QUESTION)
     typed = longer.with_structured_output(schema, method="json_schema").invoke(QUESTION)
-    text = OpenAI(model=model, base_url=url, api_key="x", temperature=0, max_tokens=12, max_retries=0)
+    text = OpenAI(model=model, base_url=url, api_key="x", temperature=0, max_tokens=6, max_retries=0)
     return {
         "whole": whole.content,
         "streamed": "".join(str(chunk.content) for chunk in chunks),
@@ -62,13 +62,13 @@ def litellm(model: str, _tokenizer: str, url: str) -> dict[str, Any]:
 
     messages = [{"role": "user", "content": QUESTION}]
     common: dict[str, Any] = {"model": f"openai/{model}", "api_base": url, "api_key": "x", "temperature": 0}
-    whole = client.completion(messages=messages, max_tokens=12, **common)
-    chunks = client.completion(messages=messages, max_tokens=12, stream=True, **common)
+    whole = client.completion(messages=messages, max_tokens=6, **common)
+    chunks = client.completion(messages=messages, max_tokens=6, stream=True, **common)
     choice = {"type": "function", "function": {"name": "measure"}}
     called = client.completion(messages=messages, max_tokens=120, tools=[TOOL], tool_choice=choice, **common)
-    later = asyncio.run(client.acompletion(messages=messages, max_tokens=12, **common))
+    later = asyncio.run(client.acompletion(messages=messages, max_tokens=6, **common))
     text = client.text_completion(
-        **{**common, "model": f"text-completion-openai/{model}"}, prompt=QUESTION, max_tokens=12
+        **{**common, "model": f"text-completion-openai/{model}"}, prompt=QUESTION, max_tokens=6
     )
     try:
         client.completion(messages=messages, max_tokens=-1, **common)
@@ -93,7 +93,7 @@ def llama_index(model: str, _tokenizer: str, url: str) -> dict[str, Any]:
     from llama_index.core.llms import ChatMessage
     from llama_index.llms.openai_like import OpenAILike
 
-    common: dict[str, Any] = {"model": model, "api_base": url, "api_key": "x", "temperature": 0, "max_tokens": 12}
+    common: dict[str, Any] = {"model": model, "api_base": url, "api_key": "x", "temperature": 0, "max_tokens": 6}
     llm = OpenAILike(is_chat_model=True, is_function_calling_model=True, context_window=256, max_retries=0, **common)
     asked = [ChatMessage(role="user", content=QUESTION)]
     text = OpenAILike(is_chat_model=False, context_window=256, max_retries=0, **common)
@@ -155,7 +155,7 @@ def lm_eval(model: str, tokenizer: str, url: str) -> dict[str, Any]:
         Path(folder, "write.yaml").write_text(
             f"task: write\n{common}output_type: generate_until\n"
             'doc_to_text: "{{text}}"\ndoc_to_target: "{{good}}"\n'
-            'generation_kwargs:\n  until: ["\\n\\n"]\n  max_gen_toks: 8\n  temperature: 0\n'
+            'generation_kwargs:\n  until: ["\\n\\n"]\n  max_gen_toks: 6\n  temperature: 0\n'
             "metric_list:\n  - metric: exact_match\n"
         )
         result = simple_evaluate(

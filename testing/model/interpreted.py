@@ -1,4 +1,4 @@
-"""Checks of Triton kernels in child processes that interpret them on CPU tensors.
+"""Checks of Triton kernels in processes that interpret them on CPU tensors.
 
 Triton decides at import whether to interpret.
 
@@ -13,6 +13,7 @@ import math
 import multiprocessing
 import os
 import pickle
+import select
 import signal
 import subprocess
 import sys
@@ -21,45 +22,74 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from subprocess import PIPE, STDOUT
+from subprocess import PIPE
+from tempfile import NamedTemporaryFile
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 ROOT = Path(__file__).parents[2]
 
 
 WORKERS = 2
-"""Processes that check at a time, forked by the child after its imports; each computes with one thread."""
+"""Processes that check at a time, forked after the imports; each computes with one thread."""
+PRELOADED = ("torch", "triton", "stoker.model.decoder", "stoker.model.kernels.fused.kernels")
+"""What the server imports once for all processes that it forks."""
 
 Call = tuple[Callable[..., None], tuple[Any, ...]]
 Named = tuple[str, str, tuple[Any, ...]]
 """File and name of a check, and its arguments."""
 
 
-def run(calls: Iterable[Call], timeout_s: float = 840) -> None:
-    """Run every call `(check, arguments)` in a child process and its workers.
+class Interpreted:
+    """Runs checks in processes that interpret kernels, forked from one that has imported torch and Triton."""
 
-    Raises AssertionError with the traces of those that failed.
-    """
-    named = [(inspect.getfile(check), check.__name__, arguments) for check, arguments in calls]
-    returncode, output = run_child(named, timeout_s)
-    assert returncode == 0, output.decode()[-16000:]
+    def __init__(self) -> None:
+        self._server: subprocess.Popen[bytes] | None = None
+
+    def run(self, calls: Iterable[Call], timeout_s: float = 840) -> None:
+        """Run every call `(check, arguments)` in a process of its own and its workers.
+
+        Raises AssertionError with the traces of those that failed.
+        """
+        named = [(inspect.getfile(check), check.__name__, arguments) for check, arguments in calls]
+        with NamedTemporaryFile() as output:
+            returncode = self._check(named, output.name, timeout_s)
+            assert returncode == 0, output.read().decode()[-16000:]
+
+    def close(self) -> None:
+        """End the server."""
+        if self._server is not None:
+            assert self._server.stdin is not None
+            self._server.stdin.close()
+            self._server.kill()
+            self._server.wait()
+            assert self._server.stdout is not None
+            self._server.stdout.close()
+            self._server = None
+
+    def _check(self, named: list[Named], output: str, timeout_s: float) -> int:
+        """Return the status of the process that checks; it does not outlive a call that takes too long."""
+        server = self._server = self._server or start_server()
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.write(pickle.dumps((named, output)))
+        group = int(server.stdout.readline())
+        try:
+            if not select.select([server.stdout], [], [], timeout_s)[0]:
+                raise TimeoutError(f"no end within {timeout_s:g} s: {Path(output).read_text()[-4000:]}")
+            return int(server.stdout.readline())
+        except BaseException:
+            os.killpg(group, signal.SIGKILL)
+            self.close()
+            raise
 
 
-def run_child(named: list[Named], timeout_s: float) -> tuple[int, bytes]:
-    """Return the child's status and what it and its workers wrote; none of them outlives a call that takes too long."""
+def start_server() -> subprocess.Popen[bytes]:
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *sys.path])
     command = [sys.executable, "-W", "ignore", str(Path(__file__))]
-    with subprocess.Popen(
-        command, stdin=PIPE, stdout=PIPE, stderr=STDOUT, env=environment, cwd=ROOT, start_new_session=True
-    ) as child:
-        try:
-            output, _ = child.communicate(pickle.dumps(named), timeout_s)
-        except BaseException:
-            os.killpg(child.pid, signal.SIGKILL)
-            raise
-    return child.returncode, output
+    # No buffers: `select` would not see a status that was read together with the group before it.
+    return subprocess.Popen(command, stdin=PIPE, stdout=PIPE, env=environment, cwd=ROOT, bufsize=0)
 
 
 def load(path: str) -> ModuleType:
@@ -67,14 +97,48 @@ def load(path: str) -> ModuleType:
     return importlib.import_module(".".join(Path(path).relative_to(ROOT).with_suffix("").parts))
 
 
-def main() -> int:
-    """Run the checks in the child's workers; return 1 if one failed."""
-    named: list[Named] = pickle.loads(sys.stdin.buffer.read())
-    for path in {path for path, _, _ in named}:
-        load(path)
+def main() -> None:
+    """Fork a process for each request on standard input; answer with its group and, at its end, its status."""
+    answers = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    for module in PRELOADED:
+        importlib.import_module(module)
     replace_language_once()
     describe_types_once()
     leave_out_unread_checks()
+    while True:
+        try:
+            named, output = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        child = os.fork() or answer_and_check(named, output, answers)
+        _, status = os.waitpid(child, 0)
+        os.write(answers, b"%d\n" % os.waitstatus_to_exitcode(status))
+
+
+def answer_and_check(named: list[Named], output: str, answers: int) -> NoReturn:
+    """Lead a group of processes that write to `output`, and end with the status of the checks."""
+    os.setsid()
+    os.write(answers, b"%d\n" % os.getpid())
+    os.close(answers)
+    with Path(output).open("wb") as file, Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    status = 1
+    try:
+        status = check_in_workers(named)
+    except BaseException:  # noqa: BLE001  a forked process must not return into the server's loop
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
+
+
+def check_in_workers(named: list[Named]) -> int:
+    """Run the checks in workers; return 1 if one failed."""
+    for path in {path for path, _, _ in named}:
+        load(path)
     shares = [named[first::WORKERS] for first in range(min(WORKERS, len(named)))]
     with ProcessPoolExecutor(len(shares), multiprocessing.get_context("fork")) as workers:
         traces = [trace for share in workers.map(check_all, shares) for trace in share]
@@ -153,4 +217,4 @@ def leave_out_unread_checks() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

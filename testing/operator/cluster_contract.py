@@ -14,6 +14,7 @@ from stoker.operator.domain.plan import Object, Ref
 from stoker.operator.loop.store import version_of
 
 NAMESPACE = "default"
+WAIT_S = 60.0
 Story = Callable[[Cluster], Awaitable[None]]
 
 
@@ -62,18 +63,16 @@ async def take(events: AsyncIterator[WatchEvent], count: int) -> list[tuple[str,
     """Return the next `count` changes as (type, name), without bookmarks."""
     found: list[tuple[str, str]] = []
     while len(found) < count:
-        event = await asyncio.wait_for(anext(events), 10)
+        event = await asyncio.wait_for(anext(events), WAIT_S)
         if event.type != "BOOKMARK":
             found.append((event.type, event.object["metadata"]["name"]))
     return found
 
 
 async def eventually(check: Callable[[], Awaitable[bool]]) -> None:
-    for _ in range(200):
-        if await check():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("it did not happen in 4 s")
+    async with asyncio.timeout(WAIT_S):
+        while not await check():
+            await asyncio.sleep(0.02)
 
 
 class ClusterContract:

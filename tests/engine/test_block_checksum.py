@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stoker.engine.transfer.checksum import COLUMNS, MASK, column_keys, content_seed, raw_sums, row_keys, seeded
-from testing.model import interpreted
+from testing.model.interpreted import Interpreted
 
 SIZES = (4, 8, 4 * COLUMNS, 4 * COLUMNS + 4, 12 * COLUMNS + 40, 4 * 65 * COLUMNS)
 
@@ -98,7 +98,7 @@ def check_sums(device: str, sizes: tuple[int, ...]) -> None:
         assert copy_and_sum(source, rows[:0], target, targets[:0]).tolist() == []
 
 
-def test_the_kernel_and_torch_give_the_same_sums() -> None:
+def test_the_kernel_and_torch_give_the_same_sums(interpreted: Interpreted) -> None:
     interpreted.run([(check_sums, ("cpu", (4, 4 * COLUMNS + 4, 4 * 17 * COLUMNS + 24)))])
 
 

@@ -134,7 +134,9 @@ def test_grants_are_checked_while_the_copies_run(pair: Pair) -> None:
 EVENTS = ("write", "write", "write", "fail post", "fail wait", "heal", "receiver ends", "close", "connect")
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(events=st.lists(st.sampled_from(EVENTS), max_size=14))
 def test_every_write_ends_and_all_memory_comes_back(
     events: list[str], tmp_path_factory: pytest.TempPathFactory

@@ -17,7 +17,7 @@ from stoker.model.kernels.kernel_set import MissingKernel, has_flash
 from stoker.model.kernels.long_prompts import PromptAttention
 from stoker.model.kernels.ops import Ops
 from stoker.model.paged_attend import KVCache
-from testing.model import interpreted
+from testing.model.interpreted import Interpreted
 from testing.model.plain_attention import PlainVarlen
 from tests.engine.test_step_graphs import answers, engine_of, make_twin
 
@@ -50,7 +50,7 @@ def check_engines() -> None:
     assert check_engine(5, 20, 60, lambda body: body) == {False, True}
 
 
-def test_prompts_by_a_stand_in_answer_as_the_reference() -> None:
+def test_prompts_by_a_stand_in_answer_as_the_reference(interpreted: Interpreted) -> None:
     interpreted.run([(check_engines, ())])
 
 

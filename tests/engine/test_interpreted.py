@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from testing.model import interpreted
+from testing.model.interpreted import Interpreted
 
 TINY: dict[str, Any] = {"seats": 4, "budget": 24, "num_blocks": 12, "block_size": 16}
 
@@ -241,11 +241,13 @@ PASSES: list[tuple[int, tuple[tuple[int, int], ...]]] = [
 ]
 
 
-def test_inputs_of_a_pass_follow_the_seats_and_the_stop_test_marks_where_a_sequence_ended() -> None:
+def test_inputs_of_a_pass_follow_the_seats_and_the_stop_test_marks_where_a_sequence_ended(
+    interpreted: Interpreted,
+) -> None:
     interpreted.run([*((check_pass_inputs, case) for case in PASSES), (check_finish_rows, ())])
 
 
-def test_the_fused_engine_answers_as_the_reference() -> None:
+def test_the_fused_engine_answers_as_the_reference(interpreted: Interpreted) -> None:
     interpreted.run(
         [
             (check_engine, ("qwen3",)),

@@ -25,6 +25,12 @@ SCRIPT = Path(__file__).parents[2] / "testing/clients/official_clients.py"
 FOLDER = Path(os.environ.get("STOKER_CACHE", Path.home() / ".cache/stoker")) / "models/smollm2-135m-instruct"
 NAMES = ("langchain", "litellm", "llama_index", "instructor", "lm_eval")
 LIMIT_S = 300
+WITHOUT_NETWORK = {
+    "HF_HUB_OFFLINE": "1",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS": "True",
+}
+"""What clients would fetch when they start."""
 
 pytestmark = [
     pytest.mark.real_model,
@@ -89,7 +95,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answers]:
 
 
 def ask(name: str, urls: list[str], folder: Path) -> list[dict[str, Any]]:
-    environment = {"HOME": str(folder), "PATH": os.environ["PATH"], "HF_HUB_OFFLINE": "1", "LITELLM_LOG": "ERROR"}
+    environment = {"HOME": str(folder), "PATH": os.environ["PATH"], "LITELLM_LOG": "ERROR", **WITHOUT_NETWORK}
     command = [str(PYTHON), str(SCRIPT), name, FOLDER.name, str(FOLDER), *urls]
     done = subprocess.run(
         command, capture_output=True, text=True, env=environment, cwd=folder, timeout=LIMIT_S, check=False

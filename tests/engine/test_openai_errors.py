@@ -163,7 +163,9 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     wrongs=st.lists(st.dictionaries(st.sampled_from(FIELDS), VALUES, min_size=1, max_size=2), min_size=30, max_size=30)
 )

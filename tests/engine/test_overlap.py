@@ -102,7 +102,9 @@ def expected() -> dict[str, Any]:
     return {}
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     setting=st.fixed_dictionaries(
         {

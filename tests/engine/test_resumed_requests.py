@@ -75,7 +75,12 @@ def grammars() -> GrammarCompiler:
     return GrammarCompiler(tokenizer_json(), VOCABULARY, (EOS,))
 
 
-@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=30,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(
     kind=st.sampled_from(sorted(PARAMS)),
     n=st.integers(1, 3),

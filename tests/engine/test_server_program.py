@@ -228,12 +228,13 @@ def test_a_core_that_never_starts_is_the_program_s_end(tmp_path: Path) -> None:
     async def scenario() -> None:
         def command(config_file: Path, address: str) -> Sequence[str]:
             assert json.loads(config_file.read_text())["model"]["path"] == "/models/tiny"
-            return [sys.executable, "-c", "import sys, time; time.sleep(0.5); sys.exit(66)"]
+            return ["sh", "-c", f"until test -e {tmp_path}/end; do sleep 0.05; done; exit 66"]
 
         async with program(tmp_path, command) as p:
             assert (await p.http.get("/readyz")).status_code == 503
             answer = await p.http.post(COMPLETIONS, json={"prompt": "say:x"})
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
+            (tmp_path / "end").touch()
             assert (await p.ended).cause is Cause.MODEL_ERROR
 
     run(scenario)

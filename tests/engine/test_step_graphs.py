@@ -17,7 +17,8 @@ from stoker.engine.core.messages import Delta
 from stoker.engine.sampling import SamplingParams
 from stoker.pod.capabilities import KernelsName
 from testing.engine.audits import assert_sound
-from testing.model import interpreted
+from testing.fixed_cases import draw_from_tests_alone
+from testing.model.interpreted import Interpreted
 
 SEATS, BUDGET, BLOCK = 4, 24, 4
 VOCAB = 80
@@ -176,6 +177,7 @@ REQUESTS = st.lists(
 
 def check_mixes(deterministic: bool, num_random: int) -> None:
     """Check two mixes and random ones; a failure is not shrunk, because interpreted steps are slow."""
+    draw_from_tests_alone()
     twin = make_twin()
     seen: set[Any] = set()
     preemptions = 0
@@ -276,7 +278,7 @@ def check_no_memory() -> None:
     assert not engine.executor.capture_next_graph()
 
 
-def test_steps_as_graphs_when_interpreted() -> None:
+def test_steps_as_graphs_when_interpreted(interpreted: Interpreted) -> None:
     """Mixes of requests agree with the reference, and padded steps with unpadded ones bit for bit.
 
     Captures and replays may fail, and there may be no memory for a second graph.

@@ -115,7 +115,9 @@ SCHEMAS = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(schemas=st.lists(SCHEMAS, min_size=3, max_size=5), seed=st.integers(0, 2**31), overlap=st.booleans())
 def test_every_answer_is_valid_under_its_schema_or_was_cut_by_its_length(
     make: Callable[..., LLMEngine], tokenizer: Tokenizer, schemas: list[Any], seed: int, overlap: bool

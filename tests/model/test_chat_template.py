@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
@@ -155,15 +154,14 @@ def test_a_refusal_leaves_the_render_process_in_place() -> None:
     assert len(children()) == 1
 
 
-def test_a_render_costs_about_a_millisecond() -> None:
-    """The measured time is 0.06 ms; the generous bound fails when each render starts a process."""
+def test_renders_share_one_process() -> None:
+    """Each takes 0.06 ms there, and a start a thousand times as long."""
     template = ChatTemplate("{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}")
-    took = []
+    template.render(MESSAGES)
+    before = children()
     for _ in range(100):
-        began = time.monotonic()
         template.render(MESSAGES)
-        took.append(time.monotonic() - began)
-    assert median(took) < 0.02
+    assert children() == before
 
 
 def test_threads_share_a_template() -> None:

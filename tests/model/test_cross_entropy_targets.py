@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
 from stoker.model.kernels.ops import Ops
-from testing.model import interpreted
+from testing.model.interpreted import Interpreted
 from testing.model.leave import leave
 
 TOKENS, VOCAB, DEPTH = 6, 10, 5
@@ -83,7 +83,7 @@ def test_reference_on_two_ranks() -> None:
     check_two_ranks("reference", "cpu")
 
 
-def test_fused_interpreted() -> None:
+def test_fused_interpreted(interpreted: Interpreted) -> None:
     interpreted.run([(check_alone, ("fused", "cpu")), (check_two_ranks, ("fused", "cpu"))])
 
 

@@ -60,7 +60,9 @@ def test_any_chunks_in_any_company_give_the_trainers_bits(
 
 
 @DTYPES
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     seed=st.integers(0, 2**20),
     chunks=st.lists(st.integers(1, 70), min_size=1, max_size=3),

@@ -17,7 +17,7 @@ from stoker.model.kernels.expert_weights import ExpertWeights
 from stoker.model.kernels.ops import Ops
 from stoker.model.lora import LoraSettings
 from stoker.model.parallel import Norm
-from testing.model import interpreted
+from testing.model.interpreted import Interpreted
 from tests.model.conftest import CONFIGS
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
@@ -247,7 +247,7 @@ def check_odd_logits(device: str) -> None:
             assert all(0 <= expert < 6 for row in found for expert in row)
 
 
-def test_interpreted_layers_of_experts_equal_their_twins() -> None:
+def test_interpreted_layers_of_experts_equal_their_twins(interpreted: Interpreted) -> None:
     interpreted.run(
         [
             *((check_layer, ("cpu", shape, F32, number % 2 == 0)) for number, shape in enumerate(SMALL)),

@@ -13,7 +13,7 @@ from stoker.model.kernels.fp8 import LARGEST, Axis, Fp8Tensor, Fp8Weight, Recipe
 from stoker.model.kernels.grad_destination import set_grad_destination
 from stoker.model.kernels.ops import Ops
 from stoker.model.kernels.weight_queue import WeightQueue, set_weight_queue
-from testing.model import interpreted
+from testing.model.interpreted import Interpreted
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 BF16, F32 = torch.bfloat16, torch.float32
@@ -222,7 +222,7 @@ def check_notes(device: str, rows: int, columns: int, dtype: torch.dtype) -> Non
     assert noted_amax(normed) is None, "out of date"
 
 
-def test_interpreted_casts_equal_the_twin() -> None:
+def test_interpreted_casts_equal_the_twin(interpreted: Interpreted) -> None:
     casts = [(check_casts, ("cpu", *shape, True)) for shape in ((1, 1), (3, 20), (130, 33), (20, 140))]
     interpreted.run([*casts, (check_notes, ("cpu", 5, 33, F32))])
 

@@ -18,7 +18,7 @@ from stoker.model.kernels.ops import Ops
 from stoker.model.kernels.sequences import DeviceSequences, pack_sequences
 from stoker.model.paged_batch import PagedBatch, PagedSize
 from stoker.model.paged_buffers import PagedBuffers
-from testing.model import interpreted
+from testing.model.interpreted import Interpreted
 from testing.model.run_checks import RUNS, check_runs
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
@@ -189,7 +189,7 @@ TINY_PAGED = [
 ]
 
 
-def test_interpreted_kernels_equal_the_plain_formula() -> None:
+def test_interpreted_kernels_equal_the_plain_formula(interpreted: Interpreted) -> None:
     calls: list[tuple[Any, tuple[Any, ...]]] = [(check_packed, (case, "cpu")) for case in TINY_PACKED]
     calls += [
         (check_paged, (case, "cpu", is_deterministic)) for case in TINY_PAGED for is_deterministic in (False, True)

@@ -9,7 +9,7 @@ from torch import Tensor
 from stoker.model.kernels import reference
 from stoker.model.kernels.expert_rows import ExpertRows, sort_rows
 from stoker.model.kernels.grad_destination import set_grad_destination
-from testing.model import interpreted
+from testing.model.interpreted import Interpreted
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 TOLERANCE = {F32: 2e-5, F16: 4e-3, BF16: 3e-2}
@@ -123,7 +123,7 @@ def check_gradient_place(device: str) -> None:
     assert not place[8:16].any()
 
 
-def test_interpreted_kernels_of_experts_equal_their_twins() -> None:
+def test_interpreted_kernels_of_experts_equal_their_twins(interpreted: Interpreted) -> None:
     calls: list[tuple[object, tuple[object, ...]]] = [
         *((check_grouped, ("cpu", shape, F32, True)) for shape in SMALL),
         (check_grouped, ("cpu", SMALL[2], F16, True)),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stoker.model.kernels.grad_destination import set_grad_destination
 from stoker.model.kernels.ops import Ops
-from testing.model import interpreted
+from testing.model.interpreted import Interpreted
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 Shape = tuple[int, int, int]
@@ -150,7 +150,7 @@ def test_the_twins_are_the_single_operations_bit_for_bit(deterministic: bool, ha
     check_sequences("cpu", "reference", deterministic, has_grad)
 
 
-def test_products_of_few_rows_agree_when_interpreted() -> None:
+def test_products_of_few_rows_agree_when_interpreted(interpreted: Interpreted) -> None:
     kernels = [(check_products, ("cpu", shape, dtype)) for shape in SMALL_SHAPES for dtype in (F32, F16)]
     shapes = [*SMALL_SHAPES, (1, 8, 20), (5, 4, 32), (0, 4, 32), (1, 4, 16400)]
     operations = [(check_operations, ("cpu", shape, F32)) for shape in shapes]

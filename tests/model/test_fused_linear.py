@@ -12,7 +12,7 @@ from torch.multiprocessing.spawn import spawn
 
 from stoker.model.kernels import reference
 from stoker.model.kernels.grad_destination import set_grad_destination
-from testing.model import interpreted
+from testing.model.interpreted import Interpreted
 from testing.model.leave import leave
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
@@ -224,13 +224,13 @@ def test_logprobs_of_loss_and_of_log_softmax_have_the_same_bits(dtype: torch.dty
     check_parity("cuda", 150, 32003, 256, dtype)
 
 
-def test_products_agree_when_interpreted() -> None:
+def test_products_agree_when_interpreted(interpreted: Interpreted) -> None:
     tiled = [(check_tiled, ("cpu", shape, F32)) for shape in SMALL_PRODUCTS]
     tiled.append((check_tiled, ("cpu", (40, 24, 64), F16)))
     interpreted.run([*tiled, (check_invariance, ("cpu", 7, 40, (1, 2, 66), F32))])
 
 
-def test_losses_agree_when_interpreted() -> None:
+def test_losses_agree_when_interpreted(interpreted: Interpreted) -> None:
     calls = [
         (check_cross_entropy, ("cpu", shape, F32, deterministic, 128, True))
         for shape in SMALL_LOSSES

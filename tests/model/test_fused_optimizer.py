@@ -8,7 +8,7 @@ from torch import Tensor
 
 from stoker.model.kernels import reference
 from stoker.model.kernels.adam import AdamStep
-from testing.model import interpreted
+from testing.model.interpreted import Interpreted
 
 BF16 = torch.bfloat16
 
@@ -95,7 +95,7 @@ def test_sums_of_squares_agree_and_repeat(size: int, dtype: torch.dtype) -> None
     check_squares("cuda", size, dtype)
 
 
-def test_the_optimizer_agrees_when_interpreted() -> None:
+def test_the_optimizer_agrees_when_interpreted(interpreted: Interpreted) -> None:
     adams = [
         (check_adam, ("cpu", size, decay_end, decoupled, scale, True))
         for size, decay_end in SIZES[:4]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stoker.model.kernels import reference
 from stoker.model.kernels.rotation import CacheLayer, Rotation
-from testing.model import interpreted
+from testing.model.interpreted import Interpreted
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 TOLERANCE = {F32: 2e-5, F16: 4e-3, BF16: 3e-2}
@@ -260,13 +260,13 @@ def test_log_softmax_agrees(rows: tuple[int, int], dtype: torch.dtype) -> None:
     check_log_softmax("cuda", rows, dtype)
 
 
-def test_kernels_of_rows_agree_when_interpreted() -> None:
+def test_kernels_of_rows_agree_when_interpreted(interpreted: Interpreted) -> None:
     checks = (check_rms_norm, check_add_rms_norm, check_swiglu, check_log_softmax)
     dtypes = {check_swiglu: F32, check_log_softmax: BF16}
     interpreted.run((check, ("cpu", rows, dtypes.get(check, F32))) for check in checks for rows in SMALL_ROWS)
 
 
-def test_rotations_agree_when_interpreted() -> None:
+def test_rotations_agree_when_interpreted(interpreted: Interpreted) -> None:
     calls = [(check_rotate, ("cpu", shape, F32, norm)) for shape in SMALL_HEADS for norm in (False, True)]
     writes = [(check_rotate_and_write, ("cpu", shape, F32, norm, 4)) for shape in SMALL_HEADS for norm in (False, True)]
     interpreted.run([*calls, *writes])

@@ -13,7 +13,7 @@ from torch import Tensor
 from stoker.model.kernels import draw
 from stoker.model.kernels.ops import Ops
 from stoker.model.kernels.sampling import NUMBERS, Adjustments, SampledTokens, SampleRows, SamplingTable
-from testing.model import interpreted
+from testing.model.interpreted import Interpreted
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 SETTINGS: dict[str, dict[str, tuple[float, ...]]] = {
@@ -402,7 +402,7 @@ def test_a_captured_step_reads_new_values() -> None:
         assert torch.equal(captured.tokens, ops.sample(logits, rows, table).tokens)
 
 
-def test_sampling_agrees_when_interpreted() -> None:
+def test_sampling_agrees_when_interpreted(interpreted: Interpreted) -> None:
     cases = [(check_sample, ("cpu", case)) for case in (*SMALL, *SMALL_TIES)]
     others: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
         (check_padding_and_broken_rows, ("cpu",)),
@@ -415,7 +415,7 @@ def test_sampling_agrees_when_interpreted() -> None:
     interpreted.run([*cases, *others, (check_adjustments, ("cpu", 9, 60, F32))])
 
 
-def test_limits_agree_when_interpreted() -> None:
+def test_limits_agree_when_interpreted(interpreted: Interpreted) -> None:
     interpreted.run(
         [(check_limits, ("cpu", shape, 12, 36000)) for shape in ("flat", "peaked", "crowded", "few levels")]
     )

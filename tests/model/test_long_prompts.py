@@ -27,7 +27,7 @@ from stoker.model.kernels.long_prompts import MOST_CHUNKS, LongPrompts, PromptAt
 from stoker.model.kernels.ops import Ops
 from stoker.model.paged_batch import PagedBatch
 from stoker.model.paged_prompts import PromptPlan, choose_prompts, prompt_keys, scratch_bytes
-from testing.model import interpreted
+from testing.model.interpreted import Interpreted
 from testing.model.plain_attention import PlainVarlen
 from tests.model.test_fused_attention import Case, assert_near, expected_paged, make_paged
 
@@ -207,7 +207,7 @@ def check_many_splits(device: str, seq_len: int, long_keys: int = LONG_KEYS) -> 
     assert not scratch.arrived.any()
 
 
-def test_interpreted_long_prompts_equal_the_plain_formula() -> None:
+def test_interpreted_long_prompts_equal_the_plain_formula(interpreted: Interpreted) -> None:
     calls: list[tuple[Any, tuple[Any, ...]]] = [
         (check_long_prompts, (case, "cpu", max_keys)) for case, max_keys in TINY
     ]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from stoker.model.group_sums import ordered_sum
-from testing.model import interpreted
+from testing.model.interpreted import Interpreted
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 
@@ -97,7 +97,7 @@ def assert_same(found: list[Tensor], expected: Tensor, dtype: torch.dtype, *, ex
         torch.testing.assert_close(found[0].float(), expected.float(), rtol=tolerance, atol=tolerance)
 
 
-def test_every_rank_has_the_sum_of_this_call_in_the_order_of_ranks() -> None:
+def test_every_rank_has_the_sum_of_this_call_in_the_order_of_ranks(interpreted: Interpreted) -> None:
     one = [(check_sums, arguments) for arguments in ((2, 6, F32), (3, 10, F16), (2, 34, BF16))]
     two = [(check_two_shots, arguments) for arguments in ((2, 6, F32), (3, 10, F16), (4, 34, BF16))]
     interpreted.run([*one, *two])

@@ -339,7 +339,9 @@ WANTED = {
 }
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(st.lists(st.tuples(st.integers(1, 11), st.booleans(), st.booleans()), max_size=4))
 def test_any_crash_points_then_a_retry_converge(tmp_path: Path, crashes: list[tuple[int, bool, bool]]) -> None:
     """Crashes happen before or after any write; the operator comes back with an empty or a stale store."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -170,14 +171,22 @@ def test_pods_die_with_a_killed_supervisor(tmp_path: Path) -> None:
         supervisor.wait()
 
 
-def test_a_pod_starts_quickly(tmp_path: Path) -> None:
+def test_a_pod_starts_with_little_work(tmp_path: Path) -> None:
+    """The limit is processor time, so that other work on this machine does not count."""
+
     async def story(runner: ShimRunner) -> None:
         took = []
         for _ in range(5):
-            start = time.perf_counter()
+            start_s = children_s()
             process = await runner.start(Command(["true"], {"PATH": os.environ["PATH"]}, tmp_path, tmp_path / "log"))
             await process.wait()
-            took.append(time.perf_counter() - start)
-        assert min(took) < 0.5
+            took.append(children_s() - start_s)
+        assert 0 < min(took) < 0.5
 
     run(story)
+
+
+def children_s() -> float:
+    """Processor time of all child processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

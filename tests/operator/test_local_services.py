@@ -70,7 +70,7 @@ async def ask(addresses: Addresses, text: str) -> str:
     try:
         writer.write(text.encode())
         writer.write_eof()
-        return (await asyncio.wait_for(reader.read(), 5)).decode()
+        return (await asyncio.wait_for(reader.read(), 30)).decode()
     except ConnectionResetError:
         return ""
     finally:

@@ -82,8 +82,16 @@ SLEEPER = (
 )
 
 
-def pod(name: str, seconds: str = "") -> dict[str, Any]:
-    code = f"import time; time.sleep({seconds})" if seconds else SLEEPER
+def ends_when_told(folder: Path) -> str:
+    """A pod that ends once there is a file `end`, and leaves a file `ended`."""
+    return (
+        f"import pathlib, time; folder = pathlib.Path({str(folder)!r})\n"
+        "while not (folder / 'end').exists(): time.sleep(0.05)\n"
+        "(folder / 'ended').touch()"
+    )
+
+
+def pod(name: str, code: str = SLEEPER) -> dict[str, Any]:
     container = {"name": "main", "command": ["python", "-S", "-c", code]}
     spec = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 5, "containers": [container]}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
@@ -96,7 +104,7 @@ def phase(terminal: Terminal, name: str) -> str:
 def test_a_full_disk_is_reported_and_heals_by_itself(terminal: Terminal) -> None:
     with small_disk(terminal.state, "4m"):
         (terminal.folder / "pods.yaml").write_text(yaml.safe_dump(pod("stays")))
-        apply(terminal, pod("ends", "4"), pod("stays"))
+        apply(terminal, pod("ends", ends_when_told(terminal.folder)), pod("stays"))
         until(lambda: {phase(terminal, "ends"), phase(terminal, "stays")} == {"Running"})
         filler = terminal.state / "filler"
         fill(filler)
@@ -107,7 +115,9 @@ def test_a_full_disk_is_reported_and_heals_by_itself(terminal: Terminal) -> None
         assert "No space left on device" in terminal.run("delete", "-f", str(terminal.folder / "pods.yaml"), code=1)
         assert "warning: the state folder cannot be written" in terminal.run("get", "pods")
         assert "No space left on device" in terminal.json("status")["problems"][0]
-        time.sleep(6)  # the pod ends while its status cannot be written
+        (terminal.folder / "end").touch()
+        until((terminal.folder / "ended").exists)
+        time.sleep(2)  # the pod ends while its status cannot be written
         assert phase(terminal, "stays") == "Running"
         filler.unlink()
         until(lambda: phase(terminal, "ends") == "Succeeded")

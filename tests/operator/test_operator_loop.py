@@ -280,7 +280,9 @@ def test_liveness_is_the_age_of_the_oldest_news(tmp_path: Path) -> None:
     run(tmp_path, story)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     st.lists(st.sampled_from(["scale 0", "scale 1", "scale 3", "end", "kill", "delete pod", "wait"]), max_size=12),
     st.integers(0, 30),

@@ -221,7 +221,7 @@ def test_without_a_backend_the_answer_is_503_with_retry_after() -> None:
 def test_a_held_request_is_answered_when_a_backend_comes_and_only_so_many_are_held() -> None:
     async def scenario() -> None:
         engine = await FakeEngine("a").start()
-        async with routed(hold_s=5, max_held_requests=2) as (router, client):
+        async with routed(hold_s=60, max_held_requests=2) as (router, client):
             waiting = [asyncio.ensure_future(client.get("/v1/models")) for _ in range(2)]
             await until(lambda: router.metrics.held == 2)
             assert (await client.get("/v1/models")).status_code == 503  # the third is one too many

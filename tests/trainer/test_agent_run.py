@@ -296,7 +296,7 @@ def test_a_rank_that_fails_ends_the_run_with_its_own_cause(
 
 def test_a_silent_rank_is_a_hang_and_its_stacks_say_where(tmp_path: Path) -> None:
     screen = io.StringIO()
-    message = run(agent_for(tmp_path, "hang", screen, deadlines={"step_s": 1.5, "load_s": 60}))
+    message = run(agent_for(tmp_path, "hang", screen, deadlines={"step_s": 4, "load_s": 60}))
     assert (message.cause, message.rank, message.step) == (Cause.HANG, 1, 1)
     assert message.detail.startswith("rank 1 made no progress in phase Training for ")
     assert "rank 1: stuck_here (rank.py:" in message.detail

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,27 @@ def test_what_a_save_holds_stays_through_any_updates(
         disk.end_update()
     assert torch.equal(disk.read(), now)
     assert held is None or torch.equal(held[0](), held[1])
+    file.close()
+
+
+def test_a_write_of_a_piece_comes_after_the_one_before_it(tmp_path: Path) -> None:
+    overtaken = threading.Event()
+
+    def pwritev(*arguments: Any) -> int:
+        overtaken.set()
+        return os.pwritev(*arguments)
+
+    def late() -> None:
+        overtaken.wait(0.3)
+
+    file = StateFile(str(tmp_path), 0, pwritev=pwritev)
+    disk = DiskState(file, 3, LINE, LINE)
+    first, second = (aligned_memory(3 * LINE, pinned=False).fill_(number) for number in (1, 2))
+    disk.begin_update()
+    disk.store(0, first, late)
+    disk.store(0, second, lambda: None)
+    disk.end_update()
+    assert torch.equal(disk.read().flatten(), second)
     file.close()
 
 

@@ -8,7 +8,7 @@ import torch
 from stoker.model.kernels.ops import Ops
 from stoker.trainer.rank.bucket import LINE
 from stoker.trainer.rank.ordered_sum import sum_and_square, sum_in_order
-from testing.model import interpreted
+from testing.model.interpreted import Interpreted
 
 
 def make_rows(ranks: int, numel: int, dtype: torch.dtype, device: str = "cpu") -> torch.Tensor:
@@ -82,11 +82,11 @@ SQUARES = [
 ]
 
 
-def test_the_kernel_gives_the_bits_of_its_twin_when_interpreted() -> None:
+def test_the_kernel_gives_the_bits_of_its_twin_when_interpreted(interpreted: Interpreted) -> None:
     interpreted.run([(check_kernel, ("cpu", *case)) for case in CASES])
 
 
-def test_one_pass_gives_the_bits_of_two_when_interpreted() -> None:
+def test_one_pass_gives_the_bits_of_two_when_interpreted(interpreted: Interpreted) -> None:
     interpreted.run([(check_squares, ("cpu", *case)) for case in SQUARES])
 
 

@@ -107,7 +107,8 @@ def wait_for_line(process: subprocess.Popen[str], text: str) -> list[str]:
 
 def wait_for_request(client: httpx.Client, name: str) -> str:
     """Return the folder that answers a request for a save."""
-    for _ in range(2000):
+    until_s = time.monotonic() + 120
+    while time.monotonic() < until_s:
         request = client.get("/status").json()["requests"][name]
         if request["state"] != "Pending":
             assert request["state"] == "Done", request

@@ -156,11 +156,16 @@ class DiskState:
         self._target = 1 - self._current if self._held == self._current else self._current
 
     def store(self, start: int, memory: Tensor, ready: Callable[[], None]) -> Future[None]:
-        """Start to write a piece as soon as `ready` returns. The memory is free when the result is there."""
-        offset = self._offset(self._target, start)
+        """Start to write a piece as soon as `ready` returns and the write before it has ended.
+
+        The memory is free when the result is there.
+        """
+        offset, before = self._offset(self._target, start), self._written.get((self._target, start))
 
         def write() -> None:
             ready()
+            if before is not None:
+                before.result()  # it has a thread already: the file's threads take writes in their order
             self._file.write(offset, memory)
 
         self._written[self._target, start] = written = self._file.submit(write)

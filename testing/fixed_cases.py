@@ -1,0 +1,15 @@
+"""The cases of property tests where every run judges the same ones."""
+
+from __future__ import annotations
+
+from hypothesis.internal.conjecture.providers import HypothesisProvider
+from hypothesis.internal.constants_ast import Constants
+
+
+def draw_from_tests_alone() -> None:
+    """Let the cases of a derandomized test depend on its source and on Hypothesis' version only.
+
+    One draw of twenty is a literal of a module that has been imported. The cases would depend on which tests the
+    process ran before, and a new literal anywhere in the product would draw other cases for every property.
+    """
+    HypothesisProvider._local_constants = Constants()  # type: ignore[assignment]

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from stoker.engine.config import Role
 from stoker.engine.core.messages import RequestFacts
+from stoker.engine.core.prefill_rate import PrefillRate
 from stoker.engine.core.stats import SharedStoreStats, TransferStats
 from stoker.engine.http.openai.sse import event
 from stoker.pod.prompt_order import LOOK_AHEAD
@@ -27,8 +28,6 @@ QUIET_S = 0.5
 """Longest time between two reports."""
 WEIGHT = 0.2
 """Of a new measurement in a mean."""
-FEWEST_TOKENS = 16
-"""Prompt tokens from which the time of a prefill says something."""
 
 
 class LoadShare(NamedTuple):
@@ -71,7 +70,7 @@ class LoadLedger:
         self.waiting: dict[str, int] = {}
         """Prompt tokens of jobs without a first token."""
         self.running: set[str] = set()
-        self.prefill_tokens_per_s: float | None = None
+        self.prefill_rate = PrefillRate()
         self.gap_s: float | None = None
         self.others: Sequence[LoadShare] = ()
         """The newest shares of the engine's other fronts."""
@@ -93,9 +92,8 @@ class LoadLedger:
         self.running.add(name)
         if facts is None or facts.helped or facts.scheduled_s is None or facts.first_token_s is None:
             return
-        tokens, seconds = facts.prompt_tokens - facts.cached_tokens, facts.first_token_s - facts.scheduled_s
-        if tokens >= FEWEST_TOKENS and seconds > 0:
-            self.prefill_tokens_per_s = _mean(self.prefill_tokens_per_s, tokens / seconds)
+        tokens = facts.prompt_tokens - facts.cached_tokens
+        self.prefill_rate.computed(tokens, facts.scheduled_s, facts.first_token_s)
 
     def gap(self, seconds: float) -> None:
         """Note the time between two tokens of a sequence."""
@@ -106,8 +104,8 @@ class LoadLedger:
     def share(self) -> LoadShare:
         """The present load of this front."""
         return LoadShare(
-            len(self.running), len(self.waiting), sum(self.waiting.values()), self.prefill_tokens_per_s, self.gap_s,
-            tuple(islice(self.waiting.values(), LOOK_AHEAD)),
+            len(self.running), len(self.waiting), sum(self.waiting.values()), self.prefill_rate.tokens_per_s,
+            self.gap_s, tuple(islice(self.waiting.values(), LOOK_AHEAD)),
         )  # fmt: skip
 
     def report(self) -> dict[str, Any]:

@@ -173,7 +173,7 @@ class ClockedReplica:
     @property
     def prefill_rate(self) -> float | None:
         """Prompt tokens per second by its newest report."""
-        return self.load.prefill_tokens_per_s if self.load is not None else None
+        return self.load.measured_rate if self.load is not None else None
 
     @property
     def standing(self) -> Standing:

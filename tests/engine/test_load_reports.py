@@ -163,7 +163,8 @@ def test_rates_are_means_of_what_was_measured() -> None:
             load.first_token(str(name), facts(9999, 0, 0.1))  # only the first token counts
             assert (load.report()["waiting"], load.report()["requests"]) == (0, 1)
     both = (KEPT * 1000 + 100) / (KEPT * 0.5 + 0.1)
-    assert load.report()["prefill_tokens_per_s"] == pytest.approx(both)  # ten tokens say nothing
+    assert load.report()["busy_tokens_per_s"] == pytest.approx(both)  # ten tokens say nothing
+    assert load.report()["prefill_tokens_per_s"] == pytest.approx(2000 + WEIGHT * (1000 - 2000))
     load.gap(0.5)
     load.gap(0.0)
     load.gap(1.0)

@@ -214,7 +214,7 @@ def outlook_of(pair: Pair[R]) -> Outlook:
     queue, own = seen.queue(pair.uncached), max(pair.uncached, 0)
     if queue and queue + own > seen.step:
         queue += seen.step
-    return Outlook(queue / seen.rate, own / seen.rate)
+    return Outlook(queue / rate, own / rate)
 
 
 def _retry_after_s(miss: Miss | None) -> int:

@@ -4,7 +4,7 @@ Prompts are in work side by side: short ones pass a long one, which keeps half o
 alone would tell about half of what the engine does, and less the more it has to do. So each moment counts once, and
 tokens and seconds are summed up before they are divided.
 
-Of its own requests at each front (`LoadLedger`), and of prompts for other engines at the hand-over (`Tally`).
+Owned by `LoadLedger`; routers predict first tokens by it for admission.
 """
 
 from __future__ import annotations

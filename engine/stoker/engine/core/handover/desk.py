@@ -110,7 +110,7 @@ class Desk:
             helping=self.prefill.num_open,
             helping_waiting=len(waiting),
             helping_tokens=sum(waiting),
-            prefill_tokens_per_s=tally.prefill_rate.tokens_per_s,
+            prefill_tokens_per_s=tally.prefill_tokens_per_s,
             handover_s=tally.handover_s,
             outcomes=dict(tally.outcomes),
             fallbacks=dict(tally.reasons),

@@ -11,7 +11,6 @@ from typing import Literal, NamedTuple, Protocol
 from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.handover.messages import PeerHello, PeerMessage
 from stoker.engine.core.messages import AddRequest, Outputs, RequestFacts
-from stoker.engine.core.prefill_rate import PrefillRate
 from stoker.engine.transfer.fingerprint import root_digest
 from stoker.engine.transfer.intake import CopyAndSum, Sums
 from stoker.engine.transfer.part_plan import PartPlan
@@ -24,6 +23,8 @@ GRANT_S = 5.0
 SILENT_S = 5.0
 """Silence after which a peer counts as lost."""
 BEAT_S = 1.0
+FEWEST_TOKENS = 16
+"""Prompt tokens from which the time of a prefill says something."""
 
 Reason = Literal[
     "unreachable", "lost", "silent", "refused", "incompatible", "transport", "damaged", "full", "late", "short",
@@ -138,8 +139,8 @@ class Tally:
     blocks: Counter[str] = field(default_factory=lambda: Counter(received=0, sent=0))
     handover_s: float | None = None
     """Mean of the last ones: from the last token of P to the first one here."""
-    prefill_rate: PrefillRate = field(default_factory=PrefillRate)
-    """Of the prompts that were computed for others."""
+    prefill_tokens_per_s: float | None = None
+    """Mean over the last prompts that were computed for others."""
     changes: int = 0
     """Grows when what routers know has changed."""
     last_transport: str = ""
@@ -151,8 +152,9 @@ class Tally:
         """Note the first token of a prompt that was computed for another engine."""
         if facts.scheduled_s is None or facts.first_token_s is None:
             return
-        tokens = facts.prompt_tokens - facts.cached_tokens
-        self.prefill_rate.computed(tokens, facts.scheduled_s, facts.first_token_s)
+        tokens, seconds = facts.prompt_tokens - facts.cached_tokens, facts.first_token_s - facts.scheduled_s
+        if tokens >= FEWEST_TOKENS and seconds > 0:
+            self.prefill_tokens_per_s = _mean(self.prefill_tokens_per_s, tokens / seconds)
 
 
 def _mean(before: float | None, new: float) -> float:

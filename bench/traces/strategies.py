@@ -6,6 +6,10 @@ arrivals are stretched to a share of it. Prompts share what the trace says.
 
     python -m bench.traces.strategies TRACES --requests 1500 --replicas 4
     python -m bench.traces.strategies TRACES --begin 2000 --loads 0.95 1.27 --strategies cacheAware roundRobin
+    python -m bench.traces.strategies TRACES --requests 1000 --admission
+
+With `--admission` the router refuses at once what it predicts to miss the goal of the first token, as with a class that
+has it as its `ttftMs`. Refused requests count as not within the goals.
 
 The last line is JSON.
 """
@@ -24,6 +28,7 @@ from typing import Any
 
 from bench.traces.autoscaling import CURVE
 from stoker.operator.domain.autoscaling.prediction import Goals
+from stoker.router.request_class import RequestClass
 from testing.clocked.fleet import FleetResult, FleetSettings, simulate
 from testing.clocked.replica import EngineSettings
 from testing.clocked.trace import TracedRequest, read_trace
@@ -44,11 +49,14 @@ def main() -> None:
     parser.add_argument("--begin", type=int, default=0, help="first request of the slice")
     parser.add_argument("--loads", type=float, nargs="*", default=list(LOADS), help="shares of the pool's capacity")
     parser.add_argument("--strategies", nargs="*", default=list(STRATEGIES))
+    parser.add_argument("--admission", action="store_true", help="refuse what is predicted to miss its first token")
     arguments = parser.parse_args()
     found = sliced(read_trace(arguments.folder / "mooncake_conversation.jsonl"), arguments.begin, arguments.requests)
     settings = FleetSettings(EngineSettings(CURVE, kv_tokens=400_000), replicas=arguments.replicas)
     rate = capacity(settings, found)
     print(f"100 % is {rate:.2f} requests/s", flush=True)
+    if arguments.admission:
+        settings = replace(settings, classes=(RequestClass(name="all", ttft_goal_s=GOALS.first_token_s),))
     rows = [
         row(settings, name, at_rate(found, rate * load), load)
         for load in arguments.loads
@@ -83,11 +91,12 @@ def row(settings: FleetSettings, name: str, requests: Sequence[TracedRequest], l
     """One strategy at one load."""
     began = time.process_time()
     result = simulate(replace(settings, policy=name), requests)
-    first = sorted(found.first_token_s for found in result.served)
+    first = sorted(found.first_token_s for found in result.served if found.first_s is not None)
     measured = {
         "load": load,
         "strategy": name,
         "within_goals": round(result.attained(GOALS), 4),
+        "refused": len(result.served) - len(first),
         "mean_first_token_s": round(sum(first) / len(first), 3),
         "p50_first_token_s": round(_quantile(first, 0.5), 3),
         "p95_first_token_s": round(_quantile(first, 0.95), 3),
@@ -103,8 +112,9 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def _computed(result: FleetResult) -> float:
-    """Prompt tokens that were computed, of all."""
-    return sum(found.uncached for found in result.served) / sum(found.request.prompt for found in result.served)
+    """Prompt tokens that were computed, of those of all requests that were answered."""
+    answered = [found for found in result.served if found.first_s is not None]
+    return sum(found.uncached for found in answered) / sum(found.request.prompt for found in answered)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 A simulation by events in the order of their times: arrivals, ends of steps, reports each 2 s, reviews each 5 s, starts
 of replicas. It uses what runs in production: the engine's scheduler and blocks, the router's policies, the autoscaler's
-windows and rule. A request without a ready engine is held, as a router with `holdSeconds` does.
+windows and rule, and the router's admission where it has classes. A request without a ready engine is held, as a
+router with `holdSeconds` does.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from stoker.operator.domain.autoscaling.decision import REVIEW_S, Decision, Limi
 from stoker.operator.domain.autoscaling.load_window import LoadWindow
 from stoker.operator.domain.autoscaling.prediction import Goals
 from stoker.operator.domain.autoscaling.rule import review
-from stoker.router.pairs import PairPolicy
+from stoker.router.admission import outlook_of
+from stoker.router.lanes import Lanes
+from stoker.router.pairs import Pair, PairPolicy
 from stoker.router.policy import Policy, policy_named
+from stoker.router.request_class import RequestClass
 from stoker.router.work import NO_WORK, Work
 from testing.clocked.replica import ClockedReplica, EngineSettings, Served
 from testing.clocked.trace import TracedRequest
@@ -37,6 +41,8 @@ class FleetSettings:
     limits: Limits | None = None
     startup_s: float = 120.0
     policy: str = "leastPending"
+    classes: tuple[RequestClass, ...] = ()
+    """Of the router; all requests are of the first one. What may not go is refused at once: it gets no first token."""
     orders: tuple[tuple[float, int], ...] = ()
     """Of a pool that follows a plan: (seconds, change of the number of replicas)."""
 
@@ -72,6 +78,7 @@ class Fleet:
         self.settings = settings
         self.requests = requests
         self.policy: Policy[ClockedReplica] = policy_named(settings.policy)
+        self.lanes = Lanes(settings.classes)
         self.window, self.memory = LoadWindow(), Memory()
         self.wanted = settings.replicas
         self.starting: dict[str, float] = {}
@@ -127,22 +134,27 @@ class Fleet:
         if not self.ready:
             self.held.append(served)
             return
+        work = Work(served.request.prompt, served.request.chain())
+        pair = self._chosen(now_s, work)
+        if self.lanes.classes and self.lanes.miss(0, outlook_of(pair)) is not None:
+            self.result.served.append(served)
+            return
         self._turn += 1
-        replica, uncached = self._chosen(now_s, served.request)
-        replica.add(now_s, served, uncached)
-        if not replica.stepping:
-            self._step(now_s, replica)
+        if isinstance(self.policy, PairPolicy):
+            self.policy.note(work, pair)
+        pair.answers.add(now_s, served, max(pair.uncached, 0))
+        if not pair.answers.stepping:
+            self._step(now_s, pair.answers)
 
-    def _chosen(self, now_s: float, request: TracedRequest) -> tuple[ClockedReplica, int]:
+    def _chosen(self, now_s: float, work: Work) -> Pair[ClockedReplica]:
         """As `Backends` chooses: the replica, and the tokens that it is expected to compute."""
-        if not isinstance(self.policy, PairPolicy):
-            return self.policy(self.ready, self._turn, NO_WORK), request.prompt
+        if not isinstance(self.policy, PairPolicy) and not self.lanes.classes:
+            return Pair(self.policy(self.ready, self._turn + 1, NO_WORK), None, work.tokens)
         for replica in self.ready:
             replica.tell(now_s)
-        work = Work(request.prompt, request.chain())
-        pair = self.policy.pair(self.ready, (), self._turn, work)
-        self.policy.note(work, pair)
-        return pair.answers, max(pair.uncached, 0)
+        if isinstance(self.policy, PairPolicy):
+            return self.policy.pair(self.ready, (), self._turn + 1, work)
+        return Pair(self.policy(self.ready, self._turn + 1, work), None, work.tokens)
 
     def _step(self, now_s: float, replica: ClockedReplica) -> None:
         replica.stepping = replica.busy

@@ -171,6 +171,11 @@ class ClockedReplica:
         return tuple(self._unstarted.values())
 
     @property
+    def prefill_rate(self) -> float | None:
+        """Prompt tokens per second by its newest report."""
+        return self.load.measured_rate if self.load is not None else None
+
+    @property
     def standing(self) -> Standing:
         """What the router computes of its load now."""
         return standing_of(self)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from stoker.engine.core.messages import CoreState, RequestFacts
+from stoker.engine.core.prefill_rate import KEPT, MOST_SPANS, PrefillRate
 from stoker.engine.http.load import WEIGHT, LoadLedger, LoadShare, transfer_status
 from stoker.pod.prompt_order import LOOK_AHEAD
 from stoker.pod.split_requests import PREFILL_HEADER
@@ -152,18 +153,33 @@ def test_the_first_prompts_that_wait_are_listed_in_the_order_of_arrival() -> Non
 def test_rates_are_means_of_what_was_measured() -> None:
     load = LoadLedger()
 
-    def facts(prompt: int, cached: int, seconds: float) -> RequestFacts:
-        return RequestFacts(prompt, cached, 1, 0, 0.0, 1.0, 1.0 + seconds, 1.0 + seconds, 2.0)
+    def facts(prompt: int, cached: int, seconds: float, begin_s: float = 1.0) -> RequestFacts:
+        return RequestFacts(prompt, cached, 1, 0, 0.0, begin_s, begin_s + seconds, begin_s + seconds, 2.0)
 
-    for name, measured in enumerate([facts(1000, 0, 0.5), facts(1000, 900, 0.1), facts(20, 10, 9.0)]):
+    for name, measured in enumerate([facts(1000, 0, 0.5), facts(1000, 900, 0.1, 2.0), facts(20, 10, 9.0)]):
         with load.job(str(name), 7):
             assert load.report()["waiting_tokens"] == 7
             load.first_token(str(name), measured)
             load.first_token(str(name), facts(9999, 0, 0.1))  # only the first token counts
             assert (load.report()["waiting"], load.report()["requests"]) == (0, 1)
-    assert load.prefill_tokens_per_s == pytest.approx(2000 + WEIGHT * (1000 - 2000))  # ten tokens say nothing
+    both = (KEPT * 1000 + 100) / (KEPT * 0.5 + 0.1)
+    assert load.report()["busy_tokens_per_s"] == pytest.approx(both)  # ten tokens say nothing
+    assert load.report()["prefill_tokens_per_s"] == pytest.approx(2000 + WEIGHT * (1000 - 2000))
     load.gap(0.5)
     load.gap(0.0)
     load.gap(1.0)
     assert load.gap_s == pytest.approx(0.5 + WEIGHT * 0.5)
     assert load.report()["requests"] == 0
+
+
+def test_the_rate_is_the_engines_where_prompts_are_in_work_side_by_side() -> None:
+    """At 1,000 tokens/s: a long prompt leaves half of its steps to two short ones. Each alone: 500, 500 and 750."""
+    rate = PrefillRate()
+    assert rate.tokens_per_s is None
+    for tokens, begin_s, end_s in [(500, 1.0, 2.0), (500, 3.0, 4.0), (3000, 0.0, 4.0), (1000, 3.5, 5.0)]:
+        rate.computed(tokens, begin_s, end_s)
+    assert rate.tokens_per_s == pytest.approx(1000, rel=0.04)
+    for number in range(500):
+        rate.computed(2000, 10.0 * number + 10, 10.0 * number + 11)
+    assert rate.tokens_per_s == pytest.approx(2000, rel=0.01)
+    assert len(rate._counted) == MOST_SPANS

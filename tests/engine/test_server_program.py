@@ -22,8 +22,9 @@ import pytest
 
 from stoker.engine.config import EngineConfig
 from stoker.engine.core.core_watch import WatchLimits
+from stoker.engine.core.messages import CoreState
 from stoker.engine.http.text import TextCodec
-from stoker.engine.program import Engine, Environment
+from stoker.engine.program import Engine, Environment, end_of_core
 from stoker.pod.causes import EXIT_CODES, Cause
 from stoker.pod.config_file import parse
 from stoker.pod.serve import Server, bind_tcp
@@ -153,6 +154,24 @@ def test_a_killed_core_ends_streams_readiness_and_the_program(tmp_path: Path) ->
             assert not p.engine.front.ready
 
     run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "draining", "cause", "detail"),
+    [
+        (-9, CoreState("Serving", ""), False, Cause.RANK_KILLED, "the core process was killed by signal 9"),
+        (EXIT_CODES[Cause.CHECKPOINT_CORRUPT], CoreState("Failed", "CheckpointCorrupt: piece 3"), False,
+         Cause.CHECKPOINT_CORRUPT, "piece 3"),
+        (1, CoreState("Loading", "starting the core"), False, Cause.INTERNAL,
+         "the core process ended with code 1 in phase Loading (starting the core); the engine's log has the reason"),
+        (0, CoreState("Serving", ""), False, Cause.INTERNAL, "the core process ended without being asked to"),
+        (0, CoreState("Draining", ""), True, Cause.INTERRUPTED, "drained before it served"),
+    ],
+)  # fmt: skip
+def test_the_end_of_a_core_is_told_with_its_reason_and_not_with_what_it_did_last(
+    code: int, state: CoreState, draining: bool, cause: Cause, detail: str
+) -> None:
+    assert end_of_core(code, state, draining=draining) == TerminationMessage(cause=cause, detail=detail)
 
 
 def test_a_stopped_core_fails_readiness_then_liveness_and_comes_back(tmp_path: Path) -> None:

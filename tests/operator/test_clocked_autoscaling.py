@@ -14,6 +14,7 @@ from stoker.operator.domain.autoscaling.demand import Demand
 from stoker.operator.domain.autoscaling.prediction import EngineShape, Goals, predict
 from stoker.operator.domain.autoscaling.step_curve import StepCurve
 from stoker.pod.histogram import Histogram
+from stoker.router.request_class import RequestClass
 from testing.clocked.fleet import FleetSettings, simulate, smallest_static
 from testing.clocked.replica import EngineSettings, Served
 from testing.clocked.trace import TracedRequest, multiplied, read_trace, repeated
@@ -83,6 +84,19 @@ def test_a_pool_without_engines_holds_requests_until_it_wakes() -> None:
     assert [found.after for found in result.decisions][-2:] == [0, 1]
     assert result.decisions[-1].reason == "Wake"
     assert 60 <= result.served[-1].first_token_s <= 60 + 10
+
+
+def test_beyond_capacity_a_goal_at_the_router_keeps_most_requests_within_it() -> None:
+    """Without one all that come are late after a while; with one the router refuses a part, and the rest is in time."""
+    requests, goals = poisson([(300, 4.0)], seed=2), Goals(first_token_s=5.0)
+    overloaded = replace(SETTINGS, replicas=2, policy="cacheAware")
+    late = simulate(overloaded, requests)
+    refusing = simulate(replace(overloaded, classes=(RequestClass(name="all", ttft_goal_s=5.0),)), requests)
+    answered = [found for found in refusing.served if found.first_s is not None]
+    assert len(refusing.served) == len(late.served) == len(requests)
+    assert len(answered) < len(requests)
+    assert sum(found.meets(goals) for found in answered) > 0.95 * len(answered)
+    assert refusing.attained(goals) > late.attained(goals) + 0.2
 
 
 def test_conversations_find_their_beginnings_where_the_router_weighs_them() -> None:

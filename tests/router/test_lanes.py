@@ -140,7 +140,8 @@ ARRIVALS = st.lists(
 def test_no_request_that_goes_misses_its_goal_and_batch_leaves_room(arrivals: list[tuple[float, int, float]]) -> None:
     engine, _, left, missed = simulate(BOTH, arrivals, 400.0)
     assert left == []  # all had their turn, also batch prompts longer than the goal
-    assert missed == []  # behind each batch request a usual interactive one had room
+    late = [miss for miss in missed if miss.excess_s > 1e-9]  # the same sum in another order may differ by a rounding
+    assert late == []  # behind each batch request a usual interactive one had room
     for one, outlook, _, rushes in engine.sent:
         if one.place == 0:
             assert not rushes

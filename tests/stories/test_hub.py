@@ -25,6 +25,9 @@ def push(checkpoint: Path, uri: str, access: Mapping[str, str]) -> str:
     command = [sys.executable, "-m", "stoker.checkpoint", "push", str(checkpoint), uri]
     done = subprocess.run(command, env={**os.environ, **access}, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+    assert [line.split(",")[0] for line in done.stderr.splitlines() if "model.safetensors" in line] == [
+        "sending model.safetensors"  # a line for each file, and no progress bar, where no terminal is
+    ]
     return done.stdout.strip().rpartition("digest ")[2]
 
 

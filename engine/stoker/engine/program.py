@@ -315,16 +315,23 @@ class Engine:
             return TerminationMessage(cause=self.served.broken_cause, detail=self.served.broken)
         if code is None:
             return TerminationMessage(cause=Cause.INTERRUPTED, detail="stopped after its requests")
-        if code < 0:
-            return TerminationMessage(cause=Cause.RANK_KILLED, detail=f"the core process was killed by signal {-code}")
-        cause = cause_of_exit_code(code) or Cause.INTERNAL
-        if cause is Cause.COMPLETED and self.served.draining:
-            return TerminationMessage(cause=Cause.INTERRUPTED, detail="drained before it served")
-        if cause is Cause.COMPLETED:
-            return TerminationMessage(cause=Cause.INTERNAL, detail="the core process ended without being asked to")
-        state = self.core.state
-        detail = state.message.removeprefix(f"{cause}: ")
-        return TerminationMessage(cause=cause, detail=detail or f"the core process ended with code {code}")
+        return end_of_core(code, self.core.state, draining=self.served.draining)
+
+
+def end_of_core(code: int, state: CoreState, *, draining: bool) -> TerminationMessage:
+    """Return the cause of the end of the core's process with an exit code, where `state` is the last that it told."""
+    if code < 0:
+        return TerminationMessage(cause=Cause.RANK_KILLED, detail=f"the core process was killed by signal {-code}")
+    cause = cause_of_exit_code(code) or Cause.INTERNAL
+    if cause is Cause.COMPLETED and draining:
+        return TerminationMessage(cause=Cause.INTERRUPTED, detail="drained before it served")
+    if cause is Cause.COMPLETED:
+        return TerminationMessage(cause=Cause.INTERNAL, detail="the core process ended without being asked to")
+    if state.phase == "Failed":
+        return TerminationMessage(cause=cause, detail=state.message.removeprefix(f"{cause}: "))
+    at = f" ({state.message})" if state.message else ""  # what it did last is no reason
+    detail = f"the core process ended with code {code} in phase {state.phase}{at}; the engine's log has the reason"
+    return TerminationMessage(cause=cause, detail=detail)
 
 
 def bound_sockets(listen: ListenConfig) -> list[socket.socket]:

@@ -13,13 +13,14 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
 from stoker.router.backend import Backend
 from stoker.router.backends import Backends
 from stoker.router.class_metrics import ClassMetrics
 from stoker.router.connection import Outgoing
 from stoker.router.lanes import FREE, Lanes, Miss, Outlook, Waiting
-from stoker.router.pairs import Pair
+from stoker.router.pairs import Pair, Place
 from stoker.router.refusal import RETRY_AFTER_S, Refused
 from stoker.router.request_class import RequestClass, UnknownClass, class_of
 from stoker.router.standing import measured
@@ -187,14 +188,33 @@ class Admission:
         )
 
 
-def outlook_of(pair: Pair[Backend]) -> Outlook:
-    """Predict a request's first token at the engine that would compute its prompt."""
+class Rated(Place, Protocol):
+    """An engine that has told its rate."""
+
+    @property
+    def prefill_rate(self) -> float | None:
+        """Prompt tokens per second by its newest report, however old; None before it has measured them."""
+        ...
+
+
+R = TypeVar("R", bound=Rated)
+
+
+def outlook_of(pair: Pair[R]) -> Outlook:
+    """Predict a request's first token at the engine that would compute its prompt.
+
+    Where more waits than a step holds, it joins one only after those that are on their way, and its token comes at the
+    end of its last one: a step more than the tokens alone tell.
+    """
     place = pair.computes
     rate = place.prefill_rate
     if rate is None:
         return FREE
     seen = measured(place, place.load, rate)
-    return Outlook(seen.queue(pair.uncached) / seen.rate, max(pair.uncached, 0) / seen.rate)
+    queue, own = seen.queue(pair.uncached), max(pair.uncached, 0)
+    if queue and queue + own > seen.step:
+        queue += seen.step
+    return Outlook(queue / rate, own / rate)
 
 
 def _retry_after_s(miss: Miss | None) -> int:

@@ -124,7 +124,7 @@ class Backend:
     @property
     def prefill_rate(self) -> float | None:
         """Prompt tokens per second by its newest report, however old; None before it has measured them."""
-        return self.report.prefill_tokens_per_s if self.report is not None else None
+        return self.report.measured_rate if self.report is not None else None
 
     @property
     def node(self) -> Node:

@@ -97,7 +97,9 @@ class Load(BaseModel):
     mixed_tokens: int | None = Field(default=None, ge=1)
     """Prompt tokens of a step beside sequences that decode while few wait; None: as many as fit."""
     prefill_tokens_per_s: float | None = Field(default=None, gt=0)
-    """Prompt tokens per second of recent prompts; None before the first."""
+    """Prompt tokens per second of recent prompts, each by itself; None before the first."""
+    busy_tokens_per_s: float | None = Field(default=None, gt=0)
+    """Prompt tokens per second of all prompts that are in work together; None before the first."""
     gap_s: float | None = Field(default=None, gt=0)
     """Recent gap between two tokens of a sequence."""
     role: Role | None = None
@@ -108,6 +110,11 @@ class Load(BaseModel):
     """None: it shares none."""
     queue_s: dict[int, int] = {}
     """Time in seconds from arrival to the first step of all its requests so far: buckets of a `Histogram`."""
+
+    @property
+    def measured_rate(self) -> float | None:
+        """Prompt tokens per second of all prompts together, or of each by itself where the engine tells only that."""
+        return self.busy_tokens_per_s or self.prefill_tokens_per_s
 
     @cached_property
     def waiting_prompts(self) -> Sequence[int]:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from stoker.engine.config import Role
 from stoker.engine.core.messages import RequestFacts
+from stoker.engine.core.prefill_rate import FEWEST_TOKENS, PrefillRate
 from stoker.engine.core.stats import SharedStoreStats, TransferStats
 from stoker.engine.http.openai.sse import event
 from stoker.pod.prompt_order import LOOK_AHEAD
@@ -27,8 +28,6 @@ QUIET_S = 0.5
 """Longest time between two reports."""
 WEIGHT = 0.2
 """Of a new measurement in a mean."""
-FEWEST_TOKENS = 16
-"""Prompt tokens from which the time of a prefill says something."""
 
 
 class LoadShare(NamedTuple):
@@ -39,6 +38,7 @@ class LoadShare(NamedTuple):
     waiting_tokens: int = 0
     prefill_tokens_per_s: float | None = None
     gap_s: float | None = None
+    busy_tokens_per_s: float | None = None
     prompts: tuple[int, ...] = ()
     """Prompt tokens of the first of those that wait, in the order of arrival."""
 
@@ -72,6 +72,9 @@ class LoadLedger:
         """Prompt tokens of jobs without a first token."""
         self.running: set[str] = set()
         self.prefill_tokens_per_s: float | None = None
+        """Mean of the last prompts, each by itself."""
+        self.prefill_rate = PrefillRate()
+        """Of all prompts in work together."""
         self.gap_s: float | None = None
         self.others: Sequence[LoadShare] = ()
         """The newest shares of the engine's other fronts."""
@@ -96,6 +99,7 @@ class LoadLedger:
         tokens, seconds = facts.prompt_tokens - facts.cached_tokens, facts.first_token_s - facts.scheduled_s
         if tokens >= FEWEST_TOKENS and seconds > 0:
             self.prefill_tokens_per_s = _mean(self.prefill_tokens_per_s, tokens / seconds)
+            self.prefill_rate.computed(tokens, facts.scheduled_s, facts.first_token_s)
 
     def gap(self, seconds: float) -> None:
         """Note the time between two tokens of a sequence."""
@@ -107,7 +111,7 @@ class LoadLedger:
         """The present load of this front."""
         return LoadShare(
             len(self.running), len(self.waiting), sum(self.waiting.values()), self.prefill_tokens_per_s, self.gap_s,
-            tuple(islice(self.waiting.values(), LOOK_AHEAD)),
+            self.prefill_rate.tokens_per_s, tuple(islice(self.waiting.values(), LOOK_AHEAD)),
         )  # fmt: skip
 
     def report(self) -> dict[str, Any]:
@@ -129,6 +133,7 @@ class LoadLedger:
             "step_tokens": step,
             "mixed_tokens": mixed,
             "prefill_tokens_per_s": load.prefill_tokens_per_s if rate is None else rate,
+            "busy_tokens_per_s": load.busy_tokens_per_s,
             "gap_s": load.gap_s,
             "role": self.role,
             "peer": peer_of(helps),
@@ -164,6 +169,7 @@ def summed(shares: Sequence[LoadShare]) -> LoadShare:
         sum(one.waiting_tokens for one in shares),
         _average([one.prefill_tokens_per_s for one in shares]),
         _average([one.gap_s for one in shares]),
+        _average([one.busy_tokens_per_s for one in shares]),
         tuple(islice(chain.from_iterable(one.prompts for one in shares), LOOK_AHEAD)),
     )
 

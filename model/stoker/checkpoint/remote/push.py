@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
-from contextlib import closing
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ def push_folder(
     files = _files(folder)
     variables = access_variables(environment)
     if wanted.scheme == "hf":
-        return _push_to_hub(folder, files, wanted, variables)
+        return _push_to_hub(folder, files, wanted, variables, sent)
     if wanted.scheme == "s3":
         return _push_to_bucket(folder, files, wanted, variables, replace, sent)
     return _push_to_registry(folder, files, wanted, variables, sent)
@@ -100,12 +101,16 @@ def _pushed(uri: ModelUri, revision: str, digest: str, files: tuple[RemoteFile, 
     return Pushed(shown, digest, len(files), sum(file.bytes for file in files))
 
 
-def _push_to_hub(folder: Path, files: tuple[RemoteFile, ...], uri: ModelUri, environment: Environment) -> Pushed:
+def _push_to_hub(
+    folder: Path, files: tuple[RemoteFile, ...], uri: ModelUri, environment: Environment, sent: OnFile
+) -> Pushed:
     client = hub_client(str(uri))
     api = client.HfApi(
         endpoint=environment.get("HF_ENDPOINT") or DEFAULT_ENDPOINT, token=environment.get("HF_TOKEN") or False
     )
-    with hub_errors(uri):
+    with hub_errors(uri), _without_bars(client):
+        for file in files:
+            sent(file)  # one commit has all of them
         api.create_repo(uri.place, private=True, exist_ok=True)
         if uri.revision != "main":
             api.create_branch(uri.place, branch=uri.revision, exist_ok=True)
@@ -123,6 +128,19 @@ def _push_to_hub(folder: Path, files: tuple[RemoteFile, ...], uri: ModelUri, env
         if not same and file.name.endswith((".safetensors", ".json")):
             raise CheckpointCorrupt(f"{uri}: {file.name} of commit {commit.oid} is not what was sent")
     return _pushed(uri, commit.oid, f"commit:{commit.oid}", files)
+
+
+@contextmanager
+def _without_bars(client: Any) -> Iterator[None]:
+    """Keep the client's progress bars out of logs; on a terminal they are shown."""
+    if sys.stderr.isatty() or client.utils.are_progress_bars_disabled():
+        yield
+        return
+    client.utils.disable_progress_bars()
+    try:
+        yield
+    finally:
+        client.utils.enable_progress_bars()
 
 
 def _same_hash(found: RemoteFile, sent: RemoteFile, path: Path) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import http.server
 import json
+import lzma
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,6 +62,28 @@ def write_bin(path: Path, tokens: NDArray[Any], *, count: int | None = None) -> 
     return path
 
 
+def compress(path: Path, content: bytes) -> Path:
+    """Write a file of two compressed parts, one behind the other, as tools do that compress in parallel."""
+    half = len(content) // 2
+    path.write_bytes(b"".join(COMPRESS[path.suffix](part) for part in (content[:half], content[half:])))
+    return path
+
+
+def zstd(content: bytes) -> bytes:
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(content)
+    return bytes(sink.getvalue())
+
+
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": zstd,
+}
+
+
 def loader_of(tmp_path: Path, name: str, data: dict[str, Any]) -> Loader:
     folder = tmp_path / name
     folder.mkdir()
@@ -77,6 +102,10 @@ def test_every_format_trains_the_same_tokens_in_the_same_order(tmp_path: Path) -
     sources: list[dict[str, Any]] = [{"path": str(tmp_path / f"a.{suffix}")} for suffix in ("jsonl", "parquet")]
     sources += [{"path": str(tmp_path / name), "format": "tokens"} for name in ("a.npy", "a.bin", "raw.bin*")]
     sources += [{"url": f"file://{tmp_path}/a.parquet"}, {"url": f"file://{tmp_path}/*.jsonl"}]
+    packed = {
+        suffix: compress(tmp_path / f"a.jsonl{suffix}", (tmp_path / "a.jsonl").read_bytes()) for suffix in COMPRESS
+    }
+    sources += [{"path": str(packed[suffix])} for suffix in COMPRESS] + [{"url": f"file://{packed['.zst']}"}]
     loaders = [loader_of(tmp_path, f"run-{number}", data) for number, data in enumerate(sources)]
     wanted = [step_of(loaders[0], step, 2) for step in range(6)]
     for loader in loaders[1:]:
@@ -299,3 +328,34 @@ def test_reading_ahead_keeps_order_and_errors() -> None:
     assert next(ahead) == 0
     ahead.close()  # type: ignore[attr-defined]
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_compressed_text_is_read_as_a_stream_and_damage_is_named(tmp_path: Path, suffix: str) -> None:
+    content = "".join(f"line {number * 7919 % 10007}\n" for number in range(100_000)).encode()
+    path = compress(tmp_path / f"a.txt{suffix}", content)
+    pieces = [document for document in read(source_of(path)) if isinstance(document, Text)]
+    assert "".join(piece.text for piece in pieces).encode() == content
+    assert len(pieces) > 1
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(DataError, match=rf"data source books: .*a\.txt\{suffix}: "):
+        read(source_of(path))
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=rf"data source books: .*a\.txt\{suffix}: "):
+        read(source_of(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        ("a.parquet.gz", {}, "parquet in a .gz file; only text and JSONL may be compressed"),
+        ("a.gz", {"format": "parquet"}, "parquet in a .gz file"),
+        ("a.npy.zst", {"format": "tokens"}, "is no file of tokens; allowed: .npy, .bin"),
+    ],
+)
+def test_other_formats_are_not_compressed_again(
+    tmp_path: Path, name: str, fields: dict[str, Any], message: str
+) -> None:
+    (tmp_path / name).write_bytes(b"any")
+    with pytest.raises(DataError, match=message):
+        read(source_of(tmp_path / name, **fields))

@@ -20,7 +20,7 @@ from stoker.trainer.errors import DataError
 from stoker.trainer.protocol.config import DataConfig, DataSourceConfig, TrainerConfig
 from stoker.trainer.rank.data.cache import cache_lock, content_digest
 from stoker.trainer.rank.data.corpus import cache_folder
-from stoker.trainer.rank.data.files import list_files
+from stoker.trainer.rank.data.files import list_files, stored_bytes
 from stoker.trainer.rank.data.percent import Report, percent_report
 from stoker.trainer.rank.data.source import Conversation, Document, Tokens, read_documents
 
@@ -58,7 +58,7 @@ def _name(data: DataConfig, cache: Path, report: Report) -> str:
 
 def _contents(source: DataSourceConfig, cache: Path, report: Report) -> str:
     files = list_files(source)
-    return content_digest(files, cache, percent_report(report, f"Hashing {source.name}", files))
+    return content_digest(files, cache, percent_report(report, f"Hashing {source.name}", stored_bytes(files)))
 
 
 def _write(folder: Path, data: DataConfig) -> None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from stoker.trainer.errors import DataError
 from stoker.trainer.protocol.config import DataConfig, DataSourceConfig, TrainerConfig
 from stoker.trainer.rank.data.cache import cache_lock, content_digest
-from stoker.trainer.rank.data.files import DataFile, list_files
+from stoker.trainer.rank.data.files import DataFile, list_files, stored_bytes, text_bytes
 from stoker.trainer.rank.data.pack import Packing, pack
 from stoker.trainer.rank.data.percent import Report, percent_report
 from stoker.trainer.rank.data.shard import Encoder, Shard, open_shard, write_shard
@@ -114,7 +114,12 @@ def _shard(source: DataSourceConfig, encoder: Encoder, cache: Path, report: Repo
         folder = cache / key
         if not folder.is_dir():
             documents = read_documents(source, files, encoder.end_id)
-            write_shard(folder, documents, encoder, percent_report(report_to_all, f"Tokenizing {source.name}", files))
+            write_shard(
+                folder,
+                documents,
+                encoder,
+                percent_report(report_to_all, f"Tokenizing {source.name}", text_bytes(files)),
+            )
     shard = open_shard(folder)
     if (shard.lengths > 1).sum() == 0:
         raise DataError(f"data source {source.name}: {source.place} holds no document ({len(files)} files, all empty)")
@@ -123,7 +128,7 @@ def _shard(source: DataSourceConfig, encoder: Encoder, cache: Path, report: Repo
 
 def _key(source: DataSourceConfig, files: list[DataFile], encoder: Encoder, cache: Path, report: Report) -> str:
     """The name of a source's shard: a digest of all that decides its tokens."""
-    contents = content_digest(files, cache, percent_report(report, f"Hashing {source.name}", files))
+    contents = content_digest(files, cache, percent_report(report, f"Hashing {source.name}", stored_bytes(files)))
     return _digest({"format": FORMAT, "contents": contents, **_forms(source, files), "tokenizer": encoder.fingerprint})
 
 

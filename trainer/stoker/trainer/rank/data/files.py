@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Protocol
 from stoker.pod.config_file import ConfigError
 from stoker.trainer.errors import DataError, StorageFailed
 from stoker.trainer.protocol.config import DataSourceConfig
+from stoker.trainer.rank.data.compressed import GROWTH, Suffixes, suffixes_of
 
 _VERSIONS = ("ETag", "etag", "mtime", "LastModified", "Last-Modified", "created", "ino")
 """Facts of a remote file that change with its content."""
@@ -30,9 +31,7 @@ class DataFile(Protocol):
         ...
 
     @property
-    def suffix(self) -> str:
-        """Lower case, with its dot."""
-        ...
+    def suffixes(self) -> Suffixes: ...
 
     @property
     def size(self) -> int: ...
@@ -42,7 +41,9 @@ class DataFile(Protocol):
         """Facts that differ whenever the content may differ; None where the file system has none."""
         ...
 
-    def open(self) -> BinaryIO: ...
+    def open(self) -> BinaryIO:
+        """Open the file as it is: a compressed one is not decompressed."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,8 @@ class LocalFile:
         return str(self.path)
 
     @property
-    def suffix(self) -> str:
-        return self.path.suffix.lower()
+    def suffixes(self) -> Suffixes:
+        return suffixes_of(self.path)
 
     @property
     def size(self) -> int:
@@ -82,8 +83,8 @@ class RemoteFile:
         return str(self.system.unstrip_protocol(self.path))
 
     @property
-    def suffix(self) -> str:
-        return PurePosixPath(self.path.partition("?")[0]).suffix.lower()
+    def suffixes(self) -> Suffixes:
+        return suffixes_of(PurePosixPath(self.path.partition("?")[0]))
 
     @property
     def size(self) -> int:
@@ -97,6 +98,16 @@ class RemoteFile:
     def open(self) -> BinaryIO:
         opened: BinaryIO = self.system.open(self.path, "rb")
         return opened
+
+
+def stored_bytes(files: Sequence[DataFile]) -> int:
+    """Return the length of the files as they are."""
+    return sum(file.size for file in files)
+
+
+def text_bytes(files: Sequence[DataFile]) -> int:
+    """Return about how long the files are when they are read, for progress."""
+    return sum(file.size * (GROWTH if file.suffixes.compression else 1) for file in files)
 
 
 def list_files(source: DataSourceConfig) -> list[DataFile]:

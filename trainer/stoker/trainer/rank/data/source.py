@@ -11,6 +11,8 @@ goes down); a URL is the same on another file system.
 * Parquet (`.parquet`, or `format: parquet`): a row is a document, its column `text` or `messages`.
 * Tokens (`format: tokens`): ready-tokenised arrays (`token_file`), a document ends with the end token.
 
+Text and JSONL may be compressed (`.jsonl.gz`, `.txt.zst`, ...; `compressed`).
+
 Empty files, lines and texts are skipped; input that cannot be read is a `DataError`.
 
 Read-only; called by `corpus`, `byte_bpe` and `tokens`.
@@ -29,6 +31,7 @@ from numpy.typing import NDArray
 
 from stoker.trainer.errors import DataError
 from stoker.trainer.protocol.config import DataSourceConfig
+from stoker.trainer.rank.data.compressed import COMPRESSIONS, decompressed
 from stoker.trainer.rank.data.files import DataFile, LocalFile, RemoteFile, remote_errors
 from stoker.trainer.rank.data.parquet import read_rows
 from stoker.trainer.rank.data.token_file import TokenFacts, parse_facts, read_token_documents
@@ -80,8 +83,14 @@ def read_documents(source: DataSourceConfig, files: list[DataFile], end_id: int 
     for file in files:
         where = f"data source {source.name}: {file.name}"
         try:
-            with _named_errors(file, where), file.open() as stream:
-                yield from _read(kind_of(source, file), file, stream, end_id)
+            kind, compression = kind_of(source, file), file.suffixes.compression
+            _check_compression(kind, compression, where)
+            with (
+                _named_errors(file, where),
+                file.open() as stream,
+                decompressed(stream, compression, where) as content,
+            ):
+                yield from _read(kind, file, content, end_id)
         except OSError as error:
             raise DataError(f"{where}: {error.strerror or error}") from error
 
@@ -90,13 +99,20 @@ def _named_errors(file: DataFile, where: str) -> AbstractContextManager[None]:
     return remote_errors(where) if isinstance(file, RemoteFile) else nullcontext()
 
 
+def _check_compression(kind: Kind, compression: str, where: str) -> None:
+    if compression and kind not in ("text", "jsonl"):
+        allowed = ", ".join(COMPRESSIONS)
+        raise DataError(f"{where}: {kind} in a {compression} file; only text and JSONL may be compressed ({allowed})")
+
+
 def kind_of(source: DataSourceConfig, file: DataFile) -> Kind:
     """The form of a file: the source's format, or by its suffix."""
     if source.format != "auto":
         return source.format
-    if file.suffix == PARQUET_SUFFIX:
+    suffix = file.suffixes.data
+    if suffix == PARQUET_SUFFIX:
         return "parquet"
-    return "jsonl" if file.suffix in JSONL_SUFFIXES else "text"
+    return "jsonl" if suffix in JSONL_SUFFIXES else "text"
 
 
 def data_files(source: DataSourceConfig, files: list[DataFile]) -> list[DataFile]:
@@ -105,7 +121,7 @@ def data_files(source: DataSourceConfig, files: list[DataFile]) -> list[DataFile
         return files
     names = {file.name for file in files}
     found = [file for file in files if file.name.removesuffix(SIDECAR) not in names - {file.name}]
-    wrong = [file.name for file in found if file.suffix not in TOKEN_SUFFIXES]
+    wrong = [file.name for file in found if file.suffixes not in [(suffix, "") for suffix in TOKEN_SUFFIXES]]
     if wrong:
         raise DataError(
             f"data source {source.name}: {wrong[0]} is no file of tokens; allowed: {', '.join(TOKEN_SUFFIXES)}"
@@ -135,7 +151,7 @@ def _read(kind: Kind, file: DataFile, stream: BinaryIO, end_id: int | None) -> I
         for place, fields in read_rows(stream, where):
             yield from _wanted(_parse_fields(fields, place))
     elif kind == "tokens":
-        for ids, _ in read_token_documents(stream, where, file.suffix == ".npy", token_facts(file), end_id):
+        for ids, _ in read_token_documents(stream, where, file.suffixes.data == ".npy", token_facts(file), end_id):
             yield Tokens(ids)
     elif kind == "jsonl":
         yield from _read_lines(where, stream)

@@ -150,7 +150,7 @@ test-upgrade: setup kube-binaries ## from the previous release to this one while
 	@$(BIN)/python -m pytest e2e/upgrade $(ARGS)
 
 e2e: setup model kube-binaries images ## the stories on real nodes with the real images (root)
-	@$(BIN)/python -m pytest e2e/test_cluster.py e2e/images e2e/stories $(ARGS)
+	@$(BIN)/python -m pytest e2e/test_cluster.py e2e/test_followed_logs.py e2e/images e2e/stories $(ARGS)
 
 bench-gpu: ## every measurement of bench/ that needs NVIDIA GPUs (one to four); results in bench/out
 	@mkdir -p bench/out

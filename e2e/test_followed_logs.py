@@ -18,7 +18,7 @@ from e2e.cluster.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(400)
 
-LINES = "i=0; while [ ! -e /tmp/end ]; do i=$((i+1)); echo line $i; [ $((i%10)) = 0 ] && echo same; sleep 0.02; done"
+LINES = "i=0; while [ ! -e end ]; do i=$((i+1)); echo line $i; [ $((i%10)) = 0 ] && echo same; sleep 0.02; done"
 """Counts, with lines that are alike, until it is told to end."""
 
 
@@ -50,7 +50,7 @@ def test_a_followed_log_is_whole(cluster: Cluster, tmp_path: Path, disturb: Call
             whole.wait_for_more()
             disturb(cluster)
         whole.wait_for_more()
-        cluster.kubectl("exec", name, "--", "touch", "/tmp/end")
+        cluster.kubectl("exec", name, "--", "touch", "end")
         assert (whole.code(), tail.code()) == (0, 0), (whole.said, tail.said)
     finally:
         whole.program.kill()

@@ -71,6 +71,13 @@ def whole_number(raw: Mapping[str, Any], name: str) -> int:
     return int(value)
 
 
+def number(raw: Mapping[str, Any], name: str) -> float:
+    value = needed(raw, name)
+    if not isinstance(value, int | float):
+        raise ValueError(f"config.json: {name} must be a number, not {value!r}")
+    return float(value)
+
+
 def refuse_unsupported(raw: Mapping[str, Any]) -> None:
     """Refuse every feature of the families that changes the computation and is not built."""
     if (kind := raw.get("model_type")) not in BY_MODEL_TYPE:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from stoker.model.config_json import given, needed, whole_number
+from stoker.model.config_json import given, number, whole_number
 from stoker.model.rope_scaling import (
     LinearScaling,
     Llama3Scaling,
@@ -31,12 +31,12 @@ def read_rope(raw: Mapping[str, Any]) -> Rope:
     """
     name = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
     fields = _checked(name, raw.get(name) or {})
-    theta = float(fields.get("rope_theta") or raw.get("rope_theta") or raw.get("default_theta", 10000.0))
+    theta = fields.get("rope_theta") or raw.get("rope_theta") or raw.get("default_theta", 10000.0)
     longest = whole_number(raw, "max_position_embeddings")
     scaling = _scaling(fields, longest)
     if isinstance(scaling, YarnScaling):
         longest = max(longest, int(scaling.factor * scaling.original_max_position_embeddings))
-    return Rope(theta, scaling, longest)
+    return Rope(number({"rope_theta": theta}, "rope_theta"), scaling, longest)
 
 
 def _checked(name: str, fields: Any) -> Mapping[str, Any]:
@@ -54,33 +54,30 @@ def _scaling(fields: Mapping[str, Any], longest: int) -> RopeScaling | None:
     if kind == "default":
         return None
     if kind == "linear":
-        return LinearScaling(factor=float(needed(fields, "factor")))
+        return LinearScaling(factor=number(fields, "factor"))
     if kind == "yarn":
         return _yarn(given(fields), longest)
     if kind == "llama3":
         return Llama3Scaling(
-            factor=float(needed(fields, "factor")),
-            low_freq_factor=float(needed(fields, "low_freq_factor")),
-            high_freq_factor=float(needed(fields, "high_freq_factor")),
+            factor=number(fields, "factor"),
+            low_freq_factor=number(fields, "low_freq_factor"),
+            high_freq_factor=number(fields, "high_freq_factor"),
             original_max_position_embeddings=whole_number(fields, "original_max_position_embeddings"),
         )
     raise ValueError(f"config.json: not supported yet: rope_scaling {kind!r}; allowed: default, linear, llama3, yarn")
 
 
 def _yarn(fields: Mapping[str, Any], longest: int) -> YarnScaling:
-    factor = float(needed(fields, "factor"))
-    if factor < 1:
-        raise ValueError(f"config.json: rope_scaling: factor must be >= 1, not {factor}")
-    attention = fields.get("attention_factor")
-    if attention is None:
-        attention = yarn_attention_factor(factor, fields.get("mscale"), fields.get("mscale_all_dim"))
+    fields = {"beta_fast": 32, "beta_slow": 1, "mscale": 0, "mscale_all_dim": 0, **fields}
+    factor = number(fields, "factor")
+    usual = yarn_attention_factor(factor, number(fields, "mscale"), number(fields, "mscale_all_dim"))
     return YarnScaling(
         factor=factor,
         original_max_position_embeddings=whole_number(
             {"original_max_position_embeddings": longest, **fields}, "original_max_position_embeddings"
         ),
-        attention_factor=float(attention),
-        beta_fast=float(fields.get("beta_fast") or 32),
-        beta_slow=float(fields.get("beta_slow") or 1),
+        attention_factor=number({"attention_factor": usual, **fields}, "attention_factor"),
+        beta_fast=number(fields, "beta_fast"),
+        beta_slow=number(fields, "beta_slow"),
         truncate=bool(fields.get("truncate", True)),
     )

@@ -71,11 +71,12 @@ class Llama3Scaling:
 RopeScaling = LinearScaling | YarnScaling | Llama3Scaling
 
 
-def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all_dim: float | None = None) -> float:
-    """Return the growth of cosine and sine that goes with a stretching where a file names none."""
+def yarn_attention_factor(factor: float, mscale: float = 0.0, mscale_all_dim: float = 0.0) -> float:
+    """Return the growth of cosine and sine that goes with a stretching. Scales of 0 count as not given."""
+    growth = 0.1 * math.log(max(factor, 1.0))
     if not mscale or not mscale_all_dim:
-        return 1 + 0.1 * math.log(factor)
-    return (1 + 0.1 * mscale * math.log(factor)) / (1 + 0.1 * mscale_all_dim * math.log(factor))
+        return 1 + growth
+    return (1 + mscale * growth) / (1 + mscale_all_dim * growth)
 
 
 def check_factor(factor: float) -> None:

@@ -3,8 +3,11 @@
 NCCL's kernels occupy thread blocks while they copy and while they wait. All that the trainer's collectives do is to
 move bytes, so here each rank copies them itself, between memory that all ranks have mapped: in a reduce-scatter it
 writes its slices into the others' memory, in an all-gather it reads the others' slices out of theirs. In between the
-ranks *meet*: a kernel of one block waits until every rank has come so far. The sums are those of `communicator`, in the
-same order, so the bits are the same.
+ranks *meet*: each one's stream writes a number to all others and waits for theirs. The sums are those of
+`communicator`, in the same order, so the bits are the same.
+
+Copies take memory bandwidth: beside an update, which needs all of it, they slow it down for as long as they last
+(`crowds`).
 
 Made by `communicator_maker` where all ranks of a group are in one pod and can map each other's memory.
 """
@@ -12,6 +15,7 @@ Made by `communicator_maker` where all ranks of a group are in one pod and can m
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -20,7 +24,11 @@ from torch import Tensor
 from stoker.model.mapped_memory import map_memory
 from stoker.trainer.rank.communicator import Groups, Pending, Total, exchange_numbers
 from stoker.trainer.rank.ordered_sum import sum_in_order
+from stoker.trainer.rank.stream_values import StreamValues
 
+MARK_BYTES = 4
+PIECE_BYTES = 2**20
+"""Length of a copy. The gaps between copies are when kernels that are bound by memory get on."""
 STEP_BYTES = 32 * 2**20
 """Memory of a lane grows by whole multiples, so that buckets of nearly the same length do not map it anew."""
 
@@ -43,18 +51,20 @@ class Lane(Protocol):
         """What is queued from now on runs after what every rank has queued before it meets."""
         ...
 
-    def end(self) -> Pending:
-        """The end of what is queued now."""
+    def end(self, held: Tensor) -> Pending:
+        """The end of what is queued now, which uses a tensor."""
         ...
 
 
 class CopyEngines:
     """Ranks on GPUs of one host. Reductions and gathers have a lane each, so neither waits for the other."""
 
-    eager, replicas, replica = True, 1, 0
+    eager, crowds, replicas, replica = True, True, 1, 0
 
-    def __init__(self, rank: int, size: int, groups: Groups, reductions: Lane, gathers: Lane) -> None:
-        self.rank, self.size = rank, size
+    def __init__(
+        self, rank: int, size: int, groups: Groups, reductions: Lane, gathers: Lane, piece_bytes: int = PIECE_BYTES
+    ) -> None:
+        self.rank, self.size, self._piece_bytes = rank, size, piece_bytes
         self._groups, self._reductions, self._gathers = groups, reductions, gathers
         self._peers = [(rank + step) % size for step in range(size)]
         """All ranks from this one on: no two ranks copy to the same one at once."""
@@ -75,10 +85,10 @@ class CopyEngines:
         with lane.begin(flat.nbytes):
             lane.meet()  # every rank has summed what came before
             for peer in self._peers:
-                self.shard(lane.memory(peer, flat)).copy_(slices[peer], non_blocking=True)
+                self._copy(self.shard(lane.memory(peer, flat)), slices[peer])
             lane.meet()
             total(self._groups.rows(lane.memory(self.rank, flat)), out, add=add)
-            return lane.end()
+            return lane.end(flat)
 
     def all_gather(self, flat: Tensor) -> Pending:
         lane, slices = self._gathers, flat.view(self.size, -1)
@@ -87,8 +97,14 @@ class CopyEngines:
             lane.memory(self.rank, slices[0]).copy_(slices[self.rank], non_blocking=True)
             lane.meet()
             for peer in self._peers[1:]:
-                slices[peer].copy_(lane.memory(peer, slices[0]), non_blocking=True)
-            return lane.end()
+                self._copy(slices[peer], lane.memory(peer, slices[0]))
+            return lane.end(flat)
+
+    def _copy(self, target: Tensor, source: Tensor) -> None:
+        """Copy in pieces."""
+        length = max(self._piece_bytes // source.itemsize, 1)
+        for there, here in zip(target.split(length), source.split(length), strict=True):
+            there.copy_(here, non_blocking=True)
 
     def exchange(self, numbers: Tensor) -> Tensor:
         return exchange_numbers(numbers, self.size, self._groups.gather)
@@ -98,34 +114,45 @@ class CudaLane:
     """A stream of this rank's GPU."""
 
     def __init__(self, group: torch.distributed.ProcessGroup, device: torch.device, num_bytes: int) -> None:
-        """Collective. Raises RuntimeError where the memory cannot be mapped."""
-        self._group, self._device = group, device
+        """Collective. Raises RuntimeError, OSError or AttributeError where memory cannot be mapped or waited for."""
+        self._group, self._device, self._values = group, device, StreamValues()
         self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-        self.num_bytes = 0
-        self._memory: Tensor | None = None
-        self._mapping: Any = None
+        self._marks = map_memory(group.size(), torch.int32, group)
+        """A number of each rank, in every rank's memory: how often it has come to meet the others."""
+        self._meetings = self._num_bytes = 0
+        self._memory: Any = None
         self._map(num_bytes)
+        self.meet()
 
     def begin(self, num_bytes: int) -> AbstractContextManager[object]:
-        if num_bytes > self.num_bytes:
+        if num_bytes > self._num_bytes:
             self._map(num_bytes)
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         return torch.cuda.stream(self._stream)
 
     def memory(self, rank: int, like: Tensor) -> Tensor:
-        found: Tensor = self._mapping.get_buffer(rank, (like.numel(),), like.dtype)
+        found: Tensor = self._memory[1].get_buffer(rank, (like.numel(),), like.dtype)
         return found
 
     def meet(self) -> None:
-        self._mapping.barrier()
+        self._meetings += 1
+        stream, marks = self._stream.cuda_stream, self._marks[1]
+        addresses, rank = marks.buffer_ptrs, marks.rank
+        for peer in range(marks.world_size):
+            self._values.write(stream, addresses[peer] + MARK_BYTES * rank, self._meetings)
+        for peer in range(marks.world_size):
+            self._values.wait(stream, addresses[rank] + MARK_BYTES * peer, self._meetings)
 
-    def end(self) -> Pending:
+    def end(self, held: Tensor) -> Pending:
         done = self._stream.record_event()
-        return Pending(lambda: torch.cuda.current_stream(self._device).wait_event(done))
+        return Pending(partial(self._wait, done, held))
+
+    def _wait(self, done: torch.cuda.Event, _held: Tensor) -> None:
+        torch.cuda.current_stream(self._device).wait_event(done)
 
     def _map(self, num_bytes: int) -> None:
         """Take longer memory (collective). Copies in flight end first; what others have mapped lives on in them."""
         torch.cuda.synchronize(self._device)
-        self._memory = self._mapping = None
-        self.num_bytes = -(-num_bytes // STEP_BYTES) * STEP_BYTES
-        self._memory, self._mapping = map_memory(self.num_bytes, torch.uint8, self._group)
+        self._memory = None
+        self._num_bytes = -(-num_bytes // STEP_BYTES) * STEP_BYTES
+        self._memory = map_memory(self._num_bytes, torch.uint8, self._group)

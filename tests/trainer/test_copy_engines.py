@@ -53,7 +53,7 @@ class ThreadLane:
         self._dawdle()
         self._shared.meeting.wait(60.0)
 
-    def end(self, held: Tensor) -> Pending:
+    def end(self) -> Pending:
         return DONE
 
     def _dawdle(self) -> None:

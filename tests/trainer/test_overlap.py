@@ -31,7 +31,7 @@ UNITS = ["embedding", "blocks.0", "blocks.1", "head"]
 class Recorder:
     """The first of two ranks that run collectives in the background; the other one sends zeros."""
 
-    rank, size, eager, crowds, replicas, replica = 0, 2, True, False, 1, 0
+    rank, size, eager, replicas, replica = 0, 2, True, 1, 0
 
     def __init__(self, events: list[str]) -> None:
         self.events = events

@@ -146,7 +146,7 @@ def test_each_stage_needs_less_than_the_one_before(measured: dict[int, Measured]
 class Recorder:
     """Two ranks as the first one sees them; gathers are recorded and end when they are waited for."""
 
-    rank, size, eager, crowds, replicas, replica = 0, 2, False, False, 1, 0
+    rank, size, eager, replicas, replica = 0, 2, False, 1, 0
 
     def __init__(self) -> None:
         self.events: list[str] = []

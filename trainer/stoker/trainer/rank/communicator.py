@@ -61,8 +61,6 @@ class Communicator(Protocol):
     size: int
     eager: bool
     """Collectives run in the background, in order of start; else `wait` does a part of the work on the host."""
-    crowds: bool
-    """A gather takes memory bandwidth from an update that runs beside it, so it is better started behind it."""
     replicas: int
     """Number of ranks that hold the same slice; 1 without replicas."""
     replica: int
@@ -94,7 +92,7 @@ class Communicator(Protocol):
 class Alone:
     """A single rank: no communication."""
 
-    rank, size, eager, crowds, replicas, replica = 0, 1, False, False, 1, 0
+    rank, size, eager, replicas, replica = 0, 1, False, 1, 0
 
     def shard(self, flat: Tensor) -> Tensor:
         return flat
@@ -134,7 +132,7 @@ class Groups:
 class Gloo:
     """Ranks on CPUs."""
 
-    eager, crowds, replicas, replica = False, False, 1, 0
+    eager, replicas, replica = False, 1, 0
 
     def __init__(self, rank: int, size: int, groups: Groups) -> None:
         self.rank, self.size = rank, size
@@ -182,7 +180,7 @@ class Gloo:
 class Nccl:
     """Ranks on GPUs. Reductions run one after another on a stream of their own, beside backward."""
 
-    eager, crowds, replicas, replica = True, False, 1, 0
+    eager, replicas, replica = True, 1, 0
 
     def __init__(self, rank: int, size: int, groups: Groups, device: torch.device) -> None:
         self.rank, self.size = rank, size
@@ -238,7 +236,7 @@ class Hybrid:
 
     def __init__(self, inner: Communicator, outer: Communicator) -> None:
         self.inner, self.outer = inner, outer
-        self.rank, self.size, self.eager, self.crowds = inner.rank, inner.size, outer.eager, inner.crowds
+        self.rank, self.size, self.eager = inner.rank, inner.size, outer.eager
         self.replica, self.replicas = outer.rank, outer.size
         self._stream: torch.cuda.Stream | None = None
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from stoker.trainer.rank.communicator import Alone, Communicator, Gloo, Groups, Nccl, dist_rank, exchange_numbers
-from stoker.trainer.rank.copy_engines import PIECE_BYTES, STEP_BYTES, CopyEngines, CudaLane
+from stoker.trainer.rank.copy_engines import STEP_BYTES, CopyEngines, CudaLane
 
 log = logging.getLogger("stoker.trainer")
 
@@ -34,8 +34,6 @@ class GpuShare:
     """Thread blocks that must start together; None: NCCL's default (4)."""
     copies: bool = False
     """Copy engines move what is long; the ranks must be in one pod."""
-    piece_bytes: int = PIECE_BYTES
-    """Length of their copies."""
 
 
 SHARE = GpuShare()
@@ -61,7 +59,7 @@ def make_communicator(
     groups = Groups(reduce_group, gather_group, order)
     if device.type == "cpu":
         return Gloo(rank, len(ranks), groups)
-    copies = make_copy_engines(rank, groups, device, share.piece_bytes) if share.copies else None
+    copies = make_copy_engines(rank, groups, device) if share.copies else None
     return copies or Nccl(rank, len(ranks), groups, device)
 
 
@@ -73,17 +71,17 @@ def open_group(
     return cast("dist.ProcessGroup", dist.new_group(list(ranks), timeout=timeout, pg_options=options))
 
 
-def make_copy_engines(rank: int, groups: Groups, device: torch.device, piece_bytes: int) -> CopyEngines | None:
+def make_copy_engines(rank: int, groups: Groups, device: torch.device) -> CopyEngines | None:
     """Map the memory of all ranks; None on all of them where that fails on one (collective)."""
     lanes, problem = [], "another rank cannot map it"
     try:
         lanes = [CudaLane(groups.gather, device, STEP_BYTES) for _ in range(2)]
-    except (RuntimeError, ImportError, OSError, AttributeError) as error:
+    except (RuntimeError, ImportError, OSError) as error:
         problem = str(error)
     size = len(groups.order)
     mapped = torch.tensor([float(len(lanes) == 2)], device=device)
     if bool(exchange_numbers(mapped, size, groups.gather).min() > 0):
-        return CopyEngines(rank, size, groups, *lanes, piece_bytes=piece_bytes)
+        return CopyEngines(rank, size, groups, *lanes)
     log.warning("NCCL moves gradients and weights, because the GPUs' memory cannot be mapped: %s", problem)
     return None
 

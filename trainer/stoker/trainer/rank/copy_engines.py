@@ -3,11 +3,8 @@
 NCCL's kernels occupy thread blocks while they copy and while they wait. All that the trainer's collectives do is to
 move bytes, so here each rank copies them itself, between memory that all ranks have mapped: in a reduce-scatter it
 writes its slices into the others' memory, in an all-gather it reads the others' slices out of theirs. In between the
-ranks *meet*: each one's stream writes a number to all others and waits for theirs. The sums are those of
-`communicator`, in the same order, so the bits are the same.
-
-Copies take memory bandwidth: beside an update, which needs all of it, they slow it down for as long as they last
-(`crowds`).
+ranks *meet*: a kernel of one block waits until every rank has come so far. The sums are those of `communicator`, in the
+same order, so the bits are the same.
 
 Made by `communicator_maker` where all ranks of a group are in one pod and can map each other's memory.
 """
@@ -15,7 +12,6 @@ Made by `communicator_maker` where all ranks of a group are in one pod and can m
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -24,11 +20,7 @@ from torch import Tensor
 from stoker.model.mapped_memory import map_memory
 from stoker.trainer.rank.communicator import Groups, Pending, Total, exchange_numbers
 from stoker.trainer.rank.ordered_sum import sum_in_order
-from stoker.trainer.rank.stream_values import StreamValues
 
-MARK_BYTES = 4
-PIECE_BYTES = 2**20
-"""Length of a copy. The gaps between copies are when kernels that are bound by memory get on."""
 STEP_BYTES = 32 * 2**20
 """Memory of a lane grows by whole multiples, so that buckets of nearly the same length do not map it anew."""
 
@@ -51,20 +43,18 @@ class Lane(Protocol):
         """What is queued from now on runs after what every rank has queued before it meets."""
         ...
 
-    def end(self, held: Tensor) -> Pending:
-        """The end of what is queued now, which uses a tensor."""
+    def end(self) -> Pending:
+        """The end of what is queued now."""
         ...
 
 
 class CopyEngines:
     """Ranks on GPUs of one host. Reductions and gathers have a lane each, so neither waits for the other."""
 
-    eager, crowds, replicas, replica = True, True, 1, 0
+    eager, replicas, replica = True, 1, 0
 
-    def __init__(
-        self, rank: int, size: int, groups: Groups, reductions: Lane, gathers: Lane, piece_bytes: int = PIECE_BYTES
-    ) -> None:
-        self.rank, self.size, self._piece_bytes = rank, size, piece_bytes
+    def __init__(self, rank: int, size: int, groups: Groups, reductions: Lane, gathers: Lane) -> None:
+        self.rank, self.size = rank, size
         self._groups, self._reductions, self._gathers = groups, reductions, gathers
         self._peers = [(rank + step) % size for step in range(size)]
         """All ranks from this one on: no two ranks copy to the same one at once."""
@@ -85,10 +75,10 @@ class CopyEngines:
         with lane.begin(flat.nbytes):
             lane.meet()  # every rank has summed what came before
             for peer in self._peers:
-                self._copy(self.shard(lane.memory(peer, flat)), slices[peer])
+                self.shard(lane.memory(peer, flat)).copy_(slices[peer], non_blocking=True)
             lane.meet()
             total(self._groups.rows(lane.memory(self.rank, flat)), out, add=add)
-            return lane.end(flat)
+            return lane.end()
 
     def all_gather(self, flat: Tensor) -> Pending:
         lane, slices = self._gathers, flat.view(self.size, -1)
@@ -97,14 +87,8 @@ class CopyEngines:
             lane.memory(self.rank, slices[0]).copy_(slices[self.rank], non_blocking=True)
             lane.meet()
             for peer in self._peers[1:]:
-                self._copy(slices[peer], lane.memory(peer, slices[0]))
-            return lane.end(flat)
-
-    def _copy(self, target: Tensor, source: Tensor) -> None:
-        """Copy in pieces."""
-        length = max(self._piece_bytes // source.itemsize, 1)
-        for there, here in zip(target.split(length), source.split(length), strict=True):
-            there.copy_(here, non_blocking=True)
+                slices[peer].copy_(lane.memory(peer, slices[0]), non_blocking=True)
+            return lane.end()
 
     def exchange(self, numbers: Tensor) -> Tensor:
         return exchange_numbers(numbers, self.size, self._groups.gather)
@@ -114,45 +98,34 @@ class CudaLane:
     """A stream of this rank's GPU."""
 
     def __init__(self, group: torch.distributed.ProcessGroup, device: torch.device, num_bytes: int) -> None:
-        """Collective. Raises RuntimeError, OSError or AttributeError where memory cannot be mapped or waited for."""
-        self._group, self._device, self._values = group, device, StreamValues()
+        """Collective. Raises RuntimeError where the memory cannot be mapped."""
+        self._group, self._device = group, device
         self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-        self._marks = map_memory(group.size(), torch.int32, group)
-        """A number of each rank, in every rank's memory: how often it has come to meet the others."""
-        self._meetings = self._num_bytes = 0
-        self._memory: Any = None
+        self.num_bytes = 0
+        self._memory: Tensor | None = None
+        self._mapping: Any = None
         self._map(num_bytes)
-        self.meet()
 
     def begin(self, num_bytes: int) -> AbstractContextManager[object]:
-        if num_bytes > self._num_bytes:
+        if num_bytes > self.num_bytes:
             self._map(num_bytes)
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         return torch.cuda.stream(self._stream)
 
     def memory(self, rank: int, like: Tensor) -> Tensor:
-        found: Tensor = self._memory[1].get_buffer(rank, (like.numel(),), like.dtype)
+        found: Tensor = self._mapping.get_buffer(rank, (like.numel(),), like.dtype)
         return found
 
     def meet(self) -> None:
-        self._meetings += 1
-        stream, marks = self._stream.cuda_stream, self._marks[1]
-        addresses, rank = marks.buffer_ptrs, marks.rank
-        for peer in range(marks.world_size):
-            self._values.write(stream, addresses[peer] + MARK_BYTES * rank, self._meetings)
-        for peer in range(marks.world_size):
-            self._values.wait(stream, addresses[rank] + MARK_BYTES * peer, self._meetings)
+        self._mapping.barrier()
 
-    def end(self, held: Tensor) -> Pending:
+    def end(self) -> Pending:
         done = self._stream.record_event()
-        return Pending(partial(self._wait, done, held))
-
-    def _wait(self, done: torch.cuda.Event, _held: Tensor) -> None:
-        torch.cuda.current_stream(self._device).wait_event(done)
+        return Pending(lambda: torch.cuda.current_stream(self._device).wait_event(done))
 
     def _map(self, num_bytes: int) -> None:
         """Take longer memory (collective). Copies in flight end first; what others have mapped lives on in them."""
         torch.cuda.synchronize(self._device)
-        self._memory = None
-        self._num_bytes = -(-num_bytes // STEP_BYTES) * STEP_BYTES
-        self._memory = map_memory(self._num_bytes, torch.uint8, self._group)
+        self._memory = self._mapping = None
+        self.num_bytes = -(-num_bytes // STEP_BYTES) * STEP_BYTES
+        self._memory, self._mapping = map_memory(self.num_bytes, torch.uint8, self._group)

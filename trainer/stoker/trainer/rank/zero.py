@@ -40,8 +40,6 @@ WIRE_DEPTH = 2
 
 On CPUs the number of buckets whose reduction may be in flight from stage 2 on, so that they are never the whole model.
 """
-NEEDED_FIRST = 2
-"""Buckets that are gathered as soon as they are updated: forward begins with them."""
 
 
 class Zero:
@@ -238,20 +236,9 @@ class Zero:
         held = (state.held_state() for state in self.states)
         if self.gathered is not None:
             self.gathered.discard()
-        behind: list[BucketState] = []
-        self._optimizer.update(held, numbers, partial(self._gather_updated, behind))
-        for state in behind:
-            state.start_gather()
+        self._optimizer.update(held, numbers, lambda bucket: self._by_bucket[bucket.name].start_gather())
         if self.gathered is not None:
             self.gathered.prepare_forward()
-
-    def _gather_updated(self, behind: list[BucketState], bucket: Bucket) -> None:
-        """Start to gather a bucket; one that forward does not need first may go to `behind` the update."""
-        state = self._by_bucket[bucket.name]
-        if state.communicator.crowds and not self.settings.offload and state not in self.states[:NEEDED_FIRST]:
-            behind.append(state)
-        else:
-            state.start_gather()
 
     def wait_parameters(self) -> None:
         """Wait until every parameter has its new value. Needed before anything but the next forward reads them.

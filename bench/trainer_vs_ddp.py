@@ -44,7 +44,7 @@ from stoker.model.kernels.ops import Ops
 from stoker.pod.config_file import parse
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.step_signals import StepSignals
-from stoker.trainer.rank.communicator_maker import make_communicator
+from stoker.trainer.rank.communicator import make_communicator
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.mesh import data_parallel_mesh
 from stoker.trainer.rank.train_step import ForwardPass, TrainStep

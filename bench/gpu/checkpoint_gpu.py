@@ -33,7 +33,7 @@ from stoker.checkpoint.store import CheckpointRoot
 from stoker.trainer.protocol.channel import RankChannel
 from stoker.trainer.protocol.messages import Event, SaveEvent
 from stoker.trainer.protocol.step_signals import StepSignals
-from stoker.trainer.rank.communicator_maker import make_communicator
+from stoker.trainer.rank.communicator import make_communicator
 from stoker.trainer.rank.piece_map import state_tensors
 from stoker.trainer.rank.process_group import choose_device, process_group
 from stoker.trainer.rank.rank_info import find_rank_info

@@ -13,13 +13,13 @@
 
 Behind the colon: full or selective (activation checkpointing), SameLayout, AnyDataParallel, stage0, stage2, stage3,
 bf16, fp8 (Tensorwise), Rowwise, offload, nvme (state in a file in STOKER_BENCH_VOLUME), reference (kernels), or an
-attention (cudnn, flash, stoker); nccl (instead of copy engines) with reduce_ctas=N, gather_ctas=N, cluster=N (its
-share of the GPU); silent (nothing is sent, so the numbers are wrong: the step without its communication).
-STOKER_BENCH_SITE names a folder with further packages (flash-attn-4). One process per GPU, each seeing only its own,
-as the agent starts them; inside it the product's own classes: Decoder, Zero, TrainStep and their communicators. A
-step's time runs from one answer (loss and norm) to the next; the figure is the mean over the last half of the steps.
-Results are written as they come, a profile after its figures. A run that fails or passes `--limit-s` is ended and
-named, and the ranks are started again for the runs behind it. The last line is JSON.
+attention (cudnn, flash, stoker); reduce_ctas=N, gather_ctas=N, cluster=N (NCCL's share of the GPU); silent (nothing is
+sent, so the numbers are wrong: the step without its communication). STOKER_BENCH_SITE names a folder with further
+packages (flash-attn-4). One process per GPU, each
+seeing only its own, as the agent starts them; inside it the product's own classes: Decoder, Zero, TrainStep and their
+communicators. A step's time runs from one answer (loss and norm) to the next; the figure is the mean over the last half
+of the steps. Results are written as they come, a profile after its figures. A run that fails or passes `--limit-s` is
+ended and named, and the ranks are started again for the runs behind it. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -52,8 +52,7 @@ from stoker.model.pinned import pinned_memory
 from stoker.pod.config_file import parse
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.step_signals import StepSignals
-from stoker.trainer.rank.communicator import DONE, Communicator, Pending, Total
-from stoker.trainer.rank.communicator_maker import GpuShare, make_communicator
+from stoker.trainer.rank.communicator import DONE, Communicator, GpuShare, Pending, Total, make_communicator
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.initial_weights import InitialWeights
 from stoker.trainer.rank.kernel_choice import make_ops
@@ -142,7 +141,7 @@ def trainer_config(row: Row, variants: list[str], gpus: int) -> TrainerConfig:
         "checkpoint": {"root": "unused"},
     }
     for variant in variants:
-        if variant in ("silent", "nccl") or "=" in variant:  # of the communicator
+        if variant == "silent" or "=" in variant:  # of the communicator
             continue
         if variant in ("full", "selective"):
             fields["memory"]["activation_checkpointing"] = variant
@@ -224,7 +223,7 @@ class Communicators:
 
 def gpu_share(variants: list[str]) -> GpuShare:
     named = [variant.split("=") for variant in variants if "=" in variant]
-    return GpuShare(copies="nccl" not in variants, **{name: int(value) for name, value in named})
+    return GpuShare(**{name: int(value) for name, value in named})
 
 
 class Run:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from stoker.trainer.errors import DataError
 from stoker.trainer.protocol.channel import RankChannel
-from stoker.trainer.rank.communicator_maker import nccl_options
+from stoker.trainer.rank.communicator import nccl_options
 from stoker.trainer.rank.host_group import new_host_group
 from stoker.trainer.rank.main import make_rank_context
 from stoker.trainer.rank.process_group import collective_timeout, order_launches, process_group

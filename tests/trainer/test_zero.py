@@ -15,8 +15,7 @@ from stoker.trainer.protocol.config import OptimizationConfig
 from stoker.trainer.rank.bucket import make_buckets
 from stoker.trainer.rank.bucket_state import ZeroSettings
 from stoker.trainer.rank.clip import GradientNorm, clip_factor
-from stoker.trainer.rank.communicator import Alone, Communicator
-from stoker.trainer.rank.communicator_maker import make_communicator
+from stoker.trainer.rank.communicator import Alone, Communicator, make_communicator
 from stoker.trainer.rank.gradient_sum import merges_after
 from stoker.trainer.rank.lamb import Lamb, sum_over_holders
 from stoker.trainer.rank.mesh import Mesh, data_parallel_mesh

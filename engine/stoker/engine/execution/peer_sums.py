@@ -9,6 +9,7 @@ Made by `load`; called by the model's layers.
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,6 @@ from stoker.model.config import ModelConfig
 from stoker.model.group_sums import GroupSums
 from stoker.model.kernels.fused.peer_memory import WORD_BYTES, PeerMemory
 from stoker.model.kernels.ops import Ops
-from stoker.model.mapped_memory import map_memory
 
 log = logging.getLogger("stoker.engine")
 
@@ -145,6 +145,20 @@ class PeerSums(GroupSums):
     def abort(self) -> None:
         self.stop[0] = 1
         super().abort()
+
+
+def map_memory(words: int, dtype: torch.dtype, group: ProcessGroup) -> tuple[Tensor, Any]:
+    """Allocate memory of this rank, zeroed, and map that of all ranks; return it and the handle of the mapping.
+
+    Called by all ranks together. Raises RuntimeError.
+    """
+    import torch.distributed._symmetric_memory as symmetric_memory
+
+    os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"  # its failure takes all GPUs of the host down
+    device = torch.device("cuda", torch.cuda.current_device())
+    memory = symmetric_memory.empty(words, dtype=dtype, device=device).zero_()
+    torch.cuda.synchronize(device)
+    return memory, symmetric_memory.rendezvous(memory, group)
 
 
 def round_up(number: int, multiple: int) -> int:

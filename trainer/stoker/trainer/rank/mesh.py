@@ -15,8 +15,7 @@ import torch.distributed as dist
 
 from stoker.trainer.protocol.parallel_dims import ParallelDims, Ranks
 from stoker.trainer.rank.bucket import Cut, Reduction
-from stoker.trainer.rank.communicator import Alone, Communicator, Hybrid, OrderedHybrid, dist_rank
-from stoker.trainer.rank.communicator_maker import GpuShare, make_communicator
+from stoker.trainer.rank.communicator import Alone, Communicator, Hybrid, OrderedHybrid, dist_rank, make_communicator
 from stoker.trainer.rank.host_group import new_host_group
 from stoker.trainer.rank.pipeline.link import NO_LINKS, HostLink, Links, open_links
 
@@ -84,12 +83,10 @@ class Mesh:
 class AxisGroups:
     """Opens groups of ranks, each once: axes that are the same ranks share one."""
 
-    def __init__(self, device: torch.device, timeout: timedelta | None = None, *, copying_ranks: int = 1) -> None:
-        """`timeout` applies to one collective. `copying_ranks`: so many neighbours (the ranks of a pod) may map each
-        other's memory, so that copy engines move gradients and weights among them."""
+    def __init__(self, device: torch.device, timeout: timedelta | None = None) -> None:
+        """`timeout` applies to one collective."""
         self.device = device
         self._timeout = timeout
-        self._copying_ranks = copying_ranks
         self._communicators: dict[tuple[Ranks, ...], Communicator | None] = {}
         self._process_groups: dict[tuple[str, tuple[Ranks, ...]], dist.ProcessGroup | None] = {}
 
@@ -97,12 +94,9 @@ class AxisGroups:
         """The communicator of this rank's group; None on ranks outside of all groups (collective over the gang)."""
         key = tuple(groups)
         if key not in self._communicators:
-            made = [make_communicator(ranks, self.device, self._timeout, self._share(ranks)) for ranks in key]
+            made = [make_communicator(ranks, self.device, self._timeout) for ranks in key]
             self._communicators[key] = next((own for own in made if own is not None), None)
         return self._communicators[key]
-
-    def _share(self, ranks: Ranks) -> GpuShare:
-        return GpuShare(copies=len({rank // self._copying_ranks for rank in ranks}) == 1)
 
     def process_group(self, groups: Sequence[Ranks], purpose: str = "") -> dist.ProcessGroup | None:
         """The process group of this rank's group; None for one rank, and outside of all groups (collective).

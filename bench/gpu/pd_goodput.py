@@ -95,7 +95,8 @@ def measure(
             speed = speed_for(probe, found["probe"]["share"])
         found |= replay(engines, arguments, scratch, arguments.slice_s, speed, seed=1)
         if mode != "colocated":
-            found["outcomes"] = engines.status("d")["transfer"]["outcomes"]
+            transfer = engines.status("d")["transfer"]
+            found |= {"outcomes": transfer["outcomes"], "fallbacks": transfer["fallbacks"]}
         return found
     finally:
         engines.close()

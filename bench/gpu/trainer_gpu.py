@@ -183,7 +183,7 @@ def micro_batches(row: Row, step: int, rank: int, vocab_size: int) -> Iterator[M
 class Silent:
     """A rank that sends and receives only small numbers: the step's time if communication were free."""
 
-    eager = True
+    eager, replicas, replica = True, 1, 0
 
     def __init__(self, real: Communicator) -> None:
         self.rank, self.size = real.rank, real.size

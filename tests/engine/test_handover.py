@@ -125,6 +125,37 @@ def test_a_prompt_longer_than_the_zone_gets_more_credits(make_engine: Callable[.
     pair.assert_right(request)
 
 
+def test_prompts_that_wait_for_their_turn_do_not_fill_the_owner(make_engine: Callable[..., Any]) -> None:
+    """Else an engine that is busy with prompts would compute those of its helpers, too."""
+    pair = Pair(make_engine, num_blocks=200)
+    own = [AddRequest(f"own {n}", (n, *range(60, 120)), SamplingParams(**PARAMS["greedy"]), 0.0) for n in range(4)]
+    for request in own:
+        pair.d.ask(request)
+    assert pair.d.engine.scheduler.waiting
+    request = pair.ask(**PARAMS["greedy"])
+    pair.run()
+    assert pair.d.tally.outcomes["split"] == 1, pair.d.tally
+    pair.assert_right(request)
+
+
+def test_a_stream_that_is_taken_over_passes_a_long_prompt(make_engine: Callable[..., Any]) -> None:
+    """Its blocks are there, so what is missing is much shorter than that prompt, though its own is not."""
+    pair = Pair(make_engine, num_blocks=200, budget=16, seats=8)
+    request = pair.ask(temperature=0.0, max_tokens=24, ignore_eos=True, seed=1)
+    until_streaming(pair)
+    long = AddRequest("long", tuple(range(100, 176)), SamplingParams(**PARAMS["greedy"]), pair.clock())
+    pair.d.ask(long)
+    pair.d.engine.step()
+    while pair.d.tally.outcomes["split"] == 0:
+        pair.turn()
+    before = len(pair.d.answers["r"][0].tokens)
+    while not pair.d.answers["long"][0].tokens:
+        pair.turn()
+    assert len(pair.d.answers["r"][0].tokens) > before + 1, "one came with the long prompt's end"
+    pair.run()
+    pair.assert_right(request)
+
+
 def test_blocks_that_the_owner_has_are_not_sent(pair: Pair) -> None:
     pair.ask("first", **PARAMS["greedy"])
     pair.run()

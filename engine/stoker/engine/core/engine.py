@@ -141,7 +141,7 @@ class LLMEngine:
         self._arrivals += 1
         self.requests[request.key] = request
         if begun is not None:
-            request.begin(begun.scheduled_s, begun.cached_tokens, begun.first_token_s)
+            request.begin(begun)
         self.timeline.queued(request_id)
         self.scheduler.add(request)
 

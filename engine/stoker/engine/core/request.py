@@ -54,6 +54,8 @@ class Begun:
     cached_tokens: int
     first_token_s: tuple[float | None, ...] = ()
     """Of each choice."""
+    held_tokens: int = 0
+    """Leading tokens of the prompt whose blocks this engine's cache holds."""
 
 
 @dataclass(eq=False)
@@ -85,6 +87,8 @@ class Request:
     sequences: list[Sequence] = field(default_factory=list)
     cached_tokens: int = 0
     """Prompt tokens that the first admission found in the prefix cache."""
+    held_tokens: int = 0
+    """`Begun.held_tokens`: while it waits they count as computed."""
     scheduled_s: float | None = None
     standing: tuple[int, int] = field(init=False)
     """Order of service before the arrival: place and priority, or `AGED`."""
@@ -104,10 +108,14 @@ class Request:
             else:
                 sequence.follow(tokens)
 
-    def begin(self, scheduled_s: float | None, cached_tokens: int, first_token_s: tuple[float | None, ...]) -> None:
+    def begin(self, begun: Begun) -> None:
         """Note what another engine has done of it already."""
-        self.scheduled_s, self.cached_tokens = scheduled_s, cached_tokens
-        for sequence, first_s in zip(self.sequences, first_token_s, strict=False):
+        self.scheduled_s, self.cached_tokens, self.held_tokens = (
+            begun.scheduled_s,
+            begun.cached_tokens,
+            begun.held_tokens,
+        )
+        for sequence, first_s in zip(self.sequences, begun.first_token_s, strict=False):
             sequence.first_token_s = first_s
 
     def age(self) -> None:

@@ -29,10 +29,12 @@ def shorter(long: Sequence, missing: int, behind: Iterable[Sequence], waiting: I
     Args:
         long: the first prompt in work; `missing` of its tokens are still to be computed.
         behind: the others in work.
-        waiting: in their order. What the prefix cache has of them is not looked up.
+        waiting: in their order. What the prefix cache has of them is not looked up; of a stream that was taken over it
+            is known.
     """
     ahead = [one for one in islice(waiting, LOOK_AHEAD) if not one.num_pending]
-    lengths = [(one.missing, one) for one in (*behind, *ahead)]
+    lengths = [(one.missing, one) for one in behind]
+    lengths += [(max(one.missing - one.request.held_tokens, 1), one) for one in ahead]
     found = [
         (length, one)
         for length, one in lengths

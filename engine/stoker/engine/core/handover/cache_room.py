@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import accumulate
+from operator import sub
 
 from stoker.engine.core.handover.decode_side import Split
 from stoker.engine.core.scheduler import Scheduler
@@ -18,10 +20,14 @@ class CacheRoom:
         self._scheduler, self._blocks = scheduler, scheduler.blocks
 
     def takes_more(self, promised: Iterable[Split]) -> bool:
-        """Whether the cache has room for all that is promised, beside what runs."""
-        missing = sum(self._missing(one) for one in promised)
-        room = self._blocks.num_available - missing - len(self._scheduler.running)
-        return not self._scheduler.waiting and room >= 0
+        """Whether the cache has room for all that is promised, beside what runs and what waits.
+
+        Prompts that wait for their turn alone are no reason to compute one more here.
+        """
+        room = self._blocks.num_available - len(self._scheduler.running)
+        room -= sum(self._missing(one) for one in promised)
+        queued = (self._blocks.blocks_for(len(sequence.tokens)) for sequence in self._scheduler.waiting)
+        return all(left >= 0 for left in accumulate(queued, sub, initial=room))
 
     def _missing(self, split: Split) -> int:
         """Blocks that were promised to it and not taken yet."""

@@ -325,7 +325,8 @@ class DecodeDesk:
         self._revoke(split)
         request = split.request
         firsts = tuple(output.first_s for output in split.outputs)
-        begun = Begun(split.began_s, split.cached_tokens, firsts) if split.begun else Begun(None, 0)
+        held = split.num_verified * split.block_size
+        begun = Begun(split.began_s, split.cached_tokens, firsts, held) if split.begun else Begun(None, 0)
         self.engine.add_request(
             request.request_id, request.prompt_tokens, request.params, priority=request.priority,
             place=request.place, arrival_s=request.arrival_s, front=split.front, resumed=split.resumed(), begun=begun,

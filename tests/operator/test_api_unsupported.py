@@ -145,7 +145,6 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
         },
         [
             "spec.engine.cache.prefixCache false is not supported yet with prefill and decode pools; allowed: true",
-            "spec.pools[b].parallelism.data 2 is not supported yet with prefill and decode pools; allowed: 1",
         ],
     ),
     ("InferenceDeployment", {"pools": [{"name": "a", "role": "prefill", "ranksPerPod": 2, "parallelism": {"tensor": 2}}, {"name": "b", "role": "decode"}]}, []),
@@ -166,6 +165,8 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
         {"pools": [{"name": "a", "role": "prefill", "podsPerReplica": 2, "parallelism": {"tensor": 2}}, {"name": "b", "role": "decode"}]},
         [],
     ),
+    ("InferenceDeployment", {"pools": [{"name": "a", "role": "prefill", "ranksPerPod": 4, "parallelism": {"data": 4}}, {"name": "b", "role": "decode", "podsPerReplica": 2, "parallelism": {"data": 2, "expert": 2}}]}, []),
+    ("InferenceDeployment", {"pools": [{"name": "a", "role": "prefill", "gpusPerPod": 4, "parallelism": {"tensor": 2, "data": 2}}, {"name": "b", "role": "decode", "gpusPerPod": 2, "parallelism": {"tensor": 2}}]}, []),
     ("InferenceDeployment", {"pools": [{"name": "a", "autoscaling": {"max": 3, "mode": "external"}}]}, []),
     ("InferenceDeployment", {"pools": [{"name": "a", "autoscaling": {"max": 3, "mode": "fixed"}}]}, []),
     ("InferenceDeployment", {"pools": [{"name": "a", "autoscaling": {"max": 3, "mode": "slo", "ttftMs": 500}}]}, []),

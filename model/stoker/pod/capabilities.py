@@ -125,12 +125,11 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
 
 BESIDE_ROLES: Mapping[str, Row] = {
     "engine.cache.prefixCache": only(True),
-    "pools[].parallelism.data": only(1),
 }
 """Rows of an InferenceDeployment with prefill and decode pools, beside those above.
 
-Blocks travel from the ranks of one replica to those of another, and land in the prefix cache. On GPUs both sides have
-the same ranks (`_uneven_widths`).
+Blocks travel from the ranks of one copy of the model to those of another, and land in the prefix cache. On GPUs both
+have the same ranks (`_uneven_widths`); `data` may differ, because each copy is a peer of its own.
 """
 
 

@@ -30,7 +30,7 @@ class Watched:
         self, autoscaling: dict[str, Any] = GOALS, nodes: tuple[NodeCapacity, ...] | None = None, **layout: Any
     ) -> None:
         pool = {"name": "main", "replicas": 1, "autoscaling": autoscaling, **layout}
-        others = [{"name": "dec", "role": "decode"}] if layout.get("role") == "prefill" else []
+        others = [{"name": "pre", "role": "prefill"}] if layout.get("role") == "decode" else []
         self.serving = Serving(pools=[pool, *others], router={"holdSeconds": 60})
         self.serving.checkpoint(10)
         self.serving.rest()
@@ -91,9 +91,10 @@ def test_reports_become_decisions_that_are_written_to_scale_and_status() -> None
     assert "Load" in watched.serving.cluster.events
 
 
-@pytest.mark.parametrize("role", ["colocated", "prefill"])
-def test_copies_over_pods_are_scaled_by_replica_and_by_the_load_of_each(role: str) -> None:
-    alone, watched = Watched(role=role), Watched(role=role, podsPerReplica=2, parallelism={"data": 2})
+@pytest.mark.parametrize(("role", "goal"), [("colocated", "ttftMs"), ("decode", "itlMs")])
+def test_copies_over_pods_are_scaled_by_replica_and_by_the_load_of_each(role: str, goal: str) -> None:
+    goals = {name: value for name, value in GOALS.items() if name != "ttftMs"} | {goal: 1000}
+    alone, watched = Watched(goals, role=role), Watched(goals, role=role, podsPerReplica=2, parallelism={"data": 2})
     for one in (alone, watched):
         one.serve(60, 6.0)
     assert (alone.newest.needed, watched.newest.needed) == (4, 2), "a replica has two engines' worth of copies"

@@ -173,7 +173,7 @@ def test_cores_are_told_apart_as_peers_and_what_they_exchange_adds_up() -> None:
 
 def test_a_request_goes_to_the_core_that_computes_no_prompts_for_other_engines() -> None:
     cores = [CoreClient(f"ipc://{number}") for number in range(2)]
-    group = CoreGroup(cores)
+    group = CoreGroup(cores)  # nothing is connected
     cores[0].stats = replace(STATS, transfer=TRANSFER)
     cores[1].stats = replace(STATS, transfer=replace(TRANSFER, helping_tokens=200))
     request = AddRequest("r", (1,) * 50, SamplingParams(max_tokens=40), 0.0)
@@ -181,6 +181,7 @@ def test_a_request_goes_to_the_core_that_computes_no_prompts_for_other_engines()
         assert [core.running for core in cores] == [0, 2]
         with group.request(replace(request, request_id="t")):
             assert [core.running for core in cores] == [1, 2]
+    asyncio.run(group.close())
 
 
 def test_host_tiers_add_up_where_cores_have_one() -> None:

@@ -162,7 +162,7 @@ def test_cores_are_told_apart_as_peers_and_what_they_exchange_adds_up() -> None:
     )  # fmt: skip
     merged = merged_stats([replace(STATS, transfer=TRANSFER), replace(STATS, waiting=4, transfer=slow)]).transfer
     assert merged == replace(
-        TRANSFER, unmet="no NVLink", avoided=TRANSFER.avoided | slow.avoided, handover_s=0.02, zone_slots=16,
+        TRANSFER, unmet="no NVLink", avoided={**TRANSFER.avoided, **slow.avoided}, handover_s=0.02, zone_slots=16,
         free_slots=12, receiving=2, helping=4, helping_waiting=2, helping_tokens=307, outcomes={"split": 6, "local": 2},
         fallbacks={"lost": 2, "late": 0}, helps={"handed": 8}, blocks={"sent": 18}, refused={"stale": 4},
         bytes={"tcp": 8192, "shared-memory": 0}, seconds={"tcp": 2.0}, rates={"tcp": 4096.0},

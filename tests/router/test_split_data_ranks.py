@@ -24,8 +24,9 @@ from stoker.pod.split_requests import PREFILL_HEADER
 from testing.engine.transfers import wait_for
 from testing.router.always_split import AlwaysSplit
 from testing.router.engine_process import Engine
-from testing.router.harness import run, until
-from tests.engine.test_server_real import SHAPE, write_model
+from testing.router.harness import routed, run, until
+from tests.engine.conftest import SHAPE
+from tests.engine.test_server_real import write_model
 from tests.router.test_split_engines import (
     LONG,
     TEXT,
@@ -34,7 +35,6 @@ from tests.router.test_split_engines import (
     paired,
     read_all,
     requests_of,
-    routed,
     whole_answers,
 )
 
@@ -65,7 +65,8 @@ def write_experts(folder: Path) -> None:
     """Write a tiny model with experts, with a tokenizer of its own."""
     write_model(folder)
     torch.manual_seed(4)
-    transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**SHAPE, **EXPERTS)).save_pretrained(folder)
+    shape: dict[str, Any] = {**SHAPE, **EXPERTS}
+    transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**shape)).save_pretrained(folder)
 
 
 @pytest.fixture(scope="module")

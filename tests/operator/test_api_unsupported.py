@@ -176,7 +176,7 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("InferenceDeployment", {"pools": [{"name": "a", "podsPerReplica": 2, "parallelism": {"data": 4}}, {"name": "b", "podsPerReplica": 4, "parallelism": {"data": 2}}]}, []),
     ("InferenceDeployment", {"pools": [{"name": "a", "podsPerReplica": 2, "parallelism": {"data": 2}, "autoscaling": {"min": 1, "max": 2}}]}, []),
     ("InferenceDeployment", {"engine": {"cache": {"disk": {"bytes": 9}}}, "pools": [{"name": "a", "podsPerReplica": 2, "parallelism": {"data": 4}}]}, []),
-    ("InferenceDeployment", {"engine": {"cache": {"disk": {"bytes": 9}}}, "pools": [{"name": "a", "podsPerReplica": 4, "parallelism": {"data": 2, "tensor": 2}}]}, ["spec.engine.cache.disk is not supported with a copy of the model over several pods (spec.pools[a].podsPerReplica 4, parallelism.data 2); use engine.cache.store, which they share"]),
+    ("InferenceDeployment", {"engine": {"cache": {"disk": {"bytes": 9}}}, "pools": [{"name": "a", "podsPerReplica": 4, "parallelism": {"data": 2, "tensor": 2}}]}, []),
     ("EnginePool", {"revisions": [{"name": "r", "template": {"podsPerReplica": 2}}]}, []),
     ("InferenceDeployment", {"pools": [{"name": "a", "podsPerReplica": 2, "parallelism": {"pipeline": 2}}]}, []),
     ("InferenceDeployment", {"pools": [{"name": "a", "gpusPerPod": 4, "parallelism": {"tensor": 2, "pipeline": 2, "expert": 2}}]}, []),

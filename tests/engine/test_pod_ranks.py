@@ -90,8 +90,8 @@ def test_stages_of_a_pipeline_lie_in_pods_of_their_own(folder: Path) -> None:
 
 
 def test_pods_keep_their_parts_of_blocks_on_disks_of_their_own(folder: Path, tmp_path: Path) -> None:
-    """What cache and main memory have no room for comes back from both disks. The replica that follows begins with empty
-    ones, although all parts are there. Before the replica of all other tests, as above."""
+    """What cache and main memory have no room for comes back from both disks. The replica that follows begins with
+    empty ones, although all parts are there. Before the replica of all other tests, as above."""
     whole = tier_config(folder, {}, num_blocks=1200)
     expected = tier_answers(build_engine(whole)[0])
     disk = {"path": str(tmp_path), "bytes": 10**8}

@@ -46,9 +46,10 @@ class DiskConfig(Config):
     """The disk tier: a folder for blocks that the host tier has no room for."""
 
     path: str
-    """Folder; each engine takes one of its own in it. Blocks in it are found again after a restart."""
+    """Folder; each engine takes one of its own in it. Blocks in it are found again after a restart, but not those of a
+    copy of the model over several pods."""
     bytes: int = Field(ge=1)
-    """Most bytes of this engine's files."""
+    """Most bytes of this pod's files."""
 
 
 class StoreConfig(Config):

@@ -15,7 +15,7 @@ class DiskSettings(Value):
     """Disk tier: files of blocks, below the host tier."""
 
     bytes: Annotated[int, Field(ge=1, le=2**63 - 1)]
-    """Most bytes of an engine's files."""
+    """Most bytes of a pod's files."""
     claim_name: Name | None = None
     """Claim for the files; default: an emptyDir of limited size."""
 

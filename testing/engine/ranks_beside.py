@@ -72,8 +72,10 @@ class OneRank:
 class RanksBeside:
     """The slots of several ranks, and the leader's calls to them; a lost rank does nothing any more."""
 
-    def __init__(self, layouts: Sequence[BlockLayout], num_slots: int) -> None:
+    def __init__(self, layouts: Sequence[BlockLayout], num_slots: int, *, apart: bool = False) -> None:
+        """`apart`: each rank sees a file system of its own (`files_of`)."""
         self.layouts, self.files = list(layouts), FaultyFiles()
+        self._files = [FaultyFiles() if apart else self.files for _ in layouts]
         self.slots = [np.zeros((num_slots, one.block_bytes), dtype=np.uint8) for one in layouts]
         self.sums: list[dict[int, int]] = [{} for _ in layouts]
         self.lost: set[int] = set()
@@ -115,8 +117,17 @@ class RanksBeside:
 
     def call(self, rank: int, call: OpenFiles) -> None:
         self._works[rank] = RankFileWork(
-            call, self.layouts[rank], self.slots[rank], self.sums[rank], self._reports.put, self.files
+            call, self.layouts[rank], self.slots[rank], self.sums[rank], self._reports.put, self._files[rank]
         )
+
+    def files_of(self, rank: int) -> FaultyFiles:
+        """The file system that a rank sees."""
+        return self._files[rank]
+
+    def close(self) -> None:
+        """End the ranks, whose folders come free."""
+        for work in self._works.values():
+            work.close()
 
     def begin(self, rank: int, call: FileCall, on_end: Callable[[CallEnded], None]) -> None:
         number = next(self._numbers)

@@ -9,7 +9,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -25,7 +27,9 @@ COMMON = {"stream": True, "ignore_eos": True, "max_tokens": TOKENS, "stream_opti
 class Engine:
     """One engine process with the model in `folder/tiny`; `settings` are further sections of its configuration."""
 
-    def __init__(self, folder: Path, name: str, **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, name: str, environment: Mapping[str, str] = MappingProxyType({}), **settings: Any
+    ) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         config = {
@@ -42,7 +46,8 @@ class Engine:
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "stoker.engine", "--config", str(folder / f"{name}.json")],
-                env={**os.environ, "STOKER_POD_UID": name, "OMP_NUM_THREADS": "1"}, stderr=log, start_new_session=True,
+                env={**os.environ, "STOKER_POD_UID": name, "OMP_NUM_THREADS": "1", **environment}, stderr=log,
+                start_new_session=True,
             )  # fmt: skip
 
     def entry(self) -> dict[str, object]:
@@ -52,6 +57,9 @@ class Engine:
         """Send a signal to all processes of the engine."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, number)
+
+    def status(self) -> dict[str, Any]:
+        return dict(httpx.get(f"{self.url}/status", timeout=60).json())
 
     def kill(self) -> None:
         self.signal(signal.SIGKILL)

@@ -46,14 +46,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "parallelism.expert must be 1 for a model without experts, got 2",
     ),
     (
-        {
-            "cache": {"host_memory_bytes": 1 << 20, "disk": {"path": "/d", "bytes": 1 << 20}},
-            "parallelism": {"tensor": 2},
-            "replica": {"pods": 2},
-        },
-        "cache.disk needs each copy of the model in one pod, got one over 2 pods; use cache.store, which they share",
-    ),
-    (
         {"cache": {"host_memory_bytes": 1 << 10}, "parallelism": {"tensor": 2}},
         "cache.host_memory_bytes must hold a block of 8192 bytes",
     ),

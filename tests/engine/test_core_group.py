@@ -15,15 +15,20 @@ import httpx
 import pytest
 
 from stoker.engine.config import EngineConfig
-from stoker.engine.core.core_group import TIER_SUMS, merged_facts, merged_stats
+from stoker.engine.core.core_client import CoreClient
+from stoker.engine.core.core_group import TIER_SUMS, CoreGroup, merged_facts, merged_stats
 from stoker.engine.core.core_processes import visible_gpus
-from stoker.engine.core.stats import HostTierStats, Stats
+from stoker.engine.core.messages import AddRequest, pack, unpack
+from stoker.engine.core.stats import HostTierStats, PeerCopy, Stats
+from stoker.engine.core_start import core_starts
 from stoker.engine.execution.executor import RankState
 from stoker.engine.llm import LLM
+from stoker.engine.plan_checks import refuse_transfer
+from stoker.engine.sampling import SamplingParams
 from stoker.pod.causes import Cause
-from stoker.pod.config_file import ConfigError
+from stoker.pod.config_file import ConfigError, load
 from testing.engine.serving import run, until
-from testing.engine.stats import STATS
+from testing.engine.stats import STATS, TRANSFER
 from tests.engine.test_server_program import COMPLETIONS, Program, program
 
 TWO: dict[str, Any] = {"parallelism": {"data": 2}}
@@ -136,6 +141,47 @@ def test_stats_add_up_field_by_field() -> None:
             assert both == tuple(2 * value for value in one)
         else:
             assert both == 2 * one, field.name
+
+
+def test_each_core_has_ports_of_its_own_for_other_engines(tmp_path: Path) -> None:
+    transfer = {"listen": "0.0.0.0:8101", "key_file": "k"}
+    shape = {"data": 3, "tensor": 2}
+    config = EngineConfig.model_validate({"model": {"path": "m"}, "transfer": transfer, "parallelism": shape})
+    core_starts(config, tmp_path)
+    written = [load(EngineConfig, tmp_path / f"config{number}.json") for number in range(3)]
+    assert [one.transfer.listen for one in written] == ["0.0.0.0:8101", "0.0.0.0:8106", "0.0.0.0:8111"]
+    assert [one.transfer.copy_number for one in written] == [0, 1, 2]
+    for one in written:
+        refuse_transfer(one, "cpu")
+
+
+def test_cores_are_told_apart_as_peers_and_what_they_exchange_adds_up() -> None:
+    slow = replace(
+        TRANSFER, endpoint="0.0.0.0:8104", epoch="pod-1.1/9", unmet="no NVLink", avoided={"10.0.0.8:8101": "damaged"},
+        handover_s=0.03, prefill_tokens_per_s=None, helping_tokens=7, bytes={"tcp": 4096}, seconds={"tcp": 1.5},
+    )  # fmt: skip
+    merged = merged_stats([replace(STATS, transfer=TRANSFER), replace(STATS, waiting=4, transfer=slow)]).transfer
+    assert merged == replace(
+        TRANSFER, unmet="no NVLink", avoided={**TRANSFER.avoided, **slow.avoided}, handover_s=0.02, zone_slots=16,
+        free_slots=12, receiving=2, helping=4, helping_waiting=2, helping_tokens=307, outcomes={"split": 6, "local": 2},
+        fallbacks={"lost": 2, "late": 0}, helps={"handed": 8}, blocks={"sent": 18}, refused={"stale": 4},
+        bytes={"tcp": 8192, "shared-memory": 0}, seconds={"tcp": 2.0}, rates={"tcp": 4096.0},
+        copies=(PeerCopy("0.0.0.0:8101", "pod-1/7", 1, 300), PeerCopy("0.0.0.0:8104", "pod-1.1/9", 5, 7)),
+    )  # fmt: skip
+    assert unpack(pack(replace(STATS, transfer=merged))) == replace(STATS, transfer=merged)
+
+
+def test_a_request_goes_to_the_core_that_computes_no_prompts_for_other_engines() -> None:
+    cores = [CoreClient(f"ipc://{number}") for number in range(2)]
+    group = CoreGroup(cores)  # nothing is connected
+    cores[0].stats = replace(STATS, transfer=TRANSFER)
+    cores[1].stats = replace(STATS, transfer=replace(TRANSFER, helping_tokens=200))
+    request = AddRequest("r", (1,) * 50, SamplingParams(max_tokens=40), 0.0)
+    with group.request(request), group.request(replace(request, request_id="s")):
+        assert [core.running for core in cores] == [0, 2]
+        with group.request(replace(request, request_id="t")):
+            assert [core.running for core in cores] == [1, 2]
+    asyncio.run(group.close())
 
 
 def test_host_tiers_add_up_where_cores_have_one() -> None:

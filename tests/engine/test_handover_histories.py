@@ -89,7 +89,11 @@ def test_loopback_needs_no_key(host: str) -> None:
             "cpu",
             "with parallelism.tensor 2 and pipeline 1 its port must be at most 65531, got 65533",
         ),
-        ({"parallelism": {"data": 2}}, "cpu", "transfer.listen needs parallelism.data 1, got 2"),
+        (
+            {"parallelism": {"tensor": 2, "data": 3}, "transfer": {"listen": "127.0.0.1:65522"}},
+            "cpu",
+            "with parallelism.tensor 2 and pipeline 1 in 3 copies its port must be at most 65521, got 65522",
+        ),
     ],
 )
 def test_what_hand_over_cannot_do_is_refused(settings: dict[str, object], device: str, problem: str) -> None:

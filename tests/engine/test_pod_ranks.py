@@ -7,13 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 from stoker.engine.core.build import build_engine
+from stoker.engine.core.disk.block_folder import SUFFIX
 from stoker.engine.core.engine import LLMEngine
 from stoker.engine.errors import ExecutorLost
 from stoker.engine.ranks.pod_place import find_place
@@ -21,7 +23,11 @@ from stoker.engine.ranks.watch import RankLimits
 from stoker.engine.ranks.workers import Workers
 from stoker.engine.sampling import SamplingParams
 from stoker.pod.causes import EXIT_CODES, Cause
+from testing.engine.audits import assert_sound
 from testing.engine.rank_engines import answers, beside, closed, config_of, saved, started, tokens_of
+from tests.engine.test_cold_blocks import opened, settle
+from tests.engine.test_rank_tier import answers as tier_answers
+from tests.engine.test_rank_tier import tier_config
 
 LONG_S = 180
 
@@ -29,12 +35,13 @@ LONG_S = 180
 class TwoPods:
     """The leader's engine in this process, and the program of pod 1."""
 
-    def __init__(self, folder: Path, **parallelism: int) -> None:
+    def __init__(self, folder: Path, more: Mapping[str, Any] = MappingProxyType({}), **parallelism: int) -> None:
+        """`more`: sections of the configuration."""
         (folder / "key").write_text("5a" * 32)
         replica = {"pods": 2, "key_file": str(folder / "key")}
         self.folder = folder
         self.config = config_of(
-            folder, 1, deterministic=True, replica=replica, grace_period_s=4, parallelism=parallelism
+            folder, 1, deterministic=True, replica=replica, grace_period_s=4, parallelism=parallelism, **more
         )
         self.engine, self.plan = build_engine(self.config, start=self._start)
 
@@ -80,6 +87,34 @@ def test_stages_of_a_pipeline_lie_in_pods_of_their_own(folder: Path) -> None:
         assert [pods.workers.watch.ranks[rank].pod for rank in (2, 3)] == ["giant-0-1"] * 2
     finally:
         pods.close()
+
+
+def test_pods_keep_their_parts_of_blocks_on_disks_of_their_own(folder: Path, tmp_path: Path) -> None:
+    """What cache and main memory have no room for comes back from both disks. The replica that follows begins with
+    empty ones, although all parts are there. Before the replica of all other tests, as above."""
+    whole = tier_config(folder, {}, num_blocks=1200)
+    expected = tier_answers(build_engine(whole)[0])
+    disk = {"path": str(tmp_path), "bytes": 10**8}
+    tiers = tier_config(folder, {}, host_memory_bytes=1 << 15, disk=disk).model_dump(include={"cache", "scheduler"})
+    for rounds in (2, 1):
+        pods = TwoPods(folder, tiers, tensor=2)
+        try:
+            engine = opened(pods.engine)
+            disks = engine.stats().disk
+            assert disks is not None
+            assert (disks.found, disks.blocks, disks.state) == (0, 0, "ok")
+            assert list(tmp_path.rglob(f"*{SUFFIX}")) == []
+            for _ in range(rounds):
+                assert tier_answers(engine) == expected
+                settle(engine)
+            disks = engine.stats().disk
+            assert disks is not None
+            assert (disks.damaged, disks.foreign, disks.failed) == (0, 0, 0), disks
+            assert disks.loaded > 0 or rounds == 1
+            assert len(list(tmp_path.rglob(f"*{SUFFIX}"))) == 2 * disks.blocks > 0
+            assert_sound(engine.audit())
+        finally:
+            pods.close()
 
 
 @pytest.fixture(scope="module")

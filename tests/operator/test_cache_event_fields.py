@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 OWN = Settings()
 ROLES = [{"name": "pre", "role": "prefill"}, {"name": "dec", "role": "decode"}]
 WIDE = [{**pool, "ranksPerPod": 2, "parallelism": {"tensor": 2}} for pool in ROLES]
+ROLE_COPIES = [{**pool, "ranksPerPod": 2, "parallelism": {"data": 2}} for pool in ROLES]
 COPIES = [{"name": "main", "ranksPerPod": 4, "parallelism": {"data": 4}}]
 PODS = [{"name": "main", "podsPerReplica": 2, "parallelism": {"tensor": 2}}]
 PLAIN = [{"name": "main"}]
@@ -75,6 +76,7 @@ def test_an_engine_without_events_has_the_configuration_that_it_always_had(admis
         ({"port": OWN.engine_port - 4}, COPIES),
         ({"port": OWN.transfer_port, "replayPort": OWN.rendezvous_port}, PLAIN),
         ({"port": OWN.transfer_port - 1, "replayPort": OWN.transfer_port + 5}, WIDE),
+        ({"port": OWN.transfer_port - 2, "replayPort": OWN.transfer_port + 6}, ROLE_COPIES),
         ({"port": 5557, "replayPort": 5561}, COPIES),
         ({"port": 65532}, COPIES),
         ({"port": OWN.rendezvous_port + 1}, PODS),
@@ -95,6 +97,8 @@ def test_ports_beside_the_engines_own_are_taken(
         ({"port": OWN.transfer_port}, ROLES, "none of the engine's:"),
         ({"port": OWN.transfer_port + 2}, ROLES, "none of the engine's:"),
         ({"port": OWN.transfer_port + 4}, WIDE, "none of the engine's:"),
+        ({"port": OWN.transfer_port - 1}, ROLE_COPIES, "none of the engine's:"),
+        ({"port": OWN.transfer_port + 5}, ROLE_COPIES, "none of the engine's:"),
         ({"port": OWN.rendezvous_port}, PODS, "none of the engine's:"),
         ({"port": 65533}, COPIES, "at most 65535"),
         ({"port": 5557, "replayPort": 5557}, PLAIN, "must be apart"),

@@ -77,7 +77,7 @@ SECTIONS: list[tuple[type[BaseModel], type[BaseModel], set[str], set[str]]] = [
         {"apiKeySecretRef"},
         {"apiKeyFile", "allowedOrigins", "toolCallParser", "reasoningParser"},
     ),
-    (engine_settings.TransferSettings, TransferConfig, set(), {"listen", "keyFile", "transports"}),
+    (engine_settings.TransferSettings, TransferConfig, set(), {"listen", "keyFile", "transports", "copyNumber"}),
     (
         engine_settings.CacheEventSettings,
         CacheEventsConfig,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from stoker.operator.admission.admission import Admission
 from stoker.operator.domain.autoscaling.decision import REVIEW_S, Decision
 from stoker.operator.domain.autoscaling.record import first_record
@@ -16,7 +18,7 @@ from stoker.operator.loop.node_watch import NodeCounts
 from stoker.operator.loop.store import Store, key_of
 from testing.operator.engine_load import load
 from testing.operator.fakes import FakeClock
-from testing.operator.serving_world import CHAT, POOL, Serving, condition_of
+from testing.operator.serving_world import CHAT, POOL, Serving, condition_of, label_of
 
 GOALS: dict[str, Any] = {"min": 0, "max": 6, "ttftMs": 1000, "mode": "slo", "scaleDownAfterSeconds": 60}
 
@@ -28,7 +30,8 @@ class Watched:
         self, autoscaling: dict[str, Any] = GOALS, nodes: tuple[NodeCapacity, ...] | None = None, **layout: Any
     ) -> None:
         pool = {"name": "main", "replicas": 1, "autoscaling": autoscaling, **layout}
-        self.serving = Serving(pools=[pool], router={"holdSeconds": 60})
+        others = [{"name": "pre", "role": "prefill"}] if layout.get("role") == "decode" else []
+        self.serving = Serving(pools=[pool, *others], router={"holdSeconds": 60})
         self.serving.checkpoint(10)
         self.serving.rest()
         self.store, self.clock, self.woken = Store(), FakeClock(), list[str]()
@@ -44,7 +47,9 @@ class Watched:
             self.store.put(found)
 
     def engines(self) -> list[Object]:
-        return [pod for pod in self.serving.engines() if pod["status"]["phase"] == "Running"]
+        """Those of the pool `main`."""
+        engines = [pod for pod in self.serving.engines() if label_of(pod, "pool") == "main"]
+        return [pod for pod in engines if pod["status"]["phase"] == "Running"]
 
     def serve(self, seconds: int, rate: float) -> None:
         """Let time pass; each engine reports its share of `rate` each 2 s, and a review comes each 5 s."""
@@ -86,8 +91,10 @@ def test_reports_become_decisions_that_are_written_to_scale_and_status() -> None
     assert "Load" in watched.serving.cluster.events
 
 
-def test_copies_over_pods_are_scaled_by_replica_and_by_the_load_of_each() -> None:
-    alone, watched = Watched(), Watched(podsPerReplica=2, parallelism={"data": 2})
+@pytest.mark.parametrize(("role", "goal"), [("colocated", "ttftMs"), ("decode", "itlMs")])
+def test_copies_over_pods_are_scaled_by_replica_and_by_the_load_of_each(role: str, goal: str) -> None:
+    goals = {name: value for name, value in GOALS.items() if name != "ttftMs"} | {goal: 1000}
+    alone, watched = Watched(goals, role=role), Watched(goals, role=role, podsPerReplica=2, parallelism={"data": 2})
     for one in (alone, watched):
         one.serve(60, 6.0)
     assert (alone.newest.needed, watched.newest.needed) == (4, 2), "a replica has two engines' worth of copies"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from stoker.engine.config import EngineConfig
 from stoker.engine.plan_checks import refuse_transfer
+from stoker.engine.ranks.pod_share import share_of_pod
 from stoker.operator.domain.plan import Key, Object
 from stoker.operator.domain.settings import NetworkPolicies, Settings
 from stoker.operator.render.network_policy import transfer_ports
@@ -86,9 +88,7 @@ def test_a_pool_of_several_ranks_has_their_layout_and_their_ports() -> None:
     assert (world.status["phase"], world.status["ready"]) == ("Serving", "2/2")
     for pool, ranks, ports in (("pre", 2, [8101, 8102, 8103, 8104, 8105]), ("dec", 1, [8101, 8102, 8103])):
         (pod,) = engines_of(world, pool)
-        volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
-        stored = world.cluster.objects[Key("ConfigMap", "default", volumes["stoker-config"]["configMap"]["name"])]
-        config = parse(EngineConfig, json.loads(stored["data"]["config.json"]), "config")
+        config = config_of(world, pod)
         assert (config.parallelism.tensor, config.replica.pods) == (ranks, 1)
         refuse_transfer(config, "cpu")
         policies = world.cluster.of_kind("NetworkPolicy")
@@ -314,7 +314,51 @@ def disturb(world: Serving, event: str, number: int) -> None:
         cluster.advance(60 * number)
 
 
-def test_each_tensor_rank_has_two_ports_for_blocks() -> None:
+def test_each_rank_of_each_copy_in_a_pod_has_two_ports_for_blocks() -> None:
     assert list(transfer_ports([{}], 8101)) == [8101, 8102, 8103]
     configs = [{"parallelism": {"tensor": 1}}, {"parallelism": {"tensor": 2}}]
     assert list(transfer_ports(configs, 8101)) == [8101, 8102, 8103, 8104, 8105]
+    copies: dict[str, Any] = {"parallelism": {"data": 4, "tensor": 2}}
+    for pods, last in ((1, 8120), (2, 8110), (4, 8105), (8, 8105)):
+        assert list(transfer_ports([copies | {"replica": {"pods": pods}}], 8101)) == list(range(8101, last + 1))
+
+
+def test_every_data_rank_of_both_pools_is_a_partner_and_a_replica_leaves_with_all_of_them() -> None:
+    """Two copies in each of two pods that compute prompts; copies of two pods each that answer."""
+    pre = {**POOLS[0], "podsPerReplica": 2, "ranksPerPod": 2, "replicas": 2, "parallelism": {"data": 4}}
+    dec = {**POOLS[1], "podsPerReplica": 4, "parallelism": {"data": 2, "tensor": 2}}
+    world = serving(pools=[pre, dec])
+    world.cluster.settings = Settings(network_policies=NetworkPolicies(operator_namespace="stoker-system"))
+    world.rest(12)
+    assert (world.status["phase"], world.status["ready"]) == ("Serving", "3/3"), "replicas are counted"
+    assert told(world) == ("True", "Paired")
+    assert condition_of(world.status, "Disaggregated")["message"] == "ready engines: 4 prefill and 2 decode"
+    assert Counter(entry["role"] for entry in world.snapshot()["backends"]) == {"prefill": 4, "decode": 2}
+    for pool, ports in (("pre", 6), ("dec", 5)):
+        policies = world.cluster.of_kind("NetworkPolicy")
+        (policy,) = (found for found in policies if found["metadata"]["labels"].get("stoker.dev/pool") == pool)
+        opened = [rule["ports"][0]["port"] for rule in policy["spec"]["ingress"] if "ports" in rule]
+        assert opened[1:] == list(range(8101, 8101 + ports))
+        for number, pod in enumerate(sorted(engines_of(world, pool), key=lambda pod: str(pod["metadata"]["name"]))):
+            config = share_of_pod(config_of(world, pod))
+            assert (config.role, config.parallelism.data) == {"pre": ("prefill", 2), "dec": ("decode", 1)}[pool], number
+            refuse_transfer(config, "cpu")
+
+    world.cluster.change_spec(CHAT, lambda spec: spec["pools"][0].update(replicas=1))
+    world.rest(5)
+    drained = {name for name, path, _ in world.cluster.calls if path == "/drain"}
+    assert len(drained) == 2, "both endpoints of the replica that leaves"
+    assert (told(world), world.status["ready"]) == (("True", "Paired"), "2/2")
+    victim = engines_of(world, "dec")[-1]
+    world.cluster.kill(victim)
+    world.cluster.settle_once()
+    assert told(world) == ("False", "NoDecodeEngine"), "a lost member takes the whole replica with it"
+    world.cluster.advance(120)
+    world.rest(12)
+    assert (told(world), world.status["ready"]) == (("True", "Paired"), "2/2")
+
+
+def config_of(world: Serving, pod: Object) -> EngineConfig:
+    volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+    stored = world.cluster.objects[Key("ConfigMap", "default", volumes["stoker-config"]["configMap"]["name"])]
+    return parse(EngineConfig, json.loads(stored["data"]["config.json"]), "config")

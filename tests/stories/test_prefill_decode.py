@@ -64,23 +64,26 @@ def test_engines_of_both_pools_pair_up_and_either_serves_alone(
     cluster.wait_until(lambda: not cluster.all("Secret") and not cluster.pods(role="engine"), "pools and key gone")
 
 
-def test_a_prefill_engine_over_two_pods_computes_prompts_for_a_decode_engine_of_one(
+def test_a_prefill_engine_over_two_pods_computes_prompts_for_two_data_ranks_in_one(
     cluster: StoryCluster, taught: Path, tmp_path: Path
 ) -> None:
-    """Two stages of a pipeline, each in a pod of its own; on CPUs blocks are repacked for the one rank."""
+    """Two stages of a pipeline, each in a pod of its own; on CPUs blocks are repacked for a data rank, and back."""
     models = tmp_path / "models"
     shutil.copytree(sorted(taught.glob("step-*"))[-1], models / "smollm2-135m-instruct")
     manifest = example()
     manifest["spec"]["pools"][0] |= {"podsPerReplica": 2, "parallelism": {"pipeline": 2}}
+    manifest["spec"]["pools"][1] |= {"ranksPerPod": 2, "parallelism": {"data": 2}}
     cluster.apply(claim("models", models), manifest)
     cluster.wait("InferenceDeployment", NAME, paired, "serving in pairs")
     prefill, member = sorted(cluster.pods(role="engine", pool="prefill"), key=lambda pod: str(pod["metadata"]["name"]))
     assert str(member["metadata"]["name"]).startswith(prefill["metadata"]["name"])
     decode = engine(cluster, "decode")
     tries = itertools.count()
-    cluster.wait_until(
-        lambda: is_split(prefill, decode, NAME, f"{PROMPT} {next(tries)}"), "a request that both compute"
-    )
+    for helper, answering in ((prefill, decode), (decode, prefill)):
+        cluster.wait_until(
+            lambda helper=helper, answering=answering: is_split(helper, answering, NAME, f"{next(tries)} {PROMPT}"),  # type: ignore[misc]
+            "a request that both compute",
+        )
     with Load(cluster.url(NAME), NAME, lengths=(16, 24)) as load:
         cluster.more_answers(load, 4)
     assert load.failures == []

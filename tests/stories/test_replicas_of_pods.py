@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 import signal
@@ -31,10 +32,11 @@ def example(axis: str) -> Manifest:
     """The example with engines of this machine's size: a rank in each of its two pods."""
     manifest: Manifest = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
     manifest["spec"]["model"]["dtype"] = "float32"
-    manifest["spec"]["engine"] = {**manifest["spec"].get("engine", {}), **SMALL}
+    manifest["spec"]["engine"] = {**manifest["spec"].get("engine", {}), **copy.deepcopy(SMALL)}
     (pool,) = manifest["spec"]["pools"]
     for field in ("gpusPerPod", "resources", "tolerations"):
         del pool[field]
+    manifest["spec"]["engine"]["cache"] |= {"hostMemoryBytes": 16 << 20, "disk": {"bytes": 32 << 20}}
     pool |= {"replicas": 2, "parallelism": {axis: pool["podsPerReplica"]}, "gracePeriodSeconds": 20}
     manifest["spec"]["router"] = {"service": {"port": 8000}, "policy": "roundRobin"}
     return manifest
@@ -56,6 +58,7 @@ def test_a_killed_pod_costs_its_replica_and_no_answer(
     if axis == "tensor":
         cluster.wait_until(lambda: ranks_of(leader) == [0, 1], "both ranks listed by the leader")
     cluster.wait_until(lambda: answering(cluster) == named(endpoints), "answers of every endpoint and no other pod")
+    cluster.wait_until(lambda: all(disk_of(pod) == "ok" for pod in endpoints), "open disks of all pods")
 
     with Load(cluster.url(NAME), "llama-405b", lengths=(16, 24, 100)) as load:
         more_answers(cluster, load)
@@ -99,6 +102,12 @@ def ranks_of(leader: Object) -> list[int]:
     """Ranks that the leader lists; none in the first second, before its core has told of them."""
     told = httpx.get(f"http://{leader['status']['podIP']}:8000/status", timeout=30).json()
     return [rank["rank"] for rank in told["ranks"]]
+
+
+def disk_of(endpoint: Object) -> str:
+    """The state of the disks below an endpoint: its own, and those of the pods that compute with it."""
+    tier = httpx.get(f"http://{endpoint['status']['podIP']}:8000/status", timeout=30).json()["disk_tier"]
+    return str(tier["state"]) if tier is not None else "not reported"
 
 
 def uids(cluster: StoryCluster) -> set[str]:

@@ -84,15 +84,6 @@ def prompt_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -
     return scratch_bytes(heads, model.head_dim, num_keys, dtype)
 
 
-def refuse_disks_of_pods(config: EngineConfig) -> None:
-    """Refuse a disk for a copy of the model over several pods: each would have its own parts, and none knows all."""
-    if config.cache.disk is not None and config.replica.pods > 1:
-        raise ConfigError(
-            f"cache.disk needs each copy of the model in one pod, got one over {config.replica.pods} pods;"
-            " use cache.store, which they share"
-        )
-
-
 def pod_block_bytes(config: EngineConfig, model: ModelConfig, block_size: int, dtype: torch.dtype) -> Iterator[int]:
     """Memory of one block on the ranks of each pod."""
     tensor, pipeline = config.parallelism.tensor, config.parallelism.pipeline
@@ -113,7 +104,6 @@ def count_host_blocks(config: EngineConfig, model: ModelConfig, block_size: int,
         return 0
     if not cache.prefix_cache:
         raise ConfigError("cache.host_memory_bytes needs cache.prefix_cache true: saved blocks return through it")
-    refuse_disks_of_pods(config)
     refuse_oversize(f"cache.host_memory_bytes {cache.host_memory_bytes}", cache.host_memory_bytes, "cpu")
     block_bytes = max(pod_block_bytes(config, model, block_size, dtype))
     if cache.host_memory_bytes < block_bytes:

@@ -46,9 +46,10 @@ class DiskConfig(Config):
     """The disk tier: a folder for blocks that the host tier has no room for."""
 
     path: str
-    """Folder; each engine takes one of its own in it. Blocks in it are found again after a restart."""
+    """Folder; each engine takes one of its own in it. Blocks in it are found again after a restart, but not those of a
+    copy of the model over several pods."""
     bytes: int = Field(ge=1)
-    """Most bytes of this engine's files."""
+    """Most bytes of this pod's files."""
 
 
 class StoreConfig(Config):
@@ -159,8 +160,8 @@ class TransferConfig(Config):
 
     listen: str | None = None
     """`host:port` for the messages of other engines; blocks over TCP use the port behind it, links between GPUs the
-    next one, and each further tensor rank the two behind these (any ports, for 0). Default: no hand-over. A host that
-    others reach needs `key_file`."""
+    next one, and each further tensor rank the two behind these; further copies of the model in this pod have the same
+    ports again behind those (any ports, for 0). Default: no hand-over. A host that others reach needs `key_file`."""
     zone_blocks: int = Field(default=256, ge=1, le=65536)
     """Slots of the landing zone, the only memory that other engines write to; each has the size of a block."""
     require: Literal["any", "nvlink", "rdma"] = "any"
@@ -170,6 +171,19 @@ class TransferConfig(Config):
     `shared-memory` (processes of one host and user), then `tcp`; with `require: rdma` only `nixl` (an extra)."""
     key_file: str | None = None
     """File with the secret of the deployment: 32 bytes, or 64 hexadecimal digits."""
+    copy_number: int = Field(default=0, ge=0)
+    """Number of this copy of the model, where a pod has several: each has a zone and ports of its own. Set by the pod's
+    program for each core."""
+
+    def of_copy(self, number: int, ranks: int) -> TransferConfig:
+        """That of a copy with so many ranks: its ports are behind those of the copies before it."""
+        listen = port_plus(self.listen, number * ports_of_copy(ranks)) if self.listen is not None else None
+        return self.model_copy(update={"copy_number": number, "listen": listen})
+
+
+def ports_of_copy(ranks: int) -> int:
+    """Ports at which other engines reach a copy of the model: one for messages, two for the blocks of each rank."""
+    return 1 + 2 * ranks
 
 
 def port_plus(endpoint: str, number: int) -> str:

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from stoker.engine.config import EngineConfig
 from stoker.engine.core.core_processes import CoreStart, visible_gpus
@@ -45,16 +46,18 @@ def core_starts(config: EngineConfig, folder: Path, command: CoreCommand = core_
 
 
 def _core_start(config: EngineConfig, folder: Path, number: int, address: str, command: CoreCommand) -> CoreStart:
-    """Command and environment of a core; each of several has its own GPUs and its own time line."""
+    """Command and environment of a core; each of several has its own GPUs, its own time line and its own ports."""
     parallelism = config.parallelism
     environment: Mapping[str, str] = {**os.environ, **data_environment(config, number, folder, os.environ)}
     if parallelism.data > 1:
         timeline = f"{config.timeline}.{number}" if config.timeline is not None else None
-        config = config.model_copy(update={"timeline": timeline})
+        ranks = parallelism.tensor * parallelism.pipeline
+        changes: dict[str, Any] = {"timeline": timeline, "transfer": config.transfer.of_copy(number, ranks)}
         if config.cache_events is not None:
-            config = config.model_copy(update={"cache_events": config.cache_events.of_rank(number)})
+            changes["cache_events"] = config.cache_events.of_rank(number)
+        config = config.model_copy(update=changes)
         if config.device == "cuda":
-            environment = visible_gpus(environment, number, parallelism.tensor * parallelism.pipeline)
+            environment = visible_gpus(environment, number, ranks)
     config_file = folder / f"config{number}.json"
     config_file.write_text(config.model_dump_json())
     return CoreStart(command(config_file, address), environment)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from stoker.engine.config import EngineConfig
+from stoker.engine.config import EngineConfig, ports_of_copy
 from stoker.engine.hosted_memory import host_bytes
 from stoker.engine.listen_address import parse_listen
 from stoker.engine.machine_memory import refuse_oversize
@@ -39,19 +39,19 @@ def refuse_transfer(config: EngineConfig, device: str) -> None:
         return
     _, port = parse_listen(config.transfer.listen, keyed=config.transfer.key_file is not None)
     parallelism = config.parallelism
-    ranks = parallelism.tensor * parallelism.pipeline
-    if port + 2 * ranks > 65535:
+    copies = parallelism.data - config.transfer.copy_number  # this one and those behind it
+    most = 65536 - copies * ports_of_copy(parallelism.tensor * parallelism.pipeline)
+    if port > most:
         shape = f"parallelism.tensor {parallelism.tensor} and pipeline {parallelism.pipeline}"
-        most = f"with {shape} its port must be at most {65535 - 2 * ranks}, got {port}"
-        raise ConfigError(f"transfer.listen {config.transfer.listen!r}: {most}")
+        shape += f" in {copies} copies" if copies > 1 else ""
+        text = f"with {shape} its port must be at most {most}, got {port}"
+        raise ConfigError(f"transfer.listen {config.transfer.listen!r}: {text}")
     if device == "cpu" and "cuda-ipc" in (config.transfer.transports or ()):
         raise ConfigError("transfer.transports: cuda-ipc needs device cuda, got cpu")
     if {"cuda-ipc", "nixl", "tcp"} <= set(config.transfer.transports or ()):
         raise ConfigError("transfer.transports: cuda-ipc, nixl and tcp need three ports, a rank has two: leave one out")
     if not config.cache.prefix_cache:
         raise ConfigError("transfer.listen needs cache.prefix_cache, got false")
-    if data_ranks(config) > 1:
-        raise ConfigError(f"transfer.listen needs parallelism.data 1, got {data_ranks(config)}")
     if config.replica.pods > 1 and config.transfer.key_file is None:
         raise ConfigError(f"transfer.key_file is needed with replica.pods {config.replica.pods}")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -63,6 +64,8 @@ class Backend:
         self.unstarted: Sequence[int] = ()
         """Prompt tokens of this router's requests without a first byte, about, in the order of dispatch."""
         self._unstarted: dict[object, int] = {}
+        self._helping: Counter[str] = Counter()
+        """Those of them that it computes for other engines, by the reported endpoint of a copy of the model."""
         self.report: Load | None = None
         self._reported_s, self._young_until_s = 0.0, -math.inf
         self.ready = False
@@ -138,12 +141,14 @@ class Backend:
 
     @property
     def peer_endpoint(self) -> str | None:
-        """HOST:PORT at which other engines reach it; None while it exchanges no blocks."""
+        """HOST:PORT at which other engines reach it, its first copy of several; None while it exchanges no blocks."""
         load = self.load
-        if load is None or load.peer is None:
-            return None
-        host, _, port = load.peer.endpoint.rpartition(":")
-        return f"{self.entry.address[0]}:{port}" if host in ANY_HOST else load.peer.endpoint
+        return None if load is None or load.peer is None else self._reached(load.peer.endpoint)
+
+    def _reached(self, endpoint: str) -> str:
+        """An endpoint that it reports, with its own address in place of any."""
+        host, _, port = endpoint.rpartition(":")
+        return f"{self.entry.address[0]}:{port}" if host in ANY_HOST else endpoint
 
     @property
     def load(self) -> Load | None:
@@ -207,6 +212,20 @@ class Backend:
         finally:
             del self._unstarted[request]
             self._count_unstarted()
+
+    @contextmanager
+    def helping(self, tokens: int) -> Iterator[str | None]:
+        """Count a prompt that it computes for another engine, until the first byte. Yield HOST:PORT of the copy of the
+        model that is to do it; None while it exchanges no blocks."""
+        load = self.load
+        endpoint = load.peer.next_endpoint(self._helping) if load is not None and load.peer is not None else ""
+        self._helping[endpoint] += tokens
+        try:
+            with self.computing(tokens):
+                yield self._reached(endpoint) if endpoint else None
+        finally:
+            self._helping[endpoint] -= tokens
+            self._helping = +self._helping
 
     def _count_unstarted(self) -> None:
         self.unstarted, self._standing = tuple(self._unstarted.values()), None

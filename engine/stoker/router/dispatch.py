@@ -162,11 +162,14 @@ class Dispatch:
         Raises:
             BackendError: as `_ask`. A failure of the helper is none: the answering engine computes the prompt then.
         """
-        endpoint = pair.helper.peer_endpoint if pair.helper is not None else None
-        if endpoint is not None:
-            self.metrics.split.inc()
-            request = replace(request, headers=[*request.headers, (PREFILL_HEADER, endpoint.encode())])
-        with pair.computes.computing(max(pair.uncached, 0)):
+        tokens = max(pair.uncached, 0)
+        if pair.helper is None:
+            with pair.answers.computing(tokens):
+                return await ask(pair.answers, request)
+        with pair.helper.helping(tokens) as endpoint:
+            if endpoint is not None:
+                self.metrics.split.inc()
+                request = replace(request, headers=[*request.headers, (PREFILL_HEADER, endpoint.encode())])
             return await ask(pair.answers, request)
 
     async def _hold(self, busy: set[tuple[str, str]], work: Work, hold_s: float) -> Pair[Backend] | None:

@@ -7,7 +7,7 @@ second, at least two. `epoch` changes when the engine restarts. Backends keep th
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -30,12 +30,27 @@ STORE_BYTES_PER_S = 0.2e9
 """Rate of a store while none has been measured."""
 
 
+ENDPOINT = r"^\S{1,250}:\d{1,5}$"
+
+
+class PeerCopy(BaseModel):
+    """One of several copies of the model of an engine: prompts are sent to each by itself."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    endpoint: str = Field(pattern=ENDPOINT)
+    requests: int = Field(default=0, ge=0)
+    """All that it has."""
+    waiting_tokens: int = Field(default=0, ge=0)
+    """Of the prompts that it computes for other engines and that have no first token."""
+
+
 class Peer(BaseModel):
     """What an engine can do in a pair: where other engines reach it, what its blocks are, how they travel."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    endpoint: str = Field(pattern=r"^\S{1,250}:\d{1,5}$")
+    endpoint: str = Field(pattern=ENDPOINT)
     """HOST:PORT at which other engines reach it. A host of 0.0.0.0 or [::] stands for the engine's own address."""
     epoch: str = Field(min_length=1)
     fingerprint: str = Field(min_length=1)
@@ -52,6 +67,20 @@ class Peer(BaseModel):
     """Measured rate at which blocks came in or went out; None before the first."""
     handover_s: float | None = Field(default=None, ge=0)
     """Measured time from the end of a prefill elsewhere to the takeover; None before the first."""
+    copies: tuple[PeerCopy, ...] = ()
+    """Its copies of the model, where it has several; `endpoint` is that of the first."""
+
+    def next_endpoint(self, sent: Mapping[str, int]) -> str:
+        """The endpoint of the copy with least to compute; among equals the first.
+
+        Args:
+            sent: prompt tokens that this router has sent to an endpoint, and that have no first byte.
+        """
+        if not self.copies:
+            return self.endpoint
+        return min(
+            self.copies, key=lambda one: (max(one.waiting_tokens, sent.get(one.endpoint, 0)), one.requests)
+        ).endpoint
 
 
 class SharedStore(BaseModel):

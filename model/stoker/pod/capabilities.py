@@ -125,12 +125,11 @@ CAPABILITIES: Mapping[str, Mapping[str, Row]] = {
 
 BESIDE_ROLES: Mapping[str, Row] = {
     "engine.cache.prefixCache": only(True),
-    "pools[].parallelism.data": only(1),
 }
 """Rows of an InferenceDeployment with prefill and decode pools, beside those above.
 
-Blocks travel from the ranks of one replica to those of another, and land in the prefix cache. On GPUs both sides have
-the same ranks (`_uneven_widths`).
+Blocks travel from the ranks of one copy of the model to those of another, and land in the prefix cache. On GPUs both
+have the same ranks (`_uneven_widths`); `data` may differ, because each copy is a peer of its own.
 """
 
 
@@ -168,13 +167,9 @@ def refusals(program: str, config: Any, root: str = "") -> list[str]:
         found += [
             line for where, pool in values_at(config, _WITH_PODS[program], root) for line in _of_pods(where, pool)
         ]
-    if program in _DISKS and _value_at(config, _DISKS[program], None) is not None:
-        found += _disks_of_pods(config, root)
     return found
 
 
-_DISKS = {"InferenceDeployment": "engine.cache.disk"}
-"""Kind -> path of the disk tier, which needs each copy of a model in one pod: no pod knows the files of another."""
 _WITH_PODS = {"InferenceDeployment": "pools[]", "EnginePool": "revisions[].template"}
 """Kind -> path of what has `podsPerReplica`."""
 
@@ -188,19 +183,6 @@ def _of_pods(where: str, pool: Any) -> list[str]:
         return []
     condition = f"is not supported yet with podsPerReplica {pods}"
     return [f"{where}.{name} {data} {condition}; allowed: 1, its divisors and multiples"]
-
-
-def _disks_of_pods(config: Any, root: str) -> list[str]:
-    """A line for each pool with copies of the model over several pods."""
-    found = []
-    for where, pool in values_at(config, "pools[]", root):
-        pods, data = _value_at(pool, "podsPerReplica", 1), _value_at(pool, "parallelism.data", 1)
-        if pods > data:
-            found.append(
-                f"{root}.engine.cache.disk is not supported with a copy of the model over several pods "
-                f"({where}.podsPerReplica {pods}, parallelism.data {data}); use engine.cache.store, which they share"
-            )
-    return found
 
 
 def _uneven_widths(config: Any, root: str) -> list[str]:

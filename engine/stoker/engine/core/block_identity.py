@@ -13,6 +13,7 @@ from stoker.engine.config import EngineConfig
 from stoker.engine.execution.executor import Executor
 from stoker.engine.execution.runner import Runner
 from stoker.engine.plan import EnginePlan
+from stoker.engine.ranks.data_executor import DataRank
 from stoker.engine.ranks.executor import Ranks
 from stoker.engine.transfer.checksum import raw_sums
 from stoker.engine.transfer.fingerprint import Fingerprint, digest_of, root_digest
@@ -102,7 +103,7 @@ def shared_weights_digest(plan: EnginePlan, executor: Executor, field: str) -> s
         ConfigError: several ranks hold weights that have no digest and no files here.
     """
     known = plan.digest or plan.source_digest or files_digest(Path(plan.model_path))
-    if known is None and isinstance(executor, Ranks):
+    if known is None and isinstance(executor, Ranks | DataRank):
         raise ConfigError(f"{field} with several ranks needs model.digest for {plan.model_path}")
     return known
 

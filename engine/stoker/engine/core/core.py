@@ -370,13 +370,16 @@ class Core:
             pass
 
     def _wait(self) -> bool:
-        """Wait for a message of a front, or for a letter of another engine. Whether one of a front has come."""
+        """Wait for a message of a front, for a letter of another engine, or until another rank asks for a step. Whether
+        a message of a front has come."""
         timeout_ms = COMPILING_MS if self.requests is not None and self.requests.compiling else IDLE_MS
+        wake_fds = []
         if self.engine is not None and self.engine.shared_steps is not None:
-            return self.wire.wait(timeout_ms, self.engine.shared_steps.wake_fd)
-        if self.desk is None or (wake_fd := self.desk.office.post.wake_fd) is None:
-            return self.wire.wait(timeout_ms)
-        return self.wire.wait(BUSY_MS if self.desk.busy else timeout_ms, wake_fd)
+            wake_fds.append(self.engine.shared_steps.wake_fd)
+        if self.desk is not None and (letters_fd := self.desk.office.post.wake_fd) is not None:
+            timeout_ms = BUSY_MS if self.desk.busy else timeout_ms
+            wake_fds.append(letters_fd)
+        return self.wire.wait(timeout_ms, *wake_fds)
 
     def _listen_until(self, until_s: float) -> None:
         """Handle messages until a time shortly before the device needs its next step."""

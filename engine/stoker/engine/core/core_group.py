@@ -15,6 +15,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from stoker.engine.core.core_client import CoreClient, RunningRequest
+from stoker.engine.core.merged_transfer import merged_transfer
 from stoker.engine.core.messages import AddRequest, CoreState, ModelFacts, Phase, RequestProgress
 from stoker.engine.core.stats import (
     ClassStats,
@@ -23,7 +24,6 @@ from stoker.engine.core.stats import (
     HostTierStats,
     SharedStoreStats,
     Stats,
-    TransferStats,
 )
 from stoker.pod.beginnings import MOST_ANNOUNCED
 
@@ -88,7 +88,7 @@ class CoreGroup:
     @contextmanager
     def request(self, request: AddRequest) -> Iterator[RunningRequest]:
         """Send a request to the core with the fewest tokens in work. Raises CoreLost, as `CoreClient.request`."""
-        number = min(range(len(self.cores)), key=lambda core: (self._load[core], self.cores[core].running))
+        number = min(range(len(self.cores)), key=lambda core: (self._in_work(core), self.cores[core].running))
         tokens = len(request.prompt_tokens) + request.params.n * (request.params.max_tokens or 1)
         self._load[number] += tokens
         self._owner[request.request_id] = number
@@ -98,6 +98,12 @@ class CoreGroup:
         finally:
             self._load[number] -= tokens
             self._owner.pop(request.request_id, None)
+
+    def _in_work(self, number: int) -> int:
+        """Tokens of a core's open requests, and of the prompts that it computes for other engines."""
+        stats = self.cores[number].stats
+        helping = stats.transfer.helping_tokens if stats is not None and stats.transfer is not None else 0
+        return self._load[number] + helping
 
     async def inspect(self, request_ids: Sequence[str]) -> tuple[RequestProgress, ...]:
         """How far those of the requests are that have not ended. Raises CoreLost."""
@@ -154,7 +160,9 @@ def merged_facts(facts: Sequence[ModelFacts | None]) -> ModelFacts | None:
 
 def merged_stats(stats: Sequence[Stats]) -> Stats:
     """The sums of counters and gauges, and the newest times. Ranks are numbered through."""
-    values: dict[str, Any] = {field.name: _sum([getattr(one, field.name) for one in stats]) for field in fields(Stats)}
+    names = [field.name for field in fields(Stats) if field.name != "transfer"]
+    values: dict[str, Any] = {name: _sum([getattr(one, name) for one in stats]) for name in names}
+    values["transfer"] = merged_transfer(stats)
     values |= {name: max(getattr(one, name) for one in stats) for name in NEWEST}
     ranks = [state for one in stats for state in one.ranks]
     values["classes"] = merged_classes(one for stat in stats for one in stat.classes)
@@ -190,8 +198,6 @@ def _sum(values: list[Any]) -> Any:
     if None in values:
         known = [value for value in values if value is not None]
         return _sum(known) if known else None
-    if isinstance(values[0], TransferStats):
-        return values[0]  # the plan refuses hand-over with several cores
     if isinstance(values[0], SharedStoreStats):
         announced = {name: stored for value in values for name, stored in value.announced.items()}
         return replace(values[0], announced=dict(list(announced.items())[-MOST_ANNOUNCED:]))

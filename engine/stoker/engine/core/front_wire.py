@@ -39,13 +39,14 @@ class FrontWire:
         self._socket.close()
         self._context.term()
 
-    def wait(self, timeout_ms: int, wake_fd: int | None = None) -> bool:
-        """Wait for a message, or until `wake_fd` is readable. Whether a message has come."""
-        if wake_fd is None:
+    def wait(self, timeout_ms: int, *wake_fds: int) -> bool:
+        """Wait for a message, or until one of `wake_fds` is readable. Whether a message has come."""
+        if not wake_fds:
             return bool(self._socket.poll(timeout_ms))
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
-        poller.register(wake_fd, zmq.POLLIN)
+        for wake_fd in wake_fds:
+            poller.register(wake_fd, zmq.POLLIN)
         return self._socket in dict(poller.poll(timeout_ms))
 
     def read(self) -> tuple[str, bytes] | None:

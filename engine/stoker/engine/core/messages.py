@@ -34,6 +34,7 @@ from stoker.engine.core.stats import (
     ColdTierStats,
     ExpertStats,
     HostTierStats,
+    PeerCopy,
     SharedStoreStats,
     Stats,
     TransferStats,
@@ -44,7 +45,7 @@ from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.output_grammar import OutputGrammar
 from stoker.engine.sampling import SamplingParams
 
-PROTOCOL = 13
+PROTOCOL = 14
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 RequestState = Literal["QUEUED", "PREFILLING", "DECODING", "PREEMPTED"]
@@ -292,6 +293,7 @@ _FORMAT = FrameFormat(
             "classes": many(ClassStats),
             "shared_store": one(SharedStoreStats),
         },
+        TransferStats: {"copies": many(PeerCopy)},
         Delta: {
             "logprobs": many_or_none(TokenLogprobs),
             "prompt_logprobs": many_or_none(TokenLogprobs),

@@ -16,8 +16,10 @@ from stoker.engine.ranks.block_calls import (
     LoadBlocks,
     OpenBlocks,
     OpenFiles,
+    OpenLane,
     OpenTier,
     ReadPart,
+    RemovePart,
     Report,
     SaveBlocks,
     WritePart,
@@ -46,7 +48,16 @@ class RankMover:
                 self._ports = open_rank_blocks(self._runner, self._plan, self._localised(call), self._report)
             case OpenTier():
                 self._tier = open_rank_tier(self._runner, self._plan, call, self._report)
-            case SaveBlocks() | LoadBlocks() | FenceSave() | OpenFiles() | WritePart() | ReadPart():
+            case (
+                SaveBlocks()
+                | LoadBlocks()
+                | FenceSave()
+                | OpenFiles()
+                | WritePart()
+                | ReadPart()
+                | OpenLane()
+                | RemovePart()
+            ):
                 assert self._tier is not None, "the leader opens it first"
                 self._tier.do(call)
             case _:

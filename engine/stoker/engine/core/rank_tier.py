@@ -21,8 +21,10 @@ from stoker.engine.ranks.block_calls import (
     FileCall,
     LoadBlocks,
     OpenFiles,
+    OpenLane,
     OpenTier,
     ReadPart,
+    RemovePart,
     Report,
     SaveBlocks,
     TierOpened,
@@ -66,7 +68,7 @@ class RankTier:
         match call:
             case OpenFiles():
                 self._files = RankFileWork(call, self._layout, self._link.memory, self._slot_sums, self._report)
-            case WritePart() | ReadPart():
+            case WritePart() | ReadPart() | OpenLane() | RemovePart():
                 assert self._files is not None, "the leader opens them first"
                 self._files.do(call)
             case SaveBlocks(call=number, moves=moves):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from stoker.engine.execution.executor import RankState
 
@@ -120,6 +121,17 @@ class SharedStoreStats:
     """Beginnings by the name that a router gave, the newest changes: whether they are stored."""
 
 
+class PeerCopy(NamedTuple):
+    """One of several copies of the model behind a front, as other engines reach it."""
+
+    endpoint: str
+    epoch: str
+    requests: int
+    """All that it has, of fronts and of other engines."""
+    waiting_tokens: int
+    """Of the prompts that it computes for others and that have no first token."""
+
+
 @dataclass(frozen=True, slots=True)
 class TransferStats:
     """What this engine exchanges with others, now and since the start."""
@@ -167,6 +179,8 @@ class TransferStats:
     """Time of these transfers."""
     rates: Mapping[str, float]
     """Measured bytes per second by transport."""
+    copies: tuple[PeerCopy, ...] = ()
+    """Where a front has several cores: each of them. `endpoint` and `epoch` are then those of the first."""
 
 
 @dataclass(frozen=True, slots=True)

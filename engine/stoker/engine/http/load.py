@@ -198,6 +198,7 @@ def peer_of(transfer: TransferStats | None) -> dict[str, Any] | None:
         "link_bytes_per_s": fastest,
         "receiving": transfer.receiving,
         "helping": transfer.helping,
+        **({"copies": [copy._asdict() for copy in transfer.copies]} if transfer.copies else {}),
     }
 
 

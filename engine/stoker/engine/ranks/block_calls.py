@@ -132,6 +132,21 @@ class ReadPart(NamedTuple):
     parts: Parts
 
 
+class OpenLane(NamedTuple):
+    """Take a folder of the rank's own below this one, and begin it empty. Calls that name this one go there."""
+
+    call: int
+    folder: str
+
+
+class RemovePart(NamedTuple):
+    """Remove the rank's part of a block."""
+
+    call: int
+    folder: str
+    digest: bytes
+
+
 class TierOpened(NamedTuple):
     layout: BlockLayout | None
     """Of the rank's part of a block; None: there are no slots."""
@@ -178,13 +193,14 @@ class PeersLost(NamedTuple):
     peers: tuple[str, ...]
 
 
-FileCall = OpenFiles | WritePart | ReadPart
+FileCall = OpenFiles | WritePart | ReadPart | OpenLane | RemovePart
 TierCall = OpenTier | SaveBlocks | LoadBlocks | FenceSave | FileCall
 BlockCall = OpenBlocks | ConnectRank | WriteCells | SumCells | CopyCells | CloseLink | TierCall
 BlockReport = BlocksOpened | LinkOpened | CallEnded | LinkLost | PeersLost | TierOpened
 BLOCK_CLASSES: tuple[type[Any], ...] = (
     OpenBlocks, ConnectRank, WriteCells, SumCells, CopyCells, CloseLink, OpenTier, SaveBlocks, LoadBlocks, FenceSave,
-    OpenFiles, WritePart, ReadPart, BlocksOpened, LinkOpened, CallEnded, LinkLost, PeersLost, TierOpened,
+    OpenFiles, WritePart, ReadPart, OpenLane, RemovePart, BlocksOpened, LinkOpened, CallEnded, LinkLost, PeersLost,
+    TierOpened,
 )  # fmt: skip
 
 

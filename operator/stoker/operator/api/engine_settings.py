@@ -15,7 +15,7 @@ class DiskSettings(Value):
     """Disk tier: files of blocks, below the host tier."""
 
     bytes: Annotated[int, Field(ge=1, le=2**63 - 1)]
-    """Most bytes of an engine's files."""
+    """Most bytes of a pod's files."""
     claim_name: Name | None = None
     """Claim for the files; default: an emptyDir of limited size."""
 
@@ -126,7 +126,7 @@ class CacheEventSettings(Value):
     """Events of the prefix cache, in the form of vLLM's."""
 
     port: Port
-    """Where subscribers connect; each copy of the model (`data`) has the next one."""
+    """Where subscribers connect; each copy (`data`) has the next one."""
     replay_port: Port | None = None
     """Where they ask for what they missed."""
     topic: Annotated[str, Field(max_length=256)] = ""
@@ -141,9 +141,10 @@ def _port_is_free(first: int, last: str) -> str:
     return f"(x > {last} || x + d <= {first})"
 
 
+_TRANSFER_END = "8100 + d * (1 + 2 * p.parallelism.tensor * p.parallelism.pipeline)"
 _OWN_PORTS = (
     _port_is_free(8000, "8000"),
-    f"(p.role == 'colocated' || {_port_is_free(8101, '8101 + 2 * p.parallelism.tensor * p.parallelism.pipeline')})",
+    f"(p.role == 'colocated' || {_port_is_free(8101, _TRANSFER_END)})",
     f"(p.podsPerReplica == 1 || {_port_is_free(29500, '29500')})",
 )
 """As `domain.settings` has them; a test compares the two."""
@@ -160,7 +161,7 @@ CACHE_EVENT_RULES = (
         " && [e.port, has(e.replayPort) ? e.replayPort : e.port].all(x,"
         f" x + d <= 65536 && {' && '.join(_OWN_PORTS)}))))",
         "port and replayPort, each with data - 1 ports behind it, must be apart, at most 65535 and none of the"
-        " engine's: 8000; with roles 8101 to 8101 + 2 x tensor x pipeline; with several pods 29500",
+        " engine's: 8000; with roles 8101 to 8100 + data x (1 + 2 x tensor x pipeline); with several pods 29500",
         field=".engine.cacheEvents",
     ),
 )
@@ -183,4 +184,4 @@ class EngineSettings(Runtime):
     transfer: TransferSettings | None = None
     """Of prefill and decode pools."""
     cache_events: CacheEventSettings | None = None
-    """Default: no events."""
+    """Default: none."""

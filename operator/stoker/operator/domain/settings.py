@@ -45,8 +45,8 @@ class Settings:
     rendezvous_port: int = 29500
     engine_port: int = 8000
     transfer_port: int = 8101
-    """Messages between the engines of prefill and decode pools. Each tensor rank has the next two ports behind it:
-    blocks over TCP, and links between GPUs."""
+    """Messages between the engines of prefill and decode pools. Each rank of a copy of the model has the next two ports
+    behind it: blocks over TCP, and links between GPUs. Further copies in the pod have the same ports behind those."""
     router_port: int = 8000
 
     poll_interval_s: float = 2.0

@@ -60,10 +60,15 @@ def engine_policies(pool: EnginePool, resource: Object, settings: Settings) -> t
 
 
 def transfer_ports(configs: Sequence[Mapping[str, Any]], first: int) -> range:
-    """The port for messages of other engines, and two for the blocks of each rank of the widest replica."""
-    shapes = [config.get("parallelism", {}) for config in configs]
-    ranks = max(shape.get("tensor", 1) * shape.get("pipeline", 1) for shape in shapes)
-    return range(first, first + 1 + 2 * ranks)
+    """The ports of all copies of the model in a pod, of the revision with most: for each copy one for messages of other
+    engines, and two for the blocks of each of its ranks."""
+    return range(first, first + max(map(_num_transfer_ports, configs)))
+
+
+def _num_transfer_ports(config: Mapping[str, Any]) -> int:
+    shape, pods = config.get("parallelism", {}), config.get("replica", {}).get("pods", 1)
+    ranks = shape.get("tensor", 1) * shape.get("pipeline", 1)
+    return int(max(shape.get("data", 1) // pods, 1) * (1 + 2 * ranks))
 
 
 def router_policies(deployment: InferenceDeployment, resource: Object, settings: Settings) -> tuple[Object, ...]:

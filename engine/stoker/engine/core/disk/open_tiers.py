@@ -13,6 +13,8 @@ from stoker.engine.core.disk.cold_tier import ColdTier
 from stoker.engine.core.disk.cold_traffic import ColdTraffic, WaitForAny, wait_for_any
 from stoker.engine.core.disk.disk_tier import DiskTier
 from stoker.engine.core.disk.lane_home import disk_tier
+from stoker.engine.core.disk.rank_files import RankFiles
+from stoker.engine.core.disk.rank_lanes import RankLanes, rank_lanes_tier
 from stoker.engine.core.disk.shared_home import SharedHome
 from stoker.engine.core.disk.shared_index import SharedIndex
 from stoker.engine.core.disk.store_tier import StoreTier
@@ -33,13 +35,23 @@ def open_cold_traffic(
     """
     tiers: list[ColdTier] = []
     if config.cache.disk is not None:
-        carried = carrier()
-        max_blocks = count_disk_blocks(config, file_bytes(identity, carried.parts))
-        tiers.append(disk_tier(Path(config.cache.disk.path), identity, max_blocks, carried, clock))
+        tiers.append(own_disk(config, Path(config.cache.disk.path), identity, carrier(), clock))
     if config.cache.store is not None:
         tiers.append(store_tier(config.cache.store, identity, carrier, clock))
     layout = identity.layout
     return ColdTraffic(index, tiers, costs, layout.block_size, layout.block_bytes, clock, wait)
+
+
+def own_disk(
+    config: EngineConfig, path: Path, identity: BlockIdentity, blocks: BlockFiles, clock: Callable[[], float]
+) -> DiskTier:
+    """Begin to open the disk of this engine, or those of its pods. Raises ConfigError: one does not hold a block."""
+    if config.replica.pods == 1:
+        return disk_tier(path, identity, count_disk_blocks(config, file_bytes(identity, blocks.parts)), blocks, clock)
+    assert isinstance(blocks, RankFiles), "several pods have several ranks"
+    lanes = RankLanes(blocks.calls, blocks.layouts, blocks.root)
+    size = lanes.file_bytes(identity, config.replica.pods)
+    return rank_lanes_tier(path, identity, lanes, count_disk_blocks(config, size), size, clock)
 
 
 def store_name(store: StoreConfig, identity: BlockIdentity) -> str:

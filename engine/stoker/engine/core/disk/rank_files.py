@@ -17,7 +17,7 @@ from stoker.engine.core.disk.block_folder import BlockFolder
 from stoker.engine.core.disk.file_failure import FileFailed, worst
 from stoker.engine.core.host_index import HostEntry
 from stoker.engine.errors import ExecutorLost
-from stoker.engine.ranks.block_calls import CallEnded, OpenFiles, ReadPart, WritePart
+from stoker.engine.ranks.block_calls import CallEnded, OpenFiles, OpenLane, ReadPart, RemovePart, WritePart
 from stoker.engine.ranks.rank_calls import RankCalls
 from stoker.engine.transfer.block_part import BlockPart, Parts, part_of
 from stoker.engine.transfer.checksum import content_seed, seeded
@@ -25,7 +25,7 @@ from stoker.engine.transfer.layout import BlockLayout
 from stoker.engine.transfer.part_plan import joined_sum
 
 Result = TypeVar("Result")
-FileCall = Callable[[int], WritePart | ReadPart]
+FileCall = Callable[[int], WritePart | ReadPart | OpenLane | RemovePart]
 """Makes a call from its number."""
 
 
@@ -70,12 +70,12 @@ class RankFiles:
     """The parts of blocks, a file each."""
 
     def __init__(self, calls: RankCalls, layouts: Sequence[BlockLayout], root: bytes) -> None:
-        self._calls, self.root = calls, root
+        self.calls, self.layouts, self.root = calls, layouts, root
         owners: dict[BlockPart, int] = {}
         for rank, layout in enumerate(layouts):
             owners.setdefault(part_of(layout), rank)
         self.parts: Parts = tuple(owners)
-        self._writers = tuple(owners.values())
+        self._writers: Sequence[int] = tuple(owners.values())
         self._ranks = range(len(layouts))
         self._open: set[Future[None] | Future[int]] = set()
 
@@ -87,22 +87,26 @@ class RankFiles:
     def read(self, folder: BlockFolder, entry: HostEntry, parts: Parts) -> Future[int]:
         seed = content_seed(self.root, 0, entry.content.digest)
         joint = JointCall[int](self._ranks, lambda ends: seeded(joined_sum([end.sums[0] for end in ends]), seed))
-        self._begin(joint, {rank: partial(_read, folder, entry, parts) for rank in self._ranks})
+        self._begin(joint, {rank: partial(_read, folder, entry, self.read_by(rank, parts)) for rank in self._ranks})
         return joint.future
 
+    def read_by(self, rank: int, parts: Parts) -> Parts:  # noqa: ARG002 - every rank sees all files
+        """Those of a block's parts that a rank may read."""
+        return parts
+
     def poll(self) -> None:
-        self._calls.read_reports()
+        self.calls.read_reports()
 
     def close(self, timeout_s: float) -> None:
         """The ranks' threads end with the ranks."""
         with suppress(ExecutorLost):  # the engine ends in any case
-            self._calls.settle(lambda: not self._open, timeout_s)
+            self.calls.settle(lambda: not self._open, timeout_s)
 
     def _begin(self, joint: JointCall[None] | JointCall[int], calls: Mapping[int, FileCall]) -> None:
         self._open.add(joint.future)
         joint.future.add_done_callback(self._open.discard)
         for rank, call in calls.items():
-            self._calls.begin(rank, call, partial(joint.note, rank))
+            self.calls.begin(rank, call, partial(joint.note, rank))
 
 
 def _write(folder: BlockFolder, entry: HostEntry, call: int) -> WritePart:

@@ -50,6 +50,7 @@ def open_desk(
 
     Raises:
         ConfigError: the address or the key cannot be used, or a further rank's ports.
+        OSError: the folder of one of several copies cannot be made.
     """
     transfer = config.transfer
     if transfer.listen is None:
@@ -57,6 +58,9 @@ def open_desk(
     host, port = parse_listen(transfer.listen, keyed=transfer.key_file is not None)
     key = read_key(transfer.key_file) if transfer.key_file is not None else None
     pod_uid = os.environ.get("STOKER_POD_UID") or uuid.uuid4().hex
+    if config.parallelism.data > 1:  # each copy is a peer of its own
+        pod_uid, folder = f"{pod_uid}.{transfer.copy_number}", folder / f"copy-{transfer.copy_number}"
+        folder.mkdir(mode=0o700, exist_ok=True)
     facts = fingerprint_of(
         config, leading_runner(engine.executor), shared_weights_digest(plan, engine.executor, "transfer.listen")
     )

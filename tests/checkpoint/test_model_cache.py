@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -226,12 +227,12 @@ def test_a_revision_of_the_hub_is_fetched_at_its_commit_with_the_token(hub: HubS
     access.mkdir()
     (access / "HF_TOKEN").write_text(f"{TOKEN}\n")
     variables = {"HF_ENDPOINT": hub.endpoint, "STOKER_MODEL_ACCESS": str(access)}
-    hub.cut_after = 11 << 20  # the client, which writes 10 MiB at once, goes on by itself
+    hub.cut_after = 11 << 20  # the client goes on by itself
     found = fetch_model("hf://org/model", tmp_path / "cache", variables)
     assert (found.digest, content(found.path)) == (f"commit:{first}", files)
     assert [one for one in hub.fetched if one.startswith("model.")] == [
         "model.safetensors from 0",
-        f"model.safetensors from {10 << 20}",
+        f"model.safetensors from {11 << 20}",
     ]
     second = hub.add("org/model", {"config.json": b'{"model_type": "qwen3"}'})
     newer = fetch_model("hf://org/model", tmp_path / "cache", variables)
@@ -333,3 +334,37 @@ def test_logins(variables: dict[str, str], expected: tuple[str, str] | None) -> 
 def test_a_broken_login_names_the_key() -> None:
     with pytest.raises(CheckpointError, match=r".dockerconfigjson has no valid entry for r"):
         login_of("r", {".dockerconfigjson": '{"auths": {"r": {"auth": "?"}}}'})
+
+
+@pytest.mark.parametrize("where", ["hub", "bucket", "registry"])
+def test_the_progress_of_a_small_model_moves_while_it_arrives(tmp_path: Path, where: str) -> None:
+    files = {**FILES, "model.safetensors": os.urandom(3 << 20)}
+    total, seen = sum(map(len, files.values())), set[int]()
+    with SERVERS[where]() as server:
+        uri, variables = serve_model(server, write(tmp_path / "model", files))
+        server.second_half.clear()
+
+        def progress(done: int, of: int) -> None:
+            assert of >= total
+            seen.add(done)
+            if 1 << 20 < done < total:
+                server.second_half.set()
+
+        found = fetch_model(uri, tmp_path / "cache", variables, progress)
+        assert content(found.path) == files
+        os.close(found.lease)
+        assert server.second_half.is_set(), f"a half had arrived, and the progress was {sorted(seen)[:-1]} of {total}"
+
+
+SERVERS: dict[str, Any] = {"hub": HubServer, "bucket": S3Server, "registry": RegistryServer}
+
+
+def serve_model(server: HubServer | S3Server | RegistryServer, folder: Path) -> tuple[str, dict[str, str]]:
+    """Put a model on a server: its URI, and the variables that give access."""
+    if isinstance(server, HubServer):
+        server.add("org/model", content(folder))
+        return "hf://org/model", {"HF_ENDPOINT": server.endpoint}
+    uri = "s3://models/small" if isinstance(server, S3Server) else f"oci://{server.place}/team/small:v1"
+    variables = server.environment if isinstance(server, S3Server) else server.login
+    push_folder(folder, uri, variables)
+    return uri, variables

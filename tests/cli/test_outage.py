@@ -26,6 +26,7 @@ from stoker.pod.log_source import Look
 from stoker.pod.patience import LONGEST_S
 from testing.gateway.cut_line import CutLine, cut_line
 from testing.gateway.kube_server import KubeServer, write_kubeconfig
+from testing.gateway.world import JOB_SPEC
 
 
 class Answers:
@@ -122,6 +123,62 @@ def test_a_watch_goes_on_after_an_outage(capsys: pytest.CaptureFixture[str]) -> 
         watch.for_ever()
     assert capsys.readouterr().out.splitlines() == ["trainingjob/one"] * 3
     assert said == ["cut; asking again for 5 minutes", "the cluster answers again"] * 2
+
+
+@pytest.mark.parametrize(("waits", "printed"), [(True, "deleted"), (False, "is being deleted")])
+def test_a_deletion_that_meets_an_outage_is_asked_for_again(
+    capsys: pytest.CaptureFixture[str], waits: bool, printed: str
+) -> None:
+    class Down(Unreliable):
+        def begin_deletion(self, found: Any) -> bool:
+            self._fail_now_and_then()
+            begun.append(found["metadata"]["name"])
+            return False
+
+    cluster, said, begun = Down(), list[str](), list[str]()
+    wait = DeletionWait(Outage(said.append).ask, sleep=lambda _: None, for_end=waits)
+    assert delete_all(cluster, [job_at("one", "1"), job_at("two", "1")], wait) == 0
+    assert begun == ["one", "two"]
+    assert capsys.readouterr().out.splitlines() == [f"trainingjob/one {printed}", f"trainingjob/two {printed}"]
+    assert said[:2] == ["cut; asking again for 5 minutes", "the cluster answers again"]
+
+
+def test_a_deletion_is_given_up_when_its_time_is_over(capsys: pytest.CaptureFixture[str]) -> None:
+    class Down(Unreliable):
+        def begin_deletion(self, _: object) -> bool:
+            raise ClusterError("cut")
+
+    wait = DeletionWait(Outage(lambda _: None).ask, timeout_s=0, sleep=lambda _: None)
+    assert delete_all(Down(), [job_at("one", "1")], wait) == 1
+    assert capsys.readouterr().err == "trainingjob/one is not deleted: the cluster did not answer in 0 s\n"
+
+
+def test_a_refused_deletion_is_not_asked_for_again() -> None:
+    class Refusing(Unreliable):
+        def begin_deletion(self, _: object) -> bool:
+            self.num_asked += 1
+            raise Forbidden("no")
+
+    cluster = Refusing()
+    with pytest.raises(Forbidden):
+        delete_all(cluster, [job_at("one", "1")], DeletionWait(Outage(lambda _: None).ask))
+    assert cluster.num_asked == 1
+
+
+def test_a_deletion_that_is_repeated_leaves_a_new_object_of_the_name(server: KubeServer, tmp_path: Path) -> None:
+    """The answer to the first request was lost, and meanwhile another has created the job anew."""
+    kubeconfig = write_kubeconfig(tmp_path / "kubeconfig", server.url)
+    client = ClusterClient(find_access(str(kubeconfig), None))
+    metadata = {"name": "run", "namespace": "default"}
+    job = {"apiVersion": "stoker.dev/v1alpha1", "kind": "TrainingJob", "metadata": metadata, "spec": JOB_SPEC}
+    try:
+        first = client.create(job)
+        client.begin_deletion(first)
+        new = client.create(job)
+        assert client.begin_deletion(first) is True
+        assert client.get("TrainingJob", "run")["metadata"]["uid"] == new["metadata"]["uid"]
+    finally:
+        client.close()
 
 
 def test_the_wait_for_a_deletion_goes_on_after_an_outage(capsys: pytest.CaptureFixture[str]) -> None:

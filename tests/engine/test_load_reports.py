@@ -172,6 +172,24 @@ def test_rates_are_means_of_what_was_measured() -> None:
     assert load.report()["requests"] == 0
 
 
+def test_each_front_reports_the_rate_of_the_whole_engine() -> None:
+    """At 2,000 tokens/s: prompts of two fronts are computed side by side, and each front alone has seen half."""
+    whole, fronts = PrefillRate(), (LoadLedger(), LoadLedger(), LoadLedger())
+    for number in range(100):
+        begin_s = 5.0 * (number // 2)
+        whole.computed(5000, begin_s, begin_s + 5.0)
+        facts = RequestFacts(5000, 0, 1, 0, 0.0, begin_s, begin_s + 5.0, begin_s + 5.0, 2.0)
+        with fronts[number % 2].job(str(number), 5000):
+            fronts[number % 2].first_token(str(number), facts)
+    assert fronts[0].prefill_rate.tokens_per_s == pytest.approx(1000)
+    shares = [LoadShare.from_wire(json.loads(json.dumps(list(front.share)))) for front in fronts]
+    for own, front in enumerate(fronts):
+        front.others = [share for number, share in enumerate(shares) if number != own]
+    rates = [front.report()["busy_tokens_per_s"] for front in fronts]
+    assert rates == [pytest.approx(2000, rel=0.03)] * 3
+    assert rates == [pytest.approx(whole.tokens_per_s, rel=0.03)] * 3
+
+
 def test_the_rate_is_the_engines_where_prompts_are_in_work_side_by_side() -> None:
     """At 1,000 tokens/s: a long prompt leaves half of its steps to two short ones. Each alone: 500, 500 and 750."""
     rate = PrefillRate()

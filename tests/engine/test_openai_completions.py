@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stoker.engine.core.messages import CoreState
+from stoker.pod.stream_comments import COMMENT
 from testing.engine.fake_core import BOS, ByteCodec, ByteDetokenizer
-from testing.engine.serving import run, serving, until
+from testing.engine.serving import events, run, serving, until
 
 PATH = "/v1/completions"
 
@@ -273,5 +277,61 @@ def test_the_cache_salt_reaches_the_core_on_every_route(tmp_path: Path) -> None:
                     s.core.requests.clear()
                     assert (await s.post(path, **body, cache_salt=salt)).status_code == 200
                     assert {one.params.cache_salt for one in s.core.requests} == {salt}, path
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("headers", "path", "commented"),
+    [
+        ({}, PATH, True),
+        ({}, "/v1/chat/completions", True),
+        ({}, "/v1/responses", True),
+        ({"x-stoker-comments": "0"}, PATH, False),
+        ({"x-stoker-resume": "1"}, PATH, False),  # a router, whatever its version
+    ],
+)
+def test_a_silent_stream_gets_comments_unless_a_router_sends_its_own(
+    tmp_path: Path, headers: dict[str, str], path: str, commented: bool
+) -> None:
+    asked: Any = {
+        PATH: {"prompt": "hang say:a"},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "hang say:a"}]},
+        "/v1/responses": {"input": "hang say:a"},
+    }
+    body = {**asked[path], "stream": True}
+
+    async def scenario() -> None:
+        async with serving(tmp_path, comment_interval_s=0.05) as s:
+            async with AsyncExitStack() as stack:
+                asking = asyncio.ensure_future(
+                    stack.enter_async_context(s.http.stream("POST", path, json=body, headers=headers))
+                )
+                await until(lambda: bool(s.core.running))
+                if not commented:
+                    assert (await asyncio.wait({asking}, timeout=0.3))[0] == set()
+                    asking.cancel()
+                    return
+                answer = await asking
+                assert answer.headers["content-type"].startswith("text/event-stream")
+                parts = answer.aiter_raw()
+                assert [await anext(parts), await anext(parts)] == [COMMENT, COMMENT]
+            await until(lambda: not s.app.running)
+
+    run(scenario)
+
+
+def test_a_refusal_behind_a_comment_is_an_event_and_no_token_is_counted_for_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path, comment_interval_s=0.05) as s:
+            async with s.http.stream("POST", PATH, json={"prompt": "hang say:a", "stream": True}) as answer:
+                parts = answer.aiter_raw()
+                assert await anext(parts) == COMMENT
+                await s.core.set_state(CoreState("Failed", "a rank has ended"))
+                rest = b"".join([part async for part in parts]).replace(COMMENT, b"").decode()
+            error, done = events(rest)
+            assert (error["error"]["type"], done) == ("server_error", "[DONE]")
+            metrics = (await s.http.get("/metrics")).text
+            assert 'vllm:time_to_first_token_seconds_count{engine="0",model_name="tiny"} 0.0' in metrics
 
     run(scenario)

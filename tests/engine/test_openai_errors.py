@@ -118,6 +118,16 @@ BAD_CHATS = [
         {
             **CHAT,
             "tools": [{"type": "function", "function": {"name": "f"}}],
+            "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"type": "file"}]}},
+        },
+        "tool_choice.allowed_tools.tools.0",
+        "must name one of the request's functions f, got {'type': 'file'}",
+        id="allowed tools",
+    ),
+    pytest.param(
+        {
+            **CHAT,
+            "tools": [{"type": "function", "function": {"name": "f"}}],
             "tool_choice": "required",
             "response_format": {"type": "json_object"},
         },

@@ -146,6 +146,18 @@ def test_formats_and_forced_calls_are_grammars(tmp_path: Path) -> None:
             forced = {"type": "function", "name": "weather"}
             body = (await s.post(PATH, input="say:{}", tools=[TOOL], tool_choice=forced)).json()
             assert (body["output"][0]["type"], body["output"][0]["arguments"]) == ("function_call", "{}")
+            some = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "weather"}]}
+            said = 'say:[{"name": "weather", "parameters": {}}]'
+            body = (await s.post(PATH, input=said, tools=[TOOL], tool_choice=some)).json()
+            assert (body["output"][0]["type"], body["tool_choice"]) == ("function_call", some)
+            for wrong, field, got in (
+                ({**some, "mode": "named"}, "tool_choice.mode", "'named'"),
+                ({**some, "tools": []}, "tool_choice.tools", "[]"),
+                ({**some, "tools": [{"type": "function", "name": "time"}]}, "tool_choice.tools.0", "'time'"),
+            ):
+                error = (await s.post(PATH, input="x", tools=[TOOL], tool_choice=wrong)).json()["error"]
+                assert (error["param"], error["message"].partition(":")[0]) == (field, field)
+                assert error["message"].endswith(f"got {got}")
 
     run(scenario)
 

@@ -21,7 +21,8 @@ from stoker.engine.core.grammars import GrammarCompiler
 from stoker.engine.core.token_constraint import packed
 from stoker.engine.errors import RequestRefused
 from stoker.engine.execution.token_mask import mask_logits
-from stoker.engine.http.openai.tool_parser import LISTED, ToolCallParser
+from stoker.engine.http.openai.allowed_calls import allowed_calls
+from stoker.engine.http.openai.tool_parser import FORMATS, LISTED, OutputParser, ReasoningParser, ToolCallParser
 from stoker.engine.http.openai.tools import tool_use
 from stoker.engine.output_grammar import MAX_GRAMMAR_CHARACTERS, OutputGrammar
 from stoker.engine.sampling import SamplingParams
@@ -179,6 +180,15 @@ ONE, PAIRS = "<f=n>7</f>", '<f=a>{"a": true, "b": null}</f>'
             [f"a{ONE}"], ["", "a"], [f"{ONE}{ONE}"], id="just one",
         ),
         pytest.param(
+            StructuralTags((NUMBER, CALL), text_behind=False), ["", "a", f"a{ONE}{PAIRS}"], [f"a{ONE}<f="],
+            [f"a{ONE}b", f"{ONE} {ONE}"], id="no text behind",
+        ),
+        pytest.param(
+            StructuralTags((CALL,), stop_after_first=True, bare=True),
+            ["", "a{", '{"a": true, "b": null}', f"a{PAIRS}"], ['{"a": true'], ["{}", " {", f'{{"{PAIRS}', '{"b'],
+            id="bare",
+        ),
+        pytest.param(
             StructuralTags((SPECIAL, CALL)), [f"a<s>n3<unk>!{PAIRS}"], ["a<s>", "<s>n3"], ["a<unk>", "<s>3", "<s>n3!"],
             id="special tokens",
         ),
@@ -195,6 +205,82 @@ def test_free_text_goes_on_with_a_structure_behind_its_trigger(
 
     for expected, texts in (("whole", whole), ("begun", begun), ("wrong", wrong)):
         assert {text: read(text) for text in texts} == dict.fromkeys(texts, expected)
+
+
+def test_free_text_does_not_spell_a_trigger_that_is_a_special_token(
+    grammars: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    def read(text: str) -> bool:
+        matcher = grammars.compile(OutputGrammar.structural_tags(StructuralTags((SPECIAL,)))).deep_copy()
+        tokens = [token for character in text for token in tokenizer.encode(character, add_special_tokens=False)]
+        assert tokenizer.decode(tokens) == text
+        return all(matcher.consume_token(token) for token in tokens)
+
+    assert [read(text) for text in ("a<s", "a<s>", "<<s>n3", "a<unk>")] == [True, False, False, True]
+
+
+TOOLS = [
+    {"type": "function", "function": {"name": "ab", "parameters": {"properties": {"x": {"type": "boolean"}}}}},
+    {"type": "function", "function": {"name": "a"}},
+    {"type": "function", "function": {"name": "abc"}},
+]
+SOME_ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": TOOLS[:2]}}
+FORMS = [("hermes", ""), ("llama3_json", ""), ("mistral", ""), ("mistral", "[ARGS]")]
+ARGUMENTS = ["{}", '{"x": true}', '{"y": 1}']
+CALLS = [
+    f'{{"name": "{name}", "{key}": {value}}}'
+    for name in ("ab", "a", "abc") for key in ("arguments", "parameters") for value in ARGUMENTS
+]  # fmt: skip
+PIECES = [
+    *CALLS, *ARGUMENTS, "<tool_call>", "<tool_call>\n", "\n</tool_call>", "[TOOL_CALLS]", "[", "]", ", ", "; ", " ",
+    "\n",
+    "<|python_tag|>", "[TOOL_CALLS]a[ARGS]", "[TOOL_CALLS]abc[ARGS]", "[TOOL_CALLS]ab", "[ARGS]", "hm", "{", "</think>",
+]  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    form=st.sampled_from(FORMS), parallel=st.booleans(), place=st.sampled_from(["none", "before", "begun"]),
+    begin=st.sampled_from(["", "<think>", " <think>"]), pieces=st.lists(st.sampled_from(PIECES), max_size=6),
+)  # fmt: skip
+def test_no_text_that_follows_the_grammar_has_a_call_that_is_not_allowed(
+    grammars: GrammarCompiler, tokenizer: Tokenizer, form: Any, parallel: bool, place: Any, begin: str,
+    pieces: list[str],
+) -> None:  # fmt: skip
+    use = tool_use(TOOLS, SOME_ALLOWED, parallel)
+    matcher = grammars.compile(replace(allowed_calls(use, *form), reasoning=place)).deep_copy()
+    text = begin + "".join(pieces)
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    taken = next((n for n, token in enumerate(tokens) if not matcher.consume_token(token)), len(tokens))
+    reasoning = ReasoningParser(begun=place == "begun") if place != "none" else None
+    parser = OutputParser(reasoning, ToolCallParser(FORMATS[form[0]]))
+    parts = [*parser.add(tokenizer.decode(tokens[:taken])), *parser.finish()]
+    called = [part.text for part in parts if part.kind == "call"]
+    assert set(called) <= {"a", "ab"}
+    assert len(called) <= 1 or parallel
+
+
+@pytest.mark.parametrize(
+    ("form", "template", "answer", "called"),
+    [
+        pytest.param("hermes", "", f"hm\n<tool_call>\n{CALLS[1]}\n</tool_call>", ["ab"], id="hermes"),
+        pytest.param("hermes", "", f"<tool_call>\n{CALLS[6]}\n</tool_call>" * 2, ["a", "a"], id="hermes, two"),
+        pytest.param("llama3_json", "", CALLS[4], ["ab"], id="llama"),
+        pytest.param("llama3_json", "", f"hm<|python_tag|>{CALLS[9]}", ["a"], id="llama, behind a text"),
+        pytest.param("mistral", "", f"hm[TOOL_CALLS][{CALLS[0]}, {CALLS[6]}]", ["ab", "a"], id="mistral"),
+        pytest.param("mistral", "[ARGS]", "[TOOL_CALLS]a[ARGS]{}[TOOL_CALLS]ab[ARGS]{}", ["a", "ab"], id="by name"),
+        pytest.param("hermes", "", "No {call} at all.", [], id="text"),
+    ],
+)
+def test_allowed_calls_are_written_in_the_models_own_form(
+    grammars: GrammarCompiler, tokenizer: Tokenizer, form: Any, template: str, answer: str, called: list[str]
+) -> None:
+    matcher = grammars.compile(allowed_calls(tool_use(TOOLS, SOME_ALLOWED, True), form, template)).deep_copy()
+    assert all(matcher.consume_token(token) for token in tokenizer.encode(answer, add_special_tokens=False))
+    assert matcher.is_accepting()
+    parser = ToolCallParser(FORMATS[form])
+    parts = [*parser.add(answer), *parser.finish()]
+    assert [part.text for part in parts if part.kind == "call"] == called
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,16 @@ def test_only_the_first_call_is_given_out_where_calls_may_not_be_parallel() -> N
     assert collect([*parser.add(text), *parser.finish()]) == ("", "", [WEATHER])
 
 
+@pytest.mark.parametrize("form", ["hermes", "llama3_json", "mistral"])
+def test_what_names_a_function_that_may_not_be_called_is_content(form: Any) -> None:
+    begin = "" if form == "llama3_json" else FORMATS[form].begins[0]
+    parser = ToolCallParser(FORMATS[form], names=["time"])
+    parts = [part for character in begin + CALL for part in parser.add(character)]
+    assert collect([*parts, *parser.finish()]) == (begin + CALL, "", [])
+    own = ToolCallParser(FORMATS[form], names=["weather"])
+    assert collect([*own.add(begin + CALL), *own.finish()]) == ("", "", [WEATHER])
+
+
 def test_forced_calls_are_lists_or_arguments_alone() -> None:
     required = ToolCallParser(LISTED, forced=True)
     text = f" [ {CALL.replace('arguments', 'parameters')}, {TIME}]"
@@ -176,6 +186,11 @@ def function(name: str, parameters: Any = None) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **more}}
 
 
+def allowed(mode: Any, *names: Any) -> dict[str, Any]:
+    tools = [function(name) if isinstance(name, str) else name for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 def test_the_schema_of_required_calls_holds_each_functions_own() -> None:
     use = tool_use([function("walk", NODE), function("stop")], "required", True)
     assert use.grammar is not None
@@ -185,6 +200,11 @@ def test_the_schema_of_required_calls_holds_each_functions_own() -> None:
     for wrong in ([], [{"name": "run", "parameters": {}}], [{"name": "walk", "parameters": {"a": {"next": 3}}}], walk):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(wrong, schema)
+    only = tool_use([function("walk", NODE), function("stop")], allowed("required", "stop"), True).grammar
+    assert only is not None
+    jsonschema.validate([{"name": "stop", "parameters": {}}], json.loads(only.text))
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate([walk], json.loads(only.text))
     single = tool_use([function("stop")], "required", False).grammar
     assert single is not None
     assert json.loads(single.text)["maxItems"] == 1
@@ -200,6 +220,14 @@ WRONG: list[Any] = [
     pytest.param([function("a")], "always", "tool_choice", id="no such choice"),
     pytest.param([function("a")], function("b"), "tool_choice", id="not among the tools"),
     pytest.param([function("a")], {"type": "function"}, "tool_choice", id="no name"),
+    pytest.param(None, allowed("auto", "a"), "tool_choice", id="allowed without tools"),
+    pytest.param([function("a")], {"type": "allowed_tools"}, "tool_choice.allowed_tools", id="no allowed"),
+    pytest.param([function("a")], allowed("none", "a"), "tool_choice.allowed_tools.mode", id="mode"),
+    pytest.param([function("a")], allowed({}, "a"), "tool_choice.allowed_tools.mode", id="mode of another type"),
+    pytest.param([function("a")], allowed("auto"), "tool_choice.allowed_tools.tools", id="empty"),
+    pytest.param([function("a")], allowed("auto", "a", "b"), "tool_choice.allowed_tools.tools.1", id="unknown"),
+    pytest.param([function("a")], allowed("auto", {"type": "mcp"}), "tool_choice.allowed_tools.tools.0", id="MCP"),
+    pytest.param([function("a")], allowed("auto", 3), "tool_choice.allowed_tools.tools.0", id="number"),
 ]
 
 

@@ -154,6 +154,35 @@ def test_forced_calls_have_a_grammar_and_need_no_parser(tmp_path: Path) -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_only_allowed_tools_are_called_and_the_template_is_shown_all(tmp_path: Path, mode: str) -> None:
+    choice = {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": mode, "tools": [{"type": "function", "function": {"name": "weather"}}]},
+    }
+    answer = CALL if mode == "auto" else f"[{CALL.removeprefix('<tool_call>').removesuffix('</tool_call>')}]"
+
+    async def scenario() -> None:
+        async with roomy(tmp_path, HermesCodec) as s:
+            one, finish = await message(s, answer, tool_choice=choice)
+            assert (calls(one), finish) == ([("weather", '{"city": "Paris"}')], "tool_calls")
+            request = s.core.requests[-1]
+            assert bytes(request.prompt_tokens).startswith(b"<tool>weather<tool>time<user>")
+            assert request.params.grammar is not None
+            assert (request.params.grammar.kind, request.params.grammar.field) == (
+                "structural_tag" if mode == "auto" else "json_schema",
+                "tools",
+            )
+            if mode == "required":
+                return
+            other, finish = await message(s, CLOCK, tool_choice=choice)
+            assert (other["content"], other.get("tool_calls"), finish) == (CLOCK, None, "stop"), "by no path at all"
+            await message(s, "{}", tool_choice=choice, response_format={"type": "json_object"})
+            assert s.core.requests[-1].params.grammar == OutputGrammar.json_object("response_format")
+
+    run(scenario)
+
+
 def test_a_model_whose_form_of_calls_is_not_known_refuses_auto_unless_the_engine_names_one(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with roomy(tmp_path, ByteCodec) as s:

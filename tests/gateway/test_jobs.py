@@ -270,6 +270,10 @@ def test_a_repeated_resume_of_a_suspended_job_does_nothing_again(tell: Tell) -> 
         assert (second.status_code, second.json()) == (202, {**first.json(), "status": "RUNNING"})
         other = await found.client.post(f"{JOBS}/run/resume", headers=key)
         assert (other.status_code, other.json()["type"]) == (422, "urn:stoker:problem:idempotency-key-reused")
+        assert other.json()["detail"] == (
+            f"checkpoint_id: got none, but the first request with this Idempotency-Key (run) had {saved!r}: "
+            f"give {saved!r}, or take a new key"
+        )
         fresh = await found.client.post(f"{JOBS}/run/resume", headers={"Idempotency-Key": "fresh"})
         assert fresh.status_code == 409, "another request is told that the job runs"
         await found.client.post(f"{JOBS}/run/suspend")

@@ -140,11 +140,16 @@ def test_a_key_is_for_one_body(tell: Tell) -> None:
         again = await found.client.post(f"{JOBS}/done/resume", headers=key)
         assert (again.status_code, again.json()) == (202, resumed.json()), "a newer save does not change what was asked"
         longer = await found.client.post(f"{JOBS}/done/resume", headers=key, json={"total_steps": 300})
-        assert "used before with another modelFrom" in longer.json()["detail"]
+        first_one = f"the first request with this Idempotency-Key ({resumed.json()['job_name']})"
+        message = f"got 300, but {first_one} had none: leave it out, or take a new key"
+        assert longer.json()["errors"] == [{"field": "total_steps", "message": message}]
+        chosen = await found.client.post(f"{JOBS}/done/resume", headers=key, json={"checkpoint_id": "done-20"})
+        assert chosen.json()["detail"].startswith("checkpoint_id: got 'done-20', but the first request with this")
         found.put_status(found.job("runs"), phase="Running")
         await found.client.post(f"{JOBS}/runs/checkpoint", headers=key)
         pinned = await found.client.post(f"{JOBS}/runs/checkpoint", headers=key, json={"pinned": True})
-        assert (pinned.status_code, "another value of pinned" in pinned.json()["detail"]) == (422, True)
+        assert (pinned.status_code, pinned.json()["errors"][0]["field"]) == (422, "pinned")
+        assert "got True, but" in pinned.json()["detail"]
         assert (await found.client.post(JOBS, json=new(), headers=key)).json() == first.json()
 
     tell(story)

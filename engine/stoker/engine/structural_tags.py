@@ -35,6 +35,10 @@ class StructuralTags:
     """The answer does not end before one has come."""
     stop_after_first: bool = False
     """The answer ends behind the first one."""
+    text_behind: bool = True
+    """Text may follow a structure; False: only further structures."""
+    bare: bool = False
+    """A structure without its begin and end may be the whole answer, and no other answer begins with `{`."""
 
     def check(self, field: str) -> None:
         """Raise RequestRefused that names the field where a limit is not kept."""

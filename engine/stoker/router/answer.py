@@ -57,6 +57,17 @@ def lost(reason: str = "") -> bytes:
     return f"data: {json.dumps({'error': error})}\n\ndata: [DONE]\n\n".encode()
 
 
+def event_of(status: int, body: bytes) -> bytes:
+    """The last events of a stream that had begun with a comment when an answer came that is none."""
+    try:
+        found = json.loads(body)["error"]
+        error = found if isinstance(found, dict) else {"message": str(found)}
+    except (ValueError, KeyError, TypeError):
+        error = {"message": f"The engine answered {status} instead of a stream.", "type": "server_error"}
+    content = {"error": {"param": None, "code": None, **error, "status": status}}
+    return f"data: {json.dumps(content)}\n\ndata: [DONE]\n\n".encode()
+
+
 def start_message(status: int, headers: list[tuple[bytes, bytes]]) -> Message:
     return {"type": "http.response.start", "status": status, "headers": headers}
 

@@ -79,6 +79,7 @@ class Router:
         limits = ProxyLimits(
             config.max_attempts, config.hold_s, config.max_held_requests, config.max_body_bytes,
             config.listen.limits.max_body_bytes_in_flight, config.max_resume_bytes, config.resume_wait_s,
+            config.listen.limits.comment_interval_s,
         )  # fmt: skip
         self.admission = self._admission(config, registry, clock)
         self.proxy = Proxy(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stoker.pod.stream_comments import without_comments
 from stoker.router.answer import BackendAnswer
 from stoker.router.backend import Backend
 from stoker.router.connection import Connection, Outgoing, Silent, Unreachable
@@ -38,7 +39,18 @@ async def _exchange(backend: Backend, connection: Connection, request: Outgoing)
         with backend.unanswered(connection):
             head = await connection.exchange(request, silence_s)
             first = await connection.read(silence_s)
+            if head.header(b"content-type").startswith(b"text/event-stream"):
+                first = await _first_event(connection, first, silence_s)
     except BaseException:
         connection.close()
         raise
     return BackendAnswer(backend, connection, head, first)
+
+
+async def _first_event(connection: Connection, first: bytes, silence_s: float) -> bytes:
+    """The first part of a stream behind its comments, which are no answer yet."""
+    part = first
+    while part and (not (first := without_comments(first)) or first.startswith(b":")):
+        part = await connection.read(silence_s)
+        first += part
+    return first

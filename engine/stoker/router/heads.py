@@ -12,6 +12,7 @@ from stoker.pod.beginnings import BEGINNING_HEADER
 from stoker.pod.class_place import PLACE_HEADER
 from stoker.pod.marked_streams import RESUMABLE_PATHS, RESUME_HEADER
 from stoker.pod.split_requests import PREFILL_HEADER
+from stoker.pod.stream_comments import COMMENTS_HEADER
 from stoker.router.answer_parser import Headers
 from stoker.router.connection import Outgoing
 from stoker.router.refusal import Refused
@@ -38,10 +39,11 @@ def outgoing(scope: Scope, body: bytes, request_id: bytes, *, marked: bool = Fal
         PREFILL_HEADER,
         PLACE_HEADER,
         BEGINNING_HEADER,
+        COMMENTS_HEADER,
         *_of_connection(scope),
     }
     headers = [(key, value.strip(b" \t")) for key, value in scope["headers"] if key not in dropped]
-    headers.append((b"x-request-id", request_id))
+    headers += [(b"x-request-id", request_id), (COMMENTS_HEADER, b"0")]
     if marked and scope["path"] in RESUMABLE_PATHS:
         headers.append((RESUME_HEADER, b"1"))
     if scope.get("client"):

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.pod.marked_streams import MARK, RESUME_PATH
+from stoker.pod.stream_comments import without_comments
 from stoker.router.connection import Outgoing
 
 RAW_BYTES = 16 * 1024
@@ -129,7 +130,10 @@ def _chunks_of(events: str) -> Iterator[dict[str, Any]]:
     """
     at = 0
     while at < len(events):
-        if not events.startswith(_DONE_TEXT, at):
+        if events.startswith(":", at):
+            end = events.find("\n\n", at)
+            at = end + 2 if end >= 0 else len(events)
+        elif not events.startswith(_DONE_TEXT, at):
             if not events.startswith("data: ", at):
                 raise ValueError(f"not the begin of an event: {events[at : at + 20]!r}")
             chunk, end = _DECODER.raw_decode(events, at + 6)
@@ -171,18 +175,23 @@ class UpdateCutter:
     @property
     def complete(self) -> bool:
         """Whether nothing but the end of the stream is left."""
-        return self.tail == DONE
+        return self._end == DONE
 
     @property
     def error_code(self) -> str | None:
         """The code of the error event that ends the stream."""
-        if not self.tail.startswith(b'data: {"error"'):
+        if not self._end.startswith(b'data: {"error"'):
             return None
         try:
-            error = json.loads(self.tail.partition(_END)[0].removeprefix(_DATA))["error"]
+            error = json.loads(self._end.partition(_END)[0].removeprefix(_DATA))["error"]
             return str(error.get("code"))
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
+
+    @property
+    def _end(self) -> bytes:
+        """What is behind the last whole update, but for comments."""
+        return without_comments(bytes(self.tail))
 
 
 def _marks_from_the_end(data: bytearray) -> Iterator[int]:

@@ -16,3 +16,5 @@ class ProxyLimits:
     max_body_bytes_in_flight: int
     max_resume_bytes: int
     resume_wait_s: float
+    comment_interval_s: float = 0.0
+    """Silence after which a stream gets a comment; 0: never."""

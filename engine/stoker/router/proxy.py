@@ -25,9 +25,10 @@ from stoker.pod.body_budget import BodyBudget, BodyBudgetSpent, BodyShare
 from stoker.pod.client_presence import while_present
 from stoker.pod.direct_body import direct_body
 from stoker.pod.marked_streams import RESUME_HEADER
+from stoker.pod.stream_comments import StreamComments
 from stoker.pod.tracing import NoTracer, Tracer
 from stoker.router.admission import Admission
-from stoker.router.answer import BackendAnswer, body_message, lost, start_message
+from stoker.router.answer import BackendAnswer, body_message, event_of, lost, start_message
 from stoker.router.backends import Backends
 from stoker.router.by_model import ByModel, OwnAnswer
 from stoker.router.carrier import Carrier
@@ -43,6 +44,10 @@ from stoker.router.metrics import RouterMetrics
 from stoker.router.refusal import RETRY_AFTER_S, Refused
 from stoker.router.relay import Relay
 from stoker.router.request_span import RequestSpan, traced
+from stoker.router.waiting_stream import WaitingStream, may_have_comments
+
+LATE_BYTES = 64 * 1024
+"""Of an answer's body that becomes an event."""
 
 
 class Proxy:
@@ -89,6 +94,7 @@ class Proxy:
         """Read the request, then forward it."""
         own_id = request_id(scope, self.new_id)
         client = Client(send, own_id, direct_body(scope))
+        interval_s = self.limits.comment_interval_s if may_have_comments(scope) else 0.0
         with self.bodies.share() as share:
             try:
                 self.dispatch.check_backends()
@@ -99,7 +105,7 @@ class Proxy:
                 self.metrics.left.inc()
             else:
                 self.metrics.request_bytes.observe(len(request.body))
-                work = self._forward(request, share, client)
+                work = self._forward(request, share, client, interval_s)
                 del request  # its body is freed when the answer begins
                 if not await while_present(work, scope, receive):
                     self.metrics.left.inc()
@@ -118,25 +124,30 @@ class Proxy:
         except BodyBudgetSpent as error:
             raise Refused(503, "too_many_body_bytes", f"Try again later: {error}.", RETRY_AFTER_S) from error
 
-    async def _forward(self, request: Outgoing, share: BodyShare, client: Client) -> None:
+    async def _forward(self, request: Outgoing, share: BodyShare, client: Client, interval_s: float) -> None:
+        """Have the request answered. `interval_s`: silence after which a stream gets a comment; 0: never."""
         if not self.tracer.on:
-            await self._answer(request, share, client)
+            await self._answer(request, share, client, interval_s)
             return
         with traced(self.tracer, request, self.clock) as (span, own_request):
             del request  # its body is freed when the answer begins
-            await self._answer(own_request.pop(), share, client, span)
+            await self._answer(own_request.pop(), share, client, interval_s, span)
 
     async def _answer(
-        self, request: Outgoing, share: BodyShare, client: Client, span: RequestSpan | None = None
+        self, request: Outgoing, share: BodyShare, client: Client, interval_s: float, span: RequestSpan | None = None
     ) -> None:
         arrived = self.clock()
+        waiting = WaitingStream(request, client)
         try:
-            answer = await self.by_model.begin(request)
+            async with StreamComments(interval_s, lambda: client.sent, waiting.comment):
+                answer = await self.by_model.begin(request)
         except Refused as refused:
             if span is not None:
                 span.refused(refused.status)
             await self._refuse(refused, client)
             return
+        finally:
+            del waiting  # it holds the request
         if isinstance(answer, OwnAnswer):
             await self._send_own(answer, client)
             return
@@ -153,10 +164,13 @@ class Proxy:
             kept = self._kept(request, answer, kept_share)
             del request  # it is not sent again as it is
             share.release()
-            if kept is not None:
-                await self._carry(answer, kept, client)
-            else:
-                await self._pass_on(answer, client)
+            interval_s = interval_s if answer.is_stream else 0.0
+            async with StreamComments(interval_s, lambda: client.sent, client.comment):
+                if kept is not None:
+                    await self._carry(answer, kept, client)
+                else:
+                    await self._pass_on(answer, client)
+            await client.send(body_message(b"", more=False))
 
     def _kept(self, request: Outgoing, answer: BackendAnswer, share: BodyShare) -> KeptStream | None:
         """What another engine needs to go on with the stream; None where it is none or cannot go on."""
@@ -172,15 +186,13 @@ class Proxy:
 
     async def _carry(self, answer: BackendAnswer, kept: KeptStream, client: Client) -> None:
         """Send a stream that other backends can go on with."""
-        head = answer.head
         try:
-            await client.send(start_message(head.status, answer_headers(head.headers, client.request_id)))
+            await self._begin(answer, client)
         except BaseException:
             answer.connection.close()
             raise
         size = await self.carrier.carry(answer, kept, client)
         self.metrics.response_bytes.observe(size)
-        await client.send(body_message(b"", more=False))
 
     async def _pass_on(self, answer: BackendAnswer, client: Client) -> None:
         try:
@@ -193,8 +205,10 @@ class Proxy:
 
     async def _relay(self, answer: BackendAnswer, client: Client) -> None:
         """Send the answer to the client as it arrives."""
-        head = answer.head
-        await client.send(start_message(head.status, answer_headers(head.headers, client.request_id)))
+        if client.begun and not (answer.head.status == 200 and answer.is_stream):
+            await self._send_late(answer, client)
+            return
+        await self._begin(answer, client)
         relay = Relay(answer, client, self.clock, self.metrics.revisions)
         try:
             await relay.run()
@@ -208,14 +222,36 @@ class Proxy:
             await client.send(body_message(lost(), more=True))
             answer.connection.close()
         self.metrics.response_bytes.observe(relay.sent)
-        await client.send(body_message(b"", more=False))
+
+    async def _begin(self, answer: BackendAnswer, client: Client) -> None:
+        """Send the head, unless a comment has sent one."""
+        if not client.begun:
+            head = answer.head
+            await client.send(start_message(head.status, answer_headers(head.headers, client.request_id)))
+
+    async def _send_late(self, answer: BackendAnswer, client: Client) -> None:
+        """Send an answer that is no stream to a client whose stream a comment has begun: its error, as an event."""
+        body = bytearray()
+        try:
+            async for part in answer.body():
+                body += part[: LATE_BYTES - len(body)]
+        except BackendError as error:
+            answer.backend.suspect(str(error))
+            answer.connection.close()
+        await client.pass_on(event_of(answer.head.status, bytes(body)))
 
     async def _send_own(self, answer: OwnAnswer, client: Client) -> None:
         self.metrics.requests.labels(answer.status).inc()
+        if client.begun:
+            await client.send(body_message(event_of(answer.status, answer.body), more=False))
+            return
         await client.send(start_message(answer.status, answer_headers(answer.headers, client.request_id)))
         await client.send(body_message(answer.body, more=False))
 
     async def _refuse(self, refused: Refused, client: Client) -> None:
         self.metrics.requests.labels(refused.status).inc()
+        if client.begun:
+            await client.send(body_message(event_of(refused.status, refused.body()), more=False))
+            return
         await client.send(start_message(refused.status, refused.headers(client.request_id)))
         await client.send(body_message(refused.body(), more=False))

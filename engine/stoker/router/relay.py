@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from stoker.pod.stream_comments import ENDS, without_comments
 from stoker.router.answer import BackendAnswer
 from stoker.router.client import Client
 from stoker.router.revision_counts import RevisionCounts
-
-ENDS = (b"\n\n", b"\r\n\r\n")
-"""Of a server-sent event."""
 
 
 class Relay:
@@ -26,7 +24,7 @@ class Relay:
         self.clock = clock
         self.revisions = revisions
         self.sent = 0
-        self._last_s = 0.0
+        self._last_s: float | None = None
         self._events = answer.is_stream
         self._tail = b""
         """The begin of an event: a part of one, left by a dying backend, would break parsers."""
@@ -57,12 +55,12 @@ class Relay:
             self.sent += len(data)
             return data
         whole = self._whole(data)
-        if whole:
+        if without_comments(whole):
             now_s = self.clock()
-            if self.sent:
+            if self._last_s is not None:
                 self.revisions.gap(self.answer.backend.entry, now_s - self._last_s)
             self._last_s = now_s
-            self.sent += len(whole)
+        self.sent += len(whole)
         return whole
 
     def _whole(self, data: bytes) -> bytes:

@@ -33,5 +33,7 @@ class HttpLimits(Config):
     keep_alive_s: int = Field(default=75, ge=1)
     """How long a connection without a request stays open.
     Longer than the router keeps one, so that the router closes it first."""
+    comment_interval_s: float = Field(default=15.0, ge=0)
+    """A stream of events that was silent for so long gets a comment, and begins for it if it has not; 0: never."""
     max_body_bytes_in_flight: int = Field(default=128 * 2**20, ge=1)
     """Bytes of request bodies held at one time by all requests together; beyond it 503."""

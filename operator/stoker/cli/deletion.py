@@ -24,10 +24,10 @@ LOOK_S = 0.5
 
 
 class Deleter(ObjectSource, Protocol):
-    """A cluster whose objects can be deleted. A call that fails ends the command."""
+    """A cluster whose objects can be deleted."""
 
     def begin_deletion(self, found: dict[str, Any]) -> bool:
-        """Begin to delete an object; True when it is gone already."""
+        """Begin to delete an object; True when it is gone already, also where a new one has its name."""
 
     def is_gone(self, found: dict[str, Any]) -> bool:
         """Whether the object does not exist any more."""
@@ -130,8 +130,18 @@ class DeletionWait:
 
     ask: Ask = ask_once
     timeout_s: float | None = None
+    for_end: bool = True
+    """False: it waits for the cluster's answer only."""
     sleep: Callable[[float], None] = time.sleep
     monotonic: Callable[[], float] = time.monotonic
+
+    def until_begun(self, source: Deleter, item: dict[str, Any], end: float | None) -> bool | None:
+        """Begin to delete an object: whether it is gone already; None when the cluster did not answer in time."""
+        while (gone := self.ask(lambda: source.begin_deletion(item))) is None:
+            if end is not None and self.monotonic() >= end:
+                return None
+            self.sleep(LOOK_S)
+        return gone
 
     def until_gone(self, source: Deleter, item: dict[str, Any], end: float | None) -> bool:
         """Ask until an object is gone; False when the time is over."""
@@ -142,15 +152,19 @@ class DeletionWait:
         return False
 
 
-def delete_all(source: Deleter, found: Sequence[dict[str, Any]], wait: DeletionWait | None) -> int:
+def delete_all(source: Deleter, found: Sequence[dict[str, Any]], wait: DeletionWait) -> int:
     """Delete objects, all at once, then wait for each; the exit code."""
-    begun = [(item, source.begin_deletion(item)) for item in found]
-    end = None if wait is None or wait.timeout_s is None else wait.monotonic() + wait.timeout_s
+    end = None if wait.timeout_s is None else wait.monotonic() + wait.timeout_s
+    begun = [(item, wait.until_begun(source, item, end)) for item in found]
     code = 0
     for item, gone_at_once in begun:
-        gone = gone_at_once or (wait is not None and wait.until_gone(source, item, end))
+        if gone_at_once is None:
+            click.echo(f"{title(item)} is not deleted: the cluster did not answer in {wait.timeout_s:g} s", err=True)
+            code = FAILED
+            continue
+        gone = gone_at_once or (wait.for_end and wait.until_gone(source, item, end))
         click.echo(f"{title(item)} {'deleted' if gone else 'is being deleted'}")
-        code = max(code, FAILED if wait is not None and not gone else 0)
+        code = max(code, FAILED if wait.for_end and not gone else 0)
     return code
 
 
@@ -158,7 +172,7 @@ def run_deletion(source: Deleter, targets: Sequence[Target], request: DeletionRe
     """Delete what was asked for; the exit code. What a manifest names and is gone already is no failure.
 
     Args:
-        ask: puts the questions of a wait.
+        ask: puts the requests that delete and the questions of a wait.
     """
     try:
         return _delete(source, targets, request, ask)
@@ -179,7 +193,7 @@ def _delete(source: Deleter, targets: Sequence[Target], request: DeletionRequest
         return code
     if any(target.name is None for target in targets):
         confirm(found, yes=request.yes, terminal=sys.stdin.isatty())
-    return max(code, delete_all(source, found, DeletionWait(ask, request.timeout_s) if request.wait else None))
+    return max(code, delete_all(source, found, DeletionWait(ask, request.timeout_s, for_end=request.wait)))
 
 
 def title(item: dict[str, Any]) -> str:

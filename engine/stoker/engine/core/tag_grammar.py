@@ -9,13 +9,14 @@ Used by `grammars`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from stoker.engine.output_grammar import BEGIN_OF_REASONING, END_OF_REASONING, ReasoningPlace
 from stoker.engine.structural_tags import StructuralTag, StructuralTags
 
 FREE_TEXT = r"TEXT: /(.|\n)*/"
-NO_REASONING = rf" & ~/{BEGIN_OF_REASONING}(.|\n)*/"
+SPACES = r"[\s\x1c-\x1f]*"
+"""Blanks that a parser of the answer skips at its begin."""
 BLANKS = r"BLANKS: /[ \n]{1,8}/"
 
 TextParts = Callable[[str], list[str | int]]
@@ -35,12 +36,17 @@ def tag_grammar(tags: StructuralTags, parts_of: TextParts, blanks: str, place: R
         ValueError: a trigger is neither plain text nor one special token.
     """
     triggers = list(dict.fromkeys(tag.trigger for tag in tags.tags))
-    rules = [f"start: {_order(tags)}", FREE_TEXT + (NO_REASONING if place == "before" else "")]
+    rules = [f"start: {_order(tags)}", FREE_TEXT + "".join(_exceptions(tags, triggers, parts_of, place))]
     for number, trigger in enumerate(triggers):
         own = [_rest(tag, parts_of, blanks) for tag in tags.tags if tag.trigger == trigger]
         rules += _trigger_rules(number, parts_of(trigger), trigger)
         rules.append(f"tag_{number}: trigger_{number} ({' | '.join(own)})")
-    rules.append(f"tag: {' | '.join(f'tag_{number}' for number in range(len(triggers)))}")
+        if not tags.text_behind:
+            rules.append(f"next_{number}: {' '.join(_terminals(parts_of(trigger)))} ({' | '.join(own)})")
+    for name in ("tag", *(() if tags.text_behind else ("next",))):
+        rules.append(f"{name}: {' | '.join(f'{name}_{number}' for number in range(len(triggers)))}")
+    if tags.bare:
+        rules.append(f"bare: {' | '.join(_value(tag, blanks) for tag in tags.tags)}")
     return "\n".join(rules) + "\n"
 
 
@@ -55,9 +61,25 @@ def answer_behind_reasoning(place: ReasoningPlace, parts_of: TextParts) -> str:
 
 
 def _order(tags: StructuralTags) -> str:
-    if tags.stop_after_first:
-        return "tag" if tags.at_least_one else "tag | TEXT"
-    return "tag+ TEXT" if tags.at_least_one else "tag* TEXT"
+    some = "tag" if tags.stop_after_first else "tag next*" if not tags.text_behind else "tag+ TEXT"
+    either = [some, *(["bare"] if tags.bare else []), *([] if tags.at_least_one else ["TEXT"])]
+    return " | ".join(either)
+
+
+def _exceptions(tags: StructuralTags, triggers: list[str], parts_of: TextParts, place: ReasoningPlace) -> Iterator[str]:
+    """What free text may not be. Plain tokens may spell a special one, and a reader could not tell them apart."""
+    if place == "before":
+        yield rf" & ~/{SPACES}{BEGIN_OF_REASONING}(.|\n)*/"
+    if tags.bare:
+        yield rf" & ~/{SPACES}\{{(.|\n)*/"
+    for trigger in triggers:
+        if not isinstance(parts_of(trigger)[0], str):
+            yield rf" & ~/(.|\n)*{_literal(trigger)}(.|\n)*/"
+
+
+def _literal(text: str) -> str:
+    """A regular expression of just this text."""
+    return "".join(rf"\x{{{ord(character):x}}}" for character in text)
 
 
 def _trigger_rules(number: int, parts: list[str | int], trigger: str) -> list[str]:
@@ -70,10 +92,12 @@ def _trigger_rules(number: int, parts: list[str | int], trigger: str) -> list[st
 
 def _rest(tag: StructuralTag, parts_of: TextParts, blanks: str) -> str:
     """What follows the trigger."""
-    schema = json.loads(tag.schema)
-    value = json.dumps({**schema, "x-guidance": {"whitespace_pattern": blanks}})
     begin, end = (_terminals(parts_of(text)) for text in (tag.begin.removeprefix(tag.trigger), tag.end))
-    return " ".join((*begin, f"%json {value}", *end))
+    return " ".join((*begin, _value(tag, blanks), *end))
+
+
+def _value(tag: StructuralTag, blanks: str) -> str:
+    return f"%json {json.dumps({**json.loads(tag.schema), 'x-guidance': {'whitespace_pattern': blanks}})}"
 
 
 def _terminals(parts: list[str | int]) -> list[str]:

@@ -39,6 +39,8 @@ class HttpCall:
     """The number of the request's class, which a router found."""
     beginning: str = ""
     """A router's name for the beginning of the prompt."""
+    comments: bool = True
+    """Whether a silent stream may have comments: not where a router sends its own."""
 
     def parse(self, cls: type[B]) -> B:
         """Parse the body as `cls`.
@@ -57,6 +59,8 @@ class Stream(NamedTuple):
 
     events: Events
     headers: Mapping[str, str] = NO_HEADERS
+    comments: bool = False
+    """Whether its silence is filled with comments."""
 
 
 Result = Mapping[str, Any] | Stream | Page

@@ -126,7 +126,7 @@ UNIONS = {
     "prompt": "a text, a list of texts, token ids from 0, or a list of lists of them is needed",
     "stop": "a text or a list of texts is needed",
     "input": "a text or a list of at least one item is needed",
-    "tool_choice": "a text or an object with a function is needed",
+    "tool_choice": "a text or an object with a function or allowed_tools is needed",
 }
 """Messages for fields of several shapes; pydantic's message covers the first shape only."""
 UNION_MEMBERS = ("str", "int", "float", "bool", "constrained-str", "constrained-int")

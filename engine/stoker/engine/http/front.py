@@ -343,8 +343,8 @@ class Front:
         )
         if parsers.needs_special_tokens:
             params = replace(params, skip_special_tokens=False)
-        if params.grammar is not None:
-            params = replace(params, grammar=replace(params.grammar, reasoning=parsers.place))
+        if (grammar := params.grammar or parsers.grammar) is not None:
+            params = replace(params, grammar=replace(grammar, reasoning=parsers.place))
         self._check(facts, body, prompt, params)
         beams = beam_settings(body, params, facts.eos_token_ids)
         goes_on = body.continue_final_message

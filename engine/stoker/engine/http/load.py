@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from stoker.engine.config import Role
 from stoker.engine.core.messages import RequestFacts
-from stoker.engine.core.prefill_rate import FEWEST_TOKENS, PrefillRate
+from stoker.engine.core.prefill_rate import FEWEST_TOKENS, Prefill, PrefillRate, newest, rate_of
 from stoker.engine.core.stats import SharedStoreStats, TransferStats
 from stoker.engine.http.openai.sse import event
 from stoker.pod.prompt_order import LOOK_AHEAD
@@ -38,15 +38,16 @@ class LoadShare(NamedTuple):
     waiting_tokens: int = 0
     prefill_tokens_per_s: float | None = None
     gap_s: float | None = None
-    busy_tokens_per_s: float | None = None
+    prefills: tuple[Prefill, ...] = ()
+    """Its last prompts, in the order of their ends."""
     prompts: tuple[int, ...] = ()
     """Prompt tokens of the first of those that wait, in the order of arrival."""
 
     @classmethod
     def from_wire(cls, wire: Sequence[Any]) -> LoadShare:
         """Read the list of its fields."""
-        *fields, prompts = wire
-        return cls._make((*fields, tuple(prompts)))
+        *fields, prefills, prompts = wire
+        return cls._make((*fields, tuple(Prefill._make(one) for one in prefills), tuple(prompts)))
 
 
 class LoadLedger:
@@ -78,6 +79,8 @@ class LoadLedger:
         self.gap_s: float | None = None
         self.others: Sequence[LoadShare] = ()
         """The newest shares of the engine's other fronts."""
+        self._of_all: tuple[tuple[Prefill, ...], float | None] = (), None
+        """The prompts of all fronts, and their rate."""
 
     @contextmanager
     def job(self, name: str, prompt_tokens: int) -> Iterator[None]:
@@ -111,7 +114,7 @@ class LoadLedger:
         """The present load of this front."""
         return LoadShare(
             len(self.running), len(self.waiting), sum(self.waiting.values()), self.prefill_tokens_per_s, self.gap_s,
-            self.prefill_rate.tokens_per_s, tuple(islice(self.waiting.values(), LOOK_AHEAD)),
+            tuple(self.prefill_rate.recent), tuple(islice(self.waiting.values(), LOOK_AHEAD)),
         )  # fmt: skip
 
     def report(self) -> dict[str, Any]:
@@ -133,13 +136,21 @@ class LoadLedger:
             "step_tokens": step,
             "mixed_tokens": mixed,
             "prefill_tokens_per_s": load.prefill_tokens_per_s if rate is None else rate,
-            "busy_tokens_per_s": load.busy_tokens_per_s,
+            "busy_tokens_per_s": self._busy_tokens_per_s(load.prefills),
             "gap_s": load.gap_s,
             "role": self.role,
             "peer": peer_of(helps),
             "queue_s": dict(self._queue_s()),
             **({} if store is None else {"store": asdict(store)}),
         }
+
+    def _busy_tokens_per_s(self, prefills: tuple[Prefill, ...]) -> float | None:
+        """The rate of the whole engine, by the last prompts of all its fronts."""
+        if not self.others:
+            return self.prefill_rate.tokens_per_s
+        if prefills != self._of_all[0]:
+            self._of_all = prefills, rate_of(prefills)
+        return self._of_all[1]
 
     async def reports(self, going_on: Callable[[], bool]) -> AsyncGenerator[bytes]:
         """Yield reports as events until the engine takes no requests: on change, at most ten in a second.
@@ -169,7 +180,7 @@ def summed(shares: Sequence[LoadShare]) -> LoadShare:
         sum(one.waiting_tokens for one in shares),
         _average([one.prefill_tokens_per_s for one in shares]),
         _average([one.gap_s for one in shares]),
-        _average([one.busy_tokens_per_s for one in shares]),
+        newest(chain.from_iterable(one.prefills for one in shares)),
         tuple(islice(chain.from_iterable(one.prompts for one in shares), LOOK_AHEAD)),
     )
 

@@ -46,6 +46,7 @@ from stoker.pod.class_place import PLACE_HEADER, place_in
 from stoker.pod.client_presence import while_present
 from stoker.pod.marked_streams import RESUME_HEADER, RESUME_PATH
 from stoker.pod.split_requests import PREFILL_HEADER
+from stoker.pod.stream_comments import COMMENTS_HEADER
 from stoker.pod.tracing import TRACE_HEADER, trace_of
 
 log = logging.getLogger("stoker.engine")
@@ -66,7 +67,7 @@ class OpenAiServer:
     def __init__(
         self, front: ServedModels, own: list[BaseRoute], *, api_keys: tuple[str, ...], max_body_bytes: int,
         max_body_bytes_in_flight: int = 128 * 2**20, allowed_origins: Sequence[str] = (), pod_uid: str = "",
-        version: str = "", load_reports: Callable[[], Events] | None = None,
+        version: str = "", load_reports: Callable[[], Events] | None = None, comment_interval_s: float = 0.0,
     ) -> None:  # fmt: skip
         """`load_reports`: what `GET /load` tells routers; without it the path is unknown."""
         self.front = front
@@ -75,6 +76,7 @@ class OpenAiServer:
         self.bodies = BodyBudget(max(max_body_bytes_in_flight, max_body_bytes))
         self.pod_uid = pod_uid
         self.version = version
+        self.comment_interval_s = comment_interval_s
         self.running = 0
         """Answers that have not ended."""
         self._own = Starlette(routes=own, exception_handlers={404: _nowhere})
@@ -165,9 +167,10 @@ class OpenAiServer:
             scope["path"], body, uuid.uuid4().hex, reply.request_id, arrival_s, marks,
             prefill=header(scope, PREFILL_HEADER).decode("latin-1"),
             trace=trace_of(header(scope, TRACE_HEADER)), place=place, beginning=beginning,
+            comments=header(scope, COMMENTS_HEADER) != b"0" and not marks,
         )  # fmt: skip
         try:
-            await while_present(_answer(handler, call, reply), scope, receive)
+            await while_present(_answer(handler, call, reply, self.comment_interval_s), scope, receive)
         finally:
             self._count(scope, reply, size, arrival_s)
 
@@ -226,7 +229,7 @@ class OpenAiServer:
         body = call.parse(ResponsesBody)
         answer = await self.front.responses(body, call.id, call.arrival_s, call.request_id)
         _pass_on(call, answer.generation)
-        return Stream(typed_events(answer)) if body.stream else await answer.whole()
+        return Stream(typed_events(answer), comments=call.comments) if body.stream else await answer.whole()
 
     async def _models(self, call: HttpCall) -> Mapping[str, Any]:
         name = call.path.removeprefix("/v1/models").removeprefix("/")
@@ -325,7 +328,7 @@ async def _whole_or_stream(call: HttpCall, body: GenerationBody, answer: Complet
     if not body.stream:
         return await answer.whole()
     if not (call.marks_tokens and resumable(answer.jobs)):
-        return Stream(chunk_events(answer))
+        return Stream(chunk_events(answer), comments=call.comments)
     answer.marks = TokenMarks(answer.jobs)
     return Stream(chunk_events(answer), {RESUME_HEADER.decode(): "1"})
 
@@ -336,7 +339,7 @@ def _pass_on(call: HttpCall, generation: Generation) -> None:
     generation.beginning = call.beginning
 
 
-async def _answer(handler: Handler, call: HttpCall, reply: Reply) -> None:
+async def _answer(handler: Handler, call: HttpCall, reply: Reply, comment_interval_s: float) -> None:
     """Run a handler and send its result. A stream begins with its first event, so that a refusal keeps its status."""
     try:
         result = await handler(call)
@@ -345,7 +348,7 @@ async def _answer(handler: Handler, call: HttpCall, reply: Reply) -> None:
         elif isinstance(result, Page):
             await reply.page(result)
         else:
-            await send_stream(result, reply)
+            await send_stream(result, reply, comment_interval_s)
     except ApiError as error:
         await reply.error(error)
     except Exception as error:

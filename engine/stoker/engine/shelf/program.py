@@ -87,6 +87,7 @@ class ShelfProgram:
             max_body_bytes_in_flight=self.config.listen.limits.max_body_bytes_in_flight,
             allowed_origins=self.config.api.allowed_origins,
             version=installed_version(),
+            comment_interval_s=self.config.listen.limits.comment_interval_s,
         )
 
     def _engine(self, model: ModelFolder, on_state: Callable[[CoreState], None]) -> Engine:

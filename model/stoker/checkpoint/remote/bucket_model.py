@@ -16,6 +16,7 @@ from stoker.checkpoint.remote.listing import (
     CHUNK_BYTES,
     INDEX_FILE,
     MAX_FILES,
+    WRITTEN_BYTES,
     Environment,
     Listing,
     RemoteFile,
@@ -102,10 +103,12 @@ class BucketModel:
         return Listing(digest_of_listing(kept), kept)
 
     def _chunks(self, file: RemoteFile, offset: int) -> Iterator[memoryview]:
-        """Read an object from an offset; an object that was replaced meanwhile is refused by its version."""
+        """Read an object from an offset as it arrives; one that was replaced meanwhile is refused by its version."""
         while offset < file.bytes:
             end = min(offset + CHUNK_BYTES, file.bytes)
             options = {"range": (offset, end), **({"if_match": f'"{file.version}"'} if file.version else {})}
-            part = memoryview(self._client.get(self._store, file.key, options=options).bytes()).cast("B")
-            yield part
-            offset += len(part)
+            arriving = self._client.get(self._store, file.key, options=options).stream(min_chunk_size=WRITTEN_BYTES)
+            for chunk in arriving:
+                part = memoryview(chunk).cast("B")
+                yield part
+                offset += len(part)

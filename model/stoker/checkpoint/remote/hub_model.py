@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.checkpoint.errors import CheckpointError, CheckpointMissing
-from stoker.checkpoint.remote.listing import Environment, Listing, RemoteFile, checked_name
+from stoker.checkpoint.remote.listing import WRITTEN_BYTES, Environment, Listing, RemoteFile, checked_name
 from stoker.checkpoint.remote.model_uri import ModelUri
 
 SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".jinja")
@@ -87,8 +87,10 @@ def hub_client(uri: str) -> Any:
     """
     try:
         import huggingface_hub
+        from huggingface_hub import constants
     except ImportError as error:
         raise CheckpointError(f"{uri} needs the package huggingface_hub: pip install 'stoker[hub]'") from error
+    constants.DOWNLOAD_CHUNK_SIZE = WRITTEN_BYTES  # its 10 MiB would show no progress of small files
     return huggingface_hub
 
 

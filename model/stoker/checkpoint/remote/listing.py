@@ -15,6 +15,8 @@ Environment = Mapping[str, str]
 INDEX_FILE = "stoker-model.json"
 """List of a pushed model's files with their sizes and sha256, where the store itself checks nothing."""
 CHUNK_BYTES = 8 * 2**20
+WRITTEN_BYTES = 256 * 2**10
+"""Of a fetched file that are written at once: its size is the progress that others see."""
 MAX_FILES = 10_000
 _PLAIN = re.compile(r"[\w.+ -][\w.+ -]*")
 

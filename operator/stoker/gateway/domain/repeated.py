@@ -19,6 +19,10 @@ RESUMED = "stoker.dev/resume-request"
 """Annotation of a suspended job that went on: `KEY.VALUES`, digests of the newest such request with a key."""
 
 
+RESUME_VALUES = "stoker.dev/resume-values"
+"""Annotation of a job that went on or began by a resume with a key: the values that were asked for, as JSON."""
+
+
 def request_digest(asked: Any) -> str:
     """Digest of a request's values; equal for equal values, whatever their order."""
     text = json.dumps(asked, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
@@ -31,6 +35,21 @@ def is_repeated_resume(job: Mapping[str, Any], note: str) -> bool | None:
     if known.partition(".")[0] != note.partition(".")[0]:
         return False
     return True if known == note else None
+
+
+def resume_values(asked: Mapping[str, Any]) -> str:
+    """The values of a resume for the annotation; fields that were left out are left out."""
+    return json.dumps({name: value for name, value in asked.items() if value is not None}, sort_keys=True)
+
+
+def changed_resume(asked: Mapping[str, Any], job: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+    """The first field of a resume that differs from the one that a job remembers: (field, before, now).
+
+    None: no field does, or the job was made by a release that noted none.
+    """
+    noted = (job["metadata"].get("annotations") or {}).get(RESUME_VALUES)
+    before = json.loads(noted) if noted is not None else dict(asked)
+    return next(((name, before.get(name), now) for name, now in asked.items() if before.get(name) != now), None)
 
 
 def difference(asked: Mapping[str, Any], stored: Mapping[str, Any]) -> str:

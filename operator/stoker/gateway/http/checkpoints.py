@@ -27,7 +27,7 @@ from stoker.gateway.http.caller import (
     one_namespace,
 )
 from stoker.gateway.http.errors import ERRORS
-from stoker.gateway.http.jobs import reused_key
+from stoker.gateway.http.jobs import reused_with
 from stoker.gateway.http.resource_views import EVENTS, PageQuery, Streamed, listed, shown
 from stoker.gateway.http.versions import IfNoneMatch
 from stoker.gateway.models import Checkpoint, CheckpointAnswer, CheckpointList, CheckpointRequest
@@ -112,7 +112,8 @@ async def _repeated(call: Call, body: Object) -> Object | None:
             raise
         return None
     if (found["metadata"].get("annotations") or {}).get(DIGEST, digest) != digest:
-        raise reused_key(found, "value of pinned")
+        pinned = bool(body["spec"]["pinned"])
+        raise reused_with(found, "pinned", not pinned, pinned)
     return found
 
 

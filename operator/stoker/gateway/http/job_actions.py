@@ -8,7 +8,16 @@ from fastapi import APIRouter, Query, Response
 
 from stoker.gateway.cluster.interface import CHECKPOINT, JOB, ApiError, Object, Selection, list_all
 from stoker.gateway.domain.names import continued_name, is_uid
-from stoker.gateway.domain.repeated import DIGEST, RESUMED, is_repeated_resume, request_digest
+from stoker.gateway.domain.repeated import (
+    DIGEST,
+    RESUME_VALUES,
+    RESUMED,
+    changed_resume,
+    difference,
+    is_repeated_resume,
+    request_digest,
+    resume_values,
+)
 from stoker.gateway.domain.resumption import (
     continued_spec,
     newest_verified,
@@ -21,7 +30,7 @@ from stoker.gateway.domain.states import ENDED, JobState, job_state, phase_of
 from stoker.gateway.domain.views import job_answer
 from stoker.gateway.http.caller import Call, Caller, IdempotencyKey, Namespace, ResourceId, find, one_namespace
 from stoker.gateway.http.errors import ERRORS
-from stoker.gateway.http.jobs import repeated, reused_key
+from stoker.gateway.http.jobs import reused_key, reused_with
 from stoker.gateway.http.versions import IfMatch, check_match, delete, etag, patch
 from stoker.gateway.models import Cancelled, JobAnswer, ResumeRequest
 from stoker.gateway.problem import Problem, wrong_field
@@ -81,7 +90,7 @@ async def resume(
     wanted = wanted or ResumeRequest()
     job = await find(call, JOB, one_namespace(call, namespace), job_id)
     note = _note(call, wanted, idempotency_key)
-    found = _went_on(job, note) or await _resumed(call, job, wanted, if_match, idempotency_key, note)
+    found = _went_on(job, note, wanted) or await _resumed(call, job, wanted, if_match, idempotency_key, note)
     metadata = found["metadata"]
     answer.headers["Location"] = f"/v1/training/jobs/{metadata['uid']}?namespace={metadata['namespace']}"
     answer.headers["ETag"] = etag(found)
@@ -93,12 +102,20 @@ def _note(call: Call, wanted: ResumeRequest, key: str | None) -> str:
     return f"{request_digest([call.caller.name, key])}.{request_digest(wanted.model_dump())}" if key else ""
 
 
-def _went_on(job: Object, note: str) -> Object | None:
+def _went_on(job: Object, note: str, wanted: ResumeRequest) -> Object | None:
     """The job where it went on for this very request before. Raises Problem 422 when that asked for something else."""
     repeats = is_repeated_resume(job, note) if note else False
     if repeats is None:
-        raise reused_key(job, "body")
+        raise _reused_key(job, wanted)
     return job if repeats else None
+
+
+def _reused_key(job: Object, wanted: ResumeRequest) -> Problem:
+    """The refusal of a key whose first resume asked for something else, with the field and both of its values."""
+    changed = changed_resume(wanted.model_dump(), job)
+    if changed is None:
+        return reused_key(job, "body")
+    return reused_with(job, *changed)
 
 
 async def _resumed(
@@ -112,7 +129,8 @@ async def _resumed(
     chosen = _chosen(own, wanted.checkpoint_id)
     if job_state(job) not in ENDED:
         _check_goes_on_at(job, own, chosen, wanted)
-        noted = {"metadata": {"annotations": {RESUMED: note}}} if note else {}
+        values = {RESUMED: note, RESUME_VALUES: resume_values(wanted.model_dump())}
+        noted = {"metadata": {"annotations": values}} if note else {}
         return await patch(call.cluster, JOB, job, {"spec": {"run": {"suspend": False}}, **noted}, if_match)
     check_match(if_match, job)
     return await _begin_anew(call, job, chosen or newest_verified(own), wanted, key)
@@ -134,7 +152,7 @@ async def _begin_anew(
     namespace = job["metadata"]["namespace"]
     token = call.gateway.new_id() if key is None else f"{call.caller.name}\0{key}"
     name = continued_name(job["metadata"]["name"], job["metadata"]["uid"], token)
-    noted = {DIGEST: request_digest(wanted.model_dump())}
+    noted = {DIGEST: request_digest(wanted.model_dump()), RESUME_VALUES: resume_values(wanted.model_dump())}
     spec = continued_spec(job, checkpoint, wanted.total_steps)
     body = {
         "apiVersion": JOB.api_version,
@@ -151,7 +169,10 @@ async def _begin_anew(
     except ApiError as error:
         if key is None or error.reason != "AlreadyExists":
             raise
-        return await repeated(call, body)
+        found = await call.cluster.get(JOB, namespace, name)
+        if difference(body, found):
+            raise _reused_key(found, wanted) from error
+        return found
 
 
 def _chosen(own: list[Object], wanted: str | None) -> Object | None:

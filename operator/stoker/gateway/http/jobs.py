@@ -36,7 +36,7 @@ from stoker.gateway.http.resource_views import (
 )
 from stoker.gateway.http.versions import IfNoneMatch, etag
 from stoker.gateway.models import Job, JobAnswer, JobList, NewJob
-from stoker.gateway.problem import Problem
+from stoker.gateway.problem import FieldProblem, Problem
 
 
 def job_routes() -> APIRouter:
@@ -137,3 +137,14 @@ def reused_key(found: Object, other: str) -> Problem:
     """The refusal of a key whose first request made `found`, with another value of `other`."""
     detail = f"Idempotency-Key: used before with another {other} ({found['metadata']['name']}): take a new key"
     return Problem(422, "idempotency-key-reused", detail)
+
+
+def reused_with(found: Object, field: str, before: object, now: object) -> Problem:
+    """The refusal of a key whose first request made or changed `found`, with another value of a field of its body."""
+    had, allowed = ("none", "leave it out") if before is None else (repr(before), f"give {before!r}")
+    got = "none" if now is None else repr(now)
+    first = f"the first request with this Idempotency-Key ({found['metadata']['name']}) had {had}"
+    message = f"got {got}, but {first}: {allowed}, or take a new key"
+    return Problem(
+        422, "idempotency-key-reused", f"{field}: {message}", errors=[FieldProblem(field=field, message=message)]
+    )

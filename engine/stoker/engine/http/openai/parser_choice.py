@@ -9,7 +9,9 @@ import secrets
 from dataclasses import dataclass
 from typing import Literal
 
-from stoker.engine.http.errors import bad_request
+from stoker.engine.errors import RequestRefused
+from stoker.engine.http.errors import bad_request, from_refusal
+from stoker.engine.http.openai.allowed_calls import allowed_calls
 from stoker.engine.http.openai.tool_parser import (
     FORMATS,
     LISTED,
@@ -20,7 +22,7 @@ from stoker.engine.http.openai.tool_parser import (
     detected_format,
 )
 from stoker.engine.http.openai.tools import ToolUse
-from stoker.engine.output_grammar import ReasoningPlace
+from stoker.engine.output_grammar import OutputGrammar, ReasoningPlace
 
 SHORT_ID_CHARACTERS = 9
 """Mistral's templates take only call ids of this length."""
@@ -61,11 +63,22 @@ class ParserChoice:
                 "tools",
                 "tool_parser_unknown",
             )
-        return AnswerParsers(use, form, self._reasons(template), reasons_already, shows_reasoning)
+        calls = _calls_grammar(use, form, template)
+        return AnswerParsers(use, form, self._reasons(template), reasons_already, shows_reasoning, calls)
 
     def _reasons(self, template: str | None) -> bool:
         """Whether answers may begin with reasoning."""
         return self.reasoning == "think" or (self.reasoning == "auto" and ReasoningParser.BEGIN in (template or ""))
+
+
+def _calls_grammar(use: ToolUse, form: ToolParserName | None, template: str | None) -> OutputGrammar | None:
+    """What keeps an answer from calls that are not allowed, where it need not call. Raises ApiError 400."""
+    if use.mode != "auto" or use.allowed is None or form is None:
+        return None
+    try:
+        return allowed_calls(use, form, template)
+    except RequestRefused as refused:
+        raise from_refusal(refused) from refused
 
 
 @dataclass(frozen=True)
@@ -78,6 +91,8 @@ class AnswerParsers:
     reasons_already: bool
     shows_reasoning: bool = True
     """False: the reasoning is taken out of the answer and not returned."""
+    grammar: OutputGrammar | None = None
+    """What the answer must be unless the request has a grammar: where only some tools may be called."""
 
     @property
     def needs_special_tokens(self) -> bool:
@@ -113,5 +128,5 @@ class AnswerParsers:
         if use.mode == "required":
             return ToolCallParser(LISTED, forced=True, most=use.most_calls)
         if use.mode == "auto" and self.form is not None:
-            return ToolCallParser(FORMATS[self.form], most=use.most_calls)
+            return ToolCallParser(FORMATS[self.form], most=use.most_calls, names=use.allowed)
         return None

@@ -302,7 +302,7 @@ class ChatBody(GenerationBody):
     tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     """Shown to the chat template; the model may call them."""
     tool_choice: str | dict[str, Any] | None = None
-    """none, auto (the default with tools), required, or one function."""
+    """none, auto (the default with tools), required, one function, or the functions that may be called."""
     parallel_tool_calls: bool | None = None
     """False: at most one call."""
     reasoning_effort: str | None = None

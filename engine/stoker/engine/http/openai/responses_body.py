@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError, model_validator
 from stoker.engine.http.errors import ApiError, bad_request, from_validation, not_supported, shown
 from stoker.engine.http.openai.body import Body, Int
 from stoker.engine.http.openai.protocol import MAX_MESSAGES, ChatBody
+from stoker.engine.http.openai.tools import ALLOWED
 
 FIELDS = {
     "response_format.json_schema": "text.format",
@@ -22,6 +23,7 @@ FIELDS = {
     "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
     "reasoning_effort": "reasoning.effort",
+    "tool_choice.allowed_tools": "tool_choice",
 }
 """Chat's field -> this route's."""
 ITEMS = ("message", "function_call", "function_call_output", "reasoning")
@@ -208,6 +210,11 @@ def chat_tool(number: int, tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def chat_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+    """The choice in chat's form, which has the fields of functions and of allowed tools one level deeper."""
     if isinstance(choice, dict) and choice.get("type") == "function" and "name" in choice:
         return {"type": "function", "function": {"name": choice["name"]}}
+    if isinstance(choice, dict) and choice.get("type") == ALLOWED:
+        tools = choice.get("tools")
+        chats = [chat_choice(tool) for tool in tools] if isinstance(tools, list) else tools
+        return {"type": ALLOWED, ALLOWED: {"mode": choice.get("mode"), "tools": chats}}
     return choice

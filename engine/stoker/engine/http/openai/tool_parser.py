@@ -8,7 +8,7 @@ Pure; used by `chat`. The formats are those of published chat templates.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -74,11 +74,17 @@ class ToolCallParser:
     """Finds the calls in one choice's text."""
 
     def __init__(
-        self, form: CallFormat, *, forced: bool = False, name: str | None = None, most: int | None = None
+        self,
+        form: CallFormat,
+        *,
+        forced: bool = False,
+        name: str | None = None,
+        most: int | None = None,
+        names: Collection[str] | None = None,
     ) -> None:
         """`forced`: the whole text is calls; `name`: of the one call whose arguments are the whole text; `most`: calls
-        that are given out, the others are dropped."""
-        self.form, self.most = form, most
+        that are given out, the others are dropped; `names`: those of calls, what names another function is content."""
+        self.form, self.most, self.names = form, most, names
         self.num_calls = 0
         self._held = ""
         self._begun = False
@@ -191,10 +197,10 @@ class ToolCallParser:
         for character in self._held:
             used += 1
             call.add(character)
-            if call.done or call.broken:
+            if call.done or call.broken or self._is_foreign(call):
                 break
         self._held = self._held[used:]
-        if call.broken and not self._announced:
+        if (call.broken or self._is_foreign(call)) and not self._announced:
             self._call, self._between = None, False
             yield from self._content(self._marker + call.text)
             return
@@ -202,6 +208,10 @@ class ToolCallParser:
         if call.done or call.broken:
             self._call, self._between, self._blanks = None, True, ""
             self.num_calls += 1
+
+    def _is_foreign(self, call: CallScanner) -> bool:
+        """Whether this names a function that may not be called."""
+        return self.names is not None and call.name is not None and call.name not in self.names
 
     def _report(self, call: CallScanner) -> Iterator[Part]:
         """The call's begin, once its name is known, and new arguments."""

@@ -15,9 +15,12 @@ from stoker.engine.http.errors import ApiError, bad_request, shown
 from stoker.engine.output_grammar import OutputGrammar
 
 MAX_TOOLS = 128
+ALLOWED = "allowed_tools"
 NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
+Functions = Mapping[str, Mapping[str, Any]]
+"""Function -> schema of its parameters."""
 ToolMode = Literal["none", "auto", "required", "named"]
 """`none`: the tools are only shown to the template; `named`: one function is given."""
 
@@ -27,11 +30,12 @@ class ToolUse:
     """The tools of one request, checked."""
 
     mode: ToolMode
-    functions: Mapping[str, Mapping[str, Any]]
-    """Function -> schema of its parameters."""
+    functions: Functions
     name: str | None = None
     """The function that `named` asks for."""
     parallel: bool = True
+    allowed: tuple[str, ...] | None = None
+    """The functions that may be called; None: all. The template is shown all."""
 
     @property
     def most_calls(self) -> int | None:
@@ -39,27 +43,44 @@ class ToolUse:
         return None if self.parallel else 1
 
     @property
+    def callable(self) -> Functions:
+        """The functions that may be called, with their schemas."""
+        names = self.functions if self.allowed is None else self.allowed
+        return {name: self.functions[name] for name in names}
+
+    @property
     def grammar(self) -> OutputGrammar | None:
-        """What the answer must be: the arguments of a named function, a list of calls where one is required."""
+        """What the answer must be: the arguments of a named function, a list of calls where one is required.
+
+        Where some functions may be called and none must, it depends on the model's form: `allowed_calls`.
+        """
         if self.mode == "named" and self.name is not None:
             return OutputGrammar.json_schema(dict(self.functions[self.name]), "tools")
         if self.mode == "required":
-            return OutputGrammar.json_schema(self._list_of_calls(), "tools")
+            return OutputGrammar.json_schema(list_of_calls(self.callable, "parameters", self.most_calls), "tools")
         return None
 
-    def _list_of_calls(self) -> dict[str, Any]:
-        limit = {} if self.most_calls is None else {"maxItems": self.most_calls}
-        calls = [
-            {
-                "type": "object",
-                "properties": {"name": {"const": name}, "parameters": {"$ref": f"#/$defs/{name}"}},
-                "required": ["name", "parameters"],
-                "additionalProperties": False,
-            }
-            for name in self.functions
-        ]
-        schemas = {name: moved(schema, f"#/$defs/{name}") for name, schema in self.functions.items()}
-        return {"type": "array", "items": {"anyOf": calls}, "minItems": 1, **limit, "$defs": schemas}
+
+def list_of_calls(functions: Functions, key: str, most: int | None) -> dict[str, Any]:
+    """The schema of a list of at least one call, and `most` at most."""
+    calls = call_schema(functions, key)
+    limit = {} if most is None else {"maxItems": most}
+    return {"type": "array", "items": {"anyOf": calls["anyOf"]}, "minItems": 1, **limit, "$defs": calls["$defs"]}
+
+
+def call_schema(functions: Functions, key: str) -> dict[str, Any]:
+    """The schema of a call of one of the functions, with its arguments under `key`."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": name}, key: {"$ref": f"#/$defs/{name}"}},
+            "required": ["name", key],
+            "additionalProperties": False,
+        }
+        for name in functions
+    ]
+    schemas = {name: moved(schema, f"#/$defs/{name}") for name, schema in functions.items()}
+    return {"anyOf": calls, "$defs": schemas}
 
 
 def tool_use(
@@ -73,12 +94,42 @@ def tool_use(
     if len(tools or ()) > MAX_TOOLS:
         raise _wrong("tools", f"at most {MAX_TOOLS} tools are allowed, got {len(tools or ())}")
     functions = dict(_function(number, tool) for number, tool in enumerate(tools or ()))
+    if isinstance(choice, Mapping) and choice.get("type") == ALLOWED:
+        return _allowed_use(functions, choice, parallel)
     mode, name = _choice(choice, bool(functions))
     if mode in ("required", "named") and not functions:
         raise _wrong("tool_choice", f"{shown(choice)} is only allowed with tools")
     if name is not None and name not in functions:
         raise _wrong("tool_choice", f"no tool has the name {shown(name)}; there are {', '.join(functions)}")
     return ToolUse(mode, functions, name, parallel is not False)
+
+
+def _allowed_use(functions: Functions, choice: Mapping[str, Any], parallel: bool | None) -> ToolUse:
+    """A choice of the functions that may be called. Raises ApiError 400."""
+    field, given = f"tool_choice.{ALLOWED}", choice.get(ALLOWED)
+    if not functions:
+        raise _wrong("tool_choice", f"{ALLOWED} is only allowed with tools")
+    if not isinstance(given, Mapping):
+        raise _wrong(field, f"an object with mode and tools is needed, got {shown(given)}")
+    mode: ToolMode | None = {"auto": "auto", "required": "required"}.get(str(given.get("mode")))  # type: ignore[assignment]
+    if mode is None:
+        raise _wrong(f"{field}.mode", f"auto or required is needed, got {shown(given.get('mode'))}")
+    tools = given.get("tools")
+    if not isinstance(tools, list) or not 0 < len(tools) <= MAX_TOOLS:
+        allowed = f"a list of 1 to {MAX_TOOLS} of the request's functions ({', '.join(functions)}) is needed"
+        raise _wrong(f"{field}.tools", f"{allowed}, got {shown(tools)}")
+    names = [_allowed_name(f"{field}.tools.{number}", tool, functions) for number, tool in enumerate(tools)]
+    return ToolUse(mode, functions, None, parallel is not False, tuple(dict.fromkeys(names)))
+
+
+def _allowed_name(field: str, tool: Any, functions: Functions) -> str:
+    """The function that an entry of the allowed tools names."""
+    function = tool.get("function") if isinstance(tool, Mapping) and tool.get("type") == "function" else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if isinstance(name, str) and name in functions:
+        return name
+    got = shown(tool if name is None else name)
+    raise _wrong(field, f"must name one of the request's functions {', '.join(functions)}, got {got}")
 
 
 def _function(number: int, tool: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -112,7 +163,7 @@ def _choice(choice: str | Mapping[str, Any] | None, has_tools: bool) -> tuple[To
     function = choice.get("function") if isinstance(choice, Mapping) and choice.get("type") == "function" else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str):
-        allowed = 'none, auto, required or {"type": "function", "function": {"name": NAME}}'
+        allowed = 'none, auto, required, {"type": "function", "function": {"name": NAME}} or {"type": "allowed_tools"}'
         raise _wrong("tool_choice", f"{allowed} is needed, got {shown(choice)}")
     return "named", name
 

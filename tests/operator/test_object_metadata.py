@@ -1,4 +1,4 @@
-"""Metadata and Kubernetes' own kinds in the embedded cluster: what is malformed is refused by name and stores nothing."""
+"""Metadata and Kubernetes' own kinds in the embedded cluster: what is malformed is refused by name, and not stored."""
 
 from __future__ import annotations
 

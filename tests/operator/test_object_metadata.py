@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 
 from stoker.operator.cluster.interface import Invalid
 from stoker.operator.cluster.local.object_metadata import MAX_ANNOTATION_BYTES
+from stoker.operator.cluster.local.object_storage import LoadedObjects, MemoryOnly, StoredObject
 from stoker.operator.cluster.local.objects import ObjectStore
-from stoker.operator.domain.plan import Key, Object
+from stoker.operator.domain.plan import Key, Object, Ref
 from testing.operator.bad_manifests import DELETE, changed
 from tests.operator.test_local_storage import new_store
 
@@ -83,7 +85,7 @@ def test_malformed_metadata_is_refused_and_leaves_what_is_stored(
     "metadata",
     [
         {"labels": {"stoker.dev/a_b.c": "", "x": "A-1_b.c"}, "annotations": {"a": "any text, ä"}},
-        {"finalizers": ["stoker.dev/checkpoint"], "ownerReferences": [OWNER], "uid": None},
+        {"finalizers": ["stoker.dev/checkpoint", "foregroundDeletion"], "ownerReferences": [OWNER], "uid": None},
         {"labels": None, "annotations": None, "managedFields": [{}], "generation": 3, "selfLink": "/x"},
     ],
     ids=["texts", "references", "as exported"],
@@ -119,3 +121,20 @@ def test_a_field_of_the_wrong_type_is_refused_by_name(
     with pytest.raises(Invalid) as refused:
         store.apply(changed(body, {path: value}), "user")
     assert text in str(refused.value)
+
+
+class EarlierVersion(MemoryOnly):
+    """A state folder with a label that was stored before labels were checked."""
+
+    def load(self) -> LoadedObjects:
+        metadata = {"namespace": "default", "uid": "u", "resourceVersion": "7", "labels": {"a b": "c"}}
+        held = changed(CONFIG, {"metadata": {"name": "one", "finalizers": ["stoker.dev/hold"], **metadata}})
+        return LoadedObjects([StoredObject(held, {})])
+
+
+def test_a_label_of_an_earlier_version_keeps_no_finalizer_from_being_removed() -> None:
+    store = ObjectStore(now=lambda: datetime(2026, 1, 1, tzinfo=UTC), new_uid=lambda: "v", storage=EarlierVersion())
+    ref = Ref("ConfigMap", "default", "one", "u")
+    store.delete(ref)
+    store.patch(ref, {"metadata": {"finalizers": []}})
+    assert store.find(Key("ConfigMap", "default", "one")) is None

@@ -19,6 +19,7 @@ _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?", re.ASCII)
 _KEY_FORM = "an optional lower-case DNS name and /, then at most 63 letters, digits, '-', '_' and '.'"
 _OWNER_FIELDS = ("apiVersion", "kind", "name", "uid")
 _TEXTS = ("uid", "resourceVersion", "generateName", "creationTimestamp", "deletionTimestamp", "selfLink")
+_STANDARD_FINALIZERS = ("orphan", "foregroundDeletion", "kubernetes")
 _FIELDS = frozenset({
     *_TEXTS, "name", "namespace", "labels", "annotations", "finalizers", "ownerReferences", "generation",
     "deletionGracePeriodSeconds", "managedFields",
@@ -81,7 +82,7 @@ def _finalizer_problems(finalizers: Any) -> Iterator[str]:
     if not isinstance(finalizers, list | tuple | None):
         yield f"finalizers: a list of names is needed, got {_shown(finalizers)}"
     for index, name in enumerate(finalizers or ()):
-        if not _matches(_KEY, name) or "/" not in name:
+        if not _matches(_KEY, name) or ("/" not in name and name not in _STANDARD_FINALIZERS):
             yield f"finalizers[{index}]: a name as example.com/name is needed, got {_shown(name)}"
 
 

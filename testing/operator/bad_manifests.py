@@ -72,6 +72,8 @@ BAD: list[tuple[str, str, dict[str, Any], str]] = [
     ("a list for an object", "TrainingJob", {"spec.model": []}, 'spec.model: Invalid value: "array": spec.model in body must be of type object: "array"'),
     # values out of range
     ("no steps", "TrainingJob", {"spec.training.totalSteps": 0}, "spec.training.totalSteps: Invalid value: 0: spec.training.totalSteps in body should be greater than or equal to 1"),
+    ("a micro-batch whose product overflows", "TrainingJob", {"spec.training.microBatchSize": 2**62}, "spec.training.microBatchSize: Invalid value: 4611686018427387904: spec.training.microBatchSize in body should be less than or equal to 2147483647"),
+    ("a pipeline whose product overflows", "TrainingJob", {"spec.parallelism": {"pipeline": 2**62, "stagesPerRank": 100, "pipelineSchedule": "Interleaved"}}, "spec.parallelism.pipeline: Invalid value: 4611686018427387904: spec.parallelism.pipeline in body should be less than or equal to 65536"),
     ("zero stage 4", "TrainingJob", {"spec.memory.zeroStage": 4}, "spec.memory.zeroStage: Invalid value: 4: spec.memory.zeroStage in body should be less than or equal to 3"),
     ("unknown precision", "TrainingJob", {"spec.memory.precision": "int4"}, 'spec.memory.precision: Unsupported value: "int4": supported values: "fp32", "fp16", "bf16", "fp8"'),
     ("unknown architecture", "TrainingJob", {"spec.model.architecture": "gpt2"}, 'spec.model.architecture: Unsupported value: "gpt2": supported values: "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3-moe"'),

@@ -72,6 +72,7 @@ def test_what_cannot_be_pushed_is_refused(checkpoint: Path, tmp_path: Path) -> N
     for arguments, text in (
         ([checkpoint, "ftp://a/b"], "'ftp://a/b' names no model; allowed: hf://"),
         ([tmp_path / "root", "s3://models/tiny"], "is neither a checkpoint (manifest.json) nor a Hugging Face folder"),
+        ([tmp_path / "gone", "s3://models/tiny"], "gone does not exist"),
     ):
         done = run(["push", *arguments])
         assert (done.exit_code, text in done.output) == (67, True), done.output

@@ -44,6 +44,7 @@ def test_scalars_are_what_kubectl_reads(text: str, value: Any) -> None:
         ("a: {b: 1, b: 2}", "the key b appears twice in one mapping"),
         ("[a]: b", "a key must be a string"),
         ("1e400", "1e400 is too large for a number"),
+        ("9" * 5000, "99999999999999999999... is too large for a number: it has 5000 digits"),
         ("!!binary aGk=", "could not determine a constructor"),
         ("!!python/name:os.system", "could not determine a constructor"),
         ("a: &a [*a]", "the anchor a contains itself"),

@@ -116,6 +116,8 @@ def test_layouts_are_listed_best_first(tmp_path: Path) -> None:
     assert min(len(values), 20) == len(times), "the table has the best twenty, JSON has all"
     none = run(tmp_path, changed(JOB, {**BIG, "spec.training.globalBatchSize": 8}), "--gpu", "H100", "--gpus", "1")
     assert (none.exit_code, none.output) == (FAILED, "no layout of 1 ranks fits an H100 with global batch 8\n")
+    many = run(tmp_path, changed(JOB, BIG), "--gpu", "H100", "--gpus", "99999999999")
+    assert "99999999999 is not in the range 1<=x<=1048576" in many.output, "a search would take hours"
 
 
 def test_the_sizes_behind_model_from_are_read(tmp_path: Path) -> None:

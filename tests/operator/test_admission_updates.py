@@ -94,3 +94,28 @@ def test_a_section_that_is_applied_no_more_goes_with_its_defaults_and_what_other
     assert stored["spec"]["rollout"] == rollout
     assert stored["spec"]["router"]["service"] == {"type": "ClusterIP", "port": 81}
     assert store.apply(DEPLOYMENT, "person")["spec"]["rollout"] == rollout
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "refused"),
+    [
+        ("TrainingJob", "spec", "spec: Required value"),
+        ("TrainingJob", "spec.model", "exactly one of model and modelFrom is needed"),
+        ("TrainingJob", "spec.workers", None),
+        ("Checkpoint", "spec.source", "spec.source: Required value"),
+        ("InferenceDeployment", "spec.model", "spec.model: Required value"),
+    ],
+)
+def test_a_section_that_an_edit_leaves_empty_is_as_absent(
+    admission: Admission, kind: str, path: str, refused: str | None
+) -> None:
+    """`workers:` with nothing behind it is null in YAML."""
+    uids = map(str, itertools.count())
+    store = ObjectStore(now=lambda: datetime(2026, 1, 1, tzinfo=UTC), new_uid=lambda: next(uids), admit=admission.admit)
+    good = changed(GOOD[kind], {"spec.workers.resources": {"limits": {"cpu": 1}}} if kind == "TrainingJob" else {})
+    store.apply(good, "user")
+    if refused is None:
+        assert store.apply(changed(good, {path: None}), "user")["spec"]["workers"]["replicas"] == 1
+        return
+    with pytest.raises(InvalidObject, match=refused):
+        store.apply(changed(good, {path: None}), "user")

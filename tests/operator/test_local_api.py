@@ -123,3 +123,11 @@ def test_a_fault_of_the_supervisor_is_answered_as_json(tmp_path: Path, monkeypat
     assert answer.json() == {
         "error": "the supervisor failed: RuntimeError('no idea') (supervisor.log has the traceback)"
     }
+
+
+def test_an_edit_of_labels_alone_is_said_to_configure(tmp_path: Path) -> None:
+    """It leaves the generation at 1."""
+    client = serve(new_store(tmp_path / "objects"), tmp_path)
+    labelled = config_map("one") | {"metadata": {"name": "one", "labels": {"a": "b"}}}
+    results = [apply(client, found)[0]["result"] for found in (config_map("one"), labelled, labelled)]
+    assert results == ["created", "configured", "unchanged"]

@@ -88,6 +88,11 @@ def test_a_write_that_fails_changes_nothing_and_can_be_repeated(tmp_path: Path, 
     assert contents(new_store(tmp_path)) == contents(store)
 
 
+def owner_reference(owner: Object) -> dict[str, str]:
+    metadata = owner["metadata"]
+    return {"apiVersion": "v1", "kind": owner["kind"], "name": metadata["name"], "uid": metadata["uid"]}
+
+
 def test_a_failure_is_a_server_error_that_the_operator_tries_again() -> None:
     assert issubclass(StateFolderError, ServerError)
 
@@ -119,7 +124,7 @@ def test_dependents_that_could_not_be_deleted_with_their_owner_are_deleted_later
     store = new_store(tmp_path, disk)
     owner = store.create(config_map("owner"))
     child = config_map("child")
-    child["metadata"]["ownerReferences"] = [{"uid": owner["metadata"]["uid"]}]
+    child["metadata"]["ownerReferences"] = [owner_reference(owner)]
     store.create(child)
     disk.armed = True
     store.delete(ref_of(owner))
@@ -358,7 +363,7 @@ def test_a_missing_object_is_reported_until_it_is_given_up(tmp_path: Path) -> No
     store = new_store(tmp_path)
     owner = store.create(config_map("one"))
     child = config_map("child")
-    child["metadata"]["ownerReferences"] = [{"uid": owner["metadata"]["uid"]}]
+    child["metadata"]["ownerReferences"] = [owner_reference(owner)]
     store.create(child)
     content = job_file(tmp_path).read_bytes()
     job_file(tmp_path).unlink()

@@ -42,6 +42,9 @@ def test_the_life_of_a_detached_cluster(terminal: Terminal, addresses: str) -> N
     until(lambda: terminal.running() == ["web-0", "web-1"])
     facts = terminal.json("status")
     assert facts["addresses"] == addresses
+    other = "ports" if addresses == "loopback" else "loopback"
+    refused = terminal.run("apply", "-f", str(terminal.file), "--addresses", other, "--detach", code=64)
+    assert f"error: --addresses {other}: {terminal.state} keeps {addresses}" in refused
     assert facts["detached"] is True
     assert facts["pods"] == PODS
     assert fetch(facts["endpoints"]["default/web:80"]) == "hello"

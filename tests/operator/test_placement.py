@@ -185,6 +185,126 @@ def test_a_single_preferred_level_is_kept_wherever_that_is_possible(
         assert (CLIQUE not in found.relaxed) == kept
 
 
+# What a pod takes, and what keeps it from a node
+
+DEVICES = "devices of big"
+TAINTS = [
+    {"key": "gpu", "value": "yes", "effect": "NoSchedule"},
+    {"key": "gpu", "value": "no", "effect": "NoExecute"},
+    {"key": "old", "effect": "PreferNoSchedule"},
+]
+TOLERATIONS = st.sampled_from([
+    (), ({"operator": "Exists"},), ({"key": "gpu", "operator": "Exists"},), ({"key": "gpu", "value": "yes"},),
+    ({"key": "gpu", "operator": "Exists", "effect": "NoExecute"},),
+])  # fmt: skip
+
+
+@st.composite
+def mixed_nodes(draw: st.DrawFn) -> list[NodeCapacity]:
+    """Nodes of several resources, some tainted, cordoned or outside of a pool."""
+    return [
+        NodeCapacity(
+            name=f"n{index}",
+            free={name: draw(st.integers(-1, 4)) for name in draw(st.sets(st.sampled_from([GPU, "cpu", DEVICES])))}
+            | {"pods": draw(st.integers(0, 4))},
+            labels={RACK: draw(st.sampled_from("ab")), "pool": draw(st.sampled_from("xy"))},
+            taints=tuple(draw(st.lists(st.sampled_from(TAINTS), max_size=2))),
+            schedulable=draw(st.integers(0, 5)) > 0,
+        )
+        for index in range(draw(st.integers(1, 4)))
+    ]
+
+
+def may_run(found: NodeCapacity, wanted: Gang) -> bool:
+    """Whether the scheduler's filters let pods of the gang onto a node, whatever is free."""
+
+    def tolerated(taint: Mapping[str, str]) -> bool:
+        return any(
+            one.get("key") in (None, taint["key"])
+            and (one.get("operator") == "Exists" or one.get("value", "") == taint.get("value", ""))
+            and one.get("effect") in (None, taint["effect"])
+            for one in wanted.tolerations
+        )
+
+    hard = [taint for taint in found.taints if taint["effect"] != "PreferNoSchedule"]
+    selected = all(found.labels.get(key) == value for key, value in wanted.node_selector.items())
+    return found.schedulable and selected and all(map(tolerated, hard))
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    mixed_nodes(),
+    st.sampled_from([(1, 1, 1), (1, 1, 3), (2, 1, 2), (1, 2, 2)]),
+    st.dictionaries(st.sampled_from([GPU, "cpu", DEVICES]), st.integers(0, 2)),
+    TOLERATIONS,
+    st.sampled_from([{}, {"pool": "x"}]),
+    st.lists(st.sampled_from(["Required", "Preferred"]), max_size=3),
+    st.sampled_from([(), ("n0",)]),
+)
+def test_taints_selectors_devices_and_every_resource_decide_as_some_assignment_does(
+    nodes: list[NodeCapacity],
+    shape: tuple[int, int, int],
+    requests: dict[str, int],
+    tolerations: tuple[dict[str, str], ...],
+    selector: dict[str, str],
+    modes: list[str],
+    avoid: tuple[str, ...],
+) -> None:
+    parts, stages, replicas = shape
+    wanted = Gang(
+        requests=requests,
+        parts=parts,
+        stages=stages,
+        replicas=replicas,
+        tolerations=tolerations,
+        node_selector=selector,
+    )
+    levels = [Level(RACK, mode) for mode in modes]  # type: ignore[arg-type]
+    by_name = {found.name: found for found in nodes}
+    racks = {found.name: found.labels[RACK] for found in nodes}
+
+    def holds(names: Sequence[str]) -> bool:
+        return all(
+            name not in avoid
+            and may_run(by_name[name], wanted)
+            and all(
+                by_name[name].free.get(resource, 0) >= need * count
+                for resource, need in {**requests, "pods": 1}.items()
+                if need
+            )
+            for name, count in Counter(names).items()
+        ) and not any(
+            num_broken(wanted, names, index, racks) for index, level in enumerate(levels) if level.mode == "Required"
+        )
+
+    found = place(wanted, nodes, levels, avoid)
+    if isinstance(found, Placement):
+        assert holds(found.nodes)
+        return
+    assert not any(map(holds, itertools.product(by_name, repeat=wanted.size)))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=5), st.integers(1, 5))
+def test_a_gang_takes_the_fewest_nodes_and_where_one_is_enough_the_fullest(rooms: list[int], pods: int) -> None:
+    """What stays free stays whole."""
+    nodes = [node(f"n{index}", room) for index, room in enumerate(rooms)]
+    found = place(gang(replicas=pods), nodes)
+    sets = [
+        chosen
+        for size in range(1, len(rooms) + 1)
+        for chosen in itertools.combinations(range(len(rooms)), size)
+        if sum(rooms[index] for index in chosen) >= pods
+    ]
+    if isinstance(found, Unplaceable):
+        assert not sets
+        return
+    fewest = min(map(len, sets))
+    assert len(set(found.nodes)) == fewest
+    if fewest == 1:
+        assert rooms[int(found.nodes[0][1:])] == min(room for room in rooms if room >= pods)
+
+
 def test_units_stay_together_and_whole_nodes_stay_free() -> None:
     nodes = [node(f"n{index}", 8, rack=f"r{index // 2}", zone="z") for index in range(4)]
     busy = node("busy", 2, rack="r0", zone="z")

@@ -31,7 +31,11 @@ def push(folder: Path, uri: str, *, dtype: Dtype, replace: bool, work: Path | No
     parse_model_uri(uri)
     if (folder / "config.json").is_file() and not (folder / MANIFEST_FILE).is_file():
         return push_folder(folder, uri, replace=replace, sent=sent)
-    if MANIFEST_FILE not in storage_of(folder).names(folder):
+    try:
+        names = storage_of(folder).names(folder)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{folder} does not exist") from error
+    if MANIFEST_FILE not in names:
         raise CheckpointError(f"{folder} is neither a checkpoint ({MANIFEST_FILE}) nor a Hugging Face folder")
     with tempfile.TemporaryDirectory(prefix="stoker-push-", dir=work) as scratch:
         out = Path(scratch) / "model"

@@ -17,6 +17,7 @@ from stoker.cli.local_objects import read_objects
 from stoker.cli.local_options import ask, namespace_option, open_client, state_option
 from stoker.cli.manifest_options import claims_option, files_option
 from stoker.cli.supervisor_client import NotRunning, SupervisorClient, SupervisorError
+from stoker.cli.targets import fail
 from stoker.operator.cluster.local.folders import default_state_folder
 
 
@@ -71,6 +72,7 @@ def apply(
     started = _ensure(client, addresses, detach=detach)
     stored = 0
     try:
+        _check_addresses(client, addresses)
         code, stored = _apply(client, objects, recreate_lost=recreate_lost, as_json=as_json)
         if detach and not wait and stored:
             _hint(client, as_json=as_json)
@@ -96,6 +98,13 @@ def _ensure(client: SupervisorClient, addresses: str, *, detach: bool) -> bool:
     chosen = ("loopback" if sys.platform == "linux" else "ports") if addresses == "auto" else addresses
     ask(lambda: client.start(chosen, attached=not detach))
     return True
+
+
+def _check_addresses(client: SupervisorClient, addresses: str) -> None:
+    """End the command where the state folder keeps another kind of addresses than the one asked for."""
+    kept = ask(client.status)["addresses"]
+    if addresses not in ("auto", kept):
+        fail(f"--addresses {addresses}: {client.folders.root} keeps {kept}; --state names another folder", WRONG_INPUT)
 
 
 def _apply(

@@ -88,6 +88,16 @@ def _check_nesting(content: str) -> None:
             raise _wrong(f"the anchor {event.anchor} contains itself", event)
 
 
+def _int(loader: Any, node: Any) -> int:
+    """Build an integer of as many digits as Python reads."""
+    try:
+        return int(loader.construct_yaml_int(node))
+    except ValueError as error:
+        raise _wrong(
+            f"{node.value[:20]}... is too large for a number: it has {len(node.value)} digits", node
+        ) from error
+
+
 def _float(_: Any, node: Any) -> float:
     """Build a finite float."""
     value = float(node.value)
@@ -109,4 +119,5 @@ def _wrong(problem: str, place: Any) -> yaml.MarkedYAMLError:
 ManifestLoader.add_implicit_resolver(f"{TAG}int", INTEGER, list("-+0123456789"))
 ManifestDumper.add_implicit_resolver(f"{TAG}float", FLOAT, list("-+.0123456789"))
 ManifestLoader.add_implicit_resolver(f"{TAG}float", FLOAT, list("-+.0123456789"))
+ManifestLoader.add_constructor(f"{TAG}int", _int)
 ManifestLoader.add_constructor(f"{TAG}float", _float)

@@ -102,7 +102,10 @@ def _objects(where: str, document: Any) -> Iterator[dict[str, Any]]:
     if not isinstance(document, dict) or not isinstance(document.get("kind"), str):
         raise ManifestError(f"{where}: a manifest needs apiVersion, kind and metadata.name")
     if document["kind"] == "List":
-        for item in document.get("items") or ():
+        items = document.get("items") or ()
+        if not isinstance(items, list | tuple):
+            raise ManifestError(f"{where}: List: items: a list of objects is needed, got {items!r}")
+        for item in items:
             yield from _objects(where, item)
         return
     metadata = document.get("metadata")

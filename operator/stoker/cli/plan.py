@@ -22,6 +22,9 @@ from stoker.pod.plan.layer_choice import BudgetTooSmall
 from stoker.pod.plan.layouts import layouts
 from stoker.pod.plan.model_size import ModelSize
 
+MAX_GPUS = 2**20
+"""Sizes that one search can factor; every layout is looked at."""
+
 
 @click.command(epilog="\b\nExample:\n  stoker plan -f examples/pretrain-64-gpus/train.yaml --gpu H200")
 @files_option("Manifest, folder of manifests, or -: one TrainingJob.")
@@ -34,7 +37,7 @@ from stoker.pod.plan.model_size import ModelSize
     type=click.Path(path_type=Path),
     help="Hugging Face folder or config.json behind modelFrom.",
 )
-@click.option("--gpus", type=click.IntRange(min=1), help="List the layouts that fit on so many GPUs, best first.")
+@click.option("--gpus", type=click.IntRange(1, MAX_GPUS), help="List the layouts that fit on so many GPUs, best first.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def plan(
     files: tuple[Path, ...], gpu_name: str | None, model_path: Path | None, gpus: int | None, as_json: bool

@@ -46,28 +46,33 @@ Target = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
 """A projection that an adapter belongs to."""
 
 
+AxisSize = Annotated[int, Field(ge=1, le=2**16)]
+"""Limited, with the batch sizes, so that no product of a CEL rule overflows."""
+BatchSize = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
 class Parallelism(Value):
     """Sizes of the mesh's axes; the remaining ranks are data parallel."""
 
     model_config = ConfigDict(json_schema_extra=rules(STAGES_FIT_SCHEDULE))
 
-    tensor: Count = 1
+    tensor: AxisSize = 1
     """Ranks that share every layer."""
-    pipeline: Count = 1
+    pipeline: AxisSize = 1
     """Ranks in a line, each with stages of consecutive layers."""
     pipeline_schedule: Literal["GPipe", "OneFOneB", "Interleaved", "ZeroBubble"] = "OneFOneB"
     """Order of the passes of a pipeline."""
-    stages_per_rank: Count = 1
+    stages_per_rank: AxisSize = 1
     """Stages of a rank; above one: Interleaved."""
-    expert: Count = 1
+    expert: AxisSize = 1
     """Ranks that share the experts, out of the data-parallel and tensor ranks."""
-    context: Count = 1
+    context: AxisSize = 1
     """Ranks that share one sequence."""
     context_method: Literal["AllGather", "Ring", "Ulysses"] = "AllGather"
     """How those ranks exchange keys and values."""
     sequence_parallel: bool = False
     """Share norms over the tensor ranks."""
-    replicate: Count = 1
+    replicate: AxisSize = 1
     """Copies of the ZeRO shards among the data-parallel ranks."""
 
 
@@ -87,9 +92,9 @@ class Training(Value):
     total_steps: Count | None = None
     total_tokens: Annotated[int, Field(ge=1, le=2**63 - 1)] | None = None
     epochs: Count | None = None
-    global_batch_size: Count = 8
+    global_batch_size: BatchSize = 8
     """Sequences of one optimizer step over all ranks."""
-    micro_batch_size: Count = 1
+    micro_batch_size: BatchSize = 1
     """Sequences of one forward and backward pass of one rank."""
     sequence_length: Annotated[int, Field(ge=2, le=2**31 - 1)] = 2048
     """Tokens of one packed sequence."""

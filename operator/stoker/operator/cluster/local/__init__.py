@@ -8,7 +8,7 @@ May import `domain` and the cluster's interface. Processes, probes, clock and th
 
 Reading order:
 * objects: `objects.py`, `object_body.py`, `owner_index.py`, `watch_history.py`, `merge.py`, `builtin.py`,
-`local_cluster.py`
+`object_metadata.py`, `local_cluster.py`
 * their storage: `object_storage.py`, `object_files.py`, `whole_file.py`
 * pods: `pod_life.py`, `pod_schedule.py`, `pod_command.py`, `pod_status.py`, `pod_status_writer.py`, `pod_end.py`,
 `probes.py`

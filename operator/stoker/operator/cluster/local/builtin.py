@@ -1,4 +1,4 @@
-"""Admission of Kubernetes' own kinds and of every object's metadata. What cannot run here is refused by name.
+"""Admission of Kubernetes' own kinds. What cannot run here is refused by name.
 
 Pure checks, called by the object store (`objects`) before it stores an object.
 """
@@ -11,37 +11,39 @@ from typing import Any
 
 from stoker.operator.cluster.interface import Invalid
 from stoker.operator.cluster.kinds import KINDS
+from stoker.operator.cluster.local.object_metadata import check_metadata
 from stoker.operator.domain.plan import Object
 
 VOLUME_KINDS = ("configMap", "secret", "emptyDir", "persistentVolumeClaim", "hostPath")
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_MAPS: Mapping[str, tuple[str, ...]] = {
+    "Pod": ("spec",),
+    "Service": ("spec", "spec.selector"),
+    "PersistentVolumeClaim": ("spec",),
+    "ConfigMap": ("data", "binaryData"),
+    "Secret": ("data", "stringData"),
+}
+"""Fields that are maps, by kind."""
+_LISTS: Mapping[str, tuple[str, ...]] = {"Pod": ("spec.containers", "spec.volumes"), "Service": ("spec.ports",)}
+"""Fields that are lists of maps, by kind."""
 _POD_EXTRAS = ("initContainers", "ephemeralContainers")
 _MUTABLE_POD_FIELDS = ("schedulingGates", "nodeName", "activeDeadlineSeconds", "terminationGracePeriodSeconds")
 _MUTABLE_WHILE_GATED = ("affinity", "nodeSelector", "tolerations")
 
 
 def check_identity(body: Object) -> None:
-    """Check kind, apiVersion, name and namespace. Raises Invalid."""
+    """Check kind, apiVersion and metadata. Raises Invalid."""
     kind = KINDS.get(str(body.get("kind")))
     if kind is None:
         raise Invalid(f"kind: {body.get('kind')!r} is not known here, known are {', '.join(KINDS)}")
     if body.get("apiVersion") != kind.api_version:
         raise Invalid(f"apiVersion: {kind.name} needs {kind.api_version}, got {body.get('apiVersion')!r}")
-    metadata = body.get("metadata")
-    if not isinstance(metadata, Mapping):
-        raise Invalid("metadata: a map is needed")
-    for field in ("name", "namespace"):
-        value = metadata.get(field)
-        if not isinstance(value, str) or not _NAME.fullmatch(value):
-            raise Invalid(f"metadata.{field}: a lower-case DNS name is needed, got {value!r}")
-    for field in ("labels", "annotations"):
-        for name, value in (metadata.get(field) or {}).items():
-            if not isinstance(value, str):
-                raise Invalid(f"metadata.{field}.{name}: a string is needed, got {value!r}")
+    check_metadata(body.get("metadata"))
 
 
 def admit_builtin(new: Object, old: Object | None) -> Object:
     """Check an object of one of Kubernetes' kinds. Raises Invalid, naming the field and what is allowed."""
+    for problem in _type_problems(new):
+        raise Invalid(f"{new['kind']} {new['metadata']['name']}: {problem}")
     if new["kind"] == "Pod":
         for problem in _pod_problems(new.get("spec") or {}):
             raise Invalid(f"Pod {new['metadata']['name']}: {problem}")
@@ -50,6 +52,28 @@ def admit_builtin(new: Object, old: Object | None) -> Object:
     if new["kind"] in ("ConfigMap", "Secret"):
         _check_data(new)
     return new
+
+
+def _type_problems(body: Object) -> Iterator[str]:
+    for path in _MAPS.get(body["kind"], ()):
+        value = _at(body, path)
+        if not isinstance(value, Mapping) and (value is not None or path == "spec"):
+            yield f"{path}: a map is needed, got {value!r}"
+    for path in _LISTS.get(body["kind"], ()):
+        value = _at(body, path)
+        if not isinstance(value, list | None) or not all(isinstance(item, Mapping) for item in value or ()):
+            yield f"{path}: a list of maps is needed, got {value!r}"
+    if body["kind"] == "Service":
+        for index, port in enumerate(_at(body, "spec.ports") or ()):
+            if not isinstance(port.get("port"), int) or not 0 < port["port"] < 65536:
+                yield f"spec.ports[{index}].port: a number from 1 to 65535 is needed, got {port.get('port')!r}"
+
+
+def _at(body: Any, path: str) -> Any:
+    """The value at a path; None where a map on the way is absent."""
+    for name in path.split("."):
+        body = body.get(name) if isinstance(body, Mapping) else None
+    return body
 
 
 def _pod_problems(spec: Mapping[str, Any]) -> Iterator[str]:

@@ -49,15 +49,15 @@ def apply_merge(
 
 
 def _without_dropped(live: Any, before: Any, intent: Any, others: tuple[Any, ...], defaulted: Any) -> Any:
-    if not isinstance(live, Mapping) or not isinstance(before, Mapping):
-        return live
+    if not all(isinstance(one, Mapping) for one in (live, before, intent)):
+        return live  # an intent that is null, as of an empty section, replaces the map
     kept = dict(live)
     for key, value in before.items():
         if key not in kept:
             continue
         theirs = tuple(other[key] for other in others if isinstance(other, Mapping) and key in other)
         if isinstance(value, Mapping) and isinstance(kept[key], Mapping):
-            wanted = intent.get(key, {}) if isinstance(intent, Mapping) else {}
+            wanted = intent.get(key, {})
             filled = defaulted.get(key) if isinstance(defaulted, Mapping) else None
             kept[key] = _without_dropped(kept[key], value, wanted, theirs, filled)
             if key not in intent and not theirs:

@@ -307,7 +307,10 @@ class ObjectStore:
             new.pop("status", None)
             if "status" in old:
                 new["status"] = old["status"]
-        check_identity(new)
+        # A field as an earlier version stored it keeps no other one from being changed.
+        changed = {name: metadata[name] for name in metadata if metadata[name] != old["metadata"].get(name)}
+        own = {"name": old["metadata"]["name"], "namespace": old["metadata"]["namespace"]}
+        check_identity({**new, "metadata": {**own, **changed}})
         if old["metadata"].get("deletionTimestamp") and not finalizers_of(new) <= finalizers_of(old):
             raise Invalid("metadata.finalizers: none can be added while the object is being deleted")
         new = self._admitted(new, old)

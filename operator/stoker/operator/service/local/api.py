@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -160,16 +160,22 @@ class _Api:
         try:
             if not recreate:
                 self._check_not_lost(body)
-            before = self.objects.version
+            before, known = self.objects.version, self._uid_of(body)
             applied = self.objects.apply(body, MANAGER)
         except StateFolderError as error:
             return {**about, "result": "failed", "error": f"{error}; nothing of it was stored"}
         except ClusterError as error:
             return {**about, "result": "refused", "error": str(error)}
         key = key_of(applied)
-        result = "unchanged" if self.objects.version == before else "configured"
-        created = applied["metadata"].get("generation") == 1 and int(applied["metadata"]["resourceVersion"]) > before
-        return {**key._asdict(), "result": "created" if created else result}
+        if applied["metadata"]["uid"] != known:
+            return {**key._asdict(), "result": "created"}
+        return {**key._asdict(), "result": "unchanged" if self.objects.version == before else "configured"}
+
+    def _uid_of(self, body: Any) -> str | None:
+        """Return the uid of the stored object that a manifest names; None where there is none."""
+        key = _named(body)
+        found = self.objects.find(key) if key else None
+        return str(found["metadata"]["uid"]) if found else None
 
     def _check_not_lost(self, body: Object) -> None:
         """Refuse to recreate a lost object beside what the old one left, such as its checkpoints.
@@ -179,11 +185,8 @@ class _Api:
         Raises:
             Conflict: with the file and the ways out.
         """
-        metadata = body.get("metadata") if isinstance(body, dict) else None
-        if not isinstance(metadata, dict):
-            return
-        key = Key(str(body.get("kind")), str(metadata.get("namespace") or "default"), str(metadata.get("name")))
-        if key in self.objects.lost and KINDS[key.kind].ours:
+        key = _named(body)
+        if key is not None and key in self.objects.lost and KINDS[key.kind].ours:
             raise Conflict(self.objects.lost_message(key))
 
     def _endpoints(self) -> dict[str, str]:
@@ -215,6 +218,14 @@ def _answering(endpoint: Endpoint) -> Endpoint:
             return JSONResponse({"error": message}, status_code=500)
 
     return answer
+
+
+def _named(body: Any) -> Key | None:
+    """Return the key that a manifest names; None where it has no metadata."""
+    metadata = body.get("metadata") if isinstance(body, dict) else None
+    if not isinstance(metadata, dict):
+        return None
+    return Key(str(body.get("kind")), str(metadata.get("namespace") or "default"), str(metadata.get("name")))
 
 
 def _read(file: Path, offset: int) -> bytes:

@@ -22,7 +22,7 @@ from stoker.operator.api.enginepool import EnginePool
 from stoker.operator.api.inferencedeployment import InferenceDeployment
 from stoker.operator.api.metadata import Resource, read
 from stoker.operator.api.trainingjob import TrainingJob
-from testing.operator.bad_manifests import BAD, GOOD, JOB, POOL, changed
+from testing.operator.bad_manifests import BAD, GOOD, JOB, POOL, TOO_LARGE, changed
 
 ROOT = Path(__file__).parents[2]
 KINDS: dict[str, type[Resource]] = {
@@ -41,7 +41,9 @@ def admission() -> Admission:
     return Admission.from_folder(ROOT / "crds")
 
 
-@pytest.mark.parametrize(("kind", "changes", "text"), [pytest.param(*case[1:], id=case[0]) for case in BAD])
+@pytest.mark.parametrize(
+    ("kind", "changes", "text"), [pytest.param(*case[1:], id=case[0]) for case in (*BAD, *TOO_LARGE)]
+)
 def test_a_bad_manifest_is_refused_with_its_message(
     admission: Admission, kind: str, changes: dict[str, Any], text: str
 ) -> None:

@@ -102,8 +102,10 @@ def _ensure(client: SupervisorClient, addresses: str, *, detach: bool) -> bool:
 
 def _check_addresses(client: SupervisorClient, addresses: str) -> None:
     """End the command where the state folder keeps another kind of addresses than the one asked for."""
+    if addresses == "auto":
+        return
     kept = ask(client.status)["addresses"]
-    if addresses not in ("auto", kept):
+    if addresses != kept:
         fail(f"--addresses {addresses}: {client.folders.root} keeps {kept}; --state names another folder", WRONG_INPUT)
 
 

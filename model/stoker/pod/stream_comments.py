@@ -1,6 +1,6 @@
 """Comments on streams of events that are silent for long, so that proxies with a limit on silence do not cut them.
 
-Whoever speaks to the client sends them: a router, or an engine without one. A router therefore asks its backends for
+The program next to the client sends them: a router, or an engine without one. A router therefore asks its backends for
 none (`X-Stoker-Comments: 0`), as a client may. Readers of events skip comments, so they are no answer: nothing that
 measures or keeps a stream counts them.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -70,6 +71,28 @@ def test_a_comment_that_waits_for_its_client_ends_with_the_stream() -> None:
             await waiting.wait()
 
     run(scenario)
+
+
+def test_a_comment_whose_client_has_gone_is_no_failure_and_any_other_error_is() -> None:
+    logged: list[str] = []
+
+    async def scenario(error: Exception) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: logged.append(context["message"]))
+        failed = asyncio.Event()
+
+        async def comment() -> None:
+            failed.set()
+            raise error
+
+        async with StreamComments(0.02, lambda: 0, comment):
+            await failed.wait()
+            await asyncio.sleep(0)
+        gc.collect()
+
+    run(lambda: scenario(ConnectionResetError()))
+    assert logged == []
+    with pytest.raises(ValueError, match="a defect"):
+        run(lambda: scenario(ValueError("a defect")))
 
 
 @pytest.mark.parametrize(

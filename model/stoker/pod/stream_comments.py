@@ -23,7 +23,11 @@ LOOKS = 4
 
 
 class StreamComments:
-    """While entered, comments each time that nothing was sent for `interval_s`; never, for 0."""
+    """While entered, comments each time that nothing was sent for `interval_s`; never, for 0.
+
+    A comment whose client has gone ends the comments, and the next event meets the same. Any other failure of a comment is
+    raised where the stream ends.
+    """
 
     def __init__(self, interval_s: float, sent: Callable[[], int], comment: Callable[[], Awaitable[None]]) -> None:
         """`sent`: bytes that were sent so far; `comment` sends one, and may begin the stream for it."""
@@ -46,6 +50,9 @@ class StreamComments:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
+            failure = None if self._task.cancelled() else self._task.exception()
+            if failure is not None and error is None and not isinstance(failure, OSError):
+                raise failure
 
     def _wait(self) -> None:
         if self._look_s > 0:

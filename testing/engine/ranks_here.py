@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import numpy as np
 
@@ -21,7 +19,6 @@ from stoker.engine.core.handover.host_store import HostStore
 from stoker.engine.core.handover.rank_blocks import RankBlocks
 from stoker.engine.core.handover.rank_group import RankGroup
 from stoker.engine.ranks.block_calls import BlockCall, BlockReport, BlocksOpened, OpenBlocks
-from stoker.engine.ranks.executor import Ranks
 from stoker.engine.ranks.rank_calls import RankCalls
 from stoker.engine.transfer.layout import BlockLayout
 from stoker.engine.transfer.rank_zone import RankZone
@@ -67,18 +64,17 @@ class RanksHere:
     """As much of the executor as calls to ranks need."""
 
     def __init__(self, caches: Sequence[np.ndarray], layouts: Sequence[BlockLayout]) -> None:
-        reports: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.plan = SimpleNamespace(ranks=len(caches))
-        self.workers = SimpleNamespace(block_reports=reports, send_to=self._send_to)
-        self.calls = RankCalls(cast(Ranks, self))
+        reports: queue.SimpleQueue[tuple[int, BlockReport | BaseException]] = queue.SimpleQueue()
+        self.block_reports = reports
+        self.calls = RankCalls(len(caches), self, self.in_order)
         self.ranks: list[RankHere] = [
             RankHere(cache_BN, layout, lambda report, rank=rank: reports.put((rank, report)))  # type: ignore[misc]
             for rank, (cache_BN, layout) in enumerate(zip(caches, layouts, strict=True))
         ]
         self.calls.own = self.ranks[0]
 
-    def _send_to(self, rank: int, call: BlockCall) -> None:
-        self.ranks[rank].do(call)
+    def send_to(self, rank: int, message: BlockCall) -> None:
+        self.ranks[rank].do(message)
 
     def check(self) -> None:
         """None is lost alone."""

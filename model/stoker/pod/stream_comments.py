@@ -25,8 +25,8 @@ LOOKS = 4
 class StreamComments:
     """While entered, comments each time that nothing was sent for `interval_s`; never, for 0.
 
-    A comment whose client has gone ends the comments, and the next event meets the same. Any other failure of a comment is
-    raised where the stream ends.
+    A comment whose client has gone ends the comments, and the next event meets the same. Any other failure of a comment
+    is raised where the stream ends.
     """
 
     def __init__(self, interval_s: float, sent: Callable[[], int], comment: Callable[[], Awaitable[None]]) -> None:

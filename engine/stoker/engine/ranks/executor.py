@@ -63,7 +63,7 @@ class Ranks:
         workers.on_lost = self._abort
         workers.failures = StepFailures(plan.tensor)  # what requests do to a step shows in a pipeline's last stage
         self._loaded: Runner | None = None
-        self.calls = RankCalls(self)
+        self.calls = RankCalls(plan.ranks, workers, self.in_order)
         """What lets ranks move their parts of cache blocks."""
         try:
             self._runner = self._load(progress, beside_weights)

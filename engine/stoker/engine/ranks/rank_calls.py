@@ -12,16 +12,29 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from stoker.engine.errors import ExecutorLost
 from stoker.engine.ranks.block_calls import BlockCall, BlockReport, CallEnded, MovesBlocks
 from stoker.engine.transfer.ticket import TransferError
 
-if TYPE_CHECKING:
-    from stoker.engine.ranks.executor import Ranks
-
 POLL_S = 0.05
+InOrder = Callable[[Callable[[], None]], "Future[None]"]
+"""Calls something in rank 0's thread, behind the steps that were submitted."""
+
+
+class FurtherRanks(Protocol):
+    """What carries calls to the ranks behind rank 0, and their reports back."""
+
+    block_reports: queue.SimpleQueue[tuple[int, BlockReport | BaseException]]
+
+    def send_to(self, rank: int, message: BlockCall) -> None:
+        """Send a call to one of them, behind the steps that were sent."""
+        ...
+
+    def check(self) -> None:
+        """Raise ExecutorLost if a rank is lost."""
+        ...
 
 
 class CallTicket:
@@ -55,28 +68,24 @@ class CallTicket:
 class RankCalls:
     """Calls to the ranks of one executor."""
 
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
+    def __init__(self, num_ranks: int, further: FurtherRanks, in_order: InOrder) -> None:
+        self.num_ranks, self._further, self._in_order = num_ranks, further, in_order
         self.own: MovesBlocks | None = None
         """What carries rank 0's calls out, in its thread."""
-        self._reports: queue.SimpleQueue[tuple[int, BlockReport | BaseException]] = ranks.workers.block_reports
+        self._reports = further.block_reports
         self.listeners: list[Callable[[int, BlockReport], None]] = []
         """Called with the reports that end no call."""
         self._numbers = count(1)
         self._open: dict[int, CallTicket] = {}
 
-    @property
-    def num_ranks(self) -> int:
-        return self._ranks.plan.ranks
-
     def call(self, rank: int, call: BlockCall) -> None:
         """Let a rank do something behind the steps that were submitted."""
         if rank:
-            self._ranks.workers.send_to(rank, call)
+            self._further.send_to(rank, call)
             return
         own = self.own
         assert own is not None, "given where the engine is built"
-        self._ranks.in_order(lambda: own.do(call)).add_done_callback(self._note_failure)
+        self._in_order(lambda: own.do(call)).add_done_callback(self._note_failure)
 
     def report(self, report: BlockReport) -> None:
         """Take a report of rank 0; for any thread."""
@@ -103,7 +112,7 @@ class RankCalls:
     def wait(self, condition: Callable[[], bool], poll_s: float = POLL_S) -> None:
         """Wait for what reports bring. Raises ExecutorLost where a rank is lost before."""
         while not condition():
-            self._ranks.check()
+            self._further.check()
             try:
                 rank, report = self._reports.get(timeout=poll_s)
             except queue.Empty:

@@ -12,7 +12,7 @@ from typing import Any
 
 from stoker.pod.asgi import Message
 from stoker.router.answer_parser import Head
-from stoker.router.backend import Backend
+from stoker.router.backend import Backend, Candidate
 from stoker.router.connection import Connection, Sink
 
 
@@ -20,13 +20,19 @@ from stoker.router.connection import Connection, Sink
 class BackendAnswer:
     """An answer of a backend that has begun: its head and the first part of its body have arrived."""
 
-    backend: Backend
+    candidate: Candidate
+    """The backend, or the data rank of it that was named."""
     connection: Connection
     head: Head
     first: bytes
     """Empty: so is the body."""
     place: int | None = None
     """The number of the request's class; None: it has none."""
+
+    @property
+    def backend(self) -> Backend:
+        """The pod that answers."""
+        return self.candidate.backend
 
     @property
     def is_stream(self) -> bool:

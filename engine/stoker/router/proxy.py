@@ -196,7 +196,7 @@ class Proxy:
 
     async def _pass_on(self, answer: BackendAnswer, client: Client) -> None:
         try:
-            with answer.backend.request():
+            with answer.candidate.request():
                 await self._relay(answer, client)
         except BaseException:
             answer.connection.close()

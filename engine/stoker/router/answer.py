@@ -63,14 +63,19 @@ def lost(reason: str = "") -> bytes:
     return f"data: {json.dumps({'error': error})}\n\ndata: [DONE]\n\n".encode()
 
 
-def event_of(status: int, body: bytes) -> bytes:
-    """The last events of a stream that had begun with a comment when an answer came that is none."""
+def event_of(status: int, body: bytes, retry_after: bytes = b"") -> bytes:
+    """The last events of a stream that had begun with a comment when an answer came that is none.
+
+    Args:
+        retry_after: the answer's header, whose whole seconds the error gets as `retry_after_s`.
+    """
     try:
         found = json.loads(body)["error"]
         error = found if isinstance(found, dict) else {"message": str(found)}
     except (ValueError, KeyError, TypeError):
         error = {"message": f"The engine answered {status} instead of a stream.", "type": "server_error"}
-    content = {"error": {"param": None, "code": None, **error, "status": status}}
+    again = {"retry_after_s": int(retry_after)} if retry_after.isdigit() else {}
+    content = {"error": {"param": None, "code": None, **error, "status": status, **again}}
     return f"data: {json.dumps(content)}\n\ndata: [DONE]\n\n".encode()
 
 

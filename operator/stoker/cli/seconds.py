@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 
-class Seconds(click.ParamType):
+class Seconds(click.ParamType[float]):
     """Seconds from 0 on. Without the option a command waits as long as it takes."""
 
     name = "seconds"

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 
-class Seconds(click.ParamType[float]):
+class Seconds(click.ParamType):  # type: ignore[type-arg]
     """Seconds from 0 on. Without the option a command waits as long as it takes."""
 
     name = "seconds"

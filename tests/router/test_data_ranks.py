@@ -162,6 +162,8 @@ def test_a_rank_is_named_by_its_queue_and_again_for_the_beginning_that_it_has() 
             assert (await rank_of(client, {"prompt": "x"}, **{HEADER: "17"}))[1] in ("0", "1", "2"), "not the client's"
             pending = [one.pending for pod in router.backends.all for one in (pod, *pod.ranks)]
             assert pending == [0] * 7
+            status = (await client.get("/status")).json()["backends"]
+            assert [one["ranks"] for one in status] == [[{"pending": 0}] * 3, [{"pending": 0}] * 2]
 
     run(scenario)
 

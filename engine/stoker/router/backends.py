@@ -40,8 +40,6 @@ def any_backend(_: Backend) -> bool:
 
 def by_rank(backends: Sequence[Backend]) -> Sequence[Candidate]:
     """The data ranks of those that have several, which are choices of their own, and the others as they are."""
-    if not any(one.ranks for one in backends):
-        return backends
     return [candidate for one in backends for candidate in one.candidates]
 
 
@@ -78,6 +76,8 @@ class Backends:
         self._snapshot: BackendSnapshot | None = None
         self.pairs_engines = False
         """Whether the deployment has pools of roles, so that a request may be split between two engines."""
+        self.names_ranks = False
+        """Whether an engine has reported several data ranks."""
         self.shares = Shares()
         self.fallback: Endpoint | None = None
         """Another deployment, for requests that no backend can take."""
@@ -158,7 +158,8 @@ class Backends:
             await asyncio.sleep(pause_s)
 
     def _took(self, backend: Backend, load: Load) -> None:
-        """Pass a report on to a policy that learns from it."""
+        """Note that an engine has several ranks; pass a report on to a policy that learns from it."""
+        self.names_ranks = self.names_ranks or bool(backend.ranks)
         if isinstance(self.policy, PairPolicy):
             self.policy.reported(backend, load)
 
@@ -218,7 +219,7 @@ class Backends:
         if not candidates:
             return None
         turn = self._turn + 1
-        places = by_rank(candidates) if self.weighs_work else candidates
+        places = by_rank(candidates) if self.names_ranks and self.weighs_work else candidates
         helpers = places if self.pairs_engines and work.may_split else ()
         if isinstance(self.policy, PairPolicy):
             return self.policy.pair(places, helpers, turn, work)
@@ -272,6 +273,7 @@ class Backends:
                 "pod_uid": backend.entry.pod_uid,
                 "healthy": backend.healthy,
                 "pending": backend.pending,
+                "ranks": [{"pending": rank.pending} for rank in backend.ranks],
                 "draining": backend.entry.draining,
                 "revision": backend.entry.revision,
                 "role": backend.role,

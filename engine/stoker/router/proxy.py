@@ -46,7 +46,6 @@ from stoker.router.relay import Relay
 from stoker.router.request_span import RequestSpan, traced
 from stoker.router.waiting_stream import WaitingStream, may_have_comments
 
-RETRY_AFTER = b"retry-after"
 LATE_BYTES = 64 * 1024
 """Of an answer's body that becomes an event."""
 
@@ -239,16 +238,12 @@ class Proxy:
         except BackendError as error:
             answer.backend.suspect(str(error))
             answer.connection.close()
-        await client.pass_on(event_of(answer.head.status, bytes(body), answer.head.header(RETRY_AFTER)))
+        await client.pass_on(event_of(answer.head.status, bytes(body), answer.head.headers))
 
     async def _send_own(self, answer: OwnAnswer, client: Client) -> None:
         self.metrics.requests.labels(answer.status).inc()
         if client.begun:
-            await client.send(
-                body_message(
-                    event_of(answer.status, answer.body, dict(answer.headers).get(RETRY_AFTER, b"")), more=False
-                )
-            )
+            await client.send(body_message(event_of(answer.status, answer.body, answer.headers), more=False))
             return
         await client.send(start_message(answer.status, answer_headers(answer.headers, client.request_id)))
         await client.send(body_message(answer.body, more=False))
@@ -257,8 +252,7 @@ class Proxy:
         self.metrics.requests.labels(refused.status).inc()
         headers = refused.headers(client.request_id)
         if client.begun:
-            again = dict(headers).get(RETRY_AFTER, b"")
-            await client.send(body_message(event_of(refused.status, refused.body(), again), more=False))
+            await client.send(body_message(event_of(refused.status, refused.body(), headers), more=False))
             return
         await client.send(start_message(refused.status, headers))
         await client.send(body_message(refused.body(), more=False))

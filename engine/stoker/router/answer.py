@@ -15,7 +15,6 @@ from stoker.router.answer_parser import Head
 from stoker.router.backend import Backend, Candidate
 from stoker.router.connection import Connection, Sink
 
-
 MAX_DIGITS = 10
 """A time to wait has fewer."""
 

@@ -7,6 +7,10 @@ arrivals are stretched to a share of it. Prompts share what the trace says.
     python -m bench.traces.strategies TRACES --requests 1500 --replicas 4
     python -m bench.traces.strategies TRACES --begin 2000 --loads 0.95 1.27 --strategies cacheAware roundRobin
     python -m bench.traces.strategies TRACES --requests 1000 --admission
+    python -m bench.traces.strategies TRACES --trace mooncake_synthetic --requests 500 --ranks-as-one 4
+
+With `--ranks-as-one` so many engines are data ranks of one pod, whose report does not tell them apart; with 1, the
+default, they are choices of their own: engines as well as ranks that are named.
 
 With `--admission` the router refuses at once what it predicts to miss the goal of the first token, as with a class that
 has it as its `ttftMs`. Refused requests count as not within the goals.
@@ -31,12 +35,14 @@ from stoker.operator.domain.autoscaling.prediction import Goals
 from stoker.router.request_class import RequestClass
 from testing.clocked.fleet import FleetResult, FleetSettings, simulate
 from testing.clocked.replica import EngineSettings
-from testing.clocked.trace import TracedRequest, read_trace
+from testing.clocked.trace import TracedRequest, conversations, read_trace
 
 LOADS = (0.3, 0.7, 0.95, 1.27)
 """The last one is more than the pool can do."""
 STRATEGIES = ("cacheAware", "leastPending", "powerOfTwo", "roundRobin", "random")
 """`locality` is `leastPending` where all engines are equally near."""
+TURNS = 8
+"""Of each of the `conversations`."""
 GOALS = Goals(first_token_s=8.0, gap_s=0.2)
 
 
@@ -44,16 +50,23 @@ def main() -> None:
     """Compare the strategies."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
+    parser.add_argument(
+        "--trace", default="mooncake_conversation", help="a .jsonl file of the folder, or `conversations`"
+    )
     parser.add_argument("--requests", type=int, default=1500)
     parser.add_argument("--replicas", type=int, default=4)
     parser.add_argument("--begin", type=int, default=0, help="first request of the slice")
     parser.add_argument("--loads", type=float, nargs="*", default=list(LOADS), help="shares of the pool's capacity")
     parser.add_argument("--strategies", nargs="*", default=list(STRATEGIES))
+    parser.add_argument("--ranks-as-one", type=int, default=1, help="data ranks that a router does not tell apart")
+    parser.add_argument("--rate", type=float, help="requests/s that count as 100 %% (measured by default)")
     parser.add_argument("--admission", action="store_true", help="refuse what is predicted to miss its first token")
     arguments = parser.parse_args()
-    found = sliced(read_trace(arguments.folder / "mooncake_conversation.jsonl"), arguments.begin, arguments.requests)
-    settings = FleetSettings(EngineSettings(CURVE, kv_tokens=400_000), replicas=arguments.replicas)
-    rate = capacity(settings, found)
+    found = sliced(trace_of(arguments), arguments.begin, arguments.requests)
+    settings = FleetSettings(
+        EngineSettings(CURVE, kv_tokens=400_000), replicas=arguments.replicas, ranks_as_one=arguments.ranks_as_one
+    )
+    rate = arguments.rate or capacity(settings, found)
     print(f"100 % is {rate:.2f} requests/s", flush=True)
     if arguments.admission:
         settings = replace(settings, classes=(RequestClass(name="all", ttft_goal_s=GOALS.first_token_s),))
@@ -63,6 +76,13 @@ def main() -> None:
         for name in arguments.strategies
     ]
     print(json.dumps({"requests": len(found), "replicas": settings.replicas, "capacity": rate, "rows": rows}))
+
+
+def trace_of(arguments: argparse.Namespace) -> list[TracedRequest]:
+    """The requests of the trace that was asked for."""
+    if arguments.trace == "conversations":
+        return conversations(arguments.requests // TURNS, TURNS, rate=1.0)
+    return read_trace(arguments.folder / f"{arguments.trace}.jsonl")
 
 
 def sliced(requests: Sequence[TracedRequest], begin: int, count: int) -> list[TracedRequest]:

@@ -24,11 +24,13 @@ from stoker.router.lanes import Lanes
 from stoker.router.pairs import Pair, PairPolicy
 from stoker.router.policy import Policy, policy_named
 from stoker.router.request_class import RequestClass
-from stoker.router.work import NO_WORK, Work
+from stoker.router.work import Work
+from testing.clocked.pod import ClockedPod
 from testing.clocked.replica import ClockedReplica, EngineSettings, Served
 from testing.clocked.trace import TracedRequest
 
 POLL_S = 2.0
+Place = ClockedReplica | ClockedPod
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class FleetSettings:
     """A pool and how it is scaled."""
 
     engine: EngineSettings
+    ranks_as_one: int = 1
+    """Replicas that are data ranks of one pod whose report does not tell them apart, in a pool of a fixed size."""
     replicas: int = 1
     """At the beginning, ready; for ever without `limits`."""
     limits: Limits | None = None
@@ -77,7 +81,7 @@ class Fleet:
     def __init__(self, settings: FleetSettings, requests: Sequence[TracedRequest]) -> None:
         self.settings = settings
         self.requests = requests
-        self.policy: Policy[ClockedReplica] = policy_named(settings.policy)
+        self.policy: Policy[Place] = policy_named(settings.policy)
         self.lanes = Lanes(settings.classes)
         self.window, self.memory = LoadWindow(), Memory()
         self.wanted = settings.replicas
@@ -92,6 +96,7 @@ class Fleet:
         self.gave_up = False
         self._made_s: dict[str, float] = {}
         self._names = itertools.count()
+        self._pods: list[ClockedPod] = []
         self._turn = 0
         self._order = itertools.count()
         self._events: list[tuple[float, int, str, Any]] = []
@@ -142,19 +147,30 @@ class Fleet:
         self._turn += 1
         if isinstance(self.policy, PairPolicy):
             self.policy.note(work, pair)
-        pair.answers.add(now_s, served, max(pair.uncached, 0))
-        if not pair.answers.stepping:
-            self._step(now_s, pair.answers)
+        found = pair.answers.rank_for()
+        found.add(now_s, served, max(pair.uncached, 0))
+        if not found.stepping:
+            self._step(now_s, found)
 
-    def _chosen(self, now_s: float, work: Work) -> Pair[ClockedReplica]:
+    def _chosen(self, now_s: float, work: Work) -> Pair[Place]:
         """As `Backends` chooses: the replica, and the tokens that it is expected to compute."""
-        if not isinstance(self.policy, PairPolicy) and not self.lanes.classes:
-            return Pair(self.policy(self.ready, self._turn + 1, NO_WORK), None, work.tokens)
-        for replica in self.ready:
-            replica.tell(now_s)
+        places = self._places()
+        if isinstance(self.policy, PairPolicy) or self.lanes.classes:
+            for place in places:
+                place.tell(now_s)
         if isinstance(self.policy, PairPolicy):
-            return self.policy.pair(self.ready, (), self._turn + 1, work)
-        return Pair(self.policy(self.ready, self._turn + 1, work), None, work.tokens)
+            return self.policy.pair(places, (), self._turn + 1, work)
+        return Pair(self.policy(places, self._turn + 1, work), None, work.tokens)
+
+    def _places(self) -> Sequence[Place]:
+        """What the router chooses among."""
+        count = self.settings.ranks_as_one
+        if count == 1:
+            return self.ready
+        while len(self._pods) * count < len(self.ready):
+            begin = len(self._pods) * count
+            self._pods.append(ClockedPod(self.ready[begin : begin + count]))
+        return self._pods
 
     def _step(self, now_s: float, replica: ClockedReplica) -> None:
         replica.stepping = replica.busy

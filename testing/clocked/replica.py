@@ -154,7 +154,7 @@ class ClockedReplica:
         self.engine = LLMEngine(ClockedExecutor(settings.curve, self._clock), scheduler, limits, self._clock)
         self.counters = LoadCounters()
         steps = settings.max_batch_tokens, settings.mixed_tokens
-        self._ledger = LoadLedger(clock=self._clock, step_tokens=lambda: steps)
+        self.ledger = LoadLedger(clock=self._clock, step_tokens=lambda: steps)
         self._reported_s, self._unstarted = -REPORT_S, dict[str, int]()
         self._served: dict[str, Served] = {}
         self._facts = ModelFacts(
@@ -164,6 +164,11 @@ class ClockedReplica:
     @property
     def busy(self) -> bool:
         return self.engine.has_unfinished
+
+    @property
+    def tokens_in_work(self) -> int:
+        """Tokens, read and to be written, of its open requests, as a front counts them."""
+        return sum(one.request.prompt + one.request.output for one in self._served.values())
 
     @property
     def unstarted(self) -> tuple[int, ...]:
@@ -180,11 +185,15 @@ class ClockedReplica:
         """What the router computes of its load now."""
         return standing_of(self)
 
+    def rank_for(self) -> ClockedReplica:
+        """Who computes a request that is sent here: itself."""
+        return self
+
     def tell(self, now_s: float) -> None:
         """Report its load to the router, if it may already."""
         if now_s - self._reported_s >= REPORT_S:
             self._reported_s = now_s
-            self.load = Load.model_construct(seq=int(1000 * now_s), **{**self._ledger.report(), "queue_s": {}})
+            self.load = Load.model_construct(seq=int(1000 * now_s), **{**self.ledger.report(), "queue_s": {}})
 
     def add(self, now_s: float, served: Served, uncached: int = 0) -> None:
         """Queue a request now; `uncached`: tokens that the router expects to be computed."""
@@ -194,7 +203,7 @@ class ClockedReplica:
         self._served[request_id] = served
         self.pending += 1
         self.counters.arrived += 1
-        self._ledger.waiting[request_id] = served.request.prompt
+        self.ledger.waiting[request_id] = served.request.prompt
         self._unstarted[request_id] = uncached
         self.engine.add_request(request_id, served.request.tokens(), params, arrival_s=served.arrived_s)
 
@@ -210,18 +219,18 @@ class ClockedReplica:
         if served.first_s is None:
             served.first_s = now_s
             self.counters.first_token(served.first_token_s)
-            self._ledger.first_token(delta.request_id, delta.facts)
+            self.ledger.first_token(delta.request_id, delta.facts)
             del self._unstarted[delta.request_id]
         else:
             self.counters.more_tokens(now_s - (served.last_s or now_s), len(delta.tokens))
-            self._ledger.gap(now_s - (served.last_s or now_s))
+            self.ledger.gap(now_s - (served.last_s or now_s))
         served.last_s = now_s
         if delta.finish_reason is None:
             return None
         if delta.facts is not None:
             self.counters.finished(delta.facts)
             served.uncached = delta.facts.prompt_tokens - delta.facts.cached_tokens
-        self._ledger.running.discard(delta.request_id)
+        self.ledger.running.discard(delta.request_id)
         return self._served.pop(delta.request_id)
 
     def report(self) -> LoadReport:

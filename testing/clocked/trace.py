@@ -81,6 +81,21 @@ def repeated(
     return _numbered(made)
 
 
+def conversations(count: int, turns: int, rate: float, seed: int = 0) -> list[TracedRequest]:
+    """Conversations whose turns come at random, `rate` requests/s in all: each prompt is the one before with 1,024 to
+    3,072 tokens more."""
+    chance = random.Random(seed)
+    ids, now_s, made = itertools.count(1), 0.0, list[TracedRequest]()
+    known: list[tuple[int, ...]] = [()] * count
+    order = [talk for talk in range(count) for _ in range(turns)]
+    chance.shuffle(order)
+    for talk in order:
+        now_s += chance.expovariate(rate)
+        known[talk] += tuple(itertools.islice(ids, chance.randint(2, 6)))
+        made.append(TracedRequest(0, now_s, HASH_TOKENS * len(known[talk]), chance.randint(16, 128), known[talk]))
+    return _numbered(made)
+
+
 def _numbered(requests: Iterable[TracedRequest]) -> list[TracedRequest]:
     ordered = sorted(requests, key=lambda request: request.at_s)
     return [replace(request, number=number) for number, request in enumerate(ordered)]

@@ -30,6 +30,8 @@ from stoker.pod.control_key import new_private_key
 
 T = TypeVar("T")
 START = datetime(2026, 1, 1, tzinfo=UTC)
+CAPACITY = {"cpu": "64", "memory": "1Ti"}
+"""Of the machine of an embedded cluster."""
 
 
 class FakeClock:
@@ -182,7 +184,9 @@ def embedded(
 
     runner = FakeRunner()
     folders = StateFolders(folder)
-    node = Node(objects, runner, ask, addresses, folders, clock, Gpus(gpus), {"PATH": "/bin"}, "/usr/bin/python3")
+    node = Node(
+        objects, runner, ask, addresses, folders, clock, Gpus(gpus), CAPACITY, {"PATH": "/bin"}, "/usr/bin/python3"
+    )
     kubelet = Kubelet(node)
     tokens = map(str, itertools.count())
     real = (objects, addresses, PodHttp(new_private_key(), clock, lambda: next(tokens)), clock)

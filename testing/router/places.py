@@ -55,7 +55,7 @@ PEERS = st.none() | st.builds(
     handover_s=st.none() | st.floats(0, 1),
     link_bytes_per_s=st.none() | st.floats(1e6, 1e12),
 )
-LOADS = st.none() | st.builds(
+REPORTS = st.builds(
     report,
     requests=st.integers(0, 80),
     waiting=st.integers(0, 20),
@@ -67,6 +67,7 @@ LOADS = st.none() | st.builds(
     gap_s=st.none() | st.floats(0.001, 0.2),
     peer=PEERS,
 )
+LOADS = st.none() | REPORTS
 FLEETS = st.lists(
     st.builds(
         Engine,

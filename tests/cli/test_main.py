@@ -92,6 +92,42 @@ def test_a_wrong_command_line_has_one_exit_code(words: list[str]) -> None:
     assert "rror" in stoker(*words, code=64)
 
 
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-1", "1e999", "soon"])
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        (["local", "apply", "-f", "x", "--timeout"], "a finite number of seconds, 0 or more, is needed"),
+        (["local", "delete", "tj", "a", "--timeout"], "a finite number of seconds, 0 or more, is needed"),
+        (["local", "down", "--grace"], "a finite number of seconds, 0 or more, is needed"),
+        (["submit", "-f", "x", "--wait", "--timeout"], "a finite number of seconds, 0 or more, is needed"),
+        (["save", "a", "--wait", "--timeout"], "a finite number of seconds, 0 or more, is needed"),
+        (["delete", "tj", "a", "--timeout"], "a finite number of seconds, 0 or more, is needed"),
+        (["chat", "http://x", "--timeout-s"], "a number of seconds above 0 and below 1,000,000 is needed"),
+        (["bench", "serve", "http://x", "--timeout-s"], "a number above 0 is needed"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_time_is_finite_seconds(words: list[str], needed: str, seconds: str) -> None:
+    assert f"{words[-1]}" in (out := stoker(*words, seconds, code=64))
+    assert needed in out
+    assert f"got {seconds}" in out.replace("'", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        (["local", "apply", "-f", "x", "--detach"], "leave out --detach, or give --wait as well"),
+        (["local", "delete", "tj", "a", "--no-wait"], "leave out --no-wait and --dry-run"),
+        (["delete", "tj", "a", "--dry-run"], "leave out --no-wait and --dry-run"),
+        (["submit", "-f", "x", "--follow"], "--timeout belongs to --wait"),
+        (["save", "a"], "--timeout belongs to --wait"),
+    ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else "",
+)
+def test_a_longest_wait_without_a_wait_is_refused(words: list[str], needed: str) -> None:
+    assert needed in stoker(*words, "--timeout", "5", code=64)
+
+
 @pytest.mark.parametrize(
     "words",
     [

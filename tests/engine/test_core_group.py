@@ -27,6 +27,7 @@ from stoker.engine.plan_checks import refuse_transfer
 from stoker.engine.sampling import SamplingParams
 from stoker.pod.causes import Cause
 from stoker.pod.config_file import ConfigError, load
+from stoker.pod.data_rank import RANK_HEADER
 from testing.engine.serving import run, until
 from testing.engine.stats import STATS, TRANSFER
 from tests.engine.test_server_program import COMPLETIONS, Program, program
@@ -64,6 +65,37 @@ def test_requests_go_to_the_core_with_least_to_do_and_its_numbers_add_up(tmp_pat
             assert (status["phase"], status["total_blocks"], status["waiting"]) == ("Serving", 128, 4)
             metrics = (await p.http.get("/metrics")).text
             assert 'vllm:generation_tokens_total{engine="0",model_name="tiny"} 100.0' in metrics
+
+    run(scenario)
+
+
+def test_a_request_goes_to_the_rank_that_its_header_names(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with program(tmp_path, **TWO) as p:
+            await until(lambda: p.engine.front.ready)
+
+            async def asked(rank: str, **body: Any) -> asyncio.Future[httpx.Response]:
+                """Send a request that hangs."""
+                before, headers = p.engine.core.running, {RANK_HEADER.decode(): rank}
+                sent = {"prompt": "hang say:x", "max_tokens": 10, **body}
+                found = asyncio.ensure_future(p.http.post(COMPLETIONS, json=sent, headers=headers))
+                await until(lambda: found.done() or p.engine.core.running > before)
+                return found
+
+            running = [await asked("1") for _ in range(3)]
+            assert [link.running for link in p.engine.links] == [0, 3]
+            ranks = p.engine.front.ledger.report()["ranks"]
+            assert [(one["requests"], one["waiting"], len(one["prompts"])) for one in ranks] == [(0, 0, 0), (3, 3, 3)]
+            running.append(await asked("1", prompt=["hang say:y"] * 4))
+            await until(lambda: p.engine.core.running == 7)
+            assert min(link.running for link in p.engine.links) > 2, "several prompts are dealt out"
+            for wrong in ("2", "-1", "1.0", "one", "00001"):
+                refused = (await (await asked(wrong))).json()["error"]
+                assert refused["message"].endswith(f"a rank's number from 0 to 1 is allowed, got {wrong!r}")
+            p.engine.hurry = True
+            for one in running:
+                one.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
 
     run(scenario)
 

@@ -150,6 +150,34 @@ def test_the_first_prompts_that_wait_are_listed_in_the_order_of_arrival() -> Non
         assert (len(load.waiting_prompts), sum(load.prompts)) == (2 * LOOK_AHEAD, 7 + sum(listed[:-1]))
 
 
+def test_each_data_rank_is_counted_by_itself_over_all_fronts() -> None:
+    helped = replace(TRANSFER, helping=4, helping_waiting=2, helping_tokens=900, prefill_tokens_per_s=None)
+    one = LoadLedger(num_ranks=2, transfer_of=lambda rank: helped if rank else None)
+    other = LoadLedger(num_ranks=2)
+
+    def facts(tokens: int, begin_s: float) -> RequestFacts:
+        return RequestFacts(tokens, 0, 1, 0, 0.0, begin_s, begin_s + 1.0, begin_s + 1.0, 2.0)
+
+    with one.job("a", 30, 0), one.job("b", 40, 1), other.job("c", 50, 1), other.job("d", 60, 0):
+        one.first_token("a", facts(1000, 1.0))
+        other.first_token("d", facts(3000, 1.0))
+        other.gap(0.5, rank=1)
+        sent = LoadShare.from_wire(json.loads(json.dumps(list(other.share))))
+        assert sent == other.share
+        one.others = (sent,)
+        report = one.report()
+        load = Load.model_validate({"seq": 1, **report})
+        assert (load.requests, load.waiting, load.waiting_tokens) == (4, 2, 90)
+        first, second = load.ranks
+        assert (first.requests, first.waiting, first.waiting_tokens, first.prompts) == (2, 0, 0, ())
+        assert (first.prefill_tokens_per_s, first.gap_s) == (2000, None)
+        assert first.busy_tokens_per_s == pytest.approx(4000, rel=0.06), "side by side"
+        assert (second.requests, second.waiting, second.waiting_tokens) == (6, 4, 990), "with what it helps"
+        assert (second.prompts, second.prefill_tokens_per_s, second.gap_s) == ((40, 50), None, 0.5)
+    assert [rank["requests"] for rank in one.report()["ranks"]] == [1, 5], "its own jobs have ended"
+    assert "ranks" not in LoadLedger().report()
+
+
 def test_rates_are_means_of_what_was_measured() -> None:
     load = LoadLedger()
 

@@ -331,6 +331,7 @@ def test_a_refusal_behind_a_comment_is_an_event_and_no_token_is_counted_for_it(t
                 rest = b"".join([part async for part in parts]).replace(COMMENT, b"").decode()
             error, done = events(rest)
             assert (error["error"]["type"], done) == ("server_error", "[DONE]")
+            assert error["error"]["retry_after_s"] == 1, "the head has been sent"
             metrics = (await s.http.get("/metrics")).text
             assert 'vllm:time_to_first_token_seconds_count{engine="0",model_name="tiny"} 0.0' in metrics
 

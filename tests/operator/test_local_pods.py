@@ -287,16 +287,26 @@ def test_the_environment_is_the_pods_own(tmp_path: Path) -> None:
     run(tmp_path, story)
 
 
-def test_a_pod_that_asks_for_devices_which_this_machine_never_has_waits_and_says_so(tmp_path: Path) -> None:
+def test_a_pod_that_asks_for_what_this_machine_never_has_waits_and_says_so(tmp_path: Path) -> None:
+    large: dict[str, Any] = {
+        "cores": {"requests": {"cpu": "1000000000", "memory": "1Gi"}},
+        "memory": {"limits": {"memory": "2Ti"}},
+        "bit": {"requests": {"cpu": "64001m"}},
+    }
     mig = {"resources": {"limits": {"nvidia.com/mig-1g.10gb": "1"}}}
     claims = [{"name": "gpu", "resourceClaimTemplateName": "one"}]
 
     async def story(world: Embedded) -> None:
         world.objects.create(pod("mig", **mig))
+        for name, resources in large.items():
+            world.objects.create(pod(name, resources=resources))
         claiming = pod("claims")
         world.objects.create({**claiming, "spec": {**claiming["spec"], "resourceClaims": claims}})
         await settle()
         for name, lacking in (
+            ("cores", "Insufficient cpu (this machine has 64, 1000000000 are needed)"),
+            ("memory", "Insufficient memory (this machine has 1024.0Gi, 2048.0Gi are needed)"),
+            ("bit", "Insufficient cpu (this machine has 64, 64.001 are needed)"),
             ("mig", "Insufficient nvidia.com/mig-1g.10gb (the embedded cluster offers nvidia.com/gpu)"),
             ("claims", "cannot allocate all claims (the embedded cluster has no dynamic resource allocation; "
                        "use gpusPerPod)"),
@@ -304,6 +314,10 @@ def test_a_pod_that_asks_for_devices_which_this_machine_never_has_waits_and_says
             message = f"0/1 nodes are available: 1 {lacking}"
             assert condition(now(world, name), "PodScheduled") == ("False", "Unschedulable", message)
         assert world.runner.processes == []
+        for name in ("one", "two"):  # pods share the cores; a limit may be any
+            world.objects.create(pod(name, resources={"requests": {"cpu": "64"}, "limits": {"cpu": "1G"}}))
+        await settle()
+        assert [process.command.environment["OMP_NUM_THREADS"] for process in world.runner.processes] == ["64"] * 2
 
     run(tmp_path, story)
 

@@ -70,6 +70,33 @@ def test_misplaced_paths_are_named(spec: dict[str, Any], lines: list[str]) -> No
     assert misplaced_paths({"workers": WORKERS, **spec}) == lines
 
 
+MOUNTED: dict[str, Any] = {"name": "b", "volumeMounts": [{"name": "m", "mountPath": "/tmp/models"}]}
+PATCHED: dict[str, Any] = {"name": "c", "podTemplate": {"spec": {"containers": [{"name": "main", "volumeMounts": [{"name": "m", "mountPath": "/tmp"}]}]}}}  # fmt: skip
+EMPTY = "is an empty folder of each pod (pool a); allowed: a path in a volume of volumeMounts, or pvc://CLAIM/PATH"
+MODELS: list[tuple[str, list[dict[str, Any]], list[str]]] = [
+    ("file:///in/the/image", [], []),
+    ("file:///models/a..b/...", [], []),
+    ("file:///tmpfs/model", [], []),
+    ("file:///tmp/model", [], [f"spec.model.uri file:///tmp/model: /tmp {EMPTY}"]),
+    ("file:///tmp", [], [f"spec.model.uri file:///tmp: /tmp {EMPTY}"]),
+    ("file:////tmp//m/", [], [f"spec.model.uri file:////tmp//m/: /tmp {EMPTY}"]),
+    ("file:///var/stoker/work/m", [MOUNTED], [f"spec.model.uri file:///var/stoker/work/m: /var/stoker/work {EMPTY}", f"spec.model.uri file:///var/stoker/work/m: /var/stoker/work {EMPTY.replace('pool a', 'pool b')}"]),
+    ("file:///tmp/models/a", [MOUNTED, PATCHED], [f"spec.model.uri file:///tmp/models/a: /tmp {EMPTY}"]),
+    ("file:///models/../tmp/a", [], ["spec.model.uri file:///models/../tmp/a leaves its volume by ..; allowed: a path without .."]),
+    ("pvc://models/../other", [], ["spec.model.uri pvc://models/../other leaves its volume by ..; allowed: a path without .."]),
+    ("pvc://models/tmp/a", [], []),
+    ("hf://a/..", [], []),
+    ("", [], []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("uri", "pools", "lines"), MODELS, ids=[case[0] for case in MODELS])
+def test_a_model_that_no_pod_can_find_is_named(uri: str, pools: list[dict[str, Any]], lines: list[str]) -> None:
+    spec = {"model": {"uri": uri} if uri else {"checkpointRef": {"name": "c"}}, "pools": [{"name": "a"}, *pools]}
+    assert list(accept("InferenceDeployment", spec, None).refused) == lines
+    assert accept("InferenceDeployment", spec, spec).refused == (), "what runs goes on"
+
+
 def test_a_job_with_such_a_path_is_refused_and_one_that_runs_stays_accepted() -> None:
     wrong = {"logging": {"jsonl": "a.jsonl"}}
     assert accept("TrainingJob", wrong, None).refused == tuple(misplaced_paths(wrong))

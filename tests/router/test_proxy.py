@@ -327,8 +327,8 @@ def test_status_lists_the_backends() -> None:
         async with routed(engine) as (_, client):
             status = (await client.get("/status")).json()
             assert status["backends"] == [
-                {"url": engine.url, "pod_uid": "a", "healthy": True, "pending": 0, "draining": False, "revision": "",
-                 "role": "colocated", "epoch": "", "peer": None, "problem": ""}
+                {"url": engine.url, "pod_uid": "a", "healthy": True, "pending": 0, "ranks": [], "draining": False,
+                 "revision": "", "role": "colocated", "epoch": "", "peer": None, "problem": ""}
             ]  # fmt: skip
             expected = {"program": "router", "pod_uid": "router-0", "snapshot_version": 1, "ready_backends": 1}
             assert expected.items() <= status.items()

@@ -20,6 +20,7 @@ import pytest
 import torch
 import transformers
 
+from stoker.pod.data_rank import RANK_HEADER
 from stoker.pod.split_requests import PREFILL_HEADER
 from testing.engine.transfers import wait_for
 from testing.router.always_split import AlwaysSplit
@@ -105,14 +106,27 @@ def test_each_rank_sends_and_receives_and_the_tokens_are_those_of_one_rank(engin
     assert not any(engines[name].status()["transfer"]["fallbacks"].get("damaged") for name in ("p", "d0", "d1"))
 
 
-def split_once(engines: dict[str, Engine], answering: str, endpoint: str) -> None:
+def test_a_named_rank_finds_its_own_beginnings_and_takes_blocks_of_its_neighbour(engines: dict[str, Engine]) -> None:
+    body = {"prompt": f"named {LONG}", "max_tokens": 2}
+
+    def cached(rank: int) -> int:
+        headers = {RANK_HEADER.decode(): str(rank)}
+        answer = httpx.post(f"{engines['p'].url}{TEXT}", json=body, headers=headers, timeout=120)
+        assert answer.status_code == 200, answer.text
+        return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    assert [cached(rank) > 0 for rank in (1, 0, 1, 0)] == [False, False, True, True]
+    split_once(engines, "p", endpoints(engines["p"])[1], rank=0)
+
+
+def split_once(engines: dict[str, Engine], answering: str, endpoint: str, rank: int | None = None) -> None:
     """Ask for new prompts until one of them is split: on a busy machine the helper may not answer in time at first."""
     before, tries = outcomes(engines[answering]), iter(range(1000))
 
     def is_split() -> bool:
         prompt = f"{answering} {endpoint} {next(tries)} {LONG}"
         body = {"prompt": prompt, "seed": 5, "temperature": 0.9, "max_tokens": 16, "ignore_eos": True, "logprobs": 1}
-        assert answer_of(engines[answering], body, endpoint) == answer_of(engines["e"], body)
+        assert answer_of(engines[answering], body, endpoint, rank) == answer_of(engines["e"], body)
         found = outcomes(engines[answering])
         return any(found[kind] > before[kind] for kind in ("split", "prefill_only"))
 
@@ -123,8 +137,10 @@ def outcomes(engine: Engine) -> dict[str, int]:
     return dict(engine.status()["transfer"]["outcomes"])
 
 
-def answer_of(engine: Engine, body: dict[str, Any], prefill: str = "") -> tuple[Any, ...]:
+def answer_of(engine: Engine, body: dict[str, Any], prefill: str = "", rank: int | None = None) -> tuple[Any, ...]:
     headers = {PREFILL_HEADER.decode(): prefill} if prefill else {}
+    if rank is not None:
+        headers[RANK_HEADER.decode()] = str(rank)
     answer = httpx.post(f"{engine.url}{TEXT}", json=body, headers=headers, timeout=120)
     assert answer.status_code == 200, answer.text
     (choice,) = answer.json()["choices"]

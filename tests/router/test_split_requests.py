@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from functools import partial
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 
 from stoker.pod.split_requests import PREFILL_HEADER
-from testing.router.always_split import AlwaysSplit
 from testing.router.fake_engine import Exchange, FakeEngine, say_hello
 from testing.router.harness import routed as routed_by
 from testing.router.harness import run, snapshot, until
@@ -214,37 +212,6 @@ def test_a_stream_whose_decode_engine_dies_goes_on_at_another_without_a_prefill_
             tokens = [token for chunk in told(found.text) for token in chunk.get("stoker", {}).get("tokens", ())]
             assert tokens == list(range(30))
             assert HEADER not in seen[0]
-
-    run(scenario)
-
-
-def test_each_prompt_goes_to_the_copy_of_the_prefill_engine_with_least_to_compute() -> None:
-    """What this router has sent counts at once, where it is more than what the copy reports; then its requests do."""
-
-    async def scenario() -> None:
-        copies = [{"endpoint": f"0.0.0.0:{port}", "waiting_tokens": tokens, "requests": requests}
-                  for port, tokens, requests in ((7001, 900, 1), (7004, 100, 3), (7007, 100, 2))]  # fmt: skip
-        p, d = engine("p", "prefill", copies=copies), engine("dd", "decode", requests=20)
-        seen: list[str] = []
-        begin = asyncio.Event()
-
-        async def hold(exchange: Exchange) -> None:
-            seen.append(exchange.headers[HEADER])
-            await begin.wait()
-            await Resumable(3)(exchange)
-
-        d.behaviour = hold
-        async with routed(await p.start(), await d.start(), policy_object=AlwaysSplit()) as (router, client):
-            await reported(router, p, d)
-            asked = []
-            for number in range(4):
-                asked.append(asyncio.create_task(client.post("/v1/chat/completions", json={**LONG, "stream": True})))
-                await until(lambda number=number: len(seen) > number)  # type: ignore[misc]
-            assert [int(found.rpartition(":")[2]) for found in seen] == [7007, 7004, 7001, 7001]
-            begin.set()
-            assert [(await one).status_code for one in asked] == [200] * 4
-            await client.post("/v1/chat/completions", json={**LONG, "stream": True})
-            assert seen[-1] == "127.0.0.1:7007", "what has begun counts no more"
 
     run(scenario)
 

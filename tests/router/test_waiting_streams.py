@@ -17,6 +17,7 @@ from testing.router.harness import events, routed, run, until
 
 COMMENTS: dict[str, Any] = {"listen": {"limits": {"comment_interval_s": 0.03}}}
 PATH = "/v1/chat/completions"
+AGAIN = {"retry-after": "7"}
 STREAM: dict[str, Any] = {"json": {"stream": True}}
 
 
@@ -29,7 +30,11 @@ def after(go_on: asyncio.Event, behaviour: Behaviour) -> Behaviour:
 
 
 async def refused(exchange: Exchange) -> None:
-    await exchange.json({"error": {"message": "no room", "type": "server_error", "code": "queue_full"}}, 503)
+    await exchange.json({"error": {"message": "no room", "type": "server_error", "code": "queue_full"}}, 503, **AGAIN)
+
+
+async def dated(exchange: Exchange) -> None:
+    await exchange.json({"fault": "?"}, 503, **{"retry-after": "Sat, 28 Nov 2026 10:00:00 GMT"})
 
 
 async def broken(exchange: Exchange) -> None:
@@ -84,8 +89,9 @@ def test_a_stream_that_pauses_gets_comments_between_whole_events() -> None:
 @pytest.mark.parametrize(
     ("behaviour", "error"),
     [
-        (refused, {"message": "no room", "type": "server_error", "code": "queue_full", "status": 503}),
+        (refused, {"message": "no room", "code": "queue_full", "status": 503, "retry_after_s": 7}),
         (broken, {"message": "The engine answered 500 instead of a stream.", "code": None, "status": 500}),
+        (dated, {"message": "The engine answered 503 instead of a stream.", "code": None, "status": 503}),
     ],
 )
 def test_an_error_behind_a_comment_is_an_event(behaviour: Behaviour, error: dict[str, Any]) -> None:
@@ -97,6 +103,7 @@ def test_an_error_behind_a_comment_is_an_event(behaviour: Behaviour, error: dict
             go_on.set()
             found, done = events(b"".join([part async for part in parts]).replace(COMMENT, b"").decode())
             assert {key: found["error"][key] for key in error} == error
+            assert ("retry_after_s" in error) == ("retry_after_s" in found["error"])
             assert done == "[DONE]"
             assert router.metrics.requests.labels(error["status"])._value.get() == 1
 
@@ -109,7 +116,7 @@ def test_a_held_stream_gets_comments_and_its_refusal_is_an_event() -> None:
             answer = await client.post(PATH, **STREAM)
             assert (answer.status_code, answer.content.startswith(COMMENT)) == (200, True)
             error = events(answer.text.replace(COMMENT.decode(), ""))[0]["error"]
-            assert (error["status"], error["code"]) == (503, "no_backend")
+            assert (error["status"], error["code"], error["retry_after_s"]) == (503, "no_backend", 1)
 
     run(scenario)
 

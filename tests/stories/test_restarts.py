@@ -19,6 +19,7 @@ from stoker.operator.cluster.local.addresses import Addresses
 from stoker.operator.cluster.local.folders import StateFolders, short_folders
 from stoker.operator.cluster.local.gpus import Gpus
 from stoker.operator.cluster.local.local_cluster import LocalCluster
+from stoker.operator.cluster.local.machine import machine_capacity
 from stoker.operator.cluster.local.node import Node
 from stoker.operator.cluster.local.objects import ObjectStore
 from stoker.operator.cluster.local.pod_environment import node_environment
@@ -59,6 +60,7 @@ class Machine:
             folders=folders,
             clock=clock,
             gpus=Gpus(()),
+            capacity=machine_capacity(),
             environment=node_environment(os.environ),
             python=sys.executable,
         )

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from stoker.router.backend import Backend
+from stoker.router.backend import Candidate
 from stoker.router.backends import Backends
 from stoker.router.class_metrics import ClassMetrics
 from stoker.router.connection import Outgoing
@@ -42,7 +42,7 @@ class Ticket:
     name: str
     """Of its class."""
     outlook: Outlook = FREE
-    pair: Pair[Backend] | None = None
+    pair: Pair[Candidate] | None = None
     """The engines that it may have; None: none is ready."""
     turn: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when it becomes the first of its class."""

@@ -6,27 +6,36 @@ Made by `Proxy`; `Carrier` passes on those that can go on elsewhere.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from stoker.pod.asgi import Message
 from stoker.router.answer_parser import Head
-from stoker.router.backend import Backend
+from stoker.router.backend import Backend, Candidate
 from stoker.router.connection import Connection, Sink
+
+MAX_DIGITS = 10
+"""A time to wait has fewer."""
 
 
 @dataclass
 class BackendAnswer:
     """An answer of a backend that has begun: its head and the first part of its body have arrived."""
 
-    backend: Backend
+    candidate: Candidate
+    """The backend, or the data rank of it that was named."""
     connection: Connection
     head: Head
     first: bytes
     """Empty: so is the body."""
     place: int | None = None
     """The number of the request's class; None: it has none."""
+
+    @property
+    def backend(self) -> Backend:
+        """The pod that answers."""
+        return self.candidate.backend
 
     @property
     def is_stream(self) -> bool:
@@ -57,14 +66,20 @@ def lost(reason: str = "") -> bytes:
     return f"data: {json.dumps({'error': error})}\n\ndata: [DONE]\n\n".encode()
 
 
-def event_of(status: int, body: bytes) -> bytes:
-    """The last events of a stream that had begun with a comment when an answer came that is none."""
+def event_of(status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
+    """The last events of a stream that had begun with a comment when an answer came that is none.
+
+    Args:
+        headers: of the answer. The error gets the whole seconds of `Retry-After` as `retry_after_s`.
+    """
     try:
         found = json.loads(body)["error"]
         error = found if isinstance(found, dict) else {"message": str(found)}
     except (ValueError, KeyError, TypeError):
         error = {"message": f"The engine answered {status} instead of a stream.", "type": "server_error"}
-    content = {"error": {"param": None, "code": None, **error, "status": status}}
+    seconds = dict(headers).get(b"retry-after", b"")
+    again = {"retry_after_s": int(seconds)} if seconds.isdigit() and len(seconds) < MAX_DIGITS else {}
+    content = {"error": {"param": None, "code": None, **error, "status": status, **again}}
     return f"data: {json.dumps(content)}\n\ndata: [DONE]\n\n".encode()
 
 

@@ -7,19 +7,18 @@ event loop. Does not choose between backends.
 from __future__ import annotations
 
 import asyncio
-import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from stoker.pod.histogram import Histogram
 from stoker.router.connection import BackendError, Connection, Outgoing, Silent
+from stoker.router.counted_place import CountedPlace
+from stoker.router.data_rank import DataRank
 from stoker.router.kept_stream import KeptStream
-from stoker.router.load import SILENT_S, YOUNG_S, Load, reports
+from stoker.router.load import SILENT_S, Load, reports
 from stoker.router.node import Node
-from stoker.router.snapshot import BackendEntry, Role
-from stoker.router.standing import Standing, standing_of
+from stoker.router.snapshot import BackendEntry
 
 MAX_IDLE_CONNECTIONS = 64
 MAX_IDLE_S = 30.0
@@ -45,29 +44,18 @@ def _ignore(_: Backend, __: Load) -> None:
     pass
 
 
-class Backend:
+class Backend(CountedPlace):
     """One engine replica of the current snapshot, or of an earlier one while it finishes its requests."""
 
     def __init__(self, entry: BackendEntry, times: Timeouts, clock: Callable[[], float]) -> None:
+        super().__init__(entry.role, clock)
         self.entry = entry
-        self._standing: Standing | None = None
-        """None: a cause has changed since it was computed."""
-        self._stands_until_s = math.inf
-        """When a report that is one of its causes grows old."""
-        self.role: Role = entry.role
-        """The role that it prefers now: the snapshot's, which an operator may flip, else its own report's."""
         self.identity = entry.pod_uid, ""
         """Pod uid and epoch: after a restart an engine's cache is empty."""
         self.times = times
-        self.clock = clock
-        self._pending = 0
-        self.unstarted: Sequence[int] = ()
-        """Prompt tokens of this router's requests without a first byte, about, in the order of dispatch."""
-        self._unstarted: dict[object, int] = {}
-        self._helping: Counter[str] = Counter()
-        """Those of them that it computes for other engines, by the reported endpoint of a copy of the model."""
-        self.report: Load | None = None
-        self._reported_s, self._young_until_s = 0.0, -math.inf
+        self.ranks: Sequence[DataRank] = ()
+        """Its data ranks, by its newest report; empty where it has one, or has not reported them."""
+        self._reported_s = 0.0
         self.ready = False
         """Whether it may get a new request."""
         self._healthy = False
@@ -102,32 +90,19 @@ class Backend:
         self._update_ready()
 
     @property
-    def pending(self) -> int:
-        """Unfinished requests of this router."""
-        return self._pending
-
-    @pending.setter
-    def pending(self, number: int) -> None:
-        self._pending, self._standing = number, None
+    def backend(self) -> Backend:
+        """The pod that gets the requests: itself."""
+        return self
 
     @property
-    def standing(self) -> Standing:
-        """What `standing_of` computes of it now; kept until a cause changes or the report is no longer young."""
-        kept = self._standing
-        if kept is None or self.clock() > self._stands_until_s:
-            return self._stand()
-        return kept
-
-    def _stand(self) -> Standing:
-        load = self.load
-        self._standing = standing_of(self)
-        self._stands_until_s = math.inf if load is None else self._young_until_s
-        return self._standing
+    def rank(self) -> int | None:
+        """The data rank that the router names: none, the engine chooses one."""
+        return None
 
     @property
-    def prefill_rate(self) -> float | None:
-        """Prompt tokens per second by its newest report, however old; None before it has measured them."""
-        return self.report.measured_rate if self.report is not None else None
+    def candidates(self) -> Sequence[Candidate]:
+        """Its data ranks where they are known, else itself."""
+        return self.ranks or (self,)
 
     @property
     def node(self) -> Node:
@@ -142,18 +117,14 @@ class Backend:
     @property
     def peer_endpoint(self) -> str | None:
         """HOST:PORT at which other engines reach it, its first copy of several; None while it exchanges no blocks."""
-        load = self.load
-        return None if load is None or load.peer is None else self._reached(load.peer.endpoint)
+        return self.reached(self.load)
 
-    def _reached(self, endpoint: str) -> str:
-        """An endpoint that it reports, with its own address in place of any."""
-        host, _, port = endpoint.rpartition(":")
-        return f"{self.entry.address[0]}:{port}" if host in ANY_HOST else endpoint
-
-    @property
-    def load(self) -> Load | None:
-        """The engine's newest report, while it is young."""
-        return self.report if self.clock() <= self._young_until_s else None
+    def reached(self, load: Load | None) -> str | None:
+        """The endpoint in a report of this engine, or of a rank, with its own address in place of any host."""
+        if load is None or load.peer is None:
+            return None
+        host, _, port = load.peer.endpoint.rpartition(":")
+        return f"{self.entry.address[0]}:{port}" if host in ANY_HOST else load.peer.endpoint
 
     @property
     def silent(self) -> bool:
@@ -168,11 +139,11 @@ class Backend:
         newest = self.report
         if newest is not None and newest.epoch == load.epoch and newest.seq >= load.seq:
             return Histogram()
-        self.report, self._reported_s = load, self.clock()
-        self._young_until_s = self._reported_s + YOUNG_S
+        self._reported_s = self.clock()
         self.identity = self.entry.pod_uid, load.epoch
+        self.take(load)
         self._update_role()
-        self._stand()  # now, so that a decision does not do it for each engine
+        self._take_ranks(load)
         if newest is None:
             return Histogram()
         before = newest.queue_s if newest.epoch == load.epoch else {}
@@ -180,7 +151,19 @@ class Backend:
 
     def _update_role(self) -> None:
         reported = self.report.role if self.report is not None and self.entry.role == "colocated" else None
-        self.role, self._standing = reported or self.entry.role, None
+        role = reported or self.entry.role
+        if role != self.role:
+            self.prefer(role)
+            for rank in self.ranks:
+                rank.prefer(role)
+
+    def _take_ranks(self, load: Load) -> None:
+        """Pass the parts of a report on to the data ranks."""
+        parts = load.of_ranks
+        if len(parts) != len(self.ranks):
+            self.ranks = tuple(DataRank(self, number) for number in range(len(parts)))
+        for rank, part in zip(self.ranks, parts, strict=True):
+            rank.take(part)
 
     async def follow_load(
         self, queued: Callable[[BackendEntry, Histogram], None], took: Callable[[Backend, Load], None] = _ignore
@@ -202,42 +185,11 @@ class Backend:
             connection.close()
 
     @contextmanager
-    def computing(self, tokens: int) -> Iterator[None]:
-        """Count the prompt of a request until its first byte."""
-        request = object()
-        self._unstarted[request] = tokens
-        self._count_unstarted()
-        try:
-            yield
-        finally:
-            del self._unstarted[request]
-            self._count_unstarted()
-
-    @contextmanager
     def helping(self, tokens: int) -> Iterator[str | None]:
-        """Count a prompt that it computes for another engine, until the first byte. Yield HOST:PORT of the copy of the
-        model that is to do it; None while it exchanges no blocks."""
-        load = self.load
-        endpoint = load.peer.next_endpoint(self._helping) if load is not None and load.peer is not None else ""
-        self._helping[endpoint] += tokens
-        try:
-            with self.computing(tokens):
-                yield self._reached(endpoint) if endpoint else None
-        finally:
-            self._helping[endpoint] -= tokens
-            self._helping = +self._helping
-
-    def _count_unstarted(self) -> None:
-        self.unstarted, self._standing = tuple(self._unstarted.values()), None
-
-    @contextmanager
-    def request(self) -> Iterator[None]:
-        """Count one request as pending."""
-        self.pending += 1
-        try:
-            yield
-        finally:
-            self.pending -= 1
+        """Count a prompt that it computes for another engine, until the first byte. Yield HOST:PORT at which the other
+        one reaches it; None while it exchanges no blocks."""
+        with self.computing(tokens):
+            yield self.peer_endpoint
 
     @contextmanager
     def unanswered(self, connection: Connection) -> Iterator[None]:
@@ -352,3 +304,7 @@ class Backend:
         self._idle.clear()
         if self._probe is not None:
             self._probe.close()
+
+
+Candidate = Backend | DataRank
+"""What the router chooses among."""

@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from stoker.pod.histogram import Histogram
-from stoker.router.backend import Backend, Timeouts
+from stoker.router.backend import Backend, Candidate, Timeouts
 from stoker.router.connection import BackendError
 from stoker.router.endpoint import Endpoint
 from stoker.router.load import Load, NotReported
 from stoker.router.other_models import OtherModels
-from stoker.router.pairs import Pair, PairPolicy, of_role, split_or_whole
+from stoker.router.pairs import Pair, PairPolicy, cheapest, of_role, split_or_whole
 from stoker.router.policy import Policy
 from stoker.router.shares import Shares
 from stoker.router.snapshot import BackendEntry, BackendSnapshot
@@ -36,6 +36,11 @@ STREAM_SILENCE_S = 1.0
 
 def any_backend(_: Backend) -> bool:
     return True
+
+
+def by_rank(backends: Sequence[Backend]) -> Sequence[Candidate]:
+    """The data ranks of those that have several, which are choices of their own, and the others as they are."""
+    return [candidate for one in backends for candidate in one.candidates]
 
 
 def _ignore(_: BackendEntry, __: Histogram) -> None:
@@ -71,6 +76,8 @@ class Backends:
         self._snapshot: BackendSnapshot | None = None
         self.pairs_engines = False
         """Whether the deployment has pools of roles, so that a request may be split between two engines."""
+        self.names_ranks = False
+        """Whether an engine has reported several data ranks."""
         self.shares = Shares()
         self.fallback: Endpoint | None = None
         """Another deployment, for requests that no backend can take."""
@@ -151,7 +158,8 @@ class Backends:
             await asyncio.sleep(pause_s)
 
     def _took(self, backend: Backend, load: Load) -> None:
-        """Pass a report on to a policy that learns from it."""
+        """Note that an engine has several ranks; pass a report on to a policy that learns from it."""
+        self.names_ranks = self.names_ranks or bool(backend.ranks)
         if isinstance(self.policy, PairPolicy):
             self.policy.reported(backend, load)
 
@@ -188,14 +196,14 @@ class Backends:
 
     def choose(
         self, exclude: set[tuple[str, str]], work: Work = NO_WORK, fits: Callable[[Backend], bool] = any_backend
-    ) -> Pair[Backend] | None:
+    ) -> Pair[Candidate] | None:
         """Choose a ready backend outside `exclude` that fits, and perhaps one that computes the prompt; or None."""
         pair = self.find(exclude, work, fits)
         if pair is not None:
             self.take(pair, work)
         return pair
 
-    def take(self, pair: Pair[Backend], work: Work) -> None:
+    def take(self, pair: Pair[Candidate], work: Work) -> None:
         """Note that the engines of a pair get a request."""
         self._turn += 1
         if isinstance(self.policy, PairPolicy):
@@ -203,7 +211,7 @@ class Backends:
 
     def find(
         self, exclude: set[tuple[str, str]], work: Work = NO_WORK, fits: Callable[[Backend], bool] = any_backend
-    ) -> Pair[Backend] | None:
+    ) -> Pair[Candidate] | None:
         """Choose as `choose` does, without an effect."""
         candidates = self.ready
         if exclude or fits is not any_backend:
@@ -211,21 +219,23 @@ class Backends:
         if not candidates:
             return None
         turn = self._turn + 1
-        helpers = candidates if self.pairs_engines and work.may_split else ()
+        places = by_rank(candidates) if self.names_ranks and self.weighs_work else candidates
+        helpers = places if self.pairs_engines and work.may_split else ()
         if isinstance(self.policy, PairPolicy):
-            return self.policy.pair(candidates, helpers, turn, work)
+            return self.policy.pair(places, helpers, turn, work)
         chosen = self.policy(of_role(candidates), turn, work)
-        begin = turn % len(candidates)
-        return split_or_whole(chosen, [*helpers[begin:], *helpers[:begin]], work.tokens, {})
+        own = cheapest(chosen.candidates, work.tokens, turn) if self.weighs_work else chosen
+        begin = turn % len(places)
+        return split_or_whole(own, [*helpers[begin:], *helpers[:begin]], work.tokens, {})
 
-    def choose_shared(self, exclude: set[tuple[str, str]], work: Work, key: bytes) -> Pair[Backend] | None:
+    def choose_shared(self, exclude: set[tuple[str, str]], work: Work, key: bytes) -> Pair[Candidate] | None:
         """Choose among backends of the revision to which `key` belongs, else of another one with a share."""
         pair = self.find_shared(exclude, work, key)
         if pair is not None:
             self.take(pair, work)
         return pair
 
-    def find_shared(self, exclude: set[tuple[str, str]], work: Work, key: bytes) -> Pair[Backend] | None:
+    def find_shared(self, exclude: set[tuple[str, str]], work: Work, key: bytes) -> Pair[Candidate] | None:
         """Choose as `choose_shared` does, without an effect."""
         if not self.shares.percents:
             return self.find(exclude, work)
@@ -241,7 +251,7 @@ class Backends:
     async def wait_for_one(
         self, exclude: set[tuple[str, str]], timeout_s: float, work: Work = NO_WORK,
         fits: Callable[[Backend], bool] = any_backend,
-    ) -> Pair[Backend] | None:  # fmt: skip
+    ) -> Pair[Candidate] | None:  # fmt: skip
         """Choose as `choose` does, after waiting at most `timeout_s` for one to become ready."""
         deadline = self.clock() + timeout_s
         while (pair := self.choose(exclude, work, fits)) is None:
@@ -263,6 +273,7 @@ class Backends:
                 "pod_uid": backend.entry.pod_uid,
                 "healthy": backend.healthy,
                 "pending": backend.pending,
+                "ranks": [{"pending": rank.pending} for rank in backend.ranks],
                 "draining": backend.entry.draining,
                 "revision": backend.entry.revision,
                 "role": backend.role,

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from stoker.pod.marked_streams import RESUME_HEADER
 from stoker.router.answer import BackendAnswer, body_message, lost
-from stoker.router.backend import Backend
+from stoker.router.backend import Candidate
 from stoker.router.backends import Backends
 from stoker.router.client import Client
 from stoker.router.connection import BackendError, Outgoing
@@ -22,7 +22,7 @@ from stoker.router.passing import Passing
 
 log = logging.getLogger("stoker.router")
 
-Ask = Callable[[Backend, Outgoing], Awaitable[BackendAnswer]]
+Ask = Callable[[Candidate, Outgoing], Awaitable[BackendAnswer]]
 
 
 class Lost(Exception):
@@ -73,7 +73,7 @@ class Carrier:
         """Send the updates of one backend; return the reason if it cannot finish the stream."""
         answer = passing.answer
         try:
-            with answer.backend.request(), answer.backend.carrying(answer.connection, passing.kept):
+            with answer.candidate.request(), answer.backend.carrying(answer.connection, passing.kept):
                 problem = await passing.run()
         except BackendError as error:
             problem = str(error)
@@ -105,9 +105,9 @@ class Carrier:
             pair = await self.backends.wait_for_one(refused, left_s, fits=lambda one: one.entry.revision == revision)
             if pair is None:
                 break
-            backend = pair.answers
+            backend = pair.answers.backend
             try:
-                found = await self.ask(backend, request)
+                found = await self.ask(pair.answers, request)
             except BackendError as error:
                 problem = str(error)
                 backend.suspect(problem)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from stoker.pod.split_requests import PREFILL_HEADER
 from stoker.router.admission import Admission
 from stoker.router.answer import BackendAnswer
-from stoker.router.backend import Backend
+from stoker.router.backend import Candidate
 from stoker.router.backends import Backends
 from stoker.router.connection import BackendError, Outgoing, Silent
 from stoker.router.exchange import ask
@@ -108,7 +108,7 @@ class Dispatch:
         return replace(answer, head=head, place=ticket.waiting.place)
 
     async def _begin_in_turn(
-        self, request: Outgoing, work: Work, key: bytes, first: Pair[Backend] | None
+        self, request: Outgoing, work: Work, key: bytes, first: Pair[Candidate] | None
     ) -> BackendAnswer:
         """Send the request to backends in turn until one answers; return that answer.
 
@@ -128,7 +128,7 @@ class Dispatch:
             pair = pair or await self._hold(busy, work, held_until - self.clock())
             if pair is None:
                 break
-            backend = pair.answers
+            backend = pair.answers.backend
             try:
                 answer = await self._ask_pair(pair, request)
             except Silent as silence:
@@ -156,7 +156,7 @@ class Dispatch:
             return NO_WORK
         return work_of(request.body, request.headers, may_split=request.target.partition(b"?")[0] in SPLIT_PATHS)
 
-    async def _ask_pair(self, pair: Pair[Backend], request: Outgoing) -> BackendAnswer:
+    async def _ask_pair(self, pair: Pair[Candidate], request: Outgoing) -> BackendAnswer:
         """Send the request to the engine that answers, with the address of the one that computes the prompt.
 
         Raises:
@@ -172,7 +172,7 @@ class Dispatch:
                 request = replace(request, headers=[*request.headers, (PREFILL_HEADER, endpoint.encode())])
             return await ask(pair.answers, request)
 
-    async def _hold(self, busy: set[tuple[str, str]], work: Work, hold_s: float) -> Pair[Backend] | None:
+    async def _hold(self, busy: set[tuple[str, str]], work: Work, hold_s: float) -> Pair[Candidate] | None:
         """Wait for a backend, if this router may hold one more request."""
         if hold_s <= 0 or self.metrics.held >= self.limits.max_held_requests:
             return None

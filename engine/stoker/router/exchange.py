@@ -4,26 +4,29 @@ from __future__ import annotations
 
 from stoker.pod.stream_comments import without_comments
 from stoker.router.answer import BackendAnswer
-from stoker.router.backend import Backend
+from stoker.router.backend import Backend, Candidate
 from stoker.router.connection import Connection, Outgoing, Silent, Unreachable
+from stoker.router.heads import of_rank
 
 
-async def ask(backend: Backend, request: Outgoing) -> BackendAnswer:
-    """Send the request and wait for the first part of the answer's body.
+async def ask(candidate: Candidate, request: Outgoing) -> BackendAnswer:
+    """Send the request, with the number of the data rank that was chosen, and wait for the first part of the answer's
+    body.
 
     Raises:
         BackendError: nothing of an answer has come, so the request may go elsewhere.
     """
-    with backend.request():
+    backend, request = candidate.backend, of_rank(request, candidate.rank)
+    with candidate.request():
         connection = await _connect(backend)
         stale = not connection.fresh
         try:
-            return await _exchange(backend, connection, request)
+            return await _exchange(candidate, connection, request)
         except Unreachable:
             if not stale or backend.stalled:
                 raise
         connection = await _connect(backend, fresh=True)  # the kept one was closed meanwhile: no fault
-        return await _exchange(backend, connection, request)
+        return await _exchange(candidate, connection, request)
 
 
 async def _connect(backend: Backend, *, fresh: bool = False) -> Connection:
@@ -33,7 +36,8 @@ async def _connect(backend: Backend, *, fresh: bool = False) -> Connection:
         raise Unreachable(str(silence)) from silence
 
 
-async def _exchange(backend: Backend, connection: Connection, request: Outgoing) -> BackendAnswer:
+async def _exchange(candidate: Candidate, connection: Connection, request: Outgoing) -> BackendAnswer:
+    backend = candidate.backend
     silence_s = backend.times.silence_s
     try:
         with backend.unanswered(connection):
@@ -44,7 +48,7 @@ async def _exchange(backend: Backend, connection: Connection, request: Outgoing)
     except BaseException:
         connection.close()
         raise
-    return BackendAnswer(backend, connection, head, first)
+    return BackendAnswer(candidate, connection, head, first)
 
 
 async def _first_event(connection: Connection, first: bytes, silence_s: float) -> bytes:

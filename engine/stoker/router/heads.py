@@ -10,6 +10,7 @@ from dataclasses import replace
 from stoker.pod.asgi import Scope
 from stoker.pod.beginnings import BEGINNING_HEADER
 from stoker.pod.class_place import PLACE_HEADER
+from stoker.pod.data_rank import RANK_HEADER
 from stoker.pod.marked_streams import RESUMABLE_PATHS, RESUME_HEADER
 from stoker.pod.split_requests import PREFILL_HEADER
 from stoker.pod.stream_comments import COMMENTS_HEADER
@@ -38,6 +39,7 @@ def outgoing(scope: Scope, body: bytes, request_id: bytes, *, marked: bool = Fal
         RESUME_HEADER,
         PREFILL_HEADER,
         PLACE_HEADER,
+        RANK_HEADER,
         BEGINNING_HEADER,
         COMMENTS_HEADER,
         *_of_connection(scope),
@@ -68,6 +70,13 @@ def of_class(request: Outgoing, place: int | None) -> Outgoing:
     if place is None:
         return request
     return replace(request, headers=[*request.headers, (PLACE_HEADER, b"%d" % place)])
+
+
+def of_rank(request: Outgoing, rank: int | None) -> Outgoing:
+    """The request with the number of the data rank that is to answer; None: as it is."""
+    if rank is None:
+        return request
+    return replace(request, headers=[*request.headers, (RANK_HEADER, b"%d" % rank)])
 
 
 def named(request: Outgoing, beginning: str) -> Outgoing:

@@ -7,7 +7,7 @@ second, at least two. `epoch` changes when the engine restarts. Backends keep th
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -23,7 +23,7 @@ YOUNG_S = 1.0
 """An older report is not used: the router counts its own requests alone."""
 SILENT_S = 5.0
 """An engine that has not reported for so long gets requests last."""
-MAX_REPORT_BYTES = 1 << 16
+MAX_REPORT_BYTES = 1 << 18
 MOST_WAITING = 4096
 """Waiting requests of an engine that are looked at."""
 STORE_BYTES_PER_S = 0.2e9
@@ -34,15 +34,11 @@ ENDPOINT = r"^\S{1,250}:\d{1,5}$"
 
 
 class PeerCopy(BaseModel):
-    """One of several copies of the model of an engine: prompts are sent to each by itself."""
+    """One data rank of an engine that has several: prompts are sent to each by itself."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     endpoint: str = Field(pattern=ENDPOINT)
-    requests: int = Field(default=0, ge=0)
-    """All that it has."""
-    waiting_tokens: int = Field(default=0, ge=0)
-    """Of the prompts that it computes for other engines and that have no first token."""
 
 
 class Peer(BaseModel):
@@ -68,19 +64,11 @@ class Peer(BaseModel):
     handover_s: float | None = Field(default=None, ge=0)
     """Measured time from the end of a prefill elsewhere to the takeover; None before the first."""
     copies: tuple[PeerCopy, ...] = ()
-    """Its copies of the model, where it has several; `endpoint` is that of the first."""
+    """Its data ranks, where it has several; `endpoint` is that of the first."""
 
-    def next_endpoint(self, sent: Mapping[str, int]) -> str:
-        """The endpoint of the copy with least to compute; among equals the first.
-
-        Args:
-            sent: prompt tokens that this router has sent to an endpoint, and that have no first byte.
-        """
-        if not self.copies:
-            return self.endpoint
-        return min(
-            self.copies, key=lambda one: (max(one.waiting_tokens, sent.get(one.endpoint, 0)), one.requests)
-        ).endpoint
+    def of_rank(self, rank: int) -> Peer:
+        """A data rank as a peer of its own."""
+        return self.model_copy(update={"endpoint": self.copies[rank].endpoint, "copies": ()})
 
 
 class SharedStore(BaseModel):
@@ -105,14 +93,11 @@ class SharedStore(BaseModel):
         return -(-tokens // self.block_size) * block_s
 
 
-class Load(BaseModel):
-    """One report. Fields of newer engines are ignored."""
+class RankLoad(BaseModel):
+    """The counts and rates of one data rank, or of an engine."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    epoch: str = Field(min_length=1)
-    """The engine's run."""
-    seq: int = Field(ge=0)
     requests: int = Field(ge=0)
     """Requests that have not ended."""
     waiting: int = Field(ge=0)
@@ -121,16 +106,24 @@ class Load(BaseModel):
     """Their prompt tokens."""
     prompts: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """Those of the first of them, in the order of arrival."""
-    step_tokens: int = Field(default=0, ge=0)
-    """Tokens of a full step; 0: not known."""
-    mixed_tokens: int | None = Field(default=None, ge=1)
-    """Prompt tokens of a step beside sequences that decode while few wait; None: as many as fit."""
     prefill_tokens_per_s: float | None = Field(default=None, gt=0)
     """Prompt tokens per second of recent prompts, each by itself; None before the first."""
     busy_tokens_per_s: float | None = Field(default=None, gt=0)
     """Prompt tokens per second of all prompts that are in work together; None before the first."""
     gap_s: float | None = Field(default=None, gt=0)
     """Recent gap between two tokens of a sequence."""
+
+
+class Load(RankLoad):
+    """One report. Fields of newer engines are ignored."""
+
+    epoch: str = Field(min_length=1)
+    """The engine's run."""
+    seq: int = Field(ge=0)
+    step_tokens: int = Field(default=0, ge=0)
+    """Tokens of a full step; 0: not known."""
+    mixed_tokens: int | None = Field(default=None, ge=1)
+    """Prompt tokens of a step beside sequences that decode while few wait; None: as many as fit."""
     role: Role | None = None
     """The role that the engine prefers now; None: the one of its pool."""
     peer: Peer | None = None
@@ -139,6 +132,24 @@ class Load(BaseModel):
     """None: it shares none."""
     queue_s: dict[int, int] = {}
     """Time in seconds from arrival to the first step of all its requests so far: buckets of a `Histogram`."""
+    ranks: tuple[RankLoad, ...] = ()
+    """Its data ranks, where it has several; the other fields are of all together."""
+
+    @property
+    def of_ranks(self) -> tuple[Load, ...]:
+        """A report of each data rank by itself; empty where there is one."""
+        return tuple(map(self._of_rank, range(len(self.ranks)))) if len(self.ranks) > 1 else ()
+
+    def _of_rank(self, number: int) -> Load:
+        """A rank that has measured no rate counts with the engine's mean."""
+        rank, peer = self.ranks[number], self.peer
+        if peer is not None and len(peer.copies) == len(self.ranks):
+            peer = peer.of_rank(number)
+        own = {name: value for name in RankLoad.model_fields if (value := getattr(rank, name)) is not None}
+        return Load.model_construct(
+            **{name: getattr(self, name) for name in Load.model_fields} | {"busy_tokens_per_s": None} | own
+            | {"peer": peer, "queue_s": {}, "ranks": ()}
+        )  # fmt: skip
 
     @property
     def measured_rate(self) -> float | None:

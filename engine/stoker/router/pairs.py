@@ -22,7 +22,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
+from operator import add, itemgetter
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from stoker.router.load import Load, Peer
@@ -257,6 +257,18 @@ def split_or_whole(
         for cost, standing, place, missing in zip(costs[1:], standings[1:], others, uncached[1:], strict=True)
     ]
     return cheapest_split([own], helpers, 0, rate, costs[0] + own.cost_s) or Pair(answers, None, uncached[0])
+
+
+def cheapest(places: Sequence[P], tokens: int, turn: int, rate: float = TOKENS_PER_S) -> P:
+    """Choose the data rank of an engine that another policy has chosen; among equals in turn."""
+    if len(places) == 1:
+        return places[0]
+    standings = [one.standing for one in places]
+    costs = list(
+        map(add, prompt_costs(standings, [tokens] * len(places), rate), [one.answering_s for one in standings])
+    )
+    best = [place for place, cost in zip(places, costs, strict=True) if cost == min(costs)]
+    return best[turn % len(best)]
 
 
 def of_role(ready: Sequence[P]) -> Sequence[P]:

@@ -196,7 +196,7 @@ class Proxy:
 
     async def _pass_on(self, answer: BackendAnswer, client: Client) -> None:
         try:
-            with answer.backend.request():
+            with answer.candidate.request():
                 await self._relay(answer, client)
         except BaseException:
             answer.connection.close()
@@ -238,20 +238,21 @@ class Proxy:
         except BackendError as error:
             answer.backend.suspect(str(error))
             answer.connection.close()
-        await client.pass_on(event_of(answer.head.status, bytes(body)))
+        await client.pass_on(event_of(answer.head.status, bytes(body), answer.head.headers))
 
     async def _send_own(self, answer: OwnAnswer, client: Client) -> None:
         self.metrics.requests.labels(answer.status).inc()
         if client.begun:
-            await client.send(body_message(event_of(answer.status, answer.body), more=False))
+            await client.send(body_message(event_of(answer.status, answer.body, answer.headers), more=False))
             return
         await client.send(start_message(answer.status, answer_headers(answer.headers, client.request_id)))
         await client.send(body_message(answer.body, more=False))
 
     async def _refuse(self, refused: Refused, client: Client) -> None:
         self.metrics.requests.labels(refused.status).inc()
+        headers = refused.headers(client.request_id)
         if client.begun:
-            await client.send(body_message(event_of(refused.status, refused.body()), more=False))
+            await client.send(body_message(event_of(refused.status, refused.body(), headers), more=False))
             return
-        await client.send(start_message(refused.status, refused.headers(client.request_id)))
+        await client.send(start_message(refused.status, headers))
         await client.send(body_message(refused.body(), more=False))

@@ -243,7 +243,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = 0
     if not 0 < seconds < 1e6:
-        raise argparse.ArgumentTypeError(f"a number of seconds above 0 is needed (got {text})")
+        raise argparse.ArgumentTypeError(f"a number of seconds above 0 and below 1,000,000 is needed (got {text})")
     return seconds
 
 

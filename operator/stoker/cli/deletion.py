@@ -18,6 +18,7 @@ from stoker.cli.object_names import TARGETS
 from stoker.cli.object_source import Missing, ObjectSource, missing_text, typed
 from stoker.cli.option_group import option_group
 from stoker.cli.question import Ask, ask_once
+from stoker.cli.seconds import SECONDS
 from stoker.cli.targets import Target, kind_of, parse_targets
 
 LOOK_S = 0.5
@@ -52,8 +53,10 @@ class DeletionRequest:
     def named_targets(self) -> list[Target]:
         """The targets of the command line, none for files.
 
-        Raises click.UsageError unless objects are named in exactly one way.
+        Raises click.UsageError unless objects are named in exactly one way, and options fit together.
         """
+        if self.timeout_s is not None and not (self.wait and not self.dry_run):
+            raise click.UsageError("--timeout belongs to --wait: leave out --no-wait and --dry-run")
         targets = parse_targets(self.targets)
         named = bool(targets) and all(target.name is not None for target in targets)
         many = self.selector is not None or self.everything
@@ -78,7 +81,7 @@ deletion_options = option_group(
         click.option("--ignore-not-found", is_flag=True, help="What does not exist is no failure."),
         click.option("--dry-run", is_flag=True, help="Print what would be deleted, and delete nothing."),
         click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until the objects are gone."),
-        click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), help="Longest wait, in seconds."),
+        click.option("--timeout", "timeout_s", type=SECONDS, help="Longest wait, in seconds."),
     ),
 )
 """Adds the targets of `delete` and its options; the command receives `request`."""

@@ -13,6 +13,7 @@ from stoker.cli.context import cluster_options, note, opened
 from stoker.cli.exit_status import FAILED, INTERRUPTED
 from stoker.cli.object_names import JOBS, TargetWord
 from stoker.cli.object_source import named
+from stoker.cli.seconds import SECONDS
 from stoker.cli.targets import Target, fail, job_name
 from stoker.operator.cluster.kinds import KINDS
 
@@ -28,7 +29,7 @@ LONGEST_START = 30
 @click.argument("job", callback=job_name, type=JOBS)
 @click.option("--pin", is_flag=True, help="Keep it whatever the job's retention allows.")
 @click.option("--wait", is_flag=True, help="End when it is verified; exit code 1 if it fails.")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), help="Longest time of --wait, in seconds.")
+@click.option("--timeout", "timeout_s", type=SECONDS, help="Longest time of --wait, in seconds.")
 @cluster_options
 def save(
     job: str,

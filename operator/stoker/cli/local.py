@@ -18,6 +18,7 @@ from stoker.cli.local_logs import logs
 from stoker.cli.local_options import ask, open_client, state_option
 from stoker.cli.local_plot import plot_local
 from stoker.cli.local_verbs import delete, describe, get, scale
+from stoker.cli.seconds import SECONDS
 from stoker.cli.supervisor_client import NotRunning, SupervisorError
 from stoker.cli.targets import fail
 from stoker.operator.cluster.local.folders import StateFolders
@@ -49,7 +50,7 @@ local.add_command(plot_local)
 @click.option(
     "--grace",
     "grace_s",
-    type=click.FloatRange(min=0),
+    type=SECONDS,
     help="Longest grace period of a pod, in seconds [default: its own].",
 )
 @click.option(

@@ -16,6 +16,7 @@ from stoker.cli.local_endpoints import print_endpoints
 from stoker.cli.local_objects import read_objects
 from stoker.cli.local_options import ask, namespace_option, open_client, state_option
 from stoker.cli.manifest_options import claims_option, files_option
+from stoker.cli.seconds import SECONDS
 from stoker.cli.supervisor_client import NotRunning, SupervisorClient, SupervisorError
 from stoker.cli.targets import fail
 from stoker.operator.cluster.local.folders import default_state_folder
@@ -39,7 +40,7 @@ from stoker.operator.cluster.local.folders import default_state_folder
     is_flag=True,
     help="End when everything applied has completed or serves; exit code 1 if something failed.",
 )
-@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), help="Longest time to wait, in seconds.")
+@click.option("--timeout", "timeout_s", type=SECONDS, help="Longest time to wait, in seconds.")
 @click.option("--ui", is_flag=True, help="Serve the console beside this command, and open it where there is a screen.")
 @click.option(
     "--recreate-lost", is_flag=True, help="Create objects again whose file in the state folder is damaged or missing."
@@ -67,6 +68,8 @@ def apply(
     """
     if ui and (as_json or (detach and not wait)):
         raise click.UsageError("--ui serves while this command runs: leave out --json, and --detach without --wait")
+    if timeout_s is not None and detach and not wait:
+        raise click.UsageError("--timeout belongs to the waiting: leave out --detach, or give --wait as well")
     objects = read_objects(files, claims, namespace)
     client = open_client(state)
     started = _ensure(client, addresses, detach=detach)

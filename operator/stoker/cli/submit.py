@@ -14,6 +14,7 @@ import click
 from stoker.cli.context import cluster_options, note, opened
 from stoker.cli.exit_status import FAILED, INTERRUPTED, WRONG_INPUT
 from stoker.cli.manifest_options import files_option, set_option
+from stoker.cli.seconds import SECONDS
 from stoker.cli.targets import fail, kind_of
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 @click.option("--dry-run", is_flag=True, help="Let the cluster check everything, and store nothing.")
 @click.option("--wait", is_flag=True, help="End when everything has completed or serves; exit code 1 if not.")
 @click.option("--follow", is_flag=True, help="Print the log of the job until it ends; exit code 1 if it fails.")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), help="Longest time of --wait, in seconds.")
+@click.option("--timeout", "timeout_s", type=SECONDS, help="Longest time of --wait, in seconds.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @cluster_options
 def submit(

@@ -36,7 +36,7 @@ from stoker.engine.core.messages import (
     pack,
     unpack,
 )
-from stoker.engine.core.stats import Stats
+from stoker.engine.core.stats import Stats, TransferStats
 from stoker.engine.errors import ProtocolError, RequestRefused
 
 log = logging.getLogger("stoker.engine")
@@ -136,8 +136,21 @@ class CoreClient:
             for queue in self._news.values():
                 queue.put_nowait(CoreLost(reason))
 
+    @property
+    def num_ranks(self) -> int:
+        """Data ranks: cores that answer as one."""
+        return 1
+
+    def rank_for(self, _: AddRequest) -> int:
+        """The data rank that a request should go to: there is one."""
+        return 0
+
+    def transfer_of(self, _: int) -> TransferStats | None:
+        """What a rank exchanges with other engines, by its newest report."""
+        return self.stats.transfer if self.stats is not None else None
+
     @contextmanager
-    def request(self, request: AddRequest) -> Iterator[RunningRequest]:
+    def request(self, request: AddRequest, _: int = 0) -> Iterator[RunningRequest]:
         """Send a request whose deltas arrive inside the block. Leaving the block early aborts it.
 
         Raises:

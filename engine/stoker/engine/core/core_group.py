@@ -1,4 +1,5 @@
-"""Several cores behind one front: each has the whole model, and a request goes to the one with least to do.
+"""Several cores behind one front, its data ranks: each has the whole model, and a request goes to the one that a router
+names, else to the one with least to do.
 
 To a front it is what a `CoreClient` is. They live and end together: the first that fails is the group's failure.
 
@@ -24,6 +25,7 @@ from stoker.engine.core.stats import (
     HostTierStats,
     SharedStoreStats,
     Stats,
+    TransferStats,
 )
 from stoker.pod.beginnings import MOST_ANNOUNCED
 
@@ -85,10 +87,23 @@ class CoreGroup:
 
     # Requests.
 
+    @property
+    def num_ranks(self) -> int:
+        """Data ranks: the cores."""
+        return len(self.cores)
+
+    def rank_for(self, _: AddRequest) -> int:
+        """The core with the fewest tokens in work."""
+        return least_loaded([(self._in_work(number), core.running) for number, core in enumerate(self.cores)])
+
+    def transfer_of(self, rank: int) -> TransferStats | None:
+        """What a core exchanges with other engines, by its newest report."""
+        return self.cores[rank].transfer_of(0)
+
     @contextmanager
-    def request(self, request: AddRequest) -> Iterator[RunningRequest]:
-        """Send a request to the core with the fewest tokens in work. Raises CoreLost, as `CoreClient.request`."""
-        number = min(range(len(self.cores)), key=lambda core: (self._in_work(core), self.cores[core].running))
+    def request(self, request: AddRequest, rank: int | None = None) -> Iterator[RunningRequest]:
+        """Send a request to a core, by default to that of `rank_for`. Raises CoreLost, as `CoreClient.request`."""
+        number = self.rank_for(request) if rank is None else rank
         tokens = len(request.prompt_tokens) + request.params.n * (request.params.max_tokens or 1)
         self._load[number] += tokens
         self._owner[request.request_id] = number
@@ -101,9 +116,8 @@ class CoreGroup:
 
     def _in_work(self, number: int) -> int:
         """Tokens of a core's open requests, and of the prompts that it computes for other engines."""
-        stats = self.cores[number].stats
-        helping = stats.transfer.helping_tokens if stats is not None and stats.transfer is not None else 0
-        return self._load[number] + helping
+        transfer = self.transfer_of(number)
+        return self._load[number] + (transfer.helping_tokens if transfer is not None else 0)
 
     async def inspect(self, request_ids: Sequence[str]) -> tuple[RequestProgress, ...]:
         """How far those of the requests are that have not ended. Raises CoreLost."""
@@ -144,6 +158,15 @@ class CoreGroup:
 
 
 Cores = CoreClient | CoreGroup
+
+
+def least_loaded(loads: Sequence[tuple[int, int]]) -> int:
+    """The number of the core with the fewest tokens in work, among equals with the fewest requests.
+
+    Args:
+        loads: tokens in work and running requests of each core.
+    """
+    return min(range(len(loads)), key=loads.__getitem__)
 
 
 def merged_facts(facts: Sequence[ModelFacts | None]) -> ModelFacts | None:

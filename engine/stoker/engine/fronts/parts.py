@@ -71,6 +71,7 @@ def app_of(config: EngineConfig, front: Front, own: list[BaseRoute], pod_uid: st
         pod_uid=pod_uid,
         version=installed_version(),
         load_reports=front.load_reports,
+        num_ranks=front.core.num_ranks,
         comment_interval_s=config.listen.limits.comment_interval_s,
     )
 

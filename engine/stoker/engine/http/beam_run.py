@@ -30,6 +30,8 @@ class BeamRun:
     on_step: Callable[[RequestFacts], None]
     """Called with the facts of the first step's request, brought up to date after each step."""
     facts: RequestFacts | None = None
+    rank: int = 0
+    """The data rank that has the beams, for the blocks that they share."""
 
     async def beams(self) -> list[Beam]:
         """Search to the end; return the best outputs, best first.
@@ -66,7 +68,7 @@ class BeamRun:
         )  # fmt: skip
         prompt = (*self.request.prompt_tokens, *beam.tokens)
         with self.core.request(
-            replace(self.request, request_id=request_id, prompt_tokens=prompt, params=params)
+            replace(self.request, request_id=request_id, prompt_tokens=prompt, params=params), self.rank
         ) as one:
             async for delta in one.deltas():
                 if delta.finish_reason in ("error", "abort") or not delta.logprobs:

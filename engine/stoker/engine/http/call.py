@@ -39,6 +39,8 @@ class HttpCall:
     """The number of the request's class, which a router found."""
     beginning: str = ""
     """A router's name for the beginning of the prompt."""
+    rank: int | None = None
+    """The data rank that a router chose; None: it chose none."""
     comments: bool = True
     """Whether a silent stream may have comments: not where a router sends its own."""
 

@@ -52,6 +52,13 @@ class ApiError(Exception):
             "error": {"message": self.message, "type": self._type(), "param": self.param, "code": self.code},
         }
 
+    def late_body(self) -> dict[str, Any]:
+        """The event of an error in a stream that has begun, whose headers are sent already."""
+        body = self.body()
+        if self.retry_after_s is not None:
+            body["error"] |= {"retry_after_s": self.retry_after_s}
+        return body
+
     def headers(self) -> dict[str, str]:
         if self.retry_after_s is not None:
             return {**self.more_headers, "retry-after": str(self.retry_after_s)}

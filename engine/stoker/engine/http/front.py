@@ -101,6 +101,7 @@ class Front:
         self.ledger = LoadLedger(
             role, lambda: self.transfer, lambda: self.queue_s,
             store=lambda: self.shared_store, step_tokens=lambda: self.step_tokens,
+            num_ranks=core.num_ranks, transfer_of=core.transfer_of,
         )  # fmt: skip
         self.metrics = metrics
         self.parsers = parsers

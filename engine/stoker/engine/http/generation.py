@@ -126,6 +126,8 @@ class Generation:
         """`AddRequest.place` of all jobs."""
         self.beginning = ""
         """`AddRequest.beginning` of a single job."""
+        self.rank: int | None = None
+        """The data rank that a router chose for a single job; None: each goes to the one with least to do."""
         self.trace = ""
         """`traceparent` of the request."""
         self.tracer: Tracer = NoTracer()
@@ -221,16 +223,17 @@ class Generation:
             job.id, job.prompt_tokens, job.params, job.arrival_s, job.priority, resumed, self.prefill, self.trace,
             self.place, self.beginning if len(self.jobs) == 1 else "",
         )  # fmt: skip
+        rank = self._rank_for(request)
         own_tokens = 0 if self.prefill else len(job.prompt_tokens)
         texts = self._resumed_texts.get(number) or [self._text(job) for _ in range(job.params.n)]
-        follower = _Follower(number, job, self.usage[number], texts, self._metrics, self._clock, self._load)
+        follower = _Follower(number, job, self.usage[number], texts, self._metrics, self._clock, self._load, rank)
         try:
             if job.beams is not None:
-                with self._load.job(job.id, own_tokens):
-                    for choice, beam in enumerate(await self._searched(number, request, job.beams)):
+                with self._load.job(job.id, own_tokens, rank):
+                    for choice, beam in enumerate(await self._searched(number, request, job.beams, rank)):
                         yield follower.follow_beam(choice, beam)
                 return
-            with self._load.job(job.id, own_tokens), self._core.request(request) as running:
+            with self._load.job(job.id, own_tokens, rank), self._core.request(request, rank) as running:
                 async for delta in running.deltas():
                     self._load.first_token(job.id, delta.facts)
                     yield follower.follow(delta, running)
@@ -239,7 +242,13 @@ class Generation:
         except CoreLost as lost:
             raise _engine_lost(str(lost)) from lost
 
-    async def _searched(self, number: int, request: AddRequest, settings: BeamSettings) -> list[Beam]:
+    def _rank_for(self, request: AddRequest) -> int:
+        """The data rank that gets a job. Several jobs are dealt out: no router has weighed each of them."""
+        if self.rank is None or len(self.jobs) > 1:
+            return self._core.rank_for(request)
+        return self.rank
+
+    async def _searched(self, number: int, request: AddRequest, settings: BeamSettings, rank: int) -> list[Beam]:
         """The best outputs of a job, as many as it has choices."""
         usage, n = self.usage[number], request.params.n
 
@@ -249,7 +258,7 @@ class Generation:
             self._load.first_token(request.request_id, facts)
 
         plain = replace(request, prefill="", beginning="")
-        return (await BeamRun(self._core, plain, settings, _given_up, follow).beams())[:n]
+        return (await BeamRun(self._core, plain, settings, _given_up, follow, rank=rank).beams())[:n]
 
     def _text(self, job: Job) -> OutputText:
         """The text of one choice, still empty."""
@@ -264,9 +273,9 @@ class _Follower:
 
     def __init__(
         self, number: int, job: Job, usage: Usage, texts: Sequence[OutputText], metrics: FrontMetrics,
-        clock: Callable[[], float], load: LoadLedger,
+        clock: Callable[[], float], load: LoadLedger, rank: int,
     ) -> None:  # fmt: skip
-        self._load = load
+        self._load, self._rank = load, rank
         self._number = number
         self._job = job
         self._usage = usage
@@ -344,7 +353,7 @@ class _Follower:
             self._metrics.first_token(now - self._job.arrival_s)
         elif delta.tokens:
             self._metrics.more_tokens(now - before, len(delta.tokens))
-            self._load.gap((now - before) / len(delta.tokens))
+            self._load.gap((now - before) / len(delta.tokens), self._rank)
         self._seen_s[delta.choice] = now
 
     def _final_facts(self, delta: Delta) -> RequestFacts | None:

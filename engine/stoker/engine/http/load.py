@@ -1,7 +1,8 @@
 """The load of an engine as its front sees it, and the reports that routers follow at `GET /load`.
 
 Counts change with each job of the front; rates are means of the last ones. Several fronts of an engine tell each other
-their shares, so that each reports the load of all. Owned by `Front`, changed by `Generation`.
+their shares, so that each reports the load of all. Where an engine has several data ranks, each is counted by itself,
+too. Owned by `Front`, changed by `Generation`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ WEIGHT = 0.2
 
 
 class LoadShare(NamedTuple):
-    """One front's part of the load."""
+    """One front's part of the load, or of that of one data rank."""
 
     running: int = 0
     waiting: int = 0
@@ -42,16 +43,94 @@ class LoadShare(NamedTuple):
     """Its last prompts, in the order of their ends."""
     prompts: tuple[int, ...] = ()
     """Prompt tokens of the first of those that wait, in the order of arrival."""
+    ranks: tuple[LoadShare, ...] = ()
+    """The parts of each data rank, where there are several."""
 
     @classmethod
     def from_wire(cls, wire: Sequence[Any]) -> LoadShare:
         """Read the list of its fields."""
-        *fields, prefills, prompts = wire
-        return cls._make((*fields, tuple(Prefill._make(one) for one in prefills), tuple(prompts)))
+        *fields, prefills, prompts, ranks = wire
+        made = tuple(Prefill._make(one) for one in prefills), tuple(prompts), tuple(map(cls.from_wire, ranks))
+        return cls._make((*fields, *made))
 
 
-class LoadLedger:
-    """Open jobs of one front."""
+class JobLedger:
+    """Open jobs of one front, or those of one data rank."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, int] = {}
+        """Prompt tokens of jobs without a first token."""
+        self.running: set[str] = set()
+        self.prefill_tokens_per_s: float | None = None
+        """Mean of the last prompts, each by itself."""
+        self.prefill_rate = PrefillRate()
+        """Of all prompts in work together."""
+        self.gap_s: float | None = None
+        self._of_all: tuple[tuple[Prefill, ...], float | None] = (), None
+        """The prompts of all fronts, and their rate."""
+
+    def begin(self, name: str, prompt_tokens: int) -> None:
+        """Count a job."""
+        self.waiting[name] = prompt_tokens
+
+    def end(self, name: str) -> None:
+        """Count a job no longer."""
+        self.waiting.pop(name, None)
+        self.running.discard(name)
+
+    def compute(self, name: str, facts: RequestFacts | None) -> bool:
+        """Note that a job's prompt is computed; return whether it was not known."""
+        if self.waiting.pop(name, None) is None:
+            return False
+        self.running.add(name)
+        if facts is None or facts.helped or facts.scheduled_s is None or facts.first_token_s is None:
+            return True
+        tokens, seconds = facts.prompt_tokens - facts.cached_tokens, facts.first_token_s - facts.scheduled_s
+        if tokens >= FEWEST_TOKENS and seconds > 0:
+            self.prefill_tokens_per_s = _mean(self.prefill_tokens_per_s, tokens / seconds)
+            self.prefill_rate.computed(tokens, facts.scheduled_s, facts.first_token_s)
+        return True
+
+    def note_gap(self, seconds: float) -> None:
+        """Note the time between two tokens of a sequence."""
+        if seconds > 0:
+            self.gap_s = _mean(self.gap_s, seconds)
+
+    @property
+    def share(self) -> LoadShare:
+        """The present load."""
+        return LoadShare(
+            len(self.running), len(self.waiting), sum(self.waiting.values()), self.prefill_tokens_per_s, self.gap_s,
+            tuple(self.prefill_rate.recent), tuple(islice(self.waiting.values(), LOOK_AHEAD)),
+        )  # fmt: skip
+
+    def counts(self, others: Sequence[LoadShare], helps: TransferStats | None) -> dict[str, Any]:
+        """The present load of all fronts, with what is computed for other engines."""
+        load = summed((self.share, *others))
+        helping, waiting, tokens, rate = (
+            (helps.helping, helps.helping_waiting, helps.helping_tokens, helps.prefill_tokens_per_s)
+            if helps is not None
+            else (0, 0, 0, None)
+        )
+        return {
+            "requests": load.waiting + load.running + helping,
+            "waiting": load.waiting + waiting,
+            "waiting_tokens": load.waiting_tokens + tokens,
+            "prompts": load.prompts,
+            "prefill_tokens_per_s": load.prefill_tokens_per_s if rate is None else rate,
+            "busy_tokens_per_s": self._busy_tokens_per_s(load.prefills) if others else self.prefill_rate.tokens_per_s,
+            "gap_s": load.gap_s,
+        }
+
+    def _busy_tokens_per_s(self, prefills: tuple[Prefill, ...]) -> float | None:
+        """The rate of all prompts together, by the last ones of all fronts."""
+        if prefills != self._of_all[0]:
+            self._of_all = prefills, rate_of(prefills)
+        return self._of_all[1]
+
+
+class LoadLedger(JobLedger):
+    """Open jobs of one front, of all data ranks together and of each."""
 
     def __init__(
         self,
@@ -61,96 +140,72 @@ class LoadLedger:
         clock: Callable[[], float] = time.monotonic,
         store: Callable[[], SharedStoreStats | None] = lambda: None,
         step_tokens: Callable[[], tuple[int, int | None]] = lambda: (0, None),
+        num_ranks: int = 1,
+        transfer_of: Callable[[int], TransferStats | None] = lambda _: None,
     ) -> None:
         """`transfer`: the newest report of the core on other engines; `queue_s`: that on times in its queue; `clock`:
         one that processes share; `store`: the core's newest report on the store that engines share; `step_tokens`:
-        tokens of a full step, 0 while they are not known, and prompt tokens of one beside decodes (`ModelFacts`)."""
+        tokens of a full step, 0 while they are not known, and prompt tokens of one beside decodes (`ModelFacts`);
+        `num_ranks`: data ranks; `transfer_of`: as `transfer`, of one of them."""
+        super().__init__()
         self.role, self._transfer, self._queue_s, self._clock = role, transfer, queue_s, clock
-        self._store, self._step_tokens = store, step_tokens
+        self._store, self._step_tokens, self._transfer_of = store, step_tokens, transfer_of
         self.epoch = uuid.uuid4().hex
         """This run of the engine."""
-        self.waiting: dict[str, int] = {}
-        """Prompt tokens of jobs without a first token."""
-        self.running: set[str] = set()
-        self.prefill_tokens_per_s: float | None = None
-        """Mean of the last prompts, each by itself."""
-        self.prefill_rate = PrefillRate()
-        """Of all prompts in work together."""
-        self.gap_s: float | None = None
         self.others: Sequence[LoadShare] = ()
         """The newest shares of the engine's other fronts."""
-        self._of_all: tuple[tuple[Prefill, ...], float | None] = (), None
-        """The prompts of all fronts, and their rate."""
+        self.ranks = tuple(JobLedger() for _ in range(num_ranks if num_ranks > 1 else 0))
+        """Of each data rank; empty where there is one."""
 
     @contextmanager
-    def job(self, name: str, prompt_tokens: int) -> Iterator[None]:
-        """Count a job until it ends."""
-        self.waiting[name] = prompt_tokens
+    def job(self, name: str, prompt_tokens: int, rank: int = 0) -> Iterator[None]:
+        """Count a job of a data rank until it ends."""
+        ledgers: Sequence[JobLedger] = (self, self.ranks[rank]) if self.ranks else (self,)
+        for ledger in ledgers:
+            ledger.begin(name, prompt_tokens)
         try:
             yield
         finally:
-            self.waiting.pop(name, None)
-            self.running.discard(name)
+            for ledger in ledgers:
+                ledger.end(name)
 
     def first_token(self, name: str, facts: RequestFacts | None) -> None:
         """Note that a job's prompt is computed; harmless when repeated."""
-        if self.waiting.pop(name, None) is None:
-            return
-        self.running.add(name)
-        if facts is None or facts.helped or facts.scheduled_s is None or facts.first_token_s is None:
-            return
-        tokens, seconds = facts.prompt_tokens - facts.cached_tokens, facts.first_token_s - facts.scheduled_s
-        if tokens >= FEWEST_TOKENS and seconds > 0:
-            self.prefill_tokens_per_s = _mean(self.prefill_tokens_per_s, tokens / seconds)
-            self.prefill_rate.computed(tokens, facts.scheduled_s, facts.first_token_s)
+        if self.compute(name, facts):
+            for rank in self.ranks:
+                rank.compute(name, facts)
 
-    def gap(self, seconds: float) -> None:
+    def gap(self, seconds: float, rank: int = 0) -> None:
         """Note the time between two tokens of a sequence."""
-        if seconds > 0:
-            self.gap_s = _mean(self.gap_s, seconds)
+        self.note_gap(seconds)
+        if self.ranks:
+            self.ranks[rank].note_gap(seconds)
 
     @property
     def share(self) -> LoadShare:
         """The present load of this front."""
-        return LoadShare(
-            len(self.running), len(self.waiting), sum(self.waiting.values()), self.prefill_tokens_per_s, self.gap_s,
-            tuple(self.prefill_rate.recent), tuple(islice(self.waiting.values(), LOOK_AHEAD)),
-        )  # fmt: skip
+        return super().share._replace(ranks=tuple(rank.share for rank in self.ranks))
 
     def report(self) -> dict[str, Any]:
         """The present load of all fronts, with what is computed for other engines; `GET /load` adds a number."""
-        load = summed((self.share, *self.others))
         helps, store = self._transfer(), self._store()
         step, mixed = self._step_tokens()
-        helping, waiting, tokens, rate = (
-            (helps.helping, helps.helping_waiting, helps.helping_tokens, helps.prefill_tokens_per_s)
-            if helps is not None
-            else (0, 0, 0, None)
-        )
         return {
             "epoch": self.epoch,
-            "requests": load.waiting + load.running + helping,
-            "waiting": load.waiting + waiting,
-            "waiting_tokens": load.waiting_tokens + tokens,
-            "prompts": load.prompts,
+            **self.counts(self.others, helps),
             "step_tokens": step,
             "mixed_tokens": mixed,
-            "prefill_tokens_per_s": load.prefill_tokens_per_s if rate is None else rate,
-            "busy_tokens_per_s": self._busy_tokens_per_s(load.prefills),
-            "gap_s": load.gap_s,
             "role": self.role,
             "peer": peer_of(helps),
             "queue_s": dict(self._queue_s()),
             **({} if store is None else {"store": asdict(store)}),
+            **({"ranks": list(map(self._rank_report, range(len(self.ranks))))} if self.ranks else {}),
         }
 
-    def _busy_tokens_per_s(self, prefills: tuple[Prefill, ...]) -> float | None:
-        """The rate of the whole engine, by the last prompts of all its fronts."""
-        if not self.others:
-            return self.prefill_rate.tokens_per_s
-        if prefills != self._of_all[0]:
-            self._of_all = prefills, rate_of(prefills)
-        return self._of_all[1]
+    def _rank_report(self, rank: int) -> dict[str, Any]:
+        """The part of one data rank."""
+        others = [front.ranks[rank] for front in self.others if front.ranks]
+        return self.ranks[rank].counts(others, self._transfer_of(rank))
 
     async def reports(self, going_on: Callable[[], bool]) -> AsyncGenerator[bytes]:
         """Yield reports as events until the engine takes no requests: on change, at most ten in a second.

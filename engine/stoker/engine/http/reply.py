@@ -74,7 +74,7 @@ class Reply:
         if self.status is None:
             await self.json(error.status, error.body(), error.headers())
             return
-        await self.chunk(event(error.body()) + DONE)
+        await self.chunk(event(error.late_body()) + DONE)
         await self.end()
 
     async def _start(self, status: int, headers: Mapping[str, str]) -> None:

@@ -44,6 +44,7 @@ from stoker.pod.beginnings import BEGINNING_HEADER, beginning_in
 from stoker.pod.body_budget import BodyBudget, BodyBudgetSpent, BodyShare
 from stoker.pod.class_place import PLACE_HEADER, place_in
 from stoker.pod.client_presence import while_present
+from stoker.pod.data_rank import RANK_HEADER, rank_in
 from stoker.pod.marked_streams import RESUME_HEADER, RESUME_PATH
 from stoker.pod.split_requests import PREFILL_HEADER
 from stoker.pod.stream_comments import COMMENTS_HEADER
@@ -68,8 +69,10 @@ class OpenAiServer:
         self, front: ServedModels, own: list[BaseRoute], *, api_keys: tuple[str, ...], max_body_bytes: int,
         max_body_bytes_in_flight: int = 128 * 2**20, allowed_origins: Sequence[str] = (), pod_uid: str = "",
         version: str = "", load_reports: Callable[[], Events] | None = None, comment_interval_s: float = 0.0,
+        num_ranks: int = 1,
     ) -> None:  # fmt: skip
-        """`load_reports`: what `GET /load` tells routers; without it the path is unknown."""
+        """`load_reports`: what `GET /load` tells routers; without it the path is unknown. `num_ranks`: data ranks,
+        among which a router may choose."""
         self.front = front
         self.api_keys = tuple(key.encode() for key in api_keys)
         self.max_body_bytes = max_body_bytes
@@ -77,6 +80,7 @@ class OpenAiServer:
         self.pod_uid = pod_uid
         self.version = version
         self.comment_interval_s = comment_interval_s
+        self.num_ranks = num_ranks
         self.running = 0
         """Answers that have not ended."""
         self._own = Starlette(routes=own, exception_handlers={404: _nowhere})
@@ -154,6 +158,7 @@ class OpenAiServer:
         try:
             self._authorise(scope)
             place, beginning = _named_by_router(scope)
+            rank = _rank_named(scope, self.num_ranks)
             body = await self._read_body(receive, share)
         except ClientLeft:
             return
@@ -166,7 +171,7 @@ class OpenAiServer:
         call = HttpCall(
             scope["path"], body, uuid.uuid4().hex, reply.request_id, arrival_s, marks,
             prefill=header(scope, PREFILL_HEADER).decode("latin-1"),
-            trace=trace_of(header(scope, TRACE_HEADER)), place=place, beginning=beginning,
+            trace=trace_of(header(scope, TRACE_HEADER)), place=place, beginning=beginning, rank=rank,
             comments=header(scope, COMMENTS_HEADER) != b"0" and not marks,
         )  # fmt: skip
         try:
@@ -280,6 +285,14 @@ def _named_by_router(scope: Scope) -> tuple[int, str]:
         raise bad_request(str(error), code="invalid_value") from error
 
 
+def _rank_named(scope: Scope, num_ranks: int) -> int | None:
+    """The data rank that is to answer; None where the router names none. Raises ApiError 400."""
+    try:
+        return rank_in(header(scope, RANK_HEADER), num_ranks)
+    except ValueError as error:
+        raise bad_request(str(error), code="invalid_value") from error
+
+
 def _wrong_method(methods: Sequence[str]) -> Handler:
     async def refuse(call: HttpCall) -> Result:
         allow = ", ".join((*methods, "OPTIONS"))
@@ -336,7 +349,7 @@ async def _whole_or_stream(call: HttpCall, body: GenerationBody, answer: Complet
 def _pass_on(call: HttpCall, generation: Generation) -> None:
     """Give the jobs what a router found out about the request."""
     generation.prefill, generation.trace, generation.place = call.prefill, call.trace, call.place
-    generation.beginning = call.beginning
+    generation.beginning, generation.rank = call.beginning, call.rank
 
 
 async def _answer(handler: Handler, call: HttpCall, reply: Reply, comment_interval_s: float) -> None:

@@ -79,13 +79,13 @@ def _file_store(uri: str | None) -> str | None:
 
 def _root_is_writable(spec: Section) -> bool:
     """Whether `podTemplate` lets the program write into its own file system."""
-    context = _template(spec, MAIN).get("securityContext")
+    context = _template(spec.get("workers") or {}, MAIN).get("securityContext")
     return isinstance(context, Mapping) and context.get("readOnlyRootFilesystem") is False
 
 
-def _template(spec: Section, container: str | None = None) -> Section:
+def _template(pods: Section, container: str | None = None) -> Section:
     """The `podTemplate`'s spec, or what it says of one container; empty where it says nothing."""
-    found = ((spec.get("workers") or {}).get("podTemplate") or {}).get("spec")
+    found = (pods.get("podTemplate") or {}).get("spec")
     if not isinstance(found, Mapping):
         return {}
     if container is None:
@@ -121,16 +121,23 @@ def _not_writable(field: str, path: str, spec: Section) -> str | None:
 
 def _mounts(spec: Section) -> dict[str, bool]:
     """Mount path -> whether the run can write there."""
-    workers = spec.get("workers") or {}
-    volumes = _merged(_items(workers, "volumes"), _items(_template(spec), "volumes"), "name")
-    mounts = _merged(_items(workers, "volumeMounts"), _items(_template(spec, MAIN), "volumeMounts"), "mountPath")
-    found = {
+    storage = (spec.get("checkpoint") or {}).get("storage") or {}
+    own = (*SCRATCH, *([CHECKPOINT_FOLDER] if storage.get("claimName") else []))
+    return {**mounts_of(spec.get("workers") or {}), **dict.fromkeys(own, True)}
+
+
+def mounts_of(pods: Section) -> dict[str, bool]:
+    """Mount path -> whether it can be written, of the volumes that a user gives to pods.
+
+    Args:
+        pods: `workers` of a job, or a pool: volumes, volumeMounts, podTemplate.
+    """
+    volumes = _merged(_items(pods, "volumes"), _items(_template(pods), "volumes"), "name")
+    mounts = _merged(_items(pods, "volumeMounts"), _items(_template(pods, MAIN), "volumeMounts"), "mountPath")
+    return {
         path.rstrip("/") or "/": not (mount.get("readOnly") or _is_read_only(volumes.get(str(mount.get("name"))) or {}))
         for path, mount in mounts.items()
     }
-    storage = (spec.get("checkpoint") or {}).get("storage") or {}
-    own = (*SCRATCH, *([CHECKPOINT_FOLDER] if storage.get("claimName") else []))
-    return {**found, **dict.fromkeys(own, True)}
 
 
 def _is_read_only(volume: Section) -> bool:

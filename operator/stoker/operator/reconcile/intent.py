@@ -16,7 +16,7 @@ How a kind uses it:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -24,6 +24,7 @@ from pydantic.alias_generators import to_camel
 
 from stoker.operator.api.metadata import EditableStatus, Resource, read
 from stoker.operator.domain.conditions import Condition
+from stoker.operator.domain.model_paths import misplaced_model
 from stoker.operator.domain.plan import Event
 from stoker.operator.domain.pod_paths import misplaced_paths
 from stoker.operator.domain.text import shortened
@@ -34,6 +35,11 @@ EDIT_REFUSED = "EditRefused"
 EDIT_PENDING = "EditPending"
 """Condition while an edit waits for something, for instance the next attempt."""
 
+PATHS: Mapping[str, Callable[[Mapping[str, Any]], Sequence[str]]] = {
+    "TrainingJob": misplaced_paths,
+    "InferenceDeployment": misplaced_model,
+}
+"""The check of a kind's paths in its pods."""
 _ABSENT = object()
 _ACCEPTED_SPEC = to_camel("accepted_spec")
 
@@ -60,6 +66,10 @@ class Intent:
         return "; ".join(self.refused)
 
 
+def _none(_: Mapping[str, Any]) -> Sequence[str]:
+    return ()
+
+
 def accept(
     kind: str, spec: Mapping[str, Any], accepted: Mapping[str, Any] | None, *, controls: Sequence[str] = ()
 ) -> Intent:
@@ -74,7 +84,7 @@ def accept(
     """
     if spec == accepted:
         return Intent(spec, accepted)
-    refused = (*unsupported(kind, spec), *(misplaced_paths(spec) if kind == "TrainingJob" else ()))
+    refused = (*unsupported(kind, spec), *PATHS.get(kind, _none)(spec))
     if not refused:
         return Intent(spec, spec)
     if accepted is None:

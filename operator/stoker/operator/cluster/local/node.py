@@ -28,6 +28,8 @@ class Node:
     folders: StateFolders
     clock: Clock
     gpus: Gpus
+    capacity: Mapping[str, str]
+    """Cores (`cpu`) and `memory` of the machine. No pod may ask for more; together they may."""
     environment: Mapping[str, str]
     """Variables that every pod inherits."""
     python: str

@@ -28,7 +28,7 @@ def prepare_command(pod: Object, node: Node, volumes: PodVolumes) -> Command:
     volumes.prepare(rewriter.file)
     folder = node.folders.pod(pod) / "cwd"
     folder.mkdir(mode=0o700, exist_ok=True)
-    own = container_environment(pod, node.addresses.ip(host_of(pod)), node.objects.find)
+    own = container_environment(pod, node.addresses.ip(host_of(pod)), node.objects.find, int(node.capacity["cpu"]))
     working = pod["spec"]["containers"][0].get("workingDir")
     return Command(
         argv=with_interpreter([rewriter.text(word) for word in container_command(pod, own)], node.python),

@@ -9,6 +9,7 @@ from typing import Any
 
 from stoker.operator.cluster.local.volumes import MountError, data_of
 from stoker.operator.domain.plan import Key, Object
+from stoker.pod.resources.quantity import amount
 
 Find = Callable[[Key], Object | None]
 
@@ -24,8 +25,11 @@ def node_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if FROM_NODE.fullmatch(name)}
 
 
-def container_environment(pod: Object, ip: str, find: Find) -> dict[str, str]:
+def container_environment(pod: Object, ip: str, find: Find, cores: int) -> dict[str, str]:
     """Collect the pod's own variables: `envFrom`, then `env`, with `$(NAME)` expanded.
+
+    Args:
+        cores: of the machine; a larger limit gives no more threads.
 
     Raises:
         MountError: a ConfigMap, Secret or key is missing.
@@ -40,7 +44,8 @@ def container_environment(pod: Object, ip: str, find: Find) -> dict[str, str]:
             variables[variable["name"]] = expand(value, variables)
     cpus = (container.get("resources") or {}).get("limits", {}).get("cpu")
     if cpus is not None:
-        variables.setdefault("OMP_NUM_THREADS", str(max(1, math.ceil(cpu_count(str(cpus))))))
+        threads = math.ceil(amount("cpu", cpus) / 1000)
+        variables.setdefault("OMP_NUM_THREADS", str(max(1, min(threads, cores))))
     return variables
 
 
@@ -73,11 +78,6 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
         return "$" if found[0] == "$$" else variables.get(found[1], found[0])
 
     return re.sub(r"\$\$|\$\(([-._a-zA-Z0-9]+)\)", replace, text)
-
-
-def cpu_count(quantity: str) -> float:
-    """Parse `2`, `0.5` or `500m` as a number of cores."""
-    return float(quantity[:-1]) / 1000 if quantity.endswith("m") else float(quantity)
 
 
 _FIELDS: dict[str, Callable[[Object, str], str]] = {

@@ -125,7 +125,7 @@ class PodLife:
             pod = self._wanted_pod()
             if pod is None:
                 return False
-            obstacle = schedule(pod, self.sources, self.node.objects.find, self.node.gpus)
+            obstacle = schedule(pod, self.sources, self.node.objects.find, self.node.gpus, self.node.capacity)
             if obstacle is None:
                 break
             reason, message = obstacle

@@ -12,6 +12,7 @@ from stoker.operator.cluster.local.gpus import Gpus, wanted_gpus
 from stoker.operator.domain.plan import Key, Object
 from stoker.pod.resources.gpu import GPU
 from stoker.pod.resources.pod_requests import pod_requests
+from stoker.pod.resources.quantity import amounts
 
 
 class Obstacle(NamedTuple):
@@ -21,18 +22,25 @@ class Obstacle(NamedTuple):
     message: str
 
 
-def schedule(pod: Object, sources: Iterable[Key], find: Callable[[Key], Object | None], gpus: Gpus) -> Obstacle | None:
+def schedule(
+    pod: Object,
+    sources: Iterable[Key],
+    find: Callable[[Key], Object | None],
+    gpus: Gpus,
+    capacity: Mapping[str, str],
+) -> Obstacle | None:
     """Give the pod its GPUs and return None, or return the first thing that it still waits for.
 
     Args:
         sources: ConfigMaps, Secrets and claims that the pod needs; only claims hold up the scheduling.
+        capacity: cores and memory of the machine. Pods share them freely, but none may ask for more than there is.
     """
     if pod["spec"].get("schedulingGates"):
         return Obstacle("SchedulingGated", "Scheduling is blocked due to non-empty scheduling gates")
     for key in sorted(sources):
         if key.kind == "PersistentVolumeClaim" and find(key) is None:
             return Obstacle("Unschedulable", f'persistentvolumeclaim "{key.name}" not found')
-    if (lacking := _never_here(pod["spec"])) is not None:
+    if (lacking := _never_here(pod["spec"], capacity)) is not None:
         return Obstacle("Unschedulable", f"0/1 nodes are available: 1 {lacking}")
     wanted = wanted_gpus(pod)
     if gpus.take(pod["metadata"]["uid"], wanted) is None:
@@ -41,9 +49,21 @@ def schedule(pod: Object, sources: Iterable[Key], find: Callable[[Key], Object |
     return None
 
 
-def _never_here(spec: Mapping[str, Any]) -> str | None:
-    """What a pod asks for that no embedded cluster has: devices of claims, extended resources other than GPUs."""
+def _never_here(spec: Mapping[str, Any], capacity: Mapping[str, str]) -> str | None:
+    """What a pod asks for that this machine never has: devices of claims, extended resources other than GPUs, more
+    cores or memory than all."""
     if spec.get("resourceClaims"):
         return "cannot allocate all claims (the embedded cluster has no dynamic resource allocation; use gpusPerPod)"
-    others = sorted(name for name, need in pod_requests(spec).items() if "/" in name and name != GPU and need)
-    return f"Insufficient {others[0]} (the embedded cluster offers {GPU})" if others else None
+    wanted = pod_requests(spec)
+    others = sorted(name for name, need in wanted.items() if "/" in name and name != GPU and need)
+    if others:
+        return f"Insufficient {others[0]} (the embedded cluster offers {GPU})"
+    for name, have in amounts(capacity).items():
+        if (need := wanted.get(name, 0)) > have:
+            return f"Insufficient {name} (this machine has {_shown(name, have)}, {_shown(name, need)} are needed)"
+    return None
+
+
+def _shown(resource: str, amount: int) -> str:
+    """An amount as people write it: cores, or Gi."""
+    return f"{amount / 1000:.15g}" if resource == "cpu" else f"{amount / 2**30:.1f}Gi"

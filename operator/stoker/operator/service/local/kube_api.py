@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
@@ -23,6 +22,7 @@ from stoker.operator.cluster.kinds import KINDS, Kind
 from stoker.operator.cluster.local.folders import StateFolders
 from stoker.operator.cluster.local.gpus import RESOURCE, Gpus
 from stoker.operator.cluster.local.local_cluster import LocalCluster
+from stoker.operator.cluster.local.machine import machine_capacity
 from stoker.operator.cluster.local.object_body import key_of, matches, with_namespace
 from stoker.operator.cluster.local.pod_status import NODE
 from stoker.operator.domain.plan import Key, Object, Ref
@@ -202,12 +202,7 @@ class _KubeApi:
 
     def _node(self) -> Object:
         """This machine as a Node."""
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        capacity = {
-            "cpu": str(os.cpu_count() or 1),
-            "memory": f"{memory // 1024}Ki",
-            RESOURCE: str(len(self.gpus.devices)),
-        }
+        capacity = {**machine_capacity(), RESOURCE: str(len(self.gpus.devices))}
         ready = {"type": "Ready", "status": "True", "reason": "SupervisorRuns"}
         return {
             "kind": "Node",

@@ -107,7 +107,7 @@ class _Run:
             addresses=Addresses("ports", lambda _: True),
         )
         volumes.prepare(lambda _, content: content)
-        variables = container_environment(pod, "127.0.0.1", self._find)
+        variables = container_environment(pod, "127.0.0.1", self._find, os.cpu_count() or 1)
         own = {name: value for name, value in variables.items() if name not in RENDEZVOUS}
         environment = {"STOKER_NODE_RANK": "0", "STOKER_POD_UID": self.pod_uid, **rewriter.environment(own)}
         config: dict[str, Any] = rewriter.json(json.loads(rendered["data"]["config.json"]))

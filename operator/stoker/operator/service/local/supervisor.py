@@ -23,6 +23,7 @@ from stoker.operator.cluster.local.addresses import Addresses, Mode
 from stoker.operator.cluster.local.folders import StateFolders, short_folders
 from stoker.operator.cluster.local.gpus import Gpus, find_devices
 from stoker.operator.cluster.local.local_cluster import LocalCluster
+from stoker.operator.cluster.local.machine import machine_capacity
 from stoker.operator.cluster.local.node import Node
 from stoker.operator.cluster.local.object_files import ObjectFiles
 from stoker.operator.cluster.local.objects import Admit, ObjectStore
@@ -215,6 +216,7 @@ class Supervisor:
             folders=self.folders,
             clock=self.clock,
             gpus=Gpus(find_devices(self.environment)),
+            capacity=machine_capacity(),
             environment=node_environment(self.environment),
             python=sys.executable,
         )

@@ -102,9 +102,9 @@ def follow(engine: LLMEngine, line: Connection) -> None:
     steps = engine.shared_steps
     assert steps is not None
     while True:
-        ready, _, _ = select.select([line, steps.wake_fd], [], [], 0.05)
+        ready, _, _ = select.select([line.fileno(), steps.wake_fd], [], [], 0.05)
         engine.executor.check()
-        if line in ready:
+        if line.fileno() in ready:
             return
         steps.take_part()
 

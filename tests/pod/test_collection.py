@@ -48,3 +48,9 @@ def test_programs_import_what_is_large_after_collections_have_stopped() -> None:
     program = f"import sys, {', '.join(PROGRAMS)}; print(*sorted(set({HEAVY!r}) & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_modules_in_c_report_nothing_as_leaked_at_the_end() -> None:
+    program = "from stoker.pod.collection import imports\nwith imports():\n    import triton"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr == ""

@@ -108,11 +108,11 @@ kube-packages: ## install the Debian packages that nodes and image builds need (
 kube-check: setup ## say what this machine lacks for `make cluster`, one line each
 	@$(BIN)/python -m e2e.cluster check
 
-kube-binaries: setup ## build Kubernetes, etcd, containerd, CoreDNS, helm and kwok from the Go module proxy, once (about 9 minutes)
+kube-binaries: setup ## build Kubernetes, etcd, containerd, CoreDNS and helm from the Go module proxy, once (about 9 minutes)
 	@$(BIN)/python -m e2e.cluster.binaries
 
-kube-controllers: setup ## build Kueue's and JobSet's controllers from the Go module proxy, once (about 6 minutes of two cores)
-	@$(BIN)/python -m e2e.cluster.binaries kueue jobset
+kube-controllers: setup ## build kwok, Kueue's and JobSet's controllers from the Go module proxy, once (about 7 minutes of two cores)
+	@$(BIN)/python -m e2e.cluster.binaries kwok kueue jobset
 
 images: setup kube-binaries ## build the control and runtime images with buildah and keep them for the nodes of `make cluster` (root)
 	@$(BIN)/python -m e2e.images build
@@ -162,6 +162,7 @@ bench-gpu: ## every measurement of bench/ that needs NVIDIA GPUs (one to four); 
 	@$(GPU_PYTHON) bench/gpu/checkpoint_gpu.py --gpus 4 --out bench/out
 
 bench-kube: setup kube-binaries ## the operator on a real API server with a thousand fake pods and jobs (about 8 minutes)
+	@$(BIN)/python -m e2e.cluster.binaries kwok
 	@$(BIN)/python -m bench.cluster.scale
 
 bench-gangs: setup kube-binaries kube-controllers ## a thousand gangs beside as many Jobs and JobSets, memory, passes under events (about 12 minutes)

@@ -100,6 +100,11 @@ def test_the_key_of_a_tool_follows_its_module_and_its_flags() -> None:
     assert len({tool.key for tool in (*tools.ALL, other)}) == len(tools.ALL) + 1
 
 
+def test_what_only_measurements_need_is_built_for_them_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(binaries.BIN_VARIABLE, raising=False)
+    assert binaries.folder_of(tools.KWOK) not in {binaries.folder_of(tool) for tool in tools.ALL}
+
+
 def test_missing_programs_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(binaries.BIN_VARIABLE, str(tmp_path))
     (tmp_path / "etcd").touch(mode=0o755)

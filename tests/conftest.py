@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from stoker.pod.collection import imports
 from testing.fixed_cases import draw_from_tests_alone
 from testing.model.interpreted import Interpreted
 
@@ -22,6 +23,13 @@ def pytest_configure() -> None:
     """Judge each run by the same cases, unless `--hypothesis-profile=random` asks for new ones."""
     if settings.get_current_profile_name() == "fixed":
         draw_from_tests_alone()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage while all files are imported, and leave what they made out of later collections."""
+    with imports():
+        return (yield)
 
 
 @pytest.fixture(autouse=True, scope="module")

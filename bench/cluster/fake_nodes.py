@@ -1,6 +1,6 @@
 """A whole control plane with fake nodes for `kube_scale.py`.
 
-It consists of etcd, API server, controller-manager, scheduler and kwok, all from `make kube-binaries`.
+It consists of etcd, API server, controller-manager, scheduler and kwok, all of which `make bench-kube` builds.
 
 Fake pods have addresses of a range that is all this machine's in a network of its own, so that one small HTTP server
 can be the agent of every one of them. Loopback addresses would serve that too, but no Endpoints may have them: the
@@ -51,7 +51,7 @@ class FakeNodes:
     def __init__(self, folder: Path, count: int, api_server_flags: tuple[str, ...] = ()) -> None:
         self.folder = folder
         self.count = count
-        self.bin = binaries.find([ETCD, KUBERNETES, KWOK])
+        self.bin, self.kwok_bin = binaries.find([ETCD, KUBERNETES]), binaries.find_optional(KWOK)
         # on a busy machine heartbeats are late, and a lost node would spoil the count
         patient = ("--node-monitor-grace-period=10m",)
         self.plane = ControlPlane(
@@ -94,7 +94,7 @@ class FakeNodes:
 
     def _kwok_command(self) -> list[str]:
         return [
-            str(self.bin / "kwok"),
+            str(self.kwok_bin / "kwok"),
             f"--kubeconfig={self.plane.kubeconfig}",
             f"--config={STAGES}",
             f"--cidr={POD_RANGE}",

@@ -10,8 +10,8 @@ import asyncio
 import logging
 
 from stoker.pod.config_file import load
-from stoker.router.__main__ import run
 from stoker.router.config import RouterConfig
+from stoker.router.main import run
 from stoker.router.snapshot import load_snapshot
 from testing.router.always_split import AlwaysSplit
 

@@ -81,7 +81,9 @@ CONTAINERD = Tool(
     tags=("no_btrfs", "no_zfs", "no_devmapper"),
 )
 COREDNS = Tool("coredns", {"github.com/coredns/coredns": "coredns"})
+
 KWOK = Tool("kwok", {"sigs.k8s.io/kwok/cmd/kwok": "kwok"})
+"""Nodes and pods that are faked, for measurements."""
 
 _KUEUE = "sigs.k8s.io/kueue"
 _JOBSET = "sigs.k8s.io/jobset"
@@ -136,7 +138,7 @@ VOLCANO = Tool(
 )
 """Volcano's scheduler; its types are volcano.sh/apis v1.14.0, the newest version in the module proxy."""
 
-ALL = (ETCD, KUBERNETES, HELM, CONTAINERD, COREDNS, KWOK)
+ALL = (ETCD, KUBERNETES, HELM, CONTAINERD, COREDNS)
 """Tools in the order of their build; those that most tests need come first."""
-OPTIONAL = (KUEUE, JOBSET, KUSTOMIZE_CONTROLLER, TRAEFIK, VOLCANO)
-"""Programs of others, which only the targets of their own tests need; each keeps its own folder."""
+OPTIONAL = (KWOK, KUEUE, JOBSET, KUSTOMIZE_CONTROLLER, TRAEFIK, VOLCANO)
+"""Programs of others, which only the targets of their own tests and measurements need; each keeps its own folder."""

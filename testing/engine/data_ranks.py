@@ -1,22 +1,21 @@
 """Data-parallel ranks that share experts, each in a process of its own as a core is, without fronts.
 
-`python -m testing.engine.data_ranks JOB RANK` loads, answers its prompts, writes the answers, and takes part in the
-others' steps until its standard input ends.
+A process loads, answers its prompts, sends the answers, and takes part in the others' steps until its line is closed.
 """
 
 from __future__ import annotations
 
-import json
 import logging
+import os
 import select
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from stoker.engine.config import EngineConfig
 from stoker.engine.core.build import build_engine
@@ -28,6 +27,7 @@ from stoker.engine.ranks.watch import RankLimits
 from stoker.engine.sampling import SamplingParams
 from testing.engine.poisoned import check_a_bad_request_alone_fails
 from testing.engine.rank_engines import answers, beside
+from testing.forked import forked
 
 Turn = tuple[str, Sequence[str]]
 """What a rank does, and its prompts (`turned`)."""
@@ -69,59 +69,72 @@ def go_on(engine: LLMEngine) -> None:
             engine.step()
 
 
-def main() -> None:
-    job, rank = json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2])
+class Job(NamedTuple):
+    """What all ranks are given."""
+
+    config: EngineConfig
+    turns: Sequence[Sequence[Turn]]
+    meeting: Path
+    silent_s: float
+    port: int | None
+
+
+def run_rank(job: Job, rank: int, line: Connection) -> None:
+    """Run one rank to its end."""
     logging.basicConfig(level="INFO")
-    place = DataPlace(rank, len(job["turns"]), Path(job["meeting"]))
-    if (port := job["port"]) is not None:
-        place = replace(place, meeting=("127.0.0.1", port), key=bytes(32), host="127.0.0.1")
-    engine, _ = build_engine(EngineConfig.model_validate(job["config"]), data=place)
+    place = DataPlace(rank, len(job.turns), job.meeting)
+    if job.port is not None:
+        place = replace(place, meeting=("127.0.0.1", job.port), key=bytes(32), host="127.0.0.1")
+    engine, _ = build_engine(job.config, data=place)
     assert isinstance(engine.executor, DataRank)
-    engine.executor.links.limits = RankLimits(silent_s=job["silent_s"])
+    engine.executor.links.limits = RankLimits(silent_s=job.silent_s)
     try:
-        for turn, names in job["turns"][rank]:
-            print(json.dumps(turned(engine, turn, tuple(names))), flush=True)
-        follow(engine)
+        for turn, names in job.turns[rank]:
+            line.send(turned(engine, turn, tuple(names)))
+        follow(engine, line)
     except ExecutorLost as error:
-        print(json.dumps(str(error)), flush=True)
+        line.send(str(error))
     engine.close()
 
 
-def follow(engine: LLMEngine) -> None:
-    """Take part until the standard input ends."""
+def follow(engine: LLMEngine, line: Connection) -> None:
+    """Take part until the line is closed."""
     steps = engine.shared_steps
     assert steps is not None
     while True:
-        ready, _, _ = select.select([sys.stdin, steps.wake_fd], [], [], 0.05)
+        ready, _, _ = select.select([line.fileno(), steps.wake_fd], [], [], 0.05)
         engine.executor.check()
-        if sys.stdin in ready and not sys.stdin.read():
+        if line.fileno() in ready:
             return
         steps.take_part()
 
 
 @dataclass
 class DataRanks:
-    """The processes."""
+    """The processes, and a line to each."""
 
-    processes: list[subprocess.Popen[str]]
+    processes: list[BaseProcess]
+    lines: list[Connection]
 
     def answer(self, rank: int) -> Any:
-        """Wait for what a rank prints next, for each turn, and at last the loss of a rank."""
-        stdout = self.processes[rank].stdout
-        assert stdout is not None
-        line = stdout.readline()
-        assert line, f"rank {rank} has ended"
-        return json.loads(line)
+        """Wait for what a rank answers next, for each turn, and at last the loss of a rank."""
+        try:
+            return self.lines[rank].recv()
+        except EOFError as error:
+            raise AssertionError(f"rank {rank} has ended") from error
 
     def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
-        self.processes[rank].send_signal(number)
+        pid = self.processes[rank].pid
+        assert pid is not None
+        os.kill(pid, number)
 
-    def end(self) -> list[int]:
+    def end(self) -> list[int | None]:
         """End all in good order; return their exit codes."""
+        for line in self.lines:
+            line.close()
         for process in self.processes:
-            assert process.stdin is not None
-            process.stdin.close()
-        return [process.wait(30) for process in self.processes]
+            process.join(30)
+        return [process.exitcode for process in self.processes]
 
 
 @contextmanager
@@ -129,23 +142,19 @@ def running(
     config: EngineConfig, turns: Sequence[Sequence[Turn]], folder: Path, silent_s: float = 20, port: int | None = None
 ) -> Iterator[DataRanks]:
     """Start a rank for each list of turns. `port`: at which they meet, as those of several pods do."""
-    job = folder / "job.json"
-    values = {"turns": turns, "meeting": str(folder / "data"), "silent_s": silent_s, "port": port}
-    job.write_text(json.dumps({"config": config.model_dump(mode="json"), **values}))
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    command = [sys.executable, "-m", "testing.engine.data_ranks", str(job)]
-    ranks = DataRanks([subprocess.Popen([*command, str(rank)], **pipes) for rank in range(len(turns))])
+    job, context = Job(config, turns, folder / "data", silent_s, port), forked()
+    ranks = DataRanks([], [])
     try:
+        for rank in range(len(turns)):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=run_rank, args=(job, rank, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            ranks.processes.append(process)
+            ranks.lines.append(ours)
         yield ranks
     finally:
-        for process in ranks.processes:
+        for process, line in zip(ranks.processes, ranks.lines, strict=True):
             process.kill()
-            process.wait()
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.close()
-            process.stdout.close()
-
-
-if __name__ == "__main__":
-    main()
+            process.join()
+            line.close()

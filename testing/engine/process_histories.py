@@ -9,7 +9,6 @@ the transport numbers them. A number gives the same events; the moments at which
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import signal
@@ -28,6 +27,7 @@ from testing.engine.handover_histories import BLOCK, OTHER_BLOCKS, PROMPT_TOKENS
 from testing.engine.station_process import Audited, Refused, Started, StationFacts, Told, run_station
 from testing.engine.stations import Answer
 from testing.engine.transfers import wait_for
+from testing.forked import forked
 
 EVENTS = {
     "ask": 10,
@@ -51,8 +51,7 @@ class Process:
     """One station's process, as its parent sees it."""
 
     def __init__(self, facts: StationFacts) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([run_station.__module__])
+        context = forked()
         self.facts = facts
         self.pipe, theirs = context.Pipe()
         self.process: BaseProcess = context.Process(target=run_station, args=(facts, theirs), daemon=True)

@@ -26,7 +26,7 @@ def served_engine(model: Path, *flags: str) -> Iterator[ServedEngine]:
     """Serve the model with one thread and 60 blocks. What the process prints after its address is left to read."""
     own = ["--port", "0", "--device", "cpu", "--dtype", "float32", "--threads", "1", "--num-blocks", "60"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "stoker.engine.serve", str(model), *own, *flags],
+        [sys.executable, "-m", "stoker.engine.serve_main", str(model), *own, *flags],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},

@@ -7,6 +7,7 @@ A check is a function at the top of its file that raises where a kernel is wrong
 
 from __future__ import annotations
 
+import gc
 import importlib
 import inspect
 import math
@@ -27,6 +28,8 @@ from tempfile import NamedTemporaryFile
 from types import ModuleType
 from typing import Any, NoReturn
 
+from stoker.pod.collection import imports
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -34,6 +37,9 @@ WORKERS = 2
 """Processes that check at a time, forked after the imports; each computes with one thread."""
 PRELOADED = ("torch", "triton", "stoker.model.decoder", "stoker.model.kernels.fused.kernels")
 """What the server imports once for all processes that it forks."""
+
+COLLECTED_AFTER = 20_000
+"""Objects between two collections; an interpreted kernel makes and frees far more than the usual 700 at a time."""
 
 Call = tuple[Callable[..., None], tuple[Any, ...]]
 Named = tuple[str, str, tuple[Any, ...]]
@@ -101,8 +107,10 @@ def main() -> None:
     """Fork a process for each request on standard input; answer with its group and, at its end, its status."""
     answers = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    for module in PRELOADED:
-        importlib.import_module(module)
+    with imports():
+        for module in PRELOADED:
+            importlib.import_module(module)
+    gc.set_threshold(COLLECTED_AFTER, 20, 20)
     replace_language_once()
     describe_types_once()
     leave_out_unread_checks()

@@ -8,11 +8,13 @@ import time
 from pathlib import Path
 
 from stoker.model.tokenizer import Tokenizer
+from stoker.pod.collection import imports
 
 
 def open_path(path: Path) -> None:
     if path.suffix == ".safetensors":
-        from stoker.model.weights.hugging_face import headers  # torch, which the others do not need
+        with imports():
+            from stoker.model.weights.hugging_face import headers  # torch, which the others do not need
 
         list(headers(path))
     else:

@@ -29,6 +29,7 @@ import torch
 from stoker.trainer.agent.stacks import innermost
 from stoker.trainer.rank.process_group import process_group
 from stoker.trainer.rank.rank_info import RankInfo
+from testing.forked import forked
 from testing.trainer.shared_network import share_network
 from testing.trainer.tiny_run import tiny_config
 
@@ -37,10 +38,6 @@ START_S = 180.0
 GRACE_S = 5.0
 """Time for the other ranks to report their errors after one has raised its own."""
 LEAVE_S = 120.0
-PRELOADED = ("testing.trainer.layouts", "torch._dynamo")
-"""What a server imports once, before it forks the ranks of all worlds without GPUs. torch would import its compiler at
-the first recomputation, in each rank.
-"""
 DUMP_S = 3.0
 
 Setup = Callable[[int, int], Any]
@@ -91,9 +88,7 @@ class RankWorld:
         return self._answers(timeout_s, getattr(function, "__name__", "call"))
 
     def _start(self) -> None:
-        context: Any = multiprocessing.get_context("forkserver" if self._backend == "gloo" else "spawn")
-        if self._backend == "gloo":
-            context.set_forkserver_preload([*PRELOADED])
+        context: Any = forked() if self._backend == "gloo" else multiprocessing.get_context("spawn")
         with socket.create_server(("127.0.0.1", 0)) as listener:
             for rank in range(self.size):
                 ours, theirs = context.Pipe()

@@ -4,7 +4,6 @@ by NIXL, and over a stand-in for the memory of GPUs."""
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import resource
 import signal
@@ -22,6 +21,7 @@ from stoker.engine.transfer.port import BlockPort, LayoutMismatch, Link, Move, T
 from stoker.engine.transfer.tcp import TcpPort
 from stoker.engine.transfer.ticket import PeerLost, TransferError
 from testing.engine.transfers import FINGERPRINT, KEY, LAYOUT, WAIT_S, Port, Ports, random_blocks, slots_of, wait_for
+from testing.forked import forked
 
 SECONDS = 600.0
 MAPPED = ("shared-memory", "cuda-ipc", "nixl")
@@ -210,7 +210,7 @@ def test_a_killed_writer_frees_its_slots_and_the_receiver_goes_on(transport: str
         owner = Owner("doomed/1", "one")
         with receiver.zone.lock:
             receiver.zone.zone.grant(owner, 2, receiver.zone.clock(), SECONDS)
-        context = multiprocessing.get_context("spawn")
+        context = forked()
         ready = context.Event()
         process = context.Process(target=write_for_ever, args=(transport, tmp_path, receiver.describe(), ready))
         process.start()

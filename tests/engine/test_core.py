@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import subprocess
 import threading
 import time
@@ -32,6 +31,7 @@ from stoker.engine.output_grammar import OutputGrammar
 from stoker.engine.plan import EnginePlan
 from stoker.engine.sampling import SamplingParams
 from stoker.pod.causes import EXIT_CODES, Cause
+from testing.forked import forked
 from tests.engine.conftest import MakeEngine
 
 Kind = TypeVar("Kind")
@@ -563,9 +563,7 @@ def test_a_core_whose_parent_died_while_it_was_importing_ends(twins: dict[str, A
     config = EngineConfig(model=ServedModelConfig(path=str(tmp_path / "model")), cache=CacheConfig(num_blocks=20))
     gone = subprocess.Popen(["true"])
     gone.wait()
-    process = multiprocessing.get_context("spawn").Process(
-        target=run_core, args=(config, f"ipc://{tmp_path}/core", str(tmp_path), gone.pid)
-    )
+    process = forked().Process(target=run_core, args=(config, f"ipc://{tmp_path}/core", str(tmp_path), gone.pid))
     process.start()
     process.join(300)
     assert process.exitcode == EXIT_CODES[Cause.INTERNAL]
@@ -578,7 +576,7 @@ def test_a_core_process_serves_a_folder_and_exits_with_a_code(twins: dict[str, A
         model=ServedModelConfig(path=str(model), dtype="float32"), threads=1, cache=CacheConfig(num_blocks=20)
     )
     address = f"ipc://{tmp_path}/core"
-    process = multiprocessing.get_context("spawn").Process(target=run_core, args=(config, address, str(tmp_path)))
+    process = forked().Process(target=run_core, args=(config, address, str(tmp_path)))
     process.start()
     front = Front(address)
     front.say(m.Hello())

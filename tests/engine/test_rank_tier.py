@@ -150,7 +150,7 @@ def test_a_rank_that_is_killed_while_it_writes_loses_no_token(folder: Path, tmp_
 BROKEN = """
 import sys
 from stoker.engine.core.rank_tier import RankTier
-from stoker.engine.worker_main import main
+from stoker.engine.worker_program import main
 
 def fail(tier, call):
     raise RuntimeError("CUDA error: an illegal memory access was encountered")

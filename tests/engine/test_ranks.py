@@ -14,7 +14,7 @@ from stoker.engine.core.engine import LLMEngine
 from stoker.engine.execution.runner import Runner
 from stoker.engine.plan import EnginePlan
 from stoker.engine.ranks.executor import Ranks
-from stoker.engine.worker_main import load_and_spare
+from stoker.engine.worker_program import load_and_spare
 from testing.engine.poisoned import check_a_bad_request_alone_fails
 from testing.engine.rank_engines import PROMPTS, Answers, answers, beside, config_of, tokens_of
 from testing.engine.tiny_tokenizer import tokenizer_json

@@ -124,7 +124,10 @@ def write_safetensors(path: Path, entries: str) -> None:
 
 
 def many_tokens(path: Path) -> None:
-    write_tokenizer(path, lambda raw: raw["model"].update(vocab={f"{number:x}": 0 for number in range(4_100_000)}))
+    write_tokenizer(path, lambda raw: raw["model"].update(vocab={}))
+    file = path / "tokenizer.json"
+    tokens = ",".join([f'"{number:x}":0' for number in range(4_100_000)])
+    file.write_text(file.read_text().replace('"vocab":{}', f'"vocab":{{{tokens}}}'))
 
 
 def many_merges(path: Path) -> None:

@@ -155,7 +155,7 @@ def nobody() -> int:
 
 def python_for_nobody(home: Path) -> str | None:
     """Return an interpreter of this version that the user `nobody` can run and that imports the packages."""
-    check = "import stoker.cli.main, stoker.operator.service.local.run_supervisor"
+    check = "import stoker.cli.main, stoker.operator.service.local.main"
     for python in (sys.executable, shutil.which(f"python3.{sys.version_info.minor}", path="/usr/bin:/usr/local/bin")):
         try:
             if (

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from stoker.operator.__main__ import main
 from stoker.operator.domain.elastic import Pace
 from stoker.operator.domain.lost_nodes import NodeLimits
 from stoker.operator.domain.settings import NetworkPolicies, Settings
+from stoker.operator.main import main
 from stoker.operator.service.config import OperatorConfig
 from stoker.pod.config_file import ConfigError, parse
 

@@ -23,9 +23,9 @@ from stoker.operator.cluster.pod_http import PodHttp
 from stoker.operator.domain.clock import SystemClock
 from stoker.pod.control_key import new_private_key, public_key, sign
 from stoker.pod.termination_message import parse_termination_message
-from stoker.router.__main__ import LINGER_S, linger_s, main, spare_from_collection
 from stoker.router.app import Router
 from stoker.router.config import RouterConfig
+from stoker.router.main import LINGER_S, linger_s, main, spare_from_collection
 from testing.router.fake_engine import FakeEngine, stream
 from testing.router.harness import events, run, snapshot, until
 

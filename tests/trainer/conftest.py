@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-LONGEST = Path(__file__).with_name("test_layouts.py")
+FIRST = [Path(__file__).with_name(f"test_{name}.py") for name in ("layouts", "train_end_to_end", "zero_memory")]
+"""Files of minutes that would be the longest, or among the last."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin a run with its longest file: as one of the last it would leave the other process without work."""
-    items.sort(key=lambda item: item.path != LONGEST)
+    """Begin a run with long files: as one of the last such a file would leave the other processes without work."""
+    items.sort(key=lambda item: FIRST.index(item.path) if item.path in FIRST else len(FIRST))
 
 
 @pytest.fixture(autouse=True, scope="module")

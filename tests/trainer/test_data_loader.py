@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from stoker.trainer.rank.data.corpus import open_corpus
 from stoker.trainer.rank.data.loader import Loader
 from stoker.trainer.rank.data.shard import Encoded
 from stoker.trainer.rank.data.source import Conversation, Document, Tokens
+from testing.forked import forked
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ def fingerprint_of(folder: str) -> str:
 
 def test_ranks_that_start_together_share_one_shard(tmp_path: Path) -> None:
     text_source(tmp_path, documents=3000)
-    with multiprocessing.get_context("spawn").Pool(3) as pool:
+    with forked().Pool(3) as pool:
         fingerprints = pool.map(fingerprint_of, [str(tmp_path)] * 3)
     assert len(set(fingerprints)) == 1
     assert [file.name for file in (tmp_path / "work" / "tokens").rglob("*.bin")] == ["tokens.bin"]

@@ -97,7 +97,7 @@ class Ranks:
         command = [
             sys.executable,
             "-m",
-            "stoker.trainer.rank.main",
+            "stoker.trainer.rank",
             "--config",
             str(self.config),
             "--channel-fd",

@@ -19,7 +19,7 @@ from stoker.engine.core_start import core_starts, scratch
 from stoker.engine.ranks.pod_place import find_place
 from stoker.engine.ranks.pod_share import share_of_pod
 from stoker.pod.causes import EXIT_CODES, Cause
-from stoker.pod.collection import spare_from_collection
+from stoker.pod.collection import imports, spare_from_collection
 from stoker.pod.command_line import CommandParser
 from stoker.pod.config_file import load
 from stoker.pod.termination_message import TerminationMessage
@@ -72,7 +72,8 @@ async def _run_engine(config: EngineConfig, pod_uid: str, tracer: Tracer, folder
     processes = CoreProcesses()
     try:
         await processes.start(core_starts(config, folder))
-        from stoker.engine.program import Engine, Environment  # most of this process's imports, beside the cores'
+        with imports():  # most of this process's, beside the cores'
+            from stoker.engine.program import Engine, Environment
 
         environment = Environment(pod_uid=pod_uid, tracer=tracer, on_serving=spare_from_collection)
         engine = Engine(config, environment, folder, processes)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 
+from stoker.pod.collection import imports
 from stoker.pod.command_line import INTERRUPTED
 
 
 def main() -> int:
     """Run the bench and return its exit code; 130 when interrupted, also during the imports."""
     try:
-        from stoker.engine.bench.program import main as bench  # takes a second or two
+        with imports():
+            from stoker.engine.bench.program import main as bench  # takes a second or two
 
         return bench()
     except KeyboardInterrupt:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 
+from stoker.pod.collection import imports
+
 
 def main() -> int:
     """Run `stoker serve` and return its exit code; 130 when interrupted during the imports."""
     try:
-        from stoker.engine.serve import main as serve  # takes a second or two
+        with imports():
+            from stoker.engine.serve import main as serve  # takes a second or two
     except KeyboardInterrupt:
         return 130
     return serve()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 
+from stoker.pod.collection import imports
+
 
 def main() -> int:
     """The exit code: 130 when it was interrupted before it began."""
     try:
-        from stoker.trainer.agent.program import main as agent  # takes a second or two
+        with imports():
+            from stoker.trainer.agent.program import main as agent  # takes a second or two
     except KeyboardInterrupt:
         return 130
     return agent()

@@ -24,9 +24,7 @@ from stoker.trainer.protocol.error_causes import ERROR_CAUSES, describe_error
 from stoker.trainer.protocol.parallel_dims import check_supported
 
 
-def main(
-    arguments: Sequence[str] | None = None, rank_module: Sequence[str] = ("-m", "stoker.trainer.rank.main")
-) -> int:
+def main(arguments: Sequence[str] | None = None, rank_module: Sequence[str] = ("-m", "stoker.trainer.rank")) -> int:
     """The exit code of the run (docs/exit-codes.md).
 
     `rank_module` are the interpreter's arguments that start a rank.

@@ -1,6 +1,6 @@
 """The channel between a rank and its agent: one Unix socket pair per rank, JSON lines in both directions.
 
-The agent makes the pair, starts `python -m stoker.trainer.rank.main --channel-fd N ...` with one end inherited, and
+The agent makes the pair, starts `python -m stoker.trainer.rank --channel-fd N ...` with one end inherited, and
 keeps the other:
 
     agent_channel, rank_socket = channel_pair()

@@ -1,4 +1,4 @@
-"""`python -m stoker.trainer.rank.main`: one rank's process, from its command line to its exit code.
+"""`python -m stoker.trainer.rank`: one rank's process, from its command line to its exit code.
 
 Its agent starts it (`protocol/channel.py`).
 """
@@ -203,10 +203,10 @@ def watch_signals(channel: RankChannel) -> None:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m stoker.trainer.rank.main",
+        prog="python -m stoker.trainer.rank",
         description="One rank of a training run. "
         "Reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT from the environment.",
-        epilog="example (one rank by hand): python -m stoker.trainer.rank.main --config config.json",
+        epilog="example (one rank by hand): python -m stoker.trainer.rank --config config.json",
     )
     parser.add_argument("--config", type=Path, required=True, help="the trainer's configuration, JSON")
     parser.add_argument("--channel-fd", type=int, help="descriptor of the channel to the agent")
@@ -225,7 +225,3 @@ def leave(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-if __name__ == "__main__":
-    leave(main())

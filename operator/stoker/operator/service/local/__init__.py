@@ -4,6 +4,6 @@ Owns the start and the end of the embedded cluster, its Unix socket and its API.
 supervisor runs; what the API acknowledges was written. `single_run.py` prepares one TrainingJob without any of this,
 for `stoker train`.
 
-Reading order: `run_supervisor.py` (the program), `supervisor.py`, `control_socket.py` and `api.py`, `kubelet.py`,
+Reading order: `main.py` (the program), `supervisor.py`, `control_socket.py` and `api.py`, `kubelet.py`,
 `services.py`, `single_run.py`.
 """

@@ -3,7 +3,7 @@
 It holds the folder's lock. It ends on SIGTERM, on `POST /v1/down`, and when the command that started it attached ends;
 every pod gets its grace period first. When it is killed, its pods are killed as well.
 
-Run by `run_supervisor`, which `stoker local` starts.
+Run by `main`, which `stoker local` starts.
 """
 
 from __future__ import annotations

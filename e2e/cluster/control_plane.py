@@ -11,7 +11,6 @@ any cluster.
 """
 
 import contextlib
-import random
 import socket
 import ssl
 import urllib.error
@@ -23,6 +22,7 @@ from types import TracebackType
 from e2e.cluster import binaries, tools
 from e2e.cluster.keys import Authority, service_account_keys
 from e2e.cluster.processes import Program, wait_for_program
+from testing.free_port import free_port
 
 ISSUER = "https://kubernetes.default.svc.cluster.local"
 
@@ -294,7 +294,7 @@ class ControlPlane:
         note = self.folder / f"{what}.port"
         if not note.exists():
             note.parent.mkdir(parents=True, exist_ok=True)
-            note.write_text(str(_free_port(self.address if what == "api-server" else "127.0.0.1")))
+            note.write_text(str(free_port(self.address if what == "api-server" else "127.0.0.1")))
         return int(note.read_text())
 
     def _answers(self, path: str) -> bool:
@@ -309,17 +309,6 @@ class ControlPlane:
                 return bool(answer.status == 200)
         except (urllib.error.URLError, OSError):
             return False
-
-
-def _free_port(address: str) -> int:
-    """Return a free port below the kernel's range for outgoing connections.
-
-    Inside the range, a client could take the port of a stopped server.
-    """
-    while True:
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((address, random.randint(20_000, 32_000)))
-            return int(probe.getsockname()[1])
 
 
 def _listens(port: int) -> bool:

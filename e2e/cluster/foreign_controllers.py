@@ -30,6 +30,7 @@ from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.definitions import wait_until_established
 from e2e.cluster.processes import Program, wait_for_program
 from e2e.cluster.tools import Tool
+from testing.free_port import free_port
 
 Object = dict[str, Any]
 
@@ -272,10 +273,3 @@ def _answers(url: str) -> bool:
 def _listens(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def free_port() -> int:
-    """Return a port of loopback that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

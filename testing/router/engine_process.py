@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+from testing.free_port import free_port
 from testing.router.harness import events
 
 TOKENS = 120
@@ -30,8 +30,7 @@ class Engine:
     def __init__(
         self, folder: Path, name: str, environment: Mapping[str, str] = MappingProxyType({}), **settings: Any
     ) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         config = {
             "model": {"path": str(folder / "tiny"), "dtype": "float32"},
             "listen": {"port": port},

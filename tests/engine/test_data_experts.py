@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from stoker.pod.config_file import ConfigError
 from testing.engine.data_ranks import Turn, running
 from testing.engine.rank_engines import PROMPTS, answers, config_of, saved
 from testing.engine.served_engine import served_engine
+from testing.free_port import free_port
 
 EVERY = tuple(PROMPTS)
 SHARED: dict[str, Any] = {"parallelism": {"data": 2, "expert": 2}}
@@ -173,11 +173,6 @@ def test_each_pod_has_its_share_of_the_data_ranks(
     wrong = config_of(folder, 1, replica=replica, parallelism={"data": 3})
     with pytest.raises(ConfigError, match=r"parallelism\.data must be a divisor or a multiple of replica\.pods"):
         share_of_pod(wrong)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def assert_equal(found: list[Any], expected: list[Any]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ import httpx
 import pytest
 
 from testing.engine.transfers import wait_for
+from testing.free_port import free_port
 from tests.engine.test_handover_served import BODY, Fleet, Served, answers, texts
 
 START_S = 600.0
@@ -60,8 +60,7 @@ def start(fleet: Fleet, name: str, role: str, *transports: str, **settings: Any)
 
 def start_pods(fleet: Fleet, name: str, role: str) -> Served:
     """The leader of two pods with a stage each. The other pod ends with the fleet."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     shape: dict[str, Any] = {
         "parallelism": {"pipeline": 2},
         "replica": {"pods": 2, "key_file": str(fleet.folder / "key")},

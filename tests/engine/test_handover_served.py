@@ -20,6 +20,7 @@ import pytest
 
 from stoker.pod.split_requests import PREFILL_HEADER
 from testing.engine.transfers import wait_for
+from testing.free_port import free_port
 from tests.engine.test_server_real import write_model
 
 PROMPT = [3 + 7 * place % 300 for place in range(90)]
@@ -67,8 +68,7 @@ class Fleet:
     def start(
         self, name: str, role: str, environment: Mapping[str, str] = MappingProxyType({}), **settings: Any
     ) -> Served:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         config = {
             "model": {"path": str(self.folder / "tiny"), "dtype": "float32"}, "listen": {"port": port}, "threads": 1,
             "role": role, "transfer": {"listen": "127.0.0.1:0", "zone_blocks": 8, "key_file": str(self.folder / "key")},

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,8 @@ import httpx
 import pytest
 import torch
 import transformers
+
+from testing.free_port import free_port
 
 PYTHON = Path(__file__).parents[2] / ".clients/bin/python"
 SCRIPT = Path(__file__).parents[2] / "testing/clients/official_clients.py"
@@ -38,11 +39,6 @@ pytestmark = [
     pytest.mark.skipif(not PYTHON.exists(), reason="make clients"),
 ]
 Answers = dict[str, list[dict[str, Any]]]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 def start(module: str, folder: Path, config: dict[str, Any]) -> subprocess.Popen[bytes]:

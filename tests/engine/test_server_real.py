@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ import transformers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from stoker.pod.termination_message import parse_termination_message
+from testing.free_port import free_port
 from tests.engine.conftest import SHAPE, VOCAB
 
 TEMPLATE = (
@@ -88,8 +88,7 @@ class Served:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("engine")
     write_model(folder / "tiny")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     config = {
         "model": {"path": str(folder / "tiny"), "dtype": "float32"},
         "listen": {"port": port},

@@ -7,7 +7,6 @@ import gc
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -26,13 +25,13 @@ from stoker.pod.termination_message import parse_termination_message
 from stoker.router.app import Router
 from stoker.router.config import RouterConfig
 from stoker.router.main import LINGER_S, linger_s, main, spare_from_collection
+from testing.free_port import free_port
 from testing.router.fake_engine import FakeEngine, stream
 from testing.router.harness import events, run, snapshot, until
 
 
 def write_config(folder: Path, **settings: Any) -> Path:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     config = {
         "deployment": "d",
         "listen": {"host": "127.0.0.1", "port": port, **settings.pop("listen", {})},

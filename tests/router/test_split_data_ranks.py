@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -23,6 +22,7 @@ import transformers
 from stoker.pod.data_rank import RANK_HEADER
 from stoker.pod.split_requests import PREFILL_HEADER
 from testing.engine.transfers import wait_for
+from testing.free_port import free_port
 from testing.router.always_split import AlwaysSplit
 from testing.router.engine_process import Engine
 from testing.router.harness import routed, run, until
@@ -53,8 +53,7 @@ def start(
 
 def start_pods(folder: Path) -> dict[str, Engine]:
     """The two pods of a replica with a data rank each: `d0` and `d1`."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     settings = SHARED | {"replica": {"pods": 2, "key_file": str(folder / "key")}}
     return {
         f"d{number}": start(folder, f"d{number}", "decode", place | {"STOKER_NODE_RANK": str(number)}, **settings)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 from datetime import timedelta
 
 import pytest
@@ -20,6 +19,7 @@ from stoker.trainer.rank.rank_info import RankInfo
 from stoker.trainer.rank.run_inputs import RunInputs, check_agreement
 from stoker.trainer.rank.save_group import make_save_group
 from testing.forked import forked
+from testing.free_port import free_port
 from testing.trainer.rank_world import RankWorld, run_ranks
 from testing.trainer.tiny_run import TINY, SyntheticBatches, data_parallel, empty_decoder, tiny_config
 
@@ -33,8 +33,7 @@ def fails_inside(rank: int, port: int) -> bool:
 
 
 def test_a_rank_that_fails_does_not_wait_for_the_others_to_take_the_group_down() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     with forked().Pool(2) as pool:
         assert pool.starmap(fails_inside, [(0, port), (1, port)]) == [True, True]
 

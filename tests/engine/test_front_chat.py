@@ -110,6 +110,6 @@ def test_what_goes_wrong_is_said_with_a_code(tmp_path: Path, capsys: pytest.Capt
         assert "keys: one API key of plain letters is needed, on one line" in capsys.readouterr().err
         with pytest.raises(SystemExit):
             main([s.url, "--timeout-s", "-1"])
-        assert "a number of seconds above 0 is needed (got -1)" in capsys.readouterr().err
+        assert "a number of seconds above 0 and below 1,000,000 is needed (got -1)" in capsys.readouterr().err
 
     run(scenario)

@@ -147,7 +147,7 @@ class Fleet:
         self._turn += 1
         if isinstance(self.policy, PairPolicy):
             self.policy.note(work, pair)
-        found = pair.answers.rank_for()
+        found = pair.answers.next_rank
         found.add(now_s, served, max(pair.uncached, 0))
         if not found.stepping:
             self._step(now_s, found)

@@ -59,6 +59,7 @@ class ClockedPod:
         self.load = Load.model_construct(seq=int(1000 * now_s), **{**first.report(), "queue_s": {}})
         first.others = ()
 
-    def rank_for(self) -> ClockedReplica:
+    @property
+    def next_rank(self) -> ClockedReplica:
         """The rank that its front chooses."""
         return self.ranks[least_loaded([(one.tokens_in_work, one.pending) for one in self.ranks])]

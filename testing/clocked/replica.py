@@ -185,7 +185,8 @@ class ClockedReplica:
         """What the router computes of its load now."""
         return standing_of(self)
 
-    def rank_for(self) -> ClockedReplica:
+    @property
+    def next_rank(self) -> ClockedReplica:
         """Who computes a request that is sent here: itself."""
         return self
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import os
 import signal
@@ -24,7 +23,7 @@ from stoker.pod.control_key import new_private_key, public_key, sign
 from stoker.pod.termination_message import parse_termination_message
 from stoker.router.app import Router
 from stoker.router.config import RouterConfig
-from stoker.router.main import LINGER_S, linger_s, main, spare_from_collection
+from stoker.router.main import LINGER_S, linger_s, main
 from testing.free_port import free_port
 from testing.router.fake_engine import FakeEngine, stream
 from testing.router.harness import events, run, snapshot, until
@@ -244,12 +243,3 @@ def test_what_cannot_be_used_ends_the_program_with_its_code(
         word = parse_termination_message((tmp_path / "termination-log").read_text())
         assert word is not None
         assert detail in word.detail
-
-
-def test_what_the_program_is_made_of_is_not_collected_again() -> None:
-    before = gc.get_freeze_count()
-    try:
-        spare_from_collection()
-        assert gc.get_freeze_count() > before
-    finally:
-        gc.unfreeze()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -16,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stoker.pod.causes import EXIT_CODES, Cause
+from stoker.pod.collection import spare_from_collection
 from stoker.pod.command_line import CommandParser
 from stoker.pod.config_file import load
 from stoker.pod.control_key import ControlVerifier
@@ -100,12 +100,6 @@ async def run(
 def linger_s(environment: Mapping[str, str]) -> float:
     """Return how long to serve after SIGTERM at least; only a cluster's pods have the address of its API server."""
     return LINGER_S if "KUBERNETES_SERVICE_HOST" in environment else 0.0
-
-
-def spare_from_collection() -> None:
-    """Keep what the program is made of out of garbage collections, each of which would stop all streams for 22 ms."""
-    gc.collect()
-    gc.freeze()
 
 
 def _servers(config: RouterConfig, router: Router) -> list[Server]:

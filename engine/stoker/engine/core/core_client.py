@@ -141,16 +141,17 @@ class CoreClient:
         """Data ranks: cores that answer as one."""
         return 1
 
-    def rank_for(self, _: AddRequest) -> int:
+    @property
+    def next_rank(self) -> int:
         """The data rank that a request should go to: there is one."""
         return 0
 
-    def transfer_of(self, _: int) -> TransferStats | None:
+    def transfer_of(self, rank: int) -> TransferStats | None:  # noqa: ARG002 - there is one
         """What a rank exchanges with other engines, by its newest report."""
         return self.stats.transfer if self.stats is not None else None
 
     @contextmanager
-    def request(self, request: AddRequest, _: int = 0) -> Iterator[RunningRequest]:
+    def request(self, request: AddRequest, rank: int = 0) -> Iterator[RunningRequest]:  # noqa: ARG002 - there is one
         """Send a request whose deltas arrive inside the block. Leaving the block early aborts it.
 
         Raises:

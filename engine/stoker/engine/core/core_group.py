@@ -92,7 +92,8 @@ class CoreGroup:
         """Data ranks: the cores."""
         return len(self.cores)
 
-    def rank_for(self, _: AddRequest) -> int:
+    @property
+    def next_rank(self) -> int:
         """The core with the fewest tokens in work."""
         return least_loaded([(self._in_work(number), core.running) for number, core in enumerate(self.cores)])
 
@@ -102,8 +103,8 @@ class CoreGroup:
 
     @contextmanager
     def request(self, request: AddRequest, rank: int | None = None) -> Iterator[RunningRequest]:
-        """Send a request to a core, by default to that of `rank_for`. Raises CoreLost, as `CoreClient.request`."""
-        number = self.rank_for(request) if rank is None else rank
+        """Send a request to a core, by default to `next_rank`. Raises CoreLost, as `CoreClient.request`."""
+        number = self.next_rank if rank is None else rank
         tokens = len(request.prompt_tokens) + request.params.n * (request.params.max_tokens or 1)
         self._load[number] += tokens
         self._owner[request.request_id] = number

@@ -223,7 +223,7 @@ class Generation:
             job.id, job.prompt_tokens, job.params, job.arrival_s, job.priority, resumed, self.prefill, self.trace,
             self.place, self.beginning if len(self.jobs) == 1 else "",
         )  # fmt: skip
-        rank = self._rank_for(request)
+        rank = self._rank
         own_tokens = 0 if self.prefill else len(job.prompt_tokens)
         texts = self._resumed_texts.get(number) or [self._text(job) for _ in range(job.params.n)]
         follower = _Follower(number, job, self.usage[number], texts, self._metrics, self._clock, self._load, rank)
@@ -242,10 +242,11 @@ class Generation:
         except CoreLost as lost:
             raise _engine_lost(str(lost)) from lost
 
-    def _rank_for(self, request: AddRequest) -> int:
+    @property
+    def _rank(self) -> int:
         """The data rank that gets a job. Several jobs are dealt out: no router has weighed each of them."""
         if self.rank is None or len(self.jobs) > 1:
-            return self._core.rank_for(request)
+            return self._core.next_rank
         return self.rank
 
     async def _searched(self, number: int, request: AddRequest, settings: BeamSettings, rank: int) -> list[Beam]:

@@ -133,10 +133,11 @@ def test_a_job_shows_curves_attempts_ranks_and_goodput(console: Stage) -> None:
         await page.clock.set_fixed_time(START.replace(microsecond=0) + timedelta(minutes=60))
         await visit(page, "#/jobs/default/teach")
         await shows(page, "h1", "teach")
-        await shows(page, ".figure", "1,200 values")
+        await shows(page, ".figure >> nth=0", "1,200 values")
         words = await text_of(page, ".figure >> nth=0")
         assert re.search(r"loss [\d.]+ at step 1,200, lowest [\d.]+ at step [\d,]+ \(1,200 values\)", words)
         assert "validation loss" in words
+        await shows(page, ".figure >> nth=3", "1,200 values")
         rate = await text_of(page, ".figure >> nth=3")
         assert re.search(r"tokens/s 4\d,\d{3} at step 1,200, from 3\d,\d{3} to 4\d,\d{3}", rate)
         if PLOTS:

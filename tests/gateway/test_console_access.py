@@ -100,6 +100,33 @@ async def broken_rules(page: Page) -> list[str]:
     return rules + ([f"{wide} pixels wider than the window"] if wide > 0 else [])
 
 
+@pytest.mark.skipif(not AXE.exists(), reason="axe-core is not there (make setup, with npm)")
+def test_a_table_that_has_not_got_its_form_yet_is_no_region_that_only_a_mouse_can_scroll(console: Stage) -> None:
+    async def story(page: Page) -> None:
+        await page.set_viewport_size({"width": 390, "height": 860})
+        await page.evaluate(AXE.read_text())
+        await visit(page, "#/deployments/default/chat")
+        await page.locator("meter").first.wait_for()
+        await page.locator(".scroll[data-form=cards]").first.wait_for()
+        await page.evaluate(WITHOUT_FORM)
+        assert await broken_rules(page) == []
+
+    console.run(story)
+
+
+@pytest.mark.skipif(not AXE.exists(), reason="axe-core is not there (make setup, with npm)")
+def test_the_table_of_a_figure_breaks_no_rule_either(console: Stage) -> None:
+    async def story(page: Page) -> None:
+        await page.evaluate(AXE.read_text())
+        await visit(page, "#/jobs/default/teach")
+        await page.locator(".figure button", has_text="Table").first.click()
+        await page.locator(".figure .scroll tbody td").first.wait_for()
+        assert await page.locator(".figure .scroll").first.evaluate("one => one.scrollHeight > one.clientHeight")
+        assert await broken_rules(page) == []
+
+    console.run(story)
+
+
 def test_no_list_scrolls_sideways_at_any_width(console: Stage) -> None:
     async def story(page: Page) -> None:
         for address, sign in PAGES:
@@ -303,6 +330,12 @@ def test_everything_is_reached_by_keyboard(console: Stage) -> None:
     console.run(story)
 
 
+WITHOUT_FORM = """() => document.querySelectorAll('.table').forEach((one) => {
+  const copy = one.cloneNode(true);  // nothing keeps its form
+  delete copy.querySelector('.scroll').dataset.form;
+  one.replaceWith(copy);
+})"""
+"""Tables as they are before the first frame."""
 SIDEWAYS = """() => new Promise((done) => requestAnimationFrame(() => setTimeout(() => done(
   [...document.querySelectorAll('html, main, .scroll, .nodes, .families, .long th, .long td')]
     .filter((one) => one.scrollWidth > one.clientWidth + 1)

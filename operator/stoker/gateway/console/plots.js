@@ -40,7 +40,7 @@ export function figure(uPlot, title, series, signal, group) {
   const body = el("tbody");
   const held = el(
     "div",
-    { class: "scroll", hidden: Boolean(uPlot) },
+    { class: "scroll", hidden: Boolean(uPlot), tabindex: 0, role: "region", "aria-label": `${title} as a table` },
     el(
       "table",
       {},

@@ -20,6 +20,7 @@ from stoker.operator.api.inferencedeployment import InferenceDeployment
 from stoker.operator.api.metadata import read
 from stoker.operator.api.pool import SCALED_BY_STOKER, Pool, flipping_pools
 from stoker.operator.domain.autoscaling.decision import REVIEW_S, Decision, Limits, Memory, PoolInput
+from stoker.operator.domain.autoscaling.goal_report import read_goals
 from stoker.operator.domain.autoscaling.load_report import read_load
 from stoker.operator.domain.autoscaling.load_window import LoadWindow, stale
 from stoker.operator.domain.autoscaling.prediction import EngineShape, Goals
@@ -103,15 +104,27 @@ class LoadWatch:
             self.review_all()
 
     def note(self, pod: Object, report: Report) -> None:
-        """Take the answer of an engine's `/status`."""
+        """Take the answer of an engine's or a router's `/status`."""
         labels = pod["metadata"].get("labels") or {}
-        load = read_load(report) if labels.get(ROLE) == PodRole.ENGINE else None
         deployment = self.store.by_uid(labels.get(DEPLOYMENT_UID, ""))
-        if load is None or deployment is None:
+        if deployment is None:
+            return
+        if labels.get(ROLE) == PodRole.ROUTER:
+            self._note_router(pod["metadata"]["uid"], key_of(deployment), report)
+        load = read_load(report) if labels.get(ROLE) == PodRole.ENGINE else None
+        if load is None:
             return
         found = self._pools.get((key_of(deployment), served_pool(pod)))
         if found is not None:
             found.window.record(self.clock.monotonic(), pod["metadata"]["uid"], load)
+
+    def _note_router(self, uid: str, key: Key, report: Report) -> None:
+        """Note what a router keeps back: each pool of the deployment would have a part in it."""
+        if (goals := read_goals(report)) is None:
+            return
+        for (owner, _), kept in self._pools.items():
+            if owner == key:
+                kept.window.record_router(self.clock.monotonic(), uid, goals)
 
     def scaling(self, key: Key) -> dict[str, PoolScaling]:
         """The decisions about a deployment's pools, by pool."""
@@ -176,7 +189,7 @@ class LoadWatch:
     ) -> PoolInput:
         now_s = self.clock.monotonic()
         ready = {pod["metadata"]["uid"]: pod for pod in engines if is_ready(pod) and not ended(pod)}
-        kept.window.forget(pod["metadata"]["uid"] for pod in engines)
+        kept.window.forget(_uids(engines), _uids(routers))
         for uid, pod in ready.items():
             if uid in kept.ready_since or is_lent(pod):
                 continue
@@ -198,7 +211,7 @@ class LoadWatch:
             measured=kept.window.measured(now_s),
             evidence=kept.window.evidence(now_s, len(ready)),
             running=sum(found.running for found in newest),
-            waiting=sum(found.waiting for found in newest),
+            waiting=sum(found.waiting for found in newest) + kept.window.waiting_in_routers,
             held=sum(int((self.store.report(pod["metadata"]["uid"]) or {}).get("held") or 0) for pod in routers),
             kv_use=_mean(found.owned_tokens / found.total_tokens for found in newest if found.total_tokens),
             startup_s=kept.startup_s,
@@ -242,6 +255,10 @@ def _limits(pool: Pool, room: int | None) -> Limits:
     )
     wait_s = settings.scale_down_after_seconds
     return limits if wait_s is None else replace(limits, scale_down_after_s=float(wait_s))
+
+
+def _uids(pods: Iterable[Object]) -> list[str]:
+    return [str(pod["metadata"]["uid"]) for pod in pods]
 
 
 def _count_ready(pods: Collection[Object]) -> int:

@@ -43,6 +43,8 @@ class Measured:
 
     first_token_s: float | None = None
     gap_s: float | None = None
+    late_share: float = 0.0
+    """Share of the requests whose goal was missed before an engine had them: refused, or kept waiting by routers."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class PoolInput:
     evidence: Evidence = field(default_factory=Evidence)
     running: int = 0
     waiting: int = 0
-    """Requests in the queues of engines."""
+    """Requests in the queues of engines, and those with a goal that wait in routers."""
     held: int = 0
     """Requests that routers hold because no engine is ready."""
     kv_use: float = 0.0

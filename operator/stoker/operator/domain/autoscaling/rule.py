@@ -32,6 +32,7 @@ from stoker.operator.domain.autoscaling.evidence import is_proven, met_share
 from stoker.operator.domain.autoscaling.figures import shown_inputs
 from stoker.operator.domain.autoscaling.load_rule import needed_by_load
 from stoker.operator.domain.autoscaling.need import Need, needed_by_goals
+from stoker.operator.domain.autoscaling.prediction import TAIL
 
 UP_SHARE, DOWN_SHARE = 0.75, 0.7
 """Of a goal, that a prediction must meet to add and to remove replicas."""
@@ -176,6 +177,8 @@ def _with_miss(now_s: float, limits: Limits, seen: PoolInput, memory: Memory, ne
 
 def _is_missed(limits: Limits, measured: Measured) -> bool:
     pairs = ((limits.goals.first_token_s, measured.first_token_s), (limits.goals.gap_s, measured.gap_s))
+    if limits.goals.first_token_s is not None and measured.late_share > TAIL:
+        return True
     return any(goal is not None and found is not None and found > goal for goal, found in pairs)
 
 

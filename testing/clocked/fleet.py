@@ -283,6 +283,7 @@ class Fleet:
             shape=self.window.shape,
             measured=self.window.measured(now_s),
             evidence=self.window.evidence(now_s, len(names)),
+            arrivals=self.window.arrivals(now_s),
             running=sum(found.running for found in newest),
             waiting=sum(found.waiting for found in newest) + self.window.waiting_in_routers,
             held=len(self.held),

@@ -33,6 +33,8 @@ class Limits:
     goals: Goals = field(default_factory=Goals)
     scale_down_after_s: float = 300.0
     role: Role = "colocated"
+    puts_late_behind: bool = False
+    """Whether routers let requests that would be late wait behind the others."""
     placeable: int | None = None
     """Replicas for which there is room, those that exist included; None where that is not known."""
 
@@ -64,6 +66,9 @@ class PoolInput:
     shape: EngineShape | None = None
     measured: Measured = Measured()
     evidence: Evidence = field(default_factory=Evidence)
+    arrivals: tuple[int, ...] = ()
+    """Requests of each slot of the last minutes, oldest first, whatever the number of replicas."""
+    slot_s: float = 5.0
     running: int = 0
     waiting: int = 0
     """Requests in the queues of engines, and those with a goal that wait in routers."""

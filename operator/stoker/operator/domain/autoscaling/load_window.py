@@ -137,14 +137,14 @@ class LoadWindow:
 
     def measured(self, now_s: float) -> Measured:
         """The 95th percentiles of the last minute."""
-        counts = total([slot.settled for slot in self._recent(now_s, MEASURED_S)])
-        goals = _all_goals(self._recent(now_s, MEASURED_S))
-        seen = counts.first_token_s.total + goals.refused
+        slots = self._recent(now_s, MEASURED_S)
+        counts = total([slot.settled for slot in slots])
+        enough = counts.first_token_s.total >= ENOUGH_REQUESTS
         gaps = counts.token_gap_s.total >= ENOUGH_REQUESTS
         return Measured(
-            counts.first_token_s.quantile(0.95) if counts.first_token_s.total >= ENOUGH_REQUESTS else None,
+            counts.first_token_s.quantile(0.95) if enough else None,
             counts.token_gap_s.quantile(0.95) if gaps else None,
-            goals.missed / seen if seen >= ENOUGH_REQUESTS else 0.0,
+            _late_share(slots),
         )
 
     def evidence(self, now_s: float, replicas: int) -> Evidence:
@@ -186,21 +186,27 @@ class LoadWindow:
         first = int(now_s // SLOT_S) - round(seconds / SLOT_S)
         return [slot for slot in self._slots if slot.number >= first]
 
-    def _arrivals(self, now_s: float) -> list[int]:
+    def arrivals(self, now_s: float) -> tuple[int, ...]:
+        """Requests of each complete slot that is remembered, oldest first."""
+        return tuple(self._arrivals(now_s, EVIDENCE_S))
+
+    def _arrivals(self, now_s: float, seconds: float = DEMAND_S) -> list[int]:
         """Requests of each complete slot of the last minutes, oldest first, zero where no report came."""
         if self._began_s is None:
             return []
         last = int(now_s // SLOT_S) - 1
-        first = max(last - round(DEMAND_S / SLOT_S) + 1, int(self._began_s // SLOT_S) + 1)
+        first = max(last - round(seconds / SLOT_S) + 1, int(self._began_s // SLOT_S) + 1)
         found = {slot.number: slot.requests for slot in self._slots}
         return [found.get(number, 0) for number in range(first, last + 1)]
 
 
-def _all_goals(slots: Iterable[_Slot]) -> GoalReport:
-    total_of = GoalReport()
+def _late_share(slots: Iterable[_Slot]) -> float:
+    """Share of the requests whose goal was missed before an engine had them."""
+    goals, answered = GoalReport(), 0
     for slot in slots:
-        total_of = total_of.plus(slot.goals)
-    return total_of
+        goals, answered = goals.plus(slot.goals), answered + slot.grown.first_tokens
+    seen = answered + goals.refused
+    return min(goals.missed / seen, 1.0) if seen >= ENOUGH_REQUESTS else 0.0
 
 
 def stale(window: LoadWindow, engine: str, name: str, known_since_s: float, now_s: float) -> str | None:

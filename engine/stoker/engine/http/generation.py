@@ -20,7 +20,7 @@ from stoker.engine.http.beam_run import BeamRun
 from stoker.engine.http.beam_search import Beam, BeamSettings
 from stoker.engine.http.errors import ApiError, from_refusal
 from stoker.engine.http.generation_spans import traced
-from stoker.engine.http.load import LoadLedger
+from stoker.engine.http.load_ledger import LoadLedger
 from stoker.engine.http.metrics import FrontMetrics
 from stoker.engine.http.text import Detokenizer, OutputText, Piece
 from stoker.engine.sampling import SamplingParams

@@ -20,7 +20,8 @@ from stoker.engine.core.core_group import Cores
 from stoker.engine.core.messages import CoreState, ModelFacts
 from stoker.engine.core.stats import SharedStoreStats, TransferStats
 from stoker.engine.http.errors import ApiError, bad_request, model_not_found, shortened
-from stoker.engine.http.generation import Generation, Job
+from stoker.engine.http.generation import Generation
+from stoker.engine.http.job import Job
 from stoker.engine.http.load_counters import LoadCounters
 from stoker.engine.http.load_ledger import LoadLedger
 from stoker.engine.http.load_reports import LoadReports

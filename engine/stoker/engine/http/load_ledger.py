@@ -1,7 +1,7 @@
 """The open jobs of one front, and what they measured: all together, and by data rank where an engine has several.
 
-Counts change with each job; rates are means of the last ones. Owned by `Front`, changed by `Generation`; read by
-`LoadReports`.
+Counts change with each job; rates are means of the last ones. Owned by `Front`, changed by `Generation` and
+`JobFollower`; read by `LoadReports`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A job: one prompt and how to continue it, with what another engine has sent of it and the tokens that it took.
 
-Made by `front`; its usage is counted by `JobFollower`.
+Made by `front`; `Generation` and `JobFollower` count its usage.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 from stoker.pod.collection import imports
 from testing.fixed_cases import draw_from_tests_alone
 from testing.model.interpreted import Interpreted
+from testing.time_limit import raise_out_of_time
 
 BUSY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # others share the CPU
 settings.register_profile("fixed", BUSY, derandomize=True)
@@ -30,6 +31,14 @@ def pytest_collection() -> Generator[None, object, object]:
     """Collect no garbage while all files are imported, and leave what they made out of later collections."""
     with imports():
         return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_timeout_set_timer() -> Generator[None, object, object]:
+    """Tell a test that takes too long from one that fails."""
+    is_set = yield
+    raise_out_of_time()
+    return is_set
 
 
 @pytest.fixture(autouse=True, scope="module")

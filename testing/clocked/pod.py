@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stoker.engine.core.core_group import least_loaded
-from stoker.engine.http.load import REPORT_S
+from stoker.engine.http.load_reports import REPORT_S
 from stoker.router.load import Load
 from stoker.router.snapshot import Role
 from stoker.router.standing import Standing, standing_of
@@ -54,10 +54,10 @@ class ClockedPod:
         if now_s - self._reported_s < REPORT_S:
             return
         self._reported_s = now_s
-        first, *others = [one.ledger for one in self.ranks]
-        first.others = [one.share for one in others]
-        self.load = Load.model_construct(seq=int(1000 * now_s), **{**first.report(), "queue_s": {}})
-        first.others = ()
+        first, *others = self.ranks
+        first.reports.others = [one.ledger.share for one in others]
+        self.load = Load.model_construct(seq=int(1000 * now_s), **{**first.reports.report(), "queue_s": {}})
+        first.reports.others = ()
 
     @property
     def next_rank(self) -> ClockedReplica:

@@ -18,8 +18,9 @@ from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.core.step_budget import StepBudget
 from stoker.engine.execution.executor import RankState
 from stoker.engine.execution.step import StepInput, StepOutput
-from stoker.engine.http.load import REPORT_S, LoadLedger
 from stoker.engine.http.load_counters import LoadCounters
+from stoker.engine.http.load_ledger import LoadLedger
+from stoker.engine.http.load_reports import REPORT_S, LoadReports
 from stoker.engine.sampling import SamplingParams
 from stoker.operator.domain.autoscaling.load_report import LoadReport, read_load
 from stoker.operator.domain.autoscaling.prediction import Goals
@@ -154,7 +155,8 @@ class ClockedReplica:
         self.engine = LLMEngine(ClockedExecutor(settings.curve, self._clock), scheduler, limits, self._clock)
         self.counters = LoadCounters()
         steps = settings.max_batch_tokens, settings.mixed_tokens
-        self.ledger = LoadLedger(clock=self._clock, step_tokens=lambda: steps)
+        self.ledger = LoadLedger()
+        self.reports = LoadReports(self.ledger, clock=self._clock, step_tokens=lambda: steps)
         self._reported_s, self._unstarted = -REPORT_S, dict[str, int]()
         self._served: dict[str, Served] = {}
         self._facts = ModelFacts(
@@ -194,7 +196,7 @@ class ClockedReplica:
         """Report its load to the router, if it may already."""
         if now_s - self._reported_s >= REPORT_S:
             self._reported_s = now_s
-            self.load = Load.model_construct(seq=int(1000 * now_s), **{**self.ledger.report(), "queue_s": {}})
+            self.load = Load.model_construct(seq=int(1000 * now_s), **{**self.reports.report(), "queue_s": {}})
 
     def add(self, now_s: float, served: Served, uncached: int = 0) -> None:
         """Queue a request now; `uncached`: tokens that the router expects to be computed."""

@@ -11,8 +11,9 @@ import httpx
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from stoker.engine.core.core_client import CoreClient
+from stoker.engine.http.core_metrics import register_core
 from stoker.engine.http.front import Front
-from stoker.engine.http.metrics import FrontMetrics, register_core
+from stoker.engine.http.metrics import FrontMetrics
 from stoker.engine.http.server import OpenAiServer
 from stoker.pod.http import probe_routes
 from stoker.pod.serve import Server, bind_tcp

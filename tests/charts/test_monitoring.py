@@ -22,6 +22,7 @@ EMITTERS = (
     "operator/stoker/gateway/http/requests.py",
     "trainer/stoker/trainer/agent/metrics.py",
     "engine/stoker/engine/http/metrics.py",
+    "engine/stoker/engine/http/core_metrics.py",
     "engine/stoker/engine/http/class_metrics.py",
     "engine/stoker/engine/http/cold_tier_metrics.py",
     "engine/stoker/engine/http/expert_metrics.py",

@@ -85,7 +85,7 @@ def test_a_request_goes_to_the_rank_that_its_header_names(tmp_path: Path) -> Non
             running = [await asked("1") for _ in range(2)]
             running.append(await asked("1", use_beam_search=True, n=2))
             assert [link.running for link in p.engine.links] == [0, 3]
-            ranks = p.engine.front.ledger.report()["ranks"]
+            ranks = p.engine.front.reports.report()["ranks"]
             assert [(one["requests"], one["waiting"], len(one["prompts"])) for one in ranks] == [(0, 0, 0), (3, 3, 3)]
             running.append(await asked("1", prompt=["hang say:y"] * 4))
             await until(lambda: p.engine.core.running == 7)

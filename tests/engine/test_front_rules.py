@@ -25,7 +25,9 @@ from stoker.engine.fronts.link import AskFailed, Link, LinkLost
 from stoker.engine.fronts.pool import FrontPool, Pages
 from stoker.engine.fronts.report import FrontReport, added, collected
 from stoker.engine.fronts.restarts import DELAYS_S, WINDOW_S, RestartBudget
-from stoker.engine.http.load import LoadLedger, LoadShare, summed
+from stoker.engine.http.load_ledger import LoadLedger
+from stoker.engine.http.load_reports import LoadReports
+from stoker.engine.http.load_share import LoadShare, summed
 from stoker.engine.http.metrics import FrontMetrics
 from stoker.engine.sampling import SamplingParams
 from stoker.pod.causes import Cause
@@ -175,10 +177,10 @@ def test_fronts_have_counted_together_what_one_front_counts(observations: list[t
 
 
 def test_the_load_of_fronts_adds_up() -> None:
-    ledger = LoadLedger()
-    ledger.others = [LoadShare(2, 3, 70, 100.0, None), LoadShare(1, 0, 0, 300.0, 0.25)]
-    with ledger.job("a", 30):
-        report = ledger.report()
+    reports = LoadReports(LoadLedger())
+    reports.others = [LoadShare(2, 3, 70, 100.0, None), LoadShare(1, 0, 0, 300.0, 0.25)]
+    with reports.ledger.job("a", 30):
+        report = reports.report()
         assert (report["requests"], report["waiting"], report["waiting_tokens"]) == (7, 4, 100)
         assert (report["prefill_tokens_per_s"], report["gap_s"]) == (200.0, 0.25)
     assert summed(()) == LoadShare()
@@ -189,14 +191,14 @@ def test_a_report_of_another_front_is_newer_than_those_before() -> None:
 
     async def scenario() -> None:
         now = [5.0]
-        one, two = LoadLedger(clock=lambda: now[0]), LoadLedger(clock=lambda: now[0])
+        one, two = (LoadReports(LoadLedger(), clock=lambda: now[0]) for _ in range(2))
         numbers = []
-        for ledger in (one, two, one):
-            reports = ledger.reports(lambda: True)
+        for front in (one, two, one):
+            reports = front.stream(lambda: True)
             for _ in range(2):
                 event = await anext(reports)
                 numbers.append(int(event.split(b'"seq":')[1].split(b",")[0]))
-                ledger.waiting[str(now[0])] = 1  # a change, which is reported
+                front.ledger.waiting[str(now[0])] = 1  # a change, which is reported
                 now[0] += 0.1
             await reports.aclose()
         assert numbers == sorted(set(numbers)), numbers

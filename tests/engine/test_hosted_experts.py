@@ -19,7 +19,7 @@ from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.messages import pack, unpack
 from stoker.engine.core.stats import STEP_TOKENS, ExpertStats
 from stoker.engine.hosted_memory import expert_bytes, host_bytes, slot_bytes
-from stoker.engine.http.metrics import register_core
+from stoker.engine.http.core_metrics import register_core
 from stoker.engine.plan import plan_engine
 from stoker.engine.stage_cut import layer_parameters, stage_parameters
 from stoker.model.hosted_experts import Copy, HostCopies

@@ -14,7 +14,10 @@ import pytest
 
 from stoker.engine.core.messages import CoreState, RequestFacts
 from stoker.engine.core.prefill_rate import KEPT, MOST_SPANS, PrefillRate
-from stoker.engine.http.load import WEIGHT, LoadLedger, LoadShare, transfer_status
+from stoker.engine.http.load_ledger import WEIGHT, LoadLedger
+from stoker.engine.http.load_reports import LoadReports
+from stoker.engine.http.load_share import LoadShare
+from stoker.engine.http.peer_report import transfer_status
 from stoker.pod.prompt_order import LOOK_AHEAD
 from stoker.pod.split_requests import PREFILL_HEADER
 from stoker.router.load import Load
@@ -61,10 +64,10 @@ def test_reports_follow_the_requests_and_end_with_the_drain(tmp_path: Path) -> N
 def test_a_prefill_engine_reports_what_it_computes_for_others(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as s:
-            assert s.front.ledger.report()["peer"] is None
+            assert s.front.reports.report()["peer"] is None
             await s.core.send(replace(STATS, step_tokens=(0,) * 14, transfer=TRANSFER, queue_s={-9: 2}))
             await until(lambda: s.front.transfer is not None)
-            report = s.front.ledger.report()
+            report = s.front.reports.report()
             counts = {"requests": 2, "waiting": 1, "waiting_tokens": 300, "prefill_tokens_per_s": 5000.0}
             assert {**counts, "role": "colocated", "queue_s": {-9: 2}}.items() <= report.items()
             peer = {
@@ -110,8 +113,8 @@ def test_a_prompt_that_another_engine_computes_does_not_wait_here(tmp_path: Path
             asked = asyncio.create_task(s.http.post("/v1/completions", json=body, headers=headers))
             await until(lambda: bool(s.core.requests))
             assert s.core.requests[0].prefill == "10.0.0.7:8101"
-            assert s.front.ledger.report()["requests"] == 1
-            assert s.front.ledger.report()["waiting_tokens"] == 0
+            assert s.front.reports.report()["requests"] == 1
+            assert s.front.reports.report()["waiting_tokens"] == 0
             asked.cancel()
 
     run(scenario)
@@ -133,18 +136,18 @@ async def _until(reports: AsyncIterator[Report], question: Callable[[Report], bo
 
 
 def test_the_first_prompts_that_wait_are_listed_in_the_order_of_arrival() -> None:
-    one, other = LoadLedger(), LoadLedger()
+    one, other = LoadReports(LoadLedger()), LoadReports(LoadLedger())
     with ExitStack() as jobs:
         for number in range(2 * LOOK_AHEAD):
-            jobs.enter_context(one.job(str(number), 1000 - number))
-        jobs.enter_context(other.job("x", 7))
-        one.first_token("0", None)
-        sent = LoadShare.from_wire(json.loads(json.dumps(list(other.share))))
-        assert sent == other.share
+            jobs.enter_context(one.ledger.job(str(number), 1000 - number))
+        jobs.enter_context(other.ledger.job("x", 7))
+        one.ledger.first_token("0", None)
+        sent = LoadShare.from_wire(json.loads(json.dumps(list(other.ledger.share))))
+        assert sent == other.ledger.share
         one.others = (sent,)
         listed = [1000 - number for number in range(1, LOOK_AHEAD + 1)]
         assert list(one.report()["prompts"]) == listed
-        other.others = (one.share,)
+        other.others = (one.ledger.share,)
         assert list(other.report()["prompts"]) == [7, *listed[:-1]]
         load = Load.model_validate({"seq": 1, **other.report()})
         assert (len(load.waiting_prompts), sum(load.prompts)) == (2 * LOOK_AHEAD, 7 + sum(listed[:-1]))
@@ -152,8 +155,8 @@ def test_the_first_prompts_that_wait_are_listed_in_the_order_of_arrival() -> Non
 
 def test_each_data_rank_is_counted_by_itself_over_all_fronts() -> None:
     helped = replace(TRANSFER, helping=4, helping_waiting=2, helping_tokens=900, prefill_tokens_per_s=None)
-    one = LoadLedger(num_ranks=2, transfer_of=lambda rank: helped if rank else None)
-    other = LoadLedger(num_ranks=2)
+    one, other = LoadLedger(num_ranks=2), LoadLedger(num_ranks=2)
+    reports = LoadReports(one, transfer_of=lambda rank: helped if rank else None)
 
     def facts(tokens: int, begin_s: float) -> RequestFacts:
         return RequestFacts(tokens, 0, 1, 0, 0.0, begin_s, begin_s + 1.0, begin_s + 1.0, 2.0)
@@ -164,8 +167,8 @@ def test_each_data_rank_is_counted_by_itself_over_all_fronts() -> None:
         other.gap(0.5, rank=1)
         sent = LoadShare.from_wire(json.loads(json.dumps(list(other.share))))
         assert sent == other.share
-        one.others = (sent,)
-        report = one.report()
+        reports.others = (sent,)
+        report = reports.report()
         load = Load.model_validate({"seq": 1, **report})
         assert (load.requests, load.waiting, load.waiting_tokens) == (4, 2, 90)
         first, second = load.ranks
@@ -174,43 +177,44 @@ def test_each_data_rank_is_counted_by_itself_over_all_fronts() -> None:
         assert first.busy_tokens_per_s == pytest.approx(4000, rel=0.06), "side by side"
         assert (second.requests, second.waiting, second.waiting_tokens) == (6, 4, 990), "with what it helps"
         assert (second.prompts, second.prefill_tokens_per_s, second.gap_s) == ((40, 50), None, 0.5)
-    assert [rank["requests"] for rank in one.report()["ranks"]] == [1, 5], "its own jobs have ended"
-    assert "ranks" not in LoadLedger().report()
+    assert [rank["requests"] for rank in reports.report()["ranks"]] == [1, 5], "its own jobs have ended"
+    assert "ranks" not in LoadReports(LoadLedger()).report()
 
 
 def test_rates_are_means_of_what_was_measured() -> None:
     load = LoadLedger()
+    reports = LoadReports(load)
 
     def facts(prompt: int, cached: int, seconds: float, begin_s: float = 1.0) -> RequestFacts:
         return RequestFacts(prompt, cached, 1, 0, 0.0, begin_s, begin_s + seconds, begin_s + seconds, 2.0)
 
     for name, measured in enumerate([facts(1000, 0, 0.5), facts(1000, 900, 0.1, 2.0), facts(20, 10, 9.0)]):
         with load.job(str(name), 7):
-            assert load.report()["waiting_tokens"] == 7
+            assert reports.report()["waiting_tokens"] == 7
             load.first_token(str(name), measured)
             load.first_token(str(name), facts(9999, 0, 0.1))  # only the first token counts
-            assert (load.report()["waiting"], load.report()["requests"]) == (0, 1)
+            assert (reports.report()["waiting"], reports.report()["requests"]) == (0, 1)
     both = (KEPT * 1000 + 100) / (KEPT * 0.5 + 0.1)
-    assert load.report()["busy_tokens_per_s"] == pytest.approx(both)  # ten tokens say nothing
-    assert load.report()["prefill_tokens_per_s"] == pytest.approx(2000 + WEIGHT * (1000 - 2000))
+    assert reports.report()["busy_tokens_per_s"] == pytest.approx(both)  # ten tokens say nothing
+    assert reports.report()["prefill_tokens_per_s"] == pytest.approx(2000 + WEIGHT * (1000 - 2000))
     load.gap(0.5)
     load.gap(0.0)
     load.gap(1.0)
     assert load.gap_s == pytest.approx(0.5 + WEIGHT * 0.5)
-    assert load.report()["requests"] == 0
+    assert reports.report()["requests"] == 0
 
 
 def test_each_front_reports_the_rate_of_the_whole_engine() -> None:
     """At 2,000 tokens/s: prompts of two fronts are computed side by side, and each front alone has seen half."""
-    whole, fronts = PrefillRate(), (LoadLedger(), LoadLedger(), LoadLedger())
+    whole, fronts = PrefillRate(), [LoadReports(LoadLedger()) for _ in range(3)]
     for number in range(100):
         begin_s = 5.0 * (number // 2)
         whole.computed(5000, begin_s, begin_s + 5.0)
         facts = RequestFacts(5000, 0, 1, 0, 0.0, begin_s, begin_s + 5.0, begin_s + 5.0, 2.0)
-        with fronts[number % 2].job(str(number), 5000):
-            fronts[number % 2].first_token(str(number), facts)
-    assert fronts[0].prefill_rate.tokens_per_s == pytest.approx(1000)
-    shares = [LoadShare.from_wire(json.loads(json.dumps(list(front.share)))) for front in fronts]
+        with fronts[number % 2].ledger.job(str(number), 5000):
+            fronts[number % 2].ledger.first_token(str(number), facts)
+    assert fronts[0].ledger.prefill_rate.tokens_per_s == pytest.approx(1000)
+    shares = [LoadShare.from_wire(json.loads(json.dumps(list(front.ledger.share)))) for front in fronts]
     for own, front in enumerate(fronts):
         front.others = [share for number, share in enumerate(shares) if number != own]
     rates = [front.report()["busy_tokens_per_s"] for front in fronts]

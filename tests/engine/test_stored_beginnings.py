@@ -200,7 +200,7 @@ def test_the_front_passes_the_name_on_and_reports_the_store(tmp_path: Path) -> N
     async def scenario() -> None:
         async with serving(tmp_path) as s:
             headers = {HEADER: "00ff"}
-            assert "store" not in s.front.ledger.report()
+            assert "store" not in s.front.reports.report()
             for text in ("say:a", ["say:a", "say:b"]):
                 answer = await s.http.post("/v1/completions", json={"prompt": text}, headers=headers)
                 assert answer.status_code == 200
@@ -210,7 +210,7 @@ def test_the_front_passes_the_name_on_and_reports_the_store(tmp_path: Path) -> N
             assert f"header {HEADER}: 1 to 16 hexadecimal digits are allowed, got 'no'" in wrong.text
             await s.core.send(replace(STATS, step_tokens=(0,) * 14, shared_store=STORE))
             await until(lambda: s.front.shared_store == STORE)
-            load = Load.model_validate({"seq": 1, **s.front.ledger.report()})
+            load = Load.model_validate({"seq": 1, **s.front.reports.report()})
             assert load.store is not None
             assert (load.store.name, load.store.block_s, load.store.announced) == ("ab", 0.002, {"7": True, "8": False})
             assert load.store.load_s(17) == 0.004

@@ -196,7 +196,7 @@ def merge(spec: dict[str, Any], patch: dict[str, Any]) -> None:
         elif value is None:
             spec.pop(name, None)
         else:
-            spec[name] = value
+            spec[name] = copy.deepcopy(value)  # the table of edits stays as it is
 
 
 def world(cluster: SimulatedCluster, key: Key) -> Any:

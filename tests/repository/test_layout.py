@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,25 @@ def test_every_package_is_importable_from_its_own_root() -> None:
         "stoker.cli.main"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def imported_names(text: str) -> set[str]:
+    """Modules of the product, or names in them, that a module imports anywhere: in functions and for types, too."""
+    pattern = r"^ *(?:import (stoker\.[\w.]+)|from (stoker\.[\w.]+) import (?:\(([^)]*)\)|(.*)))"
+    found = set()
+    for module, package, inside, behind in re.findall(pattern, text, flags=re.MULTILINE):
+        names = re.findall(r"(\w+)(?: as \w+)?", re.sub("#.*", "", inside or behind))
+        found |= {module or package, *(f"{package}.{name}" for name in names)}
+    return found
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Not for types either: what two modules need of each other belongs below both, or is a protocol."""
+    paths = [path for root in SOURCE_ROOTS for path in (ROOT / root / "stoker").rglob("*.py")]
+    texts = {".".join(path.relative_to(ROOT).with_suffix("").parts[1:]): path.read_text() for path in paths}
+    imports = {name: imported_names(text) & texts.keys() for name, text in texts.items()}
+    assert sum(map(len, imports.values())) > len(imports), "imports are found"
+    TopologicalSorter(imports).prepare()
 
 
 @pytest.mark.parametrize(

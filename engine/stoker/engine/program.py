@@ -36,9 +36,10 @@ from stoker.engine.fronts.front_metrics import FrontsCollector
 from stoker.engine.fronts.parts import app_of, front_of, joined, links_of, served_names
 from stoker.engine.fronts.pool import FrontPool, Pages
 from stoker.engine.http.api_keys import load_api_keys
+from stoker.engine.http.core_metrics import register_core
 from stoker.engine.http.front import Front
-from stoker.engine.http.load import peer_of, transfer_status
-from stoker.engine.http.metrics import FrontMetrics, register_core
+from stoker.engine.http.metrics import FrontMetrics
+from stoker.engine.http.peer_report import peer_of, transfer_status
 from stoker.engine.http.text import TextCodec
 from stoker.model.tokenizer import Tokenizer
 from stoker.pod.causes import Cause, cause_of_exit_code

@@ -53,7 +53,7 @@ class Backend(CountedPlace):
         self.identity = entry.pod_uid, ""
         """Pod uid and epoch: after a restart an engine's cache is empty."""
         self.times = times
-        self.ranks: Sequence[DataRank] = ()
+        self.ranks: Sequence[DataRank[Backend]] = ()
         """Its data ranks, by its newest report; empty where it has one, or has not reported them."""
         self._reported_s = 0.0
         self.ready = False
@@ -306,5 +306,5 @@ class Backend(CountedPlace):
             self._probe.close()
 
 
-Candidate = Backend | DataRank
+Candidate = Backend | DataRank[Backend]
 """What the router chooses among."""

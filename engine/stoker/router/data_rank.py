@@ -6,23 +6,51 @@ The router names it in a header. Health, connections and the rest are those of t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Generic, Protocol, TypeVar
 
 from stoker.router.counted_place import CountedPlace
 from stoker.router.load import Load
-
-if TYPE_CHECKING:
-    from stoker.router.backend import Backend
+from stoker.router.snapshot import BackendEntry, Role
 
 
-class DataRank(CountedPlace):
+class RankedPod(Protocol):
+    """The part of a backend that its data ranks use."""
+
+    role: Role
+    clock: Callable[[], float]
+    entry: BackendEntry
+
+    @property
+    def revision(self) -> str:
+        """The revision that it serves."""
+        ...
+
+    @property
+    def silent(self) -> bool:
+        """Whether its engine has not reported for long."""
+        ...
+
+    def request(self) -> AbstractContextManager[None]:
+        """Count one request as pending."""
+        ...
+
+    def reached(self, load: Load | None) -> str | None:
+        """The endpoint in a report, with the pod's own address in place of any host."""
+        ...
+
+
+P = TypeVar("P", bound=RankedPod)
+
+
+class DataRank(CountedPlace, Generic[P]):
     """A core of an engine, with the whole model."""
 
-    def __init__(self, backend: Backend, rank: int) -> None:
+    def __init__(self, backend: P, rank: int) -> None:
         super().__init__(backend.role, backend.clock)
         self.backend = backend
+        """The pod that gets its requests."""
         self.rank = rank
         """Its number in the pod."""
         self.identity = backend.entry.pod_uid, ""

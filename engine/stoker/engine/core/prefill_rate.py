@@ -4,7 +4,7 @@ Prompts are in work side by side: short ones pass a long one, which keeps half o
 alone would tell about half of what the engine does, and less the more it has to do. So each moment counts once, and
 tokens and seconds are summed up before they are divided.
 
-Owned by `LoadLedger`; routers predict first tokens by it for admission. Fronts of one engine tell each other their last
+Owned by `JobLedger`; routers predict first tokens by it for admission. Fronts of one engine tell each other their last
 prompts, from which each has the rate of all: a mean of their rates would leave out what ran beside the prompts of each.
 """
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from stoker.engine.fronts.link import AskFailed, Handler, Link, LinkLost
 from stoker.engine.fronts.report import FrontReport
-from stoker.engine.http.load import LoadShare
+from stoker.engine.http.load_share import LoadShare
 
 CLOSED_BYTES = 4096
 COLLECT_S = 2.0

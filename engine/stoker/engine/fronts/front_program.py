@@ -28,7 +28,8 @@ from stoker.engine.fronts.link import AskFailed, Link, LinkLost
 from stoker.engine.fronts.parts import app_of, front_of, joined, served_names
 from stoker.engine.fronts.report import collected
 from stoker.engine.http.errors import ApiError
-from stoker.engine.http.load import REPORT_S, LoadShare
+from stoker.engine.http.load_reports import REPORT_S
+from stoker.engine.http.load_share import LoadShare
 from stoker.engine.http.metrics import FrontMetrics
 from stoker.model.tokenizer import Tokenizer
 from stoker.pod.collection import spare_from_collection
@@ -56,7 +57,7 @@ class FrontProgram:
         self.front = front_of(config, self.core, self.metrics, Tokenizer.open, self.tracer)
         self.front.elsewhere = self._elsewhere
         self.front.on_broken = lambda reason: self.link.tell("broken", reason)
-        self.front.ledger.epoch = arguments.epoch
+        self.front.reports.epoch = arguments.epoch
         self.link = Link(
             socket.socket(fileno=arguments.link),
             {
@@ -165,7 +166,7 @@ class FrontProgram:
         return await self.front.own_request(name)
 
     async def _take_shares(self, shares: Sequence[Sequence[Any]]) -> None:
-        self.front.ledger.others = [LoadShare.from_wire(share) for share in shares]
+        self.front.reports.others = [LoadShare.from_wire(share) for share in shares]
 
     async def _take_draining(self, draining: bool) -> None:
         self.front.draining = draining

@@ -27,8 +27,8 @@ from stoker.engine.fronts.front_process import FrontCommand, FrontProcess
 from stoker.engine.fronts.link import AskFailed, LinkLost
 from stoker.engine.fronts.report import FrontReport, added
 from stoker.engine.fronts.restarts import RestartBudget
-from stoker.engine.http.load import REPORT_S
 from stoker.engine.http.load_counters import LoadCounters
+from stoker.engine.http.load_reports import REPORT_S
 from stoker.pod.causes import Cause
 
 log = logging.getLogger("stoker.engine")

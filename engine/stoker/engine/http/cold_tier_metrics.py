@@ -1,4 +1,4 @@
-"""The metrics of tiers below the host tier, read from the core's report. Called by `metrics`."""
+"""The metrics of tiers below the host tier, read from the core's report. Called by `core_metrics`."""
 
 from __future__ import annotations
 

@@ -109,6 +109,10 @@ def from_refusal(refused: RequestRefused) -> ApiError:
     return bad_request(str(refused), refused.field, code)
 
 
+def engine_lost(why: str) -> ApiError:
+    return ApiError(503, f"The engine core has ended: {why}", code="engine_lost", retry_after_s=1)
+
+
 def from_validation(error: ValidationError) -> ApiError:
     """Turn pydantic's findings into an answer about the first wrong field, with its path."""
     item = error.errors(include_url=False, include_context=False)[0]

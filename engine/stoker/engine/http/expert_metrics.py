@@ -1,4 +1,4 @@
-"""The metrics of experts in main memory, read from the core's report. Called by `metrics`."""
+"""The metrics of experts in main memory, read from the core's report. Called by `core_metrics`."""
 
 from __future__ import annotations
 

@@ -20,9 +20,11 @@ from stoker.engine.core.core_group import Cores
 from stoker.engine.core.messages import CoreState, ModelFacts
 from stoker.engine.core.stats import SharedStoreStats, TransferStats
 from stoker.engine.http.errors import ApiError, bad_request, model_not_found, shortened
-from stoker.engine.http.generation import Generation, Job
-from stoker.engine.http.load import LoadLedger
+from stoker.engine.http.generation import Generation
+from stoker.engine.http.job import Job
 from stoker.engine.http.load_counters import LoadCounters
+from stoker.engine.http.load_ledger import LoadLedger
+from stoker.engine.http.load_reports import LoadReports
 from stoker.engine.http.metrics import FrontMetrics
 from stoker.engine.http.openai.answer import Envelope, UsageChunks
 from stoker.engine.http.openai.chat import ChatAnswer
@@ -98,10 +100,10 @@ class Front:
         self.managed = managed
         self.core = core
         self.names = tuple(names)
-        self.ledger = LoadLedger(
-            role, lambda: self.transfer, lambda: self.queue_s,
-            store=lambda: self.shared_store, step_tokens=lambda: self.step_tokens,
-            num_ranks=core.num_ranks, transfer_of=core.transfer_of,
+        self.ledger = LoadLedger(core.num_ranks)
+        self.reports = LoadReports(
+            self.ledger, role, lambda: self.transfer, lambda: self.queue_s,
+            store=lambda: self.shared_store, step_tokens=lambda: self.step_tokens, transfer_of=core.transfer_of,
         )  # fmt: skip
         self.metrics = metrics
         self.parsers = parsers
@@ -220,7 +222,7 @@ class Front:
 
     def load_reports(self) -> AsyncGenerator[bytes]:
         """The events of `GET /load`, until the engine takes no requests."""
-        return self.ledger.reports(lambda: self.ready)
+        return self.reports.stream(lambda: self.ready)
 
     async def load(self, name: str) -> dict[str, Any]:
         """`POST /v1/models/{name}/load`: refused, as is `unload`. Raises ApiError 409."""

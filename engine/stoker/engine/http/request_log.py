@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from stoker.engine.core.messages import RequestProgress, RequestState
 from stoker.engine.http.errors import ApiError
-from stoker.engine.http.generation import Usage
+from stoker.engine.http.job import Usage
 from stoker.engine.http.openai.usage import times
 
 MAX_REQUESTS = 2048

@@ -11,13 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.engine.execution.step import TokenLogprobs
-from stoker.engine.http.generation import Generation, Job, Update
+from stoker.engine.http.generation import Generation
+from stoker.engine.http.job import Job
 from stoker.engine.http.openai.answer import Envelope, UsageChunks
 from stoker.engine.http.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from stoker.engine.http.openai.parser_choice import AnswerParsers
 from stoker.engine.http.openai.protocol import REASONING_FIELDS
 from stoker.engine.http.openai.resume import TokenMarks
 from stoker.engine.http.openai.tool_parser import OutputParser, Part
+from stoker.engine.http.update import Update
 
 KIND = "chat.completion"
 CHUNK_KIND = "chat.completion.chunk"

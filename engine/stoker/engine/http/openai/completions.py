@@ -11,10 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stoker.engine.execution.step import TokenLogprobs
-from stoker.engine.http.generation import Generation, Job, Update
+from stoker.engine.http.generation import Generation
+from stoker.engine.http.job import Job
 from stoker.engine.http.openai.answer import Envelope, UsageChunks
 from stoker.engine.http.openai.logprobs import TokenNames, completion_logprobs, prompt_logprobs
 from stoker.engine.http.openai.resume import TokenMarks
+from stoker.engine.http.update import Update
 
 KIND = "text_completion"
 

@@ -12,13 +12,14 @@ from typing import Any
 
 from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.http.errors import ApiError
-from stoker.engine.http.generation import Generation, Update
+from stoker.engine.http.generation import Generation
 from stoker.engine.http.openai.answer import Envelope
 from stoker.engine.http.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from stoker.engine.http.openai.parser_choice import AnswerParsers
 from stoker.engine.http.openai.responses_body import ResponsesBody, renamed
 from stoker.engine.http.openai.tool_parser import Part
 from stoker.engine.http.openai.usage import usage
+from stoker.engine.http.update import Update
 
 Event = dict[str, Any]
 Score = dict[str, Any]

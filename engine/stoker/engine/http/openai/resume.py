@@ -15,9 +15,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from stoker.engine.http.errors import ApiError, bad_request, from_validation
-from stoker.engine.http.generation import Emitted, Job, Update
+from stoker.engine.http.job import Emitted, Job
 from stoker.engine.http.openai.body import Token, Tokens
 from stoker.engine.http.openai.protocol import GenerationBody
+from stoker.engine.http.update import Update
 from stoker.pod.marked_streams import MARK
 
 ResumablePath = Literal["/v1/completions", "/v1/chat/completions"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from stoker.engine.http.generation import Usage
+from stoker.engine.http.job import Usage
 
 
 def usage(parts: Sequence[Usage], *, timing: bool = False) -> dict[str, Any]:

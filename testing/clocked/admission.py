@@ -1,4 +1,4 @@
-"""The router's admission in virtual time: the same lanes, without tasks. Requests are of the first class when they come.
+"""The router's admission in virtual time: the same lanes, without tasks. Requests come in the first class.
 
 The twin of `Admission`, in which each request looks by itself. A class has no limit on how many wait.
 """
@@ -78,7 +78,7 @@ class ClockedAdmission:
         return served, work, pair
 
     def _move_late(self, now_s: float, choose: Choose) -> bool:
-        """Move those that have waited long enough to the class behind, or refuse them; return whether there were any."""
+        """Move those whose time is over to the class behind, or refuse them; return whether there were any."""
         over = [one for one in self._waiting if now_s - one.since_s >= self.lanes.classes[one.place].max_queue_s]
         for waiting in over:
             served, work = self._leave(waiting)

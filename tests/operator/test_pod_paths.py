@@ -109,7 +109,9 @@ LATE: list[tuple[list[dict[str, Any]], list[str]]] = [
 
 
 @pytest.mark.parametrize(("classes", "lines"), LATE, ids=map(str, range(len(LATE))))
-def test_a_class_for_late_requests_that_is_no_later_one_is_named(classes: list[dict[str, Any]], lines: list[str]) -> None:
+def test_a_class_for_late_requests_that_is_no_later_one_is_named(
+    classes: list[dict[str, Any]], lines: list[str]
+) -> None:
     spec = {"model": {"checkpointRef": {"name": "c"}}, "pools": [{"name": "a"}], "router": {"classes": classes}}
     assert list(accept("InferenceDeployment", spec, None).refused) == lines
     assert accept("InferenceDeployment", spec, spec).refused == (), "what runs goes on"

@@ -136,7 +136,12 @@ def test_batch_waits_where_interactive_requests_go_and_goes_when_there_is_room()
 @pytest.mark.parametrize(
     ("tokens", "prompt", "after", "text"),
     [
-        (5000, 4000, "5", "the prompts before this one take 5.0 s, and later classes fill only a quarter of the goal of"),
+        (
+            5000,
+            4000,
+            "5",
+            "the prompts before this one take 5.0 s, and later classes fill only a quarter of the goal of",
+        ),
         (400, 8000, "1", "a request of class interactive behind this one would get its first token in 2.4 s"),
     ],
     ids=["room", "goal"],

@@ -1,8 +1,8 @@
 """Admission of requests by class: each goes to an engine, waits, or is refused, by its predicted first token.
 
 A request that would be late may go on in a later class in place of being refused: prompts that are late anyway then
-delay no others. Predictions come from the reports of engines and this router's own requests. While no engine has measured its rate,
-nothing is predicted and every request goes.
+delay no others. Predictions come from the reports of engines and this router's own requests. While no engine has
+measured its rate, nothing is predicted and every request goes.
 
 Made by `Router` where classes are configured. `Proxy` asks it for each request with a prompt. `Lanes` decides.
 """

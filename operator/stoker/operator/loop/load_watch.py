@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from stoker.operator.api.enginepool import EnginePool
@@ -56,6 +56,8 @@ class _Pool:
         self.startups: deque[float] = deque(maxlen=STARTUPS)
         self.scaling: PoolScaling | None = None
         self.seen: PoolInput | None = None
+        self.puts_late_behind = False
+        """Whether a class of the deployment's requests has a class for late ones."""
 
     @property
     def startup_s(self) -> float:
@@ -138,15 +140,16 @@ class LoadWatch:
 
     def review_all(self) -> None:
         """Review each pool that Stoker scales, and forget the others."""
-        scaled = [(found, _scaled_pools(found)) for found in self.store.of_kind("InferenceDeployment")]
-        places = [(key_of(deployment), pool.name) for deployment, pools in scaled for pool in pools]
+        scaled = [(found, _scaled(found)) for found in self.store.of_kind("InferenceDeployment")]
+        places = [(key_of(deployment), pool.name) for deployment, found in scaled for pool in found.pools]
         self._pools = {place: self._pools.get(place) or _Pool() for place in places}
-        for deployment, pools in scaled:
-            if self._review(deployment, pools):
+        for deployment, found in scaled:
+            if self._review(deployment, found):
                 self.wake(deployment)
 
-    def _review(self, deployment: Object, pools: Sequence[Pool]) -> bool:
+    def _review(self, deployment: Object, scaled: _Scaled) -> bool:
         """Review the pools of a deployment together; True when it must look at a decision."""
+        pools = scaled.pools
         live = {pool.name: self._engine_pool(deployment, pool.name) for pool in pools}
         engines = [pod for found in live.values() if found is not None for pod in self._engines(found)]
         routers = [
@@ -156,6 +159,7 @@ class LoadWatch:
         for pool in pools:
             if (found := live[pool.name]) is not None:
                 kept = self._pools[key_of(deployment), pool.name]
+                kept.puts_late_behind = scaled.puts_late_behind
                 reviews[pool.name] = self._review_pool(kept, found, pool, engines, routers)
         decisions = {name: found.decision for name, found in reviews.items()}
         pair = flipping_pools(pools)
@@ -180,7 +184,7 @@ class LoadWatch:
         lent, borrowed = count_lent(engines, pool.name), count_borrowed(engines, pool.name)
         kept.seen = replace(seen, replicas=seen.replicas + borrowed - lent, borrowed=borrowed, lent=lent)
         existing = {replica_name(pod) for pod in serving if not ended(pod)}
-        limits = _limits(pool, self._room(live, len(existing)))
+        limits = replace(_limits(pool, self._room(live, len(existing))), puts_late_behind=kept.puts_late_behind)
         decision, kept.memory = review(self.clock.monotonic(), limits, kept.seen, kept.memory)
         return Reviewed(limits, kept.seen, decision, kept.memory)
 
@@ -210,6 +214,7 @@ class LoadWatch:
             shape=_shape_of_copy(kept.window.shape, pool),
             measured=kept.window.measured(now_s),
             evidence=kept.window.evidence(now_s, len(ready)),
+            arrivals=kept.window.arrivals(now_s),
             running=sum(found.running for found in newest),
             waiting=sum(found.waiting for found in newest) + kept.window.waiting_in_routers,
             held=sum(int((self.store.report(pod["metadata"]["uid"]) or {}).get("held") or 0) for pod in routers),
@@ -233,13 +238,23 @@ class LoadWatch:
         return next((read(EnginePool, item) for item in found if _label(item, POOL) == name), None)
 
 
-def _scaled_pools(deployment: Object) -> list[Pool]:
-    """The pools that Stoker scales by the spec in force; none before a spec was accepted."""
+@dataclass(frozen=True)
+class _Scaled:
+    """What Stoker scales of a deployment, by the spec in force."""
+
+    pools: tuple[Pool, ...] = ()
+    puts_late_behind: bool = False
+    """Whether a class of requests has a class for late ones."""
+
+
+def _scaled(deployment: Object) -> _Scaled:
+    """The pools that Stoker scales; none before a spec was accepted."""
     accepted = (deployment.get("status") or {}).get("acceptedSpec")
     if accepted is None or deployment["metadata"].get("deletionTimestamp"):
-        return []
-    pools = read(InferenceDeployment, {**deployment, "spec": accepted}).spec.pools
-    return [pool for pool in pools if pool.autoscaling is not None and pool.autoscaling.mode in SCALED_BY_STOKER]
+        return _Scaled()
+    spec = read(InferenceDeployment, {**deployment, "spec": accepted}).spec
+    pools = [pool for pool in spec.pools if pool.autoscaling and pool.autoscaling.mode in SCALED_BY_STOKER]
+    return _Scaled(tuple(pools), any(one.late_class is not None for one in spec.router.classes))
 
 
 def _limits(pool: Pool, room: int | None) -> Limits:

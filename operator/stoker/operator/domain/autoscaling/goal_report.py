@@ -1,4 +1,4 @@
-"""The `goals` field of a router's `/status`: requests with a goal that engines do not see. Typed, with its growth. Pure."""
+"""The `goals` field of a router's `/status`: requests with a goal that engines do not see. Typed. Pure."""
 
 from __future__ import annotations
 

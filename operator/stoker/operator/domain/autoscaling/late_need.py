@@ -2,25 +2,27 @@
 
 There a burst delays none but its own requests: those that cannot be in time any more wait until there is room. So a
 pool needs no queue short enough for 95 of 100 requests in their order of arrival; it needs room for all but a few.
-The arrivals of the last minutes go through a fluid model of N replicas: what would wait longer
-than the goal is put aside. The need is the smallest N that puts few aside and keeps up.
+The arrivals of the last minutes go through a fluid model of N replicas: what would wait longer than the goal is put
+aside. The need is the smallest N that puts few aside and keeps up.
 
 Called by `rule` where a class has a class behind it.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 from stoker.operator.domain.autoscaling.decision import Limits, PoolInput
-from stoker.operator.domain.autoscaling.evidence import has_risen
 from stoker.operator.domain.autoscaling.need import BUSY, Need, needed_by_goals
 from stoker.operator.domain.autoscaling.prediction import TAIL
 
 ENOUGH_S = 120.0
 """A shorter past shows no bursts."""
+ASIDE = 0.5
+"""Of the requests that may miss the goal, those that the past may have put aside: the next burst is another one."""
 NEWEST_S = 300.0
-"""All minutes count as if they had the rate of the newest ones, where that is higher."""
+"""Time in which the replicas keep up with their work: a demand that has risen shows in it."""
 
 
 @dataclass(frozen=True)
@@ -43,45 +45,46 @@ class Replay:
         return late / max(sum(self.work_s), 1e-9)
 
     def busy(self, copies: int) -> float:
-        """Share of the time that the work takes."""
-        return sum(self.work_s) / (copies * self.slot_s * len(self.work_s))
+        """Share of the newest minutes that their work takes."""
+        newest = self.work_s[-round(NEWEST_S / self.slot_s) :]
+        return sum(newest) / (copies * self.slot_s * len(newest))
 
 
 def needed_with_late(limits: Limits, seen: PoolInput, share: float) -> Need:
     """The smallest number that puts few requests aside, at most what `needed_by_goals` says.
 
     Args:
-        share: of the goal, and of the requests that may miss it.
+        share: of the goal that a request may use up.
     """
     most = needed_by_goals(limits, seen, share)
     replay = replayed(limits, seen, share)
     if replay is None or most.infeasible:
         return most
     counts = range(max(limits.min, 1), most.replicas)
-    found = next((count for count in counts if _suffices(replay, count * seen.copies, share)), most.replicas)
-    if found == most.replicas:
+    place = bisect_left(counts, True, key=lambda count: _suffices(replay, count * seen.copies))
+    if place == len(counts):
         return most
-    text = f"{found} needed for {seen.demand.rate if seen.demand else 0:.3g} requests/s with late ones behind the others"
+    found = counts[place]
+    text = (
+        f"{found} needed for {seen.demand.rate if seen.demand else 0:.3g} requests/s with late ones behind the others"
+    )
     return Need(found, text, most.prediction)
 
 
-def _suffices(replay: Replay, copies: int, share: float) -> bool:
-    return replay.busy(copies) <= BUSY and replay.put_aside(copies) <= share * TAIL
+def _suffices(replay: Replay, copies: int) -> bool:
+    return replay.busy(copies) <= BUSY and replay.put_aside(copies) <= ASIDE * TAIL
 
 
 def replayed(limits: Limits, seen: PoolInput, share: float) -> Replay | None:
-    """The last minutes; None where they are not known well enough, or where the demand has risen since."""
+    """The last minutes; None where they are not known well enough."""
     demand, curve, shape, goal_s = seen.demand, seen.curve, seen.shape, limits.goals.first_token_s
     if demand is None or curve is None or shape is None or goal_s is None or not demand.rate:
         return None
     arrivals, slot_s = seen.arrivals, seen.slot_s
-    if len(arrivals) * slot_s < ENOUGH_S or not sum(arrivals) or has_risen(arrivals, slot_s):
+    if len(arrivals) * slot_s < ENOUGH_S or not sum(arrivals):
         return None
-    chunk = shape.mixed_tokens or shape.max_batch_tokens
-    prompt_s = demand.uncached.moment() * (curve.prompt_token_s + curve.base_s / chunk)
+    step_s = curve.base_s / shape.max_batch_tokens  # where something would be late, steps are full
+    prompt_s = demand.uncached.moment() * (curve.prompt_token_s + step_s)
     each_s = prompt_s + demand.output * curve.decode_token_s
-    newest = arrivals[-round(NEWEST_S / slot_s) :]
-    scale = max(sum(newest) * len(arrivals) / (sum(arrivals) * len(newest)), 1.0)
-    work = tuple(count * each_s * scale for count in arrivals)
+    work = tuple(count * each_s for count in arrivals)
     return Replay(slot_s, work, max(goal_s * share - prompt_s, 0.0))
-

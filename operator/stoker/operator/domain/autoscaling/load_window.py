@@ -41,14 +41,14 @@ class _Slot:
     settled: LoadCounts
     """Of engines older than `YOUNG_S`."""
     curve: CurveSums
-    goals: GoalReport = GoalReport()
+    goals: GoalReport = field(default_factory=GoalReport)
     """Requests that engines do not see, by the routers."""
     engines: set[str] = field(default_factory=set)
     """Those that reported, also while they drain."""
 
     @property
     def requests(self) -> int:
-        """Requests that came to engines, and those that routers kept back, which may come to engines in a later slot."""
+        """Requests that came to engines, and those that routers kept back, which may come to them later."""
         return max(self.arrived + self.goals.arrived, 0)
 
 

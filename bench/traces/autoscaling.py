@@ -7,11 +7,13 @@ its rule are those of production. A replica starts in 120 s. The static fleet is
     python -m bench.traces.autoscaling FOLDER azure_2023_code_day mooncake_conversation
     python -m bench.traces.autoscaling FOLDER azure_2023_code --static 18 --foresight 1 30
     python -m bench.traces.autoscaling FOLDER azure_2023_code --static 18 --foresight 8 32 --unordered 300 600
+    python -m bench.traces.autoscaling FOLDER azure_2023_code --static 17 --late 1.3 --static-late 11
 
 `--foresight` asks what a pool of 1 to 30 replicas would cost that knows the trace: it orders replicas 120 s before they
 are needed. The plan is served by the simulation, because a pool in change has a backlog. With `--unordered` the pool
-knows the parts of so many seconds, but not their order. FOLDER holds the traces (`azure_2023_code.csv`,
-`mooncake_conversation.jsonl`). The last line is JSON.
+knows the parts of so many seconds, but not their order. `--late`: the router has a class with this goal in seconds
+whose late requests wait behind the others; the static fleet is the one without, and the smallest one with it is told,
+too. FOLDER holds the traces (`azure_2023_code.csv`, `mooncake_conversation.jsonl`). The last line is JSON.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from typing import Any
 from stoker.operator.domain.autoscaling.decision import Limits
 from stoker.operator.domain.autoscaling.prediction import Goals
 from stoker.operator.domain.autoscaling.step_curve import StepCurve
+from stoker.router.request_class import RequestClass
 from testing.clocked.fleet import FleetResult, FleetSettings, simulate, smallest_static
 from testing.clocked.foresight import Plan, least_hours
 from testing.clocked.replica import EngineSettings
@@ -50,6 +53,20 @@ class Case:
     goals: Goals
     engine: EngineSettings
     policy: str = "leastPending"
+
+
+@dataclass(frozen=True)
+class Late:
+    """A router whose late requests wait behind the others."""
+
+    goal_s: float
+    static: int | None = None
+    """Size of the smallest static fleet with it, where it is known."""
+
+    @property
+    def classes(self) -> tuple[RequestClass, ...]:
+        first = RequestClass(name="interactive", ttft_goal_s=self.goal_s, late_class="late")
+        return first, RequestClass(name="late", max_queue_s=3600, aging_s=600)
 
 
 def day(at_s: float) -> float:
@@ -83,6 +100,10 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", default=list(CASES))
     parser.add_argument("--static", type=int, help="size of the smallest static fleet, where it is known")
     parser.add_argument("--foresight", type=int, nargs=2, metavar=("LOW", "HIGH"), help="sizes of a pool that knows")
+    parser.add_argument("--late", type=float, metavar="SECONDS", help="goal of a class with a class for late requests")
+    parser.add_argument(
+        "--static-late", type=int, help="size of the smallest static fleet with them, where it is known"
+    )
     parser.add_argument("--unordered", type=float, nargs="+", metavar="SECONDS", help="it does not know their order")
     arguments = parser.parse_args()
     if arguments.foresight:
@@ -92,7 +113,10 @@ def main() -> None:
             found = unordered(*asked, arguments.unordered) if arguments.unordered else foreseen(*asked)
             print(json.dumps({name: found}))
         return
-    print(json.dumps({name: measure(CASES[name], arguments.folder, arguments.static) for name in arguments.cases}))
+    late = Late(arguments.late, arguments.static_late) if arguments.late else None
+    print(
+        json.dumps({name: measure(CASES[name], arguments.folder, arguments.static, late) for name in arguments.cases})
+    )
 
 
 def foreseen(case: Case, folder: Path, static: int | None, sizes: Sequence[int]) -> dict[str, Any]:
@@ -155,15 +179,16 @@ def served_plan(
     return None, None
 
 
-def measure(case: Case, folder: Path, known: int | None) -> dict[str, Any]:
-    """Serve one trace with the static fleet and with the autoscaler."""
+def measure(case: Case, folder: Path, known: int | None, late: Late | None = None) -> dict[str, Any]:
+    """Serve one trace with the static fleet and with the autoscaler, perhaps with late requests behind the others."""
     requests = case.requests(folder)
     settings = FleetSettings(case.engine, startup_s=STARTUP_S, policy=case.policy)
     began = time.monotonic()
     static, whole = smallest_static(settings, requests, case.goals, SHARE, begin=known or 1)
     print(f"static: {static} replicas, {whole.attained(case.goals):.2%}, {time.monotonic() - began:.0f} s", flush=True)
-    limits = Limits(1, 64, goals=case.goals)
-    scaled = simulate(replace(settings, replicas=static, limits=limits), requests)
+    limits = Limits(1, 64, goals=case.goals, puts_late_behind=late is not None)
+    own = replace(settings, classes=late.classes if late else ())
+    scaled = simulate(replace(own, replicas=static, limits=limits), requests)
     result = {
         "requests": len(requests),
         "static_replicas": static,
@@ -173,6 +198,9 @@ def measure(case: Case, folder: Path, known: int | None) -> dict[str, Any]:
         "most_replicas": scaled.most,
         "reversals_in_10_min": scaled.most_turns(),
     }
+    if late is not None:
+        fewest, served = smallest_static(own, requests, case.goals, SHARE, begin=late.static or 1)
+        result |= {"static_late_replicas": fewest, "static_late_attained": round(served.attained(case.goals), 4)}
     for found in scaled.decisions:
         print(f"{found.at_s:7.0f} s {found.before} -> {found.after} {found.reason}: {found.message}", flush=True)
     print(result, flush=True)

@@ -13,24 +13,24 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from stoker.operator.domain.autoscaling.decision import REVIEW_S, Decision, Limits, Memory, PoolInput
+from stoker.operator.domain.autoscaling.goal_report import GoalReport
 from stoker.operator.domain.autoscaling.load_window import LoadWindow
 from stoker.operator.domain.autoscaling.prediction import Goals
 from stoker.operator.domain.autoscaling.rule import review
-from stoker.router.admission import outlook_of
-from stoker.router.lanes import Lanes
-from stoker.router.pairs import Pair, PairPolicy
+from stoker.router.pairs import Pair, PairPolicy, cheapest
 from stoker.router.policy import Policy, policy_named
 from stoker.router.request_class import RequestClass
 from stoker.router.work import Work
+from testing.clocked.admission import LOOK_S, ClockedAdmission, Place
 from testing.clocked.pod import ClockedPod
 from testing.clocked.replica import ClockedReplica, EngineSettings, Served
 from testing.clocked.trace import TracedRequest
 
 POLL_S = 2.0
-Place = ClockedReplica | ClockedPod
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class FleetSettings:
     startup_s: float = 120.0
     policy: str = "leastPending"
     classes: tuple[RequestClass, ...] = ()
-    """Of the router; all requests are of the first one. What may not go is refused at once: it gets no first token."""
+    """Of the router; all requests come in the first one. What is refused gets no first token."""
     orders: tuple[tuple[float, int], ...] = ()
     """Of a pool that follows a plan: (seconds, change of the number of replicas)."""
 
@@ -82,7 +82,10 @@ class Fleet:
         self.settings = settings
         self.requests = requests
         self.policy: Policy[Place] = policy_named(settings.policy)
-        self.lanes = Lanes(settings.classes)
+        predicts = isinstance(self.policy, PairPolicy)
+        self.admission = ClockedAdmission(settings.classes, predicts) if settings.classes else None
+        self._looks = False
+        """Whether the requests that wait in the router look again soon."""
         self.window, self.memory = LoadWindow(), Memory()
         self.wanted = settings.replicas
         self.starting: dict[str, float] = {}
@@ -114,7 +117,7 @@ class Fleet:
             self._at(at_s, "ordered", change)
         acts: dict[str, Callable[[float, Any], None]] = {
             "arrival": self._arrive, "step": self._step, "ended": self._ended, "poll": self._poll,
-            "review": self._review, "started": self._started, "ordered": self._ordered,
+            "look": self._look, "review": self._review, "started": self._started, "ordered": self._ordered,
         }  # fmt: skip
         now_s = 0.0
         while len(self.result.served) < len(self.requests) and not self.gave_up:
@@ -140,10 +143,34 @@ class Fleet:
             self.held.append(served)
             return
         work = Work(served.request.prompt, served.request.chain())
-        pair = self._chosen(now_s, work)
-        if self.lanes.classes and self.lanes.miss(0, outlook_of(pair)) is not None:
-            self.result.served.append(served)
+        if self.admission is None:
+            self._send(now_s, served, work, self._chosen(now_s, work))
             return
+        self.admission.arrive(now_s, served, work, partial(self._chosen, now_s))
+        self._admit(now_s)
+
+    def _admit(self, now_s: float) -> None:
+        """Send the requests of classes that may go; look again while others wait."""
+        assert self.admission is not None
+        for served, work, pair in self.admission.going(now_s, partial(self._chosen, now_s)):
+            self._send(now_s, served, work, pair)
+        self.result.served += self.admission.refused
+        self.admission.refused.clear()
+        if self.admission.waits and not self._looks:
+            self._look_later(now_s)
+
+    def _look_later(self, now_s: float) -> None:
+        self._looks = True
+        self._at(now_s + LOOK_S, "look", None)
+
+    def _look(self, now_s: float, _: None) -> None:
+        self._looks = False
+        if self.ready:
+            self._admit(now_s)
+        else:
+            self._look_later(now_s)
+
+    def _send(self, now_s: float, served: Served, work: Work, pair: Pair[Place]) -> None:
         self._turn += 1
         if isinstance(self.policy, PairPolicy):
             self.policy.note(work, pair)
@@ -152,15 +179,17 @@ class Fleet:
         if not found.stepping:
             self._step(now_s, found)
 
-    def _chosen(self, now_s: float, work: Work) -> Pair[Place]:
+    def _chosen(self, now_s: float, work: Work, soonest: bool = False) -> Pair[Place]:
         """As `Backends` chooses: the replica, and the tokens that it is expected to compute."""
         places = self._places()
-        if isinstance(self.policy, PairPolicy) or self.lanes.classes:
+        if isinstance(self.policy, PairPolicy) or self.admission is not None:
             for place in places:
                 place.tell(now_s)
         if isinstance(self.policy, PairPolicy):
             return self.policy.pair(places, (), self._turn + 1, work)
-        return Pair(self.policy(places, self._turn + 1, work), None, work.tokens)
+        turn = self._turn + 1
+        own = cheapest(places, work.tokens, turn) if soonest else self.policy(places, turn, work)
+        return Pair(own, None, work.tokens)
 
     def _places(self) -> Sequence[Place]:
         """What the router chooses among."""
@@ -230,6 +259,8 @@ class Fleet:
     def _poll(self, now_s: float, _: None) -> None:
         for replica in [*self.ready, *self.draining]:
             self.window.record(now_s, replica.name, replica.report())
+        if self.admission is not None:
+            self.window.record_router(now_s, "router", GoalReport(**self.admission.counts.as_wire()))
         self._at(now_s + POLL_S, "poll", None)
 
     def _review(self, now_s: float, _: None) -> None:
@@ -252,8 +283,9 @@ class Fleet:
             shape=self.window.shape,
             measured=self.window.measured(now_s),
             evidence=self.window.evidence(now_s, len(names)),
+            arrivals=self.window.arrivals(now_s),
             running=sum(found.running for found in newest),
-            waiting=sum(found.waiting for found in newest),
+            waiting=sum(found.waiting for found in newest) + self.window.waiting_in_routers,
             held=len(self.held),
             startup_s=self.settings.startup_s,
         )

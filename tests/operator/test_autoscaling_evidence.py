@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from stoker.operator.domain.autoscaling.decision import REVIEW_S, Limits, Measured, Memory, PoolInput
 from stoker.operator.domain.autoscaling.demand import Demand
 from stoker.operator.domain.autoscaling.evidence import Evidence, has_risen, is_proven, met_share
+from stoker.operator.domain.autoscaling.goal_report import GoalReport, read_goals
 from stoker.operator.domain.autoscaling.load_window import LoadWindow
 from stoker.operator.domain.autoscaling.prediction import EngineShape, Goals
 from stoker.operator.domain.autoscaling.rule import MEASURED_S, review
@@ -67,6 +68,43 @@ def test_too_few_requests_and_those_that_wait_too_long_prove_nothing() -> None:
     assert not is_proven(shown(49, 0), GOALS)
     assert not is_proven(shown(95, 5), GOALS, overdue=1.0)
     assert not is_proven(Evidence(), GOALS)
+
+
+def test_requests_that_routers_keep_waiting_or_refuse_are_missed_goals() -> None:
+    found = shown(100, 0)
+    assert met_share(replace(found, late=5), GOALS) == pytest.approx(0.95)
+    assert met_share(replace(found, late=200), GOALS) == 0.0
+    assert met_share(replace(found, refused=25), GOALS) == pytest.approx(0.8)
+    assert met_share(replace(found, late=5, refused=25), Goals(gap_s=0.3)) == 1.0
+    assert is_proven(replace(found, refused=5), GOALS)
+    assert not is_proven(replace(found, late=3, refused=3), GOALS)
+
+
+def test_a_window_counts_what_routers_keep_back_once() -> None:
+    window = LoadWindow()
+    waiting = {10: 0, 20: 30, 30: 30, 40: 0}
+    for second in range(0, 60, 2):
+        ours = GoalReport(waiting.get(second // 10 * 10, 0), late=second // 40 * 20, refused=second)
+        window.record(float(second), "engine", report(second + (30 if second >= 40 else 0), second))
+        window.record_router(float(second), "router", ours)
+    found = window.evidence(60.0, 1)
+    assert sum(found.arrivals) == pytest.approx(53 + 30 + 53, abs=6), "30 waited, then came to the engine"
+    assert max(found.arrivals) > 30
+    assert min(found.arrivals) >= 0
+    assert (found.late, found.refused) == (20, 54)
+    assert window.measured(60.0).late_share == pytest.approx(74 / (58 + 54), abs=0.1)
+    assert window.waiting_in_routers == 0
+    window.record_router(60.0, "router", GoalReport(7, 0, 0))
+    assert window.evidence(70.0, 1).refused == 54, "a router that began anew tells nothing of before"
+    assert window.waiting_in_routers == 7
+    window.forget(["engine"])
+    assert window.waiting_in_routers == 0
+
+
+@pytest.mark.parametrize("goals", [None, {"waiting": 1}, {"waiting": 1, "late": "x", "refused": 0}])
+def test_routers_without_goals_tell_nothing(goals: object) -> None:
+    assert read_goals({"goals": goals}) is None
+    assert read_goals({"goals": {"waiting": 1, "late": 2, "refused": 3, "more": 4}}) == GoalReport(1, 2, 3)
 
 
 @settings(max_examples=100, deadline=None)
@@ -128,6 +166,16 @@ def test_replicas_that_met_the_goals_suffice_whatever_is_predicted() -> None:
 def test_replicas_that_still_start_are_no_proof() -> None:
     decision, _ = review(0.0, LIMITS, pool(2, 40.0, shown(970, 30), ready=1), Memory())
     assert decision.reason == "Load"
+
+
+def test_a_minute_in_which_routers_turn_many_away_counts_as_missed() -> None:
+    for share, after in ((0.04, 8), (0.2, 9)):
+        seen, memory, sizes = pool(8, 5.0, shown(900, 100), measured=Measured(0.5, 0.02, share)), Memory(), []
+        for number in range(round(MEASURED_S / REVIEW_S) + 1):
+            decision, memory = review(number * REVIEW_S, LIMITS, seen, memory)
+            sizes.append(decision.after)
+        assert sizes[-1] == after
+        assert decision.inputs["lateShare"] == f"{share:.3f}"
 
 
 def test_a_bad_minute_within_good_minutes_adds_no_replica() -> None:

@@ -99,6 +99,21 @@ def test_beyond_capacity_a_goal_at_the_router_keeps_most_requests_within_it() ->
     assert refusing.attained(goals) > late.attained(goals) + 0.2
 
 
+def test_in_a_burst_requests_that_are_late_anyway_wait_behind_those_that_can_be_in_time() -> None:
+    """A pool that just keeps up, with a burst of 20 s: bound on arrival all that come for minutes are late."""
+    requests, goals = poisson([(60, 1.5), (20, 8.0), (220, 1.5)], seed=5), Goals(first_token_s=5.0)
+    pool = replace(SETTINGS, replicas=2)
+    bound = simulate(pool, requests)
+    classes = (
+        RequestClass(name="all", ttft_goal_s=4.0, late_class="late"),
+        RequestClass(name="late", max_queue_s=600, max_queued=1000),
+    )
+    behind = simulate(replace(pool, classes=classes), requests)
+    assert len(behind.served) == len({found.request.number for found in behind.served}) == len(requests)
+    assert all(found.tokens == found.request.output for found in behind.served), "none is refused"
+    assert behind.attained(goals) > bound.attained(goals) + 0.1
+
+
 def test_conversations_find_their_beginnings_where_the_router_weighs_them() -> None:
     """Six conversations of six turns, each turn 512 tokens longer; three engines with a prefix cache."""
     turns = [

@@ -111,6 +111,23 @@ def test_copies_over_pods_are_scaled_by_replica_and_by_the_load_of_each(role: st
     assert seen.ready == 1, "a replica that lacks an endpoint is not ready"
 
 
+def test_what_routers_keep_back_is_load_that_no_engine_has_seen() -> None:
+    watched = Watched()
+    watched.serve(60, 1.0)
+    assert (watched.newest.reason, watched.newest.inputs["waiting"]) == ("Sufficient", "0")
+    pods = watched.store.of_kind("Pod")
+    router = next(pod for pod in pods if label_of(pod, "role") == "router")
+    for refused in range(0, 400, 50):
+        watched.watch.note(router, {"program": "router", "goals": {"waiting": 40, "late": 0, "refused": refused}})
+        watched.serve(5, 1.0)
+    assert watched.newest.inputs["waiting"] == "40"
+    assert float(watched.newest.inputs["requestsPerSecond"]) == pytest.approx(11, abs=3)
+    assert float(watched.newest.inputs["lateShare"]) > 0.5
+    watched.store.remove(key_of(router), router["metadata"]["uid"])
+    watched.serve(5, 1.0)
+    assert watched.newest.inputs["waiting"] == "0", "with the router its requests are gone"
+
+
 def test_silent_engines_hold_the_pool_and_the_condition_says_so() -> None:
     watched = Watched()
     watched.serve(30, 1.0)

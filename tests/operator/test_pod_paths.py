@@ -97,6 +97,26 @@ def test_a_model_that_no_pod_can_find_is_named(uri: str, pools: list[dict[str, A
     assert accept("InferenceDeployment", spec, spec).refused == (), "what runs goes on"
 
 
+GOAL = {"name": "a", "ttftMs": 1500}
+LATE: list[tuple[list[dict[str, Any]], list[str]]] = [
+    ([{**GOAL, "lateClass": "b"}, {"name": "b"}], []),
+    ([{**GOAL, "lateClass": "b"}, {"name": "b", "ttftMs": 9000, "lateClass": "c"}, {"name": "c"}], []),
+    ([{**GOAL, "lateClass": "c"}, {"name": "b"}], ["spec.router.classes[0].lateClass c is no later class; allowed: b"]),
+    ([{**GOAL, "lateClass": "a"}], ["spec.router.classes[0].lateClass a is no later class; allowed: none, because no class comes later"]),
+    ([{"name": "a"}, {**GOAL, "name": "b", "lateClass": "a"}, {"name": "c"}], ["spec.router.classes[1].lateClass a is no later class; allowed: c"]),
+    ([{"name": "a", "lateClass": "b"}, {"name": "b"}], ["spec.router.classes[0].lateClass b has no effect without ttftMs: no request of class a is late"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("classes", "lines"), LATE, ids=map(str, range(len(LATE))))
+def test_a_class_for_late_requests_that_is_no_later_one_is_named(
+    classes: list[dict[str, Any]], lines: list[str]
+) -> None:
+    spec = {"model": {"checkpointRef": {"name": "c"}}, "pools": [{"name": "a"}], "router": {"classes": classes}}
+    assert list(accept("InferenceDeployment", spec, None).refused) == lines
+    assert accept("InferenceDeployment", spec, spec).refused == (), "what runs goes on"
+
+
 def test_a_job_with_such_a_path_is_refused_and_one_that_runs_stays_accepted() -> None:
     wrong = {"logging": {"jsonl": "a.jsonl"}}
     assert accept("TrainingJob", wrong, None).refused == tuple(misplaced_paths(wrong))

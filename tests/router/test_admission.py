@@ -133,22 +133,75 @@ def test_batch_waits_where_interactive_requests_go_and_goes_when_there_is_room()
     run(scenario)
 
 
-def test_a_request_whose_time_in_the_queue_is_over_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("tokens", "prompt", "after", "text"),
+    [
+        (
+            5000,
+            4000,
+            "5",
+            "the prompts before this one take 5.0 s, and later classes fill only a quarter of the goal of",
+        ),
+        (400, 8000, "1", "a request of class interactive behind this one would get its first token in 2.4 s"),
+    ],
+    ids=["room", "goal"],
+)
+def test_a_request_whose_time_in_the_queue_is_over_is_refused(
+    tokens: int, prompt: int, after: str, text: str
+) -> None:  # fmt: skip
     async def scenario() -> None:
-        engine = await engine_with(5000)
+        engine = await engine_with(tokens)
         classes, clock = [CLASSES[0], {**CLASSES[1], "max_queue_s": 0.5, "aging_s": 60}], Clock()
         async with routed(engine, clock=clock, classes=classes) as (router, client):
-            await until(sees(router, 5000))
-            waiting = asyncio.create_task(post(client, LONG, "batch"))
+            await until(sees(router, tokens))
+            waiting = asyncio.create_task(post(client, {"prompt": "p" * prompt}, "batch"))
             await until(lambda: router.status()["queued"]["batch"] == 1)
             clock.now_s += 0.5
             refused = await waiting
             error = refused.json()["error"]
-            assert (refused.status_code, error["code"], refused.headers["retry-after"]) == (429, "ttft_goal", "5")
-            assert (
-                "a request of class interactive behind this one would get its first token in 6.0 s" in error["message"]
-            )
+            assert (refused.status_code, error["code"], refused.headers["retry-after"]) == (429, "ttft_goal", after)
+            assert f"Class batch waits: {text}" in error["message"]
             assert "It waited 0.5 s (maxQueueSeconds 0.5)" in error["message"]
+
+    run(scenario)
+
+
+def test_a_request_that_would_be_late_goes_on_in_the_class_behind() -> None:
+    async def scenario() -> None:
+        engine, clock = await engine_with(5000), Clock()
+        classes = [{**CLASSES[0], "late_class": "batch"}, {**CLASSES[1], "max_queued": 1}]
+        async with routed(engine, clock=clock, classes=classes) as (router, client):
+            await until(sees(router, 5000))
+            late = asyncio.create_task(post(client, SHORT))
+            await until(lambda: router.status()["queued"] == {"interactive": 0, "batch": 1})
+            assert router.status()["goals"] == {"waiting": 1, "late": 0, "refused": 0}
+            full = await post(client, SHORT)
+            assert (full.status_code, full.json()["error"]["code"]) == (429, "queue_full")
+            assert "1 requests of class batch wait already (maxQueued)" in full.json()["error"]["message"]
+            engine.load = load(0)
+            clock.now_s += 3
+            answer = await late
+            assert (answer.status_code, answer.headers["x-stoker-class"]) == (200, "batch")
+            assert answer.json()["headers"][HEADER] == "1", "engines, too, serve it behind the others"
+            assert router.status()["goals"] == {"waiting": 0, "late": 1, "refused": 1}
+            assert (await post(client, SHORT)).headers["x-stoker-class"] == "interactive"
+            assert count(router, "interactive", outcome="late_class") == 2
+            assert count(router, "interactive", outcome="admitted") == 1
+            assert count(router, "batch", outcome="admitted") == count(router, "batch", outcome="queue_full") == 1
+            assert router.status()["goals"] == {"waiting": 0, "late": 1, "refused": 1}
+
+    run(scenario)
+
+
+def test_a_request_goes_to_the_soonest_engine_where_it_would_be_late_at_that_of_the_policy() -> None:
+    async def scenario() -> None:
+        busy, free = await engine_with(10_000), await FakeEngine("b").start()
+        free.load = load(100)
+        async with routed(busy, free, policy="roundRobin", clock=Clock(), classes=CLASSES) as (router, client):
+            await until(sees(router, 10_000))
+            await until(sees(router, 100))
+            assert [(await post(client, SHORT)).status_code for _ in range(4)] == [200] * 4
+        assert (busy.served, free.served) == (0, 4)
 
     run(scenario)
 
@@ -257,6 +310,12 @@ def test_wrong_classes_are_refused() -> None:
         ([{"name": "a"}, {"name": "a"}], "classes: listed twice: a"),
         ([{"name": "a", "service_tiers": ["b"]}, {"name": "b"}], "classes: listed twice: b"),
         ([{"name": "a", "ttft_goal_s": 0}], "ttft_goal_s"),
+        ([{"name": "a", "ttft_goal_s": 1, "late_class": "b"}], "late_class of a: 'b' is no later class; allowed: none"),
+        (
+            [{"name": "a"}, {"name": "b", "ttft_goal_s": 1, "late_class": "a"}, {"name": "c"}],
+            "late_class of b: 'a' is no later class; allowed: c",
+        ),
+        ([{"name": "a", "late_class": "b"}, {"name": "b"}], "late_class of a has no effect without ttft_goal_s"),
     ):
         with pytest.raises(ConfigError, match=message):
             parse(RouterConfig, {"deployment": "d", "backends_file": "f", "classes": classes})

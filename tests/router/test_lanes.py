@@ -44,6 +44,8 @@ def may_go(lanes: Lanes, all_waiting: list[Waiting], outlooks: dict[Waiting, Out
         least = lanes.usual_s[place] if place < one.place else outlook.own_s
         if outlook.queue_s + outlook.own_s + behind > max(goal, least):
             fits = False
+        if place < one.place and outlook.queue_s > goal / 4:
+            fits = False
     if old(one):
         return fits or not rushing
     earlier = [other for other in all_waiting if other.place < one.place]
@@ -71,6 +73,14 @@ def test_the_choice_is_the_one_of_brute_force(classes: tuple[RequestClass, ...],
         rank = [(not lanes.is_old(one, now_s), one.since_s if lanes.is_old(one, now_s) else one.place)
                 for one in allowed]  # fmt: skip
         assert rank[allowed.index(chosen)] == min(rank)
+
+
+def test_later_classes_leave_three_quarters_of_a_goal_free_of_prompts_that_wait() -> None:
+    lanes = Lanes((RequestClass(name="a", ttft_goal_s=2.0), RequestClass(name="b", ttft_goal_s=9.0)))
+    assert lanes.miss(1, Outlook(0.5, 1.0)) is None
+    assert lanes.miss(1, Outlook(0.75, 0.0)) == Miss(0, 0.75, 0.5, is_room=True)
+    assert lanes.miss(1, Outlook(0.75, 1.75)) == Miss(0, 2.5, 2.0), "the limit that is exceeded by more"
+    assert lanes.miss(0, Outlook(0.75, 0.0)) is None
 
 
 @dataclass

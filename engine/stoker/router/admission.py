@@ -1,7 +1,8 @@
 """Admission of requests by class: each goes to an engine, waits, or is refused, by its predicted first token.
 
-Predictions come from the reports of engines and this router's own requests. While no engine has measured its rate,
-nothing is predicted and every request goes.
+A request that would be late may go on in a later class in place of being refused: prompts that are late anyway then
+delay no others. Predictions come from the reports of engines and this router's own requests. While no engine has
+measured its rate, nothing is predicted and every request goes.
 
 Made by `Router` where classes are configured. `Proxy` asks it for each request with a prompt. `Lanes` decides.
 """
@@ -19,16 +20,19 @@ from stoker.router.backend import Candidate
 from stoker.router.backends import Backends
 from stoker.router.class_metrics import ClassMetrics
 from stoker.router.connection import Outgoing
+from stoker.router.goal_counts import GoalCounts
 from stoker.router.lanes import FREE, Lanes, Miss, Outlook, Waiting
 from stoker.router.pairs import Pair, Place
 from stoker.router.refusal import RETRY_AFTER_S, Refused
-from stoker.router.request_class import RequestClass, UnknownClass, class_of
+from stoker.router.request_class import RequestClass, UnknownClass, class_of, late_place
 from stoker.router.standing import measured
 from stoker.router.work import Work
 
 LOOK_S = 0.05
 """Time after which the first request of a class looks again: reports of engines come as often."""
 NO_ENGINE = Outlook(math.inf, 0.0)
+LATE = frozenset(("ttft_goal", "queue_full"))
+"""Codes of refusals of requests that may go on in a later class."""
 
 
 @dataclass(eq=False)
@@ -41,6 +45,10 @@ class Ticket:
     """By which its revision is chosen."""
     name: str
     """Of its class."""
+    arrived_s: float
+    """When the request came, in whatever class."""
+    goal_s: float | None
+    """Of the class that it came in."""
     outlook: Outlook = FREE
     pair: Pair[Candidate] | None = None
     """The engines that it may have; None: none is ready."""
@@ -60,6 +68,7 @@ class Admission:
         self.metrics = metrics
         self.clock = clock
         self.lanes = Lanes(classes)
+        self.goal_counts = GoalCounts()
         self._tickets: dict[Waiting, Ticket] = {}
 
     def queued(self) -> dict[str, int]:
@@ -73,24 +82,55 @@ class Admission:
             Refused: its class is unknown, its goal would be missed, its class's queue is full or its time is over.
         """
         try:
-            place = class_of(request.body, request.headers, self.classes)
+            first = class_of(request.body, request.headers, self.classes)
         except UnknownClass as error:
             raise Refused(400, "invalid_value", str(error)) from error
-        ticket = Ticket(self.lanes.join(place, self.clock()), work, key, self.classes[place].name)
-        self._tickets[ticket.waiting] = ticket
+        arrived_s, place = self.clock(), first
+        with self.goal_counts.waits(self.classes[first].ttft_goal_s):
+            while True:
+                ticket = self._join(place, arrived_s, self.classes[first].ttft_goal_s, work, key)
+                try:
+                    await self._go(ticket)
+                except Refused as refused:
+                    place = self._behind(ticket, refused)
+                else:
+                    return ticket
+
+    def _join(self, place: int, arrived_s: float, goal_s: float | None, work: Work, key: bytes) -> Ticket:
+        """Queue a request in a class."""
+        waiting = self.lanes.join(place, self.clock())
+        ticket = Ticket(waiting, work, key, self.classes[place].name, arrived_s, goal_s)
+        self._tickets[waiting] = ticket
+        return ticket
+
+    async def _go(self, ticket: Ticket) -> None:
+        """Wait until the request may go in its class, and note that it goes.
+
+        Raises:
+            Refused: it may not.
+        """
         try:
             await self._wait(ticket)
-        except Refused as refused:
-            self.metrics.refused(ticket.name, refused.code)
-            raise
         finally:
             del self._tickets[ticket.waiting]
             self.lanes.leave(ticket.waiting)
             self._wake()
         self._note_going(ticket)
         if ticket.pair is not None:
-            self.backends.take(ticket.pair, work)
-        return ticket
+            self.backends.take(ticket.pair, ticket.work)
+
+    def _behind(self, ticket: Ticket, refused: Refused) -> int:
+        """The class in which a request goes on that its own class refuses.
+
+        Raises:
+            Refused: there is none.
+        """
+        place = late_place(self.classes, ticket.waiting.place) if refused.code in LATE else None
+        self.metrics.refused(ticket.name, refused.code if place is None else "late_class")
+        if place is None:
+            self.goal_counts.refuse(ticket.goal_s, refused.code in LATE)
+            raise refused
+        return place
 
     @contextmanager
     def unanswered(self, ticket: Ticket) -> Iterator[None]:
@@ -104,8 +144,8 @@ class Admission:
     def began(self, ticket: Ticket, *, is_stream: bool) -> None:
         """Note that the answer of an admitted request has begun."""
         if is_stream:
-            waiting, now_s = ticket.waiting, self.clock()
-            self.metrics.began(ticket.name, now_s - waiting.since_s, self.classes[waiting.place].ttft_goal_s)
+            own = self.classes[ticket.waiting.place]
+            self.metrics.began(ticket.name, self.clock() - ticket.arrived_s, own.ttft_goal_s)
 
     async def _wait(self, ticket: Ticket) -> None:
         waiting, own = ticket.waiting, self.classes[ticket.waiting.place]
@@ -145,8 +185,16 @@ class Admission:
         return self._tickets[found] if found is not None else None
 
     def _look(self, ticket: Ticket) -> Outlook:
-        """Predict the request's first token at the engines that it would get now."""
-        ticket.pair = self.backends.find_shared(set(), ticket.work, ticket.key)
+        """Predict the request's first token at the engines that it would get now: those that the policy chooses, or
+        those with the soonest token where it would be late there."""
+        outlook = self._predict(ticket)
+        if self.backends.policy_predicts or self.lanes.miss(ticket.waiting.place, outlook) is None:
+            return outlook
+        return self._predict(ticket, soonest=True)
+
+    def _predict(self, ticket: Ticket, *, soonest: bool = False) -> Outlook:
+        """Choose the engines of a request, and predict its first token there."""
+        ticket.pair = self.backends.find_shared(set(), ticket.work, ticket.key, soonest=soonest)
         ticket.outlook = outlook_of(ticket.pair) if ticket.pair is not None else NO_ENGINE
         return ticket.outlook
 
@@ -160,6 +208,7 @@ class Admission:
         if self.lanes.miss(waiting.place, ticket.outlook) is not None:
             self.lanes.rush(waiting)
         self.metrics.admitted(ticket.name, now_s - waiting.since_s, ticket.outlook)
+        self.goal_counts.go(ticket.goal_s, now_s - ticket.arrived_s, ticket.outlook.first_token_s)
 
     def _refusal(self, ticket: Ticket, waited_s: float) -> Refused:
         own = self.classes[ticket.waiting.place]
@@ -177,14 +226,19 @@ class Admission:
         return Refused(429, "queue_full", text, _retry_after_s(miss))
 
     def _text(self, ticket: Ticket, miss: Miss) -> str:
-        """Name the goal that would be missed."""
+        """Name the limit that would be exceeded."""
         own, other = self.classes[ticket.waiting.place], self.classes[miss.place]
         goal = f"{other.ttft_goal_s:g} s (ttftMs of class {other.name})"
         if miss.place == ticket.waiting.place:
-            return f"The first token is predicted in {miss.first_token_s:.1f} s, later than the goal of {goal}."
+            return f"The first token is predicted in {miss.predicted_s:.1f} s, later than the goal of {goal}."
+        if miss.is_room:
+            return (
+                f"Class {own.name} waits: the prompts before this one take {miss.predicted_s:.1f} s, and later classes "
+                f"fill only a quarter of the goal of {goal}."
+            )
         return (
             f"Class {own.name} waits: a request of class {other.name} behind this one would get its first token in "
-            f"{miss.first_token_s:.1f} s, later than its goal of {goal}."
+            f"{miss.predicted_s:.1f} s, later than its goal of {goal}."
         )
 
 

@@ -23,6 +23,7 @@ STATUS: Schema = {
         "running": COUNT,
         "held": COUNT,
         "queued": {"type": "object", "additionalProperties": COUNT},
+        "goals": {"type": "object", "additionalProperties": COUNT},
         "models": {"type": "array", "items": OBJECT},
         "backends": {"type": "array", "items": OBJECT},
     },

@@ -136,6 +136,7 @@ class Router:
             "running": self.proxy.running,
             "held": self.metrics.held,
             "queued": self.admission.queued() if self.admission is not None else {},
+            "goals": self.admission.goal_counts.as_wire() if self.admission is not None else {},
             "models": self.backends.others.status() if self.backends.others is not None else [],
             "window": self.metrics.revisions.status(),
             "backends": self.backends.status(),

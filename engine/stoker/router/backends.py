@@ -94,6 +94,11 @@ class Backends:
         return self.predicts or isinstance(self.policy, PairPolicy) or self.pairs_engines
 
     @property
+    def policy_predicts(self) -> bool:
+        """Whether the policy itself chooses by predicted seconds."""
+        return isinstance(self.policy, PairPolicy)
+
+    @property
     def follows_loads(self) -> bool:
         """Whether engines' reports are used: by the choice, or to compare revisions."""
         return self.weighs_work or (self._snapshot is not None and bool(self._snapshot.window))
@@ -210,9 +215,10 @@ class Backends:
             self.policy.note(work, pair)
 
     def find(
-        self, exclude: set[tuple[str, str]], work: Work = NO_WORK, fits: Callable[[Backend], bool] = any_backend
-    ) -> Pair[Candidate] | None:
-        """Choose as `choose` does, without an effect."""
+        self, exclude: set[tuple[str, str]], work: Work = NO_WORK, fits: Callable[[Backend], bool] = any_backend,
+        *, soonest: bool = False,
+    ) -> Pair[Candidate] | None:  # fmt: skip
+        """Choose as `choose` does, without an effect. `soonest`: by predicted seconds, whatever the policy looks at."""
         candidates = self.ready
         if exclude or fits is not any_backend:
             candidates = [backend for backend in candidates if backend.entry.key not in exclude and fits(backend)]
@@ -223,8 +229,10 @@ class Backends:
         helpers = places if self.pairs_engines and work.may_split else ()
         if isinstance(self.policy, PairPolicy):
             return self.policy.pair(places, helpers, turn, work)
-        chosen = self.policy(of_role(candidates), turn, work)
-        own = cheapest(chosen.candidates, work.tokens, turn) if self.weighs_work else chosen
+        able = of_role(candidates)
+        chosen = self.policy(able, turn, work)
+        ranks = by_rank(able) if soonest else chosen.candidates
+        own = cheapest(ranks, work.tokens, turn) if self.weighs_work else chosen
         begin = turn % len(places)
         return split_or_whole(own, [*helpers[begin:], *helpers[:begin]], work.tokens, {})
 
@@ -235,12 +243,14 @@ class Backends:
             self.take(pair, work)
         return pair
 
-    def find_shared(self, exclude: set[tuple[str, str]], work: Work, key: bytes) -> Pair[Candidate] | None:
-        """Choose as `choose_shared` does, without an effect."""
+    def find_shared(
+        self, exclude: set[tuple[str, str]], work: Work, key: bytes, *, soonest: bool = False
+    ) -> Pair[Candidate] | None:
+        """Choose as `choose_shared` does, without an effect; `soonest`: as `find`."""
         if not self.shares.percents:
-            return self.find(exclude, work)
+            return self.find(exclude, work, soonest=soonest)
         for revision in self.shares.order(key):
-            if (found := self.find(exclude, work, partial(_is_of, revision))) is not None:
+            if (found := self.find(exclude, work, partial(_is_of, revision), soonest=soonest)) is not None:
                 return found
         return None
 

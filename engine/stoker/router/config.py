@@ -12,7 +12,7 @@ from pydantic import Field, field_validator
 from stoker.pod.class_place import MAX_CLASSES
 from stoker.pod.config_file import Config
 from stoker.pod.listen import ListenConfig
-from stoker.router.request_class import RequestClass
+from stoker.router.request_class import RequestClass, late_problem
 
 
 class RouterConfig(Config):
@@ -49,4 +49,6 @@ class RouterConfig(Config):
         names = [name for one in classes for name in (one.name, *one.service_tiers)]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"listed twice: {', '.join(twice)}")
+        if (problem := late_problem(classes)) is not None:
+            raise ValueError(problem)
         return classes

@@ -2,8 +2,10 @@
 
 A request goes while its first token is predicted within the goal of its class, and while a usual request of each class
 before its own would, if it came behind it, still get its first token in time. So later classes take what earlier ones
-leave, and delay none of them beyond its goal. A prompt that alone takes longer than the goal goes when nothing waits
-before it. Requests of one class go in their order, and none goes before one that waits in an earlier class.
+leave, and delay none of them beyond its goal. They also keep three quarters of the goal free of prompts that wait, so
+that a burst of an earlier class does not find the queue of later ones. A prompt that alone takes longer than the goal
+goes when nothing waits before it. Requests of one class go in their order, and none goes before one that waits in an
+earlier class.
 
 A request that has waited for its class's aging time goes before all others, whatever is predicted, but only while no
 other such request is without its first token: a class cannot starve, and costs the others one prompt at a time.
@@ -22,6 +24,9 @@ from stoker.router.request_class import RequestClass
 
 USUAL_WEIGHT = 0.1
 """Of a new request in the mean of a class."""
+FILLED = 0.25
+"""Share of an earlier class's goal that prompts before a later class's request may take: enough to keep an engine busy
+until the next report, and a burst finds the rest."""
 
 
 class Outlook(NamedTuple):
@@ -43,17 +48,19 @@ FREE = Outlook(0.0, 0.0)
 
 
 class Miss(NamedTuple):
-    """A goal that would be missed."""
+    """A limit that would be exceeded."""
 
     place: int
-    """The number of the class whose goal it is."""
-    first_token_s: float
-    """Predicted, of a request of that class."""
-    goal_s: float
+    """The number of the class whose goal it comes from."""
+    predicted_s: float
+    """First token of a request of that class; for the room of a class, the prompts before the request."""
+    limit_s: float
+    is_room: bool = False
+    """Whether the limit is what later classes may fill of the goal."""
 
     @property
     def excess_s(self) -> float:
-        return self.first_token_s - self.goal_s
+        return self.predicted_s - self.limit_s
 
 
 @dataclass(eq=False)
@@ -133,12 +140,13 @@ class Lanes:
         return None
 
     def miss(self, place: int, outlook: Outlook) -> Miss | None:
-        """Find the goal that would be missed by most if a request of a class went now; None where all are met."""
+        """Find the limit that would be exceeded by most if a request of a class went now; None where all are kept."""
         misses = [miss for miss in self._foreseen(place, outlook) if miss.excess_s > 0]
         return max(misses, key=lambda miss: miss.excess_s, default=None)
 
     def _foreseen(self, place: int, outlook: Outlook) -> Iterator[Miss]:
-        """Yield, for its class and those before it, a first token and the goal, which no prompt's own time exceeds."""
+        """Yield, for its class and those before it, a first token and the goal, which no prompt's own time exceeds, and
+        for those before it what waits already."""
         own = self.classes[place].ttft_goal_s
         if own is not None:
             yield Miss(place, outlook.first_token_s, max(own, outlook.own_s))
@@ -146,3 +154,4 @@ class Lanes:
             goal = self.classes[before].ttft_goal_s
             if goal is not None:
                 yield Miss(before, outlook.first_token_s + usual_s, max(goal, usual_s))
+                yield Miss(before, outlook.queue_s, FILLED * goal, is_room=True)

@@ -32,6 +32,8 @@ class RequestClass(Config):
     """Requests that wait in one router."""
     max_queue_s: float = Field(default=0.0, ge=0)
     """How long a request waits; 0: it is refused at once."""
+    late_class: str | None = None
+    """The later class in which a request goes on that would miss the goal, in place of being refused."""
     aging_s: float | None = Field(default=None, gt=0)
     """After so long a request goes before all classes, whatever is predicted; None: half of `max_queue_s`."""
 
@@ -39,6 +41,24 @@ class RequestClass(Config):
     def ages_after_s(self) -> float:
         """Time after which a request that waits goes before all classes."""
         return self.max_queue_s / 2 if self.aging_s is None else self.aging_s
+
+
+def late_place(classes: Sequence[RequestClass], place: int) -> int | None:
+    """Return the number of the class in which a late request of a class goes on; None: it is refused."""
+    name = classes[place].late_class
+    return next(number for number, one in enumerate(classes) if one.name == name) if name is not None else None
+
+
+def late_problem(classes: Sequence[RequestClass]) -> str | None:
+    """Say which `late_class` cannot be; None where all can."""
+    for number, one in enumerate(classes):
+        later = [other.name for other in classes[number + 1 :]]
+        if one.late_class is not None and one.late_class not in later:
+            allowed = ", ".join(later) or "none, because there is no later class"
+            return f"late_class of {one.name}: {one.late_class!r} is no later class; allowed: {allowed}"
+        if one.late_class is not None and one.ttft_goal_s is None:
+            return f"late_class of {one.name} has no effect without ttft_goal_s"
+    return None
 
 
 class UnknownClass(ValueError):

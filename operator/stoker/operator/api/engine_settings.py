@@ -66,7 +66,7 @@ class CacheSettings(Value):
     """Size of the cache in blocks; overrides both."""
     prefix_cache: bool = True
     host_memory_bytes: Annotated[int, Field(ge=1, le=2**63 - 1)] | None = None
-    """Main memory for cold and preempted blocks beside the cache (host tier); default: none."""
+    """Main memory for cold and preempted blocks (host tier); default: none."""
     preemption: Literal["auto", "swap", "recompute"] = "auto"
     """With a host tier, how a preempted request comes back: from saved blocks, computed again, or as is faster."""
     disk: DiskSettings | None = None
@@ -100,7 +100,7 @@ class SchedulerSettings(Value):
     max_model_len: Count | None = None
     """Longest prompt plus output in tokens; default: what model and cache allow."""
     overlap: bool | None = None
-    """Prepare the next step while one runs, with the same tokens; default: true on a GPU."""
+    """Prepare the next step while one runs; default: true on a GPU."""
 
 
 class EngineApi(Value):

@@ -154,6 +154,8 @@ class RequestClassSettings(Value):
     """Requests that wait in one router; more get 429."""
     max_queue_seconds: Annotated[int, Field(ge=0, le=86400)] = 0
     """How long a request waits before it gets 429; 0: not at all."""
+    late_class: Annotated[str, Field(max_length=63)] | None = None
+    """Later class of late requests; default: they get 429."""
     aging_seconds: Seconds | None = None
     """A request that waited so long goes before all others, one at a time; default: half of maxQueueSeconds."""
 
@@ -186,7 +188,7 @@ class RouterSettings(SmallPod):
     classes: Annotated[
         tuple[RequestClassSettings, ...], Field(max_length=MAX_CLASSES, json_schema_extra=list_map("name"))
     ] = ()
-    """Classes of requests, the most urgent first, which is that of requests that name none."""
+    """The most urgent first, which is that of requests that name none."""
     max_body_bytes: Count = 16777216
     fallback: FallbackSettings | None = None
     models: Annotated[tuple[OtherModelSettings, ...], Field(max_length=32, json_schema_extra=list_map("name"))] = ()
@@ -371,8 +373,8 @@ class InferenceDeploymentStatus(EditableStatus):
     current_checkpoint: CurrentCheckpoint | None = None
     """Checkpoint that serves most requests."""
     model_digest: Annotated[str, Field(max_length=128)] | None = None
-    """Digest of the model in the engines of the current revision: of its manifest, or `commit:...`, `sha256:...` or
-    `blake3:...` of what was fetched."""
+    """Digest of the current revision's model: of its manifest, or `commit:...`, `sha256:...` or `blake3:...` of what
+    was fetched."""
     current_revision: Annotated[str, Field(max_length=63)] | None = None
     revisions: Annotated[tuple[RevisionStatus, ...], Field(max_length=24, json_schema_extra=list_map("name"))] = ()
     rollout: RolloutStatus | None = None

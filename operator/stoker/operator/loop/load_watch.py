@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from stoker.operator.api.enginepool import EnginePool
@@ -20,6 +20,7 @@ from stoker.operator.api.inferencedeployment import InferenceDeployment
 from stoker.operator.api.metadata import read
 from stoker.operator.api.pool import SCALED_BY_STOKER, Pool, flipping_pools
 from stoker.operator.domain.autoscaling.decision import REVIEW_S, Decision, Limits, Memory, PoolInput
+from stoker.operator.domain.autoscaling.goal_report import read_goals
 from stoker.operator.domain.autoscaling.load_report import read_load
 from stoker.operator.domain.autoscaling.load_window import LoadWindow, stale
 from stoker.operator.domain.autoscaling.prediction import EngineShape, Goals
@@ -55,6 +56,8 @@ class _Pool:
         self.startups: deque[float] = deque(maxlen=STARTUPS)
         self.scaling: PoolScaling | None = None
         self.seen: PoolInput | None = None
+        self.puts_late_behind = False
+        """Whether a class of the deployment's requests has a class for late ones."""
 
     @property
     def startup_s(self) -> float:
@@ -103,15 +106,27 @@ class LoadWatch:
             self.review_all()
 
     def note(self, pod: Object, report: Report) -> None:
-        """Take the answer of an engine's `/status`."""
+        """Take the answer of an engine's or a router's `/status`."""
         labels = pod["metadata"].get("labels") or {}
-        load = read_load(report) if labels.get(ROLE) == PodRole.ENGINE else None
         deployment = self.store.by_uid(labels.get(DEPLOYMENT_UID, ""))
-        if load is None or deployment is None:
+        if deployment is None:
+            return
+        if labels.get(ROLE) == PodRole.ROUTER:
+            self._note_router(pod["metadata"]["uid"], key_of(deployment), report)
+        load = read_load(report) if labels.get(ROLE) == PodRole.ENGINE else None
+        if load is None:
             return
         found = self._pools.get((key_of(deployment), served_pool(pod)))
         if found is not None:
             found.window.record(self.clock.monotonic(), pod["metadata"]["uid"], load)
+
+    def _note_router(self, uid: str, key: Key, report: Report) -> None:
+        """Note what a router keeps back: each pool of the deployment would have a part in it."""
+        if (goals := read_goals(report)) is None:
+            return
+        for (owner, _), kept in self._pools.items():
+            if owner == key:
+                kept.window.record_router(self.clock.monotonic(), uid, goals)
 
     def scaling(self, key: Key) -> dict[str, PoolScaling]:
         """The decisions about a deployment's pools, by pool."""
@@ -125,15 +140,16 @@ class LoadWatch:
 
     def review_all(self) -> None:
         """Review each pool that Stoker scales, and forget the others."""
-        scaled = [(found, _scaled_pools(found)) for found in self.store.of_kind("InferenceDeployment")]
-        places = [(key_of(deployment), pool.name) for deployment, pools in scaled for pool in pools]
+        scaled = [(found, _scaled(found)) for found in self.store.of_kind("InferenceDeployment")]
+        places = [(key_of(deployment), pool.name) for deployment, found in scaled for pool in found.pools]
         self._pools = {place: self._pools.get(place) or _Pool() for place in places}
-        for deployment, pools in scaled:
-            if self._review(deployment, pools):
+        for deployment, found in scaled:
+            if self._review(deployment, found):
                 self.wake(deployment)
 
-    def _review(self, deployment: Object, pools: Sequence[Pool]) -> bool:
+    def _review(self, deployment: Object, scaled: _Scaled) -> bool:
         """Review the pools of a deployment together; True when it must look at a decision."""
+        pools = scaled.pools
         live = {pool.name: self._engine_pool(deployment, pool.name) for pool in pools}
         engines = [pod for found in live.values() if found is not None for pod in self._engines(found)]
         routers = [
@@ -143,6 +159,7 @@ class LoadWatch:
         for pool in pools:
             if (found := live[pool.name]) is not None:
                 kept = self._pools[key_of(deployment), pool.name]
+                kept.puts_late_behind = scaled.puts_late_behind
                 reviews[pool.name] = self._review_pool(kept, found, pool, engines, routers)
         decisions = {name: found.decision for name, found in reviews.items()}
         pair = flipping_pools(pools)
@@ -167,7 +184,7 @@ class LoadWatch:
         lent, borrowed = count_lent(engines, pool.name), count_borrowed(engines, pool.name)
         kept.seen = replace(seen, replicas=seen.replicas + borrowed - lent, borrowed=borrowed, lent=lent)
         existing = {replica_name(pod) for pod in serving if not ended(pod)}
-        limits = _limits(pool, self._room(live, len(existing)))
+        limits = replace(_limits(pool, self._room(live, len(existing))), puts_late_behind=kept.puts_late_behind)
         decision, kept.memory = review(self.clock.monotonic(), limits, kept.seen, kept.memory)
         return Reviewed(limits, kept.seen, decision, kept.memory)
 
@@ -176,7 +193,7 @@ class LoadWatch:
     ) -> PoolInput:
         now_s = self.clock.monotonic()
         ready = {pod["metadata"]["uid"]: pod for pod in engines if is_ready(pod) and not ended(pod)}
-        kept.window.forget(pod["metadata"]["uid"] for pod in engines)
+        kept.window.forget(_uids(engines), _uids(routers))
         for uid, pod in ready.items():
             if uid in kept.ready_since or is_lent(pod):
                 continue
@@ -197,8 +214,9 @@ class LoadWatch:
             shape=_shape_of_copy(kept.window.shape, pool),
             measured=kept.window.measured(now_s),
             evidence=kept.window.evidence(now_s, len(ready)),
+            arrivals=kept.window.arrivals(now_s),
             running=sum(found.running for found in newest),
-            waiting=sum(found.waiting for found in newest),
+            waiting=sum(found.waiting for found in newest) + kept.window.waiting_in_routers,
             held=sum(int((self.store.report(pod["metadata"]["uid"]) or {}).get("held") or 0) for pod in routers),
             kv_use=_mean(found.owned_tokens / found.total_tokens for found in newest if found.total_tokens),
             startup_s=kept.startup_s,
@@ -220,13 +238,23 @@ class LoadWatch:
         return next((read(EnginePool, item) for item in found if _label(item, POOL) == name), None)
 
 
-def _scaled_pools(deployment: Object) -> list[Pool]:
-    """The pools that Stoker scales by the spec in force; none before a spec was accepted."""
+@dataclass(frozen=True)
+class _Scaled:
+    """What Stoker scales of a deployment, by the spec in force."""
+
+    pools: tuple[Pool, ...] = ()
+    puts_late_behind: bool = False
+    """Whether a class of requests has a class for late ones."""
+
+
+def _scaled(deployment: Object) -> _Scaled:
+    """The pools that Stoker scales; none before a spec was accepted."""
     accepted = (deployment.get("status") or {}).get("acceptedSpec")
     if accepted is None or deployment["metadata"].get("deletionTimestamp"):
-        return []
-    pools = read(InferenceDeployment, {**deployment, "spec": accepted}).spec.pools
-    return [pool for pool in pools if pool.autoscaling is not None and pool.autoscaling.mode in SCALED_BY_STOKER]
+        return _Scaled()
+    spec = read(InferenceDeployment, {**deployment, "spec": accepted}).spec
+    pools = [pool for pool in spec.pools if pool.autoscaling and pool.autoscaling.mode in SCALED_BY_STOKER]
+    return _Scaled(tuple(pools), any(one.late_class is not None for one in spec.router.classes))
 
 
 def _limits(pool: Pool, room: int | None) -> Limits:
@@ -242,6 +270,10 @@ def _limits(pool: Pool, room: int | None) -> Limits:
     )
     wait_s = settings.scale_down_after_seconds
     return limits if wait_s is None else replace(limits, scale_down_after_s=float(wait_s))
+
+
+def _uids(pods: Iterable[Object]) -> list[str]:
+    return [str(pod["metadata"]["uid"]) for pod in pods]
 
 
 def _count_ready(pods: Collection[Object]) -> int:

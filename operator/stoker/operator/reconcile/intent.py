@@ -24,6 +24,7 @@ from pydantic.alias_generators import to_camel
 
 from stoker.operator.api.metadata import EditableStatus, Resource, read
 from stoker.operator.domain.conditions import Condition
+from stoker.operator.domain.late_classes import misplaced_classes
 from stoker.operator.domain.model_paths import misplaced_model
 from stoker.operator.domain.plan import Event
 from stoker.operator.domain.pod_paths import misplaced_paths
@@ -35,11 +36,11 @@ EDIT_REFUSED = "EditRefused"
 EDIT_PENDING = "EditPending"
 """Condition while an edit waits for something, for instance the next attempt."""
 
-PATHS: Mapping[str, Callable[[Mapping[str, Any]], Sequence[str]]] = {
-    "TrainingJob": misplaced_paths,
-    "InferenceDeployment": misplaced_model,
+CHECKS: Mapping[str, tuple[Callable[[Mapping[str, Any]], Sequence[str]], ...]] = {
+    "TrainingJob": (misplaced_paths,),
+    "InferenceDeployment": (misplaced_model, misplaced_classes),
 }
-"""The check of a kind's paths in its pods."""
+"""The checks of a kind for which its CRD has no room."""
 _ABSENT = object()
 _ACCEPTED_SPEC = to_camel("accepted_spec")
 
@@ -66,10 +67,6 @@ class Intent:
         return "; ".join(self.refused)
 
 
-def _none(_: Mapping[str, Any]) -> Sequence[str]:
-    return ()
-
-
 def accept(
     kind: str, spec: Mapping[str, Any], accepted: Mapping[str, Any] | None, *, controls: Sequence[str] = ()
 ) -> Intent:
@@ -84,7 +81,7 @@ def accept(
     """
     if spec == accepted:
         return Intent(spec, accepted)
-    refused = (*unsupported(kind, spec), *PATHS.get(kind, _none)(spec))
+    refused = (*unsupported(kind, spec), *(line for check in CHECKS.get(kind, ()) for line in check(spec)))
     if not refused:
         return Intent(spec, spec)
     if accepted is None:

@@ -102,6 +102,8 @@ def _request_class(wanted: RequestClassSettings) -> dict[str, Any]:
     }
     if wanted.ttft_ms is not None:
         found["ttft_goal_s"] = wanted.ttft_ms / 1000
+    if wanted.late_class is not None:
+        found["late_class"] = wanted.late_class
     if wanted.aging_seconds is not None:
         found["aging_s"] = wanted.aging_seconds
     return found

@@ -33,6 +33,8 @@ class Limits:
     goals: Goals = field(default_factory=Goals)
     scale_down_after_s: float = 300.0
     role: Role = "colocated"
+    puts_late_behind: bool = False
+    """Whether routers let requests that would be late wait behind the others."""
     placeable: int | None = None
     """Replicas for which there is room, those that exist included; None where that is not known."""
 
@@ -43,6 +45,8 @@ class Measured:
 
     first_token_s: float | None = None
     gap_s: float | None = None
+    late_share: float = 0.0
+    """Share of the requests whose goal was missed before an engine had them: refused, or kept waiting by routers."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +66,12 @@ class PoolInput:
     shape: EngineShape | None = None
     measured: Measured = Measured()
     evidence: Evidence = field(default_factory=Evidence)
+    arrivals: tuple[int, ...] = ()
+    """Requests of each slot of the last minutes, oldest first, whatever the number of replicas."""
+    slot_s: float = 5.0
     running: int = 0
     waiting: int = 0
-    """Requests in the queues of engines."""
+    """Requests in the queues of engines, and those with a goal that wait in routers."""
     held: int = 0
     """Requests that routers hold because no engine is ready."""
     kv_use: float = 0.0

@@ -30,6 +30,10 @@ class Evidence:
     """Requests of each slot, oldest first."""
     first_token_s: Histogram = field(default_factory=Histogram)
     gap_s: Histogram = field(default_factory=Histogram)
+    late: int = 0
+    """Requests that waited too long in routers, although their engine's first token was in time."""
+    refused: int = 0
+    """Requests that routers refused because of a goal."""
 
 
 def is_proven(evidence: Evidence, goals: Goals, overdue: float = 0.0) -> bool:
@@ -46,7 +50,10 @@ def is_proven(evidence: Evidence, goals: Goals, overdue: float = 0.0) -> bool:
 def met_share(evidence: Evidence, goals: Goals, overdue: float = 0.0) -> float:
     """Share of first tokens, or of gaps, that met their goal: the smaller of both."""
     requests = evidence.first_token_s.total
-    first = _share_within(evidence.first_token_s, goals.first_token_s) * requests / max(requests + overdue, 1.0)
+    met = _share_within(evidence.first_token_s, goals.first_token_s) * requests
+    if goals.first_token_s is not None:
+        met, requests = max(met - evidence.late, 0.0), requests + evidence.refused
+    first = met / max(requests + overdue, 1.0)
     return min(first, _share_within(evidence.gap_s, goals.gap_s))
 
 

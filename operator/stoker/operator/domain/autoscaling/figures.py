@@ -39,6 +39,8 @@ def shown_inputs(limits: Limits, seen: PoolInput, prediction: Prediction | None)
     for name, value in (("ttftMs", seen.measured.first_token_s), ("itlMs", seen.measured.gap_s)):
         if value is not None:
             shown[f"measured{name[0].upper()}{name[1:]}"] = _number(value * 1000)
+    if seen.measured.late_share:
+        shown["lateShare"] = f"{seen.measured.late_share:.3f}"
     return shown
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stoker.operator.domain.autoscaling.decision import MAX_AGE_S, Measured
 from stoker.operator.domain.autoscaling.demand import Demand, burstiness, forecast_rate
 from stoker.operator.domain.autoscaling.evidence import Evidence
+from stoker.operator.domain.autoscaling.goal_report import GoalReport
 from stoker.operator.domain.autoscaling.load_report import LoadCounts, LoadReport, total
 from stoker.operator.domain.autoscaling.prediction import EngineShape
 from stoker.operator.domain.autoscaling.step_curve import CurveSums, StepCurve, fit_curve
@@ -40,8 +41,15 @@ class _Slot:
     settled: LoadCounts
     """Of engines older than `YOUNG_S`."""
     curve: CurveSums
+    goals: GoalReport = field(default_factory=GoalReport)
+    """Requests that engines do not see, by the routers."""
     engines: set[str] = field(default_factory=set)
     """Those that reported, also while they drain."""
+
+    @property
+    def requests(self) -> int:
+        """Requests that came to engines, and those that routers kept back, which may come to them later."""
+        return max(self.arrived + self.goals.arrived, 0)
 
 
 class LoadWindow:
@@ -49,6 +57,7 @@ class LoadWindow:
 
     def __init__(self) -> None:
         self._last: dict[str, tuple[float, LoadReport]] = {}
+        self._routers: dict[str, GoalReport] = {}
         self._first_s: dict[str, float] = {}
         self._slots: deque[_Slot] = deque()
         self._shape: EngineShape | None = None
@@ -71,9 +80,23 @@ class LoadWindow:
         )
         self._add(now_s, engine, grown, settled=now_s - self._first_s[engine] >= YOUNG_S)
 
-    def forget(self, engines: Iterable[str]) -> None:
-        """Keep the newest reports of these engines only; what others did stays counted."""
-        kept = set(engines)
+    def record_router(self, now_s: float, router: str, report: GoalReport) -> None:
+        """Take the report of one router, by pod uid. The first one counts what waits alone."""
+        grown = report.since(self._routers.get(router, replace(report, waiting=0)))
+        self._routers[router] = report
+        if grown != GoalReport():
+            slot = self._slot(now_s)
+            slot.goals = slot.goals.plus(grown)
+
+    @property
+    def waiting_in_routers(self) -> int:
+        """Requests with a goal that wait in routers, by their newest reports."""
+        return sum(report.waiting for report in self._routers.values())
+
+    def forget(self, engines: Iterable[str], routers: Iterable[str] = ()) -> None:
+        """Keep the newest reports of these engines and routers only; what others did stays counted."""
+        kept, known = set(engines), set(routers)
+        self._routers = {router: found for router, found in self._routers.items() if router in known}
         self._last = {engine: found for engine, found in self._last.items() if engine in kept}
         self._first_s = {engine: found for engine, found in self._first_s.items() if engine in kept}
 
@@ -114,11 +137,14 @@ class LoadWindow:
 
     def measured(self, now_s: float) -> Measured:
         """The 95th percentiles of the last minute."""
-        counts = total([slot.settled for slot in self._recent(now_s, MEASURED_S)])
+        slots = self._recent(now_s, MEASURED_S)
+        counts = total([slot.settled for slot in slots])
         enough = counts.first_token_s.total >= ENOUGH_REQUESTS
         gaps = counts.token_gap_s.total >= ENOUGH_REQUESTS
         return Measured(
-            counts.first_token_s.quantile(0.95) if enough else None, counts.token_gap_s.quantile(0.95) if gaps else None
+            counts.first_token_s.quantile(0.95) if enough else None,
+            counts.token_gap_s.quantile(0.95) if gaps else None,
+            _late_share(slots),
         )
 
     def evidence(self, now_s: float, replicas: int) -> Evidence:
@@ -131,37 +157,56 @@ class LoadWindow:
         found = [slot for number, slot in known.items() if number >= oldest]
         return Evidence(
             SLOT_S,
-            tuple(known[number].arrived if number in known else 0 for number in range(oldest, newest + 1)),
+            tuple(known[number].requests if number in known else 0 for number in range(oldest, newest + 1)),
             merged(slot.grown.first_token_s for slot in found),
             merged(slot.grown.token_gap_s for slot in found),
+            late=sum(slot.goals.late for slot in found),
+            refused=sum(slot.goals.refused for slot in found),
         )
 
     def _add(self, now_s: float, engine: str, grown: LoadCounts, *, settled: bool) -> None:
-        number = int(now_s // SLOT_S)
-        if not self._slots or self._slots[-1].number != number:
-            self._slots.append(_Slot(number, 0, LoadCounts(), LoadCounts(), CurveSums()))
-        slot = self._slots[-1]
+        slot = self._slot(now_s)
         slot.engines.add(engine)
         slot.arrived += grown.arrived
         slot.grown = total([slot.grown, grown])
         if settled:
             slot.settled = total([slot.settled, grown])
         slot.curve = slot.curve.plus(grown)
-        while self._slots and self._slots[0].number < number - CURVE_S / SLOT_S:
+
+    def _slot(self, now_s: float) -> _Slot:
+        """The slot of now; those that are too old are forgotten."""
+        number = int(now_s // SLOT_S)
+        if not self._slots or self._slots[-1].number != number:
+            self._slots.append(_Slot(number, 0, LoadCounts(), LoadCounts(), CurveSums()))
+        while self._slots[0].number < number - CURVE_S / SLOT_S:
             self._slots.popleft()
+        return self._slots[-1]
 
     def _recent(self, now_s: float, seconds: float) -> list[_Slot]:
         first = int(now_s // SLOT_S) - round(seconds / SLOT_S)
         return [slot for slot in self._slots if slot.number >= first]
 
-    def _arrivals(self, now_s: float) -> list[int]:
+    def arrivals(self, now_s: float) -> tuple[int, ...]:
+        """Requests of each complete slot that is remembered, oldest first."""
+        return tuple(self._arrivals(now_s, EVIDENCE_S))
+
+    def _arrivals(self, now_s: float, seconds: float = DEMAND_S) -> list[int]:
         """Requests of each complete slot of the last minutes, oldest first, zero where no report came."""
         if self._began_s is None:
             return []
         last = int(now_s // SLOT_S) - 1
-        first = max(last - round(DEMAND_S / SLOT_S) + 1, int(self._began_s // SLOT_S) + 1)
-        found = {slot.number: slot.arrived for slot in self._slots}
+        first = max(last - round(seconds / SLOT_S) + 1, int(self._began_s // SLOT_S) + 1)
+        found = {slot.number: slot.requests for slot in self._slots}
         return [found.get(number, 0) for number in range(first, last + 1)]
+
+
+def _late_share(slots: Iterable[_Slot]) -> float:
+    """Share of the requests whose goal was missed before an engine had them."""
+    goals, answered = GoalReport(), 0
+    for slot in slots:
+        goals, answered = goals.plus(slot.goals), answered + slot.grown.first_tokens
+    seen = answered + goals.refused
+    return min(goals.missed / seen, 1.0) if seen >= ENOUGH_REQUESTS else 0.0
 
 
 def stale(window: LoadWindow, engine: str, name: str, known_since_s: float, now_s: float) -> str | None:

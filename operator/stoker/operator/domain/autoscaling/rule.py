@@ -30,8 +30,10 @@ from stoker.operator.domain.autoscaling.decision import (
 )
 from stoker.operator.domain.autoscaling.evidence import is_proven, met_share
 from stoker.operator.domain.autoscaling.figures import shown_inputs
+from stoker.operator.domain.autoscaling.late_need import needed_with_late
 from stoker.operator.domain.autoscaling.load_rule import needed_by_load
 from stoker.operator.domain.autoscaling.need import Need, needed_by_goals
+from stoker.operator.domain.autoscaling.prediction import TAIL
 
 UP_SHARE, DOWN_SHARE = 0.75, 0.7
 """Of a goal, that a prediction must meet to add and to remove replicas."""
@@ -82,7 +84,12 @@ def review(now_s: float, limits: Limits, seen: PoolInput, memory: Memory) -> tup
 def _needs(limits: Limits, seen: PoolInput) -> Needs:
     if limits.mode == "load":
         return Needs(needed_by_load(limits, seen, down=False), needed_by_load(limits, seen, down=True))
-    return Needs(needed_by_goals(limits, seen, UP_SHARE), needed_by_goals(limits, seen, DOWN_SHARE))
+    return Needs(_needed(limits, seen, UP_SHARE), _needed(limits, seen, DOWN_SHARE))
+
+
+def _needed(limits: Limits, seen: PoolInput, share: float) -> Need:
+    """By the goals, of which the prediction must meet a share."""
+    return (needed_with_late if limits.puts_late_behind else needed_by_goals)(limits, seen, share)
 
 
 def _has_proof(limits: Limits, seen: PoolInput) -> bool:
@@ -142,7 +149,7 @@ def _with_shortage(now_s: float, limits: Limits, seen: PoolInput, memory: Memory
     need = needs.up.replicas
     if limits.mode == "slo" and seen.demand is not None and need > seen.replicas:
         now = replace(seen, demand=replace(seen.demand, rate=seen.rate))
-        need = needed_by_goals(limits, now, 1.0).replicas
+        need = _needed(limits, now, 1.0).replicas
     if need > seen.replicas or (floor > seen.replicas and _is_missed(limits, seen.measured)):
         return memory if memory.short_s is not None else replace(memory, short_s=now_s)
     return replace(memory, short_s=None)
@@ -176,6 +183,8 @@ def _with_miss(now_s: float, limits: Limits, seen: PoolInput, memory: Memory, ne
 
 def _is_missed(limits: Limits, measured: Measured) -> bool:
     pairs = ((limits.goals.first_token_s, measured.first_token_s), (limits.goals.gap_s, measured.gap_s))
+    if limits.goals.first_token_s is not None and measured.late_share > TAIL:
+        return True
     return any(goal is not None and found is not None and found > goal for goal, found in pairs)
 
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -303,8 +303,10 @@ def test_a_front_that_dies_takes_its_own_requests_alone(
 def victim(served: Server, pair: tuple[httpx.Client, httpx.Client]) -> httpx.Client:
     """The client whose connection is at front 0: a third client joins one of them, by turns, and is counted."""
     sockets = [inode_of(client) for client in pair]
-    files = Path(f"/proc/{served.fronts()[0]}/fd").iterdir()
-    its_sockets = {str(file.readlink()) for file in files if file.is_symlink()}
+    its_sockets = set()
+    for file in Path(f"/proc/{served.fronts()[0]}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            its_sockets.add(str(file.readlink()))
     return pair[0] if any(f"socket:[{inode}]" in its_sockets for inode in sockets[0]) else pair[1]
 
 

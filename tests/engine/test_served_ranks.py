@@ -20,7 +20,7 @@ from testing.engine.served_engine import ServedEngine, served_engine
 from tests.engine.test_server_real import write_model
 
 PROMPT = "The quick brown fox"
-START_S, END_S = 180, 90
+START_S, END_S = 400, 300
 
 
 @pytest.fixture(scope="module")

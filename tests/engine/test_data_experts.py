@@ -84,7 +84,7 @@ def test_an_engine_whose_cores_share_experts_serves_and_ends_with_a_killed_one(f
         assert texts == {alone}
         ranks: list[dict[str, Any]] = []
         while min((one["steps"] for one in ranks), default=0) < 24:  # the idle one has taken part
-            ranks = httpx.get(f"{served.url}/status").json()["ranks"]
+            ranks = httpx.get(f"{served.url}/status", timeout=120).json()["ranks"]
             time.sleep(0.2)
         assert [one["rank"] for one in ranks] == [0, 1]
         os.kill(ranks[1]["pid"], signal.SIGKILL)

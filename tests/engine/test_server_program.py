@@ -241,7 +241,7 @@ def test_drain_over_the_control_socket_ends_work_but_not_the_program(tmp_path: P
             body = {"id": "d1", "deadline_s": 5}
             assert (await p.http.post("/drain", json=body)).status_code == 404  # without keys: not on TCP
             transport = httpx.AsyncHTTPTransport(uds=str(path))
-            async with httpx.AsyncClient(transport=transport, base_url="http://control") as control:
+            async with httpx.AsyncClient(transport=transport, base_url="http://control", timeout=120) as control:
                 assert (await control.post("/drain", json={"id": "d0", "deadline_s": -1})).status_code == 400
                 for _ in range(2):  # repeating it is harmless
                     answer = await control.post("/drain", json=body)

@@ -215,14 +215,14 @@ def test_a_killed_router_starts_again_from_the_newest_file(tmp_path: Path) -> No
             newer = snapshot(2, b.entry())
             (tmp_path / "backends.json").write_text(json.dumps(newer))  # the operator writes the file before each PUT
             transport = httpx.AsyncHTTPTransport(uds=str(socket_path))
-            async with httpx.AsyncClient(transport=transport, base_url="http://control") as control:
+            async with httpx.AsyncClient(transport=transport, base_url="http://control", timeout=120) as control:
                 assert (await control.put("/backends", json=newer)).json() == {"accepted": True, "version": 2}
             process.kill()
             await process.wait()
         async with program(config) as (_, client):
             await wait_for_backends(client, 1)
             transport = httpx.AsyncHTTPTransport(uds=str(socket_path))
-            async with httpx.AsyncClient(transport=transport, base_url="http://control") as control:
+            async with httpx.AsyncClient(transport=transport, base_url="http://control", timeout=120) as control:
                 status = (await control.get("/status")).json()
             assert (status["snapshot_version"], status["backends"][0]["pod_uid"]) == (2, "b")
             assert (await client.get("/v1/models")).json()["pod"] == "b"

@@ -115,7 +115,7 @@ def test_a_split_request_is_one_trace(engines: dict[str, Engine], collector: Col
 
 async def outcomes(engine: Engine) -> dict[str, float]:
     """Split requests of an engine, by outcome, and by the reason of those that it computed itself."""
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=120) as http:
         text = (await http.get(f"{engine.url}/metrics")).text
     samples = (one for family in text_string_to_metric_families(text) for one in family.samples)
     wanted = {"stoker_split_requests_total": "outcome", "stoker_split_fallbacks_total": "reason"}

@@ -46,7 +46,7 @@ def body_of(number: int) -> dict[str, Any]:
 
 async def store_of(engine: Engine, field: str) -> int:
     """A count of the engine's store."""
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=120) as http:
         return int((await http.get(f"{engine.url}/status")).json()["store"][field])
 
 

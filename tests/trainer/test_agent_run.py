@@ -376,7 +376,7 @@ def test_a_drain_saves_and_ends(tmp_path: Path, mode: str, cause: Cause) -> None
 
     async def act(agent: Agent) -> None:
         await until(steps(agent, 1))
-        async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(socket))) as client:
+        async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(socket)), timeout=120) as client:
             body = {"id": "d1", "mode": mode, "deadline_s": 300}
             answer = await client.post("http://agent/drain", json=body)
             assert (answer.status_code, answer.json()["state"]) == (202, "Pending")
@@ -393,7 +393,7 @@ def test_a_save_on_request_is_done_once_per_id(tmp_path: Path) -> None:
     async def act(agent: Agent) -> None:
         await until(steps(agent, 1))
         assert stat.S_IMODE(socket.stat().st_mode) == 0o600
-        async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(socket))) as client:
+        async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(socket)), timeout=120) as client:
             first = await client.post("http://agent/checkpoint", json={"id": "c1"})
             assert (first.status_code, first.json()) == (
                 202,
@@ -430,7 +430,7 @@ def test_a_wrong_control_call_is_answered_with_what_is_allowed(
 
     async def act(agent: Agent) -> None:
         await until(socket.exists)
-        async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(socket))) as client:
+        async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(socket)), timeout=120) as client:
             answer = await client.post(f"http://agent{path}", json=body)
         agent.interrupt("SIGTERM")
         assert (answer.status_code, message in answer.json()["error"]) == (400, True)
@@ -468,7 +468,7 @@ def test_only_a_fresh_token_for_this_call_opens_a_control_route(tmp_path: Path) 
             good,
             good,
         ]
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{agent.port}", trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{agent.port}", trust_env=False, timeout=120) as client:
             answers = [
                 await client.post(
                     "/checkpoint", content=body, headers={"Authorization": f"Bearer {call}"} if call else {}
@@ -484,7 +484,7 @@ def test_only_a_fresh_token_for_this_call_opens_a_control_route(tmp_path: Path) 
 def test_without_keys_the_port_has_no_control_routes(tmp_path: Path) -> None:
     async def act(agent: Agent) -> None:
         await until(lambda: agent.port != 0)
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{agent.port}", trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{agent.port}", trust_env=False, timeout=120) as client:
             answer = await client.post("/drain", json={"id": "a", "mode": "cancel", "deadline_s": 1})
         agent.interrupt("SIGTERM")
         assert answer.status_code == 404
@@ -497,7 +497,7 @@ def test_the_agent_answers_while_ranks_load_and_train(tmp_path: Path) -> None:
 
     async def act(agent: Agent) -> None:
         await until(lambda: agent.port != 0)
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{agent.port}", trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{agent.port}", trust_env=False, timeout=120) as client:
             loading = [(await client.get(path)).status_code for path in ("/livez", "/readyz")]
             (tmp_path / "work" / "stacks" / "go").touch()
             await until(lambda: steps(agent, 2)() and agent.state.phase == "Training")

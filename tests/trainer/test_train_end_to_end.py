@@ -55,7 +55,7 @@ class Run:
         return message
 
     def client(self) -> httpx.Client:
-        return httpx.Client(transport=httpx.HTTPTransport(uds=str(self.socket)), base_url="http://agent")
+        return httpx.Client(transport=httpx.HTTPTransport(uds=str(self.socket)), base_url="http://agent", timeout=120)
 
     def _config(self, corpus: Path, ranks: int) -> dict[str, Any]:
         return {

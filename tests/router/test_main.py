@@ -37,6 +37,7 @@ def write_config(folder: Path, **settings: Any) -> Path:
         "backends_file": str(folder / "backends.json"),
         "termination_log": str(folder / "termination-log"),
         "probe_interval_s": 0.1,
+        "connect_timeout_s": 60,
         **settings,
     }
     (folder / "config.json").write_text(json.dumps(config))

@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 
-async def until(question: Callable[[], bool], timeout_s: float = 60.0) -> None:
+async def until(question: Callable[[], bool], timeout_s: float = 240.0) -> None:
     """Wait for a state; a test that needs longer has failed."""
     async with asyncio.timeout(timeout_s):
         while not question():
             await asyncio.sleep(0.005)
 
 
-def run(scenario: Callable[[], Awaitable[None]], limit_s: float = 60) -> None:
+def run(scenario: Callable[[], Awaitable[None]], limit_s: float = 300) -> None:
     """Run a scenario in a fresh event loop, with a limit."""
 
     async def limited() -> None:

@@ -41,6 +41,12 @@ def pytest_timeout_set_timer() -> Generator[None, object, object]:
     return is_set
 
 
+def pytest_runtest_setup() -> None:
+    """Let what a test draws from torch depend on the test alone, not on which others the process ran before."""
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def threads_as_before() -> Iterator[None]:
     """Give torch its number of threads back after each file: an engine that loads here sets its own.

@@ -31,6 +31,7 @@ from testing.forked import forked
 
 Turn = tuple[str, Sequence[str]]
 """What a rank does, and its prompts (`turned`)."""
+PATIENCE_S = 120.0
 LONG = SamplingParams(temperature=0, max_tokens=150, ignore_eos=True)
 
 
@@ -75,7 +76,7 @@ class Job(NamedTuple):
     config: EngineConfig
     turns: Sequence[Sequence[Turn]]
     meeting: Path
-    silent_s: float
+    silent_s: Sequence[float]
     port: int | None
 
 
@@ -87,7 +88,7 @@ def run_rank(job: Job, rank: int, line: Connection) -> None:
         place = replace(place, meeting=("127.0.0.1", job.port), key=bytes(32), host="127.0.0.1")
     engine, _ = build_engine(job.config, data=place)
     assert isinstance(engine.executor, DataRank)
-    engine.executor.links.limits = RankLimits(silent_s=job.silent_s)
+    engine.executor.links.limits = RankLimits(silent_s=job.silent_s[rank])
     try:
         for turn, names in job.turns[rank]:
             line.send(turned(engine, turn, tuple(names)))
@@ -133,16 +134,18 @@ class DataRanks:
         for line in self.lines:
             line.close()
         for process in self.processes:
-            process.join(30)
+            process.join(300)
         return [process.exitcode for process in self.processes]
 
 
 @contextmanager
 def running(
-    config: EngineConfig, turns: Sequence[Sequence[Turn]], folder: Path, silent_s: float = 20, port: int | None = None
-) -> Iterator[DataRanks]:
-    """Start a rank for each list of turns. `port`: at which they meet, as those of several pods do."""
-    job, context = Job(config, turns, folder / "data", silent_s, port), forked()
+    config: EngineConfig, turns: Sequence[Sequence[Turn]], folder: Path, silent_s: Sequence[float] = (),
+    port: int | None = None,
+) -> Iterator[DataRanks]:  # fmt: skip
+    """Start a rank for each list of turns. `silent_s`: for how long each bears the silence of another one; default:
+    longer than any pause of a busy machine. `port`: at which they meet, as those of several pods do."""
+    job, context = Job(config, turns, folder / "data", silent_s or [PATIENCE_S] * len(turns), port), forked()
     ranks = DataRanks([], [])
     try:
         for rank in range(len(turns)):

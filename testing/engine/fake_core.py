@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import os
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -41,8 +42,11 @@ from stoker.engine.execution.step import TokenLogprobs
 
 BOS, EOS, VOCABULARY = 256, 257, 258
 MAX_MODEL_LEN = 200
-QUIET_S = 2.0
-"""The silence that this core promises to keep below."""
+QUIET_S = 60.0
+"""The silence that this core promises to keep below: no pause of a busy machine is so long."""
+BEAT_S = 0.2
+HELD_AT = 3
+"""Tokens that a held choice has sent."""
 
 
 class ByteCodec:
@@ -106,11 +110,13 @@ class FakeCore:
     """A core that outputs the text after `say:` in the prompt, then EOS; choice `c` > 0 has its number before it.
 
     Words in the prompt: `refuse` (queue_full), `badgrammar` (its grammar is refused), `exitN` (the process ends with
-    code N), `fail` (error after 3 tokens), `slow` (one token every 20 ms), `hang`.
+    code N), `fail` (error after 3 tokens), `slow` (one token every 20 ms), `held` (3 tokens, the others once the test
+    says so: `release`), `hang`.
     """
 
-    def __init__(self, address: str, facts: ModelFacts = FACTS) -> None:
-        self.facts = facts
+    def __init__(self, address: str, facts: ModelFacts = FACTS, quiet_s: float = QUIET_S) -> None:
+        self.facts, self.quiet_s = facts, quiet_s
+        self._released = released_file(address)
         self.running: set[str] = set()
         self.most_running = 0
         self.aborted: list[str] = []
@@ -174,8 +180,8 @@ class FakeCore:
 
     async def _beat(self) -> None:
         while True:
-            await self.send(Heartbeat(QUIET_S, 0.03))
-            await asyncio.sleep(QUIET_S / 10)
+            await self.send(Heartbeat(self.quiet_s, 0.03))
+            await asyncio.sleep(BEAT_S)
 
     async def _drain(self, deadline_s: float) -> None:
         deadline = time.monotonic() + deadline_s
@@ -219,7 +225,9 @@ class FakeCore:
         script = [*(f"{choice}{said}" if choice else said).encode(), EOS]
         sent = (request.resumed[choice] if request.resumed else None) or ()
         for number in range(len(sent), len(script)):
-            await asyncio.sleep(60 if "hang" in text else 0.02 if "slow" in text else 0)
+            await asyncio.sleep(600 if "hang" in text else 0.02 if "slow" in text else 0)
+            while "held" in text and number == HELD_AT and not self._released.exists():
+                await asyncio.sleep(0.01)
             token = script[number]
             if "lost" in text and number == 3:
                 return await self.send(_last(request, choice, "error", number, error="RankFailed: rank 1 has ended"))
@@ -269,12 +277,27 @@ def _facts(request: AddRequest, count: int) -> RequestFacts:
     return RequestFacts(len(request.prompt_tokens), 2, count, 0, request.arrival_s, now, now, now, now)
 
 
-async def main(address: str) -> None:
-    """Run the core process of a program under test."""
-    core = FakeCore(address)
+def released_file(address: str) -> Path:
+    """The file whose presence releases what a core at this address holds."""
+    return Path(address.removeprefix("ipc://")).with_name("released")
+
+
+def release(folder: Path) -> None:
+    """Let the cores with sockets in this folder go on with what they hold, now and later."""
+    (folder / "released").touch()
+
+
+async def main(address: str, quiet_s: float = QUIET_S) -> None:
+    """Run the core process of a program under test. Once it was stopped and goes on, it promises no short silences."""
+    core = FakeCore(address, quiet_s=quiet_s)
+
+    def calm() -> None:
+        core.quiet_s = QUIET_S
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGCONT, calm)
     await core.stopped.wait()
     await core.close()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    asyncio.run(main(sys.argv[1], *map(float, sys.argv[2:])))

@@ -110,6 +110,8 @@ class ProcessHistory:
     events: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
     audits: list[Audited] = field(default_factory=list)
+    audited: dict[str, Audited] = field(default_factory=dict)
+    """The last audit of each process, by its name."""
 
     def __post_init__(self) -> None:
         self.chance = random.Random(self.number)
@@ -184,7 +186,7 @@ class ProcessHistory:
             return len(self.audits) > known
 
         wait_for(audited, f"an engine of history {self.number} that holds nothing")
-        found = self.audits[-1]
+        found = self.audited[process.facts.name] = self.audits[-1]
         assert (found.owned, found.faults) == (0, ()), f"history {self.number}: {found}"
         return found
 
@@ -274,7 +276,9 @@ class ProcessHistory:
         wait_for(self._all_ended, f"the answers of history {self.number}")
         for process in (self.d, self.p):
             process.send(("pass", QUARANTINE_S))
-        for found in map(self._audit, (self.d, self.p)):
+        for process in (self.d, self.p):
+            self._audit(process)
+        for found in self.audited.values():
             self.outcomes.update(found.outcomes)
             self.outcomes.update({f"local {reason}": count for reason, count in found.reasons.items() if count})
 

@@ -55,7 +55,7 @@ async def serving(tmp_path: Path, codec: Any = ByteCodec, **options: Any) -> Asy
     await client.start()
     await server.start()
     url = f"http://127.0.0.1:{server.port}"
-    async with httpx.AsyncClient(base_url=url, timeout=20) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=120) as http:
         await until(lambda: front.ready)
         try:
             yield Serving(core, front, app, url, http)

@@ -21,7 +21,7 @@ from testing.engine.fake_device import FakeBlocks, FakeDevice
 LAYOUT = BlockLayout(first_layer=0, end_layer=2, block_size=4, first_head=0, end_head=2, head_dim=16, dtype="bfloat16")
 FINGERPRINT = bytes(range(32))
 KEY = bytes(range(32, 64))
-WAIT_S = 60.0
+WAIT_S = 240.0
 """Longest wait for a condition; a busy machine takes a while."""
 Port = InProcessPort | SharedMemoryPort | TcpPort | CudaIpcPort | NixlPort
 

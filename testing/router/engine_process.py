@@ -65,7 +65,7 @@ class Engine:
         self.process.wait()
 
     def wait_until_ready(self) -> None:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 400
         while time.monotonic() < deadline:
             assert self.process.poll() is None, self.log.read_text()
             try:

@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 
 import h11
 
+from testing.free_port import free_port
+
 
 class Exchange:
     """One request at the fake: read its body, then choose the answer."""
@@ -94,8 +96,9 @@ class FakeEngine:
         return {"url": self.url, "pod_uid": self.pod_uid, **role, **changes}
 
     async def start(self) -> FakeEngine:
+        """Listen; the second time at the same port, which no connection gets meanwhile."""
+        self.port = self.port or free_port()
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
         return self
 
     def kill(self) -> None:

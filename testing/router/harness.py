@@ -42,14 +42,14 @@ async def routed(
     """A started router over `engines` and a client on it; all backends are probed already."""
     config = parse(
         RouterConfig,
-        {"deployment": "d", "backends_file": "unused", "probe_interval_s": 0.1, "connect_timeout_s": 0.5, **settings},
+        {"deployment": "d", "backends_file": "unused", "probe_interval_s": 0.1, "connect_timeout_s": 60, **settings},
     )
     router = Router(config, pod_uid="router-0", policy=policy_object, clock=clock, tracer=tracer)
     server = Server(router.control_app, bind_tcp("127.0.0.1", 0))
     router.start(parse_snapshot(snapshot(1, *(engine.entry() for engine in engines))))
     await server.start()
     limits = httpx.Limits(max_connections=1000, max_keepalive_connections=1000)
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", limits=limits, timeout=20) as client:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", limits=limits, timeout=120) as client:
         await until(lambda: len(router.backends.ready) == len(engines))
         try:
             yield router, client

@@ -31,6 +31,7 @@ from stoker.engine.output_grammar import OutputGrammar
 from stoker.engine.plan import EnginePlan
 from stoker.engine.sampling import SamplingParams
 from stoker.pod.causes import EXIT_CODES, Cause
+from testing.engine.transfers import wait_for
 from testing.forked import forked
 from tests.engine.conftest import MakeEngine
 
@@ -96,7 +97,7 @@ class Running:
         self.cause = self.core.serve()
 
     def join(self) -> Cause | None:
-        self.thread.join(30)
+        self.thread.join(240)
         return self.cause
 
 
@@ -169,7 +170,7 @@ def test_a_loading_core_says_how_far_it_is_and_refuses(start: Callable[..., tupl
 
     def build(config: EngineConfig, progress: Callable[[str], None]) -> tuple[LLMEngine, EnginePlan]:
         progress("LoadingWeights 43 %")
-        go_on.wait(30)
+        go_on.wait(240)
         raise OSError("no such model")
 
     front, running = start(build)
@@ -250,15 +251,15 @@ def test_a_front_of_another_protocol_is_told_so(start: Callable[..., tuple[Front
 
 
 def test_abort_and_finish_end_a_request_without_a_word(start: Callable[..., tuple[Front, Running]]) -> None:
-    front, _ = start()
+    front, _ = start(wrap=Slow)
     front.phase("Serving")
     front.ask("gone", (3, 4), LONG)
     front.ask("found", (5, 6), LONG)
     front.hear(m.Outputs)
     front.say(m.Abort(("gone",)))
     front.say(m.Finish("found", 0))
-    stats = front.hear(Stats, lambda stats: stats.finished["abort"] == 1)
-    assert (stats.running, stats.owned_blocks, stats.finished["stop"]) == (0, 0, 1)
+    stats = front.hear(Stats, lambda stats: stats.finished["abort"] == stats.finished["stop"] == 1)
+    assert (stats.running, stats.owned_blocks) == (0, 0)
     assert all(
         delta.finish_reason is None for heard in front.heard if isinstance(heard, m.Outputs) for delta in heard.deltas
     )
@@ -277,7 +278,7 @@ def test_draining_lets_running_requests_end_and_takes_no_more(start: Callable[..
 
 
 def test_what_runs_at_the_end_of_a_drain_is_aborted(start: Callable[..., tuple[Front, Running]]) -> None:
-    front, _ = start()
+    front, _ = start(wrap=Slow)
     front.phase("Serving")
     front.ask("a", (3, 4), LONG)
     front.hear(m.Outputs)
@@ -333,15 +334,20 @@ def test_a_core_that_was_away_blames_no_front_for_its_silence(start: Callable[..
     assert front.answer("a")[-1].finish_reason == "length"
 
 
-def test_heartbeats_say_how_long_a_silence_is_healthy(start: Callable[..., tuple[Front, Running]]) -> None:
-    go_on = threading.Event()
+def test_heartbeats_say_how_long_a_silence_is_healthy(
+    start: Callable[..., tuple[Front, Running]], make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    go_on, may_load = threading.Event(), threading.Event()
     quiet = QuietLimits(floor_s=7, factor=2, first_s=33)
 
-    def wrap(runner: Runner) -> Any:
-        return Waits(runner, go_on)
+    def build(config: EngineConfig, progress: Callable[[str], None]) -> tuple[LLMEngine, EnginePlan]:
+        may_load.wait(240)
+        plan = EnginePlan(**{**vars(PLAN), "model_path": str(tmp_path)})
+        return make_engine(wrap=lambda runner: Waits(runner, go_on)), plan
 
-    front, _ = start(wrap=wrap, quiet=quiet)
+    front, _ = start(build, quiet=quiet)
     assert front.hear(m.Heartbeat) == m.Heartbeat(33, None)  # loading
+    may_load.set()
     front.phase("Serving")
     front.hear(m.Heartbeat, lambda beat: beat.quiet_s == 7)  # at rest
     front.ask("a", (3, 4, 5), SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
@@ -374,7 +380,7 @@ class Waits:
 
     def run(self, step: StepInput) -> StepOutput:
         if step.number >= 0:
-            self.go_on.wait(30)
+            self.go_on.wait(240)
         return self.runner.run(step)
 
 
@@ -547,7 +553,7 @@ def test_idle_time_makes_things_ready_and_requests_come_first(
     front.ask("a", (3, 4, 5), SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
     assert front.answer("a")[-1].finish_reason == "length"
     front.hear(Stats, lambda stats: stats.generation_tokens == 4)
-    assert engine.executor.warmed == 4  # type: ignore[attr-defined]
+    wait_for(lambda: engine.executor.warmed == 4, "the warm-up")  # type: ignore[attr-defined]
 
 
 def test_a_core_whose_parent_is_gone_ends(start: Callable[..., tuple[Front, Running]]) -> None:
@@ -586,6 +592,6 @@ def test_a_core_process_serves_a_folder_and_exits_with_a_code(twins: dict[str, A
     front.ask("a", (3, 4), SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
     assert len(front.answer("a")) == 3
     front.say(m.Stop())
-    process.join(30)
+    process.join(300)
     assert process.exitcode == EXIT_CODES[Cause.COMPLETED]
     front.close()

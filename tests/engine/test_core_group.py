@@ -28,6 +28,7 @@ from stoker.engine.sampling import SamplingParams
 from stoker.pod.causes import Cause
 from stoker.pod.config_file import ConfigError, load
 from stoker.pod.data_rank import RANK_HEADER
+from testing.engine.fake_core import release
 from testing.engine.serving import run, until
 from testing.engine.stats import STATS, TRANSFER
 from tests.engine.test_server_program import COMPLETIONS, Program, program
@@ -52,11 +53,12 @@ def test_requests_go_to_the_core_with_least_to_do_and_its_numbers_add_up(tmp_pat
     async def scenario() -> None:
         async with program(tmp_path, **TWO) as p:
             await until(lambda: p.engine.front.ready)
-            bodies = [{"prompt": f"slow say:{number}" + "x" * 30, "max_tokens": 40} for number in range(6)]
+            bodies = [{"prompt": f"held say:{number}" + "x" * 30, "max_tokens": 40} for number in range(6)]
             running = [asyncio.ensure_future(p.http.post(COMPLETIONS, json=body)) for body in bodies]
             await until(lambda: [link.running for link in p.engine.links] == [3, 3])
             life = (await p.http.get("/v1/requests/none")).status_code
             assert life == 404
+            release(tmp_path)
             answers = [(await answer).json()["choices"][0]["text"] for answer in running]
             assert answers == [f"{number}" + "x" * 30 for number in range(6)]
             assert [link.running for link in p.engine.links] == [0, 0]
@@ -134,12 +136,14 @@ def test_a_killed_core_ends_the_others_and_the_program(tmp_path: Path) -> None:
 
 def test_all_cores_drain(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with program(tmp_path, **TWO) as p:
+        async with program(tmp_path, **TWO, grace_period_s=240) as p:
             await until(lambda: p.engine.front.ready)
-            body = {"prompt": "slow say:" + "x" * 40, "max_tokens": 50}
+            body = {"prompt": "held say:" + "x" * 40, "max_tokens": 50}
             running = [asyncio.ensure_future(p.http.post(COMPLETIONS, json=body)) for _ in range(2)]
             await until(lambda: [link.running for link in p.engine.links] == [1, 1])
             p.engine.stop.set()
+            await until(lambda: p.engine.front.draining)
+            release(tmp_path)
             assert [(await one).json()["choices"][0]["text"] for one in running] == ["x" * 40] * 2
             assert (await p.ended).cause is Cause.INTERRUPTED
 

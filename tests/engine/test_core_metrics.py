@@ -80,7 +80,7 @@ def test_steps_by_size_the_longest_choice_and_the_cache_s_audit_are_metrics(tmp_
 def test_memory_and_time_of_front_and_core_are_metrics(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with program(tmp_path) as p:
-            await until(lambda: p.engine.front.ready, 20)
+            await until(lambda: p.engine.front.ready)
             text = (await p.http.get("/metrics")).text
             figures = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
             for prefix in ("process", "stoker_core_process"):

@@ -17,7 +17,7 @@ from stoker.engine.core.build import build_engine
 from stoker.engine.ranks.pod_share import first_data_rank, share_of_pod
 from stoker.pod.causes import EXIT_CODES, Cause
 from stoker.pod.config_file import ConfigError
-from testing.engine.data_ranks import Turn, running
+from testing.engine.data_ranks import PATIENCE_S, Turn, running
 from testing.engine.rank_engines import PROMPTS, answers, config_of, saved
 from testing.engine.served_engine import served_engine
 from testing.free_port import free_port
@@ -59,7 +59,9 @@ def test_ranks_of_several_pods_name_one_that_dies_within_steps(folder: Path, tmp
 
 
 def test_the_others_name_a_rank_that_hangs(folder: Path, tmp_path: Path) -> None:
-    with running(config_of(folder, 1, **SHARED), [[("long", ())], [("plain", ("greedy",))]], tmp_path, 4) as ranks:
+    with running(
+        config_of(folder, 1, **SHARED), [[("long", ())], [("plain", ("greedy",))]], tmp_path, (4, PATIENCE_S)
+    ) as ranks:
         ranks.answer(1)
         ranks.kill(1, signal.SIGSTOP)
         assert ranks.answer(0).startswith("data rank 1 is silent for ")
@@ -82,11 +84,11 @@ def test_an_engine_whose_cores_share_experts_serves_and_ends_with_a_killed_one(f
         assert texts == {alone}
         ranks: list[dict[str, Any]] = []
         while min((one["steps"] for one in ranks), default=0) < 24:  # the idle one has taken part
-            ranks = httpx.get(f"{served.url}/status").json()["ranks"]
+            ranks = httpx.get(f"{served.url}/status", timeout=120).json()["ranks"]
             time.sleep(0.2)
         assert [one["rank"] for one in ranks] == [0, 1]
         os.kill(ranks[1]["pid"], signal.SIGKILL)
-        _, errors = served.process.communicate(timeout=90)
+        _, errors = served.process.communicate(timeout=300)
         assert "killed by signal 9" in errors or "data rank 1 has ended" in errors
 
 
@@ -99,7 +101,7 @@ def test_both_pods_of_a_replica_serve_and_share_the_experts(folder: Path, tmp_pa
         texts = [answer_of(port, asked) for port in ports]
         assert texts[0] == texts[1]
         pods[1].kill()
-        assert pods[0].wait(60) == EXIT_CODES[Cause.RANK_FAILED], "an idle rank notices it, too"
+        assert pods[0].wait(300) == EXIT_CODES[Cause.RANK_FAILED], "an idle rank notices it, too"
         assert "data rank 1 has ended" in (tmp_path / "message0").read_text()
     finally:
         for pod in pods:
@@ -122,7 +124,7 @@ def start_pod(folder: Path, tmp_path: Path, number: int, port: int, meeting: int
 
 def answer_of(port: int, asked: dict[str, Any]) -> str:
     """Wait until the pod serves, and ask it."""
-    url, until_s = f"http://127.0.0.1:{port}", time.monotonic() + 180
+    url, until_s = f"http://127.0.0.1:{port}", time.monotonic() + 400
     while True:
         try:
             if httpx.get(f"{url}/readyz").status_code == 200:

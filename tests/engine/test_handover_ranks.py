@@ -99,7 +99,7 @@ def test_a_split_answer_is_that_of_one_engine(engines: Engines, decodes: str, pr
     for served in (d, p):
         wait_for(lambda served=served: served.status()["transfer"]["free_slots"] == 8, "free slots")  # type: ignore[misc]
         wait_for(lambda served=served: served.status()["free_blocks"] == 200, "free blocks")  # type: ignore[misc]
-    assert p.status()["transfer"]["bytes_per_s"][transport] > 0
+    wait_for(lambda: p.status()["transfer"]["bytes_per_s"].get(transport, 0) > 0, "the measured speed")
     assert d.status()["transfer"]["fallbacks"].get("damaged", 0) == 0
 
 

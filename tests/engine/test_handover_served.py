@@ -138,9 +138,9 @@ def test_1_a_split_answer_is_that_of_one_engine(pair: tuple[Served, Served]) -> 
     wait_for(lambda: p.status()["transfer"]["bytes_per_s"].get("shared-memory", 0) > 0, "the measured speed")
     status = p.status()
     assert (status["role"], status["transfer"]["transport"]) == ("prefill", "shared-memory")
-    metrics = httpx.get(f"{d.url}/metrics").text
+    metrics = httpx.get(f"{d.url}/metrics", timeout=120).text
     assert 'stoker_split_requests_total{engine="0",model_name="tiny",outcome="split"}' in metrics
-    sent = httpx.get(f"{p.url}/metrics").text
+    sent = httpx.get(f"{p.url}/metrics", timeout=120).text
     assert 'stoker_transfer_bytes_total{engine="0",model_name="tiny",transport="shared-memory"}' in sent
     wait_until_free(d, p)
 

@@ -21,7 +21,7 @@ from stoker.engine.http.peer_report import transfer_status
 from stoker.pod.prompt_order import LOOK_AHEAD
 from stoker.pod.split_requests import PREFILL_HEADER
 from stoker.router.load import Load
-from testing.engine.fake_core import FACTS
+from testing.engine.fake_core import FACTS, release
 from testing.engine.serving import run, serving, until
 from testing.engine.stats import STATS, TRANSFER
 
@@ -47,9 +47,10 @@ def test_reports_follow_the_requests_and_end_with_the_drain(tmp_path: Path) -> N
             assert waiting["step_tokens"] == FACTS.step_tokens > 0
             hanging.cancel()
             await _until(reports, lambda one: one["requests"] == 0)
-            slow = ask("slow say:" + "x" * 40)
+            slow = ask("held say:" + "x" * 40)
             running = await _until(reports, lambda one: one["requests"] == 1 and one["waiting"] == 0)
             assert running["waiting_tokens"] == 0
+            release(tmp_path)
             assert (await slow).status_code == 200
             ended = await _until(reports, lambda one: one["requests"] == 0)
             assert ended["gap_s"] > 0

@@ -22,7 +22,7 @@ from stoker.engine.shelf.program import ShelfProgram, available_bytes
 from stoker.engine.shelf.room import LoadedModel, NoRoom, models_to_unload
 from stoker.pod.causes import Cause
 from stoker.pod.config_file import parse
-from testing.engine.fake_core import ByteCodec
+from testing.engine.fake_core import ByteCodec, release
 from testing.engine.serving import run, serving, until
 
 LOADED = st.lists(
@@ -93,7 +93,7 @@ class Shelf:
         return {card["id"]: card["status"] for card in (await self.http.get("/v1/models")).json()["data"]}
 
     async def ready(self, name: str) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             while (await self.statuses())[name] != "ready":
                 await asyncio.sleep(0.02)
 
@@ -109,7 +109,7 @@ async def shelf(tmp_path: Path, max_models: int | None = None) -> AsyncIterator[
         names = [model.name] if model.name else []
         return parse(
             EngineConfig,
-            {"model": {"path": str(model.path), "names": names}, "listen": {"port": 0}, "grace_period_s": 10},
+            {"model": {"path": str(model.path), "names": names}, "listen": {"port": 0}, "grace_period_s": 240},
         )
 
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -117,7 +117,7 @@ async def shelf(tmp_path: Path, max_models: int | None = None) -> AsyncIterator[
     (tmp_path / "w").mkdir()
     program = ShelfProgram(models, config_of, tmp_path / "w", max_models=max_models, environment=environment)
     ended = asyncio.create_task(program.run())
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{await port}", timeout=60) as http:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{await port}", timeout=120) as http:
         try:
             yield Shelf(program, http)
         finally:
@@ -191,7 +191,7 @@ def test_unloading_lets_requests_end_and_takes_no_new_ones(tmp_path: Path) -> No
         async with shelf(tmp_path) as s:
             await s.load("one")
             await s.ready("one")
-            running = asyncio.ensure_future(s.complete("slow say:" + "x" * 40, max_tokens=50))
+            running = asyncio.ensure_future(s.complete("held say:" + "x" * 40, max_tokens=50))
             engine = s.program.shelf.entries["one"].engine
             assert engine is not None
             await until(lambda: engine.core.running == 1)
@@ -200,6 +200,7 @@ def test_unloading_lets_requests_end_and_takes_no_new_ones(tmp_path: Path) -> No
             assert await s.statuses() == {"broken": "unloaded", "one": "draining", "two": "unloaded"}
             assert (await s.load("one")).json()["error"]["code"] == "model_draining"
             assert (await s.complete("say:x", model="one")).json()["error"]["code"] == "draining"
+            release(engine.folder)
             assert (await running).json()["choices"][0]["text"] == "x" * 40
             assert (await unloading).status_code == 200
 

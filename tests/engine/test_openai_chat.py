@@ -228,7 +228,7 @@ def test_a_client_that_leaves_aborts_its_request_in_every_state(tmp_path: Path) 
             bodies: tuple[dict[str, Any], ...] = (
                 {"messages": user("hang say:x"), "stream": True},  # nothing has come yet
                 {"messages": user("hang say:x")},
-                {"messages": user("slow say:" + "x" * 80)},  # in the middle, nothing sent
+                {"messages": user("held say:" + "x" * 80)},  # in the middle, nothing sent
             )
             for body in bodies:
                 aborted = len(s.core.aborted)
@@ -238,12 +238,12 @@ def test_a_client_that_leaves_aborts_its_request_in_every_state(tmp_path: Path) 
                 await until(partial(more_than, s.core.aborted, aborted))
             assert len(s.core.aborted) == 3
             async with s.http.stream(
-                "POST", PATH, json={"messages": user("slow say:" + "x" * 80), "stream": True}
+                "POST", PATH, json={"messages": user("held say:" + "x" * 80), "stream": True}
             ) as answer:
                 await anext(answer.aiter_lines())
             await until(lambda: len(s.core.aborted) == 4)
             several = asyncio.ensure_future(s.post("/v1/completions", prompt=["hang", "hang", "say:x"]))
-            await until(lambda: len(s.core.running) == 2)
+            await until(lambda: len(s.core.requests) == 7 and s.front.core.running == len(s.core.running) == 2)
             several.cancel()
             await until(lambda: len(s.core.aborted) == 6)
             await until(lambda: s.app.running == 0)

@@ -19,7 +19,7 @@ from stoker.engine.http.errors import ApiError
 from stoker.engine.http.openai.params import GenerationDefaults
 from stoker.engine.http.openai.protocol import ChatBody, CompletionBody
 from testing.engine.fake_core import FACTS
-from testing.engine.serving import events, run, serving
+from testing.engine.serving import events, run, serving, until
 
 CHAT = {"messages": [{"role": "user", "content": "say:x"}]}
 BAD_COMPLETIONS = [
@@ -283,7 +283,7 @@ def test_a_full_queue_and_a_draining_engine_ask_to_come_back(tmp_path: Path) -> 
             assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
             assert answer.json()["error"]["code"] == "queue_full"
             await s.core.set_state(CoreState("Draining", "draining", FACTS))
-            await asyncio.sleep(0.05)
+            await until(lambda: s.front.core.state.phase == "Draining")
             answer = await s.post("/v1/completions", prompt="say:x")
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
             assert (await s.http.get("/health")).status_code == 503
@@ -328,7 +328,7 @@ def test_a_stream_that_a_lost_rank_ends_can_go_on_at_another_engine(tmp_path: Pa
 def test_a_core_that_dies_ends_streams_with_an_error_and_readiness_at_once(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as s:
-            body = {"prompt": "slow say:" + "x" * 50, "stream": True, "max_tokens": 60}
+            body = {"prompt": "held say:" + "x" * 50, "stream": True, "max_tokens": 60}
             async with s.http.stream("POST", "/v1/completions", json=body) as answer:
                 lines = answer.aiter_text()
                 begun = await anext(lines)

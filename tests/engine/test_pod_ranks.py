@@ -29,7 +29,7 @@ from tests.engine.test_cold_blocks import opened, settle
 from tests.engine.test_rank_tier import answers as tier_answers
 from tests.engine.test_rank_tier import tier_config
 
-LONG_S = 180
+LONG_S = 400
 
 
 class TwoPods:

@@ -27,7 +27,7 @@ async def life(s: Serving, name: str) -> dict[str, Any]:
 def test_a_request_can_be_followed_by_either_of_its_ids(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as s:
-            body = {"prompt": ["slow say:abcdefgh", "hang say:x"]}
+            body = {"prompt": ["held say:abcdefgh", "hang say:x"]}
             asked = asyncio.ensure_future(s.http.post(COMPLETIONS, json=body, headers={"X-Request-Id": "mine"}))
             await until(lambda: len(s.core.running) == 2)
             for state in get_args(RequestState):

@@ -19,7 +19,7 @@ from testing.engine.rank_engines import config_of
 from testing.engine.served_engine import ServedEngine, served_engine
 from tests.engine.test_server_real import write_model
 
-START_S, END_S = 180, 90
+START_S, END_S = 400, 300
 PROMPTS = ["The quick brown fox", "jumps", "over the lazy dog", "and then"]
 LENGTH = 24
 

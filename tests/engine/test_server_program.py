@@ -32,7 +32,7 @@ from stoker.pod.termination_message import TerminationMessage
 from stoker.router.app import Router
 from stoker.router.config import RouterConfig
 from stoker.router.snapshot import parse_snapshot
-from testing.engine.fake_core import ByteCodec
+from testing.engine.fake_core import ByteCodec, release
 from testing.engine.serving import events, run, until
 
 COMPLETIONS = "/v1/completions"
@@ -48,6 +48,17 @@ class Program:
     engine: Engine
     http: httpx.AsyncClient
     ended: asyncio.Task[TerminationMessage]
+
+
+async def follow(p: Program, begun: asyncio.Event) -> str:
+    """Read a stream that the core holds in its middle; `begun` is set with its first chunk."""
+    body = {"prompt": "held say:" + "x" * 40, "max_tokens": 50, "stream": True}
+    text = ""
+    async with p.http.stream("POST", COMPLETIONS, json=body) as answer:
+        async for part in answer.aiter_text():
+            text += part
+            begun.set()
+    return text
 
 
 def no_codec(folder: Path) -> TextCodec:
@@ -70,7 +81,7 @@ async def program(
     )
     engine = Engine(config, environment, folder)
     ended = asyncio.create_task(engine.run())
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{await port}", timeout=20) as http:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{await port}", timeout=120) as http:
         try:
             yield Program(engine, http, ended)
         finally:
@@ -80,14 +91,14 @@ async def program(
 
 def test_it_serves_says_where_it_stands_and_drains(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with program(tmp_path) as p:
+        async with program(tmp_path, grace_period_s=240) as p:
             await until(lambda: p.engine.front.ready)
             status = (await p.http.get("/status")).json()
             program_facts = {"program": "engine", "pod_uid": "pod-1", "phase": "Serving"}
             assert {**program_facts, "models": ["tiny"], "total_blocks": 64}.items() <= status.items()
             assert status["model_digest"] == "abcdef0123456789"
             running = asyncio.ensure_future(
-                p.http.post(COMPLETIONS, json={"prompt": "slow say:" + "x" * 40, "max_tokens": 50})
+                p.http.post(COMPLETIONS, json={"prompt": "held say:" + "x" * 40, "max_tokens": 50})
             )
             await until(lambda: p.engine.core.running == 1)
             p.engine.stop.set()
@@ -95,6 +106,7 @@ def test_it_serves_says_where_it_stands_and_drains(tmp_path: Path) -> None:
             assert (await p.http.get("/readyz")).status_code == 503
             refused = await p.http.post(COMPLETIONS, json={"prompt": "say:x"})
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+            release(tmp_path)
             assert (await running).json()["choices"][0]["text"] == "x" * 40  # what ran has ended whole
             assert await p.ended == TerminationMessage(cause=Cause.INTERRUPTED, detail="stopped after its requests")
 
@@ -105,12 +117,11 @@ def test_what_does_not_end_in_the_grace_period_is_told_so(tmp_path: Path) -> Non
     async def scenario() -> None:
         async with program(tmp_path, grace_period_s=2.5) as p:
             await until(lambda: p.engine.front.ready)
-            body = {"prompt": "slow say:" + "x" * 80, "max_tokens": 100, "stream": True}
-            running = asyncio.ensure_future(p.http.post(COMPLETIONS, json=body))
-            await until(lambda: p.engine.core.running == 1)
-            await asyncio.sleep(0.1)
+            begun = asyncio.Event()
+            running = asyncio.ensure_future(follow(p, begun))
+            await begun.wait()
             p.engine.stop.set()
-            *_, error, done = events((await running).text)
+            *_, error, done = events(await running)
             assert (error["error"]["code"], done) == ("aborted", "[DONE]")
             assert (await p.ended).cause is Cause.INTERRUPTED
 
@@ -142,12 +153,11 @@ def test_a_killed_core_ends_streams_readiness_and_the_program(tmp_path: Path) ->
         async with program(tmp_path, command) as p:
             await until(lambda: p.engine.front.ready)
             pids.append(int((tmp_path / "pid").read_text()))
-            body = {"prompt": "slow say:" + "x" * 80, "max_tokens": 100, "stream": True}
-            running = asyncio.ensure_future(p.http.post(COMPLETIONS, json=body))
-            await until(lambda: p.engine.core.running == 1)
-            await asyncio.sleep(0.1)
+            begun = asyncio.Event()
+            running = asyncio.ensure_future(follow(p, begun))
+            await begun.wait()
             os.kill(pids[0], signal.SIGKILL)
-            *_, error, done = events((await running).text)
+            *_, error, done = events(await running)
             assert (error["error"]["code"], done) == ("engine_lost", "[DONE]")
             word = await p.ended
             assert word == TerminationMessage(cause=Cause.RANK_KILLED, detail="the core process was killed by signal 9")
@@ -177,7 +187,7 @@ def test_the_end_of_a_core_is_told_with_its_reason_and_not_with_what_it_did_last
 def test_a_stopped_core_fails_readiness_then_liveness_and_comes_back(tmp_path: Path) -> None:
     async def scenario() -> None:
         def command(config_file: Path, address: str) -> Sequence[str]:
-            return ["sh", "-c", f'echo $$ > {tmp_path}/pid; exec "$@"', "sh", *fake_core(config_file, address)]
+            return ["sh", "-c", f'echo $$ > {tmp_path}/pid; exec "$@"', "sh", *fake_core(config_file, address), "2"]
 
         async with program(tmp_path, command, watch=WatchLimits(dead_factor=2, dead_floor_s=0)) as p:
             await until_answers(p, "/readyz", 200)
@@ -231,7 +241,7 @@ def test_drain_over_the_control_socket_ends_work_but_not_the_program(tmp_path: P
             body = {"id": "d1", "deadline_s": 5}
             assert (await p.http.post("/drain", json=body)).status_code == 404  # without keys: not on TCP
             transport = httpx.AsyncHTTPTransport(uds=str(path))
-            async with httpx.AsyncClient(transport=transport, base_url="http://control") as control:
+            async with httpx.AsyncClient(transport=transport, base_url="http://control", timeout=120) as control:
                 assert (await control.post("/drain", json={"id": "d0", "deadline_s": -1})).status_code == 400
                 for _ in range(2):  # repeating it is harmless
                     answer = await control.post("/drain", json=body)
@@ -273,48 +283,65 @@ def test_behind_a_router_engines_are_replaced_without_a_failed_request(tmp_path:
         (tmp_path / "a").mkdir()
         (tmp_path / "b").mkdir()
         async with program(tmp_path / "a") as old, program(tmp_path / "b") as new, _router(old, new) as http:
-            done = asyncio.Event()
-            loads = [asyncio.ensure_future(_load(http, done)) for _ in range(8)]
-            await asyncio.sleep(0.3)
+            done, loads = asyncio.Event(), [_Load(http) for _ in range(8)]
+            running = [asyncio.ensure_future(load.run(done)) for load in loads]
+
+            async def answered(count: int) -> None:
+                """Wait until each has had so many further answers, or one has failed."""
+                wanted = [load.answered + count for load in loads]
+                await until(
+                    lambda: (
+                        any(one.done() for one in running)
+                        or all(load.answered >= number for load, number in zip(loads, wanted, strict=True))
+                    )
+                )
+
+            await answered(1)
             old.engine.stop.set()  # SIGTERM without a word to the router: what is refused goes elsewhere
             await old.ended
-            await asyncio.sleep(0.2)
+            await answered(2)
             done.set()
-            assert sum(await asyncio.gather(*loads)) > 8
+            await asyncio.gather(*running)
 
     run(scenario)
 
 
 @asynccontextmanager
 async def _router(*programs: Program) -> AsyncIterator[httpx.AsyncClient]:
-    config = parse(RouterConfig, {"deployment": "d", "backends_file": "unused", "probe_interval_s": 0.1})
+    config = parse(
+        RouterConfig, {"deployment": "d", "backends_file": "unused", "probe_interval_s": 0.1, "connect_timeout_s": 60}
+    )
     router = Router(config, pod_uid="router-0")
     server = Server(router.app, bind_tcp("127.0.0.1", 0))
     entries = [{"url": str(p.http.base_url).rstrip("/"), "pod_uid": p.engine.environment.pod_uid} for p in programs]
     router.start(parse_snapshot({"version": 1, "backends": entries}))
     await server.start()
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=20) as http:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=120) as http:
         await until(lambda: len(router.backends.ready) == len(programs))
         yield http
     await server.stop(1)
     await router.stop()
 
 
-async def _load(http: httpx.AsyncClient, done: asyncio.Event) -> int:
-    """Send requests one after another; each must be answered whole."""
-    count = 0
-    while not done.is_set():
-        stream = bool(count % 2)
-        answer = await http.post(COMPLETIONS, json={"prompt": "slow say:abcde", "stream": stream})
+class _Load:
+    """Sends requests one after another; each must be answered whole."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self.http, self.answered = http, 0
+
+    async def run(self, done: asyncio.Event) -> None:
+        while not done.is_set():
+            assert await self._ask(stream=bool(self.answered % 2)) == "abcde"
+            self.answered += 1
+
+    async def _ask(self, *, stream: bool) -> str:
+        answer = await self.http.post(COMPLETIONS, json={"prompt": "slow say:abcde", "stream": stream})
         assert answer.status_code == 200, answer.text
-        if stream:
-            *chunks, end = events(answer.text)
-            text = "".join(chunk["choices"][0]["text"] for chunk in chunks) if end == "[DONE]" else ""
-        else:
-            text = answer.json()["choices"][0]["text"]
-        assert text == "abcde"
-        count += 1
-    return count
+        if not stream:
+            return str(answer.json()["choices"][0]["text"])
+        *chunks, end = events(answer.text)
+        assert end == "[DONE]", answer.text
+        return "".join(chunk["choices"][0]["text"] for chunk in chunks)
 
 
 def test_a_core_that_started_before_its_front_failed_is_ended(tmp_path: Path) -> None:

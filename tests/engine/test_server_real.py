@@ -76,7 +76,7 @@ class Served:
         return [token for token in out[len(prompt) :].tolist() if token != 2]
 
     def status(self) -> dict[str, object]:
-        return dict(httpx.get(f"{self.url}/status").json())
+        return dict(httpx.get(f"{self.url}/status", timeout=120).json())
 
     def tier(self, name: str) -> dict[str, Any]:
         tier = self.status()[name]
@@ -123,7 +123,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 400
     while time.monotonic() < deadline:
         assert process.poll() is None, log.read_text()
         try:
@@ -238,7 +238,7 @@ def test_cold_blocks_move_to_the_host_tier_and_come_back_with_the_same_answers(s
         assert time.monotonic() < deadline, tier
     assert (tier["total_blocks"], tier["transport"], tier["damaged"]) == (512, "host-memory", 0)
     assert tier["read_bytes_per_s"] > 0
-    metrics = httpx.get(f"{served.url}/metrics").text
+    metrics = httpx.get(f"{served.url}/metrics", timeout=120).text
     figures = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if line.startswith("stoker:host"))
     labels = 'engine="0",event="{}",model_name="tiny"'
     assert float(figures[f"stoker:host_blocks_total{{{labels.format('saved')}}}"]) >= tier["saved"]
@@ -257,7 +257,7 @@ def test_an_idle_engine_writes_its_blocks_to_the_disk(served: Served) -> None:
     assert 0 < tier["used_bytes"] <= tier["total_bytes"] <= 1 << 22
     (lane,) = (served.folder / "blocks").iterdir()
     assert len(list(lane.rglob("*.block"))) >= 14
-    metrics = httpx.get(f"{served.url}/metrics").text
+    metrics = httpx.get(f"{served.url}/metrics", timeout=120).text
     figures = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if line.startswith("stoker:cold"))
     saved = 'stoker:cold_tier_blocks_total{engine="0",event="saved",model_name="tiny",tier="disk"}'
     assert float(figures[saved]) >= 14
@@ -303,7 +303,7 @@ def test_sigterm_lets_a_stream_end_and_leaves_a_last_word(served: Served) -> Non
         events = [line for line in lines if line]
     assert events[-1] == "data: [DONE]"
     assert json.loads(events[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
-    assert served.process.wait(timeout=30) == 78
+    assert served.process.wait(timeout=300) == 78
     word = parse_termination_message((served.folder / "termination-log").read_text())
     assert word is not None
     assert word.cause == "Interrupted"

@@ -86,10 +86,10 @@ def test_a_rank_that_leaves_is_missed_by_the_next_step_and_soon_by_idle_ones() -
 def test_a_rank_that_begins_no_step_is_named() -> None:
     first, second = linked(RankLimits(step_s=0.01))
     second.rounds.number = first.rounds.number = 1
-    with pytest.raises(ExecutorLost, match="data rank 1 has not begun step 1 for 0 s"):
+    with pytest.raises(ExecutorLost, match=r"data rank 1 has not begun step 1 for \d+ s"):
         first.agree(3)
     with second._changed:
-        assert second._changed.wait_for(lambda: second.rounds.wanted, 60)
+        assert second._changed.wait_for(lambda: second.rounds.wanted, 240)
     first.close()
     second.close()
 

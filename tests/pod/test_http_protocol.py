@@ -62,8 +62,8 @@ Connect = Callable[[], Awaitable[Client]]
 
 
 @asynccontextmanager
-async def server(**limits: Any) -> AsyncIterator[Connect]:
-    made = Server(app, bind_tcp("127.0.0.1", 0), HttpLimits(**limits))
+async def server(application: Any = app, **limits: Any) -> AsyncIterator[Connect]:
+    made = Server(application, bind_tcp("127.0.0.1", 0), HttpLimits(**limits))
     await made.start()
     clients: list[Client] = []
 
@@ -81,7 +81,7 @@ async def server(**limits: Any) -> AsyncIterator[Connect]:
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
     async def limited() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(240):
             await scenario()
 
     asyncio.run(limited())
@@ -230,11 +230,19 @@ def test_an_idle_connection_is_closed() -> None:
 
 def test_a_client_that_does_not_read_is_cut() -> None:
     async def scenario() -> None:
-        async with server(send_timeout_s=1) as connect:
+        given_up = asyncio.Event()
+
+        async def long(scope: Any, receive: Any, send: Any) -> None:
+            try:
+                await app(scope, receive, send)
+            finally:
+                given_up.set()
+
+        async with server(long, send_timeout_s=1) as connect:
             reader, writer = await asyncio.open_connection(*(await connect()).writer.get_extra_info("peername"))
             writer.transport.pause_reading()  # type: ignore[attr-defined]
             writer.write(b"GET /long HTTP/1.1\r\nHost: x\r\n\r\n")
-            await asyncio.sleep(2.5)
+            await given_up.wait()
             writer.transport.resume_reading()  # type: ignore[attr-defined]
             with suppress(ConnectionResetError):
                 assert len(await reader.read()) < 50_000_000

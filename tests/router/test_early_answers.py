@@ -29,7 +29,10 @@ async def refuses(scope: Any, receive: Any, send: Any) -> None:
 
 @pytest.mark.parametrize("size", [1, 15, 60])
 def test_a_refusal_before_the_end_of_a_large_body_is_passed_on(size: int) -> None:
-    settings = {"deployment": "d", "backends_file": "unused", "probe_interval_s": 0.1, "max_body_bytes": 64 * MIB}
+    settings = {
+        "deployment": "d", "backends_file": "unused", "probe_interval_s": 0.1, "connect_timeout_s": 60,
+        "max_body_bytes": 64 * MIB,
+    }  # fmt: skip
 
     async def scenario() -> None:
         engine = Server(refuses, bind_tcp("127.0.0.1", 0))
@@ -40,7 +43,7 @@ def test_a_refusal_before_the_end_of_a_large_body_is_passed_on(size: int) -> Non
         entry: dict[str, object] = {"url": f"http://127.0.0.1:{engine.port}", "pod_uid": "a"}
         router.start(parse_snapshot(snapshot(1, entry)))
         await until(lambda: len(router.backends.ready) == 1)
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{front.port}", timeout=20) as client:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{front.port}", timeout=120) as client:
             for _ in range(3):
                 answer = await client.post("/v1/completions", content=bytes(size * MIB))
                 assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")

@@ -25,7 +25,7 @@ from stoker.router.app import Router
 from stoker.router.config import RouterConfig
 from stoker.router.main import LINGER_S, linger_s, main
 from testing.free_port import free_port
-from testing.router.fake_engine import FakeEngine, stream
+from testing.router.fake_engine import Exchange, FakeEngine, stream
 from testing.router.harness import events, run, snapshot, until
 
 
@@ -37,6 +37,7 @@ def write_config(folder: Path, **settings: Any) -> Path:
         "backends_file": str(folder / "backends.json"),
         "termination_log": str(folder / "termination-log"),
         "probe_interval_s": 0.1,
+        "connect_timeout_s": 60,
         **settings,
     }
     (folder / "config.json").write_text(json.dumps(config))
@@ -52,9 +53,9 @@ async def program(
         env={**os.environ, "STOKER_POD_UID": "router-0", **environment}, stderr=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     port = json.loads(config.read_text())["listen"]["port"]  # noqa: ASYNC240 - a tiny file
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
         try:
-            async with asyncio.timeout(50):
+            async with asyncio.timeout(240):
                 while not await answers(client, "/readyz"):
                     assert process.returncode is None
                     await asyncio.sleep(0.05)
@@ -73,14 +74,14 @@ async def answers(client: httpx.AsyncClient, path: str) -> bool:
 
 
 async def until_stopping(client: httpx.AsyncClient) -> httpx.Response:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(240):
         while (answer := await client.get("/readyz")).status_code != 503:
             await asyncio.sleep(0.01)
     return answer
 
 
 async def wait_for_backends(client: httpx.AsyncClient, count: int) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(240):
         while (await client.get("/status")).json()["ready_backends"] != count:
             await asyncio.sleep(0.02)
 
@@ -112,7 +113,13 @@ def test_it_starts_from_the_file_takes_signed_snapshots_and_drains_on_sigterm(tm
         await pods.close()
 
     async def scenario() -> None:
-        a, b = await FakeEngine("a").start(), await FakeEngine("b", stream(20, 0.05)).start()
+        release = asyncio.Event()
+
+        async def held(exchange: Exchange) -> None:
+            await release.wait()
+            await stream(20)(exchange)
+
+        a, b = await FakeEngine("a").start(), await FakeEngine("b", held).start()
         (tmp_path / "backends.json").write_text(json.dumps(snapshot(3, a.entry())))
         async with program(config) as (process, client):
             await wait_for_backends(client, 1)
@@ -127,6 +134,7 @@ def test_it_starts_from_the_file_takes_signed_snapshots_and_drains_on_sigterm(tm
             process.send_signal(signal.SIGTERM)
             probed = await until_stopping(client)  # no longer ready, but it still answers
             assert probed.headers["connection"] == "close"
+            release.set()
             assert len(events((await running).text)) == 21
             assert await process.wait() == 78
         word = parse_termination_message((tmp_path / "termination-log").read_text())
@@ -208,14 +216,14 @@ def test_a_killed_router_starts_again_from_the_newest_file(tmp_path: Path) -> No
             newer = snapshot(2, b.entry())
             (tmp_path / "backends.json").write_text(json.dumps(newer))  # the operator writes the file before each PUT
             transport = httpx.AsyncHTTPTransport(uds=str(socket_path))
-            async with httpx.AsyncClient(transport=transport, base_url="http://control") as control:
+            async with httpx.AsyncClient(transport=transport, base_url="http://control", timeout=120) as control:
                 assert (await control.put("/backends", json=newer)).json() == {"accepted": True, "version": 2}
             process.kill()
             await process.wait()
         async with program(config) as (_, client):
             await wait_for_backends(client, 1)
             transport = httpx.AsyncHTTPTransport(uds=str(socket_path))
-            async with httpx.AsyncClient(transport=transport, base_url="http://control") as control:
+            async with httpx.AsyncClient(transport=transport, base_url="http://control", timeout=120) as control:
                 status = (await control.get("/status")).json()
             assert (status["snapshot_version"], status["backends"][0]["pod_uid"]) == (2, "b")
             assert (await client.get("/v1/models")).json()["pod"] == "b"

@@ -309,13 +309,21 @@ def test_control_and_unknown_paths_do_not_reach_an_engine() -> None:
 
 def test_many_concurrent_streams_arrive_whole() -> None:
     async def scenario() -> None:
-        engines = [await FakeEngine(name, stream(20, 0.001)).start() for name in "abc"]
-        async with routed(*engines, connect_timeout_s=20) as (router, client):
-            answers = await asyncio.gather(*(client.post("/v1/completions", content=b"{}") for _ in range(150)))
-            for answer in answers:
+        release = asyncio.Event()
+
+        async def waits(exchange: Exchange) -> None:
+            await release.wait()
+            await stream(20, 0.001)(exchange)
+
+        engines = [await FakeEngine(name, waits).start() for name in "abc"]
+        async with routed(*engines) as (router, client):
+            asked = [asyncio.ensure_future(client.post("/v1/completions", content=b"{}")) for _ in range(150)]
+            await until(lambda: sum(engine.running for engine in engines) == 150)
+            assert [engine.running for engine in engines] == [50] * 3  # least pending spreads them
+            release.set()
+            for answer in await asyncio.gather(*asked):
                 parts = events(answer.text)
                 assert [part["n"] for part in parts[:-1]] == list(range(20))
-            assert all(40 <= engine.served <= 60 for engine in engines)  # least pending spreads them
             assert sum(backend.pending for backend in router.backends.all) == 0
 
     run(scenario)

@@ -166,4 +166,4 @@ def test_no_request_is_lost_when_a_rank_dies_that_receives_and_then_one_that_sen
                 if name[0] == victim[0]:
                     wait_for(lambda: engines[name].process.poll() is not None, "the end of the replica", START_S)  # noqa: B023
 
-    run(scenario, limit_s=300)
+    run(scenario, limit_s=600)

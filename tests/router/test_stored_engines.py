@@ -46,7 +46,7 @@ def body_of(number: int) -> dict[str, Any]:
 
 async def store_of(engine: Engine, field: str) -> int:
     """A count of the engine's store."""
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=120) as http:
         return int((await http.get(f"{engine.url}/status")).json()["store"][field])
 
 
@@ -89,7 +89,7 @@ def test_what_one_engine_stored_counts_for_the_other_which_loads_it(engines: lis
                     break  # a busy machine's engine does not wait for late loads
             assert await store_of(b, "loaded") > 0
 
-    run(scenario, limit_s=180)
+    run(scenario, limit_s=600)
 
 
 def share_a_store(router: Router) -> bool:

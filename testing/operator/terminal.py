@@ -24,6 +24,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 http.server.ThreadingHTTPServer((config['listen']['host'], config['listen']['port']), Handler).serve_forever()
 """
 PODS = 2
+LONGEST_S = 300.0
+"""Longest time of one command, which may start a supervisor; a busy machine is slow."""
 
 
 def manifests() -> list[dict[str, Any]]:
@@ -90,13 +92,13 @@ class Terminal:
 
     def run(self, *words: str, code: int = 0) -> str:
         process = self.start(*words)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=LONGEST_S)
         assert process.returncode == code, (out, err)
         return out + err
 
     def json(self, *words: str) -> Any:
         process = self.start(*words, "--json")
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=LONGEST_S)
         assert process.returncode == 0, (out, err)
         return json.loads(out)
 

@@ -19,6 +19,7 @@ from stoker.cli.supervisor_client import SupervisorClient, SupervisorError
 from stoker.operator.cluster.local.volumes import claim_folder
 from testing.stories.object_views import Object as Object
 from testing.stories.stage import Stage
+from testing.stories.waits import TIMEOUT_S
 
 NAMESPACE = "default"
 
@@ -54,13 +55,13 @@ class StoryCluster(Stage):
         """Stop like `stoker local down`: every pod gets its grace period."""
         assert self.process is not None
         self.client.down()
-        assert self._wait(60) == 0
+        assert self._wait() == 0
 
     def kill(self) -> None:
         """Kill the supervisor."""
         assert self.process is not None
         self.process.kill()
-        self._wait(10)
+        self._wait()
 
     def end(self) -> None:
         """Clean up after a story, also after a failed one."""
@@ -69,14 +70,14 @@ class StoryCluster(Stage):
         with contextlib.suppress(SupervisorError):
             self.client.down(grace_s=3)
         try:
-            self._wait(30)
+            self._wait()
         except subprocess.TimeoutExpired:
             self.kill()
             raise
 
-    def _wait(self, timeout_s: float) -> int:
+    def _wait(self) -> int:
         assert self.process is not None
-        code = self.process.wait(timeout_s)
+        code = self.process.wait(TIMEOUT_S)
         os.close(self._parent_pipe)
         return code
 
@@ -142,10 +143,10 @@ class StoryCluster(Stage):
 
     def wait_until_nothing_runs(self) -> None:
         """Wait for the end of the pods of a killed supervisor."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + TIMEOUT_S
         while found := self.runs():
             assert time.monotonic() < deadline, found
-            time.sleep(0.05)
+            time.sleep(self.PAUSE_S)
 
     def picture(self, kind: str = "", name: str = "") -> str:
         """Return the state to print when a story makes no progress."""

@@ -251,7 +251,9 @@ async def _client(stack: AsyncExitStack, gateway: Gateway, sockets: bool) -> htt
     url = await _serve(stack, app) if sockets else "http://gateway"
     transport = None if sockets else httpx.ASGITransport(app, raise_app_exceptions=False)
     headers = {"Authorization": f"Bearer {KEY}"}
-    client = httpx.AsyncClient(base_url=url, headers=headers, transport=transport, trust_env=False, timeout=2 * PATIENCE_S)
+    client = httpx.AsyncClient(
+        base_url=url, headers=headers, transport=transport, trust_env=False, timeout=2 * PATIENCE_S
+    )
     return await stack.enter_async_context(client)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -120,6 +122,13 @@ class Terminal:
                 if str(self.state).encode() in line:
                     found.append(int(entry.name))
         return found
+
+
+    def end(self) -> None:
+        """Kill what is left of the cluster."""
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):  # it may end by itself meanwhile
+                os.kill(pid, signal.SIGKILL)
 
 
 def _is_ready(pod: dict[str, Any]) -> bool:

@@ -11,11 +11,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from stoker.cli.supervisor_client import SupervisorClient, SupervisorError
+from stoker.operator.cluster.kinds import find_kind
+from stoker.operator.cluster.local.socket_path import short_path
 from stoker.operator.cluster.local.volumes import claim_folder
 from testing.stories.object_views import Object as Object
 from testing.stories.stage import Stage
@@ -140,6 +144,23 @@ class StoryCluster(Stage):
         return endpoints[f"{NAMESPACE}/{service}:{port}"]
 
     # Waiting
+
+    def wait_for_passing(self, kind: str, name: str, since: str, holds: Callable[[Object], Any], what: str) -> None:
+        """Wait until `holds` has been true of an object after a version, however short: from the changes since then."""
+        found, deadline = find_kind(kind), time.monotonic() + TIMEOUT_S
+        place = f"http://supervisor/apis/{found.api_version}/namespaces/{NAMESPACE}/{found.plural}"
+        asked = {"watch": "true", "resourceVersion": since, "fieldSelector": f"metadata.name={name}"}
+        with (
+            short_path(self.client.folders.socket) as socket_path,
+            httpx.Client(transport=httpx.HTTPTransport(uds=socket_path), timeout=TIMEOUT_S) as client,
+            client.stream("GET", place, params=asked) as answer,
+        ):
+            for line in answer.iter_lines():  # bookmarks come where nothing changes
+                change = json.loads(line)
+                if change["type"] in ("ADDED", "MODIFIED") and holds(change["object"]):
+                    return
+                assert time.monotonic() < deadline, f"not {what} after {TIMEOUT_S:g} s\n{self.picture(kind, name)}"
+        raise AssertionError(f"not {what} before the watch ended")
 
     def wait_until_nothing_runs(self) -> None:
         """Wait for the end of the pods of a killed supervisor."""

@@ -354,8 +354,8 @@ SIDEWAYS = """(width) => new Promise((done) => {
   };
   requestAnimationFrame(look);
 })"""
-"""What is wider than its room. It is measured in a frame of that width, right after all tables took their form in it: an
-observer is told of its sizes behind those that were made before it."""
+"""What is wider than its room, measured in a frame of that width, right after all tables took their form in it: an
+observer is called after those that were made before it."""
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

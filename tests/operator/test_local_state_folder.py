@@ -26,8 +26,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="tmpfs and /proc
 def terminal(tmp_path: Path) -> Iterator[Terminal]:
     found = Terminal(tmp_path)
     yield found
-    for pid in found.processes():
-        os.kill(pid, signal.SIGKILL)
+    found.end()
 
 
 def config_map(name: str, **data: str) -> dict[str, Any]:

@@ -26,8 +26,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="loopback addres
 def terminal(tmp_path: Path) -> Iterator[Terminal]:
     found = Terminal(tmp_path)
     yield found
-    for pid in found.processes():
-        os.kill(pid, signal.SIGKILL)
+    found.end()
 
 
 def fetch(url: str) -> str:
@@ -186,6 +185,5 @@ def test_it_needs_no_rights() -> None:
         terminal.run("down")
         assert terminal.processes() == []
     finally:
-        for pid in terminal.processes():
-            os.kill(pid, signal.SIGKILL)
+        terminal.end()
         shutil.rmtree(folder)

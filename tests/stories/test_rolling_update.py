@@ -30,7 +30,7 @@ def test_streams_go_on_through_a_rolling_update_and_through_a_change_of_size(
     cluster.wait_for_phase("InferenceDeployment", "teller", "Serving")
     prints = [f"fp_{cluster.status('Checkpoint', name)['digest'][:10]}" for name in ("older", "newer")]
 
-    with Load(cluster.url("teller"), "teller") as load:
+    with Load(cluster.ready_url("teller"), "teller") as load:
         more_answers(cluster, load)
         assert load.fingerprints == prints[:1]
 
@@ -81,7 +81,7 @@ def test_a_deployment_with_a_refused_edit_replaces_what_is_killed_and_answers_on
     cluster.wait_until(lambda: uids(running(cluster, "router")) - uids([router]), "another router")
     cluster.wait_until(lambda: uids(running(cluster, "engine")) - uids([engine]), "another engine")
     cluster.wait("InferenceDeployment", "teller", lambda found: serves(found, "newer"), "serving again")
-    with Load(cluster.url("teller"), "teller") as load:
+    with Load(cluster.ready_url("teller"), "teller") as load:
         more_answers(cluster, load)
     assert load.failures == []
     assert cluster.condition("InferenceDeployment", "teller", "EditRefused")["status"] == "True"

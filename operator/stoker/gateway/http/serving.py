@@ -78,9 +78,7 @@ async def serving(deployment_id: ResourceId, call: Caller, namespace: Namespace 
     found = await find(call, DEPLOYMENT, one_namespace(call, namespace), deployment_id)
     pools = await _pools(call.cluster, found)
     unavailable: dict[str, str] = {}
-    counted, loads = await asyncio.gather(
-        _traffic(call, found, unavailable), _loads(call, pools.values(), unavailable)
-    )
+    counted, loads = await asyncio.gather(_traffic(call, found, unavailable), _loads(call, pools.values(), unavailable))
     return Serving(
         deployment_id=found["metadata"]["uid"],
         measured_at=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%fZ}",

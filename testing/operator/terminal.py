@@ -123,7 +123,6 @@ class Terminal:
                     found.append(int(entry.name))
         return found
 
-
     def end(self) -> None:
         """Kill what is left of the cluster."""
         for pid in self.processes():

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import httpx
 
 from stoker.cli.supervisor_client import SupervisorClient, SupervisorError
 from stoker.operator.cluster.kinds import find_kind
+from stoker.operator.cluster.local.reservations import Reservations
 from stoker.operator.cluster.local.socket_path import short_path
 from stoker.operator.cluster.local.volumes import claim_folder
 from testing.stories.object_views import Object as Object
@@ -203,11 +204,24 @@ def _unix_sockets(root: str) -> list[str]:
 
 
 def _listeners(addresses: Path) -> list[str]:
-    """Return the TCP sockets that still listen on addresses of the cluster's pods and Services."""
+    """Return the TCP sockets that still listen on addresses of the cluster's pods and Services.
+
+    An address that another cluster has taken since then is that one's, and none can take one while they are looked at.
+    """
     if not addresses.exists():
         return []
-    kept = json.loads(addresses.read_text())
-    mine = {(ip, None) for ip in kept["hosts"].values()} | {("127.0.0.1", port) for port in kept["ports"].values()}
+    with Reservations() as names:
+        return _listening(_left(json.loads(addresses.read_text()), names))
+
+
+def _left(kept: Mapping[str, Any], names: Reservations) -> set[tuple[str, int | None]]:
+    """Take the addresses that a cluster had, as (address, port or None for all); those of another one are left out."""
+    hosts = kept["hosts"].values() if kept["block"] and names.take(f"block-{kept['block']}") else ()
+    ports = [port for port in kept["ports"].values() if names.take(f"port-{port}")]
+    return {(ip, None) for ip in hosts} | {("127.0.0.1", port) for port in ports}
+
+
+def _listening(mine: Set[tuple[str, int | None]]) -> list[str]:
     listening = []
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         local, state = line.split()[1], line.split()[3]

@@ -15,7 +15,7 @@ MAX_AGENTS = 64
 
 
 async def use_by_agents(cluster: Cluster, agents: Sequence[GpuAgent], within_s: float) -> GpuUse:
-    """Ask the agents of pods with GPUs, each for `within_s` at most. Never raises: what cannot be read is in `why_not`."""
+    """Ask the agents of pods with GPUs, for `within_s` at most. Never raises: what cannot be read is in `why_not`."""
     asked = agents[:MAX_AGENTS]
     answers = await asyncio.gather(*(_ask(cluster, agent, within_s) for agent in asked))
     readings = [

@@ -24,8 +24,8 @@ from stoker.cli.text_style import PLAIN
 from stoker.operator.cluster.interface import ClusterError, Forbidden, NotFound, ServerError, TooManyRequests
 from stoker.pod.log_source import Look
 from stoker.pod.patience import LONGEST_S
-from testing.gateway.cut_line import CutLine, cut_line
 from testing.gateway import kube_server
+from testing.gateway.cut_line import CutLine, cut_line
 from testing.gateway.kube_server import KubeServer, write_kubeconfig
 from testing.gateway.world import JOB_SPEC
 

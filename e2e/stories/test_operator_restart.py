@@ -42,7 +42,7 @@ def test_pods_and_requests_know_nothing_of_the_operators_restarts(
     before = runs(story)
     assert len(before) == 3
 
-    with Load(story.url("teller"), "teller", lengths=(16, 64)) as load:
+    with Load(story.ready_url("teller"), "teller", lengths=(16, 64)) as load:
         operator.restart()
         goes_on(story, load)
 

@@ -27,7 +27,7 @@ def test_no_answer_is_lost_while_engines_die_lose_each_other_or_leave_their_node
     story.wait("InferenceDeployment", NAME, paired, "serving in pairs")
     comes_to_share(story)
 
-    with Load(story.url(NAME), NAME, lengths=(16, 24, 100)) as load:
+    with Load(story.ready_url(NAME), NAME, lengths=(16, 24, 100)) as load:
         story.more_answers(load, ENOUGH)
         story.kill(engine(story, "prefill"))
         story.wait_until(lambda: told(story) == "NoPrefillEngine", "without a prefill engine")

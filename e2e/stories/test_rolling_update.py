@@ -19,7 +19,7 @@ def test_streams_go_on_through_a_rolling_update_to_a_newer_checkpoint(story: Sto
     story.wait("InferenceDeployment", "teller", lambda found: serves(found, older), "serving the older checkpoint", 90)
     prints = [f"fp_{story.status('Checkpoint', name)['digest'][:10]}" for name in (older, newer)]
 
-    with Load(story.url("teller"), "teller") as load:
+    with Load(story.ready_url("teller"), "teller") as load:
         story.more_answers(load, ENOUGH)
         assert load.fingerprints == prints[:1]
         story.apply(teller(newer))

@@ -30,7 +30,7 @@ def test_stages_on_two_nodes_hand_their_layers_over(story: Story) -> None:
     assert {pod["spec"]["nodeName"] for pod in (leader, member)} == {"node-a", "node-b"}
     comes_to_share(story, leader)
 
-    with Load(story.url(NAME), NAME, lengths=(16, 24)) as load:
+    with Load(story.ready_url(NAME), NAME, lengths=(16, 24)) as load:
         story.more_answers(load, ENOUGH)
         story.kill(member)
         story.wait_until(lambda: told(story) == "NoPrefillEngine", "without a prefill engine")

@@ -59,7 +59,7 @@ def test_an_upgrade_restarts_nothing_and_fails_no_request_and_new_work_gets_the_
     before = runs(story)
     assert len(before) == 4, "a trainer that has ended, one that trains, an engine and a router"
 
-    with Load(story.url("teller"), "teller", lengths=(16, 160)) as load:
+    with Load(story.ready_url("teller"), "teller", lengths=(16, 160)) as load:
         story.more_answers(load, ENOUGH)
         install_again(previous)
         assert operator.image() == "localhost/stoker/control:e2e"

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 REQUIRED = "STOKER_BROWSER_TESTS"
 """Set to `required` by .ci/run where it installed Chromium: then its absence is a failure."""
-LONGEST_MS = 60_000
+LONGEST_MS = 180_000
 """Longest wait for a condition; a busy machine is slow."""
 
 
 @asynccontextmanager
-async def settled(longest_s: float = 20.0) -> AsyncIterator[None]:
+async def settled(longest_s: float = 60.0) -> AsyncIterator[None]:
     """At the end, wait until the requests that began inside have ended: a server that closes first would cut them."""
     before = len(asyncio.all_tasks())
     yield
@@ -122,8 +122,15 @@ async def _open(
 
 
 async def visit(page: Page, hash_: str) -> None:
-    """Go to a page of the console: `#/jobs`."""
-    await page.evaluate("hash => { location.hash = hash }", hash_)
+    """Go to a page of the console (`#/jobs`), and return when nothing of the page before is shown any more."""
+    await page.evaluate(
+        """hash => new Promise((done) => {
+          if (location.hash === hash) return done();
+          addEventListener('hashchange', () => done(), { once: true });  // called after the console's own
+          location.hash = hash;
+        })""",
+        hash_,
+    )
 
 
 def shows(page: Page, selector: str, text: str | re.Pattern[str]) -> Any:

@@ -28,7 +28,7 @@ from testing.pod.nvml import FakeNvml
 
 ENGINE_PORT = 8000
 AGENT_PORT = 8080
-DRIVER_WAIT_S = 2.0
+DRIVER_WAIT_S = 30.0
 """Longest wait for a driver's thread: below the gateway's for an agent, and long for a busy machine."""
 API_KEY = "sk-locked"
 """Key that a chat about 'locked' needs."""

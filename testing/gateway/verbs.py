@@ -37,7 +37,7 @@ def manifest(folder: Path, name: str = "run", **spec: Any) -> str:
 def emptied(found: World) -> None:
     """Delete every object."""
     found.devices.serve(versions=())
-    for kind in ("TrainingJob", "Checkpoint", "InferenceDeployment", "Pod", "Event"):
+    for kind in ("TrainingJob", "Checkpoint", "InferenceDeployment", "EnginePool", "Pod", "Event"):
         for item in found.objects.of_kind(kind):
             metadata = item["metadata"]
             found.objects.delete(Ref(kind, metadata["namespace"], metadata["name"], metadata["uid"]), grace_s=0)

@@ -37,6 +37,8 @@ from testing.gateway.device_api import DeviceApi
 from testing.operator.fakes import FakeClock
 
 Which = Literal["embedded", "kubernetes"]
+PATIENCE_S = 60.0
+"""Longest wait for an answer in a world; a busy machine is slow."""
 KEY = "k" * 43
 ADMIN = User("admin", namespaces=("*",))
 USERS = {
@@ -209,7 +211,10 @@ async def world(
         access = await _access(stack, server or api, folder, sockets, access_options or {}, server is not None)
         stack.push_async_callback(access.close)
         ids = map(str, itertools.count())
-        gateway = Gateway(config or GatewayConfig(), access, prometheus or Prometheus(None), lambda: next(ids))
+        gateway = Gateway(
+            config or GatewayConfig(), access, prometheus or Prometheus(None), lambda: next(ids),
+            agent_wait_s=PATIENCE_S, program_wait_s=PATIENCE_S,
+        )  # fmt: skip
         client = await _client(stack, gateway, sockets)
         yield World(which, objects, folders, access, client, server, gateway, addresses, api, devices)
 
@@ -230,14 +235,15 @@ async def _access(
         token.write_text(OWN_TOKEN)
         url = await _serve(stack, app) if sockets else "http://127.0.0.1"
         config = ApiServerConfig(url=url, token_file=str(token), ca_file=None, **options)
-        return KubernetesAccess(config, transport=transport)
+        return KubernetesAccess(config, transport=transport, timeout=httpx.Timeout(PATIENCE_S))
     key = folder / "key"
     key.write_text(KEY)
     key.chmod(0o600)
     socket = folder / "api.sock"
     if sockets:
         await _start(stack, Server(app, bind_unix(socket)))
-    return EmbeddedAccess(EmbeddedConfig(kind="embedded", socket=str(socket), key_file=str(key)), transport=transport)
+    place = EmbeddedConfig(kind="embedded", socket=str(socket), key_file=str(key))
+    return EmbeddedAccess(place, transport=transport, timeout=httpx.Timeout(PATIENCE_S))
 
 
 async def _client(stack: AsyncExitStack, gateway: Gateway, sockets: bool) -> httpx.AsyncClient:
@@ -245,7 +251,9 @@ async def _client(stack: AsyncExitStack, gateway: Gateway, sockets: bool) -> htt
     url = await _serve(stack, app) if sockets else "http://gateway"
     transport = None if sockets else httpx.ASGITransport(app, raise_app_exceptions=False)
     headers = {"Authorization": f"Bearer {KEY}"}
-    client = httpx.AsyncClient(base_url=url, headers=headers, transport=transport, trust_env=False, timeout=30)
+    client = httpx.AsyncClient(
+        base_url=url, headers=headers, transport=transport, trust_env=False, timeout=2 * PATIENCE_S
+    )
     return await stack.enter_async_context(client)
 
 

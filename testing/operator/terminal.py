@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -24,6 +26,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 http.server.ThreadingHTTPServer((config['listen']['host'], config['listen']['port']), Handler).serve_forever()
 """
 PODS = 2
+LONGEST_S = 300.0
+"""Longest time of one command, which may start a supervisor; a busy machine is slow."""
 
 
 def manifests() -> list[dict[str, Any]]:
@@ -90,13 +94,13 @@ class Terminal:
 
     def run(self, *words: str, code: int = 0) -> str:
         process = self.start(*words)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=LONGEST_S)
         assert process.returncode == code, (out, err)
         return out + err
 
     def json(self, *words: str) -> Any:
         process = self.start(*words, "--json")
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=LONGEST_S)
         assert process.returncode == 0, (out, err)
         return json.loads(out)
 
@@ -118,6 +122,12 @@ class Terminal:
                 if str(self.state).encode() in line:
                     found.append(int(entry.name))
         return found
+
+    def end(self) -> None:
+        """Kill what is left of the cluster."""
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):  # it may end by itself meanwhile
+                os.kill(pid, signal.SIGKILL)
 
 
 def _is_ready(pod: dict[str, Any]) -> bool:

@@ -28,7 +28,7 @@ def grows_goes_to_zero_and_wakes(stage: Stage, checkpoint: str) -> None:
     """Tell the story with a verified checkpoint."""
     stage.apply(teller(checkpoint))
     stage.wait_for_phase("InferenceDeployment", "teller", "Serving")
-    url = stage.url("teller")
+    url = stage.ready_url("teller")
 
     with Load(url, "teller", lengths=(160,) * 7) as load:
         stage.wait("InferenceDeployment", "teller", lambda found: ready(found) == 2, "grown")

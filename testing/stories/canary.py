@@ -42,7 +42,7 @@ def is_rolled_back_then_promoted(stage: Stage, older: str, newer: str, again: Ma
     first = stage.status("InferenceDeployment", "teller")["currentRevision"]
     old_print = f"fp_{stage.status('Checkpoint', older)['digest'][:10]}"
 
-    with Load(stage.url("teller"), "teller", lengths=(8, 8, 160), sessions=True) as load:
+    with Load(stage.ready_url("teller"), "teller", lengths=(8, 8, 160), sessions=True) as load:
         stage.apply(teller(newer, "0.001"))
         stage.wait("InferenceDeployment", "teller", rolled_back, "rolled back")
         status = stage.status("InferenceDeployment", "teller")
@@ -64,6 +64,7 @@ def is_rolled_back_then_promoted(stage: Stage, older: str, newer: str, again: Ma
     assert load.failures == []
     second = stage.status("InferenceDeployment", "teller")["currentRevision"]
     assert second not in (first, failed)
+    stage.wait_until(lambda: "CanaryPromoted" in stage.events("InferenceDeployment", "teller"), "told as an event")
     events = stage.events("InferenceDeployment", "teller")
     assert (len(events["CanaryFailed"]), len(events["CanaryPromoted"])) == (1, 1)
     stage.delete("InferenceDeployment", "teller")

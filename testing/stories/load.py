@@ -9,6 +9,8 @@ from typing import Any
 
 import httpx
 
+from testing.stories.waits import TIMEOUT_S
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -53,7 +55,7 @@ class Load:
 
     def _client(self, length: int) -> None:
         while not self._stop.is_set():
-            with httpx.Client(base_url=self.url, timeout=60) as client:
+            with httpx.Client(base_url=self.url, timeout=TIMEOUT_S) as client:
                 for _ in range(5):
                     try:
                         self.answers.append(self._stream(client, length))

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 
 from stoker.pod.split_requests import PREFILL_HEADER
+from testing.stories.waits import TIMEOUT_S
 
 Pod = Mapping[str, Any]
 
@@ -18,7 +19,7 @@ def is_split(prefill: Pod, decode: Pod, model: str, prompt: str) -> bool:
 
     On a busy machine it may be too slow, and the decode engine computes the prompt: the answer is the same.
     """
-    with httpx.Client(timeout=60) as client:
+    with httpx.Client(timeout=TIMEOUT_S) as client:
         body = {"model": model, "prompt": prompt, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
         whole = client.post(f"{url_of(prefill)}/v1/completions", json=body)
         headers = {PREFILL_HEADER.decode(): peer_endpoint(client, prefill)}

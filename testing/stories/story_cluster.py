@@ -11,14 +11,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from stoker.cli.supervisor_client import SupervisorClient, SupervisorError
+from stoker.operator.cluster.kinds import find_kind
+from stoker.operator.cluster.local.reservations import Reservations
+from stoker.operator.cluster.local.socket_path import short_path
 from stoker.operator.cluster.local.volumes import claim_folder
 from testing.stories.object_views import Object as Object
 from testing.stories.stage import Stage
+from testing.stories.waits import TIMEOUT_S
 
 NAMESPACE = "default"
 
@@ -54,13 +60,13 @@ class StoryCluster(Stage):
         """Stop like `stoker local down`: every pod gets its grace period."""
         assert self.process is not None
         self.client.down()
-        assert self._wait(60) == 0
+        assert self._wait() == 0
 
     def kill(self) -> None:
         """Kill the supervisor."""
         assert self.process is not None
         self.process.kill()
-        self._wait(10)
+        self._wait()
 
     def end(self) -> None:
         """Clean up after a story, also after a failed one."""
@@ -69,14 +75,14 @@ class StoryCluster(Stage):
         with contextlib.suppress(SupervisorError):
             self.client.down(grace_s=3)
         try:
-            self._wait(30)
+            self._wait()
         except subprocess.TimeoutExpired:
             self.kill()
             raise
 
-    def _wait(self, timeout_s: float) -> int:
+    def _wait(self) -> int:
         assert self.process is not None
-        code = self.process.wait(timeout_s)
+        code = self.process.wait(TIMEOUT_S)
         os.close(self._parent_pipe)
         return code
 
@@ -140,12 +146,29 @@ class StoryCluster(Stage):
 
     # Waiting
 
+    def wait_for_passing(self, kind: str, name: str, since: str, holds: Callable[[Object], Any], what: str) -> None:
+        """Wait until `holds` has been true of an object after a version, however short: from the changes since then."""
+        found, deadline = find_kind(kind), time.monotonic() + TIMEOUT_S
+        place = f"http://supervisor/apis/{found.api_version}/namespaces/{NAMESPACE}/{found.plural}"
+        asked = {"watch": "true", "resourceVersion": since, "fieldSelector": f"metadata.name={name}"}
+        with (
+            short_path(self.client.folders.socket) as socket_path,
+            httpx.Client(transport=httpx.HTTPTransport(uds=socket_path), timeout=TIMEOUT_S) as client,
+            client.stream("GET", place, params=asked) as answer,
+        ):
+            for line in answer.iter_lines():  # bookmarks come where nothing changes
+                change = json.loads(line)
+                if change["type"] in ("ADDED", "MODIFIED") and holds(change["object"]):
+                    return
+                assert time.monotonic() < deadline, f"not {what} after {TIMEOUT_S:g} s\n{self.picture(kind, name)}"
+        raise AssertionError(f"not {what} before the watch ended")
+
     def wait_until_nothing_runs(self) -> None:
         """Wait for the end of the pods of a killed supervisor."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + TIMEOUT_S
         while found := self.runs():
             assert time.monotonic() < deadline, found
-            time.sleep(0.05)
+            time.sleep(self.PAUSE_S)
 
     def picture(self, kind: str = "", name: str = "") -> str:
         """Return the state to print when a story makes no progress."""
@@ -181,11 +204,24 @@ def _unix_sockets(root: str) -> list[str]:
 
 
 def _listeners(addresses: Path) -> list[str]:
-    """Return the TCP sockets that still listen on addresses of the cluster's pods and Services."""
+    """Return the TCP sockets that still listen on addresses of the cluster's pods and Services.
+
+    An address that another cluster has taken since then is that one's, and none can take one while they are looked at.
+    """
     if not addresses.exists():
         return []
-    kept = json.loads(addresses.read_text())
-    mine = {(ip, None) for ip in kept["hosts"].values()} | {("127.0.0.1", port) for port in kept["ports"].values()}
+    with Reservations() as names:
+        return _listening(_left(json.loads(addresses.read_text()), names))
+
+
+def _left(kept: Mapping[str, Any], names: Reservations) -> set[tuple[str, int | None]]:
+    """Take the addresses that a cluster had, as (address, port or None for all); those of another one are left out."""
+    hosts = kept["hosts"].values() if kept["block"] and names.take(f"block-{kept['block']}") else ()
+    ports = [port for port in kept["ports"].values() if names.take(f"port-{port}")]
+    return {(ip, None) for ip in hosts} | {("127.0.0.1", port) for port in ports}
+
+
+def _listening(mine: Set[tuple[str, int | None]]) -> list[str]:
     listening = []
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         local, state = line.split()[1], line.split()[3]

@@ -32,12 +32,12 @@ class Waits(ObjectViews):
             AssertionError: it was not in time; the message has the object, its events and the ends of the pods' logs.
         """
         deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            found = self.find(kind, name)
-            if found is not None and holds(found):
-                return found
+        while (found := self.find(kind, name)) is None or not holds(found):
+            assert time.monotonic() < deadline, (
+                f"{kind} {name}: not {what} after {timeout_s:g} s\n{self.picture(kind, name)}"
+            )
             time.sleep(self.PAUSE_S)
-        raise AssertionError(f"{kind} {name}: not {what} after {timeout_s:g} s\n{self.picture(kind, name)}")
+        return found
 
     def wait_for_phase(self, kind: str, name: str, *phases: str, timeout_s: float = TIMEOUT_S) -> Object:
         """Wait for a phase; for that of a completed job until its last save is known as verified, a moment later."""

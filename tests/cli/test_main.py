@@ -33,7 +33,7 @@ def stoker(*words: str, code: int = 0) -> str:
 
 def in_a_process(*words: str) -> tuple[int, str]:
     run = subprocess.run(
-        [sys.executable, "-m", "stoker.cli.main", *words], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-m", "stoker.cli.main", *words], capture_output=True, text=True, check=False, timeout=300
     )
     return run.returncode, run.stdout + run.stderr
 

@@ -24,6 +24,7 @@ from stoker.cli.text_style import PLAIN
 from stoker.operator.cluster.interface import ClusterError, Forbidden, NotFound, ServerError, TooManyRequests
 from stoker.pod.log_source import Look
 from stoker.pod.patience import LONGEST_S
+from testing.gateway import kube_server
 from testing.gateway.cut_line import CutLine, cut_line
 from testing.gateway.kube_server import KubeServer, write_kubeconfig
 from testing.gateway.world import JOB_SPEC
@@ -243,11 +244,11 @@ class ServerLine:
 def server_line(server: KubeServer) -> Iterator[ServerLine]:
     where = urlsplit(server.url)
     line = cut_line(str(where.hostname), int(where.port or 0))
-    entered = asyncio.run_coroutine_threadsafe(enter(line), server.loop).result(60)
+    entered = asyncio.run_coroutine_threadsafe(enter(line), server.loop).result(kube_server.LONGEST_S)
     try:
         yield ServerLine(entered, server.loop)
     finally:
-        asyncio.run_coroutine_threadsafe(leave(line), server.loop).result(60)
+        asyncio.run_coroutine_threadsafe(leave(line), server.loop).result(kube_server.LONGEST_S)
 
 
 async def enter(line: Any) -> CutLine:

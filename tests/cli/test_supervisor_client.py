@@ -243,7 +243,7 @@ def test_who_only_asks_keeps_no_supervisor_from_starting(folders: StateFolders) 
     thread.start()
     try:
         for _ in range(20):
-            with lock_state(folders):
+            with lock_state(folders, patience_s=60):
                 pass
     finally:
         stop.set()

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from stoker.cli import object_names
 from stoker.cli.cluster_client import ClusterClient, find_access
 from stoker.cli.deletion import DeletionWait, confirm, delete_all
 from stoker.cli.label_selector import parse_selector
@@ -62,15 +63,17 @@ def test_scale_is_read_and_written_as_an_autoscaler_does(server: KubeServer) -> 
     pool = changed(POOL, {"metadata.name": "chat-main"})
     uid = server.do(lambda found: found.objects.create(pool))["metadata"]["uid"]
     path = f"{server.url}/apis/stoker.dev/v1alpha1/namespaces/default/enginepools/chat-main/scale"
-    scale = httpx.get(path).json()
-    assert (scale["kind"], scale["spec"], scale["metadata"]["uid"]) == ("Scale", {"replicas": 2}, uid)
-    assert httpx.put(path, json={**scale, "spec": {"replicas": 5}}).json()["spec"] == {"replicas": 5}
-    assert httpx.patch(path, json={"spec": {"replicas": 0}}, params={"dryRun": "All"}).json()["spec"] == {"replicas": 0}
-    assert httpx.get(path).json()["spec"] == {"replicas": 5}
-    wrong = httpx.put(path, json={"spec": {"replicas": "9"}})
-    assert (wrong.status_code, 'a whole number is needed, got "9"' in wrong.json()["message"]) == (422, True)
     other = path.replace("enginepools/chat-main", "configmaps/x").replace("apis/stoker.dev/v1alpha1", "api/v1")
-    assert httpx.get(other).status_code == 404
+    with httpx.Client(timeout=60) as http:
+        scale = http.get(path).json()
+        assert (scale["kind"], scale["spec"], scale["metadata"]["uid"]) == ("Scale", {"replicas": 2}, uid)
+        assert http.put(path, json={**scale, "spec": {"replicas": 5}}).json()["spec"] == {"replicas": 5}
+        tried = http.patch(path, json={"spec": {"replicas": 0}}, params={"dryRun": "All"})
+        assert tried.json()["spec"] == {"replicas": 0}
+        assert http.get(path).json()["spec"] == {"replicas": 5}
+        wrong = http.put(path, json={"spec": {"replicas": "9"}})
+        assert (wrong.status_code, 'a whole number is needed, got "9"' in wrong.json()["message"]) == (422, True)
+        assert http.get(other).status_code == 404
 
 
 def test_a_watch_prints_what_changes_and_what_goes(server: KubeServer, capsys: pytest.CaptureFixture[str]) -> None:
@@ -219,7 +222,10 @@ def completed(*words: str) -> list[str]:
     return [line.partition(",")[2] for line in result.output.splitlines() if line]
 
 
-def test_a_shell_completes_names_of_live_objects(server: KubeServer, tmp_path: Path) -> None:
+def test_a_shell_completes_names_of_live_objects(
+    server: KubeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_names, "TIMEOUT_S", 60)  # a busy machine takes longer than a person waits
     labelled(server, "pretrain")
     config = ["--kubeconfig", str(server.kubeconfig)]
     assert completed("stoker", "describe", *config, "tj/p") == ["tj/pretrain"]

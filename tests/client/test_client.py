@@ -169,7 +169,7 @@ def test_lists_go_over_all_pages(server: KubeServer, url: str) -> None:
     def pages(request: httpx.Request) -> httpx.Response:
         """Ask the gateway for pages of one."""
         small = request.url.copy_merge_params({"limit": 1})
-        return httpx.get(small, headers={"Authorization": f"Bearer {KEY}"})
+        return httpx.get(small, headers={"Authorization": f"Bearer {KEY}"}, timeout=60)
 
     with client_of(url, namespace="team-a", transport=httpx.MockTransport(pages)) as client:
         assert [job.job_name for job in client.jobs("RUNNING")] == ["page-0", "page-1", "page-2"]

@@ -92,7 +92,7 @@ def test_a_token_is_not_reviewed_for_each_request(tmp_path: Path) -> None:
         assert found.server is not None
         assert found.server.reviews == 1
 
-    kubernetes(tmp_path, story)
+    kubernetes(tmp_path, story, access_options={"identity_cache_s": 300.0})
 
     async def never_kept(found: World) -> None:
         for _ in range(3):

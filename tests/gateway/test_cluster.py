@@ -104,7 +104,7 @@ def test_a_watch_sees_changes_of_its_selection_and_ends_when_it_is_too_old(tell:
         coming = asyncio.ensure_future(anext(changes))
         found.put_status(found.job("three"), phase="Running")
         found.put_status(one, phase="Running")
-        change = await asyncio.wait_for(coming, 20)
+        change = await asyncio.wait_for(coming, 60)
         assert (change.type, change.object["status"]["phase"]) == ("MODIFIED", "Running")
         await changes.aclose()
         for number in range(30):

@@ -173,6 +173,7 @@ def test_what_has_no_value_has_no_picture_and_one_value_is_seen(console: Stage) 
         await visit(page, "#/jobs/default/done")
         await shows(page, ".figure", "loss 2.5 at step 100, 1 value")
         await page.wait_for_function(f"() => ({coloured})(document.querySelector('.plot canvas'))")
+        await shows(page, ".figure >> nth=3", "No value yet.")  # the last of them, each a frame after the one before
         assert await page.locator(".plot canvas").count() == 1, "the other three have no value"
         assert await page.locator(".figure", has_text="No value yet.").count() == 3
 

@@ -107,7 +107,7 @@ def test_a_task_reads_the_log_of_a_job_that_has_ended(tell: Tell, tmp_path: Path
         assert 777 in [point["step"] for point in again["points"]]
         assert len(found.objects.of_kind("Pod")) == 1
 
-    tell(story)
+    tell(story, config=GatewayConfig(metrics_task_wait_s=60))
 
 
 async def _run_the_task(found: World, job: Object, file: Path) -> None:

@@ -66,7 +66,7 @@ def test_an_operator_that_may_not_list_nodes_ends_and_names_the_right_and_the_va
                 namespace="stoker",
                 api=ApiConfig(kubeconfig=str(kubeconfig)),
                 listen=ProbeListenConfig(host="127.0.0.1", port=0),
-                lease=LeaseConfig(duration_s=3, renew_deadline_s=2, retry_s=0.4),
+                lease=LeaseConfig(duration_s=300, renew_deadline_s=200, retry_s=0.4),
                 wake_ups=(),
             )
             wanted = r"watch\.nodes is true.* list nodes .*set watch\.nodes to false"

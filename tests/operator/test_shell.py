@@ -75,7 +75,7 @@ def test_it_loads_credentials_in_the_loop_of_the_program() -> None:
 
         shell = Shell(login, lambda _: None, operate=logs_in)
         shell.start()
-        assert await asyncio.to_thread(done.wait, 20)
+        assert await asyncio.to_thread(done.wait, 60)
         await shell.stop()
 
     asyncio.run(story())
@@ -101,7 +101,7 @@ def test_when_kopf_ends_it_is_begun_anew_and_our_tasks_go_on() -> None:
         ours = asyncio.create_task(asyncio.sleep(3600))
         shell = Shell(no_connection, lambda _: None, operate=ends)
         shell.start()
-        assert await asyncio.to_thread(again.wait, 20)
+        assert await asyncio.to_thread(again.wait, 60)
         assert shell.restarts == 1
         assert not ours.done()
         await shell.stop()
@@ -130,7 +130,7 @@ def test_a_wake_up_arrives_in_the_loop_that_asked_for_it() -> None:
 
         shell = Shell(no_connection, wake, kinds=["TrainingJob"], operate=tells)
         shell.start()
-        await asyncio.wait_for(heard.wait(), 20)
+        await asyncio.wait_for(heard.wait(), 60)
         await shell.stop()
 
     asyncio.run(story())

@@ -71,6 +71,6 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("taught")
     steps = {"training.totalSteps": 40, "checkpoint.intervalSteps": 20}
     with train_alone(folder, corpus(), job("taught", steps)) as run:
-        output, _ = run.communicate(timeout=120)
+        output, _ = run.communicate(timeout=600)
     assert run.returncode == 0, output
     return folder / "storage" / "checkpoints" / "taught"

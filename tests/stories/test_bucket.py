@@ -8,6 +8,7 @@ from testing.checkpoint.s3_server import KEY, SECRET, S3Server
 from testing.stories.buckets import secret, storage
 from testing.stories.manifests import checkpoint, claim, corpus, deployment, job
 from testing.stories.story_cluster import StoryCluster
+from testing.stories.waits import TIMEOUT_S
 
 
 def folders(server: S3Server) -> set[str]:
@@ -36,7 +37,7 @@ def test_a_bucket_holds_the_checkpoints_of_a_job_and_its_model_is_served_from_th
         cluster.wait_for_phase("InferenceDeployment", "teller", "Serving")
         adopted = cluster.status("Checkpoint", "adopted")
         assert (adopted["digest"], adopted["verifiedBy"]) == (newest["digest"], "Task")
-        with httpx.Client(base_url=cluster.url("teller"), timeout=30) as client:
+        with httpx.Client(base_url=cluster.ready_url("teller"), timeout=TIMEOUT_S) as client:
             body = {"model": "teller", "prompt": "Then the fire met", "max_tokens": 24, "temperature": 0}
             answer = client.post("/v1/completions", json=body).json()
         assert answer["usage"]["completion_tokens"] == 24

@@ -17,7 +17,7 @@ def test_checkpoints_are_asked_for_kept_adopted_used_and_deleted(cluster: StoryC
     cluster.apply(corpus(), claim("checkpoints"), claim("logs"), claim("archive", tmp_path / "archive"))
     cluster.apply(job("long", policy), save_now("by-hand", "long", pinned=True, deletionPolicy="Delete"))
 
-    by_hand = cluster.wait("Checkpoint", "by-hand", is_verified, "verified", 90)["status"]
+    by_hand = cluster.wait("Checkpoint", "by-hand", is_verified, "verified")["status"]
     folder = cluster.claim_folder("checkpoints") / "long" / by_hand["folder"]
     assert (by_hand["reason"], by_hand["verifiedBy"], by_hand["job"]["name"]) == ("request", "Agent", "long")
     assert by_hand["step"] > 0
@@ -32,10 +32,8 @@ def test_checkpoints_are_asked_for_kept_adopted_used_and_deleted(cluster: StoryC
     two_newest_and_the_pinned_one_are_left(cluster, folder)
 
     shutil.copytree(folder, tmp_path / "archive" / "runs" / folder.name)
-    continued = job(
-        "next", {"model": None, "modelFrom": {"checkpoint": {"name": "by-hand"}}, "training.totalSteps": 10}
-    )
-    cluster.apply(adopted("adopted", "archive", "runs", folder.name), continued)
+    begun = {"model": None, "modelFrom": {"checkpoint": {"name": "by-hand"}}, "training.totalSteps": 100_000}
+    cluster.apply(adopted("adopted", "archive", "runs", folder.name), job("next", begun))
     imported = cluster.wait("Checkpoint", "adopted", is_verified, "verified")["status"]
     assert (imported["verifiedBy"], imported["reason"]) == ("Task", "import")
     assert (imported["digest"], cluster.figures("adopted")) == (by_hand["digest"], figures)
@@ -45,7 +43,8 @@ def test_checkpoints_are_asked_for_kept_adopted_used_and_deleted(cluster: StoryC
     waiting = cluster.wait("Checkpoint", "by-hand", lambda found: "TrainingJob next" in message(found), "held")
     assert waiting["metadata"]["deletionTimestamp"]
     assert folder.is_dir()
-    cluster.wait_for_phase("TrainingJob", "next", "Completed")
+    cluster.apply(job("next", {**begun, "run.cancel": True}))  # until then it uses the checkpoint
+    cluster.wait_for_phase("TrainingJob", "next", "Cancelled")
     cluster.wait_until_gone("Checkpoint", "by-hand")
     assert not folder.exists()
     assert cluster.events("Checkpoint", "by-hand")["Deleted"] == ["the data is deleted"]

@@ -1,6 +1,6 @@
 """Training with failures: a rank killed, a whole pod killed.
 
-Each time it goes on from the newest verified save, and ends where an undisturbed run ends.
+Each time it goes on from the newest verified save, and has the losses of an undisturbed run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 from testing.stories.manifests import claim, corpus, job
 from testing.stories.story_cluster import Object, StoryCluster
 
-STEPS = 160
+STEPS = 100_000
+"""More steps than any machine computes before a kill, however late that comes."""
 EVERY = 20
 RUN = {"workers.ranksPerPod": 2, "training.totalSteps": STEPS, "checkpoint.intervalSteps": EVERY}
 
@@ -35,28 +36,41 @@ def test_a_killed_rank_and_a_killed_pod_cost_a_few_steps_and_change_no_loss(clus
     second = ended_attempt(cluster, 1)
     assert (second["failure"]["cause"], second["failure"]["exitCode"]) == ("RankKilled", 137)
 
-    cluster.wait_for_phase("TrainingJob", "hit", "Completed")
-    status = cluster.status("TrainingJob", "hit")
+    attempt_with_save(cluster, number=2, step=5 * EVERY)
+    status = cancelled(cluster, "hit")
     resumed = [second["resumedFrom"]["step"], status["attempt"]["resumedFrom"]["step"]]
     lost = [first["lastStep"] - resumed[0], second["lastStep"] - resumed[1]]
     assert resumed[0] >= EVERY
     assert resumed[1] >= 4 * EVERY
     assert [step % EVERY for step in resumed] == [0, 0]
-    assert all(0 <= steps < STEPS for steps in lost)
+    assert all(steps >= 0 for steps in lost)
     assert (status["restarts"], status["lostSteps"]) == (2, sum(lost))
     assert status["failuresWithoutProgress"] == 0
     assert len(cluster.events("TrainingJob", "hit")["RankKilled"]) == 2
-    assert status["newestVerifiedCheckpoint"]["step"] == STEPS
 
-    cluster.wait_for_phase("TrainingJob", "calm", "Completed")
-    assert cluster.status("TrainingJob", "calm")["restarts"] == 0
-    parts = cluster.status("TrainingJob", "calm")["attempt"]["startup"]
+    hit = losses(cluster, "hit")
+    assert sorted(hit) == list(range(1, max(hit) + 1))
+    cluster.wait_until(lambda: max(losses(cluster, "calm"), default=0) >= max(hit), "the other one as far")
+    calm = cancelled(cluster, "calm")
+    assert calm["restarts"] == 0
+    parts = calm["attempt"]["startup"]
     assert parts.keys() >= {"start", "rendezvous", "load", "compile", "firstStep"}
     assert sum(parts.values()) > 0
-    calm, hit = losses(cluster, "calm"), losses(cluster, "hit")
-    assert list(calm) == list(range(1, STEPS + 1))
-    assert hit == calm
-    assert cluster.status("TrainingJob", "calm")["progress"]["loss"] == status["progress"]["loss"]
+    undisturbed = losses(cluster, "calm")
+    assert {step: undisturbed[step] for step in hit} == hit
+
+
+def cancelled(cluster: StoryCluster, name: str) -> Object:
+    """Cancel a job; return its status after its last save is known as verified."""
+
+    def ended(found: Object) -> bool:
+        status = found.get("status") or {}
+        newest = (status.get("newestVerifiedCheckpoint") or {}).get("step")
+        return bool(status.get("phase") == "Cancelled" and newest == status["attempt"]["lastStep"])
+
+    cluster.apply(job(name, {**RUN, "run.cancel": True}))
+    status: Object = cluster.wait("TrainingJob", name, ended, "cancelled with a last save")["status"]
+    return status
 
 
 def attempt_with_save(cluster: StoryCluster, number: int, step: int) -> Object:
@@ -103,6 +117,6 @@ def rank_pid(pod: Object, rank: int) -> int:
 
 def losses(cluster: StoryCluster, name: str) -> dict[int, Any]:
     """Return losses by step from the log of the run; of a repeated step, the last one."""
-    lines = (cluster.claim_folder("logs") / f"{name}.jsonl").read_text().splitlines()
-    steps = [json.loads(line) for line in lines]
+    lines = (cluster.claim_folder("logs") / f"{name}.jsonl").read_text().splitlines(keepends=True)
+    steps = [json.loads(line) for line in lines if line.endswith("\n")]  # of a running job the last may be half a line
     return {line["step"]: line["loss"] for line in steps if line["kind"] == "step"}

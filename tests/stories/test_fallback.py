@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from stoker.cli.local import local
 from testing.stories.manifests import adopted, claim, deployment
 from testing.stories.story_cluster import StoryCluster
+from testing.stories.waits import TIMEOUT_S
 
 
 def test_a_smaller_model_answers_while_no_engine_can(cluster: StoryCluster, taught: Path) -> None:
@@ -32,10 +33,10 @@ def test_a_smaller_model_answers_while_no_engine_can(cluster: StoryCluster, taug
 
     body = {"model": "big", "prompt": "Then coal met", "max_tokens": 4, "temperature": 0}
     url = f"{cluster.url('big')}/v1/completions"
-    cluster.wait_until(lambda: httpx.post(url, json=body, timeout=60).status_code == 200, "an answer")
-    answer = httpx.post(url, json=body, timeout=60)
+    cluster.wait_until(lambda: model_that_answers(url, body) == "tiny", "an answer")
+    answer = httpx.post(url, json=body, timeout=TIMEOUT_S)
     assert (answer.json()["model"], answer.headers["x-stoker-fallback"]) == ("tiny", "small")
-    stream = httpx.post(url, json={**body, "stream": True}, timeout=60)
+    stream = httpx.post(url, json={**body, "stream": True}, timeout=TIMEOUT_S)
     chunks = [
         json.loads(line.removeprefix("data: ")) for line in stream.text.split("\n\n") if line.startswith("data: {")
     ]
@@ -52,8 +53,10 @@ def answers_itself_once_it_is_scaled(cluster: StoryCluster, url: str, body: dict
     words = ["scale", "epool/big-main", "3", "--state", str(cluster.state)]
     assert CliRunner().invoke(local, words).output == "enginepool/big-main scaled to 3\n"
     cluster.wait_for_phase("InferenceDeployment", "big", "Serving")
-    answer = httpx.post(url, json=body, timeout=60)
+    cluster.wait_until(lambda: model_that_answers(url, body) == "big", "its own answer")  # its router hears of it then
+    answer = httpx.post(url, json=body, timeout=TIMEOUT_S)
     assert (answer.json()["model"], answer.headers.get("x-stoker-fallback")) == ("big", None)
+    cluster.wait_until(lambda: cluster.condition("InferenceDeployment", "big", "AutoscalingLimited"), "limited")
     limited = cluster.condition("InferenceDeployment", "big", "AutoscalingLimited")
     assert (limited["status"], limited["reason"]) == ("True", "OutOfBounds")
     assert len(cluster.pods(role="engine", deployment="big")) == 1
@@ -63,9 +66,18 @@ def answers_itself_once_it_is_scaled(cluster: StoryCluster, url: str, body: dict
     assert "'infd/big' has no /scale: give epool/NAME" in other.output
 
 
+def model_that_answers(url: str, body: dict[str, Any]) -> str:
+    """The model of an answer; empty where none can answer yet."""
+    try:
+        answer = httpx.post(url, json=body, timeout=TIMEOUT_S)
+    except httpx.TransportError:
+        return ""
+    return str(answer.json()["model"]) if answer.status_code == 200 else ""
+
+
 def serves_both_models(cluster: StoryCluster, body: dict[str, Any], text: str) -> None:
     """At the endpoint of `small`: its own model, `big`, whose fallback is `small` again, and one that is missing."""
-    with httpx.Client(base_url=cluster.url("small"), timeout=60) as client:
+    with httpx.Client(base_url=cluster.ready_url("small"), timeout=TIMEOUT_S) as client:
         answers = {name: client.post("/v1/completions", json={**body, "model": name}) for name in ("tiny", "big")}
         assert [answer.json()["model"] for answer in answers.values()] == ["tiny", "tiny"]
         assert {answer.json()["choices"][0]["text"] for answer in answers.values()} == {text}

@@ -16,6 +16,7 @@ from testing.checkpoint.s3_server import SECRET as SECRET_KEY
 from testing.checkpoint.s3_server import S3Server
 from testing.stories.manifests import claim, corpus, deployment, job
 from testing.stories.story_cluster import StoryCluster
+from testing.stories.waits import TIMEOUT_S
 
 SECRET = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hub"}, "stringData": {"HF_TOKEN": TOKEN}}
 
@@ -57,7 +58,7 @@ def test_a_model_of_the_hub_is_pushed_served_and_trained_on(cluster: StoryCluste
         cluster.wait_until(
             lambda: {cluster.status("InferenceDeployment", "teller").get("modelDigest")} == digests, "the digest"
         )
-        with httpx.Client(base_url=cluster.url("teller"), timeout=30) as client:
+        with httpx.Client(base_url=cluster.ready_url("teller"), timeout=TIMEOUT_S) as client:
             body = {"model": "teller", "prompt": "Then the fire met", "max_tokens": 8, "temperature": 0}
             assert client.post("/v1/completions", json=body).json()["usage"]["completion_tokens"] == 8
 
@@ -87,7 +88,7 @@ def test_a_model_of_a_bucket_and_one_of_a_registry_are_served_by_the_digests_tha
             cluster.wait_for_phase("InferenceDeployment", name, "Serving")
             wait_for_digest(cluster, name, digests[name])
             body = {"model": name, "prompt": "Then the fire met", "max_tokens": 8, "temperature": 0}
-            answer = httpx.post(f"{cluster.url(name)}/v1/completions", json=body, timeout=30).json()
+            answer = httpx.post(f"{cluster.ready_url(name)}/v1/completions", json=body, timeout=TIMEOUT_S).json()
             texts.add(answer["choices"][0]["text"])
         assert len(texts) == 1
         told = "ModelError: [Errno 13] no credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY were not given"

@@ -47,14 +47,12 @@ def test_engines_of_both_pools_pair_up_and_either_serves_alone(
         lambda: is_split(prefill, decode, NAME, f"{PROMPT} {next(tries)}"), "a request that both compute"
     )
 
-    with Load(cluster.url(NAME), NAME, lengths=(16, 24, 100)) as load:
+    with Load(cluster.ready_url(NAME), NAME, lengths=(16, 24, 100)) as load:
         cluster.more_answers(load, 6)
-        os.killpg(main_pid(prefill), signal.SIGKILL)
-        cluster.wait_until(lambda: told(cluster)["reason"] == "NoPrefillEngine", "told")
+        killed_is_told(cluster, prefill, "NoPrefillEngine")
         cluster.more_answers(load, 6)
         cluster.wait("InferenceDeployment", NAME, paired, "in pairs again")
-        os.killpg(main_pid(decode), signal.SIGKILL)
-        cluster.wait_until(lambda: told(cluster)["reason"] == "NoDecodeEngine", "told")
+        killed_is_told(cluster, decode, "NoDecodeEngine")
         cluster.more_answers(load, 6)
     assert load.failures == []
     same = {(answer.tokens, answer.text) for answer in load.answers}
@@ -84,7 +82,7 @@ def test_a_prefill_engine_over_two_pods_computes_prompts_for_two_data_ranks_in_o
             lambda helper=helper, answering=answering: is_split(helper, answering, NAME, f"{next(tries)} {PROMPT}"),  # type: ignore[misc]
             "a request that both compute",
         )
-    with Load(cluster.url(NAME), NAME, lengths=(16, 24)) as load:
+    with Load(cluster.ready_url(NAME), NAME, lengths=(16, 24)) as load:
         cluster.more_answers(load, 4)
     assert load.failures == []
 
@@ -94,8 +92,16 @@ def engine(cluster: StoryCluster, pool: str) -> Object:
     return pod
 
 
-def told(cluster: StoryCluster) -> Object:
-    return cluster.condition("InferenceDeployment", NAME, "Disaggregated")
+def killed_is_told(cluster: StoryCluster, pod: Object, reason: str) -> None:
+    """Kill an engine, and see the condition say so, if only until another one is ready."""
+    since = cluster.get("InferenceDeployment", NAME)["metadata"]["resourceVersion"]
+    os.killpg(main_pid(pod), signal.SIGKILL)
+    cluster.wait_for_passing("InferenceDeployment", NAME, since, lambda found: told(found) == reason, reason)
+
+
+def told(found: Object) -> str | None:
+    conditions = found["status"].get("conditions") or ()
+    return next((each["reason"] for each in conditions if each["type"] == "Disaggregated"), None)
 
 
 def main_pid(pod: Object) -> int:

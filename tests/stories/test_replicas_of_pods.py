@@ -16,6 +16,7 @@ import yaml
 from testing.stories.load import Load
 from testing.stories.manifests import Manifest, claim
 from testing.stories.story_cluster import Object, StoryCluster
+from testing.stories.waits import TIMEOUT_S
 
 NAME = "giant"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "serve-multi-node" / "serve.yaml"
@@ -60,7 +61,7 @@ def test_a_killed_pod_costs_its_replica_and_no_answer(
     cluster.wait_until(lambda: answering(cluster) == named(endpoints), "answers of every endpoint and no other pod")
     cluster.wait_until(lambda: all(disk_of(pod) == "ok" for pod in endpoints), "open disks of all pods")
 
-    with Load(cluster.url(NAME), "llama-405b", lengths=(16, 24, 100)) as load:
+    with Load(cluster.ready_url(NAME), "llama-405b", lengths=(16, 24, 100)) as load:
         more_answers(cluster, load)
         os.killpg(main_pid(member), signal.SIGKILL)
         lost = {pod["metadata"]["uid"] for pod in (leader, member)}
@@ -81,7 +82,7 @@ def test_a_killed_pod_costs_its_replica_and_no_answer(
 def answering(cluster: StoryCluster) -> set[str]:
     """Return the uids of the pods that answer some requests, which the router sends to each in turn."""
     body = {"model": "llama-405b", "prompt": "Then coal met", "max_tokens": 1}
-    with httpx.Client(base_url=cluster.url(NAME), timeout=60) as client:
+    with httpx.Client(base_url=cluster.ready_url(NAME), timeout=TIMEOUT_S) as client:
         answers = [client.post("/v1/completions", json=body) for _ in range(8)]
     return {answer.headers["x-stoker-pod-uid"] for answer in answers if answer.status_code == 200}
 
@@ -100,13 +101,13 @@ def replicas(cluster: StoryCluster) -> dict[str, list[Object]]:
 
 def ranks_of(leader: Object) -> list[int]:
     """Ranks that the leader lists; none in the first second, before its core has told of them."""
-    told = httpx.get(f"http://{leader['status']['podIP']}:8000/status", timeout=30).json()
+    told = httpx.get(f"http://{leader['status']['podIP']}:8000/status", timeout=TIMEOUT_S).json()
     return [rank["rank"] for rank in told["ranks"]]
 
 
 def disk_of(endpoint: Object) -> str:
     """The state of the disks below an endpoint: its own, and those of the pods that compute with it."""
-    tier = httpx.get(f"http://{endpoint['status']['podIP']}:8000/status", timeout=30).json()["disk_tier"]
+    tier = httpx.get(f"http://{endpoint['status']['podIP']}:8000/status", timeout=TIMEOUT_S).json()["disk_tier"]
     return str(tier["state"]) if tier is not None else "not reported"
 
 

@@ -36,7 +36,7 @@ from stoker.operator.service.reconcilers import RECONCILERS
 from stoker.pod.control_key import new_private_key, public_key
 from testing.stories.manifests import claim, corpus, job
 from testing.stories.story_cluster import StoryCluster
-from testing.stories.waits import phase
+from testing.stories.waits import TIMEOUT_S, phase
 
 LONG = {"training.totalSteps": 100_000, "checkpoint.intervalSteps": 25}
 JOB = Key("TrainingJob", "default", "long")
@@ -84,7 +84,7 @@ class Machine:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
 
-    async def until(self, holds: Callable[[Object], Any], timeout_s: float = 60) -> Object:
+    async def until(self, holds: Callable[[Object], Any], timeout_s: float = TIMEOUT_S) -> Object:
         """Wait until `holds` is true of the job's status and return the job."""
         async with asyncio.timeout(timeout_s):
             while not holds(self.objects.get(JOB).get("status") or {}):
@@ -112,7 +112,8 @@ def test_an_operator_that_is_replaced_by_a_newer_one_restarts_no_pod(
             for manifest in (corpus(), claim("checkpoints"), claim("logs"), job("long", LONG)):
                 machine.objects.apply({**manifest, "metadata": {**manifest["metadata"], "namespace": "default"}}, "us")
             async with machine.operator("1"):
-                before = await machine.until(lambda status: newest(status) >= 25)
+                await machine.until(lambda status: newest(status) >= 25)
+            before = machine.objects.get(JOB)["status"]
             pod = machine.objects.of_kind("Pod")[0]
             await asyncio.sleep(1)
             assert machine.objects.get(JOB)["status"] == before, "no status is written while no operator runs"
@@ -140,7 +141,7 @@ def test_a_killed_supervisor_takes_its_pods_along_and_the_next_one_goes_on_from_
     cluster: StoryCluster,
 ) -> None:
     cluster.apply(corpus(), claim("checkpoints"), claim("logs"), job("long", LONG))
-    cluster.wait("TrainingJob", "long", lambda found: newest(found.get("status") or {}) >= 25, "saved", 90)
+    cluster.wait("TrainingJob", "long", lambda found: newest(found.get("status") or {}) >= 25, "saved")
 
     cluster.kill()
     cluster.wait_until_nothing_runs()
@@ -151,7 +152,7 @@ def test_a_killed_supervisor_takes_its_pods_along_and_the_next_one_goes_on_from_
     assert (killed["failuresWithoutProgress"], killed["attempts"][0]["failure"]["action"]) == (0, "RetryFree")
     assert killed["attempt"]["resumedFrom"]["step"] >= 25
     resumed = killed["attempt"]["resumedFrom"]["step"]
-    cluster.wait("TrainingJob", "long", lambda found: newest(found["status"]) > resumed, "further", 90)
+    cluster.wait("TrainingJob", "long", lambda found: newest(found["status"]) > resumed, "further")
 
     cluster.stop()
     assert cluster.remains() == []

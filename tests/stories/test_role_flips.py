@@ -43,7 +43,7 @@ def test_a_prefill_engine_serves_the_decode_pool_while_that_has_too_much_to_do(
     time.sleep(start_s + REVIEWS_S)  # by then the prefill pool has proven for as long as a start that one is enough
     began = {pod["metadata"]["uid"] for pod in cluster.pods(role="engine")}
 
-    with Load(cluster.url(NAME), NAME, lengths=(160,) * 7) as load:
+    with Load(cluster.ready_url(NAME), NAME, lengths=(160,) * 7) as load:
         cluster.wait_until(lambda: lent(cluster) == ["prefill"], "a prefill engine that is lent")
         cluster.more_answers(load, 10)
         assert {pod["metadata"]["uid"] for pod in cluster.pods(role="engine")} == began, "none was started"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 from testing.stories.load import Load
@@ -29,7 +30,7 @@ def test_streams_go_on_through_a_rolling_update_and_through_a_change_of_size(
     cluster.wait_for_phase("InferenceDeployment", "teller", "Serving")
     prints = [f"fp_{cluster.status('Checkpoint', name)['digest'][:10]}" for name in ("older", "newer")]
 
-    with Load(cluster.url("teller"), "teller") as load:
+    with Load(cluster.ready_url("teller"), "teller") as load:
         more_answers(cluster, load)
         assert load.fingerprints == prints[:1]
 
@@ -51,13 +52,14 @@ def test_streams_go_on_through_a_rolling_update_and_through_a_change_of_size(
     same = {(answer.fingerprint, answer.tokens, answer.text) for answer in load.answers}
     assert len(same) == 2 * len(set(load.lengths)), "greedy answers depend on nothing but the model"
     assert cluster.status("Checkpoint", "newer")["inUseBy"] == [{"kind": "InferenceDeployment", "name": "teller"}]
-    assert not cluster.status("Checkpoint", "older").get("inUseBy")
+    cluster.wait_until(lambda: not cluster.status("Checkpoint", "older").get("inUseBy"), "the older one free")
     events = cluster.events("InferenceDeployment", "teller")["RevisionChosen"]
     assert [any(f"Checkpoint {name}" in text for text in events) for name in ("older", "newer")] == [True, True]
 
     cluster.delete("InferenceDeployment", "teller")
     cluster.wait_until(lambda: not engines(cluster) and not cluster.pods(role="router"), "every pod gone")
-    assert [kind for kind in ("InferenceDeployment", "EnginePool", "Service") if cluster.all(kind)] == []
+    for kind in ("InferenceDeployment", "EnginePool", "Service"):
+        cluster.wait_until(partial(no_more, cluster, kind), f"no {kind} left")
 
 
 def test_a_deployment_with_a_refused_edit_replaces_what_is_killed_and_answers_on(
@@ -79,11 +81,15 @@ def test_a_deployment_with_a_refused_edit_replaces_what_is_killed_and_answers_on
     cluster.wait_until(lambda: uids(running(cluster, "router")) - uids([router]), "another router")
     cluster.wait_until(lambda: uids(running(cluster, "engine")) - uids([engine]), "another engine")
     cluster.wait("InferenceDeployment", "teller", lambda found: serves(found, "newer"), "serving again")
-    with Load(cluster.url("teller"), "teller") as load:
+    with Load(cluster.ready_url("teller"), "teller") as load:
         more_answers(cluster, load)
     assert load.failures == []
     assert cluster.condition("InferenceDeployment", "teller", "EditRefused")["status"] == "True"
     cluster.delete("InferenceDeployment", "teller")
+
+
+def no_more(cluster: StoryCluster, kind: str) -> bool:
+    return not cluster.all(kind)
 
 
 def running(cluster: StoryCluster, role: str) -> list[Object]:

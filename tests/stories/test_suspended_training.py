@@ -22,7 +22,7 @@ def test_a_suspended_run_passes_over_a_damaged_save_and_ends_with_a_last_one_whe
     cluster: StoryCluster,
 ) -> None:
     cluster.apply(corpus(), claim("checkpoints"), claim("logs"), run())
-    cluster.wait("TrainingJob", "long", lambda found: verified_step(found) >= 25, "at step 25", 90)
+    cluster.wait("TrainingJob", "long", lambda found: verified_step(found) >= 25, "at step 25")
 
     suspended = suspend(cluster)
     newest = suspended["status"]["newestVerifiedCheckpoint"]
@@ -46,7 +46,7 @@ def test_a_suspended_run_passes_over_a_damaged_save_and_ends_with_a_last_one_whe
     assert "corrupt" in cluster.status("Checkpoint", newest["name"])["message"]
     assert cluster.events("Checkpoint", newest["name"])["Corrupt"]
 
-    cluster.wait("TrainingJob", "long", lambda found: verified_step(found) > before, "past the damaged save", 90)
+    cluster.wait("TrainingJob", "long", lambda found: verified_step(found) > before, "past the damaged save")
     cluster.apply(run(cancel=True))
     cluster.wait_for_phase("TrainingJob", "long", "Cancelled")
     cancelled = wait_for_last_save(cluster)

@@ -12,8 +12,9 @@ from click.testing import CliRunner
 
 from stoker.cli.local import local
 from testing.stories.manifests import claim, corpus, deployment, job
-from testing.stories.object_views import FIGURES
+from testing.stories.object_views import FIGURES, Object
 from testing.stories.story_cluster import StoryCluster
+from testing.stories.waits import TIMEOUT_S, phase
 
 
 def test_two_ranks_train_a_model_that_is_served_from_its_newest_verified_checkpoint(cluster: StoryCluster) -> None:
@@ -37,18 +38,23 @@ def test_two_ranks_train_a_model_that_is_served_from_its_newest_verified_checkpo
     for found in saves:
         assert sorted(cluster.figures(found["metadata"]["name"])) == sorted(FIGURES)
     _plots_the_whole_run_after_its_end(cluster)
-    cluster.wait_for_phase("InferenceDeployment", "teller", "Serving")
-    assert cluster.status("InferenceDeployment", "teller")["currentCheckpoint"]["step"] == 60
+    cluster.wait("InferenceDeployment", "teller", serves_the_last_save, "serving step 60")  # maybe earlier ones before
+    cluster.wait_until(lambda: len(cluster.pods(role="engine")) == 1, "one engine")
     configs = [json.loads(found["data"]["config.json"]) for found in cluster.all("ConfigMap", role="engine")]
     assert {found["parallelism"]["tensor"] for found in configs} == {2}
     _tells_where_the_start_of_its_engine_went(cluster)
-    with httpx.Client(base_url=cluster.url("teller"), timeout=30) as client:
+    with httpx.Client(base_url=cluster.ready_url("teller"), timeout=TIMEOUT_S) as client:
         assert [found["id"] for found in client.get("/v1/models").json()["data"]] == ["teller"]
         body = {"model": "teller", "prompt": "Then the fire met", "max_tokens": 24, "temperature": 0}
         answer = client.post("/v1/completions", json=body).json()
     assert answer["usage"]["completion_tokens"] == 24
     assert "met" in answer["choices"][0]["text"]
     _told_subscribers_what_its_cache_holds(cluster, answer["usage"]["total_tokens"])
+
+
+def serves_the_last_save(found: Object) -> bool:
+    status = found.get("status") or {}
+    return phase(found) == "Serving" and (status.get("currentCheckpoint") or {}).get("step") == 60
 
 
 def _told_subscribers_what_its_cache_holds(cluster: StoryCluster, tokens: int) -> None:
@@ -69,7 +75,7 @@ def _kept_events(endpoint: str) -> list[Any]:
     context = zmq.Context()
     with context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.RCVTIMEO, 60_000)
+        socket.setsockopt(zmq.RCVTIMEO, int(TIMEOUT_S * 1000))
         socket.connect(endpoint)
         socket.send_multipart((b"", (0).to_bytes(8, "big")))
         while batch := socket.recv_multipart()[2]:  # the last answer has none

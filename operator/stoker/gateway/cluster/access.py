@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import httpx
 
 from stoker.gateway.cluster.interface import NODE, ApiError, Cluster, Selection
-from stoker.gateway.cluster.rest import RestCluster
+from stoker.gateway.cluster.rest import TIMEOUT, RestCluster
 from stoker.gateway.config import ApiServerConfig, EmbeddedConfig
 from stoker.gateway.problem import Problem
 
@@ -70,9 +70,11 @@ class KubernetesAccess:
         *,
         monotonic: Callable[[], float] = time.monotonic,
         transport: httpx.AsyncBaseTransport | None = None,
+        timeout: httpx.Timeout = TIMEOUT,
     ) -> None:
         self.config = config
         self.monotonic = monotonic
+        self.timeout = timeout
         url, trust = config.url or _own_server(os.environ), _trust(config.ca_file)
         self.client, self.streams = (
             httpx.AsyncClient(
@@ -117,7 +119,7 @@ class KubernetesAccess:
             elif not name.startswith(INFORMATIVE):
                 detail = f"the caller's attribute {name!r} may limit its rights and is not in cluster.passed_extras"
                 raise Problem(403, "forbidden", detail)
-        return RestCluster(self.client, self.streams, [*self._authorization(), *headers])
+        return RestCluster(self.client, self.streams, [*self._authorization(), *headers], timeout=self.timeout)
 
     async def check(self) -> None:
         await self._own().review(
@@ -129,7 +131,7 @@ class KubernetesAccess:
         await self.streams.aclose()
 
     def _own(self) -> RestCluster:
-        return RestCluster(self.client, self.streams, self._authorization())
+        return RestCluster(self.client, self.streams, self._authorization(), timeout=self.timeout)
 
     def _authorization(self) -> list[tuple[str, str]]:
         if self.config.token_file is None:
@@ -144,7 +146,13 @@ class KubernetesAccess:
 class EmbeddedAccess:
     """The embedded cluster: one user, who has all rights."""
 
-    def __init__(self, config: EmbeddedConfig, *, transport: httpx.AsyncBaseTransport | None = None) -> None:
+    def __init__(
+        self,
+        config: EmbeddedConfig,
+        *,
+        transport: httpx.AsyncBaseTransport | None = None,
+        timeout: httpx.Timeout = TIMEOUT,
+    ) -> None:
         self.config = config
         self.client, self.streams = (
             httpx.AsyncClient(
@@ -152,7 +160,7 @@ class EmbeddedAccess:
             )
             for most in (100, MAX_LOCAL_STREAMS)
         )
-        self._cluster = RestCluster(self.client, self.streams, [], log_silence_s=None)
+        self._cluster = RestCluster(self.client, self.streams, [], log_silence_s=None, timeout=timeout)
 
     async def identify(self, token: str | None) -> Identity:
         if not token or not hmac.compare_digest(token.encode(), read_key(self.config.key_file).encode()):

@@ -32,8 +32,8 @@ MERGE_PATCH = "application/merge-patch+json"
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 TIMEOUT = httpx.Timeout(15.0, connect=5.0)
 WATCH_S = 60
-SILENCE = httpx.Timeout(15.0, connect=5.0, read=WATCH_S + 30.0)
-RELAY = httpx.Timeout(15.0, connect=5.0, read=600.0)
+WATCH_SILENCE_S = WATCH_S + 30.0
+RELAY_S = 600.0
 MANAGER = "stoker-gateway"
 API_KEY = "X-Api-Key"
 
@@ -44,6 +44,7 @@ class RestCluster:
     Args:
         streams: has connections of its own for answers that go on, so that they keep none from other requests.
         log_silence_s: time after which a silent log is lost: its connection may break without a word.
+        timeout: longest waits for an answer and its parts.
     """
 
     def __init__(
@@ -53,11 +54,13 @@ class RestCluster:
         headers: list[tuple[str, str]],
         *,
         log_silence_s: float | None = 120.0,
+        timeout: httpx.Timeout = TIMEOUT,
     ) -> None:
         self.client = client
         self.streams = streams
         self.headers = headers
-        self.log_limits = httpx.Timeout(15.0, connect=5.0, read=log_silence_s)
+        self.timeout = timeout
+        self.log_silence_s = log_silence_s
 
     async def versions(self, group: str) -> Sequence[str]:
         try:
@@ -105,7 +108,7 @@ class RestCluster:
     async def watch(self, kind: Kind, selection: Selection, resource_version: str) -> Watch:
         query = {**_query(selection), "watch": "true", "allowWatchBookmarks": "true"}
         query |= {"resourceVersion": resource_version, "timeoutSeconds": str(WATCH_S)}
-        answer = await self._open(_collection(kind, selection.namespace), query, SILENCE)
+        answer = await self._open(_collection(kind, selection.namespace), query, self._silent_for(WATCH_SILENCE_S))
         return _OpenWatch(answer, kind)
 
     async def log(
@@ -113,7 +116,7 @@ class RestCluster:
     ) -> AsyncGenerator[Sequence[str]]:
         query = {"timestamps": "true", **request.query, **({"follow": "true"} if follow else {})}
         path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(pod, safe='')}/log"
-        answer = await self._open(path, query, self.log_limits if follow else TIMEOUT)
+        answer = await self._open(path, query, self._silent_for(self.log_silence_s) if follow else self.timeout)
         yield []
         async for lines in line_batches_of(_chunks(answer)):
             yield lines
@@ -126,7 +129,8 @@ class RestCluster:
         url = f"{place}/{quote(target.name, safe='')}:{target.port}/proxy{path}"
         headers = [*self.headers, *([("Content-Type", "application/json")] if body is not None else [])]
         headers += [(API_KEY, api_key)] if api_key else []
-        request = self.streams.build_request(method, url, headers=_encoded(headers), content=body, timeout=RELAY)
+        limits = self._silent_for(RELAY_S)
+        request = self.streams.build_request(method, url, headers=_encoded(headers), content=body, timeout=limits)
         try:
             answer = await self.streams.send(request, stream=True)
         except (httpx.HTTPError, OSError) as error:
@@ -152,7 +156,7 @@ class RestCluster:
         data = None if body is None else json.dumps(body).encode()
         try:
             answer = await self.client.request(
-                method, path, params=query, headers=_encoded(headers), content=data, timeout=TIMEOUT
+                method, path, params=query, headers=_encoded(headers), content=data, timeout=self.timeout
             )
         except (httpx.HTTPError, OSError) as error:
             raise _silence(error) from error
@@ -160,6 +164,10 @@ class RestCluster:
         if answer.status_code >= 400:
             raise refusal(answer.status_code, found, answer.headers)
         return found
+
+    def _silent_for(self, seconds: float | None) -> httpx.Timeout:
+        """The limits of an answer that may be silent for so long."""
+        return httpx.Timeout(**{**self.timeout.as_dict(), "read": seconds})
 
     async def _open(self, path: str, query: Mapping[str, str], limits: httpx.Timeout) -> httpx.Response:
         """Begin an answer that goes on; its reader closes it. Raises ApiError when it is refused."""

@@ -12,13 +12,12 @@ from stoker.gateway.observations import GpuFigures
 
 MAX_AGENTS = 64
 """Pods whose metrics are read for one answer."""
-WITHIN_S = 3.0
 
 
-async def use_by_agents(cluster: Cluster, agents: Sequence[GpuAgent]) -> GpuUse:
-    """Ask the agents of pods with GPUs. Never raises: what cannot be read is in `why_not`."""
+async def use_by_agents(cluster: Cluster, agents: Sequence[GpuAgent], within_s: float) -> GpuUse:
+    """Ask the agents of pods with GPUs, for `within_s` at most. Never raises: what cannot be read is in `why_not`."""
     asked = agents[:MAX_AGENTS]
-    answers = await asyncio.gather(*(_ask(cluster, agent) for agent in asked))
+    answers = await asyncio.gather(*(_ask(cluster, agent, within_s) for agent in asked))
     readings = [
         (agent.node, answer) for agent, answer in zip(asked, answers, strict=True) if not isinstance(answer, Exception)
     ]
@@ -31,10 +30,10 @@ async def use_by_agents(cluster: Cluster, agents: Sequence[GpuAgent]) -> GpuUse:
     return GpuUse(joined(readings), "; ".join(reasons))
 
 
-async def _ask(cluster: Cluster, agent: GpuAgent) -> list[tuple[str, GpuFigures]] | Exception:
+async def _ask(cluster: Cluster, agent: GpuAgent, within_s: float) -> list[tuple[str, GpuFigures]] | Exception:
     """The GPUs that an agent sees, with their places; or why it cannot be asked."""
     try:
         target = Target("pods", agent.namespace, agent.pod, agent.port)
-        return figures_of(await metrics_of(cluster, target, WITHIN_S))
+        return figures_of(await metrics_of(cluster, target, within_s))
     except (ApiError, ValueError) as error:
         return error

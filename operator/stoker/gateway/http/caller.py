@@ -28,6 +28,10 @@ class Gateway:
     prometheus: Prometheus
     new_id: Callable[[], str]
     """Never the same twice."""
+    agent_wait_s: float = 3.0
+    """Longest wait for the GPU metrics of one agent; many are asked for one answer."""
+    program_wait_s: float = 10.0
+    """Longest wait for the metrics of one router or engine."""
 
 
 @dataclass(frozen=True)

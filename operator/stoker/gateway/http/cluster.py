@@ -94,7 +94,7 @@ async def _measured(call: Call) -> Measured:
         call.gateway.prometheus.gpu_use(),
     )
     unmeasured = [one for one in gpu_agents(pods, claimed) if one.node not in dcgm.by_node]
-    agents = await use_by_agents(call.cluster, unmeasured)
+    agents = await use_by_agents(call.cluster, unmeasured, call.gateway.agent_wait_s)
     return Measured(capacities(found, pods, claimed), uncounted, dcgm, agents)
 
 

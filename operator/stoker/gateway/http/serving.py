@@ -48,7 +48,6 @@ from stoker.gateway.problem import Problem, wrong_field
 
 MAX_ENGINES = 32
 """Engines whose metrics are read for one answer."""
-METRICS_S = 10.0
 ROUTERS = {"stoker.dev/role": "router"}
 DEPLOYMENT_UID = "stoker.dev/deployment-uid"
 MAX_REFUSAL_BYTES = 64 << 10
@@ -79,9 +78,7 @@ async def serving(deployment_id: ResourceId, call: Caller, namespace: Namespace 
     found = await find(call, DEPLOYMENT, one_namespace(call, namespace), deployment_id)
     pools = await _pools(call.cluster, found)
     unavailable: dict[str, str] = {}
-    counted, loads = await asyncio.gather(
-        _traffic(call.cluster, found, unavailable), _loads(call.cluster, pools.values(), unavailable)
-    )
+    counted, loads = await asyncio.gather(_traffic(call, found, unavailable), _loads(call, pools.values(), unavailable))
     return Serving(
         deployment_id=found["metadata"]["uid"],
         measured_at=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%fZ}",
@@ -105,11 +102,12 @@ async def _pools(cluster: Cluster, deployment: Object) -> dict[str, Object]:
     return found
 
 
-async def _traffic(cluster: Cluster, deployment: Object, unavailable: dict[str, str]) -> Traffic | None:
+async def _traffic(call: Call, deployment: Object, unavailable: dict[str, str]) -> Traffic | None:
     """What all routers count. A Service leads to any of several, and counters of another one are no traffic."""
     try:
-        targets = await _routers(cluster, deployment) if _num_routers(deployment) > 1 else [_front(deployment)]
-        texts = await asyncio.gather(*(metrics_of(cluster, target, METRICS_S) for target in targets))
+        targets = await _routers(call.cluster, deployment) if _num_routers(deployment) > 1 else [_front(deployment)]
+        within_s = call.gateway.program_wait_s
+        texts = await asyncio.gather(*(metrics_of(call.cluster, target, within_s) for target in targets))
         return summed([traffic(text) for text in texts])
     except (ApiError, Problem, ValueError) as error:
         unavailable["traffic"] = str(error)
@@ -141,7 +139,7 @@ async def _routers(cluster: Cluster, deployment: Object) -> list[Target]:
     return found
 
 
-async def _loads(cluster: Cluster, pools: Iterable[Object], unavailable: dict[str, str]) -> dict[str, EngineLoad]:
+async def _loads(call: Call, pools: Iterable[Object], unavailable: dict[str, str]) -> dict[str, EngineLoad]:
     """What each ready engine measures, by the name of its pod."""
     ready = [
         (pool["metadata"]["namespace"], engine)
@@ -155,7 +153,7 @@ async def _loads(cluster: Cluster, pools: Iterable[Object], unavailable: dict[st
     async def read(namespace: str, engine: Object) -> EngineLoad | None:
         try:
             target = Target("pods", namespace, engine["name"], engine_port(engine["url"]))
-            return engine_load(await metrics_of(cluster, target, METRICS_S))
+            return engine_load(await metrics_of(call.cluster, target, call.gateway.program_wait_s))
         except (ApiError, ValueError) as error:
             unavailable[engine["name"]] = str(error)
             return None

@@ -56,7 +56,7 @@ class ClockedAdmission:
         """Yield the requests that go now, each before the next one is chosen. Late ones go on in the class behind."""
         while True:
             self._note_answered()
-            while (waiting := self.lanes.next_one(now_s, lambda one: self._look(one, choose))) is not None:
+            while (waiting := self.lanes.next_one(now_s, lambda one: self._look(now_s, one, choose))) is not None:
                 yield self._go(now_s, waiting)
             if not self._move_late(now_s, choose):
                 return
@@ -65,13 +65,13 @@ class ClockedAdmission:
         waiting = self.lanes.join(place, now_s)
         self._waiting[waiting] = served, work
         self._count()
-        if (own_s := self._look(waiting, choose).own_s) > 0:
+        if (own_s := self._look(now_s, waiting, choose).own_s) > 0:
             self.lanes.learn(place, own_s)
 
     def _go(self, now_s: float, waiting: Waiting) -> Going:
         pair, outlook = self._pairs[waiting]
         served, work = self._leave(waiting)
-        if self.lanes.miss(waiting.place, outlook) is not None:
+        if self.lanes.miss(waiting.place, outlook, now_s) is not None:
             self.lanes.rush(waiting)
             self._rushed[waiting] = served
         self.counts.go(self.goal_s, now_s - served.arrived_s, outlook.first_token_s)
@@ -95,12 +95,12 @@ class ClockedAdmission:
             self.lanes.answered(waiting)
             del self._rushed[waiting]
 
-    def _look(self, waiting: Waiting, choose: Choose) -> Outlook:
+    def _look(self, now_s: float, waiting: Waiting, choose: Choose) -> Outlook:
         work = self._waiting[waiting][1]
         for soonest in (False, True):
             pair = choose(work, soonest)
             self._pairs[waiting] = pair, outlook_of(pair)
-            if self.predicts or self.lanes.miss(waiting.place, self._pairs[waiting][1]) is None:
+            if self.predicts or self.lanes.miss(waiting.place, self._pairs[waiting][1], now_s) is None:
                 break
         return self._pairs[waiting][1]
 

@@ -154,6 +154,7 @@ def test_a_request_whose_time_in_the_queue_is_over_is_refused(
         classes, clock = [CLASSES[0], {**CLASSES[1], "max_queue_s": 0.5, "aging_s": 60}], Clock()
         async with routed(engine, clock=clock, classes=classes) as (router, client):
             await until(sees(router, tokens))
+            await post(client, SHORT, "interactive")  # others may come
             waiting = asyncio.create_task(post(client, {"prompt": "p" * prompt}, "batch"))
             await until(lambda: router.status()["queued"]["batch"] == 1)
             clock.now_s += 0.5

@@ -42,7 +42,9 @@ def may_go(lanes: Lanes, all_waiting: list[Waiting], outlooks: dict[Waiting, Out
             continue
         behind = lanes.usual_s[place] if place < one.place else 0.0
         least = lanes.usual_s[place] if place < one.place else outlook.own_s
-        if outlook.queue_s + outlook.own_s + behind > max(goal, least):
+        came_s = max((other.since_s for other in all_waiting if other.place == place), default=-1e9)
+        is_expected = place == one.place or now_s - came_s <= 4 * goal
+        if is_expected and outlook.queue_s + outlook.own_s + behind > max(goal, least):
             fits = False
         if place < one.place and outlook.queue_s > goal / 4:
             fits = False
@@ -77,10 +79,21 @@ def test_the_choice_is_the_one_of_brute_force(classes: tuple[RequestClass, ...],
 
 def test_later_classes_leave_three_quarters_of_a_goal_free_of_prompts_that_wait() -> None:
     lanes = Lanes((RequestClass(name="a", ttft_goal_s=2.0), RequestClass(name="b", ttft_goal_s=9.0)))
-    assert lanes.miss(1, Outlook(0.5, 1.0)) is None
-    assert lanes.miss(1, Outlook(0.75, 0.0)) == Miss(0, 0.75, 0.5, is_room=True)
-    assert lanes.miss(1, Outlook(0.75, 1.75)) == Miss(0, 2.5, 2.0), "the limit that is exceeded by more"
-    assert lanes.miss(0, Outlook(0.75, 0.0)) is None
+    lanes.leave(lanes.join(0, 100.0))
+    assert lanes.miss(1, Outlook(0.5, 1.0), 100.0) is None
+    assert lanes.miss(1, Outlook(0.75, 0.0), 100.0) == Miss(0, 0.75, 0.5, is_room=True)
+    assert lanes.miss(1, Outlook(0.75, 1.75), 100.0) == Miss(0, 2.5, 2.0), "the limit that is exceeded by more"
+    assert lanes.miss(0, Outlook(0.75, 0.0), 100.0) is None
+
+
+def test_a_class_without_requests_holds_no_later_one_back() -> None:
+    lanes = Lanes((RequestClass(name="a", ttft_goal_s=2.0), RequestClass(name="b", max_queue_s=9.0)))
+    long = Outlook(0.2, 30.0)
+    assert lanes.miss(1, long, 0.0) is None, "none has ever come"
+    lanes.leave(lanes.join(0, 0.0))
+    assert lanes.miss(1, long, 8.0) == Miss(0, 30.2, 2.0)
+    assert lanes.miss(1, long, 8.1) is None
+    assert lanes.miss(1, Outlook(0.6, 0.1), 8.1) == Miss(0, 0.6, 0.5, is_room=True), "a burst may come"
 
 
 @dataclass
@@ -107,13 +120,14 @@ def simulate(
     waiting: list[Waiting] = []
     queue = sorted(arrivals, key=lambda one: one[0])
     ends: dict[Waiting, float] = {}
-    now_s = 0.0
+    now_s, came_s = 0.0, -1e9
     while now_s < until_s and (queue or waiting):
         while queue and queue[0][0] <= now_s:
             since_s, place, own_s = queue.pop(0)
             one = lanes.join(place, since_s)
             engine.own_s[one] = own_s
             lanes.learn(place, own_s)
+            came_s = since_s if place == 0 else came_s
             waiting.append(one)
         for one in [done for done, end_s in ends.items() if end_s <= now_s]:
             del ends[one]
@@ -121,7 +135,7 @@ def simulate(
         engine.now_s = now_s
         while (going := lanes.next_one(now_s, engine.outlook)) is not None:
             one, outlook = going, engine.outlook(going)
-            rushes = lanes.miss(one.place, outlook) is not None
+            rushes = lanes.miss(one.place, outlook, now_s) is not None
             if rushes:
                 lanes.rush(one)
             engine.free_s = max(engine.free_s, now_s) + engine.own_s[one]
@@ -129,9 +143,9 @@ def simulate(
             engine.sent.append((one, outlook, now_s, rushes))
             lanes.leave(one)
             waiting.remove(one)
-            if not rushes and one.place == 1:
+            if not rushes and one.place == 1 and now_s - came_s <= 4 * 2.0:
                 behind = Outlook(engine.free_s - now_s, lanes.usual_s[0])
-                if (miss := lanes.miss(0, behind)) is not None:
+                if (miss := lanes.miss(0, behind, now_s)) is not None:
                     missed.append(miss)
         now_s += 0.05
     return engine, lanes, waiting, missed

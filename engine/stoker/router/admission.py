@@ -188,7 +188,7 @@ class Admission:
         """Predict the request's first token at the engines that it would get now: those that the policy chooses, or
         those with the soonest token where it would be late there."""
         outlook = self._predict(ticket)
-        if self.backends.policy_predicts or self.lanes.miss(ticket.waiting.place, outlook) is None:
+        if self.backends.policy_predicts or self.lanes.miss(ticket.waiting.place, outlook, self.clock()) is None:
             return outlook
         return self._predict(ticket, soonest=True)
 
@@ -205,7 +205,7 @@ class Admission:
 
     def _note_going(self, ticket: Ticket) -> None:
         waiting, now_s = ticket.waiting, self.clock()
-        if self.lanes.miss(waiting.place, ticket.outlook) is not None:
+        if self.lanes.miss(waiting.place, ticket.outlook, now_s) is not None:
             self.lanes.rush(waiting)
         self.metrics.admitted(ticket.name, now_s - waiting.since_s, ticket.outlook)
         self.goal_counts.go(ticket.goal_s, now_s - ticket.arrived_s, ticket.outlook.first_token_s)
@@ -215,13 +215,13 @@ class Admission:
         if ticket.pair is None:
             return Refused(503, "no_backend", "No engine can serve the request now. Try again later.", RETRY_AFTER_S)
         waited = f" It waited {waited_s:.1f} s (maxQueueSeconds {own.max_queue_s:g})." if own.max_queue_s else ""
-        miss = self.lanes.miss(ticket.waiting.place, ticket.outlook)
+        miss = self.lanes.miss(ticket.waiting.place, ticket.outlook, self.clock())
         text = self._text(ticket, miss) if miss else f"Requests of class {own.name} before it have not gone yet."
         return Refused(429, "ttft_goal", text + waited, _retry_after_s(miss))
 
     def _full(self, ticket: Ticket) -> Refused:
         own = self.classes[ticket.waiting.place]
-        miss = self.lanes.miss(ticket.waiting.place, ticket.outlook)
+        miss = self.lanes.miss(ticket.waiting.place, ticket.outlook, self.clock())
         text = f"{own.max_queued} requests of class {own.name} wait already (maxQueued)."
         return Refused(429, "queue_full", text, _retry_after_s(miss))
 

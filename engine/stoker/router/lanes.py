@@ -3,8 +3,9 @@
 A request goes while its first token is predicted within the goal of its class, and while a usual request of each class
 before its own would, if it came behind it, still get its first token in time. So later classes take what earlier ones
 leave, and delay none of them beyond its goal. They also keep three quarters of the goal free of prompts that wait, so
-that a burst of an earlier class does not find the queue of later ones. A prompt that alone takes longer than the goal
-goes when nothing waits before it. Requests of one class go in their order, and none goes before one that waits in an
+that a burst of an earlier class does not find the queue of later ones. An earlier class of which no request has come
+for some time is not waited for: a pool without such requests works for the later ones. A prompt that alone takes longer
+than the goal goes when nothing waits before it. Requests of one class go in their order, and none goes before one that waits in an
 earlier class.
 
 A request that has waited for its class's aging time goes before all others, whatever is predicted, but only while no
@@ -15,6 +16,7 @@ Pure: time and predictions are arguments. Owned by `Admission`.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +29,9 @@ USUAL_WEIGHT = 0.1
 FILLED = 0.25
 """Share of an earlier class's goal that prompts before a later class's request may take: enough to keep an engine busy
 until the next report, and a burst finds the rest."""
+
+ABSENT = 4
+"""Goals of a class without a request of it, after which none is expected behind those of later classes."""
 
 
 class Outlook(NamedTuple):
@@ -79,6 +84,8 @@ class Lanes:
         self.classes = classes
         self.usual_s = [0.0] * len(classes)
         """Mean time that a prompt of a class takes."""
+        self._came_s = [-math.inf] * len(classes)
+        """When the newest request of a class came."""
         self._lanes: list[deque[Waiting]] = [deque() for _ in classes]
         self._rushing: set[Waiting] = set()
         """Requests that went because of their age, and have no first token yet."""
@@ -94,6 +101,7 @@ class Lanes:
     def join(self, place: int, now_s: float) -> Waiting:
         """Add a request behind those of its class."""
         waiting = Waiting(place, now_s)
+        self._came_s[place] = now_s
         self._lanes[place].append(waiting)
         return waiting
 
@@ -132,19 +140,19 @@ class Lanes:
     def next_one(self, now_s: float, outlook_of: Callable[[Waiting], Outlook]) -> Waiting | None:
         """Choose the request that goes now; None where all wait."""
         for waiting in self.heads(now_s):
-            miss = self.miss(waiting.place, outlook_of(waiting))
+            miss = self.miss(waiting.place, outlook_of(waiting), now_s)
             if miss is None or self.may_rush(waiting, now_s):
                 return waiting
             if not self.is_old(waiting, now_s):
                 return None
         return None
 
-    def miss(self, place: int, outlook: Outlook) -> Miss | None:
+    def miss(self, place: int, outlook: Outlook, now_s: float) -> Miss | None:
         """Find the limit that would be exceeded by most if a request of a class went now; None where all are kept."""
-        misses = [miss for miss in self._foreseen(place, outlook) if miss.excess_s > 0]
+        misses = [miss for miss in self._foreseen(place, outlook, now_s) if miss.excess_s > 0]
         return max(misses, key=lambda miss: miss.excess_s, default=None)
 
-    def _foreseen(self, place: int, outlook: Outlook) -> Iterator[Miss]:
+    def _foreseen(self, place: int, outlook: Outlook, now_s: float) -> Iterator[Miss]:
         """Yield, for its class and those before it, a first token and the goal, which no prompt's own time exceeds, and
         for those before it what waits already."""
         own = self.classes[place].ttft_goal_s
@@ -152,6 +160,8 @@ class Lanes:
             yield Miss(place, outlook.first_token_s, max(own, outlook.own_s))
         for before, usual_s in enumerate(self.usual_s[:place]):
             goal = self.classes[before].ttft_goal_s
-            if goal is not None:
+            if goal is None:
+                continue
+            if now_s - self._came_s[before] <= ABSENT * goal:
                 yield Miss(before, outlook.first_token_s + usual_s, max(goal, usual_s))
-                yield Miss(before, outlook.queue_s, FILLED * goal, is_room=True)
+            yield Miss(before, outlook.queue_s, FILLED * goal, is_room=True)

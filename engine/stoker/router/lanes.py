@@ -5,8 +5,8 @@ before its own would, if it came behind it, still get its first token in time. S
 leave, and delay none of them beyond its goal. They also keep three quarters of the goal free of prompts that wait, so
 that a burst of an earlier class does not find the queue of later ones. An earlier class of which no request has come
 for some time is not waited for: a pool without such requests works for the later ones. A prompt that alone takes longer
-than the goal goes when nothing waits before it. Requests of one class go in their order, and none goes before one that waits in an
-earlier class.
+than the goal goes when nothing waits before it. Requests of one class go in their order, and none goes before one that
+waits in an earlier class.
 
 A request that has waited for its class's aging time goes before all others, whatever is predicted, but only while no
 other such request is without its first token: a class cannot starve, and costs the others one prompt at a time.

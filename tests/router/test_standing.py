@@ -13,7 +13,7 @@ from stoker.router.backend import Backend, Timeouts
 from stoker.router.cache_aware import CacheAware
 from stoker.router.load import SILENT_S, YOUNG_S
 from stoker.router.snapshot import BackendEntry
-from stoker.router.standing import standing_of
+from stoker.router.standing import measured, standing_of
 from stoker.router.work import Work
 from testing.router.places import LOADS, Engine, report
 
@@ -100,3 +100,25 @@ def test_a_standing_is_kept_until_one_of_its_causes_changes() -> None:
         change()
         assert backend.standing is not before
         assert backend.standing[1:] == standing_of(backend)[1:]
+
+
+def test_a_request_with_its_first_byte_waits_no_longer_whatever_an_older_report_says() -> None:
+    """A client that sends one request after the other would find its own last prompt before it."""
+    fleet = Fleet()
+    backend = fleet.backends[0]
+    with backend.computing(1000), backend.computing(500):
+        backend.reported(report(seq=1, requests=3, waiting=3, waiting_tokens=1700, prompts=(1000, 500, 200)))
+        assert list(measured(backend, backend.load).prompts) == [1000, 500, 200]
+    assert list(measured(backend, backend.load).prompts) == [200], "another router's"
+    with backend.computing(900):
+        pass
+    assert list(measured(backend, backend.load).prompts) == [200], "no report has counted it"
+    load = backend.load
+    assert load is not None
+    assert (load.waiting, load.waiting_tokens, load.decoding, load.prompts) == (1, 200, 2, (200,))
+    with backend.computing(900), backend.computing(100):
+        backend.reported(report(seq=2, requests=4, waiting=4, waiting_tokens=2000))
+    assert list(measured(backend, backend.load).prompts) == [500, 500], "equal parts, where they are not listed"
+    with backend.computing(900):
+        backend.reported(report(seq=3))
+    assert list(measured(backend, backend.load).prompts) == []

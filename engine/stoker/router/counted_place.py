@@ -23,7 +23,9 @@ class CountedPlace:
         self.role = role
         """The role that it prefers now."""
         self.report: Load | None = None
-        """The newest one, however old."""
+        """The newest one, however old, without this router's requests that have their first byte since."""
+        self._reports = 0
+        """Number of reports so far."""
         self._young_until_s = -math.inf
         self._standing: Standing | None = None
         """None: a cause has changed since it was computed."""
@@ -73,20 +75,22 @@ class CountedPlace:
 
     def take(self, load: Load) -> None:
         """Take a newer report."""
-        self.report = load
+        self.report, self._reports = load, self._reports + 1
         self._young_until_s = self.clock() + YOUNG_S
         self._stand()  # now, so that a decision does not do it for each place
 
     @contextmanager
     def computing(self, tokens: int) -> Iterator[None]:
-        """Count the prompt of a request until its first byte."""
-        request = object()
+        """Count the prompt of a request until its first byte; a report that came meanwhile counts it no longer then."""
+        request, before = object(), self._reports
         self._unstarted[request] = tokens
         self._count_unstarted()
         try:
             yield
         finally:
             del self._unstarted[request]
+            if self.report is not None and self._reports > before:
+                self.report = self.report.less_one()
             self._count_unstarted()
 
     def _count_unstarted(self) -> None:

@@ -166,6 +166,17 @@ class Load(RankLoad):
         each = max(self.waiting_tokens - sum(self.prompts), 0) // (self.waiting - len(self.prompts))
         return (*self.prompts, *(each,) * more)
 
+    def less_one(self) -> Load:
+        """The report without one request that waits: it has its first token, and the next report comes later."""
+        if not self.waiting:
+            return self
+        first = self.prompts[0] if self.prompts else self.waiting_tokens // self.waiting
+        left = {
+            "waiting": self.waiting - 1, "waiting_tokens": max(self.waiting_tokens - first, 0),
+            "prompts": self.prompts[1:],
+        }  # fmt: skip
+        return Load.model_construct(**{name: getattr(self, name) for name in Load.model_fields} | left)
+
     def step_of(self, backlog: int) -> int:
         """Prompt tokens of its next steps, by the scheduler's rule, while so many wait."""
         if self.mixed_tokens is None or not self.decoding:

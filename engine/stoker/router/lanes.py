@@ -29,7 +29,6 @@ USUAL_WEIGHT = 0.1
 FILLED = 0.25
 """Share of an earlier class's goal that prompts before a later class's request may take: enough to keep an engine busy
 until the next report, and a burst finds the rest."""
-
 ABSENT = 4
 """Goals of a class without a request of it, after which none is expected behind those of later classes."""
 

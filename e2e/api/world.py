@@ -51,7 +51,7 @@ class Running:
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
 
-    async def rest(self, quiet_s: float = 0.3, within_s: float = 40) -> None:
+    async def rest(self, quiet_s: float = 0.3, within_s: float = 120) -> None:
         """Wait until it has sent no request for a while and its queue is empty."""
         async with asyncio.timeout(within_s):
             for informer in self.operator.informers:

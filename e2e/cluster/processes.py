@@ -36,10 +36,18 @@ def _has_threads(pid: int) -> bool:
         return False
 
 
+def _is_bound(pid: int) -> bool:
+    """Return whether a process is past its binder, or has ended.
+
+    While one program replaces another, a process has no arguments, and its name (`comm`) is still the old one.
+    """
+    return _command(pid) not in ("", BINDER) or started_at(pid) is None
+
+
 def _command(pid: int) -> str:
-    """Return the name of the program that a process executes; empty when it is gone."""
+    """Return the first argument of a process; empty when it is gone, or another program is about to begin."""
     try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return ""
 
@@ -72,7 +80,7 @@ class Program:
                 env={**os.environ, **(environment or {})},
             )
         if bound:
-            wait_until(lambda: _command(process.pid) != BINDER, timeout_s=10)  # from then on it dies with this thread
+            wait_until(lambda: _is_bound(process.pid), timeout_s=60)  # from then on it dies with this thread
         # reaped by the caller of `alive`; the handle itself is not kept, so that a later process stops it the same way
         process.returncode = 0
         self._note.write_text(json.dumps({"pid": process.pid, "started_at": started_at(process.pid)}))

@@ -209,7 +209,7 @@ def test_a_rendered_router_is_a_configuration_that_the_router_takes() -> None:
     """A router with and without classes; one without them keeps the intent that it had before there were any."""
     plain = read(inferencedeployment.InferenceDeployment, changed(DEPLOYMENT, {"metadata.uid": "3b1f"}))
     classes = [
-        {"name": "interactive", "ttftMs": 1500, "maxQueueSeconds": 5},
+        {"name": "interactive", "ttftMs": 1500, "maxQueueSeconds": 5, "lateClass": "batch"},
         {"name": "batch", "serviceTiers": ["flex"], "maxQueued": 9, "maxQueueSeconds": 600, "agingSeconds": 60},
     ]
     manifest = changed(DEPLOYMENT, {"metadata.uid": "3b1f", "spec.router": {"classes": classes}})
@@ -218,6 +218,8 @@ def test_a_rendered_router_is_a_configuration_that_the_router_takes() -> None:
     interactive, batch = parse(RouterConfig, router_config(classed, Settings())).classes
     assert (interactive.ttft_goal_s, interactive.max_queue_s, interactive.ages_after_s) == (1.5, 5, 2.5)
     assert (interactive.max_queued, batch.max_queued) == (256, 9)
+    assert (interactive.late_class, batch.late_class) == ("batch", None)
+    assert "lateClass" not in classed.spec.router.classes[1].to_wire(), "routers of before keep their intent"
     assert (batch.service_tiers, batch.ttft_goal_s, batch.max_queue_s, batch.ages_after_s) == (("flex",), None, 600, 60)
     assert router_intent(plain.spec) != router_intent(classed.spec)
     not_theirs = {"replicas", "service", "models"}

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 SAMPLED = 8
 """The peak is measured at each of that many operations that make a storage."""
-STILL_READINGS = 60
+STILL_READINGS = 20
 READING_S = 0.01
 
 

@@ -164,9 +164,9 @@ def test_who_waits_reports_the_progress_of_who_fetches_and_goes_on_if_that_ends(
 
     with ThreadPoolExecutor(1) as threads:
         found = threads.submit(fetch, source, tmp_path, progress=progress)
-        assert waited.wait(240)
+        assert waited.wait(60)
         os.close(held)
-        os.close(found.result(240).lease)
+        os.close(found.result(60).lease)
     assert seen[0] == len(FILES["config.json"])
     assert "config.json" not in [name for name, _ in source.fetched]
 

@@ -61,11 +61,10 @@ def test_a_check_that_fails_is_named_and_the_next_ones_run(own: Interpreted, tmp
 
 
 def test_no_process_outlives_a_call_that_takes_too_long(own: Interpreted, tmp_path: Path) -> None:
-    own.run([(write_server, (str(tmp_path / "before"),))])  # its imports do not count
     with pytest.raises(TimeoutError, match=r"no end within 20 s"):
         own.run([(hang, (str(tmp_path / "pid"),))], timeout_s=20)
     worker = int((tmp_path / "pid").read_text())
-    until = time.monotonic() + 240
+    until = time.monotonic() + 60
     while lives(worker):
         assert time.monotonic() < until
         time.sleep(0.01)

@@ -71,7 +71,7 @@ def end(cause, code, step=None, detail=""):
     sys.exit(code)
 
 def stuck_here():
-    time.sleep(600)
+    time.sleep(60)
 
 def train(forever=False, deaf=False, unread=False):
     channel.phase("FirstStep")
@@ -81,17 +81,15 @@ def train(forever=False, deaf=False, unread=False):
         channel.phase("Training")
         step(number)
         time.sleep(0.02)
-        if unread:
-            if rank == 0:
-                save(number, "interval", verified=None)
-            stuck_here()
         for command in channel.take():
             if isinstance(command, SaveCommand):
                 save(number, command.reason, request=command.id)
             elif not deaf:
                 channel.phase("Saving")
                 if rank == 0 and command.save:
-                    save(number, "interrupt")
+                    save(number, "interrupt", verified=None if unread else True)
+                if unread:
+                    time.sleep(60)
                 end(*(("Cancelled", 79) if command.mode == "cancel" else ("Interrupted", 78)), number)
     channel.phase("Finishing")
     if rank == 0:
@@ -110,11 +108,7 @@ def wait_for(question):
     while not question():
         time.sleep(0.02)
 
-def touch(name):
-    open(name, "w").close()
-
-folder = os.path.dirname(args.stacks)
-marker, stepped, go = (os.path.join(folder, name) for name in ("pid-of-rank-1", "stepped", "go"))
+marker = os.path.join(os.path.dirname(args.stacks), "pid-of-rank-1")
 channel.phase("Loading", "LoadingWeights 43 %")
 if args.behaviour == "train":
     train()
@@ -127,15 +121,12 @@ elif args.behaviour == "environment":
     end("Completed", 0, 1)
 elif args.behaviour == "forever":
     train(forever=True)
-elif args.behaviour == "told":
-    wait_for(lambda: os.path.exists(go))
-    train(forever=True)
 elif args.behaviour == "deaf":
     train(forever=True, deaf=True)
 elif args.behaviour == "unread":
     train(forever=True, unread=True)
 elif args.behaviour == "load":
-    time.sleep(600)
+    time.sleep(60)
 if rank == 1:
     with open(marker + ".part", "w") as file:
         file.write(str(os.getpid()))
@@ -153,16 +144,15 @@ elif rank == 1 and args.behaviour == "silent":
     sys.exit(0)
 elif rank == 1 and args.behaviour == "babble":
     channel._connection.sendall(b"{}\\n")
-    time.sleep(600)
+    time.sleep(60)
 elif rank == 1 and args.behaviour == "hang":
-    wait_for(lambda: os.path.exists(stepped))
     channel.phase("Training")
     stuck_here()
 elif args.behaviour == "hang":
+    wait_for(lambda: os.path.exists(marker))
     channel.phase("Training")
-    while True:
+    for number in range(1000):
         step(1)
-        touch(stepped)
         time.sleep(0.05)
 elif rank == 0 and args.behaviour != "load":  # it notices only that rank 1 is gone
     wait_for(lambda: os.path.exists(marker) and not rank_1_lives())
@@ -227,7 +217,7 @@ def run(agent: Agent, act: Act | None = None) -> TerminationMessage:
 
 
 async def until(question: Callable[[], bool]) -> None:
-    async with asyncio.timeout(300):
+    async with asyncio.timeout(60):
         while not question():
             await asyncio.sleep(0.01)
 
@@ -306,7 +296,7 @@ def test_a_rank_that_fails_ends_the_run_with_its_own_cause(
 
 def test_a_silent_rank_is_a_hang_and_its_stacks_say_where(tmp_path: Path) -> None:
     screen = io.StringIO()
-    message = run(agent_for(tmp_path, "hang", screen, deadlines={"step_s": 4, "load_s": 300}))
+    message = run(agent_for(tmp_path, "hang", screen, deadlines={"step_s": 4, "load_s": 60}))
     assert (message.cause, message.rank, message.step) == (Cause.HANG, 1, 1)
     assert message.detail.startswith("rank 1 made no progress in phase Training for ")
     assert "rank 1: stuck_here (rank.py:" in message.detail
@@ -325,7 +315,7 @@ def test_an_interrupted_run_saves_first(tmp_path: Path) -> None:
 
 def test_at_the_end_of_the_grace_period_a_save_that_was_not_read_back_is_not_verified(tmp_path: Path) -> None:
     async def act(agent: Agent) -> None:
-        await until(lambda: any(save.state == "Committed" for save in agent.state.saves.values()))
+        await until(steps(agent, 2))
         agent.interrupt("SIGTERM")
 
     message = run(agent_for(tmp_path, "unread", grace_period_s=0.5), act)
@@ -345,8 +335,8 @@ def test_ranks_that_do_not_listen_are_ended_by_the_second_interrupt(tmp_path: Pa
         agent.interrupt("SIGINT")
         interrupted_at = time.monotonic()
 
-    assert run(agent_for(tmp_path, "deaf", grace_period_s=3600), act).cause is Cause.INTERRUPTED
-    assert time.monotonic() - interrupted_at < 600, "the grace period is an hour"
+    assert run(agent_for(tmp_path, "deaf"), act).cause is Cause.INTERRUPTED
+    assert time.monotonic() - interrupted_at < 20, "the grace period is 30 s"
 
 
 def test_an_interrupt_while_loading_ends_at_once(tmp_path: Path) -> None:
@@ -376,8 +366,8 @@ def test_a_drain_saves_and_ends(tmp_path: Path, mode: str, cause: Cause) -> None
 
     async def act(agent: Agent) -> None:
         await until(steps(agent, 1))
-        async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(socket)), timeout=120) as client:
-            body = {"id": "d1", "mode": mode, "deadline_s": 300}
+        async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(socket))) as client:
+            body = {"id": "d1", "mode": mode, "deadline_s": 10}
             answer = await client.post("http://agent/drain", json=body)
             assert (answer.status_code, answer.json()["state"]) == (202, "Pending")
 
@@ -393,7 +383,7 @@ def test_a_save_on_request_is_done_once_per_id(tmp_path: Path) -> None:
     async def act(agent: Agent) -> None:
         await until(steps(agent, 1))
         assert stat.S_IMODE(socket.stat().st_mode) == 0o600
-        async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(socket)), timeout=120) as client:
+        async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(socket))) as client:
             first = await client.post("http://agent/checkpoint", json={"id": "c1"})
             assert (first.status_code, first.json()) == (
                 202,
@@ -430,7 +420,7 @@ def test_a_wrong_control_call_is_answered_with_what_is_allowed(
 
     async def act(agent: Agent) -> None:
         await until(socket.exists)
-        async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(socket)), timeout=120) as client:
+        async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(socket))) as client:
             answer = await client.post(f"http://agent{path}", json=body)
         agent.interrupt("SIGTERM")
         assert (answer.status_code, message in answer.json()["error"]) == (400, True)
@@ -468,7 +458,7 @@ def test_only_a_fresh_token_for_this_call_opens_a_control_route(tmp_path: Path) 
             good,
             good,
         ]
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{agent.port}", trust_env=False, timeout=120) as client:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{agent.port}", trust_env=False) as client:
             answers = [
                 await client.post(
                     "/checkpoint", content=body, headers={"Authorization": f"Bearer {call}"} if call else {}
@@ -484,7 +474,7 @@ def test_only_a_fresh_token_for_this_call_opens_a_control_route(tmp_path: Path) 
 def test_without_keys_the_port_has_no_control_routes(tmp_path: Path) -> None:
     async def act(agent: Agent) -> None:
         await until(lambda: agent.port != 0)
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{agent.port}", trust_env=False, timeout=120) as client:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{agent.port}", trust_env=False) as client:
             answer = await client.post("/drain", json={"id": "a", "mode": "cancel", "deadline_s": 1})
         agent.interrupt("SIGTERM")
         assert answer.status_code == 404
@@ -493,13 +483,10 @@ def test_without_keys_the_port_has_no_control_routes(tmp_path: Path) -> None:
 
 
 def test_the_agent_answers_while_ranks_load_and_train(tmp_path: Path) -> None:
-    began = time.time()
-
     async def act(agent: Agent) -> None:
         await until(lambda: agent.port != 0)
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{agent.port}", trust_env=False, timeout=120) as client:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{agent.port}", trust_env=False) as client:
             loading = [(await client.get(path)).status_code for path in ("/livez", "/readyz")]
-            (tmp_path / "work" / "stacks" / "go").touch()
             await until(lambda: steps(agent, 2)() and agent.state.phase == "Training")
             training = [(await client.get(path)).status_code for path in ("/livez", "/readyz")]
             metrics = (await client.get("/metrics")).text
@@ -519,9 +506,9 @@ def test_the_agent_answers_while_ranks_load_and_train(tmp_path: Path) -> None:
             2,
         )
         assert status["phase"] == "Training"
-        assert began < status["progressed_at"] < time.time()
+        assert abs(status["progressed_at"] - time.time()) < 5
 
-    run(agent_for(tmp_path, "told"), act)
+    run(agent_for(tmp_path, "forever"), act)
 
 
 def test_the_first_pods_agent_gathers_the_others(tmp_path: Path) -> None:
@@ -542,7 +529,7 @@ def test_the_first_pods_agent_gathers_the_others(tmp_path: Path) -> None:
             gang={**gang, "agents": agents},
         )
         own = asyncio.create_task(first.run())
-        await until(lambda: bool(first.state.peers) and first.state.peers[1].reachable)
+        await until(lambda: bool(first.state.peers))
         together = first.state.status()
         second.interrupt("SIGTERM")
         await other
@@ -619,7 +606,7 @@ def test_a_signal_saves_and_the_exit_code_says_interrupted(tmp_path: Path, numbe
     process = start(tmp_path, "forever")
     wait_for_line(process, "step 2/5  loss 1.5000  lr 1.0e-03  norm 1.00  64 tokens/s  ETA 3s")
     process.send_signal(number)
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=60)
     assert process.returncode == 78
     assert "committed, verified" in output
     message = termination_message(tmp_path)
@@ -633,7 +620,7 @@ def test_a_signal_saves_and_the_exit_code_says_interrupted(tmp_path: Path, numbe
 
 def test_a_killed_rank_gives_its_exit_code_and_last_word(tmp_path: Path) -> None:
     process = start(tmp_path, "kill")
-    process.communicate(timeout=300)
+    process.communicate(timeout=60)
     assert process.returncode == 73
     assert termination_message(tmp_path).detail == "rank 1 was killed by SIGKILL"
 
@@ -645,7 +632,7 @@ def test_no_rank_outlives_a_killed_agent(tmp_path: Path) -> None:
     assert len(ranks) == 2
     process.kill()
     process.communicate()
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 30
     while any(alive(rank) for rank in ranks) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not any(alive(rank) for rank in ranks)
@@ -672,7 +659,7 @@ def test_a_configuration_that_cannot_be_used_is_the_last_word(tmp_path: Path, co
 def test_a_work_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     process = start(tmp_path, "train", work_dir=str(tmp_path / "file"))
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=60)
     assert process.returncode == 68
     assert "Traceback" not in output
     assert termination_message(tmp_path).detail == f"{tmp_path / 'file' / 'stacks'}: Not a directory"
@@ -681,7 +668,7 @@ def test_a_work_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) ->
 def test_what_is_not_built_is_refused(tmp_path: Path) -> None:
     unbuilt = {"memory": {"cpu_offload": True, "nvme_offload": {"path": "/nowhere"}}}
     process = start(tmp_path, "train", **unbuilt)
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=60)
     assert (process.returncode, termination_message(tmp_path).cause) == (64, Cause.CONFIG_INVALID)
     assert "memory.cpuOffload true is not supported yet with memory.nvmeOffload" in output
 

@@ -38,9 +38,7 @@ MODEL = {
     "head_dim": 8,
     "max_position_embeddings": 64,
 }
-STEPS = 24
-EVENTS_AHEAD = 10
-"""More than a rank sends before it waits for its agent to read (`Ranks._start`)."""
+STEPS = 12
 
 
 NO_CORPUS = {"sources": [{"name": "a", "path": "/nowhere"}]}
@@ -78,7 +76,7 @@ def write_config(folder: Path, ranks: int = 1, **changes: Any) -> Path:
 
 @dataclass
 class Ranks:
-    """A minimal agent: starts ranks and receives their events. No rank is far ahead of what was received."""
+    """A minimal agent: starts ranks and receives their events."""
 
     config: Path
     size: int
@@ -96,7 +94,6 @@ class Ranks:
 
     def _start(self, rank: int, listener: socket.socket) -> None:
         end, theirs = channel_pair()
-        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the least: some four events
         command = [
             sys.executable,
             "-m",
@@ -170,7 +167,7 @@ def test_killed_at_a_random_step_and_resumed_the_losses_are_bitwise_those_of_a_r
 ) -> None:
     """The killed run keeps its optimizer's state in host memory, the other one does not."""
     folder = whole[0].parent / "killed"
-    fatal_step, victim = random.randint(4, STEPS - EVENTS_AHEAD), random.randint(0, 1)
+    fatal_step, victim = random.randint(4, STEPS - 1), random.randint(0, 1)
     config = write_config(folder, ranks=2, memory={"precision": "fp32", "cpu_offload": True})
     with Ranks(config, 2) as ranks:
         for rank, event in ranks.listen():
@@ -186,7 +183,7 @@ def test_killed_at_a_random_step_and_resumed_the_losses_are_bitwise_those_of_a_r
     with Ranks(config, 2) as ranks:
         assert ranks.wait() == [0, 0]
     after = ranks.losses()
-    assert min(after) % 3 == 1  # behind a save
+    assert min(after) in (1, 4, 7, 10)  # behind a save
     assert {**before, **after} == whole[1], f"rank {victim} was killed in step {fatal_step}"
     assert ranks.losses(1) == after
 
@@ -208,7 +205,7 @@ def test_sigterm_saves_and_stops_and_a_rank_that_loses_its_agent_ends(
         for _ in orphan.listen():
             break
         orphan.ends[0].close()
-        assert orphan.processes[0].wait(300) == EXIT_CODES[Cause.INTERRUPTED]
+        assert orphan.processes[0].wait(60) == EXIT_CODES[Cause.INTERRUPTED]
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ from prometheus_client.metrics import MetricWrapperBase
 from starlette.applications import Starlette
 
 from stoker.engine.core.stats import STEP_TOKENS
-from stoker.engine.http.metrics import FrontMetrics, register_core
+from stoker.engine.http.core_metrics import register_core
+from stoker.engine.http.metrics import FrontMetrics
 from stoker.gateway.http.requests import RequestGuard
 from stoker.operator.loop.metrics import OperatorMetrics, OperatorState
 from stoker.operator.loop.node_watch import NodeCounts

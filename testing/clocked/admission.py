@@ -16,8 +16,6 @@ from stoker.router.work import Work
 from testing.clocked.pod import ClockedPod
 from testing.clocked.replica import ClockedReplica, Served
 
-LOOK_S = 0.05
-"""As a router's requests look again."""
 Place = ClockedReplica | ClockedPod
 Choose = Callable[[Work, bool], Pair[Place]]
 """The engines of a request now; with `True` those with the soonest first token."""

@@ -21,11 +21,12 @@ from stoker.operator.domain.autoscaling.goal_report import GoalReport
 from stoker.operator.domain.autoscaling.load_window import LoadWindow
 from stoker.operator.domain.autoscaling.prediction import Goals
 from stoker.operator.domain.autoscaling.rule import review
+from stoker.router.admission import LOOK_S
 from stoker.router.pairs import Pair, PairPolicy, cheapest
 from stoker.router.policy import Policy, policy_named
 from stoker.router.request_class import RequestClass
 from stoker.router.work import Work
-from testing.clocked.admission import LOOK_S, ClockedAdmission, Place
+from testing.clocked.admission import ClockedAdmission, Place
 from testing.clocked.pod import ClockedPod
 from testing.clocked.replica import ClockedReplica, EngineSettings, Served
 from testing.clocked.trace import TracedRequest

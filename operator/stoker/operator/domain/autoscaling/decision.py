@@ -68,7 +68,6 @@ class PoolInput:
     evidence: Evidence = field(default_factory=Evidence)
     arrivals: tuple[int, ...] = ()
     """Requests of each slot of the last minutes, oldest first, whatever the number of replicas."""
-    slot_s: float = 5.0
     running: int = 0
     waiting: int = 0
     """Requests in the queues of engines, and those with a goal that wait in routers."""

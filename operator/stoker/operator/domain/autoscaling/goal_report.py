@@ -22,9 +22,7 @@ class GoalReport:
         """What happened after `earlier`, with the change of those that wait; nothing if the router began anew."""
         if self.late < earlier.late or self.refused < earlier.refused:
             return GoalReport()
-        return GoalReport(
-            self.waiting - earlier.waiting, self.late - earlier.late, self.refused - earlier.refused
-        )  # fmt: skip
+        return GoalReport(self.waiting - earlier.waiting, self.late - earlier.late, self.refused - earlier.refused)
 
     def plus(self, other: GoalReport) -> GoalReport:
         """The sum of both."""

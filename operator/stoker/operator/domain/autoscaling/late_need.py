@@ -80,7 +80,7 @@ def replayed(limits: Limits, seen: PoolInput, share: float) -> Replay | None:
     demand, curve, shape, goal_s = seen.demand, seen.curve, seen.shape, limits.goals.first_token_s
     if demand is None or curve is None or shape is None or goal_s is None or not demand.rate:
         return None
-    arrivals, slot_s = seen.arrivals, seen.slot_s
+    arrivals, slot_s = seen.arrivals, seen.evidence.slot_s
     if len(arrivals) * slot_s < ENOUGH_S or not sum(arrivals):
         return None
     step_s = curve.base_s / shape.max_batch_tokens  # where something would be late, steps are full

@@ -95,6 +95,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("bench/out"))
     parser.add_argument("--limit-s", type=float, default=120.0, help="of one row, its engine's start included")
     parser.add_argument("--tensor", type=int, default=2, help="ranks of `sums`")
+    parser.add_argument("--columns", type=int, default=LLAMA31_8B.hidden_size, help="of a row of `sums`")
     parser.add_argument("--worker", type=int, metavar="RANK", help=argparse.SUPPRESS)
     parser.add_argument("--link", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -115,7 +116,8 @@ def in_own_process(spec: str, arguments: argparse.Namespace) -> dict[str, Any] |
     """A row that fails leaves its process group open, in which no other row could start."""
     result = arguments.out / f"ranks-{label_of(spec)}.json"
     result.unlink(missing_ok=True)
-    options = ["--out", arguments.out, "--limit-s", arguments.limit_s, "--tensor", arguments.tensor]
+    options = ["--out", arguments.out, "--limit-s", arguments.limit_s]
+    options += ["--tensor", arguments.tensor, "--columns", arguments.columns]
     ended = subprocess.run([sys.executable, __file__, spec, *map(str, options)], check=False)
     if not result.exists():
         return f"no figure; exit code {ended.returncode}"
@@ -124,9 +126,9 @@ def in_own_process(spec: str, arguments: argparse.Namespace) -> dict[str, Any] |
 
 
 def measure_row(spec: str, arguments: argparse.Namespace) -> dict[str, Any] | str:
-    row = measure_sums if spec == "sums" else measure
     out = arguments.out / f"ranks-{label_of(spec)}"
-    found = tried(partial(row, spec, arguments.tensor, out), arguments.limit_s)
+    sums = partial(measure_sums, arguments.tensor, arguments.columns, out)
+    found = tried(sums if spec == "sums" else partial(measure, spec, out), arguments.limit_s)
     if isinstance(found, str):
         print(f"{label_of(spec)}: {found}", flush=True)
     return found
@@ -135,7 +137,7 @@ def measure_row(spec: str, arguments: argparse.Namespace) -> dict[str, Any] | st
 # An engine.
 
 
-def measure(spec: str, _: int, out: Path) -> dict[str, Any]:
+def measure(spec: str, out: Path) -> dict[str, Any]:
     name, options = parse_row(spec)
     shape = replace(SHAPES[name], num_layers=options.layers or SHAPES[name].num_layers)
     begin = time.perf_counter()
@@ -267,22 +269,22 @@ def random_runner(
 # Sums alone.
 
 
-def measure_sums(_: str, ranks: int, out: Path) -> dict[str, Any]:
+def measure_sums(ranks: int, columns: int, out: Path) -> dict[str, Any]:
     with TemporaryDirectory() as folder:
         address = f"file://{folder}/rendezvous"
-        spawn(sum_rank, (ranks, address, str(out.with_suffix(".json"))), nprocs=ranks)
+        spawn(sum_rank, (ranks, columns, address, str(out.with_suffix(".json"))), nprocs=ranks)
     found: dict[str, Any] = json.loads(out.with_suffix(".json").read_text())
     return found
 
 
-def sum_rank(rank: int, ranks: int, address: str, out: str) -> None:
+def sum_rank(rank: int, ranks: int, columns: int, address: str, out: str) -> None:
     """Check and time the sums of one rank. Times are medians over graphs of some calls, in microseconds per call."""
     for key, value in NCCL_DEFAULTS.items():
         os.environ.setdefault(key, value)
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", init_method=address, rank=rank, world_size=ranks)
     assert dist.group.WORLD is not None
-    ops, columns, dtype = Ops("fused"), LLAMA31_8B.hidden_size, torch.bfloat16
+    ops, dtype = Ops("fused"), torch.bfloat16
     over_nccl = GroupSums(dist.group.WORLD, ops)
     over_nccl.agree(True)
     most_bytes = SUM_ROWS[-1] * columns * 2
@@ -290,7 +292,7 @@ def sum_rank(rank: int, ranks: int, address: str, out: str) -> None:
         "one_shot": peer_sums(over_nccl, columns, dtype, Longest(most_bytes, 0)),
         "two_shot": peer_sums(over_nccl, columns, dtype, Longest(0, most_bytes)),
     }
-    figures: dict[str, Any] = {"ranks": ranks, "us": {}}
+    figures: dict[str, Any] = {"ranks": ranks, "columns": columns, "us": {}}
     for rows in SUM_ROWS:
         line = time_sums(rank, rows, columns, over_nccl, ways)
         figures["us"][f"{rows} rows, {rows * columns * 2 >> 10} KiB"] = line

@@ -25,7 +25,7 @@ def check_sums(ranks: int, columns: int, dtype: torch.dtype) -> None:
     words, max_rows = columns * dtype.itemsize // 4, 8
     boxes = [torch.zeros(peer_sum.inbox_words(ranks, max_rows, words + 1), dtype=torch.int64) for _ in range(ranks)]
     never = torch.zeros(1, dtype=torch.int32)
-    addresses = torch.tensor([*(box.data_ptr() for box in boxes), never.data_ptr()])
+    addresses = (*(box.data_ptr() for box in boxes), never.data_ptr())
     counts = [torch.full((3,), 2**31 - 3, dtype=torch.int32) for _ in range(ranks)]  # the count wraps around
     inboxes = [PeerMemory(rank, addresses, counts[rank], max_rows, words + 1) for rank in range(ranks)]
     residual_TD, norm_D = torch.randn(max_rows, columns).to(dtype), torch.randn(columns).to(dtype)
@@ -57,15 +57,15 @@ def check_two_shots(ranks: int, columns: int, dtype: torch.dtype) -> None:
     from stoker.model.kernels.fused import two_shot_sum
     from stoker.model.kernels.fused.peer_memory import PeerMemory
 
-    two_shot_sum.PROGRAMS = 3  # rows are dealt to few programs
+    two_shot_sum.PROGRAMS = 2 * ranks + 1  # rows are dealt to few programs
     torch.manual_seed(ranks)
     words = columns * dtype.itemsize // 4
     max_words, max_rows = -(-words // 4) * 4, 4 * ranks
     length = two_shot_sum.memory_words(ranks, max_rows, max_words)
     memories = [torch.zeros(length + 4, dtype=torch.int32) for _ in range(ranks)]
     never = torch.zeros(1, dtype=torch.int32)
-    addresses = torch.tensor([*(memory.data_ptr() for memory in memories), never.data_ptr()])
-    counts = [torch.full((3,), 2**31 - 3, dtype=torch.int32) for _ in range(ranks)]  # the count wraps around
+    addresses = (*(memory.data_ptr() for memory in memories), never.data_ptr())
+    counts = [torch.full((2 * ranks,), 2**31 - 3, dtype=torch.int32) for _ in range(ranks)]  # the count wraps around
     shares = [PeerMemory(rank, addresses, counts[rank], max_rows, max_words) for rank in range(ranks)]
     residual_TD, norm_D = torch.randn(max_rows, columns).to(dtype), torch.randn(columns).to(dtype)
     for rows in (1, max_rows, 2, ranks + 1, max_rows, 3):

@@ -96,12 +96,11 @@ class PeerSums(GroupSums):
     def _one_shot(self, rows: int, row_bytes: int) -> Way:
         from stoker.model.kernels.fused import peer_sum  # imports triton, which a machine without a GPU may lack
 
-        max_words = -(-row_bytes // WORD_BYTES)
+        max_words = round_up(-(-row_bytes // WORD_BYTES), peer_sum.VECTOR_WORDS)
         max_rows = max(min(rows, INBOX_BYTES // (8 * peer_sum.inbox_words(self.size, 1, max_words))), 1)
         inbox, handle = map_memory(peer_sum.inbox_words(self.size, max_rows, max_words), torch.int64, self.group)
         calls = torch.zeros(peer_sum.PROGRAMS, dtype=torch.int32, device=inbox.device)
-        addresses = self._addresses(handle, inbox.device)
-        return Way(peer_sum, PeerMemory(self.rank, addresses, calls, max_rows, max_words), handle)
+        return Way(peer_sum, PeerMemory(self.rank, self._addresses(handle), calls, max_rows, max_words), handle)
 
     def _two_shot(self, rows: int, row_bytes: int) -> Way:
         from stoker.model.kernels.fused import two_shot_sum  # as above
@@ -110,13 +109,11 @@ class PeerSums(GroupSums):
         max_rows = round_up(rows, self.size)
         words = two_shot_sum.memory_words(self.size, max_rows, max_words)
         memory, handle = map_memory(words, torch.int32, self.group)
-        calls = torch.zeros(two_shot_sum.PROGRAMS, dtype=torch.int32, device=memory.device)
-        addresses = self._addresses(handle, memory.device)
-        return Way(two_shot_sum, PeerMemory(self.rank, addresses, calls, max_rows, max_words), handle)
+        calls = torch.zeros(two_shot_sum.programs_of(self.size), dtype=torch.int32, device=memory.device)
+        return Way(two_shot_sum, PeerMemory(self.rank, self._addresses(handle), calls, max_rows, max_words), handle)
 
-    def _addresses(self, handle: Any, device: torch.device) -> Tensor:
-        addresses = [int(address) for address in handle.buffer_ptrs]
-        return torch.tensor([*addresses, self.stop.data_ptr()], dtype=torch.int64, device=device)
+    def _addresses(self, handle: Any) -> tuple[int, ...]:
+        return (*map(int, handle.buffer_ptrs), self.stop.data_ptr())
 
     def way_of(self, partial_TD: Tensor) -> Way | None:
         """The first way that takes the message; None: the group does."""

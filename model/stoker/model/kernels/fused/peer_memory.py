@@ -22,15 +22,15 @@ class PeerMemory(NamedTuple):
     """The mapped memory of all ranks, zero at the beginning, and the calls that this rank has made."""
 
     rank: int
-    addresses: Tensor
-    """int64, ranks + 1: where each rank's memory is mapped in this process, then an int32 that the host sets to end all
-    waiting."""
+    addresses: tuple[int, ...]
+    """Where each rank's memory is mapped in this process, then an int32 that the host sets to end all waiting. They are
+    arguments of the kernels: read from memory, each would be waited for on the way of every message."""
     calls: Tensor
     """int32: calls that each program of the kernel has made."""
     max_rows: int
     """In two shots a multiple of the number of ranks."""
     max_words: int
-    """In two shots a multiple of `two_shot_sum.VECTOR_WORDS`."""
+    """A multiple of the `VECTOR_WORDS` of the kernels."""
 
     @property
     def ranks(self) -> int:

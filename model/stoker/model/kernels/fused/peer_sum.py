@@ -32,6 +32,8 @@ SPINS = 2**28
 """Looks at an inbox after which a peer counts as lost and the kernel fails: minutes."""
 CHECKED = 2**10
 """Looks at an inbox between two at the word that ends all waiting."""
+VECTOR_WORDS = 2
+"""Words that one instruction moves: rows in the inboxes begin at multiples of them."""
 FLOAT32, BFLOAT16, FLOAT16 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
@@ -74,6 +76,7 @@ def launch(
     normed_TD = total_TD if norm_D is None else torch.empty_like(x_TD)
     words = x_TD.shape[1] * x_TD.itemsize // WORD_BYTES
     block = triton.next_power_of_2(words)
+    warps = warps_of(block, inboxes.ranks)
     peer_sum_kernel[(min(x_TD.shape[0], PROGRAMS),)](
         as_words(x_TD),
         None if residual_TD is None else as_words(residual_TD.contiguous()),
@@ -95,10 +98,10 @@ def launch(
         HAS_NORM=norm_D is not None,
         SENDS=sends,
         RECEIVES=receives,
-        **asm_of(pack_of(block)),
+        **asm_of(pack_of(block, warps), inboxes.rank, inboxes.ranks),
         BLOCK=block,
         enable_fp_fusion=False,
-        num_warps=warps_of(block),
+        num_warps=warps,
         **overlap(),
     )
     return total_TD, normed_TD
@@ -108,26 +111,47 @@ def as_words(x: Tensor) -> Tensor:
     return x if x.dtype is torch.int32 else x.view(torch.int32)
 
 
-def warps_of(block: int) -> int:
-    return min(16, max(1, block // 128))
+def warps_of(block: int, ranks: int) -> int:
+    """As many threads as let each move two words of a row, so that none is moved to another thread in between; with
+    the words of many ranks, half of them have the registers."""
+    return min(32 if ranks <= 4 else 16, max(1, block // 32 // VECTOR_WORDS))
 
 
-def pack_of(block: int) -> int:
+def pack_of(block: int, warps: int) -> int:
     """Return the number of words that a thread waits for at once; 0 in the interpreter, which knows no assembly."""
-    return 0 if triton.knobs.runtime.interpret else min(4, max(1, block // 32 // warps_of(block)))
+    return 0 if triton.knobs.runtime.interpret else min(VECTOR_WORDS, max(1, block // 32 // warps))
 
 
-def asm_of(pack: int) -> dict[str, int | str]:
-    """Return the kernel's constants for the wait: `pack` loads are on their way at a time.
+def asm_of(pack: int, rank: int, ranks: int) -> dict[str, int | str]:
+    """Return the kernel's constants for the wait: a thread's words of all other ranks are on their way at a time.
 
-    Operands: `pack` values, as many addresses, numbers of the call, and addresses of the word that ends all waiting.
+    Operands: `pack` values of each other rank, then `pack` of each of these: addresses of rank 0's words, bytes from
+    one rank's words to the next one's, the number of the call, the address of the word that ends all waiting.
     """
-    looks = "".join(f"ld.volatile.global.v2.u32 {{${place}, f{place}}}, [${pack + place}]; " for place in range(pack))
-    checks = "".join(f"setp.ne.u32 m, f{place}, ${2 * pack}; @m bra AGAIN; " for place in range(pack))
-    flags = ", ".join(f"f{place}" for place in range(pack))
+    if not pack:
+        return {"PACK": 0, "ASM": "", "CONSTRAINTS": ""}
+    others = [source for source in range(ranks) if source != rank]
+    first = pack * len(others)
+    addresses, apart, call, stop = (
+        [f"${first + place}" for place in range(pack)],
+        *(f"${first + pack * kind}" for kind in (1, 2, 3)),
+    )
+    places, looks = "", ""
+    for number, source in enumerate(others):
+        values = [f"${pack * number + place}" for place in range(pack)]
+        places += "".join(
+            f"mad.lo.u64 at{source}_{place}, {apart}, {source}, {at}; " for place, at in enumerate(addresses)
+        )
+        looks += look_at(source, values)
+    names = [f"{source}_{place}" for source in others for place in range(pack)]
+    checks = " ".join(f"setp.ne.u32 m, f{name}, {call}; @m bra AGAIN;" for name in names)
     asm = f"""{{
-        .reg .pred m;
-        .reg .b32 {flags or "f0"}, spins, word;
+        .reg .pred m, beside;
+        .reg .b32 {", ".join(f"f{name}" for name in names)}, spins, word;
+        .reg .b64 {", ".join(f"at{name}" for name in names)}, gap;
+        {places}
+        sub.u64 gap, {addresses[-1]}, {addresses[0]};
+        setp.eq.u64 beside, gap, 8;
         mov.u32 spins, 0;
         LOOK: {looks}
         {checks}
@@ -136,7 +160,7 @@ def asm_of(pack: int) -> dict[str, int | str]:
         and.b32 word, spins, {CHECKED - 1};
         setp.ne.u32 m, word, 0;
         @m bra LOOK;
-        ld.volatile.global.u32 word, [${3 * pack}];
+        ld.volatile.global.u32 word, [{stop}];
         setp.ne.u32 m, word, 0;
         @m trap;
         setp.ge.u32 m, spins, {SPINS};
@@ -144,8 +168,23 @@ def asm_of(pack: int) -> dict[str, int | str]:
         bra LOOK;
         DONE:
     }}"""
-    kinds = ("=&r", "l", "r", "l")
-    return {"PACK": pack, "ASM": asm, "CONSTRAINTS": ",".join(kind for kind in kinds for _ in range(pack))}
+    constraints = ["=&r"] * first + [kind for kind in ("l", "l", "r", "l", "r") for _ in range(pack)]
+    return {"PACK": pack, "ASM": asm, "CONSTRAINTS": ",".join(constraints)}
+
+
+def look_at(source: int, values: list[str]) -> str:
+    """Load a rank's words, each a value and a flag; two that lie side by side at once."""
+    pairs = [f"{value}, f{source}_{place}" for place, value in enumerate(values)]
+    looks = [f"ld.volatile.global.v2.u32 {{{pair}}}, [at{source}_{place}]; " for place, pair in enumerate(pairs)]
+    if len(values) == 1:
+        return looks[0]
+    both = f"@beside ld.volatile.global.v4.u32 {{{', '.join(pairs)}}}, [at{source}_0]; "
+    return both + "".join(f"@!beside {look}" for look in looks)
+
+
+@triton.constexpr_function
+def int32s(number: int) -> tuple[tl.dtype, ...]:
+    return (tl.int32,) * number
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -158,8 +197,6 @@ def peer_sum_kernel(
     program = tl.program_id(0)
     place = tl.arange(0, BLOCK)
     inside = place < words
-    own_inbox = tl.load(addresses + RANK).to(tl.pointer_type(tl.int64))
-    stop = tl.load(addresses + RANKS).to(tl.pointer_type(tl.int32))
     wait_for_last(OVERLAPS)
     call = tl.load(calls + program) + 1
     turn = (call & 1) * RANKS
@@ -168,66 +205,81 @@ def peer_sum_kernel(
         while row < num_rows:
             values = tl.load(x + row.to(tl.int64) * words + place, mask=inside, other=0)
             packed = (call.to(tl.int64) << 32) | (values.to(tl.int64) & 0xFFFFFFFF)
+            begin = ((turn + RANK) * MAX_ROWS + row).to(tl.int64) * max_words
             for peer in tl.static_range(RANKS):
                 if peer != RANK:
-                    inbox = tl.load(addresses + peer).to(tl.pointer_type(tl.int64))
-                    begin = ((turn + RANK) * MAX_ROWS + row).to(tl.int64) * max_words
-                    tl.store(inbox + begin + place, packed, mask=inside)
+                    tl.store(memory_of(addresses[peer], tl.int64) + begin + place, packed, mask=inside)
             row += tl.num_programs(0)
     if RECEIVES:
+        if HAS_NORM:
+            first_gain, second_gain = unpack(tl.load(norm + place, mask=inside, other=0), KIND)
         row = program
         while row < num_rows:
             begin = row.to(tl.int64) * words
+            own = tl.load(x + begin + place, mask=inside, other=0)
+            if HAS_RESIDUAL:
+                before = tl.load(residual + begin + place, mask=inside, other=0)
+            there = (turn * MAX_ROWS + row).to(tl.int64) * max_words
+            # words behind the row's end are looked for at its last one
+            words_at = memory_of(addresses[RANK], tl.int64) + there + tl.minimum(place, words - 1)
+            others = receive(
+                words_at, own, MAX_ROWS * max_words, call, addresses[RANKS], RANK, RANKS, PACK, ASM, CONSTRAINTS
+            )
             low = tl.zeros([BLOCK], dtype=tl.float32)
             high = tl.zeros([BLOCK], dtype=tl.float32)
             for source in tl.static_range(RANKS):
                 if source == RANK:
-                    received = tl.load(x + begin + place, mask=inside, other=0)
+                    first, second = unpack(own, KIND)
                 else:
-                    there = ((turn + source) * MAX_ROWS + row).to(tl.int64) * max_words
-                    # words behind the row's end are looked for at its last one
-                    words_at = own_inbox + there + tl.minimum(place, words - 1)
-                    received = receive(words_at, inside, call, stop, PACK, ASM, CONSTRAINTS)
-                first, second = unpack(received, KIND)
+                    first, second = unpack(tl.where(inside, others[source - (source > RANK)], 0), KIND)
                 low += first
                 high += second
             if HAS_RESIDUAL:
                 low, high = rounded(low, high, KIND)
-                first, second = unpack(tl.load(residual + begin + place, mask=inside, other=0), KIND)
+                first, second = unpack(before, KIND)
                 low += first
                 high += second
             tl.store(total + begin + place, pack(low, high, KIND), mask=inside)
             if HAS_NORM:
                 low, high = rounded(low, high, KIND)
-                squares = tl.sum(low * low, 0) + tl.sum(high * high, 0)
+                squares = tl.sum(low * low + high * high, 0)
                 scale = 1.0 / tl.sqrt_rn(squares / columns + eps)
-                first, second = unpack(tl.load(norm + place, mask=inside, other=0), KIND)
-                tl.store(normed + begin + place, pack(low * scale * first, high * scale * second, KIND), mask=inside)
+                values = pack(low * scale * first_gain, high * scale * second_gain, KIND)
+                tl.store(normed + begin + place, values, mask=inside)
             row += tl.num_programs(0)
         tl.store(calls + program, call)
 
 
 @triton.jit
-def receive(inbox, inside, call, stop, PACK: tl.constexpr, ASM: tl.constexpr, CONSTRAINTS: tl.constexpr):
-    """Wait for all words of a row that carry the number of this call, and return their values.
+def receive(
+    words_at, own, apart, call, stop,
+    RANK: tl.constexpr, RANKS: tl.constexpr, PACK: tl.constexpr, ASM: tl.constexpr, CONSTRAINTS: tl.constexpr,
+):  # fmt: skip
+    """Wait for a row's words of all other ranks that carry the number of this call, and return their values.
 
     Each thread waits for its own words; in the interpreter (PACK 0) all wait together. The kernel fails where the host
-    ends the wait.
+    ends the wait. `own` is this rank's row: it is not read, but gives the assembly the layout of what is loaded,
+    without which Triton repeats the wait for each layout of its results.
     """
     if PACK > 0:
-        values = tl.inline_asm_elementwise(
-            ASM,
-            CONSTRAINTS,
-            [inbox.to(tl.int64), call, stop.to(tl.int64)],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=PACK,
+        arguments = [words_at.to(tl.int64), (8 * apart).to(tl.int64), call, stop, own]
+        found = tl.inline_asm_elementwise(
+            ASM, CONSTRAINTS, arguments, dtype=int32s(RANKS - 1), is_pure=False, pack=PACK
         )
-        return tl.where(inside, values, 0)
-    packed = tl.load(inbox, mask=inside, other=0, volatile=True)
-    while tl.sum((inside & ((packed >> 32).to(tl.int32) != call)).to(tl.int32), 0) > 0:
-        packed = tl.load(inbox, mask=inside, other=0, volatile=True)
-    return packed.to(tl.int32)
+    else:
+        found = ()
+        for source in tl.static_range(RANKS):
+            if source != RANK:
+                packed = tl.load(words_at + source * apart, volatile=True)
+                while tl.sum(((packed >> 32).to(tl.int32) != call).to(tl.int32), 0) > 0:
+                    packed = tl.load(words_at + source * apart, volatile=True)
+                found += (packed.to(tl.int32),)
+    return found
+
+
+@triton.jit
+def memory_of(address, WORD: tl.constexpr):
+    return tl.multiple_of(address.to(tl.pointer_type(WORD)), 16)
 
 
 @triton.jit

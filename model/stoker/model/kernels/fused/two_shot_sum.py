@@ -5,20 +5,26 @@ r % R: the others store their parts of it there (first shot), it adds them and s
 So a rank sends 2 (R - 1) / R times its bytes, as few as any all-reduce needs, and the norm that follows is part of the
 same kernel.
 
-Rows travel as they are. Behind them and a fence a program stores the number of the call into a flag of the same program
-on each other rank, which waits for it. Every pair of programs exchanges both flags in every call, rows or
-not, so no rank can be a whole call ahead of another; two turns of memory are enough. Row r always belongs to program
-(r // R) % PROGRAMS, and each program counts its own calls, so calls of any numbers of rows follow each other, in graphs
-or not. All ranks make the same calls in the same order.
+Program p sends rows p, p + P, ... to rank p % R, and in the end receives their sums. R programs that follow each other,
+a group, share the rows that belong to this rank: each adds one part of their columns. So a program has one row of each
+shot in flight where there are as many rows as programs.
+
+Rows travel as they are. Behind them and a fence a program stores the number of the call into a flag on the rank that
+waits for it: one for the rows that it sent, then one on every rank for what it added. A group waits for the same group
+of every other rank and for no other, in every call, rows or not, so none can be a whole call ahead of another; two
+turns of memory are enough. Each program counts its own calls, those of a group alike, so calls of any numbers of rows
+follow each other, in graphs or not. All ranks make the same calls in the same order.
 
 The ranks' parts are added in the order of ranks in float32 and rounded once: the bits of `peer_sum`, on every rank.
 
-T rows, R ranks, W words of a row (4 bytes: one float32, or two values of 2 bytes).
+T rows, R ranks, P programs, W words of a row (4 bytes: one float32, or two values of 2 bytes).
 
 Called by the engine's `peer_sums`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -27,20 +33,25 @@ from torch import Tensor
 
 from stoker.model.kernels.fused.launch import overlap, wait_for_last
 from stoker.model.kernels.fused.peer_memory import KINDS, WORD_BYTES, PeerMemory
-from stoker.model.kernels.fused.peer_sum import CHECKED, SPINS, as_words, pack, rounded, unpack, warps_of
+from stoker.model.kernels.fused.peer_sum import CHECKED, SPINS, as_words, memory_of, pack, rounded, unpack
 
-PROGRAMS = 128
-"""At most as many as multiprocessors, so that all programs of a launch run at once."""
+PROGRAMS = 256
+"""At most as many as run at once, two for each multiprocessor."""
 VECTOR_WORDS = 4
-"""Words that one instruction moves: rows in the inboxes begin at multiples of them."""
+"""Words that one instruction moves: rows in the memory begin at multiples of them."""
+
+
+def programs_of(ranks: int) -> int:
+    """Return the largest number of programs: whole groups."""
+    return PROGRAMS // ranks * ranks
 
 
 def memory_words(ranks: int, max_rows: int, max_words: int) -> int:
     """Return the length of a rank's memory, in words of 4 bytes.
 
-    It is int32: parts [2, ranks, own rows, max_words], sums [2, max_rows, max_words], flags [2, ranks, PROGRAMS].
+    It is int32: parts [2, ranks, own rows, max_words], sums [2, max_rows, max_words], flags [2, ranks, programs].
     """
-    return 4 * max_rows * max_words + 2 * ranks * PROGRAMS
+    return 4 * max_rows * max_words + 2 * ranks * programs_of(ranks)
 
 
 def sum_rows(x_TD: Tensor, memory: PeerMemory, only: str | None = None) -> Tensor:
@@ -64,7 +75,10 @@ def launch(
     normed_TD = total_TD if norm_D is None else torch.empty_like(x_TD)
     words = x_TD.shape[1] * x_TD.itemsize // WORD_BYTES
     block = triton.next_power_of_2(words)
-    two_shot_kernel[(min(triton.cdiv(x_TD.shape[0], memory.ranks), PROGRAMS),)](
+    share = round_up(triton.cdiv(words, memory.ranks), VECTOR_WORDS)
+    programs = min(round_up(x_TD.shape[0], memory.ranks), programs_of(memory.ranks))
+    asm = not triton.knobs.runtime.interpret
+    two_shot_kernel[(programs,)](
         as_words(x_TD),
         None if residual_TD is None else as_words(residual_TD.contiguous()),
         None if norm_D is None else as_words(norm_D),
@@ -80,15 +94,18 @@ def launch(
         RANKS=memory.ranks,
         MAX_ROWS=memory.max_rows,
         MAX_WORDS=memory.max_words,
-        PROGRAMS=PROGRAMS,
+        PROGRAMS=programs_of(memory.ranks),
         KIND=KINDS[x_TD.dtype],
         HAS_RESIDUAL=residual_TD is not None,
         HAS_NORM=norm_D is not None,
         SENDS=only in (None, "send"),
         ADDS=only in (None, "add"),
         RECEIVES=only in (None, "receive"),
-        ASM="" if triton.knobs.runtime.interpret else wait_asm(memory.rank, memory.ranks),
+        PARTS_ASM=wait_asm(others_of(memory), 4 * programs_of(memory.ranks)) if asm else "",
+        SUMS_ASM=wait_asm(range(memory.ranks), 4) if asm else "",
         BLOCK=block,
+        SHARE=share,
+        SHARE_BLOCK=triton.next_power_of_2(share),
         enable_fp_fusion=False,
         num_warps=warps_of(block),
         **overlap(),
@@ -96,17 +113,27 @@ def launch(
     return total_TD, normed_TD
 
 
-def wait_asm(rank: int, ranks: int) -> str:
-    """Return the wait for the flags of all other ranks; all of them are looked at at a time.
+def warps_of(block: int) -> int:
+    return min(16, max(1, block // 256))
 
-    Operands: the value seen last, the address of rank 0's flag, the number of the call, the address of the word that
-    ends all waiting.
+
+def others_of(memory: PeerMemory) -> list[int]:
+    return [rank for rank in range(memory.ranks) if rank != memory.rank]
+
+
+def round_up(number: int, multiple: int) -> int:
+    return triton.cdiv(number, multiple) * multiple
+
+
+def wait_asm(places: Sequence[int], apart: int) -> str:
+    """Return the wait for some of the flags that lie `apart` bytes from each other; all are looked at at a time.
+
+    Operands: the value seen last, the address of flag 0, the number of the call, the address of the word that ends all
+    waiting.
     """
-    others = [source for source in range(ranks) if source != rank]
-    names = ", ".join(f"f{source}" for source in others)
-    flags = [(f"f{source}", f"[$1+{4 * PROGRAMS * source}]") for source in others]
-    looks = " ".join(f"ld.relaxed.sys.global.u32 {name}, {place};" for name, place in flags)
-    checks = " ".join(f"setp.ne.u32 m, {name}, $2; @m bra AGAIN;" for name, _ in flags)
+    names = ", ".join(f"f{place}" for place in places)
+    looks = " ".join(f"ld.relaxed.sys.global.u32 f{place}, [$1+{apart * place}];" for place in places)
+    checks = " ".join(f"setp.ne.u32 m, f{place}, $2; @m bra AGAIN;" for place in places)
     return f"""{{
         .reg .pred m;
         .reg .b32 {names}, spins, word;
@@ -124,12 +151,19 @@ def wait_asm(rank: int, ranks: int) -> str:
         setp.ge.u32 m, spins, {SPINS};
         @m trap;
         bra LOOK;
-        DONE: mov.u32 $0, {flags[-1][0]};
+        DONE: mov.u32 $0, f{places[-1]};
     }}"""
 
 
-FENCE = tl.constexpr("fence.acq_rel.sys; mov.u32 $0, $1;")
-"""What all threads of this program have stored is there, before a flag that is stored behind it."""
+RAISE = tl.constexpr("""{
+    .reg .pred first;
+    .reg .b32 thread;
+    mov.u32 thread, %tid.x;
+    setp.eq.u32 first, thread, 0;
+    @first fence.acq_rel.sys;
+    mov.u32 $0, $1;
+}""")
+"""What all threads have stored, behind a barrier, is there before a flag that the first of them stores."""
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -137,112 +171,124 @@ def two_shot_kernel(
     x, residual, norm, total, normed, addresses, calls, num_rows, words, columns, eps,
     RANK: tl.constexpr, RANKS: tl.constexpr, MAX_ROWS: tl.constexpr, MAX_WORDS: tl.constexpr, PROGRAMS: tl.constexpr,
     KIND: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr,
-    SENDS: tl.constexpr, ADDS: tl.constexpr, RECEIVES: tl.constexpr,
-    ASM: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr,
+    SENDS: tl.constexpr, ADDS: tl.constexpr, RECEIVES: tl.constexpr, PARTS_ASM: tl.constexpr, SUMS_ASM: tl.constexpr,
+    BLOCK: tl.constexpr, SHARE: tl.constexpr, SHARE_BLOCK: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
-    step = tl.num_programs(0) * RANKS
+    step = tl.num_programs(0)
+    owner = program % RANKS
+    group = program - owner
     place = tl.arange(0, BLOCK)
     inside = place < words
     SUMS: tl.constexpr = 2 * MAX_ROWS * MAX_WORDS
-    FLAGS: tl.constexpr = 2 * SUMS
-    stop = tl.load(addresses + RANKS)
+    PART_FLAGS: tl.constexpr = 2 * SUMS
+    SUM_FLAGS: tl.constexpr = PART_FLAGS + RANKS * PROGRAMS
+    own = memory_of(addresses[RANK], tl.int32)
     wait_for_last(OVERLAPS)
     call = tl.load(calls + program) + 1
     turn = call & 1
     if SENDS:
-        for peer in tl.static_range(RANKS):
-            if peer != RANK:
-                memory = memory_of(addresses, peer)
-                row = program * RANKS + peer
-                while row < num_rows:
-                    values = tl.load(x + row.to(tl.int64) * words + place, mask=inside, other=0)
-                    there = (turn * RANKS + RANK) * (MAX_ROWS // RANKS) + row // RANKS
-                    tl.store(memory + there.to(tl.int64) * MAX_WORDS + place, values, mask=inside)
-                    row += step
-        raise_flags(addresses, FLAGS + RANK * PROGRAMS + program, call, RANK, RANKS, ASM)
-    if ADDS:
-        wait_for_flags(addresses, FLAGS + program, call, stop, RANK, RANKS, PROGRAMS, ASM)
-        own = memory_of(addresses, RANK)
-        row = program * RANKS + RANK
+        target = addresses[0]
+        for peer in tl.static_range(1, RANKS):
+            target = tl.where(owner == peer, addresses[peer], target)
+        memory = memory_of(target, tl.int32)
+        row = tl.where(owner == RANK, num_rows, program)  # what belongs to this rank stays where it is
         while row < num_rows:
-            low = tl.zeros([BLOCK], dtype=tl.float32)
-            high = tl.zeros([BLOCK], dtype=tl.float32)
+            values = tl.load(x + row.to(tl.int64) * words + place, mask=inside, other=0)
+            there = (turn * RANKS + RANK) * (MAX_ROWS // RANKS) + row // RANKS
+            tl.store(memory + there.to(tl.int64) * MAX_WORDS + place, values, mask=inside)
+            row += step
+        call = fence(call, PARTS_ASM != "")
+        raise_flag(memory + PART_FLAGS + RANK * PROGRAMS + program, call)
+    if ADDS:
+        wait_for_flags(own + PART_FLAGS + group + RANK, call, addresses[RANKS], RANK, RANKS, PROGRAMS, PARTS_ASM)
+        of_share = owner * SHARE + tl.arange(0, SHARE_BLOCK)
+        shared = (tl.arange(0, SHARE_BLOCK) < SHARE) & (of_share < words)
+        row = group + RANK
+        while row < num_rows:
+            low = tl.zeros([SHARE_BLOCK], dtype=tl.float32)
+            high = tl.zeros([SHARE_BLOCK], dtype=tl.float32)
             for source in tl.static_range(RANKS):
                 if source == RANK:
-                    part = tl.load(x + row.to(tl.int64) * words + place, mask=inside, other=0)
+                    part = tl.load(x + row.to(tl.int64) * words + of_share, mask=shared, other=0)
                 else:
                     there = (turn * RANKS + source) * (MAX_ROWS // RANKS) + row // RANKS
                     part = tl.load(
-                        own + there.to(tl.int64) * MAX_WORDS + place, mask=inside, other=0, cache_modifier=".cg"
+                        own + there.to(tl.int64) * MAX_WORDS + of_share, mask=shared, other=0, cache_modifier=".cg"
                     )
                 first, second = unpack(part, KIND)
                 low += first
                 high += second
             there = SUMS + (turn * MAX_ROWS + row).to(tl.int64) * MAX_WORDS
             for peer in tl.static_range(RANKS):
-                tl.store(memory_of(addresses, peer) + there + place, pack(low, high, KIND), mask=inside)
+                tl.store(memory_of(addresses[peer], tl.int32) + there + of_share, pack(low, high, KIND), mask=shared)
             row += step
-        raise_flags(addresses, FLAGS + (RANKS + RANK) * PROGRAMS + program, call, RANK, RANKS, ASM)
+        call = fence(call, PARTS_ASM != "")
+        for peer in tl.static_range(RANKS):
+            raise_flag(memory_of(addresses[peer], tl.int32) + SUM_FLAGS + RANK * PROGRAMS + program, call)
     if RECEIVES:
-        own = memory_of(addresses, RANK)
-        wait_for_flags(addresses, FLAGS + RANKS * PROGRAMS + program, call, stop, RANK, RANKS, PROGRAMS, ASM)
-        for owner in tl.static_range(RANKS):
-            row = program * RANKS + owner
-            while row < num_rows:
-                begin = row.to(tl.int64) * words
-                there = SUMS + (turn * MAX_ROWS + row).to(tl.int64) * MAX_WORDS
-                received = tl.load(own + there + place, mask=inside, other=0, cache_modifier=".cg")
-                low, high = unpack(received, KIND)
-                if HAS_RESIDUAL:
-                    first, second = unpack(tl.load(residual + begin + place, mask=inside, other=0), KIND)
-                    low += first
-                    high += second
-                tl.store(total + begin + place, pack(low, high, KIND), mask=inside)
-                if HAS_NORM:
-                    low, high = rounded(low, high, KIND)
-                    squares = tl.sum(low * low, 0) + tl.sum(high * high, 0)
-                    scale = 1.0 / tl.sqrt_rn(squares / columns + eps)
-                    first, second = unpack(tl.load(norm + place, mask=inside, other=0), KIND)
-                    tl.store(
-                        normed + begin + place, pack(low * scale * first, high * scale * second, KIND), mask=inside
-                    )
-                row += step
+        row = program
+        if HAS_NORM:
+            first_gain, second_gain = unpack(tl.load(norm + place, mask=inside, other=0), KIND)
+        if HAS_RESIDUAL:
+            before = row_of(residual, row, num_rows, words, place)
+        wait_for_flags(own + SUM_FLAGS + owner * PROGRAMS + group, call, addresses[RANKS], -1, RANKS, 1, SUMS_ASM)
+        while row < num_rows:
+            begin = row.to(tl.int64) * words
+            there = SUMS + (turn * MAX_ROWS + row).to(tl.int64) * MAX_WORDS
+            received = tl.load(own + there + place, mask=inside, other=0, cache_modifier=".cg")
+            low, high = unpack(received, KIND)
+            if HAS_RESIDUAL:
+                first, second = unpack(before, KIND)
+                low += first
+                high += second
+            tl.store(total + begin + place, pack(low, high, KIND), mask=inside)
+            if HAS_NORM:
+                low, high = rounded(low, high, KIND)
+                squares = tl.sum(low * low + high * high, 0)
+                scale = 1.0 / tl.sqrt_rn(squares / columns + eps)
+                values = pack(low * scale * first_gain, high * scale * second_gain, KIND)
+                tl.store(normed + begin + place, values, mask=inside)
+            row += step
+            if HAS_RESIDUAL:
+                before = row_of(residual, row, num_rows, words, place)
         tl.store(calls + program, call)
 
 
 @triton.jit
-def memory_of(addresses, rank):
-    return tl.multiple_of(tl.load(addresses + rank).to(tl.pointer_type(tl.int32)), 16)
+def row_of(values, row, num_rows, words, place):
+    """A row, zeros behind the last one."""
+    inside = place < tl.where(row < num_rows, words, 0)
+    return tl.load(values + row.to(tl.int64) * words + place, mask=inside, other=0)
 
 
 @triton.jit
-def raise_flags(addresses, flag, call, RANK: tl.constexpr, RANKS: tl.constexpr, ASM: tl.constexpr):
-    """Tell this program of every other rank that all that was stored for it is there."""
+def fence(call, COMPILED: tl.constexpr):
+    """Return the number of the call, once all that this program has stored is where it belongs."""
     tl.debug_barrier()
-    if ASM != "":
-        call = tl.inline_asm_elementwise(FENCE, "=r,r", [call], dtype=tl.int32, is_pure=False, pack=1)
-    for peer in tl.static_range(RANKS):
-        if peer != RANK:
-            memory = tl.load(addresses + peer).to(tl.pointer_type(tl.int32))
-            tl.atomic_xchg(memory + flag, call, sem="relaxed", scope="sys")
+    if COMPILED:
+        call = tl.inline_asm_elementwise(RAISE, "=r,r", [call], dtype=tl.int32, is_pure=False, pack=1)
+    return call
 
 
 @triton.jit
-def wait_for_flags(
-    addresses, flag, call, stop, RANK: tl.constexpr, RANKS: tl.constexpr, PROGRAMS: tl.constexpr, ASM: tl.constexpr
-):
-    """Wait for this program's flags of all other ranks. The kernel fails where the host ends the wait.
+def raise_flag(flag, call):
+    tl.atomic_xchg(flag, call, sem="relaxed", scope="sys")
+
+
+@triton.jit
+def wait_for_flags(first, call, stop, RANK: tl.constexpr, RANKS: tl.constexpr, APART: tl.constexpr, ASM: tl.constexpr):
+    """Wait for one flag of each rank but RANK. The kernel fails where the host ends the wait.
 
     What they tell of is loaded past the first-level cache, which others' stores do not change.
     """
-    first = tl.load(addresses + RANK) + 4 * flag.to(tl.int64)
     if ASM != "":
-        tl.inline_asm_elementwise(ASM, "=&r,l,r,l", [first, call, stop], dtype=tl.int32, is_pure=False, pack=1)
+        tl.inline_asm_elementwise(
+            ASM, "=&r,l,r,l", [first.to(tl.int64), call, stop], dtype=tl.int32, is_pure=False, pack=1
+        )
     else:
         for source in tl.static_range(RANKS):
             if source != RANK:
-                place = (first + 4 * PROGRAMS * source).to(tl.pointer_type(tl.int32))
-                while tl.load(place, volatile=True) != call:
+                while tl.load(first + APART * source, volatile=True) != call:
                     pass
     tl.debug_barrier()

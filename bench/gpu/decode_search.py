@@ -26,8 +26,8 @@ from stoker.model.kernels.fused.attention.splits import DecodeScratch
 
 TILES = ((64, 4, 3), (64, 4, 2), (32, 2, 2), (32, 2, 3), (32, 2, 4), (32, 4, 3), (32, 4, 4), (64, 2, 2))
 """(keys, warps, stages)."""
-SPLITS = (4, 2)
-FEWEST_KEYS = (1024, 512)
+SPLITS = (8, 4, 2)
+FEWEST_KEYS = (1024, 512, 256)
 HEAD_DIM = 128
 
 
@@ -36,7 +36,7 @@ class Step:
     lengths: tuple[int, ...]
     seats: int
     heads: tuple[int, int]
-    """Of queries, and of keys and values."""
+    """Of queries, and of keys and values; of one rank in P17 to P19, over four GPUs."""
 
 
 def drawn(count: int, least: int, most: int) -> tuple[int, ...]:
@@ -52,6 +52,12 @@ STEPS = {
     "P7d": Step(drawn(200, 520, 639), 512, (32, 8)),
     "P7d full": Step(drawn(440, 520, 639), 512, (32, 8)),
     "P8": Step(drawn(256, 400, 1324), 256, (32, 4)),
+    "P17": Step(drawn(256, 400, 1324), 256, (8, 2)),
+    "P17 late": Step(drawn(128, 600, 1624), 128, (8, 2)),
+    "P18": Step(drawn(256, 400, 1324), 256, (16, 2)),
+    "P18 late": Step(drawn(128, 600, 1624), 128, (16, 2)),
+    "P19": Step(drawn(256, 400, 1324), 256, (8, 1)),
+    "P19 late": Step(drawn(128, 600, 1624), 128, (8, 1)),
     "few long": Step((8192,) * 8 + drawn(248, 200, 400), 256, (32, 8)),
 }
 
@@ -81,6 +87,8 @@ def measure(step: Step, tile: tuple[int, int, int]) -> dict[str, float]:
     config = DecodeConfig(keys=keys, num_warps=num_warps, num_stages=num_stages)
     q = torch.randn(step.seats, heads, HEAD_DIM, dtype=torch.bfloat16, device="cuda")
     scratch = DecodeScratch(step.seats, heads, kv_heads, HEAD_DIM, "cuda")
+    parts = step.seats * max(SPLITS) * heads
+    scratch.out, scratch.sums = scratch.out.new_empty(parts * HEAD_DIM), scratch.sums.new_empty(2 * parts)
     times: dict[str, float] = {}
     for _ in range(3):
         cache, tables, seq_lens = make_cache_step(lengths, kv_heads)

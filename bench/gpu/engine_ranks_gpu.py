@@ -9,9 +9,9 @@
 
 P17 is Llama-3.1-8B's shape, P18 70B's, P19 Qwen3-30B-A3B's: milliseconds per token of one stream (128 in, 512 out),
 output tokens per second of nano-vllm's 256 requests, milliseconds of one prompt of 8,192 tokens. `:nccl` sums over NCCL
-alone. `:profile` writes the kernels of a decode step of one stream, or of a prompt with `:prompt`; `:whole` computes it
-in one piece instead of two halves. Each figure is printed and written as soon as it is
-measured. Several rows run in a process each. The last line is JSON of all.
+alone. `:requests` and `:prompt` measure that figure alone. `:profile` writes the kernels of a decode step of one
+stream, or of what is measured alone; `:whole` computes a prompt in one piece instead of two halves. Each figure is
+printed and written as soon as it is measured. Several rows run in a process each. The last line is JSON of all.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ class Options:
     no_graphs: bool = False
     profile: bool = False
     prompt: bool = False
+    requests: bool = False
     whole: bool = False
     layers: int = 0
     """Number of layers below the shape's, to try the script out."""
@@ -152,16 +153,22 @@ def measure(spec: str, out: Path) -> dict[str, Any]:
     figures |= {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
     keep(out, spec, figures)
     try:
-        for title, run in [("prompt_8192", first_token)] if options.prompt else MEASURED:
+        for title, run in chosen(options):
             row = Row(shape, run, MAX_LEN, BUDGET, SEATS, "")
             warm_up(engine, row)
             figures[title] = run(engine)
             keep(out, spec, figures)
-            if options.profile and run is (first_token if options.prompt else one_stream):
+            if options.profile and run is chosen(options)[0][1]:
                 profile(engine, row, out.with_suffix(".profile.txt"))
     finally:
         engine.close()
     return figures
+
+
+def chosen(options: Options) -> Sequence[tuple[str, Any]]:
+    """What is measured; the first of it is what is profiled."""
+    wanted = {"requests": options.requests, "prompt_8192": options.prompt}
+    return [row for row in MEASURED if wanted.get(row[0])] or MEASURED
 
 
 def keep(out: Path, spec: str, figures: dict[str, Any]) -> None:

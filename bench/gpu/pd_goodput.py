@@ -34,6 +34,8 @@ from bench.gpu.trace_goodput import Goals, Line, first_lines, shares, speed_for
 MODES = ("colocated", "split", "auto")
 WARM_S, PROBE_S = 20.0, 60.0
 """Seconds of the trace for graphs to be captured, and to look for a speed."""
+WARM_SPEED = 0.5
+"""The least; what is warm does not depend on it."""
 TIMEOUT_S = 120.0
 """Longest answer; a request that exceeds it has failed."""
 
@@ -88,7 +90,7 @@ def measure(
             engines.start(name, role, gpu)
         found: dict[str, Any] = {"ready_s": engines.wait_until_ready(need_peer=mode != "colocated")}
         engines.start_router(dict(zip("pd", roles, strict=True)), module=router_of(mode))
-        replay(engines, arguments, scratch, WARM_S, speed, seed=3)
+        replay(engines, arguments, scratch, WARM_S, max(speed, WARM_SPEED), seed=3)
         if probe is not None:
             found["probe"] = replay(engines, arguments, scratch, PROBE_S, probe, seed=2)
             print(json.dumps({f"{mode}, probe": found["probe"]}), flush=True)  # what follows takes minutes

@@ -32,6 +32,7 @@ ROWS = (
     Layout(tensor=2, model=MODEL, changes=SEQUENCE),
     Layout(tensor=2, model=MODEL, changes=SEQUENCE, recompute=True, zero_stage=2),
     Layout(tensor=2, model=replace(MODEL, tie_embeddings=False), changes=SEQUENCE),
+    Layout(tensor=2, model=replace(MODEL, vocab_size=127), changes=SEQUENCE),
     Layout(replicate=2, model=MODEL, zero_stage=2),
     Layout(shard=2, model=MODEL, zero_stage=3, recompute=True),
     Layout(shard=2, model=EXPERTS, expert=2),

@@ -55,7 +55,7 @@ def split_keys(num_rows: int, num_kv_heads: int) -> int:
     if is_small(num_rows, num_kv_heads):
         return 32
     programs = num_rows * num_kv_heads
-    return 128 if programs <= 64 else 256 if programs <= 512 else 1024
+    return 128 if programs <= 64 else 256 if programs < 256 else 1024
 
 
 class DecodeScratch:

@@ -93,7 +93,9 @@ class Serving:
             if stored and pod["status"]["phase"] == "Running":
                 snapshot = json.loads(stored[0]["data"]["backends.json"])
                 backends = [{**backend, "healthy": healthy} for backend in snapshot["backends"]]
-                self.cluster.report(pod, {"snapshot_version": snapshot["version"], "backends": backends})
+                ready = sum(backend["healthy"] and not backend["draining"] for backend in backends)
+                report = {"snapshot_version": snapshot["version"], "ready_backends": ready, "backends": backends}
+                self.cluster.report(pod, report)
 
     def drain_engines(self) -> None:
         asked = {name for name, path, _ in self.cluster.calls if path == "/drain"}

@@ -75,6 +75,39 @@ def test_the_newest_verified_checkpoint_is_served_behind_a_router() -> None:
     assert [backend["draining"] for backend in serving.snapshot()["backends"]] == [False, False]
 
 
+def test_it_serves_when_a_router_has_reached_an_engine_and_no_longer_when_none_does() -> None:
+    serving = Serving()
+    serving.checkpoint(10)
+    for _ in range(20):
+        serving.cluster.settle_once()
+        for pod in [*serving.engines(), *serving.cluster.pods("router")]:
+            serving.cluster.run(pod)
+        serving.take_snapshots(healthy=False)
+    assert (serving.status["phase"], serving.status["ready"]) == ("Starting", "1/1")
+    assert serving.status["message"] == "no router has reached an engine"
+    serving.rest()
+    assert serving.status["phase"] == "Serving"
+    serving.take_snapshots(healthy=False)
+    serving.cluster.settle_once()
+    assert (serving.status["phase"], serving.status["message"]) == ("Degraded", "no router has reached an engine")
+    assert ready_of(serving.status["conditions"]) == "False"
+    serving.rest()
+    assert serving.status["phase"] == "Serving"
+
+
+def test_a_router_that_has_not_reported_takes_nothing_away() -> None:
+    serving = Serving()
+    serving.checkpoint(10)
+    serving.rest()
+    serving.cluster.reports = {}
+    serving.cluster.settle_once()
+    assert serving.status["phase"] == "Serving"
+
+
+def ready_of(conditions: list[dict[str, Any]]) -> str:
+    return next(str(found["status"]) for found in conditions if found["type"] == "Ready")
+
+
 def test_a_second_pass_over_a_served_model_is_empty() -> None:
     serving = Serving()
     serving.checkpoint(10)

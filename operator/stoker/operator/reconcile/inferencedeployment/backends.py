@@ -52,6 +52,12 @@ def router_calls(view: DeploymentView, wanted: BackendSnapshot) -> tuple[Control
     return tuple(ControlCall(ref_of(pod), "PUT", "/backends", wanted.body) for pod in behind)
 
 
+def engine_known(view: DeploymentView) -> bool:
+    """Whether a Ready router has an engine that answers. One that has not reported, or does not say, may have one."""
+    reports = (view.seen.reports.get(pod["metadata"]["uid"]) for pod in view.routers if is_ready(pod))
+    return any(report is None or report.get("ready_backends") != 0 for report in reports)
+
+
 def _is_listed(pod: Object) -> bool:
     if ended(pod) or pod["metadata"].get("deletionTimestamp"):
         return False

@@ -12,6 +12,7 @@ from stoker.operator.domain.conditions import Health
 from stoker.operator.domain.pods import ended, exit_of
 from stoker.operator.domain.waiting import waiting
 from stoker.operator.reconcile.enginepool.view import FAILURES_TO_STALL
+from stoker.operator.reconcile.inferencedeployment.backends import engine_known
 from stoker.operator.reconcile.inferencedeployment.model_choice import ModelChoice, NoModel
 from stoker.operator.reconcile.inferencedeployment.rollout import RolloutStep, is_overdue
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
@@ -50,6 +51,10 @@ def deployment_state(
         return DeploymentState(Health.PROGRESSING, phase, _reason_without_router(view))
     if any(pool.ready < pool.replicas for pool in pools):
         return DeploymentState(Health.PROGRESSING, "Degraded" if ready else "Starting", why)
+    if not engine_known(view):
+        served = view.deployment.status.phase in ("Serving", "Degraded")
+        text = "no router has reached an engine"
+        return DeploymentState(Health.PROGRESSING, "Degraded" if served else "Starting", text)
     if isinstance(choice, NoModel):
         return DeploymentState(Health.STALLED if choice.stalled else Health.READY, "Serving", choice.message)
     return DeploymentState(Health.READY, "Serving")

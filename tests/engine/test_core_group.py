@@ -142,7 +142,7 @@ def test_all_cores_drain(tmp_path: Path) -> None:
             running = [asyncio.ensure_future(p.http.post(COMPLETIONS, json=body)) for _ in range(2)]
             await until(lambda: [link.running for link in p.engine.links] == [1, 1])
             p.engine.stop.set()
-            await until(lambda: p.engine.front.draining)
+            await until(lambda: p.engine.front.served.draining)
             release(tmp_path)
             assert [(await one).json()["choices"][0]["text"] for one in running] == ["x" * 40] * 2
             assert (await p.ended).cause is Cause.INTERRUPTED

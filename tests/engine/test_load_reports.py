@@ -67,7 +67,7 @@ def test_a_prefill_engine_reports_what_it_computes_for_others(tmp_path: Path) ->
         async with serving(tmp_path) as s:
             assert s.front.reports.report()["peer"] is None
             await s.core.send(replace(STATS, step_tokens=(0,) * 14, transfer=TRANSFER, queue_s={-9: 2}))
-            await until(lambda: s.front.transfer is not None)
+            await until(lambda: s.front.served.transfer is not None)
             report = s.front.reports.report()
             counts = {"requests": 2, "waiting": 1, "waiting_tokens": 300, "prefill_tokens_per_s": 5000.0}
             assert {**counts, "role": "colocated", "queue_s": {-9: 2}}.items() <= report.items()
@@ -78,7 +78,7 @@ def test_a_prefill_engine_reports_what_it_computes_for_others(tmp_path: Path) ->
                 "handover_s": 0.01,
             }
             assert peer.items() <= report["peer"].items()
-            status = transfer_status(s.front.transfer)
+            status = transfer_status(s.front.served.transfer)
             assert status is not None
             assert status["facts"] == {"kv_dtype": "bfloat16"}
             assert status["avoided"] == {"10.0.0.7:8101": "damaged: 3 damaged blocks within 60 s"}

@@ -196,7 +196,7 @@ def test_unloading_lets_requests_end_and_takes_no_new_ones(tmp_path: Path) -> No
             assert engine is not None
             await until(lambda: engine.core.running == 1)
             unloading = asyncio.ensure_future(s.unload("one"))
-            await until(lambda: engine.front.draining)
+            await until(lambda: engine.front.served.draining)
             assert await s.statuses() == {"broken": "unloaded", "one": "draining", "two": "unloaded"}
             assert (await s.load("one")).json()["error"]["code"] == "model_draining"
             assert (await s.complete("say:x", model="one")).json()["error"]["code"] == "draining"

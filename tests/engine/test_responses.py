@@ -32,7 +32,7 @@ class HermesCodec(ByteCodec):
 async def roomy(tmp_path: Path) -> AsyncIterator[Serving]:
     async with serving(tmp_path, HermesCodec) as s:
         await s.core.set_state(CoreState("Serving", "", replace(FACTS, max_model_len=2000)))
-        await until(lambda: s.front.facts is not None and s.front.facts.max_model_len == 2000)
+        await until(lambda: s.front.served.facts is not None and s.front.served.facts.max_model_len == 2000)
         yield s
 
 

@@ -102,7 +102,7 @@ def test_it_serves_says_where_it_stands_and_drains(tmp_path: Path) -> None:
             )
             await until(lambda: p.engine.core.running == 1)
             p.engine.stop.set()
-            await until(lambda: p.engine.front.draining)
+            await until(lambda: p.engine.front.served.draining)
             assert (await p.http.get("/readyz")).status_code == 503
             refused = await p.http.post(COMPLETIONS, json={"prompt": "say:x"})
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
@@ -135,7 +135,7 @@ def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
             running = asyncio.ensure_future(p.http.post(COMPLETIONS, json={"prompt": "hang say:x"}))
             await until(lambda: p.engine.core.running == 1)
             os.kill(os.getpid(), signal.SIGINT)
-            await until(lambda: p.engine.front.draining)
+            await until(lambda: p.engine.front.served.draining)
             os.kill(os.getpid(), signal.SIGINT)
             assert (await p.ended).cause is Cause.INTERRUPTED
             await asyncio.gather(running, return_exceptions=True)

@@ -209,7 +209,7 @@ def test_the_front_passes_the_name_on_and_reports_the_store(tmp_path: Path) -> N
             assert wrong.status_code == 400
             assert f"header {HEADER}: 1 to 16 hexadecimal digits are allowed, got 'no'" in wrong.text
             await s.core.send(replace(STATS, step_tokens=(0,) * 14, shared_store=STORE))
-            await until(lambda: s.front.shared_store == STORE)
+            await until(lambda: s.front.served.shared_store == STORE)
             load = Load.model_validate({"seq": 1, **s.front.reports.report()})
             assert load.store is not None
             assert (load.store.name, load.store.block_s, load.store.announced) == ("ab", 0.002, {"7": True, "8": False})

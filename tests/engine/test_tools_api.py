@@ -48,7 +48,7 @@ async def roomy(tmp_path: Path, codec: Any) -> AsyncIterator[Serving]:
     """A server whose model takes long answers."""
     async with serving(tmp_path, codec) as s:
         await s.core.set_state(CoreState("Serving", "", replace(FACTS, max_model_len=2000)))
-        await until(lambda: s.front.facts is not None and s.front.facts.max_model_len == 2000)
+        await until(lambda: s.front.served.facts is not None and s.front.served.facts.max_model_len == 2000)
         yield s
 
 

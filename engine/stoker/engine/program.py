@@ -40,6 +40,7 @@ from stoker.engine.http.core_metrics import register_core
 from stoker.engine.http.front import Front
 from stoker.engine.http.metrics import FrontMetrics
 from stoker.engine.http.peer_report import peer_of, transfer_status
+from stoker.engine.http.served_model import ServedModel
 from stoker.engine.http.text import TextCodec
 from stoker.model.tokenizer import Tokenizer
 from stoker.pod.causes import Cause, cause_of_exit_code
@@ -105,14 +106,14 @@ class Engine:
         ProcessCollector(namespace="stoker_core", pid=self._pid_of_core, registry=registry)
         registry.register(gpu_metrics())
         register_core(registry, self.names[0], lambda: self.core.stats, lambda: self.core.state.model)
-        self.served: Front | FrontPool
-        """What answers: the front inside this process, or the processes of several."""
+        self.answering: Front | FrontPool
+        """The front inside this process, or the processes of several."""
         if config.api.fronts == 1:
             metrics = FrontMetrics(registry, self.names[0])
-            self.served = front_of(config, self.core, metrics, environment.open_codec, environment.tracer)
+            self.answering = front_of(config, self.core, metrics, environment.open_codec, environment.tracer)
         else:
-            self.served = self._pool()
-            registry.register(FrontsCollector(self.served))
+            self.answering = self._pool()
+            registry.register(FrontsCollector(self.answering))
         self.served.on_broken = lambda _: self.stop.set()
         self.core.on_state = self._follow
         self.drain_route = ControlRoute("POST", "/drain", self._drain)
@@ -120,8 +121,13 @@ class Engine:
     @property
     def front(self) -> Front:
         """The front inside this process."""
-        assert isinstance(self.served, Front), "an engine with several fronts has them in processes of their own"
-        return self.served
+        assert isinstance(self.answering, Front), "an engine with several fronts has them in processes of their own"
+        return self.answering
+
+    @property
+    def served(self) -> ServedModel | FrontPool:
+        """What knows whether requests are taken."""
+        return self.answering.served if isinstance(self.answering, Front) else self.answering
 
     async def run(self) -> TerminationMessage:
         """Serve until a signal, or until the core ends. The termination message names the cause.
@@ -132,7 +138,7 @@ class Engine:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
         try:
-            servers = [self.served] if isinstance(self.served, FrontPool) else self._servers()
+            servers = [self.answering] if isinstance(self.answering, FrontPool) else self._servers()
         except OSError:
             await self.core.close()
             raise
@@ -155,8 +161,8 @@ class Engine:
             await self._end_cores(processes)
             await ended
             stopped.cancel()
-            if isinstance(self.served, FrontPool):
-                await self.served.close()
+            if isinstance(self.answering, FrontPool):
+                await self.answering.close()
             await self.core.close()
 
     async def _close(self, servers: Sequence[Server | FrontPool], ended: asyncio.Task[int]) -> TerminationMessage:
@@ -169,8 +175,8 @@ class Engine:
         message = self._termination(ended.result() if ended.done() else None)
         if ended.done():
             self.core.lose(message.detail)
-            if isinstance(self.served, FrontPool):
-                self.served.lose(message.detail)
+            if isinstance(self.answering, FrontPool):
+                self.answering.lose(message.detail)
         for server in servers:
             await server.stop(1 if ended.done() or self.hurry else max(deadline - time.monotonic(), 1))
         return message
@@ -206,7 +212,7 @@ class Engine:
 
     def _load(self) -> Mapping[str, Any] | None:
         limits = self.config.scheduler
-        return self.served.counters.report(
+        return self.answering.counters.report(
             self.core.stats,
             self.core.state.model,
             max_requests=min(limits.max_requests, limits.max_batch_tokens),

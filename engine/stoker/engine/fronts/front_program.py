@@ -56,7 +56,7 @@ class FrontProgram:
         self.tracer = tracer_of("stoker-engine", os.environ)
         self.front = front_of(config, self.core, self.metrics, Tokenizer.open, self.tracer)
         self.front.elsewhere = self._elsewhere
-        self.front.on_broken = lambda reason: self.link.tell("broken", reason)
+        self.front.served.on_broken = lambda reason: self.link.tell("broken", reason)
         self.front.reports.epoch = arguments.epoch
         self.link = Link(
             socket.socket(fileno=arguments.link),
@@ -169,7 +169,7 @@ class FrontProgram:
         self.front.reports.others = [LoadShare.from_wire(share) for share in shares]
 
     async def _take_draining(self, draining: bool) -> None:
-        self.front.draining = draining
+        self.front.served.draining = draining
 
     async def _lose(self, reason: str) -> None:
         self.core.lose(reason)

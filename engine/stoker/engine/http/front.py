@@ -1,7 +1,7 @@
 """The front of the served model: turns bodies into jobs and jobs into answers. Without HTTP and without torch.
 
-Called by `server`; made by `program`. Owns the codec between text and tokens; the run of a request belongs to
-`generation`.
+Called by `server`; made by `program`. Whether requests are taken, and with which tokenizer, `served_model` knows; the
+run of a request belongs to `generation`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -17,8 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from stoker.engine.config import Role
 from stoker.engine.core.core_client import CoreLost
 from stoker.engine.core.core_group import Cores
-from stoker.engine.core.messages import CoreState, ModelFacts
-from stoker.engine.core.stats import SharedStoreStats, TransferStats
+from stoker.engine.core.messages import ModelFacts
 from stoker.engine.http.errors import ApiError, bad_request, model_not_found, shortened
 from stoker.engine.http.generation import Generation
 from stoker.engine.http.job import Job
@@ -31,7 +30,6 @@ from stoker.engine.http.openai.chat import ChatAnswer
 from stoker.engine.http.openai.completions import CompletionAnswer, CompletionFields
 from stoker.engine.http.openai.logprobs import TokenNames
 from stoker.engine.http.openai.params import (
-    GenerationDefaults,
     beam_settings,
     chat_params,
     check_length,
@@ -63,9 +61,9 @@ from stoker.engine.http.prompts import (
     without_oldest,
 )
 from stoker.engine.http.request_log import LoggedRequest, RequestLog
+from stoker.engine.http.served_model import ServedModel
 from stoker.engine.http.text import Detokenizer, TextCodec
 from stoker.engine.sampling import SamplingParams
-from stoker.pod.causes import Cause
 from stoker.pod.tracing import NoTracer, Tracer
 
 T = TypeVar("T")
@@ -99,117 +97,45 @@ class Front:
         """`managed`: why clients may not load or unload models. `role`: what routers should prefer it for."""
         self.managed = managed
         self.core = core
+        self.served = ServedModel(core, open_codec)
         self.names = tuple(names)
         self.ledger = LoadLedger(core.num_ranks)
         self.reports = LoadReports(
-            self.ledger, role, lambda: self.transfer, lambda: self.queue_s,
-            store=lambda: self.shared_store, step_tokens=lambda: self.step_tokens, transfer_of=core.transfer_of,
+            self.ledger, role, lambda: self.served.transfer, lambda: self.served.queue_s,
+            store=lambda: self.served.shared_store, step_tokens=lambda: self.served.step_tokens,
+            transfer_of=core.transfer_of,
         )  # fmt: skip
         self.metrics = metrics
         self.parsers = parsers
         self.clock = clock
         self.unix_time = unix_time
         self.log = RequestLog()
-        self.draining = False
-        self.broken_cause = Cause.MODEL_ERROR
-        self.broken: str | None = None
-        """Problem of this front that keeps it from serving although the core could."""
         self.tracer: Tracer = NoTracer()
         """For spans of requests."""
-        self.on_broken: Callable[[str], None] = lambda _: None
         self.elsewhere: Callable[[str], Awaitable[dict[str, Any] | None]] = _nowhere
         """Looks for a request at the engine's other fronts."""
         self.created = int(unix_time())
-        self._open_codec = open_codec
-        self._codec: TextCodec | None = None
-        self._defaults = GenerationDefaults()
-        self._opening: asyncio.Task[None] | None = None
-        core.on_state = self.follow
-
-    # The served model.
 
     @property
     def ready(self) -> bool:
         """Whether new requests are accepted."""
-        return self.core.serving and self._codec is not None and not self.draining and not self.unmet
+        return self.served.ready
+
+    def health(self) -> dict[str, str]:
+        """`GET /health`, with the reason."""
+        return self.served.health()
 
     @property
     def counters(self) -> LoadCounters:
         """What it has counted, for `/status`."""
         return self.metrics.load
 
-    @property
-    def queue_s(self) -> Mapping[int, int]:
-        """The core's newest histogram of the time from a request's arrival to its first step."""
-        stats = self.core.stats
-        return stats.queue_s if stats is not None else {}
-
-    @property
-    def shared_store(self) -> SharedStoreStats | None:
-        """The core's newest report on the store that engines share; None without one."""
-        stats = self.core.stats
-        return stats.shared_store if stats is not None else None
-
-    @property
-    def transfer(self) -> TransferStats | None:
-        """The core's newest report on other engines; None where it has nothing to do with them."""
-        stats = self.core.stats
-        return stats.transfer if stats is not None else None
-
-    @property
-    def step_tokens(self) -> tuple[int, int | None]:
-        """Tokens of a full step, and prompt tokens of one beside decodes, as far as they are known."""
-        facts = self.facts
-        return (facts.step_tokens, facts.mixed_tokens) if facts is not None else (0, None)
-
-    @property
-    def unmet(self) -> str:
-        """Why `transfer.require` is not met; empty while it is."""
-        return self.transfer.unmet if self.transfer is not None else ""
-
-    @property
-    def problem(self) -> str:
-        """Why no requests are taken; empty while they are."""
-        return self.broken or self.core.problem or self.unmet
-
-    @property
-    def facts(self) -> ModelFacts | None:
-        return self.core.state.model
-
-    def follow(self, state: CoreState) -> None:
-        """Follow a change of the core's state; called for each."""
-        if state.model is not None and self._opening is None:
-            self._opening = asyncio.create_task(self._open(Path(state.model.tokenizer_folder)))
-
-    async def _open(self, folder: Path) -> None:
-        """Load tokenizer and defaults while the core still warms up."""
-        try:
-            self._defaults = await asyncio.to_thread(GenerationDefaults.load, folder)
-            self._codec = await asyncio.to_thread(self._open_codec, folder)
-        except Exception as error:  # noqa: BLE001 - `/status` shows any reason
-            self.broken = f"{folder}: {error}"
-            self.on_broken(self.broken)
-
-    def _served(self) -> tuple[ModelFacts, TextCodec]:
-        """Return facts and tokenizer of the served model.
-
-        Raises:
-            ApiError: 503, the model is not served now.
-        """
-        facts, codec = self.facts, self._codec
-        if self.ready and facts is not None and codec is not None:
-            return facts, codec
-        if self.draining or self.core.state.phase in ("Draining", "Drained"):
-            raise ApiError(503, "The engine is draining and accepts no new requests.", code="draining", retry_after_s=1)
-        message = self.problem
-        raise ApiError(503, f"The engine is not ready: {message}", code="not_ready", retry_after_s=1)
-
     def models(self) -> dict[str, Any]:
         """`GET /v1/models`, with the defaults that `generation_config.json` brings."""
-        facts = self.facts
+        facts = self.served.facts
         more: dict[str, Any] = {}
         if facts is not None:
-            more = {"max_model_len": facts.max_model_len, "generation_defaults": vars(self._defaults)}
+            more = {"max_model_len": facts.max_model_len, "generation_defaults": vars(self.served.defaults)}
         root = {"object": "model", "created": self.created, "owned_by": "stoker", "root": self.names[0], "parent": None}
         return {"object": "list", "data": [{"id": name, **root, **more} for name in self.names]}
 
@@ -257,14 +183,14 @@ class Front:
         """
         name = self._name(body.model)
         body.check_supported()
-        facts, codec = self._served()
+        facts, codec = self.served.taken()
         prompts = await self._encode_prompts(codec, body)
         bad_sequences = await self._encode_bad_words(codec, body)
         jobs = []
         for number, whole in enumerate(prompts):
             prompt = truncated(body, whole, facts.max_model_len, body.max_tokens)
             room = facts.max_model_len - len(prompt)
-            params = completion_params(body, self._defaults, room, bad_sequences)
+            params = completion_params(body, self.served.defaults, room, bad_sequences)
             self._check(facts, body, prompt, params)
             keep = body.max_tokens != 0
             job_id = f"{call_id}-{number}"
@@ -313,7 +239,7 @@ class Front:
 
     async def _without_oldest(self, body: ChatBody) -> ChatBody:
         """Return the conversation without its oldest messages that do not fit beside the output."""
-        facts, codec = self._served()
+        facts, codec = self.served.taken()
         return await self._in_thread(without_oldest, codec, body, facts.max_model_len - (body.output_limit or 1))
 
     async def _prepare(
@@ -328,7 +254,7 @@ class Front:
         """Render, tokenise and check a conversation."""
         name = self._name(body.model)
         body.check_supported()
-        facts, codec = self._served()
+        facts, codec = self.served.taken()
         use = body.tool_use
         text = await self._in_thread(
             render_chat, codec, body.messages, body.add_generation_prompt, body.tools, body.template_settings,
@@ -337,7 +263,7 @@ class Front:
         whole = await self._in_thread(encode_rendered, codec, text, body.add_special_tokens)
         prompt = truncated(body, whole, facts.max_model_len, body.output_limit)
         bad_sequences = await self._encode_bad_words(codec, body)
-        params = chat_params(body, self._defaults, facts.max_model_len - len(prompt), bad_sequences)
+        params = chat_params(body, self.served.defaults, facts.max_model_len - len(prompt), bad_sequences)
         parsers = self.parsers.for_request(
             use,
             codec.template_source,
@@ -418,23 +344,12 @@ class Front:
         except CoreLost as lost:
             raise ApiError(503, f"The engine core does not answer: {lost}", code="not_ready", retry_after_s=1) from lost
 
-    def health(self) -> dict[str, str]:
-        """`GET /health`: healthy, degraded (it answers, but not as it should) or unhealthy, with the reason."""
-        stats = self.core.stats
-        if self.draining or self.core.state.phase in ("Draining", "Drained"):
-            return {"status": "degraded", "reason": "draining: no new requests are taken"}
-        if not self.ready:
-            return {"status": "unhealthy", "reason": self.problem}
-        if stats is not None and stats.leaked_blocks:
-            return {"status": "degraded", "reason": f"{stats.leaked_blocks} lost blocks of the cache were given back"}
-        return {"status": "healthy", "reason": ""}
-
     # Tokens.
 
     async def tokenize(self, body: TokenizeBody) -> dict[str, Any]:
         """`POST /tokenize`."""
         self._name(body.model)
-        facts, codec = self._served()
+        facts, codec = self.served.taken()
         if body.messages is not None:
             tokens = await self._in_thread(
                 encode_chat,
@@ -461,7 +376,7 @@ class Front:
     async def detokenize(self, body: DetokenizeBody) -> dict[str, Any]:
         """`POST /detokenize`."""
         self._name(body.model)
-        facts, codec = self._served()
+        facts, codec = self.served.taken()
         check_tokens(body.tokens, facts.vocab_size, "tokens")
         return {"prompt": await self._in_thread(decode, codec, body.tokens, body.skip_special_tokens)}
 

@@ -196,7 +196,7 @@ class ModelShelf:
         card |= {"root": folder.name, "parent": None, "status": "unloaded" if entry is None else entry.status}
         if entry is not None and entry.error:
             card["error"] = entry.error
-        if entry is not None and entry.engine is not None and (facts := entry.engine.front.facts) is not None:
+        if entry is not None and entry.engine is not None and (facts := entry.engine.front.served.facts) is not None:
             card["max_model_len"] = facts.max_model_len
         return card
 

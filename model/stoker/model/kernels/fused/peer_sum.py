@@ -34,6 +34,7 @@ CHECKED = 2**10
 """Looks at an inbox between two at the word that ends all waiting."""
 VECTOR_WORDS = 2
 """Words that one instruction moves: rows in the inboxes begin at multiples of them."""
+FEW_RANKS = 4
 FLOAT32, BFLOAT16, FLOAT16 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
@@ -76,7 +77,7 @@ def launch(
     normed_TD = total_TD if norm_D is None else torch.empty_like(x_TD)
     words = x_TD.shape[1] * x_TD.itemsize // WORD_BYTES
     block = triton.next_power_of_2(words)
-    warps = warps_of(block, inboxes.ranks)
+    warps = warps_of(block)
     peer_sum_kernel[(min(x_TD.shape[0], PROGRAMS),)](
         as_words(x_TD),
         None if residual_TD is None else as_words(residual_TD.contiguous()),
@@ -98,7 +99,7 @@ def launch(
         HAS_NORM=norm_D is not None,
         SENDS=sends,
         RECEIVES=receives,
-        **asm_of(pack_of(block, warps), inboxes.rank, inboxes.ranks),
+        **asm_of(pack_of(block, warps, inboxes.ranks), inboxes.rank, inboxes.ranks),
         BLOCK=block,
         enable_fp_fusion=False,
         num_warps=warps,
@@ -111,15 +112,19 @@ def as_words(x: Tensor) -> Tensor:
     return x if x.dtype is torch.int32 else x.view(torch.int32)
 
 
-def warps_of(block: int, ranks: int) -> int:
-    """As many threads as let each move two words of a row, so that none is moved to another thread in between; with
-    the words of many ranks, half of them have the registers."""
-    return min(32 if ranks <= 4 else 16, max(1, block // 32 // VECTOR_WORDS))
+def warps_of(block: int) -> int:
+    """As many threads as let each move two words of a row, so that none is moved to another thread in between."""
+    return min(32, max(1, block // 32 // VECTOR_WORDS))
 
 
-def pack_of(block: int, warps: int) -> int:
-    """Return the number of words that a thread waits for at once; 0 in the interpreter, which knows no assembly."""
-    return 0 if triton.knobs.runtime.interpret else min(VECTOR_WORDS, max(1, block // 32 // warps))
+def pack_of(block: int, warps: int, ranks: int) -> int:
+    """Return the number of each rank's words that a thread waits for at once, for which it has the registers.
+
+    0 in the interpreter, which knows no assembly.
+    """
+    if triton.knobs.runtime.interpret:
+        return 0
+    return 1 if ranks > FEW_RANKS else min(VECTOR_WORDS, max(1, block // 32 // warps))
 
 
 def asm_of(pack: int, rank: int, ranks: int) -> dict[str, int | str]:
@@ -136,13 +141,11 @@ def asm_of(pack: int, rank: int, ranks: int) -> dict[str, int | str]:
         [f"${first + place}" for place in range(pack)],
         *(f"${first + pack * kind}" for kind in (1, 2, 3)),
     )
-    places, looks = "", ""
-    for number, source in enumerate(others):
-        values = [f"${pack * number + place}" for place in range(pack)]
-        places += "".join(
-            f"mad.lo.u64 at{source}_{place}, {apart}, {source}, {at}; " for place, at in enumerate(addresses)
-        )
-        looks += look_at(source, values)
+    places = " ".join(place_words(source, addresses, apart) for source in others)
+    values = [f"${place}" for place in range(first)]
+    looks = " ".join(
+        look_at(source, values[pack * number : pack * (number + 1)]) for number, source in enumerate(others)
+    )
     names = [f"{source}_{place}" for source in others for place in range(pack)]
     checks = " ".join(f"setp.ne.u32 m, f{name}, {call}; @m bra AGAIN;" for name in names)
     asm = f"""{{
@@ -172,14 +175,19 @@ def asm_of(pack: int, rank: int, ranks: int) -> dict[str, int | str]:
     return {"PACK": pack, "ASM": asm, "CONSTRAINTS": ",".join(constraints)}
 
 
+def place_words(source: int, addresses: list[str], apart: str) -> str:
+    """Compute the addresses of a rank's words."""
+    return " ".join(f"mad.lo.u64 at{source}_{place}, {apart}, {source}, {at};" for place, at in enumerate(addresses))
+
+
 def look_at(source: int, values: list[str]) -> str:
     """Load a rank's words, each a value and a flag; two that lie side by side at once."""
     pairs = [f"{value}, f{source}_{place}" for place, value in enumerate(values)]
-    looks = [f"ld.volatile.global.v2.u32 {{{pair}}}, [at{source}_{place}]; " for place, pair in enumerate(pairs)]
+    looks = [f"ld.volatile.global.v2.u32 {{{pair}}}, [at{source}_{place}];" for place, pair in enumerate(pairs)]
     if len(values) == 1:
         return looks[0]
-    both = f"@beside ld.volatile.global.v4.u32 {{{', '.join(pairs)}}}, [at{source}_0]; "
-    return both + "".join(f"@!beside {look}" for look in looks)
+    both = f"@beside ld.volatile.global.v4.u32 {{{', '.join(pairs)}}}, [at{source}_0];"
+    return " ".join([both, *(f"@!beside {look}" for look in looks)])
 
 
 @triton.constexpr_function

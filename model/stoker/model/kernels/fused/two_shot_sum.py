@@ -122,7 +122,7 @@ def others_of(memory: PeerMemory) -> list[int]:
 
 
 def round_up(number: int, multiple: int) -> int:
-    return triton.cdiv(number, multiple) * multiple
+    return -(-number // multiple) * multiple
 
 
 def wait_asm(places: Sequence[int], apart: int) -> str:

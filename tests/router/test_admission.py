@@ -42,10 +42,11 @@ class Clock:
 
 
 def load(waiting_tokens: int, rate: float | None = 1000.0, step_tokens: int = 1_000_000) -> dict[str, object]:
-    """Of an engine whose steps hold all that waits, so that no prompt passes another one."""
+    """Of an engine whose steps hold all that waits, in one prompt of another router, so that none passes another."""
     rates = {"prefill_tokens_per_s": rate} if rate else {}
     steps = {"step_tokens": step_tokens}
-    return {"epoch": "e", "requests": 1, "waiting": 1, "waiting_tokens": waiting_tokens, **steps, **rates}
+    waiting = {"waiting": 1, "waiting_tokens": waiting_tokens, "prompts": [waiting_tokens]}
+    return {"epoch": "e", "requests": 1, **waiting, **steps, **rates}
 
 
 async def engine_with(waiting_tokens: int, **behaviour: Any) -> FakeEngine:

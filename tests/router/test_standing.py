@@ -116,9 +116,15 @@ def test_a_request_with_its_first_byte_waits_no_longer_whatever_an_older_report_
     load = backend.load
     assert load is not None
     assert (load.waiting, load.waiting_tokens, load.decoding, load.prompts) == (1, 200, 2, (200,))
+    with backend.computing(10):
+        backend.reported(report(seq=2, requests=2, waiting=1, waiting_tokens=1500, prompts=(1500,)))
+    assert list(measured(backend, backend.load).prompts) == [1500], "made before a request so short had come"
+    with backend.computing(9000):
+        backend.reported(report(seq=3, requests=2, waiting=2, waiting_tokens=9500, prompts=(500, 9000)))
+    assert list(measured(backend, backend.load).prompts) == [9000], "most of it was computed"
     with backend.computing(900), backend.computing(100):
-        backend.reported(report(seq=2, requests=4, waiting=4, waiting_tokens=2000))
+        backend.reported(report(seq=4, requests=4, waiting=4, waiting_tokens=2000))
     assert list(measured(backend, backend.load).prompts) == [500, 500], "equal parts, where they are not listed"
     with backend.computing(900):
-        backend.reported(report(seq=3))
+        backend.reported(report(seq=5))
     assert list(measured(backend, backend.load).prompts) == []

@@ -90,7 +90,7 @@ class CountedPlace:
         finally:
             del self._unstarted[request]
             if self.report is not None and self._reports > before:
-                self.report = self.report.less_one()
+                self.report = self.report.less_one(tokens)
             self._count_unstarted()
 
     def _count_unstarted(self) -> None:

@@ -26,6 +26,8 @@ SILENT_S = 5.0
 MAX_REPORT_BYTES = 1 << 18
 MOST_WAITING = 4096
 """Waiting requests of an engine that are looked at."""
+ROUGHLY = 256
+"""Prompt tokens by which a router's estimate may be too low, beside half of the prompt: a template's, for example."""
 STORE_BYTES_PER_S = 0.2e9
 """Rate of a store while none has been measured."""
 
@@ -166,14 +168,19 @@ class Load(RankLoad):
         each = max(self.waiting_tokens - sum(self.prompts), 0) // (self.waiting - len(self.prompts))
         return (*self.prompts, *(each,) * more)
 
-    def less_one(self) -> Load:
-        """The report without one request that waits: it has its first token, and the next report comes later."""
-        if not self.waiting:
+    def less_one(self, tokens: int) -> Load:
+        """The report without the first request of at most about so many tokens, some of which may be computed: it has
+        its first token, and the next report comes later. A report that lists longer ones alone was made before it."""
+        first = next((listed for listed in self.prompts if listed <= 2 * tokens + ROUGHLY), None)
+        if not self.waiting or (self.prompts and first is None):
             return self
-        first = self.prompts[0] if self.prompts else self.waiting_tokens // self.waiting
+        prompts = list(self.prompts)
+        if first is not None:
+            prompts.remove(first)
+        gone = self.waiting_tokens // self.waiting if first is None else first
         left = {
-            "waiting": self.waiting - 1, "waiting_tokens": max(self.waiting_tokens - first, 0),
-            "prompts": self.prompts[1:],
+            "waiting": self.waiting - 1, "waiting_tokens": max(self.waiting_tokens - gone, 0),
+            "prompts": tuple(prompts),
         }  # fmt: skip
         return Load.model_construct(**{name: getattr(self, name) for name in Load.model_fields} | left)
 

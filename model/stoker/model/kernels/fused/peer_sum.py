@@ -35,6 +35,7 @@ CHECKED = 2**10
 VECTOR_WORDS = 2
 """Words that one instruction moves: rows in the inboxes begin at multiples of them."""
 FEW_RANKS = 4
+"""With more, a thread has registers for one word of each at a time."""
 FLOAT32, BFLOAT16, FLOAT16 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
@@ -249,10 +250,7 @@ def peer_sum_kernel(
                 high += second
             tl.store(total + begin + place, pack(low, high, KIND), mask=inside)
             if HAS_NORM:
-                low, high = rounded(low, high, KIND)
-                squares = tl.sum(low * low + high * high, 0)
-                scale = 1.0 / tl.sqrt_rn(squares / columns + eps)
-                values = pack(low * scale * first_gain, high * scale * second_gain, KIND)
+                values = normalised(low, high, first_gain, second_gain, columns, eps, KIND)
                 tl.store(normed + begin + place, values, mask=inside)
             row += tl.num_programs(0)
         tl.store(calls + program, call)
@@ -318,3 +316,12 @@ def pack(low, high, KIND: tl.constexpr):
 def rounded(low, high, KIND: tl.constexpr):
     """The values as they are stored."""
     return unpack(pack(low, high, KIND), KIND)
+
+
+@triton.jit
+def normalised(low, high, first_gain, second_gain, columns, eps, KIND: tl.constexpr):
+    """The words of a row that is stored, divided by its root mean square and times the norm's weights."""
+    low, high = rounded(low, high, KIND)
+    squares = tl.sum(low * low + high * high, 0)
+    scale = 1.0 / tl.sqrt_rn(squares / columns + eps)
+    return pack(low * scale * first_gain, high * scale * second_gain, KIND)

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from stoker.model.kernels.fused.launch import overlap, wait_for_last
 from stoker.model.kernels.fused.peer_memory import KINDS, WORD_BYTES, PeerMemory
-from stoker.model.kernels.fused.peer_sum import CHECKED, SPINS, as_words, memory_of, pack, rounded, unpack
+from stoker.model.kernels.fused.peer_sum import CHECKED, SPINS, as_words, memory_of, normalised, pack, unpack
 
 PROGRAMS = 256
 """At most as many as run at once, two for each multiprocessor."""
@@ -155,7 +155,7 @@ def wait_asm(places: Sequence[int], apart: int) -> str:
     }}"""
 
 
-RAISE = tl.constexpr("""{
+FENCE = tl.constexpr("""{
     .reg .pred first;
     .reg .b32 thread;
     mov.u32 thread, %tid.x;
@@ -244,10 +244,7 @@ def two_shot_kernel(
                 high += second
             tl.store(total + begin + place, pack(low, high, KIND), mask=inside)
             if HAS_NORM:
-                low, high = rounded(low, high, KIND)
-                squares = tl.sum(low * low + high * high, 0)
-                scale = 1.0 / tl.sqrt_rn(squares / columns + eps)
-                values = pack(low * scale * first_gain, high * scale * second_gain, KIND)
+                values = normalised(low, high, first_gain, second_gain, columns, eps, KIND)
                 tl.store(normed + begin + place, values, mask=inside)
             row += step
             if HAS_RESIDUAL:
@@ -267,7 +264,7 @@ def fence(call, COMPILED: tl.constexpr):
     """Return the number of the call, once all that this program has stored is where it belongs."""
     tl.debug_barrier()
     if COMPILED:
-        call = tl.inline_asm_elementwise(RAISE, "=r,r", [call], dtype=tl.int32, is_pure=False, pack=1)
+        call = tl.inline_asm_elementwise(FENCE, "=r,r", [call], dtype=tl.int32, is_pure=False, pack=1)
     return call
 
 

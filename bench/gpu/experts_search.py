@@ -1,8 +1,11 @@
 """Times of the kernels of a layer of experts for candidate tiles, so that the best can be put into their tables.
 
-    python -m bench.gpu.experts_search --out DIR [--tokens 1 256 ...] [--warm 12] [--only-layer]
+    python -m bench.gpu.experts_search --out DIR [--tokens 1 256 ...] [--warm 12] [--only-layer] [--held 32]
+        [--skew 0.12]
 
-The shape is Qwen3-30B-A3B's: 128 experts, 8 of a token, hidden 2,048, 768 columns of an expert; routers are even. First
+The shape is Qwen3-30B-A3B's: 128 experts, 8 of a token, hidden 2,048, 768 columns of an expert. `--held`: experts that
+this rank holds of the 128. Routers are even; `--skew` adds a common part of that size to all tokens, as real hidden
+states have one (0.12 at 256 tokens: the fullest expert has twice the mean, as in P8's steps). First
 `--warm` processes compile all candidates, then each is timed alone, in a graph of several calls whose tokens, and so
 experts, take turns. `limit` is the larger of bytes / 4.4 TB/s, with the experts that were chosen, and operations / 780
 TFLOP/s. Whole layers are timed with the tables as they are, against the single operations.
@@ -53,6 +56,10 @@ class Inputs(NamedTuple):
     order: RowOrder
     activated: Tensor
     distinct: int
+    fullest: int
+    """Rows of the fullest expert."""
+    rows: int
+    """Of all experts that are held."""
 
 
 def main() -> None:
@@ -61,21 +68,23 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="*", default=list(TOKENS))
     parser.add_argument("--warm", type=int, default=0, help="processes that compile first")
     parser.add_argument("--share", help=argparse.SUPPRESS)
+    parser.add_argument("--held", type=int, default=EXPERTS, help="experts that the rank holds")
+    parser.add_argument("--skew", type=float, default=0.0, help="common part of all tokens")
     parser.add_argument("--only-layer", action="store_true", help="whole layers with the tables as they are")
     arguments = parser.parse_args()
     if arguments.share:
-        compile_share(*map(int, arguments.share.split("/")))
+        compile_share(*map(int, arguments.share.split("/")), arguments.held)
         return
     arguments.out.mkdir(parents=True, exist_ok=True)
     begin = time.perf_counter()
     if arguments.warm and not arguments.only_layer:
-        warm_up(arguments.warm, arguments.out)
+        warm_up(arguments.warm, arguments.out, arguments.held)
     print(f"compiled in {time.perf_counter() - begin:.1f} s", flush=True)
     results: list[dict[str, Any]] = []
-    weights = random_weights()
+    weights = random_weights(arguments.held)
     with torch.inference_mode():
         for tokens in arguments.tokens:
-            found = measure(weights, tokens, arguments.only_layer)
+            found = measure(weights, tokens, arguments.only_layer, arguments.skew)
             results += found
             show(tokens, found)
             (arguments.out / "experts.json").write_text(json.dumps(results) + "\n")
@@ -94,15 +103,16 @@ def show(tokens: int, found: list[dict[str, Any]]) -> None:
 
 def gate_up_tiles(mean_rows: float) -> Iterator[ExpertTile]:
     shapes = [
-        (64, 64, 4, 4), (64, 64, 4, 6), (64, 128, 4, 3), (64, 128, 4, 4), (128, 64, 4, 3), (128, 64, 4, 4),
-        (128, 64, 8, 3), (128, 64, 8, 4), (128, 128, 8, 3),
+        (32, 128, 4, 4), (32, 256, 4, 3), (64, 64, 4, 4), (64, 64, 4, 6), (64, 128, 4, 3), (64, 128, 4, 4),
+        (128, 64, 4, 3), (128, 64, 4, 4), (128, 64, 8, 3), (128, 64, 8, 4), (128, 128, 8, 3),
     ]  # fmt: skip
     yield from tiles(mean_rows, shapes, [(64, 64, 4, 4), (64, 128, 4, 3), (128, 64, 8, 3)])
 
 
 def down_tiles(mean_rows: float) -> Iterator[ExpertTile]:
     shapes = [
-        (64, 64, 4, 6), (64, 128, 4, 3), (64, 128, 4, 4), (64, 128, 4, 6), (128, 64, 4, 4), (128, 64, 4, 6),
+        (64, 64, 4, 6), (64, 256, 4, 3), (128, 256, 8, 3), (64, 128, 4, 3), (64, 128, 4, 4), (64, 128, 4, 6),
+        (128, 64, 4, 4), (128, 64, 4, 6),
         (128, 128, 4, 3), (128, 128, 8, 3), (128, 64, 8, 4), (256, 64, 8, 4),
     ]  # fmt: skip
     yield from tiles(mean_rows, shapes, [(64, 128, 4, 4), (128, 64, 4, 4), (128, 128, 8, 3)])
@@ -112,7 +122,7 @@ def tiles(mean_rows: float, shapes: list[Any], plain: list[Any]) -> Iterator[Exp
     for rows in row_sizes(mean_rows):
         for outputs, columns, warps, stages in shapes:
             yield ExpertTile(rows, outputs, columns, warps, stages)
-            if rows >= 64:
+            if rows >= 32:
                 yield ExpertTile(rows, outputs, columns, warps, stages, mapped=True)
         for outputs, columns, warps, stages in plain:
             yield ExpertTile(rows, outputs, columns, warps, stages, described=False, mapped=rows == 128)
@@ -139,18 +149,18 @@ def pair_down_tiles() -> Iterator[PairTile]:
 # Compilation.
 
 
-def warm_up(processes: int, out: Path) -> None:
+def warm_up(processes: int, out: Path, held: int) -> None:
     """Compile all candidates; what fails in a process fails again when it is timed, and is reported there."""
-    command = [sys.executable, "-m", "bench.gpu.experts_search", "--out", str(out), "--share"]
+    command = [sys.executable, "-m", "bench.gpu.experts_search", "--out", str(out), "--held", str(held), "--share"]
     children = [subprocess.Popen([*command, f"{number}/{processes}"]) for number in range(processes)]
     for child in children:
         child.wait()
 
 
-def compile_share(number: int, processes: int) -> None:
-    weights, calls = random_weights(), []
+def compile_share(number: int, processes: int, held: int) -> None:
+    weights, calls = random_weights(held), []
     with torch.inference_mode():
-        inputs = make_inputs(weights, 16)
+        inputs = make_inputs(weights, 16, 0.0)
         for tile in dict.fromkeys(tile for mean in (1, 8, 16, 128) for tile in gate_up_tiles(mean)):
             calls.append(partial(grouped_gate_up, inputs.x, inputs.order, weights, tile))
         for tile in dict.fromkeys(tile for mean in (1, 8, 16, 128) for tile in down_tiles(mean)):
@@ -171,29 +181,32 @@ def tried(call: Call) -> str:
 # Times.
 
 
-def random_weights() -> ExpertWeights:
+def random_weights(held: int) -> ExpertWeights:
     def random(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=BF16, device="cuda").normal_(0, 0.02)
 
     torch.manual_seed(0)
-    gate_up, down = random(EXPERTS * 2 * WIDTH, HIDDEN), random(EXPERTS * HIDDEN, WIDTH)
+    gate_up, down = random(held * 2 * WIDTH, HIDDEN), random(held * HIDDEN, WIDTH)
     return ExpertWeights(random(EXPERTS, HIDDEN), gate_up, down, CHOICES, True)
 
 
-def make_inputs(weights: ExpertWeights, tokens: int) -> Inputs:
-    x = torch.randn(tokens, HIDDEN, device="cuda").to(BF16)
+def make_inputs(weights: ExpertWeights, tokens: int, skew: float) -> Inputs:
+    common = skew * torch.randn(HIDDEN, device="cuda")
+    x = (torch.randn(tokens, HIDDEN, device="cuda") + common).to(BF16)
     choices = route_rows(x, weights)
-    order = order_rows(choices.experts, EXPERTS)
+    order = order_rows(choices.experts, weights.num_own)
     activated = torch.randn(tokens * CHOICES, WIDTH, device="cuda").to(BF16)
-    return Inputs(x, choices, order, activated, len(choices.experts.unique()))
+    rows_E = torch.bincount(choices.experts.flatten(), minlength=EXPERTS)[: weights.num_own]
+    return Inputs(x, choices, order, activated, int((rows_E > 0).sum()), int(rows_E.max()), int(rows_E.sum()))
 
 
-def measure(weights: ExpertWeights, tokens: int, only_layer: bool) -> list[dict[str, Any]]:
-    turns = [make_inputs(weights, tokens) for _ in range(TURNS if tokens <= 2048 else 1)]
+def measure(weights: ExpertWeights, tokens: int, only_layer: bool, skew: float) -> list[dict[str, Any]]:
+    turns = [make_inputs(weights, tokens, skew) for _ in range(TURNS if tokens <= 2048 else 1)]
+    print(f"T={tokens}: rows of the fullest expert {[one.fullest for one in turns]}", flush=True)
     distinct = sum(one.distinct for one in turns) / len(turns)
     rows = tokens * CHOICES
     expert_us = 2e6 * HIDDEN * WIDTH * distinct / BYTES_PER_S
-    work_us = 2e6 * rows * HIDDEN * WIDTH / OPERATIONS_PER_S
+    work_us = 2e6 * sum(one.rows for one in turns) / len(turns) * HIDDEN * WIDTH / OPERATIONS_PER_S
     results: list[dict[str, Any]] = []
 
     def timed(kernel: str, parts: int, tile: Any, make: Callable[[Inputs], Call]) -> None:
@@ -205,13 +218,14 @@ def measure(weights: ExpertWeights, tokens: int, only_layer: bool) -> list[dict[
 
     timed("layer", 3, "table", lambda one: partial(layer, one.x, weights))
     timed("route rows", 0, "", lambda one: partial(route_rows, one.x, weights))
-    timed("order rows", 0, "", lambda one: partial(order_rows, one.choices.experts, EXPERTS))
+    timed("order rows", 0, "", lambda one: partial(order_rows, one.choices.experts, weights.num_own))
     y = torch.randn(rows, HIDDEN, device="cuda").to(BF16)
     timed("sum choices", 0, "", lambda one: partial(sum_choices, y, one.choices, weights.first, weights.num_own))
     table = tiles_for(rows, EXPERTS, BF16)
     timed("grouped", 3, "table", lambda one: partial(grouped_products, one.x, one.choices, one.order, weights, table))
-    timed("single operations", 3, "", lambda one: partial(single_operations, one.x, weights))
-    if tokens >= 256:
+    if weights.num_own == EXPERTS:
+        timed("single operations", 3, "", lambda one: partial(single_operations, one.x, weights))
+    if tokens >= 256 and weights.num_own == EXPERTS:
         timed("torch", 3, "", lambda one: partial(products_by_torch, one.x, one.choices, weights))
     if tokens <= MAX_PAIRS:
         timed("route few", 0, "", lambda one: partial(route_few, one.x, None, weights))

@@ -190,7 +190,7 @@ class Ops(ExpertOps):
             if fused is not None:
                 return fused
         normed_TD, total_TD = self.norm_of_sum(x_TD, update_TD, norm_D, eps)
-        return self.swiglu(self.linear(normed_TD, gate_up_FD)), total_TD
+        return self.linear_swiglu(normed_TD, gate_up_FD), total_TD
 
     def linear_swiglu(self, x_TD: Tensor, gate_up_FD: Tensor) -> Tensor:
         """Return swiglu(linear(x)), in one kernel where that is faster; the weight holds gate's rows, then up's."""

@@ -18,12 +18,12 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from stoker.model.kernels.expert_weights import ExpertWeights
+from stoker.model.kernels.fused.alignment import is_aligned
 from stoker.model.kernels.fused.expert_order import RowOrder
 from stoker.model.kernels.fused.expert_router import Choices
 from stoker.model.kernels.fused.expert_tiles import ExpertTile, LayerTiles
 from stoker.model.kernels.fused.grouped_linear import find_rows
 from stoker.model.kernels.fused.launch import overlap, wait_for_last
-from stoker.model.kernels.fused.tiled_linear import is_aligned
 
 SUM_BLOCK = 1024
 """Columns of one program of the weighted sum."""

@@ -1,4 +1,4 @@
-"""Products with weights: cuBLAS, but for few rows a kernel of our own.
+"""Products with weights: cuBLAS, but for few rows and for several ones kernels of our own.
 
 T rows, D input size, E output size.
 
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stoker.model.kernels.fused.few_rows import few_rows, suits_rows
+from stoker.model.kernels.fused.several_rows import several_rows, tile_for
 from stoker.model.kernels.grad_destination import grad_destination, weight_gradient
 from stoker.model.kernels.weight_queue import later, now_or_later
 
@@ -27,6 +28,9 @@ def linear(x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None) -> Tensor:
         return y_TE if bias_E is None else y_TE + bias_E
     if suits_rows(x_TD, weight_ED):
         y_TE = few_rows(x_TD, weight_ED)
+        return y_TE if bias_E is None else y_TE + bias_E
+    if (tile := tile_for(x_TD, weight_ED)) is not None:
+        y_TE = several_rows(x_TD, weight_ED, tile)
         return y_TE if bias_E is None else y_TE + bias_E
     return F.linear(x_TD, weight_ED, bias_E)
 

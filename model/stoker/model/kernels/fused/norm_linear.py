@@ -1,5 +1,5 @@
-"""Norm, product and SwiGLU of few rows in fewer kernels: in a decode step of one stream each kernel costs two or three
-microseconds beside its bytes.
+"""Norm, product and SwiGLU of few rows in fewer kernels, and product and SwiGLU of several rows in one: in a decode
+step each kernel costs two or three microseconds beside its bytes.
 
 Without gradient only.
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from stoker.model.kernels.fused.few_rows import MAX_NORM_DEPTH, RowNorm, few_normed_rows, few_rows, suits_rows
 from stoker.model.kernels.fused.norm import add_rms_norm, rms_norm, wants_grad
+from stoker.model.kernels.fused.several_rows import several_rows, tile_for
 
 
 def norm_linear(
@@ -42,9 +43,12 @@ def norm_linear_swiglu(
 
 def linear_swiglu(x_TD: Tensor, weight_FD: Tensor) -> Tensor | None:
     """Compute product and SwiGLU in one kernel; None where that is not faster."""
-    if not suits_rows(x_TD, weight_FD) or wants_grad(x_TD, weight_FD):
+    if wants_grad(x_TD, weight_FD):
         return None
-    return few_rows(x_TD, weight_FD, is_gated=True)
+    if suits_rows(x_TD, weight_FD):
+        return few_rows(x_TD, weight_FD, is_gated=True)
+    tile = tile_for(x_TD, weight_FD, is_gated=True)
+    return None if tile is None else several_rows(x_TD, weight_FD, tile, is_gated=True)
 
 
 def suits(x_TD: Tensor, update_TD: Tensor | None, norm_D: Tensor, weight_ED: Tensor) -> bool:

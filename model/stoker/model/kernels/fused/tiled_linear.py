@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from stoker.model.kernels.fused.alignment import is_aligned
 from stoker.model.kernels.fused.linear import Linear
 
 GROUP = 8
@@ -40,8 +41,6 @@ ENOUGH = 90
 PLAIN = Tile(64, 64, 32, 4, 3)
 """float32, whose products are not for tensor cores."""
 WIDE_OUTPUTS = 16384
-ALIGNMENT = 16
-"""Bytes: the tensor memory accelerator copies tiles from rows that begin at such places."""
 
 
 def linear(x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None) -> Tensor:
@@ -109,10 +108,6 @@ def tile_for(num_rows: int, num_outputs: int, dtype: torch.dtype) -> Tile:
         if num_rows > tile.rows // 2 and programs >= ENOUGH:
             return tile
     return MANY[-1]
-
-
-def is_aligned(x: Tensor) -> bool:
-    return x.data_ptr() % ALIGNMENT == 0 and x.stride(0) * x.element_size() % ALIGNMENT == 0
 
 
 @triton.jit

@@ -10,6 +10,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass
@@ -265,6 +266,30 @@ def test_a_core_that_never_starts_is_the_program_s_end(tmp_path: Path) -> None:
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
             (tmp_path / "end").touch()
             assert (await p.ended).cause is Cause.MODEL_ERROR
+
+    run(scenario)
+
+
+def test_it_is_warming_until_the_tokenizer_is_read(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        opened = threading.Event()
+
+        def slow_codec(folder: Path) -> TextCodec:
+            assert opened.wait(120)
+            return ByteCodec(folder)
+
+        async with program(tmp_path, open_codec=slow_codec) as p:
+            await until(lambda: p.engine.core.serving)
+            status = (await p.http.get("/status")).json()
+            assert (status["phase"], status["message"]) == ("Warming", "the tokenizer is being read")
+            refused = await p.http.post(COMPLETIONS, json={"prompt": "say:x"})
+            assert refused.status_code == 503
+            assert refused.json()["error"]["message"] == "The engine is not ready: the tokenizer is being read"
+            assert (await p.http.get("/health")).json()["reason"] == "the tokenizer is being read"
+            opened.set()
+            await until(lambda: p.engine.front.ready)
+            status = (await p.http.get("/status")).json()
+            assert (status["phase"], status["message"]) == ("Serving", "")
 
     run(scenario)
 

@@ -189,7 +189,7 @@ class Engine:
             "program": "engine",
             "pod_uid": self.environment.pod_uid,
             "revision": self.config.identity.revision,
-            "phase": "Draining" if self.served.draining and state.phase == "Serving" else state.phase,
+            "phase": self.served.phase,
             "message": self.served.problem,
             "models": list(self.names),
             "model_digest": model.digest if model is not None else None,

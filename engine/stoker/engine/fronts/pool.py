@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.engine.core.core_group import Cores
-from stoker.engine.core.messages import CoreState
+from stoker.engine.core.messages import CoreState, Phase
 from stoker.engine.fronts.acceptor import Acceptor
 from stoker.engine.fronts.front_process import FrontCommand, FrontProcess
 from stoker.engine.fronts.link import AskFailed, LinkLost
@@ -96,9 +96,23 @@ class FrontPool:
     @property
     def problem(self) -> str:
         """Why no requests are taken; empty while they are."""
+        return self.broken or self.core.problem or self.unmet or ("" if self.ready else "no front is ready")
+
+    @property
+    def unmet(self) -> str:
+        """Why `transfer.require` is not met; empty while it is."""
         stats = self.core.stats
-        unmet = stats.transfer.unmet if stats is not None and stats.transfer is not None else ""
-        return self.broken or self.core.problem or unmet
+        return stats.transfer.unmet if stats is not None and stats.transfer is not None else ""
+
+    @property
+    def phase(self) -> Phase:
+        """The core's phase, as far as a front follows it."""
+        phase = self.core.state.phase
+        if phase != "Serving":
+            return phase
+        if self.draining:
+            return "Draining"
+        return phase if self.ready or self.unmet else "Warming"
 
     @property
     def draining(self) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from stoker.engine.core.core_group import Cores
-from stoker.engine.core.messages import CoreState, ModelFacts
+from stoker.engine.core.messages import CoreState, ModelFacts, Phase
 from stoker.engine.core.stats import SharedStoreStats, TransferStats
 from stoker.engine.http.errors import ApiError
 from stoker.engine.http.openai.params import GenerationDefaults
@@ -41,9 +41,23 @@ class ServedModel:
         return self.core.serving and self._codec is not None and not self.draining and not self.unmet
 
     @property
+    def phase(self) -> Phase:
+        """The core's phase, as far as this front follows it."""
+        phase = self.core.state.phase
+        if phase != "Serving":
+            return phase
+        if self.draining:
+            return "Draining"
+        return phase if self._codec is not None else "Warming"
+
+    @property
     def problem(self) -> str:
         """Why no requests are taken; empty while they are."""
-        return self.broken or self.core.problem or self.unmet
+        return self.broken or self.core.problem or self.unmet or self._unread
+
+    @property
+    def _unread(self) -> str:
+        return "the tokenizer is being read" if self._codec is None else ""
 
     @property
     def facts(self) -> ModelFacts | None:

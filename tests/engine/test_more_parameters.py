@@ -150,6 +150,19 @@ def test_the_best_of_several_answers_is_returned(tmp_path: Path) -> None:
     run(scenario)
 
 
+def test_an_echoed_prompt_does_not_change_the_best_answer(tmp_path: Path) -> None:
+    """Choice 1 ends with its first token, 1, which is less probable than each of the eight of choice 0."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            body = {"prompt": "say:!!!!!!!!", "best_of": 2, "stop": ["1"], "max_tokens": 20}
+            for echo in (False, True):
+                (choice,) = (await s.post(COMPLETIONS, **body, echo=echo)).json()["choices"]
+                assert choice["text"].endswith("say:!!!!!!!!!!!!!!!!" if echo else "!!!!!!!!")
+
+    run(scenario)
+
+
 def test_times_are_in_the_usage_on_request(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as s:

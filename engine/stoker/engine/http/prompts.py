@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stoker.engine.http.errors import bad_request
+from stoker.engine.http.errors import bad_request, shown
 from stoker.engine.http.openai.completions import EchoedPrompt
 from stoker.engine.http.openai.protocol import ChatBody, ChatMessage, CompletionBody, GenerationBody
 from stoker.engine.http.text import TextCodec
@@ -23,7 +23,7 @@ INSTRUCTING = ("system", DEVELOPER)
 def check_tokens(tokens: Sequence[int], vocab_size: int, field: str = "prompt") -> None:
     wrong = next((token for token in tokens if not 0 <= token < vocab_size), None)
     if wrong is not None:
-        message = f"{field}: token ids from 0 to {vocab_size - 1} are allowed, got {wrong}"
+        message = f"{field}: token ids from 0 to {vocab_size - 1} are allowed, got {shown(wrong)}"
         raise bad_request(message, field, "invalid_value")
 
 

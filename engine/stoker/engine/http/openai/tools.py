@@ -198,7 +198,7 @@ def _call_for_template(call: Any) -> dict[str, Any]:
     arguments = function.get("arguments")
     try:
         value = json.loads(arguments or "{}") if isinstance(arguments, str | None) else arguments
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         message = f"function.arguments must be a JSON object ({error}), got {shown(arguments)}"
         raise _wrong("messages.tool_calls", message) from error
     if not isinstance(value, Mapping):

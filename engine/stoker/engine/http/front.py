@@ -255,7 +255,7 @@ class Front:
         name = self._name(body.model)
         body.check_supported()
         facts, codec = self.served.taken()
-        use = body.tool_use
+        use = body.tool_use  # before the template reads the tools
         text = await self._in_thread(
             render_chat, codec, body.messages, body.add_generation_prompt, body.tools, body.template_settings,
             body.continue_final_message,
@@ -265,7 +265,7 @@ class Front:
         bad_sequences = await self._encode_bad_words(codec, body)
         params = chat_params(body, self.served.defaults, facts.max_model_len - len(prompt), bad_sequences)
         parsers = self.parsers.for_request(
-            use,
+            use.beside(params.grammar),
             codec.template_source,
             reasons_already=ReasoningParser.is_open(text, goes_on=body.continue_final_message),
             shows_reasoning=body.include_reasoning,

@@ -93,6 +93,7 @@ BAD_COMPLETIONS = [
     pytest.param({"prompt": "x", "structured_outputs": {}}, "structured_outputs", "one of json", id="no grammar"),
     pytest.param({"prompt": "x", "allowed_token_ids": []}, "allowed_token_ids", "at least one", id="none allowed"),
     pytest.param({"prompt": "x", "bad_words": [" "]}, "bad_words", "not blank", id="bad word"),
+    pytest.param({"prompt": "x", "bad_words": ["y" * 65]}, "bad_words", "at most 64 tokens", id="long bad word"),
 ]
 BAD_CHATS = [
     pytest.param({"messages": []}, "messages", "at least 1 item", id="no message"),

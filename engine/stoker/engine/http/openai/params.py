@@ -106,10 +106,18 @@ def beam_settings(body: GenerationBody, params: SamplingParams, end_tokens: Iter
     if abs(body.length_penalty) > MAX_LENGTH_PENALTY:
         message = f"length_penalty: must be from -{MAX_LENGTH_PENALTY:g} to {MAX_LENGTH_PENALTY:g}"
         raise bad_request(f"{message}, got {body.length_penalty}", "length_penalty", "invalid_value")
-    for name, field in NOT_SEARCHED.items():
+    fields = {**NOT_SEARCHED, **_named_by(body, params)}
+    for name, field in fields.items():
         if getattr(params, name) != getattr(PLAIN, name):
-            raise bad_request(f"{field}: not allowed with use_beam_search", field, "invalid_value")
+            beside = "logprobs and use_beam_search" if field == "echo" else "use_beam_search"
+            raise bad_request(f"{field}: not allowed with {beside}", field, "invalid_value")
     return BeamSettings(body.num_choices, body.length_penalty, frozenset(() if body.ignore_eos else end_tokens))
+
+
+def _named_by(body: GenerationBody, params: SamplingParams) -> dict[str, str]:
+    """The fields of parameters that several fields can give."""
+    scored = {} if body.prompt_logprobs is not None else {"prompt_logprobs": "echo"}
+    return {**scored, **({"grammar": params.grammar.field} if params.grammar is not None else {})}
 
 
 def truncated(body: GenerationBody, prompt: Tokens, max_model_len: int, output_tokens: int | None) -> Tokens:

@@ -51,10 +51,13 @@ def test_a_conversation_gets_special_tokens_on_request(tmp_path: Path) -> None:
 def test_a_prompt_that_is_too_long_fits_after_truncation(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as s:
-            body = {"prompt": "x" * 300 + "say:hi", "max_tokens": 20}
+            body: dict[str, Any] = {"prompt": "x" * 300 + "say:hi", "max_tokens": 20}
             assert (await s.post(COMPLETIONS, **body)).status_code == 400
             answer = await s.post(COMPLETIONS, **body, truncate_prompt_tokens=-1)
             assert answer.json()["usage"]["prompt_tokens"] == 180
+            del body["max_tokens"]
+            answer = await s.post(COMPLETIONS, **body, truncate_prompt_tokens=-1)
+            assert answer.json()["usage"]["prompt_tokens"] == 184, "16 tokens are the output's limit by default"
             long = [{"role": "user", "content": "x" * 300 + "say:hi"}]
             answer = await s.post(CHAT, messages=long, truncate_prompt_tokens=30)
             assert answer.json()["usage"]["prompt_tokens"] == 30

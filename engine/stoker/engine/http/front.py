@@ -34,6 +34,7 @@ from stoker.engine.http.openai.params import (
     chat_params,
     check_length,
     completion_params,
+    output_limit,
     truncated,
 )
 from stoker.engine.http.openai.parser_choice import AnswerParsers, ParserChoice
@@ -188,7 +189,7 @@ class Front:
         bad_sequences = await self._encode_bad_words(codec, body)
         jobs = []
         for number, whole in enumerate(prompts):
-            prompt = truncated(body, whole, facts.max_model_len, body.max_tokens)
+            prompt = truncated(body, whole, facts.max_model_len, output_limit(body))
             room = facts.max_model_len - len(prompt)
             params = completion_params(body, self.served.defaults, room, bad_sequences)
             self._check(facts, body, prompt, params)

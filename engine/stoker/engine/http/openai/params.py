@@ -71,7 +71,7 @@ def completion_params(
     body: CompletionBody, defaults: GenerationDefaults, room: int, bad_sequences: TokenSequences = ()
 ) -> SamplingParams:
     """Build the parameters of one prompt of `/v1/completions` after which `room` tokens fit."""
-    limit = body.max_tokens if body.max_tokens is not None else min(DEFAULT_COMPLETION_TOKENS, max(room, 1))
+    limit = min(output_limit(body), max(room, 1)) if body.max_tokens is None else body.max_tokens
     scores = body.num_logprobs
     asked = [number for number in (scores if body.echo else None, body.prompt_logprobs) if number is not None]
     params = _params(body, defaults, max(limit, 1), scores, max(asked, default=None), bad_sequences)
@@ -81,6 +81,11 @@ def completion_params(
         return replace(params, n=body.num_choices, logprobs=scores or 0)
     except RequestRefused as refused:
         raise bad_request(str(refused).replace("n must", "best_of must", 1), "best_of", "invalid_value") from refused
+
+
+def output_limit(body: CompletionBody) -> int:
+    """The output tokens of one prompt of `/v1/completions`."""
+    return DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
 
 
 def chat_params(

@@ -167,7 +167,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"logit_bias": {"3": 1}}, "logit_bias"),
     ({"bad_words": ["x"]}, "bad_words"),
     ({"allowed_token_ids": [3]}, "allowed_token_ids"),
-    ({"guided_choice": ["x"]}, "response_format"),
+    ({"guided_choice": ["x"]}, "guided_choice"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"echo": True, "logprobs": 1}, "echo"),
     ({"presence_penalty": 1}, "presence_penalty"),
     ({"prompt_logprobs": 1}, "prompt_logprobs"),
 ]

@@ -89,6 +89,40 @@ def test_the_name_of_a_deployment_gets_the_way_to_it(host: str, is_hinted: bool)
             assert ("kubectl port-forward service/chat 8000" in str(refused.value)) is is_hinted
 
 
+HI = 'data: {"choices": [{"delta": {"content": "hi"}}]}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        pytest.param('data: {"error": "lost"}\n\n', "lost", id="an error that is a text"),
+        pytest.param('data: {"error": {"code": 3}}\n\n', "{'code': 3}", id="an error without a message"),
+        pytest.param("data: [1]\n\n", "an event of the stream is no JSON object: [1]", id="no object"),
+        pytest.param("data: {oops\n\n", "an event of the stream is no JSON object: {oops", id="no JSON"),
+        pytest.param(f'data: {{"id": "x"}}\n\n{HI}data: [DONE]\n\n', None, id="an event without choices"),
+        pytest.param(f'data: {{"choices": [{{"delta": null}}]}}\n\n{HI}data: [DONE]\n\n', None, id="no delta"),
+    ],
+)
+def test_streams_of_other_servers_are_read_or_refused_with_the_reason(events: str, said: str | None) -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, text=events))
+    with httpx.Client(base_url="http://server", transport=transport) as http:
+        conversation = ChatConversation(http)
+        if said is None:
+            assert list(conversation.ask("x")) == ["hi"]
+            return
+        with pytest.raises(ChatError) as refused:
+            list(conversation.ask("x"))
+        assert str(refused.value) == said
+
+
+@pytest.mark.parametrize(("status", "shown"), [("ready", "two"), ("unloaded", "one")])
+def test_the_model_that_is_shown_is_one_that_is_loaded(status: str, shown: str) -> None:
+    cards = {"data": [{"id": "one", "status": "unloaded"}, {"id": "two", "status": status}]}
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, json=cards))
+    with httpx.Client(base_url="http://server", transport=transport) as http:
+        assert ChatConversation(http).find_model() == shown
+
+
 def test_what_goes_wrong_is_said_with_a_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def ask(s: Serving, *arguments: str) -> tuple[int, str]:
         code = await asyncio.to_thread(main, [s.url, "--once", "say:x", *arguments])

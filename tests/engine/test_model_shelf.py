@@ -207,6 +207,21 @@ def test_unloading_lets_requests_end_and_takes_no_new_ones(tmp_path: Path) -> No
     run(scenario)
 
 
+def test_a_loaded_model_whose_files_have_gone_answers_and_can_be_unloaded(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with shelf(tmp_path) as s:
+            await s.load("one")
+            await s.ready("one")
+            (tmp_path / "models/one/config.json").unlink()
+            assert await s.statuses() == {"broken": "unloaded", "two": "unloaded", "one": "ready"}
+            assert (await s.complete("say:x")).json()["model"] == "one"
+            assert (await s.unload("one")).json()["status"] == "unloaded"
+            assert await s.statuses() == {"broken": "unloaded", "two": "unloaded"}
+            assert (await s.load("one")).json()["error"]["code"] == "model_not_found"
+
+    run(scenario)
+
+
 def test_where_only_one_fits_the_next_comes_instead(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with shelf(tmp_path, max_models=1) as s:
@@ -231,6 +246,8 @@ def test_an_engine_of_one_model_refuses_with_the_reason(tmp_path: Path) -> None:
                 assert (answer.status_code, answer.json()["error"]["code"]) == (409, "model_fixed")
                 assert "this engine serves one model" in answer.json()["error"]["message"]
             assert (await s.http.get("/v1/models/tiny/load")).status_code == 405
+            for answer in (await s.http.get("/v1/models/load"), await s.http.delete("/v1/models/load")):
+                assert answer.status_code in (404, 409), "a model may be called load"
             assert (await s.http.options("/v1/models/tiny/load")).headers["allow"] == "POST, OPTIONS"
 
     run(scenario)

@@ -51,10 +51,13 @@ def test_a_conversation_gets_special_tokens_on_request(tmp_path: Path) -> None:
 def test_a_prompt_that_is_too_long_fits_after_truncation(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as s:
-            body = {"prompt": "x" * 300 + "say:hi", "max_tokens": 20}
+            body: dict[str, Any] = {"prompt": "x" * 300 + "say:hi", "max_tokens": 20}
             assert (await s.post(COMPLETIONS, **body)).status_code == 400
             answer = await s.post(COMPLETIONS, **body, truncate_prompt_tokens=-1)
             assert answer.json()["usage"]["prompt_tokens"] == 180
+            del body["max_tokens"]
+            answer = await s.post(COMPLETIONS, **body, truncate_prompt_tokens=-1)
+            assert answer.json()["usage"]["prompt_tokens"] == 184, "16 tokens are the output's limit by default"
             long = [{"role": "user", "content": "x" * 300 + "say:hi"}]
             answer = await s.post(CHAT, messages=long, truncate_prompt_tokens=30)
             assert answer.json()["usage"]["prompt_tokens"] == 30
@@ -146,6 +149,19 @@ def test_the_best_of_several_answers_is_returned(tmp_path: Path) -> None:
             for wrong in ({"n": 2, "best_of": 1}, {"best_of": 2, "stream": True}, {"best_of": 129}):
                 refused = await s.post(COMPLETIONS, prompt="x", **wrong)
                 assert (refused.status_code, refused.json()["error"]["param"]) == (400, "best_of")
+
+    run(scenario)
+
+
+def test_an_echoed_prompt_does_not_change_the_best_answer(tmp_path: Path) -> None:
+    """Choice 1 ends with its first token, 1, which is less probable than each of the eight of choice 0."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            body = {"prompt": "say:!!!!!!!!", "best_of": 2, "stop": ["1"], "max_tokens": 20}
+            for echo in (False, True):
+                (choice,) = (await s.post(COMPLETIONS, **body, echo=echo)).json()["choices"]
+                assert choice["text"].endswith("say:!!!!!!!!!!!!!!!!" if echo else "!!!!!!!!")
 
     run(scenario)
 

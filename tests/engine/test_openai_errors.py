@@ -22,6 +22,8 @@ from testing.engine.fake_core import FACTS
 from testing.engine.serving import events, run, serving, until
 
 CHAT = {"messages": [{"role": "user", "content": "say:x"}]}
+MOST_DIGITS = 10**4300 - 1
+"""The largest integer that Python reads; it does not write one with a digit more."""
 BAD_COMPLETIONS = [
     pytest.param({}, "prompt", "Field required", id="no prompt"),
     pytest.param({"prompt": []}, "prompt", "at least one prompt", id="empty list"),
@@ -35,6 +37,8 @@ BAD_COMPLETIONS = [
     pytest.param(
         {"prompt": "x", "max_tokens": -1}, "max_tokens", "greater than or equal to 0", id="negative max_tokens"
     ),
+    pytest.param({"prompt": "x", "max_tokens": MOST_DIGITS}, "max_tokens", "less than 2147483648", id="many digits"),
+    pytest.param({"prompt": [MOST_DIGITS]}, "prompt", "are allowed, got 999", id="token of many digits"),
     pytest.param({"prompt": "x", "temperature": -1}, "temperature", "must be a number from 0", id="temperature"),
     pytest.param({"prompt": "x", "temperature": "hot"}, "temperature", "valid number", id="temperature as text"),
     pytest.param({"prompt": "x", "temperature": True}, "temperature", "valid number", id="temperature as truth"),
@@ -89,6 +93,7 @@ BAD_COMPLETIONS = [
     pytest.param({"prompt": "x", "structured_outputs": {}}, "structured_outputs", "one of json", id="no grammar"),
     pytest.param({"prompt": "x", "allowed_token_ids": []}, "allowed_token_ids", "at least one", id="none allowed"),
     pytest.param({"prompt": "x", "bad_words": [" "]}, "bad_words", "not blank", id="bad word"),
+    pytest.param({"prompt": "x", "bad_words": ["y" * 65]}, "bad_words", "at most 64 tokens", id="long bad word"),
 ]
 BAD_CHATS = [
     pytest.param({"messages": []}, "messages", "at least 1 item", id="no message"),
@@ -105,6 +110,13 @@ BAD_CHATS = [
         {**CHAT, "chat_template_kwargs": {"self": 1}}, "chat_template_kwargs", "self cannot be set", id="self"
     ),
     pytest.param({**CHAT, "cache_salt": ""}, "cache_salt", "at least 1 character", id="empty cache salt"),
+    pytest.param(
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[" * 100_000}}]}]},
+        "messages.tool_calls",
+        "arguments must be a JSON object (maximum recursion",
+        id="arguments too deep",
+    ),
+    pytest.param({**CHAT, "max_tokens": MOST_DIGITS}, "max_tokens", "less than 2147483648", id="many digits"),
     pytest.param({**CHAT, "max_tokens": 0}, "max_tokens", "greater than or equal to 1", id="max_tokens"),
     pytest.param(
         {**CHAT, "top_logprobs": 2}, "top_logprobs", "only allowed with logprobs=true", id="top_logprobs alone"

@@ -380,15 +380,36 @@ def test_ignore_eos_goes_on_while_the_grammar_can(make: Callable[..., LLMEngine]
 
 
 def test_what_leaves_no_token_fails_alone_with_the_reason(make: Callable[..., LLMEngine]) -> None:
+    """The only tokens are 9 and the end token; 9 may not come twice, and nothing may end before two tokens."""
     engine = make()
-    engine.add_request("none", PROMPT, params(OutputGrammar.choice(["yes"]), allowed_token_ids=(9,)))
+    (eos,) = engine.limits.eos_token_ids
+    listed = {"allowed_token_ids": (9, eos), "bad_sequences": ((9, 9),)}
+    engine.add_request("none", PROMPT, params(None, min_tokens=2, **listed))
+    engine.add_request("ends", PROMPT, params(None, min_tokens=1, **listed))
     engine.add_request("free", PROMPT, params(None, max_tokens=5))
     ends: dict[str, tuple[str, str | None]] = {}
     while engine.has_unfinished:
         ends |= {d.request_id: (d.finish_reason, d.error) for _, d in engine.step() if d.finish_reason}
-    assert ends["free"][0] == "length"
-    assert ends["none"][0] == "error"
-    assert "no token is left" in str(ends["none"][1])
+    reason = "no token is left that allowed_token_ids and bad_words and min_tokens allow together"
+    assert ends == {"none": ("error", reason), "ends": ("stop", None), "free": ("length", None)}
+
+
+@pytest.mark.parametrize(
+    ("grammar", "fields", "field"),
+    [
+        pytest.param(None, {"allowed_token_ids": (9,), "bad_token_ids": (9,)}, "bad_token_ids", id="bad tokens"),
+        pytest.param(None, {"allowed_token_ids": (EOS,), "min_tokens": 1}, "min_tokens", id="end token"),
+        pytest.param(OutputGrammar.choice(["yes"]), {"allowed_token_ids": (9,)}, "allowed_token_ids", id="grammar"),
+        pytest.param(None, {"allowed_token_ids": (9,), "bad_sequences": ((9,),)}, "bad_words", id="bad words"),
+    ],
+)
+def test_fields_that_leave_no_first_token_are_refused(
+    make: Callable[..., LLMEngine], grammar: OutputGrammar | None, fields: dict[str, Any], field: str
+) -> None:
+    engine = make()
+    with pytest.raises(RequestRefused, match=f"no token is left that .*{field} allow together") as refused:
+        engine.add_request("r", PROMPT, params(grammar, **fields))
+    assert (refused.value.kind, refused.value.field) == ("invalid", field)
 
 
 BAD = {

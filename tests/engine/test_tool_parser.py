@@ -127,6 +127,17 @@ def test_only_the_first_call_is_given_out_where_calls_may_not_be_parallel() -> N
     assert collect([*parser.add(text), *parser.finish()]) == ("", "", [WEATHER])
 
 
+@pytest.mark.parametrize(
+    "text", ['{"name": "Bob", "age": 3}', '{"title": "x", "name": "Bob"}', '{"name": "Bob", "arguments": {}}']
+)
+def test_json_without_a_marker_is_a_call_only_of_a_function_that_exists(text: str) -> None:
+    """JSON is how these models write calls, and an answer that is asked for in JSON."""
+    parser = ToolCallParser(FORMATS["llama3_json"], functions=("weather", "time"))
+    assert collect([*parser.add(text), *parser.finish()]) == (text, "", [])
+    known = ToolCallParser(FORMATS["llama3_json"], functions=("weather", "time"))
+    assert collect([*known.add(CALL), *known.finish()]) == ("", "", [WEATHER])
+
+
 @pytest.mark.parametrize("form", ["hermes", "llama3_json", "mistral"])
 def test_what_names_a_function_that_may_not_be_called_is_content(form: Any) -> None:
     begin = "" if form == "llama3_json" else FORMATS[form].begins[0]

@@ -34,6 +34,10 @@ class HermesCodec(ByteCodec):
     template_source = "<tool_call>"
 
 
+class LlamaCodec(ByteCodec):
+    template_source = "<|python_tag|>"
+
+
 class MistralCodec(ByteCodec):
     template_source = "[TOOL_CALLS]"
 
@@ -203,6 +207,25 @@ def test_mistrals_markers_stay_in_the_text_and_its_ids_are_short(tmp_path: Path)
             assert calls(one) == [("time", "{}")]
             assert len(one["tool_calls"][0]["id"]) == 9
             assert s.core.requests[-1].params.skip_special_tokens is False
+
+    run(scenario)
+
+
+def test_json_that_the_request_asks_for_is_content(tmp_path: Path) -> None:
+    """It may look like a call: here it names a function of the request."""
+    text = '{"name": "time", "parameters": {}}'
+    asked = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}}
+
+    async def scenario() -> None:
+        async with roomy(tmp_path, LlamaCodec) as s:
+            called, finish = await message(s, text)
+            assert (calls(called), finish) == ([("time", "{}")], "tool_calls")
+            plain, finish = await message(s, text, **asked)
+            assert (plain, finish) == ({"role": "assistant", "content": text, "refusal": None}, "stop")
+            assert s.core.requests[-1].params.skip_special_tokens
+        async with roomy(tmp_path, ByteCodec) as s:  # nor need it be known how this model writes calls
+            plain, finish = await message(s, text, **asked)
+            assert (plain["content"], finish) == (text, "stop")
 
     run(scenario)
 

@@ -62,8 +62,8 @@ Connect = Callable[[], Awaitable[Client]]
 
 
 @asynccontextmanager
-async def server(**limits: Any) -> AsyncIterator[Connect]:
-    made = Server(app, bind_tcp("127.0.0.1", 0), HttpLimits(**limits))
+async def server(served: Any = app, **limits: Any) -> AsyncIterator[Connect]:
+    made = Server(served, bind_tcp("127.0.0.1", 0), HttpLimits(**limits))
     await made.start()
     clients: list[Client] = []
 
@@ -152,6 +152,28 @@ def test_an_empty_line_behind_a_body_does_not_end_the_answer() -> None:
             assert (await client.answer())[0] == 200
             await client.send(GET + END)
             assert (await client.answer())[0] == 200
+
+    run(scenario)
+
+
+def test_blanks_behind_a_header_are_no_part_of_its_value() -> None:
+    async def scenario() -> None:
+        seen: list[Any] = []
+
+        async def recording(scope: Any, receive: Any, send: Any) -> None:
+            seen.append(dict(scope["headers"]))
+            await app(scope, receive, send)
+
+        async with server(recording) as connect:
+            client = await connect()
+            await client.send(GET + b"Authorization: Bearer a key \t\r\nEmpty: \r\n" + END)
+            assert (await client.answer())[0] == 200
+            assert (seen[0][b"authorization"], seen[0][b"empty"]) == (b"Bearer a key", b"")
+            await client.send(
+                b"POST" + GET[3:] + b"Transfer-Encoding: chunked \r\n" + END + b"3\r\nabc\r\n0\r\n\r\n" + GET + END
+            )
+            assert (await client.answer())[2] == b"3"
+            assert (await client.answer())[2] == b"0", "the body ended where the client ended it"
 
     run(scenario)
 

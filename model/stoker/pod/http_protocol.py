@@ -174,7 +174,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._reject(self._url_too_long())
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
+        super().on_header(name, value.rstrip(b" \t"))  # the parser drops only the blanks before a value
         if len(self.headers) > self.limits.max_headers:
             number = self.limits.max_headers
             self._reject(Refusal(431, "too_many_headers", f"The request has more than {number} headers."))

@@ -23,6 +23,8 @@ from stoker.pod.whole_lines import lines_of
 
 CONTENT, REASONING = "content", ("reasoning", "reasoning_content")
 """Fields of a delta; servers have one of reasoning's names, or both."""
+SHOWN_CHARACTERS = 80
+"""Of an event that cannot be read."""
 HELP = "/new begins a new conversation, /quit or Ctrl-D ends"
 
 
@@ -117,26 +119,47 @@ def _texts(lines: Iterator[str]) -> Iterator[tuple[str, str]]:
         data = line[5:].strip()
         if data == "[DONE]":
             return
-        chunk = json.loads(data)
-        if "error" in chunk:
-            raise ChatError(str(chunk["error"]["message"]))
-        for choice in chunk["choices"]:
-            found = ((name, choice["delta"].get(name)) for name in (*REASONING, CONTENT))
-            if (first := next(((name, text) for name, text in found if text), None)) is not None:
+        chunk = _chunk(data)
+        if chunk.get("error"):
+            raise ChatError(_message(chunk["error"]))
+        for choice in chunk.get("choices") or ():
+            delta = choice.get("delta") or {}
+            named = ((name, delta.get(name)) for name in (*REASONING, CONTENT))
+            found = ((name, text) for name, text in named if isinstance(text, str) and text)
+            if (first := next(found, None)) is not None:
                 yield first
     raise ChatError("the answer broke off")
 
 
-def _first_model(response: httpx.Response) -> str:
+def _chunk(data: str) -> dict[str, Any]:
+    """Read an event of a stream. Raises ChatError: it is no JSON object."""
     try:
-        return str(response.json()["data"][0]["id"])
-    except (ValueError, KeyError, TypeError, IndexError):
+        chunk = json.loads(data)
+    except ValueError:
+        chunk = None
+    if not isinstance(chunk, dict):
+        raise ChatError(f"an event of the stream is no JSON object: {data[:SHOWN_CHARACTERS]}")
+    return chunk
+
+
+def _message(error: object) -> str:
+    """The text of an error, which some servers send without an object around it."""
+    return str(error.get("message") or error) if isinstance(error, dict) else str(error)
+
+
+def _first_model(response: httpx.Response) -> str:
+    """The first model; where a server lists those that it could load, too, the first that is ready."""
+    try:
+        cards = response.json()["data"]
+        ready = [card for card in cards if card.get("status", "ready") == "ready"]
+        return str((ready or cards)[0]["id"])
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
         return ""
 
 
 def _reason(response: httpx.Response) -> str:
     try:
-        return str(response.json()["error"]["message"])
+        return _message(response.json()["error"])
     except (ValueError, KeyError, TypeError):
         return f"HTTP {response.status_code}"
 

@@ -46,7 +46,8 @@ def _masks(schedule: Schedule) -> Iterator[SeatMask]:
     """The tokens that each constrained sample may be."""
     for sequence in (sequence for chunk in schedule.chunks for sequence in chunk.samples):
         if sequence.constraint is not None:
-            yield SeatMask(seat_of(sequence), sequence.constraint.allowed(sequence.tokens))
+            before = sequence.num_output + sequence.num_pending - 1  # the token of this step is pending, too
+            yield SeatMask(seat_of(sequence), sequence.constraint.allowed(sequence.tokens, before))
 
 
 def _num_scored(sequence: Sequence, start: int, length: int) -> int:

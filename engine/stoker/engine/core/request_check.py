@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stoker.engine.core.grammars import GrammarCompiler, no_compiler
-from stoker.engine.core.token_constraint import TokenConstraint
+from stoker.engine.core.token_constraint import TokenConstraint, shaping_fields
 from stoker.engine.errors import RequestRefused
 from stoker.engine.sampling import SamplingParams
 
@@ -84,7 +84,7 @@ def constraint_of(
     """The constraint of the request's tokens. A grammar that the core has compiled in a thread is found again.
 
     Raises:
-        RequestRefused: the grammar is not valid, or there is no compiler.
+        RequestRefused: the grammar is not valid, there is no compiler, or no token can begin the output.
     """
     if not params.constrained:
         return None
@@ -93,4 +93,8 @@ def constraint_of(
         if grammars is None:
             raise no_compiler(params.grammar)
         matcher = grammars.compile(params.grammar)
-    return TokenConstraint(params, matcher, limits.vocab_size, limits.stop_tokens(params), limits.eos_token_ids)
+    made = TokenConstraint(params, matcher, limits.vocab_size, limits.stop_tokens(params), limits.eos_token_ids)
+    made.allowed((), 0)
+    if made.error:
+        raise RequestRefused("invalid", made.error, shaping_fields(params)[-1])
+    return made

@@ -44,8 +44,11 @@ class TokenConstraint:
         """Whether the next tokens depend on those before, so that each must be known first."""
         return self._matcher is not None or bool(self.params.bad_sequences)
 
-    def allowed(self, tokens: Sequence[int]) -> bytes:
-        """The tokens that may follow `tokens`, of which every one was accepted. None at all after an error."""
+    def allowed(self, tokens: Sequence[int], num_output: int) -> bytes:
+        """The tokens that may follow `tokens`, of which every one was accepted. None at all after an error.
+
+        `num_output`: tokens of the output before the next one, with those that are still being sampled.
+        """
         bits = self._by_grammar()
         if self._listed is not None:
             bits &= self._listed
@@ -53,8 +56,8 @@ class TokenConstraint:
             *before, last = sequence
             if not before or list(tokens[-len(before) :]) == before:
                 bits[last // 8] &= ~(1 << last % 8) & 0xFF
-        if not self.error and not bits.any():
-            self.error = "no token is left that the grammar, allowed_token_ids and bad_words allow together"
+        if not self.error and not self._unbanned(bits, num_output).any():
+            self.error = f"no token is left that {' and '.join(shaping_fields(self.params))} allow together"
         return bits.tobytes()
 
     def accept(self, token: int) -> bool:
@@ -65,6 +68,12 @@ class TokenConstraint:
             self.error = f"the grammar cannot follow token {token}: {shortened(self._matcher.get_error())}"
             return False
         return bool(self._matcher.is_stopped())
+
+    def _unbanned(self, bits: np.ndarray, num_output: int) -> np.ndarray:
+        """The bits without the tokens that the sampler bans: bad ones, and those that end before `min_tokens`."""
+        early = self.stop_tokens if num_output < self.params.min_tokens else ()
+        banned = (*self.params.bad_token_ids, *early)
+        return bits & ~packed(banned, self.vocab_size) if banned else bits
 
     def _by_grammar(self) -> np.ndarray:
         if self._matcher is None:
@@ -80,6 +89,19 @@ class TokenConstraint:
         for token in self.stop_tokens if can_end else ():
             bits[token // 8] |= 1 << token % 8
         return bits
+
+
+def shaping_fields(params: SamplingParams) -> list[str]:
+    """The fields of a request that leave tokens out."""
+    grammar = params.grammar
+    given = {
+        grammar.field if grammar is not None else "": grammar is not None,
+        "allowed_token_ids": params.allowed_token_ids is not None,
+        "bad_words": bool(params.bad_sequences),
+        "bad_token_ids": bool(params.bad_token_ids),
+        "min_tokens": params.min_tokens > 0,
+    }
+    return [field for field, is_given in given.items() if is_given]
 
 
 def packed(tokens: Iterable[int], vocab_size: int) -> np.ndarray:

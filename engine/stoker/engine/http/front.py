@@ -34,6 +34,7 @@ from stoker.engine.http.openai.params import (
     chat_params,
     check_length,
     completion_params,
+    output_limit,
     truncated,
 )
 from stoker.engine.http.openai.parser_choice import AnswerParsers, ParserChoice
@@ -188,7 +189,7 @@ class Front:
         bad_sequences = await self._encode_bad_words(codec, body)
         jobs = []
         for number, whole in enumerate(prompts):
-            prompt = truncated(body, whole, facts.max_model_len, body.max_tokens)
+            prompt = truncated(body, whole, facts.max_model_len, output_limit(body))
             room = facts.max_model_len - len(prompt)
             params = completion_params(body, self.served.defaults, room, bad_sequences)
             self._check(facts, body, prompt, params)
@@ -255,7 +256,7 @@ class Front:
         name = self._name(body.model)
         body.check_supported()
         facts, codec = self.served.taken()
-        use = body.tool_use
+        use = body.tool_use  # before the template reads the tools
         text = await self._in_thread(
             render_chat, codec, body.messages, body.add_generation_prompt, body.tools, body.template_settings,
             body.continue_final_message,
@@ -265,7 +266,7 @@ class Front:
         bad_sequences = await self._encode_bad_words(codec, body)
         params = chat_params(body, self.served.defaults, facts.max_model_len - len(prompt), bad_sequences)
         parsers = self.parsers.for_request(
-            use,
+            use.beside(params.grammar),
             codec.template_source,
             reasons_already=ReasoningParser.is_open(text, goes_on=body.continue_final_message),
             shows_reasoning=body.include_reasoning,

@@ -6,11 +6,11 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stoker.engine.http.errors import bad_request
+from stoker.engine.http.errors import bad_request, shown
 from stoker.engine.http.openai.completions import EchoedPrompt
 from stoker.engine.http.openai.protocol import ChatBody, ChatMessage, CompletionBody, GenerationBody
 from stoker.engine.http.text import TextCodec
-from stoker.engine.sampling import MAX_BAD_SEQUENCES
+from stoker.engine.sampling import MAX_BAD_SEQUENCES, MAX_BAD_TOKENS
 
 OWN_SETTINGS = frozenset({"self", "messages", "add_generation_prompt", "tools"})
 """Variables of a chat template that `chat_template_kwargs` may not set."""
@@ -23,7 +23,7 @@ INSTRUCTING = ("system", DEVELOPER)
 def check_tokens(tokens: Sequence[int], vocab_size: int, field: str = "prompt") -> None:
     wrong = next((token for token in tokens if not 0 <= token < vocab_size), None)
     if wrong is not None:
-        message = f"{field}: token ids from 0 to {vocab_size - 1} are allowed, got {wrong}"
+        message = f"{field}: token ids from 0 to {vocab_size - 1} are allowed, got {shown(wrong)}"
         raise bad_request(message, field, "invalid_value")
 
 
@@ -47,7 +47,15 @@ def encode_bad_words(codec: TextCodec, body: GenerationBody) -> tuple[tuple[int,
         message = f"bad_words: at most {MAX_BAD_SEQUENCES // 2} words that are not blank are allowed"
         raise bad_request(message, "bad_words", "invalid_value")
     spellings = (text for word in words for text in (word.strip(), f" {word.strip()}"))
-    return tuple(dict.fromkeys(tuple(encode(codec, text, False)) for text in spellings))
+    return tuple(dict.fromkeys(_bad_word(codec, text) for text in spellings))
+
+
+def _bad_word(codec: TextCodec, text: str) -> tuple[int, ...]:
+    tokens = tuple(encode(codec, text, False))
+    if len(tokens) > MAX_BAD_TOKENS:
+        message = f"bad_words: words of at most {MAX_BAD_TOKENS} tokens are allowed, got {len(tokens)} of {shown(text)}"
+        raise bad_request(message, "bad_words", "invalid_value")
+    return tokens
 
 
 def encode_chat(

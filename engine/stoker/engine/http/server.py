@@ -131,7 +131,7 @@ class OpenAiServer:
         """Return the handler of a path, or None for the paths of `own`."""
         routes, methods, known = self._posts, POST, path
         known = next((parent for parent in PARENTS if path.startswith(f"{parent}/")), path)
-        if known == MODELS_PATH and path != known and (method == "DELETE" or path.endswith(LOAD)):
+        if known == MODELS_PATH and path != known and (method == "DELETE" or _loads(path)):
             return self._change_model(method, path)
         if known in self._gets:
             routes, methods = self._gets, GET
@@ -145,7 +145,7 @@ class OpenAiServer:
 
     def _change_model(self, method: str, path: str) -> Handler:
         """Return the handler that loads or unloads a model."""
-        if not path.endswith(LOAD):
+        if not _loads(path):
             return self._unload
         if method == "OPTIONS":
             return _options(POST)
@@ -275,6 +275,11 @@ class OpenAiServer:
 
     async def _docs(self, _: HttpCall) -> Page:
         return Page(200, {"content-type": "text/html; charset=utf-8"}, docs_page())
+
+
+def _loads(path: str) -> bool:
+    """Whether a path below `/v1/models/` is that by which a model is loaded. A model may be called `load`, too."""
+    return path.removeprefix(f"{MODELS_PATH}/").endswith(LOAD)
 
 
 def _named_by_router(scope: Scope) -> tuple[int, str]:

@@ -184,7 +184,7 @@ class ModelShelf:
 
     def models(self) -> dict[str, Any]:
         """`GET /v1/models`: every model of the directory, loaded or not."""
-        return {"object": "list", "data": [self._card(folder) for folder in self.models_found().values()]}
+        return {"object": "list", "data": [self._card(folder) for folder in self._models().values()]}
 
     def model(self, name: str) -> dict[str, Any]:
         """`GET /v1/models/{name}`."""
@@ -200,8 +200,14 @@ class ModelShelf:
             card["max_model_len"] = facts.max_model_len
         return card
 
+    def _models(self) -> Mapping[str, ModelFolder]:
+        """The models of the directory, and loaded ones whose files have gone since: they can still be unloaded."""
+        found = self.models_found()
+        gone = {name: entry.folder for name, entry in self.entries.items() if name not in found}
+        return {**found, **gone}
+
     def _folder(self, name: str) -> ModelFolder:
-        models = self.models_found()
+        models = self._models()
         if name not in models:
             raise model_not_found(name, tuple(models))
         return models[name]

@@ -135,7 +135,15 @@ def events_of(body: bytes | bytearray, arrived: Sequence[tuple[int, float]]) -> 
         if data == b"[DONE]":
             return
         if data:
-            yield arrived[bisect.bisect_left(places, begin)][1], json.loads(data)
+            yield arrived[bisect.bisect_left(places, begin)][1], _object(data)
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    """Read the JSON of an event. Raises ValueError."""
+    event = json.loads(data)
+    if not isinstance(event, dict):
+        raise ValueError(f"an object is needed, got {event!r:.80}")
+    return event
 
 
 async def address_of(target: Target) -> str:

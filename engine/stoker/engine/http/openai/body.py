@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from stoker.engine.sampling import COUNT_LIMIT
+
 
 def integral(value: object) -> object:
     """Turn a float without a fraction into an integer, because some clients send `16.0`; pass on anything else."""
@@ -16,6 +18,8 @@ def integral(value: object) -> object:
 
 
 Int = Annotated[int, BeforeValidator(integral)]
+Count = Annotated[Int, Field(lt=COUNT_LIMIT)]
+"""A number of tokens. Python refuses to write the sum of two with thousands of digits."""
 Token = Annotated[int, Field(ge=0)]
 Tokens = Annotated[list[Token], Field(fail_fast=True)]
 """Lists end at their first wrong item: pydantic keeps a kilobyte for each error, and a body may have millions."""

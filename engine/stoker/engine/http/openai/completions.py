@@ -40,8 +40,8 @@ class _Choice:
     tokens: list[int] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     scores: list[TokenLogprobs | None] = field(default_factory=list)
-    total: float = 0.0
-    """Sum of the output tokens' log-probabilities, where they are known."""
+    output_scores: list[float] = field(default_factory=list)
+    """The output tokens' log-probabilities, where they are known; `scores` has those of an echoed prompt, too."""
     prompt_scores: list[dict[str, dict[str, Any]] | None] | None = None
     ids: list[int] = field(default_factory=list)
     """Output tokens with the end token."""
@@ -51,7 +51,7 @@ class _Choice:
     @property
     def mean(self) -> float:
         """Mean log-probability of an output token: what `best_of` compares."""
-        return self.total / max(len(self.scores), 1)
+        return sum(self.output_scores) / max(len(self.output_scores), 1)
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class CompletionAnswer:
         async with aclosing(self.generation.updates()) as updates:
             async for update in updates:
                 choice = choices[self._index(update)]
-                choice.total += sum(score.logprob for score in update.logprobs or ())
+                choice.output_scores += (score.logprob for score in update.logprobs or ())
                 for part in self._parts(update):
                     _add(choice, part)
         bodies = [self._choice(index, choice) for index, choice in enumerate(self._best(choices))]

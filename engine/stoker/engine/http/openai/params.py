@@ -71,7 +71,7 @@ def completion_params(
     body: CompletionBody, defaults: GenerationDefaults, room: int, bad_sequences: TokenSequences = ()
 ) -> SamplingParams:
     """Build the parameters of one prompt of `/v1/completions` after which `room` tokens fit."""
-    limit = body.max_tokens if body.max_tokens is not None else min(DEFAULT_COMPLETION_TOKENS, max(room, 1))
+    limit = min(output_limit(body), max(room, 1)) if body.max_tokens is None else body.max_tokens
     scores = body.num_logprobs
     asked = [number for number in (scores if body.echo else None, body.prompt_logprobs) if number is not None]
     params = _params(body, defaults, max(limit, 1), scores, max(asked, default=None), bad_sequences)
@@ -81,6 +81,11 @@ def completion_params(
         return replace(params, n=body.num_choices, logprobs=scores or 0)
     except RequestRefused as refused:
         raise bad_request(str(refused).replace("n must", "best_of must", 1), "best_of", "invalid_value") from refused
+
+
+def output_limit(body: CompletionBody) -> int:
+    """The output tokens of one prompt of `/v1/completions`."""
+    return DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
 
 
 def chat_params(
@@ -106,10 +111,18 @@ def beam_settings(body: GenerationBody, params: SamplingParams, end_tokens: Iter
     if abs(body.length_penalty) > MAX_LENGTH_PENALTY:
         message = f"length_penalty: must be from -{MAX_LENGTH_PENALTY:g} to {MAX_LENGTH_PENALTY:g}"
         raise bad_request(f"{message}, got {body.length_penalty}", "length_penalty", "invalid_value")
-    for name, field in NOT_SEARCHED.items():
+    fields = {**NOT_SEARCHED, **_named_by(body, params)}
+    for name, field in fields.items():
         if getattr(params, name) != getattr(PLAIN, name):
-            raise bad_request(f"{field}: not allowed with use_beam_search", field, "invalid_value")
+            beside = "logprobs and use_beam_search" if field == "echo" else "use_beam_search"
+            raise bad_request(f"{field}: not allowed with {beside}", field, "invalid_value")
     return BeamSettings(body.num_choices, body.length_penalty, frozenset(() if body.ignore_eos else end_tokens))
+
+
+def _named_by(body: GenerationBody, params: SamplingParams) -> dict[str, str]:
+    """The fields of parameters that several fields can give."""
+    scored = {} if body.prompt_logprobs is not None else {"prompt_logprobs": "echo"}
+    return {**scored, **({"grammar": params.grammar.field} if params.grammar is not None else {})}
 
 
 def truncated(body: GenerationBody, prompt: Tokens, max_model_len: int, output_tokens: int | None) -> Tokens:

@@ -128,5 +128,5 @@ class AnswerParsers:
         if use.mode == "required":
             return ToolCallParser(LISTED, forced=True, most=use.most_calls)
         if use.mode == "auto" and self.form is not None:
-            return ToolCallParser(FORMATS[self.form], most=use.most_calls, names=use.allowed)
+            return ToolCallParser(FORMATS[self.form], most=use.most_calls, names=use.allowed, functions=use.functions)
         return None

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from stoker.engine.http.errors import bad_request, not_supported, shown
-from stoker.engine.http.openai.body import Body, Int, Texts, Tokens
+from stoker.engine.http.openai.body import Body, Count, Int, Texts, Tokens
 from stoker.engine.http.openai.output_format import FormattedBody
 from stoker.engine.http.openai.tools import ToolUse, calls_for_template, tool_use
 from stoker.engine.output_grammar import OutputGrammar
@@ -175,7 +175,7 @@ class CompletionBody(GenerationBody):
     prompt: Annotated[
         str | Tokens | Texts | Annotated[list[Tokens], Field(fail_fast=True)], BeforeValidator(prompts_within_limit)
     ]
-    max_tokens: Annotated[Int, Field(ge=0)] | None = None
+    max_tokens: Annotated[Count, Field(ge=0)] | None = None
     """Default 16, as OpenAI's; 0 only with `echo`, to score a prompt."""
     echo: bool = False
     logprobs: Int | bool | None = None
@@ -290,8 +290,8 @@ class ChatBody(GenerationBody):
     """`POST /v1/chat/completions`."""
 
     messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
-    max_tokens: Annotated[Int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[Int, Field(ge=1)] | None = None
+    max_tokens: Annotated[Count, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[Count, Field(ge=1)] | None = None
     """Default: what the context has left."""
     logprobs: bool = False
     top_logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None

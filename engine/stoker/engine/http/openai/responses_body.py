@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from stoker.engine.http.errors import ApiError, bad_request, from_validation, not_supported, shown
-from stoker.engine.http.openai.body import Body, Int
+from stoker.engine.http.openai.body import Body, Count, Int
 from stoker.engine.http.openai.protocol import MAX_MESSAGES, ChatBody
 from stoker.engine.http.openai.tools import ALLOWED
 
@@ -66,7 +66,7 @@ class ResponsesBody(Body):
     input: str | Annotated[list[dict[str, Any]], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
     instructions: str | None = None
     """A system message before the input."""
-    max_output_tokens: Annotated[Int, Field(ge=1)] | None = None
+    max_output_tokens: Annotated[Count, Field(ge=1)] | None = None
     temperature: float | None = None
     top_p: float | None = None
     stream: bool = False

@@ -81,10 +81,12 @@ class ToolCallParser:
         name: str | None = None,
         most: int | None = None,
         names: Collection[str] | None = None,
+        functions: Collection[str] | None = None,
     ) -> None:
         """`forced`: the whole text is calls; `name`: of the one call whose arguments are the whole text; `most`: calls
-        that are given out, the others are dropped; `names`: those of calls, what names another function is content."""
-        self.form, self.most, self.names = form, most, names
+        that are given out, the others are dropped; `names`: those of calls, what names another function is content;
+        `functions`: the same for calls without a marker, which other JSON can look like."""
+        self.form, self.most, self.names, self.functions = form, most, names, functions
         self.num_calls = 0
         self._held = ""
         self._begun = False
@@ -211,7 +213,8 @@ class ToolCallParser:
 
     def _is_foreign(self, call: CallScanner) -> bool:
         """Whether this names a function that may not be called."""
-        return self.names is not None and call.name is not None and call.name not in self.names
+        names = self.names if self._marker or self.names is not None else self.functions
+        return names is not None and call.name is not None and call.name not in names
 
     def _report(self, call: CallScanner) -> Iterator[Part]:
         """The call's begin, once its name is known, and new arguments."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from stoker.engine.http.errors import ApiError, bad_request, shown
@@ -47,6 +47,11 @@ class ToolUse:
         """The functions that may be called, with their schemas."""
         names = self.functions if self.allowed is None else self.allowed
         return {name: self.functions[name] for name in names}
+
+    def beside(self, output: OutputGrammar | None) -> ToolUse:
+        """The use of tools in an answer that must be `output`: JSON has no room for calls that need not be made."""
+        is_json = output is not None and output.kind == "json_schema"
+        return replace(self, mode="none") if is_json and self.mode == "auto" else self
 
     @property
     def grammar(self) -> OutputGrammar | None:
@@ -198,7 +203,7 @@ def _call_for_template(call: Any) -> dict[str, Any]:
     arguments = function.get("arguments")
     try:
         value = json.loads(arguments or "{}") if isinstance(arguments, str | None) else arguments
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         message = f"function.arguments must be a JSON object ({error}), got {shown(arguments)}"
         raise _wrong("messages.tool_calls", message) from error
     if not isinstance(value, Mapping):

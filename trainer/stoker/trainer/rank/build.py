@@ -42,7 +42,7 @@ from stoker.trainer.rank.run_facts import adapter_facts, run_facts
 from stoker.trainer.rank.run_inputs import RunInputs
 from stoker.trainer.rank.save_group import SaveGroup
 from stoker.trainer.rank.saver import Saver
-from stoker.trainer.rank.skipped_batches import read_skipped, write_skipped
+from stoker.trainer.rank.skipped_batches import list_file, read_skipped, write_skipped
 from stoker.trainer.rank.snapshot import all_state_tensors, check_same_adapters, load_state
 from stoker.trainer.rank.train_step import ForwardPass, Passes
 from stoker.trainer.rank.zero import Zero
@@ -88,7 +88,7 @@ def open_loop(
     zero = make_zero(config, inputs.model, context.mesh, context.device, fill)
     parts = all_parts(inputs.model)
     loss_scale = (loss_scale or LossScale()) if config.memory.precision == "fp16" else None
-    guards = make_guards(config, root, context)
+    guards = make_guards(config, root, context, inputs)
     tensors = all_state_tensors(parts, context.mesh, context.save_group)
     progress = Progress()
     if resume is not None:
@@ -185,11 +185,11 @@ def make_saver(
     )
 
 
-def make_guards(config: TrainerConfig, root: CheckpointRoot, context: RankContext) -> Guards:
+def make_guards(config: TrainerConfig, root: CheckpointRoot, context: RankContext, inputs: RunInputs) -> Guards:
     """The guards, with the batches that earlier attempts left out: rank 0 reads them for all (collective)."""
-    folder = Path(root.root)
-    skipped = context.save_group.broadcast(list(read_skipped(folder)) if context.save_group.rank == 0 else None)
-    return Guards(config.guards, skipped, lambda batches: write_skipped(folder, batches))
+    file = list_file(Path(root.root), config.job.uid, inputs.batches.cursor(0))
+    skipped = context.save_group.broadcast(list(read_skipped(file)) if context.save_group.rank == 0 else None)
+    return Guards(config.guards, skipped, lambda batches: write_skipped(file, batches))
 
 
 def make_signal_inbox(config: TrainerConfig, context: RankContext) -> SignalInbox:

@@ -267,6 +267,18 @@ def run_to_the_end(folder: Path) -> None:
     run(config)
 
 
+def test_a_job_that_goes_on_from_the_checkpoint_of_another_leaves_out_its_batches(tmp_path: Path) -> None:
+    run_to_the_end(tmp_path)
+    start = CheckpointRoot(tmp_path / "root").committed()[0]
+    more = {"training__total_steps": SPIKE_STEP + 6}
+    longer = spiky_config(tmp_path, "Rewind", **more)
+    resume = {"folder": str(start.path), "step": start.step, "digest": start.digest}
+    other = spiky_config(tmp_path / "other", "Off", **more, job__uid="v", retention="external", resume=resume)
+    losses = [event.loss for event in run(other)]
+    assert losses == [event.loss for event in run(longer)]
+    assert newest(tmp_path / "other")["lineage"]["skipped_batches"] == [SPIKE_STEP - 1]
+
+
 def test_another_job_at_the_same_place_trains_every_batch(tmp_path: Path) -> None:
     run_to_the_end(tmp_path)
     other = spiky_config(tmp_path, "Off", job__uid="v", job__writer="0a1b2c3e", retention="external")

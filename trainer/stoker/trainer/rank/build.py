@@ -227,14 +227,15 @@ def _resume(
     load_state(zero, all_parts(inputs.model), tensors, reader, _loading(context))
     if loss_scale is not None:
         loss_scale.restore(meta.get("loss_scale"))
-    guards.restore(meta.get("guards"))
+    lineage = meta.get("lineage", {})
+    guards.restore(meta.get("guards"), lineage.get("skipped_batches", ()))
     return Progress(
         reader.manifest.step,
         int(meta["tokens"]),
         meta["loss"],
         float(meta["elapsed_s"]),
         int(meta.get("skipped_steps", 0)),
-        tuple(meta.get("lineage", {}).get("loss_spikes", ())),
+        tuple(lineage.get("loss_spikes", ())),
     )
 
 

@@ -123,6 +123,17 @@ def test_targets_learn_whether_the_run_completed_and_hide_no_error() -> None:
     assert target.closed == [True, False]
 
 
+def test_a_run_that_had_taken_its_last_step_before_is_closed_as_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", package)
+    config = tiny_config(tmp_path, training__total_steps=2, logging__wandb={"project": "base"})
+    for _ in range(2):  # the second attempt finds nothing left to train
+        assert train(config, alone()) is Cause.COMPLETED
+    assert [value for name, value in package.calls if name == "finish"] == [0, 0]
+
+
 class FakeWandb(types.ModuleType):
     """`wandb` as far as the trainer uses it."""
 

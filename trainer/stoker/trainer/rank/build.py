@@ -94,7 +94,7 @@ def open_loop(
     if resume is not None:
         progress = _resume(config, root, resume, context, inputs, zero, tensors, loss_scale, guards)
     saver = make_saver(config, root, context, inputs, resume)
-    with open_log(config, context, progress.step) as log:
+    with open_log(config, context, progress.step, inputs.total_steps) as log:
         try:
             yield Loop(
                 config,
@@ -197,11 +197,12 @@ def make_signal_inbox(config: TrainerConfig, context: RankContext) -> SignalInbo
     return SignalInbox(context.channel, minutes * 60 if minutes else None, context.mesh.rank)
 
 
-def open_log(config: TrainerConfig, context: RankContext, done: int) -> MetricLog:
+def open_log(config: TrainerConfig, context: RankContext, done: int, total_steps: int) -> MetricLog:
     """The metrics log; only the rank that leads writes it. `done`: steps of earlier attempts."""
+    logging = config.logging
     if not context.mesh.leads:
-        return MetricLog(None, config.logging.every_steps)
-    return MetricLog(config.logging.jsonl, config.logging.every_steps, open_targets(config, done))
+        return MetricLog(None, logging.every_steps)
+    return MetricLog(logging.jsonl, logging.every_steps, open_targets(config, done), completed=done >= total_steps)
 
 
 def _resume(

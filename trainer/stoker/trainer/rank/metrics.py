@@ -65,11 +65,13 @@ class MetricLog:
     `path=None` writes no lines.
     """
 
-    def __init__(self, path: str | None, every_steps: int, targets: Sequence[MetricTarget] = ()) -> None:
-        """Takes the targets over and closes them."""
+    def __init__(
+        self, path: str | None, every_steps: int, targets: Sequence[MetricTarget] = (), *, completed: bool = False
+    ) -> None:
+        """Takes the targets over and closes them. `completed`: an earlier attempt has taken the last step."""
         self._every_steps = every_steps
         self._targets = targets
-        self._completed = False
+        self._completed = completed
         self._stream: FileIO | None = None
         if path is not None:
             Path(path).parent.mkdir(parents=True, exist_ok=True)

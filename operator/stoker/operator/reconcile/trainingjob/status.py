@@ -21,7 +21,7 @@ from stoker.operator.reconcile.trainingjob.blame import avoided_nodes
 from stoker.operator.reconcile.trainingjob.ledger import goodput
 from stoker.operator.reconcile.trainingjob.outcome import JobFields, JobOutcome, changed_attempt
 from stoker.operator.reconcile.trainingjob.pending_edit import pending_edit
-from stoker.operator.reconcile.trainingjob.pinning import with_pulled_image
+from stoker.operator.reconcile.trainingjob.pinning import pinned_by_now
 from stoker.operator.reconcile.trainingjob.startup import with_startup
 from stoker.operator.reconcile.trainingjob.stragglers import newly_found, stragglers, straggling
 from stoker.operator.reconcile.trainingjob.view import TrainingView, saved_step
@@ -37,7 +37,7 @@ def derive_status(view: TrainingView, outcome: JobOutcome) -> Plan:
         phase=phase,
         accepted_spec=_accepted(view),
         pods=_pod_counts(view, attempt, phase),
-        pinned=with_pulled_image(view),
+        pinned=pinned_by_now(view),
         avoided_nodes=avoided_nodes(status),
         goodput=goodput(view, phase, attempt),
         stragglers=late,

@@ -42,7 +42,7 @@ from stoker.operator.cluster.local.objects import ObjectStore
 from stoker.operator.cluster.local.watch_history import Record
 from stoker.operator.domain.clock import SystemClock
 from stoker.operator.domain.plan import Key, Object, Ref
-from stoker.operator.render.names import writer_of
+from stoker.pod.writer import writer_of
 
 CHILD = Path(__file__).with_name("operator_process.py")
 GOAL_MIB = 120

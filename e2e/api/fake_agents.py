@@ -15,7 +15,7 @@ from typing import Any
 from aiohttp import web
 
 from stoker.operator.domain.plan import Object
-from stoker.operator.render.names import writer_of
+from stoker.pod.writer import writer_of
 
 Report = dict[str, Any]
 """The JSON of a `/status`."""

@@ -11,8 +11,8 @@ from stoker.operator.domain.plan import Key, Object
 from stoker.operator.domain.settings import Settings
 from stoker.operator.reconcile.checkpoint.reconcile import reconcile_checkpoint
 from stoker.operator.reconcile.trainingjob.reconcile import reconcile_trainingjob
-from stoker.operator.render.names import writer_of
 from stoker.pod.causes import Cause
+from stoker.pod.writer import writer_of
 from testing.operator.simulated_cluster import Crash, SimulatedCluster
 
 JOB = Key("TrainingJob", "default", "run")

@@ -144,6 +144,30 @@ def test_a_job_that_this_version_does_not_run_is_planned_and_refused(tmp_path: P
     assert json.loads(run(tmp_path, changed(JOB, BIG), "--json").output)["refused"] == []
 
 
+BEHIND = [
+    (
+        {"spec.parallelism": {"tensor": 2}},
+        {"intermediate_size": 12287},
+        "intermediateSize 12287 is not a multiple of t",
+    ),
+    ({"spec.memory": {"precision": "fp8"}}, {"hidden_size": 4100}, "precision fp8 needs hiddenSize 4100 to be a mul"),
+    ({"spec.training.sequenceLength": 8192}, {"max_position_embeddings": 4096}, "maxPositionEmbeddings 4096"),
+]
+
+
+@pytest.mark.parametrize(("changes", "sizes", "message"), BEHIND)
+def test_what_the_trainer_refuses_of_a_model_behind_model_from_follows_the_plan(
+    tmp_path: Path, changes: dict[str, Any], sizes: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**QWEN3_8B, **sizes}))
+    whole = run(tmp_path, FROM_ELSEWHERE, "--model", str(tmp_path))
+    manifest = changed(FROM_ELSEWHERE, {"spec.workers": {"gpusPerPod": 2}, **changes})
+    found = run(tmp_path, manifest, "--model", str(tmp_path))
+    assert (whole.exit_code, found.exit_code) == (0, WRONG_INPUT)
+    assert "memory of a rank" in found.stdout
+    assert message in found.stderr
+
+
 def test_a_gpu_without_a_precision_has_no_plan_and_no_layouts_of_it(tmp_path: Path) -> None:
     manifest = changed(JOB, {**BIG, "spec.memory": {"precision": "fp8"}})
     for options in ([], ["--gpus", "8"]):

@@ -126,3 +126,11 @@ def test_values_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
     loss, _, norm = read_curves(log(tmp_path, line(1, 4), line(2, float("nan")), line(3, 3), scaled))
     assert loss.steps == (1, 3, 4)
     assert norm.steps == (1, 2, 3)
+
+
+def test_a_curve_without_a_finite_value_is_not_drawn(tmp_path: Path) -> None:
+    diverged = '{"kind": "validation", "step": 1, "loss": NaN}'
+    found = run(log(tmp_path, line(1, 4), diverged))
+    assert found.exit_code == 0
+    assert "loss  (last 4)" in found.output
+    assert "validation" not in found.output

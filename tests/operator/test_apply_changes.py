@@ -73,6 +73,44 @@ def test_without_it_an_edit_waits_and_controls_never_restart() -> None:
     assert other.cluster.plan(JOB).empty
 
 
+@pytest.mark.parametrize(
+    ("changes", "shown"),
+    [
+        ({"topology": [{"key": "rack", "mode": "Required"}]}, "spec.scheduling.topology"),
+        ({"backend": "auto"}, "spec.scheduling.backend"),
+    ],
+)
+def test_an_edit_of_the_placement_of_a_gang_that_runs_waits_or_restarts_it_once(
+    changes: dict[str, Any], shown: str
+) -> None:
+    run = Run()
+    run.start()
+    run.train(30, (run.save(30),))
+    run.cluster.change_spec(JOB, lambda spec: spec.setdefault("scheduling", {}).update(changes))
+    run.cluster.settle()
+    condition = pending(run)
+    assert condition is not None
+    assert (condition["reason"], run.attempt) == ("NextAttempt", 0)
+    assert shown in condition["message"]
+    run.cluster.change_spec(JOB, lambda spec: spec.update(RESTART))
+    run.cluster.reconcile(JOB)
+    assert run.status["phase"] == "Restarting"
+    for pod in run.gang:
+        run.cluster.end(pod, Cause.INTERRUPTED, step=30, saves=(run.word(30),))
+    run.next_attempt()
+    run.train(31)
+    assert (run.attempt, pending(run)) == (1, None)
+    assert run.cluster.plan(JOB).empty
+
+
+def test_the_limit_for_the_start_of_a_gang_is_edited_at_once() -> None:
+    run = Run(**RESTART)
+    run.start()
+    run.cluster.change_spec(JOB, lambda spec: spec.setdefault("scheduling", {}).update(gangTimeoutSeconds=90))
+    run.cluster.settle()
+    assert (run.cluster.calls, pending(run)) == ([], None)
+
+
 def test_a_gang_that_never_ran_is_made_anew_and_a_refused_edit_restarts_nothing() -> None:
     run = Run(**RESTART)
     run.cluster.settle()

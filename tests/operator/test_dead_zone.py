@@ -13,7 +13,7 @@ from stoker.operator.domain.lost_nodes import Carrier, NodeLimits, NodeSilence, 
 from stoker.operator.domain.placement.node_capacity import pinned_node
 from stoker.operator.domain.plan import Key, Object
 from stoker.operator.domain.settings import Settings
-from stoker.operator.render.names import writer_of
+from stoker.pod.writer import writer_of
 from testing.checkpoint.synthetic import make_state, save
 from testing.operator.training_world import JOB, Run
 

@@ -359,3 +359,13 @@ def test_in_an_ending_namespace_the_data_stays_and_the_finalizer_goes() -> None:
     assert key not in run.cluster.objects
     assert run.cluster.pods("task") == []
     assert any("Retained" in event for event in run.cluster.events)
+
+
+def test_a_save_whose_validation_diverged_is_not_the_jobs_best() -> None:
+    run = Run()
+    run.start()
+    losses = {10: float("nan"), 20: 1.5, 30: float("nan")}
+    run.train(30, tuple({**run.save(step), "validation_loss": loss} for step, loss in losses.items()))
+    run.cluster.settle()
+    assert run.status["newestVerifiedCheckpoint"]["step"] == 30
+    assert run.status["bestVerifiedCheckpoint"]["step"] == 20

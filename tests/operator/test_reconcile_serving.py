@@ -313,6 +313,18 @@ def test_the_best_checkpoint_has_the_lowest_validation_loss() -> None:
     assert serving.status["currentCheckpoint"]["step"] == 10
 
 
+@pytest.mark.parametrize("diverged", ["nan", "inf"])
+def test_a_checkpoint_whose_loss_is_not_finite_is_never_the_best(diverged: str) -> None:
+    serving = Serving(model={"checkpointSelector": {"jobRef": {"name": "run"}, "policy": "best"}})
+    serving.checkpoint(5, validationLoss=diverged)
+    serving.cluster.settle()
+    assert "has a validationLoss" in serving.status["message"]
+    serving.checkpoint(10, validationLoss="1.5")
+    serving.checkpoint(20, validationLoss=diverged)
+    serving.rest()
+    assert serving.status["currentCheckpoint"]["step"] == 10
+
+
 def test_a_router_that_dies_comes_back_and_takes_the_snapshot() -> None:
     serving = Serving()
     serving.checkpoint(10)

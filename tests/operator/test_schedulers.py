@@ -291,6 +291,19 @@ def test_an_eviction_saves_and_queues_a_new_group_and_suspend_leaves_none() -> N
     assert run.status["phase"] == "Suspended"
 
 
+def test_a_gang_that_waits_in_a_queue_is_moved_to_another() -> None:
+    run = gang(KUEUE, scheduling={"queueName": "full"})
+    held(run)
+    run.cluster.settle()
+    run.cluster.change_spec(JOB, lambda spec: spec["scheduling"].update(queueName="free"))
+    run.next_attempt()
+    assert run.attempt == 1
+    assert {pod["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] for pod in run.gang} == {"free"}
+    assert run.status.get("failuresWithoutProgress", 0) == 0
+    run.train(1)
+    assert run.cluster.plan(JOB).empty
+
+
 def test_an_attempt_keeps_the_scheduler_that_it_was_opened_with() -> None:
     run = Run(Settings(installed=VOLCANO), scheduling={"backend": "auto"})
     while not run.gang:

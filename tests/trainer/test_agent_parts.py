@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 from typing import Any
@@ -13,6 +14,7 @@ from rich.console import Console as RichConsole
 
 from stoker.pod.causes import EXIT_CODES, Cause
 from stoker.pod.config_file import ConfigError, parse
+from stoker.pod.termination_message import TerminationMessage
 from stoker.trainer.agent.console import Console, Screen, duration
 from stoker.trainer.agent.metrics import registry_of
 from stoker.trainer.agent.outcome import NOT_OF_RANKS, RankEnd, RunOutcome, diagnose, read_oom_kills
@@ -261,14 +263,14 @@ def test_stragglers_are_shown_with_their_node_until_they_are_none() -> None:
     assert state.status()["stragglers"] == []
 
 
-def test_the_last_eight_saves_and_the_last_requests_are_kept() -> None:
+def test_the_last_eight_saves_are_for_the_end_and_the_last_requests_are_kept() -> None:
     state = state_of()
     for step in range(1, 11):
         state.apply(0, save(step, state="Saving"), clock=1, unix=1)
         state.apply(0, save(step), clock=1, unix=1)
         state.apply(0, save(step, verified=step != 9), clock=1, unix=1)
     state.apply(0, save(11, state="Failed"), clock=1, unix=1)
-    assert [record.step for record in state.save_records(unread=None)] == [4, 5, 6, 7, 8, 9, 10]
+    assert [record.step for record in state.save_records(unread=None)] == [3, 4, 5, 6, 7, 8, 9, 10]
     state.apply(0, RetentionEvent(deleted=["a", "b"], problems=["c: is being read"]), clock=1, unix=1)
     ends = {"committed": 10, "failed": 1, "verified": 9, "unreadable": 1, "deleted": 2, "not_deleted": 1}
     assert state.save_counts == ends
@@ -276,6 +278,19 @@ def test_the_last_eight_saves_and_the_last_requests_are_kept() -> None:
         assert state.register_request(f"r{number}") is None
     assert state.register_request("r5") is not None
     assert state.register_request("r0") is None
+
+
+def test_an_operator_that_was_away_finds_the_saves_of_the_meantime() -> None:
+    state = state_of()
+    for number in range(1, 71):
+        state.apply(0, save(number, verified=True), clock=1, unix=1)
+    state.apply(0, step(step=70), clock=1, unix=1)
+    assert [found["step"] for found in state.status()["saves"]] == list(range(7, 71))
+    message = TerminationMessage(
+        cause=Cause.INTERRUPTED, saves=state.save_records(unread=None), result=state.last_numbers()
+    )
+    kept = [found["step"] for found in json.loads(message.encode())["saves"]]
+    assert kept == list(range(63, 71))
 
 
 def test_the_innermost_calls_of_the_main_thread_are_shown() -> None:

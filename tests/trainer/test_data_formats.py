@@ -7,6 +7,7 @@ import gzip
 import http.server
 import json
 import lzma
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -188,9 +189,19 @@ def test_files_of_tokens_of_other_forms_are_refused(tmp_path: Path) -> None:
 
 
 def test_tokens_outside_of_the_vocabulary_are_refused(tmp_path: Path) -> None:
-    np.save(tmp_path / "a.npy", np.array([1, 300, 256], dtype=np.uint16))
-    data = {"sources": [{"name": "books", "path": str(tmp_path / "a.npy"), "format": "tokens"}]}
-    with pytest.raises(DataError, match="a ready-tokenised document holds token 300, the tokenizer's vocabulary ends"):
+    np.save(tmp_path / "a.npy", np.array([1, 256, 1, 300, 256], dtype=np.uint16))
+    data = {"sources": [{"name": "books", "path": str(tmp_path), "format": "tokens"}]}
+    message = f"{tmp_path}/a.npy: document 2 holds token 300, the tokenizer's vocabulary ends at 259"
+    with pytest.raises(DataError, match=re.escape(message)):
+        open_corpus(config_for(tmp_path, data), Bytes())
+
+
+def test_a_part_without_a_token_to_predict_is_told_from_conversations(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.array([1, 2, 256, 256, 256], dtype=np.uint16))
+    sources = [{"name": "books", "path": str(tmp_path / "a.npy"), "format": "tokens"}]
+    data = {"sources": sources, "validation": {"fraction": 0.7}}
+    message = "data source books: none of 2 documents of 3 (data.validation.fraction decides which) has the two tokens"
+    with pytest.raises(DataError, match=re.escape(message)):
         open_corpus(config_for(tmp_path, data), Bytes())
 
 

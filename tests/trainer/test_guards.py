@@ -25,7 +25,7 @@ from stoker.trainer.rank.build import RankContext
 from stoker.trainer.rank.checksum import check_replicas, checksum, find_mismatches, holders
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.loss_spike import NEW_LEVEL, WARM_UP, WINDOW, LossHistory
-from stoker.trainer.rank.skipped_batches import FILE, batch_of_step, read_skipped, write_skipped
+from stoker.trainer.rank.skipped_batches import batch_of_step, list_file, read_skipped, write_skipped
 from stoker.trainer.rank.zero_maker import make_zero
 from testing.trainer.rank_world import RankWorld
 from testing.trainer.tiny_run import (
@@ -155,13 +155,14 @@ def test_steps_train_the_batches_that_are_not_left_out(skipped: set[int]) -> Non
 
 
 def test_the_list_of_batches_survives_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
-    assert read_skipped(tmp_path) == ()
-    write_skipped(tmp_path, [9, 4, 9])
-    assert read_skipped(tmp_path) == (4, 9)
+    file = list_file(tmp_path / "root", "job")
+    assert read_skipped(file) == ()
+    write_skipped(file, [9, 4, 9])
+    assert read_skipped(file) == (4, 9)
     for text in ('{"batches": [1, "2"]}', '{"batches": [-1]}', "[]", "{"):
-        (tmp_path / FILE).write_text(text)
-        with pytest.raises(CheckpointError, match=r"skipped-batches\.json: not a list of batches"):
-            read_skipped(tmp_path)
+        file.write_text(text)
+        with pytest.raises(CheckpointError, match=rf"{file.name}: not a list of batches"):
+            read_skipped(file)
 
 
 TOO_LARGE = 1e37
@@ -184,18 +185,18 @@ class Spiky(SyntheticBatches):
         return sum(int(batch.weights_T.sum()) for batch in super().micro_batches(step, 0, 1))
 
 
-def spiky_config(folder: Path, mode: str) -> TrainerConfig:
-    return tiny_config(
-        folder,
-        training__total_steps=SPIKE_STEP + 3,
-        training__global_batch_size=1,
-        optimization__learning_rate=1e-4,
-        optimization__schedule="constant",
-        guards__loss_spike=mode,
-        checkpoint__interval_steps=5,
-        checkpoint__max_to_keep=9,
-        logging__jsonl=str(folder / "log.jsonl"),
-    )
+def spiky_config(folder: Path, mode: str, **changes: Any) -> TrainerConfig:
+    fields: dict[str, Any] = {
+        "training__total_steps": SPIKE_STEP + 3,
+        "training__global_batch_size": 1,
+        "optimization__learning_rate": 1e-4,
+        "optimization__schedule": "constant",
+        "guards__loss_spike": mode,
+        "checkpoint__interval_steps": 5,
+        "checkpoint__max_to_keep": 9,
+        "logging__jsonl": str(folder / "log.jsonl"),
+    }
+    return tiny_config(folder, **fields | changes)
 
 
 def run(config: TrainerConfig, factor: float = 100) -> list[StepEvent]:
@@ -256,3 +257,30 @@ def test_a_run_that_rewinds_goes_on_without_the_batch(tmp_path: Path, factor: fl
     train(other, context, batches=Without(other))
     expected = context.channel.all(StepEvent)[-len(events) :]  # type: ignore[attr-defined]
     assert [event.loss for event in events] == [event.loss for event in expected]
+
+
+def run_to_the_end(folder: Path) -> None:
+    """Train a run that rewinds once."""
+    config = spiky_config(folder, "Rewind")
+    with pytest.raises(LossSpiked):
+        run(config)
+    run(config)
+
+
+def test_a_job_that_goes_on_from_the_checkpoint_of_another_leaves_out_its_batches(tmp_path: Path) -> None:
+    run_to_the_end(tmp_path)
+    start = CheckpointRoot(tmp_path / "root").committed()[0]
+    more = {"training__total_steps": SPIKE_STEP + 6}
+    longer = spiky_config(tmp_path, "Rewind", **more)
+    resume = {"folder": str(start.path), "step": start.step, "digest": start.digest}
+    other = spiky_config(tmp_path / "other", "Off", **more, job__uid="v", retention="external", resume=resume)
+    losses = [event.loss for event in run(other)]
+    assert losses == [event.loss for event in run(longer)]
+    assert newest(tmp_path / "other")["lineage"]["skipped_batches"] == [SPIKE_STEP - 1]
+
+
+def test_another_job_at_the_same_place_trains_every_batch(tmp_path: Path) -> None:
+    run_to_the_end(tmp_path)
+    other = spiky_config(tmp_path, "Off", job__uid="v", job__writer="0a1b2c3e", retention="external")
+    alone_there = spiky_config(tmp_path / "other", "Off", retention="external")
+    assert [event.loss for event in run(other, 1)] == [event.loss for event in run(alone_there, 1)]

@@ -83,6 +83,19 @@ def test_a_resumed_run_hides_the_steps_that_it_trains_again(tmp_path: Path) -> N
     assert starts == [4]
 
 
+def test_a_later_attempt_that_starts_anew_hides_the_steps_of_those_before(tmp_path: Path) -> None:
+    for attempt in range(2):
+        board = str(tmp_path / "board" / str(attempt))
+        config = tiny_config(tmp_path, job__attempt=attempt, logging__tensorboard=board)
+        with MetricLog(None, 1, open_targets(config, 0)) as log:
+            log.step(step(1))
+    starts = [
+        [event.step for event in events_in(tmp_path / "board" / attempt) if event.session_log.status == 1]
+        for attempt in ("0", "1")
+    ]
+    assert starts == [[], [1]]
+
+
 def test_a_run_writes_its_steps_and_its_losses_to_tensorboard(tmp_path: Path) -> None:
     config = tiny_config(tmp_path, logging__tensorboard=str(tmp_path / "board"))
     context = alone()
@@ -121,6 +134,17 @@ def test_targets_learn_whether_the_run_completed_and_hide_no_error() -> None:
     with pytest.raises(OSError, match="full"), MetricLog(None, 1, [target]) as log:
         log.step(step(3))
     assert target.closed == [True, False]
+
+
+def test_a_run_that_had_taken_its_last_step_before_is_closed_as_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", package)
+    config = tiny_config(tmp_path, training__total_steps=2, logging__wandb={"project": "base"})
+    for _ in range(2):  # the second attempt finds nothing left to train
+        assert train(config, alone()) is Cause.COMPLETED
+    assert [value for name, value in package.calls if name == "finish"] == [0, 0]
 
 
 class FakeWandb(types.ModuleType):

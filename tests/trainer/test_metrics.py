@@ -101,3 +101,10 @@ def test_a_full_disk_leaves_only_whole_lines(tmp_path: Path, room: int) -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1]
+
+
+def test_a_validation_that_diverged_is_null_and_the_line_stays_json(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    with MetricLog(str(path), 1) as log:
+        log.validation(ValidationEvent(step=3, loss=float("nan"), tokens=5, at=7.0))
+    assert path.read_text() == '{"kind": "validation", "step": 3, "loss": null, "tokens": 5, "at": 7.0}\n'

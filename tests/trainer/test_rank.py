@@ -21,11 +21,14 @@ import torch
 from stoker.checkpoint.errors import CheckpointLocked
 from stoker.checkpoint.store import CheckpointRoot
 from stoker.pod.causes import EXIT_CODES, Cause
-from stoker.pod.config_file import ConfigError
+from stoker.pod.config_file import ConfigError, load
+from stoker.pod.writer import writer_of
 from stoker.trainer.errors import DataError, NonFinite, OtherModel, StorageFailed
 from stoker.trainer.protocol.channel import AgentChannel, channel_pair
+from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.messages import EndEvent, Event, SaveEvent, StepEvent, StopCommand
-from stoker.trainer.rank.main import cause_of, main
+from stoker.trainer.rank.main import cause_of, hold_root, main
+from stoker.trainer.rank.rank_info import find_rank_info
 
 MODEL = {
     "architecture": "llama",
@@ -353,3 +356,17 @@ def test_a_stop_command_ends_a_rank_as_its_mode_says(whole: tuple[Path, dict[int
         ranks.ends[0].send(StopCommand(mode="cancel"))
         assert ranks.wait() == [EXIT_CODES[Cause.CANCELLED]]
     assert ranks.losses() == {1: whole[1][1]}
+
+
+def test_an_attempt_removes_the_unfinished_saves_of_those_before_it_and_no_others(tmp_path: Path) -> None:
+    root = CheckpointRoot(tmp_path / "root")
+    stagings = {
+        name: root.begin(3, writer) / "rank-00000.bin"
+        for name, writer in (("first", writer_of("u", 0)), ("last", writer_of("u", 1)), ("other", writer_of("v", 0)))
+    }
+    for file in stagings.values():
+        file.write_bytes(b"half")
+    job = {"name": "run", "uid": "u", "attempt": 2, "writer": writer_of("u", 2)}
+    config = load(TrainerConfig, write_config(tmp_path / "run", job=job, retention="external"))
+    with hold_root(config, find_rank_info(config, {}), root):
+        assert [name for name, file in stagings.items() if file.exists()] == ["other"]

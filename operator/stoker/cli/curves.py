@@ -35,7 +35,7 @@ class Curve:
 
 
 def read_curves(file: Path) -> list[Curve]:
-    """Read the curves that have a point. A step that was trained again counts with its last line.
+    """Read the curves that have a finite point. A step that was trained again counts with its last line.
 
     Raises:
         ValueError: a line is not of a metrics log, or none is; the message names file and line.
@@ -48,7 +48,7 @@ def read_curves(file: Path) -> list[Curve]:
                 step = _step(line, where)
                 if line.get(field, ABSENT) is not None:  # a step with fp16 may have no norm
                     found[title][step] = _number(line, field, where)
-    curves = [Curve(title, *_sorted(points)) for title, points in found.items() if points]
+    curves = [curve for title, points in found.items() if (curve := Curve(title, *_sorted(points))).steps]
     if not curves:
         raise ValueError(f"{file}: the file has no step; a metrics log is needed {_LOGS}")
     return curves

@@ -19,6 +19,7 @@ from stoker.cli.manifest_options import files_option
 from stoker.pod.plan.estimate import Plan, make_plan
 from stoker.pod.plan.gpu import GPUS, gpu_named
 from stoker.pod.plan.layer_choice import BudgetTooSmall
+from stoker.pod.plan.layout_rules import refusals_of_trainer
 from stoker.pod.plan.layouts import layouts
 from stoker.pod.plan.model_size import ModelSize
 
@@ -62,7 +63,7 @@ def plan(
     if gpus is not None:
         _show_layouts(found, gpus, as_json)
         return
-    refused = not_runnable("TrainingJob", spec)
+    refused = not_runnable("TrainingJob", spec) + ([] if spec.get("model") else refusals_of_trainer(found.job))
     click.echo(json.dumps({**found.to_json(), "refused": refused}, indent=1) if as_json else described(found))
     if refused:
         _refuse("\n".join(["this version does not run the job:", *refused]))

@@ -1,10 +1,13 @@
-"""What the trainer demands of a layout beside what `Job.check` divides: widths, tokens, orders of sums, eight bits.
+"""What the trainer demands of a layout beside what `Job.check` divides: widths, tokens, order of sums, fp8, length.
 
-A job of a manifest is held against the same rules by admission and by the trainer, whose messages name the fields; here
-they leave layouts out that would be refused. Pure; called by `layouts`.
+A model of a manifest is held against the same rules by admission and by the trainer, whose messages name the fields.
+Here they leave layouts out that would be refused, and name what a model behind `modelFrom` does not allow. Pure; called
+by `layouts` and `stoker plan`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from stoker.pod.plan.job import Job
 
@@ -14,33 +17,65 @@ EIGHT_BIT_MULTIPLE = 16
 
 def trainer_runs(job: Job) -> bool:
     """Whether the trainer accepts the layout of a job for which `Job.check` raises nothing."""
-    return all(holds(job) for holds in (_widths_divide, _tokens_divide, _sums_have_an_order, _fits_eight_bits))
+    return not refusals_of_trainer(job)
 
 
-def _widths_divide(job: Job) -> bool:
+def refusals_of_trainer(job: Job) -> list[str]:
+    """Return a line for each rule that a job breaks for which `Job.check` raises nothing."""
+    return [*_of_widths(job), *_of_tokens(job), *_of_sums(job), *_of_eight_bits(job), *_of_length(job)]
+
+
+def _of_widths(job: Job) -> Iterator[str]:
     model, layout = job.model, job.layout
-    widths = [model.intermediate_size]
-    widths += [model.expert_size] if model.num_experts and layout.expert == 1 else []
-    return not any(width % layout.tensor for width in widths)
+    widths = {"intermediateSize": model.intermediate_size}
+    widths |= {"moeIntermediateSize": model.expert_size} if model.num_experts and layout.expert == 1 else {}
+    for name, width in widths.items():
+        if width % layout.tensor:
+            yield f"{name} {width} is not a multiple of tensor {layout.tensor}"
 
 
-def _tokens_divide(job: Job) -> bool:
+def _of_tokens(job: Job) -> Iterator[str]:
     """Ranks of `tensor` share the tokens with sequence parallelism, and where they take them to whole experts."""
-    layout = job.layout
+    layout, tokens = job.layout, job.micro_batch_size * job.sequence_length
     cuts = layout.sequence_parallel or layout.expert > 1
-    return not cuts or job.micro_batch_size * job.sequence_length % (layout.context * layout.tensor) == 0
+    if cuts and tokens % (layout.context * layout.tensor):
+        yield (
+            f"microBatchSize {job.micro_batch_size} x sequenceLength {job.sequence_length} = {tokens} tokens are not a "
+            f"multiple of context {layout.context} x tensor {layout.tensor}"
+        )
 
 
-def _sums_have_an_order(job: Job) -> bool:
+def _of_sums(job: Job) -> Iterator[str]:
     """`AnyDataParallel` adds in pairs, and each expert's rows come from one rank."""
     layout = job.layout
-    sizes = layout.data_parallel, layout.tensor, layout.context
-    return not job.any_data_parallel or (layout.expert == 1 and not any(size & (size - 1) for size in sizes))
+    if not job.any_data_parallel:
+        return
+    sizes = {"data-parallel ranks": layout.data_parallel, "tensor": layout.tensor, "context": layout.context}
+    for name, size in sizes.items():
+        if size & (size - 1):
+            yield f"deterministic AnyDataParallel needs a power of two of {name}, got {size}"
+    if layout.expert > 1:
+        yield f"deterministic AnyDataParallel needs expert 1, got {layout.expert}"
 
 
-def _fits_eight_bits(job: Job) -> bool:
+def _of_eight_bits(job: Job) -> Iterator[str]:
     model, tensor = job.model, job.layout.tensor
-    cut = [model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim]
-    cut += [model.intermediate_size] if model.is_mixed or not model.num_experts else []
-    sizes = [model.hidden_size, *(size / tensor for size in cut)]
-    return job.precision != "fp8" or not any(size % EIGHT_BIT_MULTIPLE for size in sizes)
+    if job.precision != "fp8":
+        return
+    sizes = {
+        "hiddenSize": (model.hidden_size, 1),
+        "numHeads x headDim": (model.num_heads * model.head_dim, tensor),
+        "numKvHeads x headDim": (model.num_kv_heads * model.head_dim, tensor),
+    }
+    if model.is_mixed or not model.num_experts:
+        sizes["intermediateSize"] = (model.intermediate_size, tensor)
+    for name, (size, cut) in sizes.items():
+        if size % (cut * EIGHT_BIT_MULTIPLE):
+            shown = f" / tensor {cut}" if cut > 1 else ""
+            yield f"precision fp8 needs {name} {size}{shown} to be a multiple of {EIGHT_BIT_MULTIPLE}"
+
+
+def _of_length(job: Job) -> Iterator[str]:
+    most = job.model.max_positions
+    if most and job.sequence_length > most:
+        yield f"sequenceLength {job.sequence_length} is above the model's maxPositionEmbeddings {most}"

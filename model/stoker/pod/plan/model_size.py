@@ -36,6 +36,8 @@ class ModelSize:
     """Width of one expert."""
     dense_at: tuple[int, ...] = ()
     """Numbers of the layers of a model with experts that have none."""
+    max_positions: int = 0
+    """Tokens of the longest sequence; 0: not known."""
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Self:
@@ -62,6 +64,7 @@ class ModelSize:
             experts_per_token=int(fields.get("num_experts_per_token") or 0) if experts else 0,
             dense_at=_dense_at(fields) if experts else (),
             expert_size=int(fields.get("moe_intermediate_size") or fields["intermediate_size"]) if experts else 0,
+            max_positions=int(fields.get("max_position_embeddings") or 0),
         )
 
     @property

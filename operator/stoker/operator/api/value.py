@@ -122,6 +122,12 @@ def measured(value: float | None) -> str | None:
     return f"{value:.6g}" if math.isfinite(value) else str(value)
 
 
+def comparable(text: str | None) -> float | None:
+    """Return the number of a measured value; None for a missing one, and for `nan` and `inf`, which are no results."""
+    value = math.nan if text is None else float(text)
+    return value if math.isfinite(value) else None
+
+
 def rule(
     expression: str,
     message: str,

@@ -30,11 +30,6 @@ def attempt_config_name(job: str, uid: str, attempt: int) -> str:
     return f"{stem(job, uid)}-a{attempt}"
 
 
-def writer_of(uid: str, attempt: int) -> str:
-    """Return 8 hex digits of job uid and attempt, the suffix of every checkpoint folder of this attempt."""
-    return short_hash(f"{uid}/{attempt}", 8)
-
-
 def pod_address(pod_name: str, service: str, namespace: str) -> str:
     """Return the DNS name of a pod behind the headless Service of its `subdomain`."""
     return f"{pod_name}.{service}.{namespace}.svc"

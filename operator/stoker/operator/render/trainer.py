@@ -32,7 +32,6 @@ from stoker.operator.render.names import (
     pod_address,
     stem,
     trainer_pod_name,
-    writer_of,
 )
 from stoker.operator.render.pod import (
     CHECKPOINT_FOLDER,
@@ -56,6 +55,7 @@ from stoker.operator.render.pod import (
 )
 from stoker.operator.render.scheduling import for_scheduler, levels_of
 from stoker.operator.render.storage import bucket_mounts, storage_root
+from stoker.pod.writer import writer_of
 
 START_FOLDER = "/var/stoker/start"
 """Mount of another claim with the weights to start from."""

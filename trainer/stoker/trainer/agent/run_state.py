@@ -31,6 +31,8 @@ from stoker.trainer.protocol.messages import (
 )
 
 MAX_REQUESTS = 64
+MAX_KNOWN_SAVES = 64
+"""Saves in `/status`. An operator that was away finds those of the meantime; what it never sees is never deleted."""
 MAX_SOURCES = 8
 """Data sources whose progress is in the termination message."""
 _SAVE_COUNTS = ("committed", "failed", "verified", "unreadable", "deleted", "not_deleted")
@@ -98,7 +100,7 @@ class RunState:
     sources: list[dict[str, Any]] = field(default_factory=list)
     """Progress by data source, see `SourceProgress`."""
     saves: dict[str, SaveEvent] = field(default_factory=dict)
-    """The last `MAX_SAVES` saves by folder name, oldest first."""
+    """The last `MAX_KNOWN_SAVES` saves by folder name, oldest first."""
     requests: dict[str, Request] = field(default_factory=dict)
     peers: dict[int, NodeState] = field(default_factory=dict)
     progressed_at: float = 0.0
@@ -207,8 +209,7 @@ class RunState:
                 verified=unread if save.verified is None else save.verified,
                 metrics={name: value for name, value in self._save_metrics(save).items() if value is not None},
             )
-            for save in self.saves.values()
-            if save.state == "Committed"
+            for save in self._last_committed()
         )
 
     def last_numbers(self) -> dict[str, Any]:
@@ -217,7 +218,7 @@ class RunState:
         The message is short, so the progress of many data sources is left out. `save_reasons` is by folder.
         """
         sources = {"sources": self.sources} if 0 < len(self.sources) <= MAX_SOURCES else {}
-        reasons = {save.folder: save.reason for save in self.saves.values() if save.state == "Committed"}
+        reasons = {save.folder: save.reason for save in self._last_committed()}
         numbers = {name: value for name, value in self._progress().items() if value is not None}
         last = {"progressed_at": self.progressed_at, "save_reasons": reasons, "startup": self.startup.status()}
         return numbers and {**numbers, **last, **sources}
@@ -265,12 +266,16 @@ class RunState:
             "validation_loss": self._validated.get(save.step)
         }
 
+    def _last_committed(self) -> list[SaveEvent]:
+        """The saves that a termination message has room for."""
+        return [save for save in self.saves.values() if save.state == "Committed"][-MAX_SAVES:]
+
     def _add_save(self, save: SaveEvent) -> None:
         before = self.saves.get(save.folder)
         for name in _counted(save) - (_counted(before) if before is not None else set()):
             self._save_counts[name] += 1
         self.saves[save.folder] = save
-        while len(self.saves) > MAX_SAVES:
+        while len(self.saves) > MAX_KNOWN_SAVES:
             self.saves.pop(next(iter(self.saves)))
 
 

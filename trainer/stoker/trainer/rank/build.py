@@ -42,7 +42,7 @@ from stoker.trainer.rank.run_facts import adapter_facts, run_facts
 from stoker.trainer.rank.run_inputs import RunInputs
 from stoker.trainer.rank.save_group import SaveGroup
 from stoker.trainer.rank.saver import Saver
-from stoker.trainer.rank.skipped_batches import read_skipped, write_skipped
+from stoker.trainer.rank.skipped_batches import list_file, read_skipped, write_skipped
 from stoker.trainer.rank.snapshot import all_state_tensors, check_same_adapters, load_state
 from stoker.trainer.rank.train_step import ForwardPass, Passes
 from stoker.trainer.rank.zero import Zero
@@ -88,13 +88,13 @@ def open_loop(
     zero = make_zero(config, inputs.model, context.mesh, context.device, fill)
     parts = all_parts(inputs.model)
     loss_scale = (loss_scale or LossScale()) if config.memory.precision == "fp16" else None
-    guards = make_guards(config, root, context)
+    guards = make_guards(config, root, context, inputs)
     tensors = all_state_tensors(parts, context.mesh, context.save_group)
     progress = Progress()
     if resume is not None:
         progress = _resume(config, root, resume, context, inputs, zero, tensors, loss_scale, guards)
     saver = make_saver(config, root, context, inputs, resume)
-    with open_log(config, context, progress.step) as log:
+    with open_log(config, context, progress.step, inputs.total_steps) as log:
         try:
             yield Loop(
                 config,
@@ -185,11 +185,11 @@ def make_saver(
     )
 
 
-def make_guards(config: TrainerConfig, root: CheckpointRoot, context: RankContext) -> Guards:
+def make_guards(config: TrainerConfig, root: CheckpointRoot, context: RankContext, inputs: RunInputs) -> Guards:
     """The guards, with the batches that earlier attempts left out: rank 0 reads them for all (collective)."""
-    folder = Path(root.root)
-    skipped = context.save_group.broadcast(list(read_skipped(folder)) if context.save_group.rank == 0 else None)
-    return Guards(config.guards, skipped, lambda batches: write_skipped(folder, batches))
+    file = list_file(Path(root.root), config.job.uid, inputs.batches.cursor(0))
+    skipped = context.save_group.broadcast(list(read_skipped(file)) if context.save_group.rank == 0 else None)
+    return Guards(config.guards, skipped, lambda batches: write_skipped(file, batches))
 
 
 def make_signal_inbox(config: TrainerConfig, context: RankContext) -> SignalInbox:
@@ -197,11 +197,12 @@ def make_signal_inbox(config: TrainerConfig, context: RankContext) -> SignalInbo
     return SignalInbox(context.channel, minutes * 60 if minutes else None, context.mesh.rank)
 
 
-def open_log(config: TrainerConfig, context: RankContext, done: int) -> MetricLog:
+def open_log(config: TrainerConfig, context: RankContext, done: int, total_steps: int) -> MetricLog:
     """The metrics log; only the rank that leads writes it. `done`: steps of earlier attempts."""
+    logging = config.logging
     if not context.mesh.leads:
-        return MetricLog(None, config.logging.every_steps)
-    return MetricLog(config.logging.jsonl, config.logging.every_steps, open_targets(config, done))
+        return MetricLog(None, logging.every_steps)
+    return MetricLog(logging.jsonl, logging.every_steps, open_targets(config, done), completed=done >= total_steps)
 
 
 def _resume(
@@ -227,14 +228,15 @@ def _resume(
     load_state(zero, all_parts(inputs.model), tensors, reader, _loading(context))
     if loss_scale is not None:
         loss_scale.restore(meta.get("loss_scale"))
-    guards.restore(meta.get("guards"))
+    lineage = meta.get("lineage", {})
+    guards.restore(meta.get("guards"), lineage.get("skipped_batches", ()))
     return Progress(
         reader.manifest.step,
         int(meta["tokens"]),
         meta["loss"],
         float(meta["elapsed_s"]),
         int(meta.get("skipped_steps", 0)),
-        tuple(meta.get("lineage", {}).get("loss_spikes", ())),
+        tuple(lineage.get("loss_spikes", ())),
     )
 
 

@@ -73,9 +73,13 @@ class Guards:
         """The state for a checkpoint."""
         return {"loss_history": self._history.state()}
 
-    def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Continue from a checkpoint; one of an earlier version has no state."""
+    def restore(self, state: Mapping[str, Any] | None, skipped_batches: Sequence[int] = ()) -> None:
+        """Continue from a checkpoint; one of an earlier version has no state.
+
+        `skipped_batches`: what the run of the checkpoint left out; it may be another job's, whose list is elsewhere.
+        """
         self._history.restore((state or {}).get("loss_history"))
+        self.skipped_batches = tuple(sorted({*self.skipped_batches, *skipped_batches}))
 
 
 def _facts(step: int, loss: float, limit: float, action: str, samples: tuple[int, int]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from stoker.model.kernels.kernel_set import resolve_kernels
 from stoker.model.memory import keep_freed_memory
 from stoker.pod.causes import EXIT_CODES, Cause, CauseRule, cause_of_error, is_explained, mentions
 from stoker.pod.config_file import ConfigError, load
+from stoker.pod.writer import writers_until
 from stoker.trainer.protocol.channel import RankChannel
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.error_causes import ERROR_CAUSES, describe_error
@@ -175,12 +176,13 @@ def make_rank_context(
 def hold_root(config: TrainerConfig, info: RankInfo, root: CheckpointRoot) -> Iterator[None]:
     """Lock the checkpoints of a run without an operator, and remove what a killed save left (rank 0).
 
+    An operator starts an attempt when the pods of those before it are gone; other jobs may write to the same root.
     No-op on other ranks.
     """
     if info.rank != 0:
         yield
     elif config.retention == "external":
-        root.discard_unfinished([config.job.writer])
+        root.discard_unfinished([config.job.writer, *writers_until(config.job.uid, config.job.attempt)])
         yield
     else:
         with root.lock():  # without locks another run may be at the same root

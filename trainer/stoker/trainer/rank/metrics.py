@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import stat
 import time
@@ -65,11 +66,13 @@ class MetricLog:
     `path=None` writes no lines.
     """
 
-    def __init__(self, path: str | None, every_steps: int, targets: Sequence[MetricTarget] = ()) -> None:
-        """Takes the targets over and closes them."""
+    def __init__(
+        self, path: str | None, every_steps: int, targets: Sequence[MetricTarget] = (), *, completed: bool = False
+    ) -> None:
+        """Takes the targets over and closes them. `completed`: an earlier attempt has taken the last step."""
         self._every_steps = every_steps
         self._targets = targets
-        self._completed = False
+        self._completed = completed
         self._stream: FileIO | None = None
         if path is not None:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +103,7 @@ class MetricLog:
     def _append(self, kind: str, fields: Mapping[str, Any]) -> None:
         if self._stream is not None:
             given = {name: value for name, value in fields.items() if value is not None}
-            line = json.dumps({"kind": kind, **given}) + "\n"
+            line = json.dumps({"kind": kind, **{name: plain(value) for name, value in given.items()}}) + "\n"
             with path_in_errors(Path(str(self._stream.name))):
                 append_line(self._stream, line.encode())
 
@@ -115,6 +118,11 @@ class MetricLog:
         with contextlib.suppress(OSError) if error is not None else contextlib.nullcontext():
             for target in self._targets:
                 target.close(self._completed and error is None)
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it: null for a number that is not finite, as the validation of a diverged run."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def append_line(stream: FileIO, line: bytes) -> None:

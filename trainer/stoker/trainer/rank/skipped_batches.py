@@ -2,11 +2,13 @@
 
 Batch b holds the samples from `b * global_batch_size` on. Step s trains the s-th batch that is not left out. The list
 lies beside the checkpoints, because the next attempt resumes from a checkpoint that is older than the spike; every
-later checkpoint has it in its lineage.
+later checkpoint has it in its lineage. Each order of batches has a list of its own: to another job at the same place,
+and to the same one with another corpus, these numbers mean other samples.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
 from collections.abc import Collection, Iterable
@@ -17,7 +19,6 @@ from stoker.checkpoint.errors import CheckpointError
 from stoker.checkpoint.manifest_file import read_whole
 from stoker.checkpoint.place import storage_of
 
-FILE = "skipped-batches.json"
 MAX_BYTES = 1 << 20
 
 
@@ -31,15 +32,20 @@ def batch_of_step(step: int, skipped: Collection[int]) -> int:
     return batch
 
 
-def read_skipped(root: Path) -> tuple[int, ...]:
+def list_file(root: Path, *order: object) -> Path:
+    """The file of a list. `order`: what decides the samples of a batch, and whose run it is, as JSON has it."""
+    digest = hashlib.blake2b(json.dumps(order, sort_keys=True).encode(), digest_size=4)
+    return root / f"skipped-batches-{digest.hexdigest()}.json"
+
+
+def read_skipped(file: Path) -> tuple[int, ...]:
     """The batches that earlier attempts of a run left out.
 
     Raises:
         CheckpointError: the file is not such a list.
     """
-    file = root / FILE
     try:
-        text = read_whole(storage_of(root), file, MAX_BYTES)
+        text = read_whole(storage_of(file.parent), file, MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return ()
     try:
@@ -51,16 +57,16 @@ def read_skipped(root: Path) -> tuple[int, ...]:
     return tuple(sorted(set(batches)))
 
 
-def write_skipped(root: Path, batches: Iterable[int]) -> None:
+def write_skipped(file: Path, batches: Iterable[int]) -> None:
     """Replace the list at once: after a crash it is the old one or the new one."""
-    storage = storage_of(root)
+    root, storage = file.parent, storage_of(file.parent)
     with suppress(FileExistsError):
         storage.make_folder(root)
-    staged = root / f".{FILE}-{secrets.token_hex(4)}"
+    staged = root / f".{file.name}-{secrets.token_hex(4)}"
     sink = storage.create(staged)
     try:
         sink.write(memoryview(json.dumps({"batches": sorted(set(batches))}).encode()))
         sink.sync()
     finally:
         sink.close()
-    storage.rename(staged, root / FILE)
+    storage.rename(staged, file)

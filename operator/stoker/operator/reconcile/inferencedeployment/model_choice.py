@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from stoker.operator.api.checkpoint import Checkpoint
 from stoker.operator.api.inferencedeployment import CheckpointSelector, CurrentCheckpoint
+from stoker.operator.api.value import comparable
 from stoker.operator.domain.labels import EXPIRED, JOB, JOB_UID
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
 from stoker.operator.render.engine import ModelSource, checkpoint_source, uri_source
@@ -110,8 +111,7 @@ def _save_order(found: Checkpoint) -> tuple[int, str, str]:
 
 
 def _loss_of(found: Checkpoint, selector: CheckpointSelector) -> float | None:
-    text = found.status.loss if selector.metric == "loss" else found.status.validation_loss
-    return float(text) if text is not None else None
+    return comparable(found.status.loss if selector.metric == "loss" else found.status.validation_loss)
 
 
 def _names(view: DeploymentView, kind: str) -> set[str]:

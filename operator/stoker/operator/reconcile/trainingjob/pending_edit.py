@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from stoker.operator.api.trainingjob import TrainingJobSpec
 from stoker.operator.api.trainingjob_status import Pinned
+from stoker.operator.domain.pods import is_gated
 from stoker.operator.reconcile.intent import changed_fields
+from stoker.operator.reconcile.trainingjob.attempt import gang_size
 from stoker.operator.reconcile.trainingjob.view import TrainingView
 from stoker.operator.render.trainer import shaping_fields
 
@@ -16,5 +21,30 @@ def pending_edit(view: TrainingView, pinned: Pinned | None) -> tuple[str, ...]:
     """
     if pinned is None or pinned.spec is None or pinned.spec == view.intent.spec:
         return ()
-    rendered = TrainingJobSpec.model_validate(pinned.spec)
-    return tuple(changed_fields(shaping_fields(rendered), shaping_fields(view.job.spec)))
+    rendered = TrainingJobSpec.model_validate(spec_of_attempt(view, pinned.spec))
+    return tuple(changed_fields(_fields_of_attempt(rendered), _fields_of_attempt(view.job.spec)))
+
+
+def spec_of_attempt(view: TrainingView, pinned: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the spec of the running attempt: the pinned one, with the present topology while that places its pods."""
+    present = view.intent.spec.get("scheduling") or {}
+    if not _is_to_be_placed(view) or present.get("topology") == (pinned.get("scheduling") or {}).get("topology"):
+        return dict(pinned)
+    placement = {name: value for name, value in (pinned.get("scheduling") or {}).items() if name != "topology"}
+    topology = {"topology": present["topology"]} if "topology" in present else {}
+    return {**pinned, "scheduling": {**placement, **topology}}
+
+
+def _is_to_be_placed(view: TrainingView) -> bool:
+    """Whether the operator has yet to choose nodes, or affinities between pods. Other schedulers know the topology."""
+    attempt = view.attempt
+    if attempt is None or attempt.ended_at is not None or attempt.scheduler:
+        return False
+    return len(view.gang) < gang_size(view) or any(map(is_gated, view.gang))
+
+
+def _fields_of_attempt(spec: TrainingJobSpec) -> dict[str, Any]:
+    """Return what is settled when an attempt starts: what shapes its pods, and how these are placed."""
+    placement = spec.scheduling.to_wire()
+    placement.pop("gangTimeoutSeconds", None)
+    return {**shaping_fields(spec), "scheduling": placement}

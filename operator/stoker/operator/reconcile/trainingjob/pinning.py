@@ -13,7 +13,7 @@ from typing import Any, TypedDict, Unpack
 from stoker.operator.api.trainingjob_status import Pinned
 from stoker.operator.domain.image import pulled_digest
 from stoker.operator.domain.pods import MAIN, image_id
-from stoker.operator.reconcile.trainingjob.pending_edit import pending_edit
+from stoker.operator.reconcile.trainingjob.pending_edit import pending_edit, spec_of_attempt
 from stoker.operator.reconcile.trainingjob.view import TrainingView
 from stoker.operator.render.trainer import StartCheckpoint, intent_of, pin
 
@@ -26,13 +26,16 @@ class PinnedChanges(TypedDict, total=False):
 
     images: dict[str, str]
     rendered: dict[str, Any] | None
+    spec: dict[str, Any] | None
 
 
 def pinned_for_next_attempt(view: TrainingView, start: StartCheckpoint | None) -> Pinned:
     """The pinned rendering with the image by digest; a new rendering where the user changed the intent."""
     pinned = view.job.status.pinned
-    if pinned is not None and (_is_unedited(view, pinned) or view.intent.never_accepted):
+    if pinned is not None and view.intent.never_accepted:
         return _with_pinned_image(pinned)
+    if pinned is not None and _is_unedited(view, pinned):  # placement is not rendered: its edit is in the spec alone
+        return _changed(_with_pinned_image(pinned), spec=dict(view.intent.spec))
     return pin(view.job, start, view.settings, view.intent.spec)
 
 
@@ -43,8 +46,14 @@ def _is_unedited(view: TrainingView, pinned: Pinned) -> bool:
     return pinned.spec is not None and not pending_edit(view, pinned)
 
 
-def with_pulled_image(view: TrainingView) -> Pinned | None:
-    """The pinned rendering of the running attempt, with the digest that pod 0 runs."""
+def pinned_by_now(view: TrainingView) -> Pinned | None:
+    """The pinned rendering of the running attempt, with the digest that pod 0 runs and the topology that places it."""
+    pinned = _with_pulled_image(view)
+    spec = None if pinned is None or pinned.spec is None else spec_of_attempt(view, pinned.spec)
+    return pinned if pinned is None or spec == pinned.spec else _changed(pinned, spec=spec)
+
+
+def _with_pulled_image(view: TrainingView) -> Pinned | None:
     pinned, leader = view.job.status.pinned, view.leader
     image = pinned.images.get(TRAINER) if pinned is not None else None
     digest = pulled_digest(image, image_id(leader)) if image and leader is not None else None

@@ -15,9 +15,9 @@ from stoker.operator.domain.labels import EXPIRED, PREFIX, TASK, WRITER
 from stoker.operator.domain.plan import Object, Patch, Ref
 from stoker.operator.domain.pods import ended, exit_of, label
 from stoker.operator.reconcile.trainingjob.view import TrainingView
-from stoker.operator.render.names import writer_of
 from stoker.operator.render.storage import settled
 from stoker.operator.render.trainer import job_labels
+from stoker.pod.writer import writer_of
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from stoker.operator.reconcile.trainingjob.resume import Blocked, Choice, choose
 from stoker.operator.reconcile.trainingjob.saves import new_checkpoints
 from stoker.operator.reconcile.trainingjob.view import TrainingView
 from stoker.operator.render.keys import keys_config_map
-from stoker.operator.render.names import attempt_config_name, writer_of
+from stoker.operator.render.names import attempt_config_name
 from stoker.operator.render.network_policy import trainer_policies
 from stoker.operator.render.scheduling import group_objects
 from stoker.operator.render.trainer import (
@@ -40,6 +40,7 @@ from stoker.operator.render.trainer import (
     service,
 )
 from stoker.pod.causes import Action
+from stoker.pod.writer import writer_of
 
 MAX_ATTEMPTS_KEPT = 10
 

@@ -9,7 +9,7 @@ from typing import Any
 from stoker.operator.api.checkpoint import Checkpoint
 from stoker.operator.api.pod_fields import PodCounts
 from stoker.operator.api.trainingjob_status import TERMINAL_PHASES, Attempt, Progress, SourceProgress
-from stoker.operator.api.value import measured
+from stoker.operator.api.value import comparable, measured
 from stoker.operator.domain.clock import timestamp
 from stoker.operator.domain.plan import Plan
 from stoker.operator.domain.pods import PodState, ended, exit_of, is_ready, pod_state
@@ -21,7 +21,7 @@ from stoker.operator.reconcile.trainingjob.blame import avoided_nodes
 from stoker.operator.reconcile.trainingjob.ledger import goodput
 from stoker.operator.reconcile.trainingjob.outcome import JobFields, JobOutcome, changed_attempt
 from stoker.operator.reconcile.trainingjob.pending_edit import pending_edit
-from stoker.operator.reconcile.trainingjob.pinning import with_pulled_image
+from stoker.operator.reconcile.trainingjob.pinning import pinned_by_now
 from stoker.operator.reconcile.trainingjob.startup import with_startup
 from stoker.operator.reconcile.trainingjob.stragglers import newly_found, stragglers, straggling
 from stoker.operator.reconcile.trainingjob.view import TrainingView, saved_step
@@ -37,7 +37,7 @@ def derive_status(view: TrainingView, outcome: JobOutcome) -> Plan:
         phase=phase,
         accepted_spec=_accepted(view),
         pods=_pod_counts(view, attempt, phase),
-        pinned=with_pulled_image(view),
+        pinned=pinned_by_now(view),
         avoided_nodes=avoided_nodes(status),
         goodput=goodput(view, phase, attempt),
         stragglers=late,
@@ -108,8 +108,9 @@ def _checkpoint_fields(view: TrainingView) -> JobFields:
     """Counts and references of the job's Checkpoint objects; progress in verified steps refills the restart budget."""
     saved = [found for found in view.checkpoints if found.status.step is not None and found.status.folder]
     verified = view.newest_verified
-    scored = [found for found in view.checkpoints if found.status.verified and found.status.validation_loss]
-    best = min(scored, key=lambda found: float(found.status.validation_loss or "inf"), default=None)
+    losses = ((found, comparable(found.status.validation_loss)) for found in view.checkpoints if found.status.verified)
+    scored = [(found, loss) for found, loss in losses if loss is not None]
+    best, _ = min(scored, key=lambda item: item[1], default=(None, None))
     return JobFields(
         checkpoints=len(view.checkpoints),
         latest_checkpoint=saved_step(saved[0]) if saved else None,

@@ -168,12 +168,22 @@ def _packed(name: str, shard: Shard, chosen: NDArray[np.bool_], config: TrainerC
     if shard.learned is not None:
         tokens[_nothing_to_learn(shard, length)] = 0
     if (tokens > 1).sum() == 0:
-        raise DataError(
-            f"data source {name}: the first {length} tokens of every conversation hold no token of the assistant; "
-            "training.sequenceLength must be larger"
-        )
+        raise DataError(f"data source {name}: {_why_empty(shard, chosen, length)}")
     packing = pack(tokens, shard.whole, length, several=config.data.packing)
     return PackedSource(name, shard, packing, _targets(shard, packing))
+
+
+def _why_empty(shard: Shard, chosen: NDArray[np.bool_], length: int) -> str:
+    """Return the reason why the `chosen` documents have no sequence."""
+    if (shard.whole[chosen] == 1).any():
+        return (
+            f"the first {length} tokens of every conversation hold no token of the assistant; "
+            "training.sequenceLength must be larger"
+        )
+    return (
+        f"none of {chosen.sum()} documents of {len(shard)} (data.validation.fraction decides which) has the two tokens "
+        "that a prediction needs; leave such documents out"
+    )
 
 
 def _nothing_to_learn(shard: Shard, length: int) -> NDArray[np.bool_]:

@@ -142,7 +142,7 @@ class _Written:
             encoded = Encoded([]) if isinstance(document, Tokens) else next(of_texts)
             ids = np.asarray(document.ids if isinstance(document, Tokens) else encoded.ids, dtype=np.int64)
             if len(ids) and not 0 <= ids.min() <= ids.max() < self.encoder.vocab_size:
-                gave = "a ready-tokenised document holds" if isinstance(document, Tokens) else "the tokenizer gave"
+                gave = f"{document.where} holds" if isinstance(document, Tokens) else "the tokenizer gave"
                 raise DataError(
                     f"{gave} token {ids.max()}, the tokenizer's vocabulary ends at {self.encoder.vocab_size}"
                 )

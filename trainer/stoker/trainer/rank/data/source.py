@@ -72,6 +72,8 @@ class Tokens:
 
     ids: NDArray[np.uint32]
     """[tokens], with the end token where it ends."""
+    where: str = ""
+    """File and number of the document, for errors."""
 
 
 Document = Text | Conversation | Tokens
@@ -151,8 +153,9 @@ def _read(kind: Kind, file: DataFile, stream: BinaryIO, end_id: int | None) -> I
         for place, fields in read_rows(stream, where):
             yield from _wanted(_parse_fields(fields, place))
     elif kind == "tokens":
-        for ids, _ in read_token_documents(stream, where, file.suffixes.data == ".npy", token_facts(file), end_id):
-            yield Tokens(ids)
+        documents = read_token_documents(stream, where, file.suffixes.data == ".npy", token_facts(file), end_id)
+        for number, (ids, _) in enumerate(documents, start=1):
+            yield Tokens(ids, f"{where}: document {number}")
     elif kind == "jsonl":
         yield from _read_lines(where, stream)
     else:

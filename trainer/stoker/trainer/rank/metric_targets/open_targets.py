@@ -66,7 +66,7 @@ def open_targets(config: TrainerConfig, done: int) -> list[MetricTarget]:
     plain = config.model_dump(mode="json")
     found: list[MetricTarget] = []
     if logging.tensorboard is not None:
-        found.append(TensorboardFiles(logging.tensorboard, done))
+        found.append(TensorboardFiles(logging.tensorboard, done, is_first=job.attempt == 0))
     if logging.wandb is not None:
         root = Path(config.checkpoint.root)
         folder = (Path(config.work_dir) if is_bucket_path(root) else root) / "logs"

@@ -13,12 +13,16 @@ FLUSH_S = 10
 class TensorboardFiles(MetricTarget):
     """One file of events for each attempt, in one folder."""
 
-    def __init__(self, folder: str, done: int) -> None:
-        """`done`: steps of earlier attempts; what these wrote about later steps is hidden."""
+    def __init__(self, folder: str, done: int, *, is_first: bool) -> None:
+        """`done`: steps of earlier attempts; what these wrote about later steps is hidden.
+
+        `is_first`: there was no earlier attempt, so that what lies in the folder is another job's, and stays.
+        """
         from tensorboardX import SummaryWriter
 
         Path(folder).mkdir(parents=True, exist_ok=True)
-        self._writer = SummaryWriter(logdir=folder, purge_step=done + 1 if done else None, flush_secs=FLUSH_S)
+        hidden_from = None if is_first and not done else done + 1
+        self._writer = SummaryWriter(logdir=folder, purge_step=hidden_from, flush_secs=FLUSH_S)
 
     def write(self, step: int, numbers: dict[str, float], at: float) -> None:
         for name, value in numbers.items():

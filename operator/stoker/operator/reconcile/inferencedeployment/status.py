@@ -14,7 +14,7 @@ from stoker.operator.reconcile.inferencedeployment.autoscaling import (
 )
 from stoker.operator.reconcile.inferencedeployment.cache_tiers import store_condition
 from stoker.operator.reconcile.inferencedeployment.disaggregation import disaggregation_conditions
-from stoker.operator.reconcile.inferencedeployment.endpoints import own_names, url_of
+from stoker.operator.reconcile.inferencedeployment.endpoints import served_names, url_of
 from stoker.operator.reconcile.inferencedeployment.fallback import fallback_condition
 from stoker.operator.reconcile.inferencedeployment.other_models import other_model_statuses, other_models_condition
 from stoker.operator.reconcile.inferencedeployment.outcome import DeploymentFields, DeploymentOutcome
@@ -56,7 +56,7 @@ def _fields(view: DeploymentView, outcome: DeploymentOutcome) -> DeploymentField
     return DeploymentFields(
         phase=outcome.phase,
         endpoint=url_of(view.deployment),
-        models=own_names(view.deployment),
+        models=served_names(view, outcome.current_revision),
         other_models=other_model_statuses(view),
         current_checkpoint=serving.checkpoint if serving else None,
         model_digest=_model_digest(view, outcome.current_revision),

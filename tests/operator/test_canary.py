@@ -259,6 +259,9 @@ def evaluating() -> tuple[CanaryServing, str]:
         pytest.param({"questions": 20, "score": 0.95, "base_score": 0.97, "differs": 3}, True, id="good"),
         pytest.param({"questions": 20, "score": 0.85, "base_score": 0.8, "differs": 3}, False, id="low score"),
         pytest.param({"questions": 20, "score": 0.91, "base_score": 1.0, "differs": 3}, False, id="drop"),
+        pytest.param(
+            {"questions": 20, "score": 0.95, "base_score": 0.0, "differs": 20, "base_failed": 20}, False, id="no base"
+        ),
         pytest.param({"questions": 20}, False, id="not readable"),
     ],
 )
@@ -283,6 +286,16 @@ def test_no_request_reaches_a_revision_before_its_eval_gate_has_passed(result: d
         assert serving.answered[new] > 0
     else:
         assert (serving.answered[new], serving.status["currentRevision"]) == (0, old)
+
+
+def test_each_revision_is_asked_by_its_own_name_of_the_model() -> None:
+    serving = CanaryServing(canary={"evalGates": EVALS})
+    serving.checkpoint(10)
+    rounds(serving, 20)
+    serving.cluster.change_spec(CHAT, lambda spec: spec["model"].update(names=["talk"]))
+    rounds(serving, 20)
+    (task,) = tasks(serving)
+    assert "--model talk --old-model chat " in " ".join(task["spec"]["containers"][0]["command"])
 
 
 def test_an_eval_task_that_dies_is_tried_again_and_in_the_end_the_canary_fails() -> None:

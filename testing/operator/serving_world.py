@@ -88,10 +88,12 @@ class Serving:
 
     def take_snapshots(self, *, healthy: bool = True) -> None:
         """Let routers take their snapshots and report every backend as probed."""
-        stored = [c for c in self.cluster.of_kind("ConfigMap") if c["metadata"]["name"].endswith("-backends")]
+        found = [c for c in self.cluster.of_kind("ConfigMap") if c["metadata"]["name"].endswith("-backends")]
+        stored = {label_of(one, "deployment"): one for one in found}
         for pod in self.cluster.pods("router"):
-            if stored and pod["status"]["phase"] == "Running":
-                snapshot = json.loads(stored[0]["data"]["backends.json"])
+            mine = stored.get(label_of(pod, "deployment"))
+            if mine is not None and pod["status"]["phase"] == "Running":
+                snapshot = json.loads(mine["data"]["backends.json"])
                 backends = [{**backend, "healthy": healthy} for backend in snapshot["backends"]]
                 ready = sum(backend["healthy"] and not backend["draining"] for backend in backends)
                 report = {"snapshot_version": snapshot["version"], "ready_backends": ready, "backends": backends}

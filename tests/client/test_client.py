@@ -369,7 +369,7 @@ def test_a_deployment_gives_an_openai_client(server: KubeServer, url: str) -> No
         "deployment_id": "u", "deployment_name": "chat", "namespace": "default", "phase": "Pending", "message": "",
         "ready": None, "endpoint": None, "checkpoint": None, "created_at": "", "resource_version": "1", "spec": {},
     }  # fmt: skip
-    answers = [found, {**found, "endpoint": "http://chat.default.svc:8000/v1"}]
+    answers = [found, {**found, "endpoint": "http://chat.default.svc:8000"}]
     flaky = Flaky(*(httpx.Response(200, json=one) for one in answers))
     with client_of("http://gateway", transport=httpx.MockTransport(flaky)) as client:
         with pytest.raises(ValueError, match="deployment chat is Pending and has no endpoint yet"):

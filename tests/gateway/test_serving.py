@@ -12,6 +12,7 @@ import httpx
 from stoker.gateway.domain.run_history import rank_pod
 from stoker.gateway.domain.serving import engine_load, traffic
 from stoker.gateway.http.console import FILES
+from stoker.operator.domain.pods import ref_of
 from testing.gateway.console_world import (
     deployment,
     other_jobs,
@@ -176,6 +177,20 @@ def test_promotion_takes_verified_checkpoints_alone(tell: Tell) -> None:
         await found.client.post(f"{CHAT}/promote", json={"checkpoint_id": by_uid})
         assert model_of(found) == {"checkpointRef": {"name": "teach-600"}}
         assert job["metadata"]["name"] == "teach"
+
+    tell(story)
+
+
+def test_a_deployment_of_a_fetched_model_is_promoted_to_a_checkpoint(tell: Tell) -> None:
+    async def story(found: World) -> None:
+        running_job(found, START, steps=420)
+        other_jobs(found)
+        item = deployment(found, START)
+        fetched = {"uri": "hf://team/base", "uriSecretRef": {"name": "hub"}}
+        found.objects.patch(ref_of(item), {"spec": {"model": {"checkpointSelector": None, **fetched}}})
+        moved = await found.client.post(f"{CHAT}/promote", json={"checkpoint_id": "teach-800"})
+        assert moved.status_code == 202, moved.text
+        assert moved.json()["spec"]["model"].keys() == {"checkpointRef", "names", "dtype"}
 
     tell(story)
 

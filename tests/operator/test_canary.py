@@ -239,6 +239,58 @@ def test_any_order_and_any_crash_end_in_a_replaced_revision(events: list[tuple[s
 EVALS = [{"name": "known", "prompts": {"name": "questions", "key": "q.jsonl"}, "minScore": "0.9", "maxDrop": "0.05"}]
 
 
+def in_two_pools(serving: CanaryServing) -> str:
+    """Ask for another layout; return the revision that serves."""
+    serving.checkpoint(10)
+    rounds(serving, 10)
+    pools = [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode"}]
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(pools=pools))
+    rounds(serving, 2)
+    return str(serving.status["currentRevision"])
+
+
+def pools_of(serving: CanaryServing) -> list[str]:
+    return sorted(str(pool["metadata"]["name"]) for pool in serving.cluster.of_kind("EnginePool"))
+
+
+def test_another_layout_of_pools_gets_every_share_beside_the_former_pools() -> None:
+    serving = CanaryServing(replicas=2)
+    old = in_two_pools(serving)
+    first = target_of(serving)
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(engine={"threads": 2}))
+    seen: list[int] = []
+    for _ in range(120):
+        serving.round()
+        seen.append(serving.canary.get("percent", 0))
+        if serving.canary.get("phase") in ("Waiting", "Holding"):
+            assert (len(serving.engines(old)), serving.status["pools"][2]["name"]) == (2, "main")
+    assert list(dict.fromkeys(seen)) == [0, 10, 50, 100]
+    assert serving.status["currentRevision"] == target_of(serving) not in (old, first)
+    assert (serving.rollout["phase"], serving.status["ready"]) == ("Completed", "2/2")
+    assert pools_of(serving) == ["chat-d", "chat-p"]
+    assert serving.cluster.plan(CHAT).empty
+
+
+def test_another_layout_that_fails_leaves_the_former_pools_alone() -> None:
+    serving = CanaryServing(replicas=2)
+    old = in_two_pools(serving)
+    serving.quality[target_of(serving)] = Quality(error_percent=50)
+    rounds(serving, 30)
+    assert (serving.rollout["phase"], serving.status["phase"]) == ("RolledBack", "Serving")
+    assert (serving.status["currentRevision"], len(serving.engines(old))) == (old, 2)
+    assert (pools_of(serving), serving.engines(target_of(serving))) == (["chat-main"], [])
+    assert serving.cluster.plan(CHAT).empty
+
+
+def test_a_canary_waits_for_no_replica_of_a_pool_that_has_none() -> None:
+    serving = CanaryServing(replicas=2)
+    pools = [{"name": "p", "role": "prefill", "replicas": 2}, {"name": "d", "role": "decode", "replicas": 0}]
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(pools=pools))
+    serving.started()
+    rounds(serving, 120)
+    assert (serving.rollout["phase"], serving.status["ready"]) == ("Completed", "2/2")
+
+
 def tasks(serving: CanaryServing) -> list[Any]:
     return [pod for pod in serving.cluster.pods("task") if pod["status"]["phase"] == "Pending"]
 
@@ -259,6 +311,9 @@ def evaluating() -> tuple[CanaryServing, str]:
         pytest.param({"questions": 20, "score": 0.95, "base_score": 0.97, "differs": 3}, True, id="good"),
         pytest.param({"questions": 20, "score": 0.85, "base_score": 0.8, "differs": 3}, False, id="low score"),
         pytest.param({"questions": 20, "score": 0.91, "base_score": 1.0, "differs": 3}, False, id="drop"),
+        pytest.param(
+            {"questions": 20, "score": 0.95, "base_score": 0.0, "differs": 20, "base_failed": 20}, False, id="no base"
+        ),
         pytest.param({"questions": 20}, False, id="not readable"),
     ],
 )
@@ -283,6 +338,16 @@ def test_no_request_reaches_a_revision_before_its_eval_gate_has_passed(result: d
         assert serving.answered[new] > 0
     else:
         assert (serving.answered[new], serving.status["currentRevision"]) == (0, old)
+
+
+def test_each_revision_is_asked_by_its_own_name_of_the_model() -> None:
+    serving = CanaryServing(canary={"evalGates": EVALS})
+    serving.checkpoint(10)
+    rounds(serving, 20)
+    serving.cluster.change_spec(CHAT, lambda spec: spec["model"].update(names=["talk"]))
+    rounds(serving, 20)
+    (task,) = tasks(serving)
+    assert "--model talk --old-model chat " in " ".join(task["spec"]["containers"][0]["command"])
 
 
 def test_an_eval_task_that_dies_is_tried_again_and_in_the_end_the_canary_fails() -> None:

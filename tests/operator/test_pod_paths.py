@@ -117,6 +117,29 @@ def test_a_class_for_late_requests_that_is_no_later_one_is_named(
     assert accept("InferenceDeployment", spec, spec).refused == (), "what runs goes on"
 
 
+@pytest.mark.parametrize(
+    ("autoscaling", "held", "refused"),
+    [
+        ({"min": 0, "max": 2, "mode": "load"}, 0, True),
+        ({"min": 0, "max": 2, "ttftMs": 500}, 0, True),
+        ({"min": 0, "max": 2, "mode": "load"}, 1, False),
+        ({"min": 0, "max": 2, "mode": "external"}, 0, False),
+        ({"max": 2, "mode": "load"}, 0, False),
+        (None, 0, False),
+    ],
+)
+def test_a_pool_that_no_request_could_wake_is_named(
+    autoscaling: dict[str, Any] | None, held: int, refused: bool
+) -> None:
+    pool = {"name": "a", **({"autoscaling": autoscaling} if autoscaling else {})}
+    router = {"holdSeconds": 60, "maxHeldRequests": held}
+    spec = {"model": {"checkpointRef": {"name": "c"}}, "pools": [pool], "router": router}
+    line = "spec.router.maxHeldRequests 0 holds no request that wakes pool a; allowed: 1 or more, or "
+    line += "autoscaling.min above 0"
+    assert accept("InferenceDeployment", spec, None).refused == ((line,) if refused else ())
+    assert accept("InferenceDeployment", spec, spec).refused == (), "what runs goes on"
+
+
 def test_a_job_with_such_a_path_is_refused_and_one_that_runs_stays_accepted() -> None:
     wrong = {"logging": {"jsonl": "a.jsonl"}}
     assert accept("TrainingJob", wrong, None).refused == tuple(misplaced_paths(wrong))

@@ -280,6 +280,22 @@ def test_an_unknown_class_is_refused_by_name() -> None:
     run(scenario)
 
 
+def test_a_class_of_a_deployment_that_falls_back_here_is_taken_for_none() -> None:
+    async def scenario() -> None:
+        engine = await engine_with(0)
+        async with routed(engine, clock=Clock(), classes=CLASSES) as (_, client):
+            for named, tier, name in (
+                ({"x-stoker-class": "bulk"}, {}, "interactive"),
+                ({}, {"service_tier": "bulk"}, "interactive"),
+                ({"x-stoker-class": "batch"}, {}, "batch"),
+            ):
+                headers = {"x-stoker-fallback": "big", **named}
+                answer = await client.post("/v1/completions", json={**SHORT, **tier}, headers=headers)
+                assert (answer.status_code, answer.headers["x-stoker-class"]) == (200, name)
+
+    run(scenario)
+
+
 KNOWN = tuple(RequestClass.model_validate(one) for one in CLASSES)
 
 

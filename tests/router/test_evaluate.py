@@ -39,7 +39,7 @@ def test_scores_count_what_contains_the_expected_text() -> None:
     questions = read_questions(LINES)
     assert [question.body["max_tokens"] for question in questions] == [64, 4]
     assert score(questions, ["It is  FOUR.", None], ["it is four", " paris "]) == {
-        "questions": 2, "score": 0.5, "base_score": 1.0, "differs": 2, "failed": 1,
+        "questions": 2, "score": 0.5, "base_score": 1.0, "differs": 2, "failed": 1, "base_failed": 0,
     }  # fmt: skip
 
 
@@ -59,8 +59,12 @@ def test_both_engines_are_asked_greedily_with_the_key(tmp_path: Path) -> None:
     async def scenario() -> None:
         new, old = await FakeEngine("new", answer).start(), await FakeEngine("old", answer).start()
         found = await evaluate(read_questions(LINES), "m", new.url, old.url, "secret")
-        assert found == {"questions": 2, "score": 1.0, "base_score": 0.5, "differs": 1, "failed": 0}
+        assert (found["score"], found["base_score"], found["differs"]) == (1.0, 0.5, 1)
+        assert (found["failed"], found["base_failed"]) == (0, 1)
         assert {(body["model"], body["temperature"], body["key"]) for body in asked} == {("m", 0, "Bearer secret")}
+        asked.clear()
+        await evaluate(read_questions(LINES), "m", new.url, old.url, "secret", "former")
+        assert [body["model"] for body in asked] == ["m", "m", "former", "former"]
         prompts, log = tmp_path / "prompts.jsonl", tmp_path / "log"
         prompts.write_text(LINES)
         arguments = ["--prompts", str(prompts), "--model", "m", "--termination-log", str(log)]

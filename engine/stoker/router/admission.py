@@ -20,6 +20,7 @@ from stoker.router.backend import Candidate
 from stoker.router.backends import Backends
 from stoker.router.class_metrics import ClassMetrics
 from stoker.router.connection import Outgoing
+from stoker.router.fallback import is_from_fallback
 from stoker.router.goal_counts import GoalCounts
 from stoker.router.lanes import FREE, Lanes, Miss, Outlook, Waiting
 from stoker.router.pairs import Pair, Place
@@ -81,10 +82,7 @@ class Admission:
         Raises:
             Refused: its class is unknown, its goal would be missed, its class's queue is full or its time is over.
         """
-        try:
-            first = class_of(request.body, request.headers, self.classes)
-        except UnknownClass as error:
-            raise Refused(400, "invalid_value", str(error)) from error
+        first = self._class_of(request)
         arrived_s, place = self.clock(), first
         with self.goal_counts.waits(self.classes[first].ttft_goal_s):
             while True:
@@ -95,6 +93,20 @@ class Admission:
                     place = self._behind(ticket, refused)
                 else:
                     return ticket
+
+    def _class_of(self, request: Outgoing) -> int:
+        """The number of its class. A class of the deployment that falls back here may be none of this one: then it is
+        as if the request named none.
+
+        Raises:
+            Refused: its class is unknown.
+        """
+        try:
+            return class_of(request.body, request.headers, self.classes)
+        except UnknownClass as error:
+            if is_from_fallback(request):
+                return 0
+            raise Refused(400, "invalid_value", str(error)) from error
 
     def _join(self, place: int, arrived_s: float, goal_s: float | None, work: Work, key: bytes) -> Ticket:
         """Queue a request in a class."""

@@ -4,7 +4,8 @@ python -m stoker.router.evaluate --prompts questions.jsonl --model NAME --new ht
 
 Each line of the file is `{"messages": [...], "expect": "text"}` or `{"prompt": "...", "expect": "text"}`, with
 `"max_tokens"` if 64 are not enough. Answers are greedy. One is right when it contains the expected text, whatever the
-case and the white space. The result is the termination message: `{questions, score, base_score, differs, failed}`.
+case and the white space. The result is the termination message: `{questions, score, base_score, differs, failed,
+base_failed}`.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ def score(questions: Sequence[Question], new: Sequence[str | None], old: Sequenc
         "base_score": sum(map(_is_right, questions, old)) / number,
         "differs": sum(mine != base for mine, base in zip(new, old, strict=True)),
         "failed": sum(answer is None for answer in new),
+        "base_failed": sum(answer is None for answer in old),
     }
 
 
@@ -121,10 +123,12 @@ async def _ask(url: str, question: Question, model: str, key: str | None) -> str
         return None
 
 
-async def evaluate(questions: Sequence[Question], model: str, new: str, old: str, key: str | None) -> dict[str, Any]:
-    """Ask both engines, one after the other."""
+async def evaluate(
+    questions: Sequence[Question], model: str, new: str, old: str, key: str | None, old_model: str | None = None
+) -> dict[str, Any]:
+    """Ask both engines, one after the other. `old_model`: the name of the model at the old one, if it has another."""
     answers = await ask_all(new, questions, model, key)
-    return score(questions, answers, await ask_all(old, questions, model, key))
+    return score(questions, answers, await ask_all(old, questions, old_model or model, key))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -136,6 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--prompts", required=True, metavar="FILE", help="the questions, one JSON object a line")
     parser.add_argument("--model", required=True, help="the name that both serve the model by")
+    parser.add_argument("--old-model", metavar="MODEL", help="the old one's name for it, if it is another")
     parser.add_argument("--new", required=True, metavar="URL", help="an engine of the new revision")
     parser.add_argument("--old", required=True, metavar="URL", help="an engine of the old revision")
     parser.add_argument("--api-keys", metavar="FILE", help="API keys, one a line; the first is used")
@@ -145,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         questions = read_questions(Path(found.prompts).read_text(encoding="utf-8"))
         key = Path(found.api_keys).read_text(encoding="utf-8").split()[0] if found.api_keys else None
-        result = asyncio.run(evaluate(questions, found.model, found.new, found.old, key))
+        result = asyncio.run(evaluate(questions, found.model, found.new, found.old, key, found.old_model))
         word = TerminationMessage(cause=Cause.COMPLETED, result=result)
     except (OSError, ValueError, IndexError) as error:
         word = TerminationMessage(cause=Cause.TASK_FAILED, detail=f"{found.prompts}: {error}")

@@ -19,13 +19,18 @@ FALLBACK_HEADER = b"x-stoker-fallback"
 """On a request: the deployment whose engines could not take it. On an answer: the deployment that gave it."""
 
 
+def is_from_fallback(request: Outgoing) -> bool:
+    """Whether another deployment passed the request on as it has no engine for it."""
+    return any(name == FALLBACK_HEADER for name, _ in request.headers)
+
+
 def for_fallback(request: Outgoing, target: EndpointEntry, own: str) -> Outgoing | None:
     """The request with the other model's name; None where it names no model or has been passed on already.
 
     Args:
         own: name of the deployment that passes it on.
     """
-    if any(name == FALLBACK_HEADER for name, _ in request.headers):
+    if is_from_fallback(request):
         return None
     fields = fields_of(request.body)
     if fields is None or "model" not in fields:

@@ -8,10 +8,10 @@ from stoker.gateway.models import Deployment
 
 
 def endpoint_of(deployment: Deployment) -> str:
-    """The base URL of a deployment. Raises ValueError."""
+    """The base URL of a deployment for OpenAI's clients, which add the paths behind `/v1`. Raises ValueError."""
     if not deployment.endpoint:
         raise ValueError(f"deployment {deployment.deployment_name} is {deployment.phase} and has no endpoint yet")
-    return deployment.endpoint
+    return f"{deployment.endpoint.rstrip('/')}/v1"
 
 
 def openai_client(kind: Literal["OpenAI", "AsyncOpenAI"], base_url: str, api_key: str) -> Any:

@@ -237,7 +237,7 @@ async def _why_not_served(cluster: Cluster, namespace: str, checkpoint: str) -> 
 
 
 async def _serve(call: Call, deployment: Object, checkpoint: str, if_match: str | None, answer: Response) -> Deployment:
-    model = {"checkpointRef": {"name": checkpoint}, "checkpointSelector": None, "uri": None}
+    model = {"checkpointRef": {"name": checkpoint}, "checkpointSelector": None, "uri": None, "uriSecretRef": None}
     found = await patch(call.cluster, DEPLOYMENT, deployment, {"spec": {"model": model}}, if_match)
     answer.headers["ETag"] = etag(found)
     return deployment_view(found)

@@ -30,6 +30,7 @@ from stoker.operator.domain.plan import Event
 from stoker.operator.domain.pod_paths import misplaced_paths
 from stoker.operator.domain.text import shortened
 from stoker.operator.domain.unsupported import unsupported
+from stoker.operator.domain.wakeable_pools import pools_without_wake
 
 EDIT_REFUSED = "EditRefused"
 """Condition while the present spec is refused and an earlier one is in force."""
@@ -38,7 +39,7 @@ EDIT_PENDING = "EditPending"
 
 CHECKS: Mapping[str, tuple[Callable[[Mapping[str, Any]], Sequence[str]], ...]] = {
     "TrainingJob": (misplaced_paths,),
-    "InferenceDeployment": (misplaced_model, misplaced_classes),
+    "InferenceDeployment": (misplaced_model, misplaced_classes, pools_without_wake),
 }
 """The checks of a kind for which its CRD has no room."""
 _ABSENT = object()

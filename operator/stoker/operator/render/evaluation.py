@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from stoker.operator.api.inferencedeployment import InferenceDeployment
 from stoker.operator.api.rollout import EvalGate
 from stoker.operator.domain.plan import Object
 from stoker.operator.domain.settings import Settings
-from stoker.operator.render.engine import API_KEYS_FOLDER, engine_url
+from stoker.operator.render.engine import API_KEYS_FOLDER
 from stoker.operator.render.names import stem
 from stoker.operator.render.pod import TERMINATION_LOG, PodProgram, metadata_of, render_pod, scratch_volume
 from stoker.operator.render.router import deployment_labels
@@ -17,6 +19,15 @@ EVAL = "eval"
 GATE = "stoker.dev/eval-gate"
 
 
+@dataclass(frozen=True)
+class AskedEngine:
+    """A Ready engine of one revision."""
+
+    url: str
+    model: str
+    """The name by which it serves the model; an edit may give the new revision another one."""
+
+
 def eval_pod(
     deployment: InferenceDeployment,
     resource: Object,
@@ -24,11 +35,11 @@ def eval_pod(
     revision: str,
     number: int,
     *,
-    new: Object,
-    old: Object,
+    new: AskedEngine,
+    old: AskedEngine,
     settings: Settings,
 ) -> Object:
-    """Render one try of a gate's task; `new` and `old` are Ready engines of both revisions."""
+    """Render one try of a gate's task."""
     canary = deployment.spec.rollout.canary
     assert canary is not None, "a gate is one of a canary"
     index = [found.name for found in canary.eval_gates].index(gate.name)
@@ -43,7 +54,7 @@ def eval_pod(
     key_option = ["--api-keys", f"{API_KEYS_FOLDER}/keys"] if keys else []
     program = PodProgram(
         image=fields.image or settings.control_image,
-        command=[*_command(deployment, new, old, settings), *key_option],
+        command=[*_command(new, old, settings), *key_option],
         volumes=[volume for volume, _ in files],
         mounts=[mount for _, mount in files],
         deadline_s=settings.task_deadline_s,
@@ -53,13 +64,11 @@ def eval_pod(
     return render_pod(metadata_of(resource, name, "task", labels), program, fields, settings)
 
 
-def _command(deployment: InferenceDeployment, new: Object, old: Object, settings: Settings) -> list[str]:
-    served = deployment.spec.model.names
+def _command(new: AskedEngine, old: AskedEngine, settings: Settings) -> list[str]:
     return [
         *settings.python, "-m", "stoker.router.evaluate", "--prompts", f"{PROMPTS_FOLDER}/prompts.jsonl",
-        "--model", served[0] if served else deployment.metadata.name,
-        "--new", engine_url(new, settings.engine_port), "--old", engine_url(old, settings.engine_port),
-        "--termination-log", TERMINATION_LOG,
+        "--model", new.model, *(["--old-model", old.model] if old.model != new.model else []),
+        "--new", new.url, "--old", old.url, "--termination-log", TERMINATION_LOG,
     ]  # fmt: skip
 
 

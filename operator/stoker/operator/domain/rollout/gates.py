@@ -55,17 +55,25 @@ class EvalLimits:
     max_divergence: float | None = None
     """Greedy answers that differ from the old revision's; for equal weights."""
 
+    @property
+    def compares(self) -> bool:
+        """Whether the old revision's answers count."""
+        return self.max_drop is not None or self.max_divergence is not None
+
 
 def judge_eval(limits: EvalLimits, result: Mapping[str, Any]) -> GateResult:
     """Judge the result of an eval task (`stoker.router.evaluate`)."""
     try:
         number, differs = int(result["questions"]), int(result["differs"])
+        silent = int(result.get("base_failed", 0)) == number
         score, base = float(result["score"]), float(result["base_score"])
     except (KeyError, TypeError, ValueError):
         return not_evaluated(limits.name, f"its task's result cannot be read: {result}", over=True)
     problem = None
     if score < limits.min_score:
         problem = f"score {score:.3g} is below {limits.min_score:g}"
+    elif silent and limits.compares:
+        problem = f"the old revision answered none of {number} questions: nothing to compare with"
     elif limits.max_drop is not None and base - score > limits.max_drop:
         problem = f"score {score:.3g} against {base:.3g} of the old revision: a drop of more than {limits.max_drop:g}"
     elif limits.max_divergence is not None and differs > limits.max_divergence * number:

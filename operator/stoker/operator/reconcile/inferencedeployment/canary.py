@@ -139,17 +139,24 @@ def _reports(view: DeploymentView) -> dict[str, Report | None]:
 
 
 def _is_ready(view: DeploymentView, plan: CanaryPlan, state: CanaryState, current: str, target: str) -> bool:
-    """Whether every pool has the replicas of the present step, and the old revision those that stay."""
+    """Whether every pool has the replicas of the present step, and the old revision those that stay.
+
+    A pool that came with the new revision has no replicas of the old one. A pool without replicas waits for none.
+    """
     shares = dict(_replica_shares(plan, state, current, target, keep=False))
     for pool in view.deployment.spec.pools:
         live = view.engine_pool(pool)
         if live is None or live.status.observed_generation != live.metadata.generation:
             return False
-        if {found.name: found.share for found in live.spec.revisions if found.share} != shares:
+        has_old = any(found.name == current for found in live.spec.revisions)
+        expected = shares if has_old else {target: 100}
+        if {found.name: found.share for found in live.spec.revisions if found.share} != expected:
             return False
         counts = {found.name: found for found in live.status.revisions}
         new = counts.get(target)
-        if new is None or new.ready < new.desired or live.status.ready_replicas == 0:
+        if new is None or new.ready < new.desired:
+            return False
+        if live.spec.bounded_replicas and live.status.ready_replicas == 0:
             return False
     return True
 

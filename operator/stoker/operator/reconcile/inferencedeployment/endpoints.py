@@ -1,24 +1,49 @@
 """Endpoints of the deployments that a deployment names: for its fallback, and for models that it serves too. Pure.
 
-Called by `fallback`, `other_models` and `status`.
+An edit of names reaches engines with their revision, so names come from what is served, and from the spec only where
+nothing is served yet.
+
+Called by `fallback`, `other_models`, `evaluation` and `status`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from stoker.operator.api.enginepool import EnginePool, Revision
 from stoker.operator.api.inferencedeployment import InferenceDeployment
-from stoker.operator.api.metadata import read
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
+from stoker.operator.reconcile.intent import read_in_force
 
 
 def other_deployment(view: DeploymentView, name: str) -> InferenceDeployment | None:
-    """The deployment of that name in the namespace; None where there is none, or it is being deleted."""
-    others = (read(InferenceDeployment, item) for item in view.seen.of_kind("InferenceDeployment"))
+    """The deployment of that name in the namespace, with its spec in force; None where there is none, or it is being
+    deleted."""
+    others = (read_in_force(InferenceDeployment, item)[0] for item in view.seen.of_kind("InferenceDeployment"))
     return next((item for item in others if item.metadata.name == name and not item.deleting), None)
 
 
 def own_names(deployment: InferenceDeployment) -> tuple[str, ...]:
-    """The names by which its engines serve its model."""
+    """The names by which engines of its spec serve its model."""
     return tuple(deployment.spec.model.names or (deployment.metadata.name,))
+
+
+def served_names(view: DeploymentView, current: str | None) -> tuple[str, ...]:
+    """The names that all of its engines know; those of the current revision where they have none in common."""
+    mine = revision_names(view, current) or own_names(view.deployment)
+    common = tuple(name for name in mine if all(name in names for names in _names_in_use(view)))
+    return common or mine
+
+
+def known_names(view: DeploymentView) -> tuple[str, ...]:
+    """The names that any of its engines knows, with those of the spec."""
+    return tuple(dict.fromkeys((*own_names(view.deployment), *(name for one in _names_in_use(view) for name in one))))
+
+
+def revision_names(view: DeploymentView, revision: str | None) -> tuple[str, ...]:
+    """The names by which engines of a revision serve its model; empty where no pool has it."""
+    found = (one for pool in view.pools for one in pool.spec.revisions if one.name == revision)
+    return next((_names_of(one) for one in found), ())
 
 
 def url_of(deployment: InferenceDeployment) -> str:
@@ -33,9 +58,22 @@ def endpoint_of(deployment: InferenceDeployment, wanted: str | None = None) -> d
     Args:
         wanted: the name that is passed on as it is where the deployment serves it; else its first name is sent.
     """
-    names = own_names(deployment)
+    names = deployment.status.models or own_names(deployment)
     return {
         "url": url_of(deployment),
         "deployment": deployment.metadata.name,
         "model": wanted if wanted in names and wanted is not None else names[0],
     }
+
+
+def _names_in_use(view: DeploymentView) -> Iterator[tuple[str, ...]]:
+    """The names of each revision that has engines or gets some."""
+    return (_names_of(one) for pool in view.pools for one in pool.spec.revisions if one.share or _has_pods(pool, one))
+
+
+def _names_of(revision: Revision) -> tuple[str, ...]:
+    return tuple(revision.template.config["model"]["names"])
+
+
+def _has_pods(pool: EnginePool, revision: Revision) -> bool:
+    return any(found.name == revision.name and found.replicas for found in pool.status.revisions)

@@ -14,8 +14,10 @@ from stoker.operator.domain.pods import ended, exit_of, is_ready, label, label_n
 from stoker.operator.domain.recovery import MAX_TASK_TRIES
 from stoker.operator.domain.rollout.gates import EvalLimits, GateResult, judge_eval, not_evaluated
 from stoker.operator.reconcile.enginepool.replica import draining, leaving, revision_of
+from stoker.operator.reconcile.inferencedeployment.endpoints import own_names, revision_names
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
-from stoker.operator.render.evaluation import EVAL, GATE, eval_pod
+from stoker.operator.render.engine import engine_url
+from stoker.operator.render.evaluation import EVAL, GATE, AskedEngine, eval_pod
 from stoker.pod.causes import Cause
 
 
@@ -55,7 +57,10 @@ def _evaluate(view: DeploymentView, gate: EvalGate, current: str, target: str) -
     if new is None or old is None:
         return not_evaluated(gate.name, "it waits for an engine of each revision"), None
     number = 1 + max((label_number(pod, TASK_TRY) for pod in mine), default=-1)
-    pod = eval_pod(view.deployment, view.seen.resource, gate, target, number, new=new, old=old, settings=view.settings)
+    pod = eval_pod(
+        view.deployment, view.seen.resource, gate, target, number,
+        new=_asked(view, new, target), old=_asked(view, old, current), settings=view.settings,
+    )  # fmt: skip
     return not_evaluated(gate.name, "its task begins"), pod
 
 
@@ -68,6 +73,11 @@ def _engine(view: DeploymentView, revision: str) -> Object | None:
     return next(
         (pod for pod in view.engines if revision_of(pod) == revision and is_ready(pod) and not draining(pod)), None
     )
+
+
+def _asked(view: DeploymentView, engine: Object, revision: str) -> AskedEngine:
+    names = revision_names(view, revision) or own_names(view.deployment)
+    return AskedEngine(engine_url(engine, view.settings.engine_port), names[0])
 
 
 def _limits(gate: EvalGate) -> EvalLimits:

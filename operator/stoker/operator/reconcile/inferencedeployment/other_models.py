@@ -13,7 +13,12 @@ from typing import Any
 
 from stoker.operator.api.inferencedeployment import InferenceDeployment, OtherModelSettings, OtherModelStatus
 from stoker.operator.domain.conditions import Condition
-from stoker.operator.reconcile.inferencedeployment.endpoints import endpoint_of, other_deployment, own_names
+from stoker.operator.reconcile.inferencedeployment.endpoints import (
+    endpoint_of,
+    known_names,
+    other_deployment,
+    own_names,
+)
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
 
 MODELS_MISSING = "ModelsMissing"
@@ -37,7 +42,8 @@ def other_models(view: DeploymentView) -> dict[str, Any]:
         return {}
     own = own_names(view.deployment)
     listed = [_entry(view, one) for one in wanted if one.name not in own]
-    return {"own_models": list(own), "models": listed} if listed else {}
+    here = [name for name in known_names(view) if all(name != one["name"] for one in listed)]
+    return {"own_models": here, "models": listed} if listed else {}
 
 
 def other_model_statuses(view: DeploymentView) -> tuple[OtherModelStatus, ...]:

@@ -15,7 +15,7 @@ from stoker.operator.reconcile.enginepool.view import FAILURES_TO_STALL
 from stoker.operator.reconcile.inferencedeployment.backends import engine_known
 from stoker.operator.reconcile.inferencedeployment.model_choice import ModelChoice, NoModel
 from stoker.operator.reconcile.inferencedeployment.rollout import RolloutStep, is_overdue
-from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
+from stoker.operator.reconcile.inferencedeployment.view import DeploymentView, former_pools
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def deployment_state(
     if rollout.status is not None and rollout.status.phase == "RolledBack" and ready_routers and ready:
         return DeploymentState(Health.STALLED, "Serving", _rolled_back(rollout))
     if rollout.status is not None and rollout.status.phase != "Completed":
-        return _rollout_state(view, rollout.status, ready, why)
+        return _rollout_state(view, rollout.status, ready, why, _obstacle(choice, rollout.status))
     empty = [pool.name for pool in pools if pool.replicas == 0]
     if len(empty) == len(pools):  # engines of either role serve alone
         return _scaled_to_zero(view, empty)
@@ -66,21 +66,30 @@ def _without_model(choice: NoModel) -> DeploymentState:
     return DeploymentState(Health.PROGRESSING, "WaitingForCheckpoint", choice.message)
 
 
-def _rollout_state(view: DeploymentView, status: RolloutStatus, ready: int, why: str | None) -> DeploymentState:
-    """The state while replicas of the target revision are missing."""
+def _rollout_state(
+    view: DeploymentView, status: RolloutStatus, ready: int, why: str | None, obstacle: str | None
+) -> DeploymentState:
+    """The state while replicas of the target revision are missing. `why`: what a pool says of its replicas."""
     if is_overdue(view, status):
         limit_s = view.deployment.spec.rollout.progress_deadline_seconds
-        text = f"the rollout has made no progress for {limit_s} s{f': {why}' if why else ''}"
+        text = f"the rollout has made no progress for {limit_s} s{f': {why or obstacle}' if why or obstacle else ''}"
         return DeploymentState(Health.STALLED, "Degraded" if ready else "Failed", text)
     failed = [live for live in view.pools if live.status.failures and not live.status.ready_replicas]
     if failed and not ready:
         given_up = any(live.status.failures >= FAILURES_TO_STALL for live in failed)
         return DeploymentState(Health.STALLED if given_up else Health.PROGRESSING, "Failed", why)
+    updating = status.from_revision or any(live.status.ready_replicas for live in former_pools(view))
+    text = obstacle or why or "engines are starting"
+    return DeploymentState(Health.PROGRESSING, "Updating" if updating else "Starting", text)
+
+
+def _obstacle(choice: ModelChoice | NoModel, status: RolloutStatus) -> str | None:
+    """What keeps the target revision from getting replicas, where that is no replica's own failure."""
+    if isinstance(choice, NoModel):
+        return choice.message
     if status.canary is not None and status.canary.message:
-        why = status.canary.message
-    return DeploymentState(
-        Health.PROGRESSING, "Updating" if status.from_revision else "Starting", why or "engines are starting"
-    )
+        return status.canary.message
+    return "spec.rollout.paused holds the rollout" if status.phase == "Paused" else None
 
 
 def _rolled_back(rollout: RolloutStep) -> str:

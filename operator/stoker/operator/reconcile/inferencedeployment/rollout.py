@@ -22,7 +22,7 @@ from stoker.operator.reconcile.inferencedeployment.canary import CanaryTurn, pla
 from stoker.operator.reconcile.inferencedeployment.evaluation import stale_tasks
 from stoker.operator.reconcile.inferencedeployment.model_choice import ModelChoice, NoModel
 from stoker.operator.reconcile.inferencedeployment.revision import last_target, revision_of
-from stoker.operator.reconcile.inferencedeployment.view import DeploymentView, pool_object_name
+from stoker.operator.reconcile.inferencedeployment.view import DeploymentView, former_pools, pool_object_name
 from stoker.operator.reconcile.intent import EDIT_REFUSED
 from stoker.operator.render.engine import engine_template
 from stoker.operator.render.pod import metadata_of
@@ -72,11 +72,12 @@ def plan_rollout(view: DeploymentView, choice: ModelChoice | NoModel) -> Rollout
         return RolloutStep(revisions, None, None, None)
     canary = plan_canary(view, status.current_revision, target)
     moving = canary is None or canary.promoted
-    updated, obsolete = moving and _all_updated(view, target), _obsolete_pools(view)
+    updated, obsolete = moving and _all_updated(view, target), tuple(map(_pool_ref, former_pools(view)))
     done = updated and not obsolete
     current = target if done or status.current_revision is None else status.current_revision
     shares = canary.shares if canary is not None else ((target, 100),)
     pools = _pool_changes(view, choice, shares, current)
+    abandoned = _abandoned_pools(view, shares) if canary is not None and canary.rolled_back else ()
     stale = stale_tasks(view, target if canary is not None and canary.evaluating else None)
     chosen = _chosen_event(wanted) if wanted is not None and target == wanted.name != last else ()
     progress = _rollout_status(view, status.rollout or RolloutStatus(), current, target, done=done)
@@ -88,7 +89,7 @@ def plan_rollout(view: DeploymentView, choice: ModelChoice | NoModel) -> Rollout
         create=(*pools.create, *(canary.create if canary is not None else ())),
         apply=pools.apply,
         scale=pools.scale,
-        delete=(*(obsolete if updated else ()), *stale),
+        delete=(*(obsolete if updated else ()), *abandoned, *stale),
         events=(*chosen, *(canary.events if canary is not None else ())),
         requeue_after_s=canary.requeue_after_s if canary is not None else None,
     )
@@ -157,8 +158,9 @@ def _pool_revisions(
 ) -> list[dict[str, Any]] | None:
     """The revisions with a share, and with share 0 the older ones that still have pods.
 
-    A template that the pool already holds is frozen and reused. A new pool gets only the revision that can be rendered.
-    None: the template of a revision with a share cannot be rendered now.
+    A template that the pool already holds is frozen and reused. A pool that came with the target has no other revision:
+    the old one has its replicas in the pools of before. None: the template of a revision with a share cannot be
+    rendered now.
     """
     frozen = {revision.name: revision for revision in live.spec.revisions} if live else {}
     rendered = revision_of(view, choice).name if isinstance(choice, ModelChoice) else None
@@ -170,7 +172,7 @@ def _pool_revisions(
             template = engine_template(view.deployment, pool, choice.source, view.settings)
             wanted.append({"name": name, "share": share, "template": template})
     if len(wanted) < len(shares):
-        if live is not None or not wanted:
+        if not wanted or (live is not None and wanted[0]["name"] != shares[0][0]):
             return None
         wanted = [{**wanted[0], "share": 100}]
     named = {str(found["name"]) for found in wanted}
@@ -214,10 +216,11 @@ def _has_pods(live: EnginePool | None, revision: Revision) -> bool:
     return any(found.name == revision.name and found.replicas for found in (live.status.revisions if live else ()))
 
 
-def _obsolete_pools(view: DeploymentView) -> tuple[Ref, ...]:
-    """EnginePools of pools that are no longer in the spec. They serve until the others are ready."""
-    wanted = {pool_object_name(view.deployment, pool) for pool in view.deployment.spec.pools}
-    return tuple(_pool_ref(live) for live in view.pools if live.metadata.name not in wanted and not live.deleting)
+def _abandoned_pools(view: DeploymentView, shares: Shares) -> tuple[Ref, ...]:
+    """EnginePools that came with a revision that is given up, and have no other one."""
+    kept = {name for name, _ in shares}
+    found = [live for pool in view.deployment.spec.pools if (live := view.engine_pool(pool)) and not live.deleting]
+    return tuple(_pool_ref(live) for live in found if kept.isdisjoint(one.name for one in live.spec.revisions))
 
 
 def _pool_ref(pool: EnginePool) -> Ref:

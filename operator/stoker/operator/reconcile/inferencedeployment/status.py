@@ -5,6 +5,7 @@ from __future__ import annotations
 from stoker.operator.api.enginepool import EnginePool
 from stoker.operator.api.inferencedeployment import PoolSummary
 from stoker.operator.api.pool import Pool
+from stoker.operator.domain.labels import POOL
 from stoker.operator.domain.plan import Plan
 from stoker.operator.reconcile.inferencedeployment.autoscaling import (
     autoscaling_condition,
@@ -14,13 +15,16 @@ from stoker.operator.reconcile.inferencedeployment.autoscaling import (
 )
 from stoker.operator.reconcile.inferencedeployment.cache_tiers import store_condition
 from stoker.operator.reconcile.inferencedeployment.disaggregation import disaggregation_conditions
-from stoker.operator.reconcile.inferencedeployment.endpoints import own_names, url_of
+from stoker.operator.reconcile.inferencedeployment.endpoints import served_names, url_of
 from stoker.operator.reconcile.inferencedeployment.fallback import fallback_condition
 from stoker.operator.reconcile.inferencedeployment.other_models import other_model_statuses, other_models_condition
 from stoker.operator.reconcile.inferencedeployment.outcome import DeploymentFields, DeploymentOutcome
-from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
+from stoker.operator.reconcile.inferencedeployment.view import DeploymentView, former_pools
 from stoker.operator.reconcile.intent import EDIT_REFUSED, edit_conditions, edit_events
 from stoker.operator.reconcile.outcome import derive_plan
+
+MAX_POOLS = 8
+"""As many as the status lists."""
 
 
 def derive_status(view: DeploymentView, outcome: DeploymentOutcome) -> Plan:
@@ -45,8 +49,9 @@ def derive_status(view: DeploymentView, outcome: DeploymentOutcome) -> Plan:
 
 
 def pool_summaries(view: DeploymentView) -> tuple[PoolSummary, ...]:
-    """One line for each pool of the spec, from its EnginePool's status."""
-    return tuple(_pool_summary(view, pool) for pool in view.deployment.spec.pools)
+    """One line for each pool of the spec, and for each former one that serves until they are ready."""
+    former = (_former_summary(live) for live in former_pools(view))
+    return (*(_pool_summary(view, pool) for pool in view.deployment.spec.pools), *former)[:MAX_POOLS]
 
 
 def _fields(view: DeploymentView, outcome: DeploymentOutcome) -> DeploymentFields:
@@ -56,7 +61,7 @@ def _fields(view: DeploymentView, outcome: DeploymentOutcome) -> DeploymentField
     return DeploymentFields(
         phase=outcome.phase,
         endpoint=url_of(view.deployment),
-        models=own_names(view.deployment),
+        models=served_names(view, outcome.current_revision),
         other_models=other_model_statuses(view),
         current_checkpoint=serving.checkpoint if serving else None,
         model_digest=_model_digest(view, outcome.current_revision),
@@ -86,6 +91,19 @@ def _pool_summary(view: DeploymentView, pool: Pool) -> PoolSummary:
         message=status.message or refusal,
         last_start=status.last_start,
         decisions=pool_decisions(view, pool),
+    )
+
+
+def _former_summary(live: EnginePool) -> PoolSummary:
+    status = live.status
+    return PoolSummary(
+        name=live.metadata.labels.get(POOL, live.metadata.name),
+        role=live.spec.revisions[0].template.role,
+        engine_pool=live.metadata.name,
+        replicas=live.spec.bounded_replicas,
+        ready=status.ready_replicas,
+        message=status.message,
+        last_start=status.last_start,
     )
 
 

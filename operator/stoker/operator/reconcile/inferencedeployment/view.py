@@ -92,3 +92,9 @@ def pool_object_name(deployment: InferenceDeployment, pool: Pool) -> str:
     name = deployment.metadata.name
     short = name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 6].rstrip('-.')}-{short_hash(name)}"
     return f"{short}-{pool.name}"
+
+
+def former_pools(view: DeploymentView) -> tuple[EnginePool, ...]:
+    """EnginePools of pools that are no longer in the spec. They serve until the others are ready."""
+    wanted = {pool_object_name(view.deployment, pool) for pool in view.deployment.spec.pools}
+    return tuple(live for live in view.pools if live.metadata.name not in wanted and not live.deleting)

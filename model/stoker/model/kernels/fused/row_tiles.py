@@ -9,6 +9,7 @@ Called by `several_rows`.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 
@@ -53,6 +54,7 @@ DEEP = 7168
 share outputs."""
 
 
+@functools.cache
 def row_tile(num_rows: int, num_outputs: int, depth: int, is_gated: bool) -> RowTile | None:
     """Return the tile for operands of 16 bits that was fastest on an H200; None where cuBLAS was.
 

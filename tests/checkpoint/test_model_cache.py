@@ -356,6 +356,8 @@ def test_the_progress_of_a_small_model_moves_while_it_arrives(tmp_path: Path, wh
         assert server.second_half.is_set(), f"a half had arrived, and the progress was {sorted(seen)[:-1]} of {total}"
 
 
+        ({".dockerconfigjson": '{"auths": {"https://r": {"auth": "dTpw"}}}'}, ("u", "p")),
+        ({".dockerconfigjson": '{"auths": {"https://r/v1/": {"auth": "YTpi"}, "r": {"auth": "dTpw"}}}'}, ("u", "p")),
 SERVERS: dict[str, Any] = {"hub": HubServer, "bucket": S3Server, "registry": RegistryServer}
 
 

@@ -189,7 +189,8 @@ def login_of(registry: str, environment: Environment) -> tuple[str, str] | None:
     if not text:
         return None
     try:
-        entry = json.loads(text).get("auths", {}).get(registry)
+        logins = json.loads(text).get("auths", {})
+        entry = next((logins[key] for key in (registry, *logins) if key in logins and _host(key) == registry), None)
         if entry is None:
             return None
         if "auth" in entry:
@@ -204,3 +205,8 @@ def _chunks(path: Path) -> Iterator[bytes]:
     with path.open("rb") as stream:
         while chunk := stream.read(CHUNK_BYTES):
             yield chunk
+def _host(key: str) -> str:
+    """The registry of a key in `auths`, which may be an address: `https://ghcr.io/v1/`."""
+    return re.sub(r"^https?://", "", key).partition("/")[0]
+
+

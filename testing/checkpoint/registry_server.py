@@ -83,6 +83,9 @@ class _Handler(MemoryHandler):
     def _post(self, path: str, query: dict[str, str], body: bytes) -> None:
         self._answer(202, b"", {"Location": f"/v2/{path.rstrip('/')}/one?state=x"})
 
+        if start >= max(len(data), 1):
+            self._answer(416, b"range not satisfiable", {})
+            return
     def _put(self, path: str, query: dict[str, str], body: bytes) -> None:
         digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
         if "/manifests/" in path:

@@ -286,6 +286,21 @@ def test_a_registry_gives_back_what_was_pushed_and_goes_on_with_a_blob_that_brok
             push_folder(folder, pushed.uri, registry.login)
 
 
+def test_a_blob_that_arrived_whole_but_was_not_named_is_not_asked_for_again(tmp_path: Path) -> None:
+    with RegistryServer() as registry:
+        uri = f"oci://{registry.place}/team/model:v1"
+        push_folder(write(tmp_path / "model", FILES), uri, registry.login)
+        registry.cut_after = 10_000
+        with pytest.raises(ConnectionError, match=r"the connection broke 5 times"):
+            fetch_model(uri, tmp_path / "cache", registry.login)
+        (unfinished,) = (tmp_path / "cache").rglob("model.safetensors.part-*")
+        unfinished.write_bytes(FILES["model.safetensors"])  # the process died between its last byte and its name
+        registry.cut_after = None
+        found = fetch_model(uri, tmp_path / "cache", registry.login)
+        assert content(found.path) == FILES
+        os.close(found.lease)
+
+
 def test_a_bucket_gives_back_what_was_pushed_over_a_bad_line(tmp_path: Path) -> None:
     folder = write(tmp_path / "model", FILES)
     with S3Server() as server:

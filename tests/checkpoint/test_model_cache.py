@@ -301,6 +301,22 @@ def test_a_blob_that_arrived_whole_but_was_not_named_is_not_asked_for_again(tmp_
         os.close(found.lease)
 
 
+def test_a_registry_whose_log_in_or_manifest_breaks_is_named(tmp_path: Path) -> None:
+    with RegistryServer() as registry:
+        uri = f"oci://{registry.place}/team/model:v1"
+        push_folder(write(tmp_path / "model", FILES), uri, registry.login)
+        for fault, text in (
+            ({"realm": "http://127.0.0.1:9/token"}, r"no token from http://127\.0\.0\.1:9/token, .* cannot be reached"),
+            ({"token_answer": b"<html>"}, r"no token from .*: its answer has no token"),
+            ({"token_answer": b"{}"}, r"no token from .*: its answer has no token"),
+            ({"cut_manifests": 10}, r"team/model: the connection broke: "),
+        ):
+            registry.realm = registry.token_answer = registry.cut_manifests = None
+            vars(registry).update(fault)
+            with pytest.raises(ConnectionError, match=text):
+                fetch_model(uri, tmp_path / "cache", registry.login)
+
+
 def test_a_bucket_gives_back_what_was_pushed_over_a_bad_line(tmp_path: Path) -> None:
     folder = write(tmp_path / "model", FILES)
     with S3Server() as server:
@@ -340,6 +356,8 @@ def test_files_of_a_secret_go_before_variables(tmp_path: Path) -> None:
         ({".dockerconfigjson": '{"auths": {"r": {"auth": "dTpw"}}}'}, ("u", "p")),
         ({".dockerconfigjson": '{"auths": {"r": {"username": "u", "password": "p"}}}'}, ("u", "p")),
         ({".dockerconfigjson": '{"auths": {"other": {"auth": "dTpw"}}}'}, None),
+        ({".dockerconfigjson": '{"auths": {"https://r": {"auth": "dTpw"}}}'}, ("u", "p")),
+        ({".dockerconfigjson": '{"auths": {"https://r/v1/": {"auth": "YTpi"}, "r": {"auth": "dTpw"}}}'}, ("u", "p")),
     ],
 )
 def test_logins(variables: dict[str, str], expected: tuple[str, str] | None) -> None:
@@ -371,8 +389,6 @@ def test_the_progress_of_a_small_model_moves_while_it_arrives(tmp_path: Path, wh
         assert server.second_half.is_set(), f"a half had arrived, and the progress was {sorted(seen)[:-1]} of {total}"
 
 
-        ({".dockerconfigjson": '{"auths": {"https://r": {"auth": "dTpw"}}}'}, ("u", "p")),
-        ({".dockerconfigjson": '{"auths": {"https://r/v1/": {"auth": "YTpi"}, "r": {"auth": "dTpw"}}}'}, ("u", "p")),
 SERVERS: dict[str, Any] = {"hub": HubServer, "bucket": S3Server, "registry": RegistryServer}
 
 

@@ -54,7 +54,7 @@ class RegistryClient:
             CheckpointCorrupt: it is not the one with that digest, or no JSON object.
         """
         with self._send("GET", f"manifests/{reference}", headers={"Accept": MANIFEST_TYPE}) as answer:
-            body = answer.read()
+            body = self._body_of(answer)
         digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
         if reference.startswith("sha256:") and digest != reference:
             raise CheckpointCorrupt(f"{self.place}: the manifest of {reference} has the digest {digest}")
@@ -147,6 +147,12 @@ class RegistryClient:
                 raise
             raise ConnectionError(f"{self.place} cannot be reached: {error}") from error
 
+    def _body_of(self, answer: httpx.Response) -> bytes:
+        try:
+            return answer.read()
+        except httpx.TransportError as error:
+            raise ConnectionError(f"{self.place}: the connection broke: {error}") from error
+
     def _check(self, answer: httpx.Response, url: str) -> None:
         code = answer.status_code
         if code in (401, 403):
@@ -157,7 +163,7 @@ class RegistryClient:
             raise CheckpointMissing(f"{self.place}: {url.rpartition('/')[2]} does not exist")
         if code >= 400:
             raise ConnectionError(
-                f"{self.place}: the registry answers {code}: {answer.read()[:200].decode(errors='replace')}"
+                f"{self.place}: the registry answers {code}: {self._body_of(answer)[:200].decode(errors='replace')}"
             )
 
     def _log_in(self, challenge: str | None) -> None:
@@ -172,11 +178,20 @@ class RegistryClient:
             raise CheckpointError(f"{self.place}: the registry asks for a token of {realm!r}, which is no address")
         parameters = {"service": asked.get("service", ""), "scope": asked.get("scope") or self._scope}
         get = self._http.get if realm.startswith("http://") else httpx.get  # a password goes to a verified server
-        answer = get(realm, params=parameters, headers={"Authorization": basic} if basic else {})
+        try:
+            answer = get(realm, params=parameters, headers={"Authorization": basic} if basic else {})
+        except httpx.TransportError as error:
+            raise ConnectionError(f"{self.place}: no token from {realm}, it cannot be reached: {error}") from error
+        self._authorization = f"Bearer {self._token_in(answer, realm)}"
+
+    def _token_in(self, answer: httpx.Response, realm: str) -> str:
         if answer.status_code >= 400:
             raise PermissionError(f"{self.place}: no token from {realm}: {answer.status_code}")
-        found = answer.json()
-        self._authorization = f"Bearer {found.get('token') or found['access_token']}"
+        try:
+            found = answer.json()
+            return str(found.get("token") or found["access_token"])
+        except (ValueError, KeyError, AttributeError) as error:
+            raise ConnectionError(f"{self.place}: no token from {realm}: its answer has no token") from error
 
 
 def login_of(registry: str, environment: Environment) -> tuple[str, str] | None:
@@ -203,12 +218,12 @@ def login_of(registry: str, environment: Environment) -> tuple[str, str] | None:
         raise CheckpointError(f".dockerconfigjson has no valid entry for {registry}") from error
 
 
-def _chunks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as stream:
-        while chunk := stream.read(CHUNK_BYTES):
-            yield chunk
 def _host(key: str) -> str:
     """The registry of a key in `auths`, which may be an address: `https://ghcr.io/v1/`."""
     return re.sub(r"^https?://", "", key).partition("/")[0]
 
 
+def _chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as stream:
+        while chunk := stream.read(CHUNK_BYTES):
+            yield chunk

@@ -129,6 +129,24 @@ def test_a_run_that_fails_keeps_its_place_before_jobs_that_never_ran() -> None:
     assert jobs.places(other) == [None, None]
 
 
+def test_a_run_that_comes_back_keeps_its_priority_until_its_next_pods_are_seen() -> None:
+    jobs = Jobs(ready_node("n0"), ready_node("n1"))
+    jobs.start()
+    jobs.train(10)
+    jobs.set_priority(JOB, 1000)
+    lesser = jobs.submit("lesser", 2)
+    jobs.cluster.settle()
+    jobs.set_priority(lesser, 500)
+    jobs.cluster.settle()
+    jobs.cluster.end(jobs.gang[0], Cause.HANG)
+    jobs.cluster.settle()
+    jobs.cluster.collect()
+    jobs.answer_tasks("list", saves=[])
+    assert (jobs.attempt, "endedAt" in jobs.status["attempt"]) == (0, True), "the next attempt waits for its delay"
+    assert jobs.message(lesser) == "Queued 2 of 2: others start first"
+    assert jobs.places(lesser) == [None, None]
+
+
 def test_only_a_run_that_ended_just_now_is_said_to_come_back() -> None:
     jobs = Jobs(ready_node("n0"), ready_node("n1"))
     jobs.start()

@@ -76,7 +76,7 @@ def applicant_of(
         gang=gang_of_rendering(rendered, needs(metadata.get("namespace", ""), rendered["pod"]["spec"])),
         levels=_levels(status.get("acceptedSpec") or job["spec"]),
         avoid=frozenset(status.get("avoidedNodes") or ()),
-        priority=max((int(pod["spec"].get("priority") or 0) for pod in _gated(status, pods)), default=0),
+        priority=_priority(_gated(status, pods) or pods),
         returning=_comes_back(status, now),
         since=str(metadata.get("creationTimestamp") or ""),
     )
@@ -102,6 +102,11 @@ def makes_gang(job: Object) -> bool:
 def _gated(status: Mapping[str, Any], pods: Iterable[Object]) -> list[Object]:
     number = str(status["attempt"]["number"])
     return [pod for pod in pods if label(pod, ATTEMPT) == number and is_gated(pod)]
+
+
+def _priority(pods: Iterable[Object]) -> int:
+    """The priority that the API server wrote into pods; for a run that comes back, into those that ended."""
+    return max((int(pod["spec"].get("priority") or 0) for pod in pods), default=0)
 
 
 def _levels(spec: Mapping[str, Any]) -> tuple[Level, ...]:

@@ -340,6 +340,16 @@ def test_a_bucket_gives_back_what_was_pushed_over_a_bad_line(tmp_path: Path) -> 
             fetch_model("s3://models/nothing", tmp_path / "cache", server.environment)
 
 
+@pytest.mark.parametrize(
+    "body", [b"{half", b"[]", b"{}", b'{"files": []}', b'{"files": {"a": {}}}', b'{"files": {"a": 1}}', b"\xff"]
+)
+def test_a_damaged_list_of_a_bucket_is_named(body: bytes, tmp_path: Path) -> None:
+    with S3Server() as server:
+        server.objects |= {"models/tiny/model.safetensors": b"w", "models/tiny/stoker-model.json": body}
+        with pytest.raises(CheckpointCorrupt, match=r"s3://models/tiny: stoker-model\.json is no list of files"):
+            fetch_model("s3://models/tiny", tmp_path / "cache", server.environment)
+
+
 def test_files_of_a_secret_go_before_variables(tmp_path: Path) -> None:
     (tmp_path / "HF_TOKEN").write_text("new\n")
     (tmp_path / "..data").mkdir()

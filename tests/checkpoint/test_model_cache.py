@@ -350,6 +350,16 @@ def test_a_damaged_list_of_a_bucket_is_named(body: bytes, tmp_path: Path) -> Non
             fetch_model("s3://models/tiny", tmp_path / "cache", server.environment)
 
 
+def test_a_push_replaces_no_checkpoint(tmp_path: Path) -> None:
+    folder = write(tmp_path / "model", FILES)
+    with S3Server() as server:
+        before = {"models/run/step-1.ab/manifest.json": b"{}", "models/run/step-1.ab/piece": b"old"}
+        server.objects |= before
+        with pytest.raises(CheckpointError, match=r"step-1\.ab is a checkpoint \(manifest\.json\)"):
+            push_folder(folder, "s3://models/run/step-1.ab", server.environment, replace=True)
+        assert server.objects == before, "engines would have gone on to serve it"
+
+
 def test_files_of_a_secret_go_before_variables(tmp_path: Path) -> None:
     (tmp_path / "HF_TOKEN").write_text("new\n")
     (tmp_path / "..data").mkdir()

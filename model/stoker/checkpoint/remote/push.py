@@ -18,6 +18,7 @@ from typing import Any
 
 from stoker.checkpoint.bucket_access import access_of
 from stoker.checkpoint.bucket_storage import BucketStorage
+from stoker.checkpoint.entries import MANIFEST_FILE
 from stoker.checkpoint.errors import CheckpointCorrupt, CheckpointError, CheckpointExists
 from stoker.checkpoint.remote.access import access_variables
 from stoker.checkpoint.remote.hub_model import DEFAULT_ENDPOINT, HubModel, hub_client, hub_errors
@@ -158,6 +159,10 @@ def _push_to_bucket(
     there = storage.names(root)
     if there and not replace:
         raise CheckpointExists(f"{uri} is not empty ({', '.join(there[:3])}); --replace takes its place")
+    if MANIFEST_FILE in there:
+        raise CheckpointExists(
+            f"{uri} is a checkpoint ({MANIFEST_FILE}), which no model replaces; push to another prefix"
+        )
     storage.remove_file(root / INDEX_FILE)
     for file in files:
         sent(file)

@@ -360,6 +360,15 @@ def test_a_push_replaces_no_checkpoint(tmp_path: Path) -> None:
         assert server.objects == before, "engines would have gone on to serve it"
 
 
+def test_what_other_tools_keep_beside_a_model_is_not_pushed(tmp_path: Path) -> None:
+    folder = write(tmp_path / "model", FILES)
+    write(folder / ".cache" / "huggingface" / "download", {"config.json.metadata": b"1"})
+    write(folder / ".git", {"config": b"[core]"})
+    with S3Server() as server:
+        push_folder(folder, "s3://models/tiny", server.environment)
+        assert set(server.objects) == {f"models/tiny/{name}" for name in (*FILES, "stoker-model.json")}
+
+
 def test_files_of_a_secret_go_before_variables(tmp_path: Path) -> None:
     (tmp_path / "HF_TOKEN").write_text("new\n")
     (tmp_path / "..data").mkdir()

@@ -83,7 +83,7 @@ def push_folder(
 
 
 def _files(folder: Path) -> tuple[RemoteFile, ...]:
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and not _is_hidden(path.relative_to(folder)))
     if not paths:
         raise CheckpointError(f"{folder} has no files to push")
     return tuple(
@@ -95,6 +95,11 @@ def _files(folder: Path) -> tuple[RemoteFile, ...]:
         for path in paths
         if path.name != INDEX_FILE
     )
+
+
+def _is_hidden(path: Path) -> bool:
+    """Whether a file is hidden, or in a hidden folder, as the hub's client and git keep beside a model."""
+    return any(part.startswith(".") for part in path.parts)
 
 
 def _pushed(uri: ModelUri, revision: str, digest: str, files: tuple[RemoteFile, ...]) -> Pushed:

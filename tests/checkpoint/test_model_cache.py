@@ -369,6 +369,22 @@ def test_what_other_tools_keep_beside_a_model_is_not_pushed(tmp_path: Path) -> N
         assert set(server.objects) == {f"models/tiny/{name}" for name in (*FILES, "stoker-model.json")}
 
 
+@pytest.fixture
+def plain_uploads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uploads over HTTP, as the stand-in has no Xet."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+
+
+@pytest.mark.usefixtures("plain_uploads")
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+def test_files_of_a_models_subfolders_are_pushed_to_the_hub_and_checked(hub: HubServer, tmp_path: Path) -> None:
+    folder = write(tmp_path / "model", FILES)
+    write(folder / "1_Pooling", {"config.json": b"{}"})
+    pushed = push_folder(folder, "hf://org/model", {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN})
+    commit = pushed.digest.removeprefix("commit:")
+    assert hub.repositories["org/model"].commits[commit] == {**FILES, "1_Pooling/config.json": b"{}"}
+
+
 def test_files_of_a_secret_go_before_variables(tmp_path: Path) -> None:
     (tmp_path / "HF_TOKEN").write_text("new\n")
     (tmp_path / "..data").mkdir()

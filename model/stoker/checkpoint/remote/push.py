@@ -127,7 +127,8 @@ def _push_to_hub(
             revision=uri.revision,
         )
     with closing(HubModel(ModelUri("hf", uri.place, commit.oid), environment)) as there:
-        arrived = {file.name: file for file in there.listing().files}
+        names = {file.name for file in files}
+        arrived = {file.name: file for file in there.listing(names.__contains__).files}
     for file in files:
         found = arrived.get(file.name)
         same = found is not None and found.bytes == file.bytes and _same_hash(found, file, folder / file.name)

@@ -385,6 +385,15 @@ def test_files_of_a_models_subfolders_are_pushed_to_the_hub_and_checked(hub: Hub
     assert hub.repositories["org/model"].commits[commit] == {**FILES, "1_Pooling/config.json": b"{}"}
 
 
+@pytest.mark.usefixtures("plain_uploads")
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+def test_an_upload_that_the_hub_refuses_is_named(hub: HubServer, tmp_path: Path) -> None:
+    folder = write(tmp_path / "model", FILES)
+    hub.refuses_uploads = True
+    with pytest.raises(ConnectionError, match=r"hf://org/model@main: Error while uploading 'model\.safetensors' .*403"):
+        push_folder(folder, "hf://org/model", {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN})
+
+
 def test_files_of_a_secret_go_before_variables(tmp_path: Path) -> None:
     (tmp_path / "HF_TOKEN").write_text("new\n")
     (tmp_path / "..data").mkdir()

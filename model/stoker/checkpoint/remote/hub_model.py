@@ -124,6 +124,9 @@ def hub_errors(uri: ModelUri) -> Iterator[None]:
         raise ConnectionError(f"{uri}: {str(error).strip().splitlines()[0]}") from error
     except OSError:
         raise
+    except RuntimeError as error:  # around whatever broke off the upload of a file
+        cause = str(error.__cause__ or "").strip().partition("\n")[0]
+        raise ConnectionError(f"{uri}: {str(error).rstrip('.')}: {cause}") from error
     except Exception as error:  # the client's own HTTP library differs by version
         if "http" not in type(error).__module__:
             raise

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from stoker.operator.domain.labels import ATTEMPT, JOB_UID, ROLE, PodRole
@@ -91,6 +91,19 @@ def waits(job: Object, pods: Sequence[Object], now: datetime) -> bool:
         return False
     gated = _gated(status, pods)
     return bool(gated or _comes_back(status, now)) and not any(map(_has_foreign_gate, gated))
+
+
+def place_ends(jobs: Iterable[Object], now: datetime) -> datetime | None:
+    """The next moment at which a run whose attempt has ended loses its place; None where none comes back."""
+    statuses = [job.get("status") or {} for job in jobs]
+    over = [
+        status["attempt"]["endedAt"] for status in statuses if _between_attempts(status) and _comes_back(status, now)
+    ]
+    return min((datetime.fromisoformat(at) + timedelta(seconds=COMES_BACK_S) for at in over), default=None)
+
+
+def _between_attempts(status: Mapping[str, Any]) -> bool:
+    return bool((status.get("attempt") or {}).get("endedAt")) and status.get("phase") not in _OVER
 
 
 def makes_gang(job: Object) -> bool:

@@ -22,7 +22,7 @@ from stoker.checkpoint.remote.listing import Listing, RemoteFile
 from stoker.checkpoint.remote.model_cache import SPARE_BYTES, FetchedModel, fetch_model
 from stoker.checkpoint.remote.model_uri import is_model_uri, model_name, parse_model_uri
 from stoker.checkpoint.remote.push import push_folder
-from stoker.checkpoint.remote.registry_client import login_of
+from stoker.checkpoint.remote.registry_client import is_on_this_machine, login_of
 from testing.checkpoint.hub_server import TOKEN, HubServer
 from testing.checkpoint.registry_server import RegistryServer
 from testing.checkpoint.s3_server import S3Server
@@ -416,6 +416,21 @@ def test_files_of_a_secret_go_before_variables(tmp_path: Path) -> None:
 )
 def test_logins(variables: dict[str, str], expected: tuple[str, str] | None) -> None:
     assert login_of("r", variables) == expected
+
+
+@pytest.mark.parametrize(
+    ("registry", "expected"),
+    [
+        ("localhost", True),
+        ("localhost:5000", True),
+        ("127.0.0.1:5000", True),
+        ("localhost.example.com", False),
+        ("localhosts:5000", False),
+        ("127.example.com", False),
+    ],
+)
+def test_only_registries_of_this_machine_get_passwords_in_plain_http(registry: str, expected: bool) -> None:
+    assert is_on_this_machine(registry) == expected
 
 
 def test_a_broken_login_names_the_key() -> None:

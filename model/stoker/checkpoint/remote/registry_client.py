@@ -1,7 +1,7 @@
 """A client of the OCI distribution protocol, as far as models need it: manifests and blobs, read and written.
 
-https://github.com/opencontainers/distribution-spec, version 1.1. Registries on this machine (`localhost`, `127.*`) are
-spoken to in plain HTTP, others too where `REGISTRY_PLAIN_HTTP` is set.
+https://github.com/opencontainers/distribution-spec, version 1.1. Registries on this machine (`localhost`, `127.*.*.*`)
+are spoken to in plain HTTP, others too where `REGISTRY_PLAIN_HTTP` is set.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ class RegistryClient:
             CheckpointError: `.dockerconfigjson` is not valid.
         """
         self.place = f"{registry}/{repository}"
-        local = registry.startswith(("localhost", "127."))
-        plain = local or bool(environment.get("REGISTRY_PLAIN_HTTP"))
+        plain = is_on_this_machine(registry) or bool(environment.get("REGISTRY_PLAIN_HTTP"))
         base = f"{'http' if plain else 'https'}://{registry}/v2/{repository}/"
         self._http = httpx.Client(base_url=base, timeout=_TIMEOUT, follow_redirects=True, verify=not plain)
         self._login = login_of(registry, environment)
@@ -192,6 +191,11 @@ class RegistryClient:
             return str(found.get("token") or found["access_token"])
         except (ValueError, KeyError, AttributeError) as error:
             raise ConnectionError(f"{self.place}: no token from {realm}: its answer has no token") from error
+
+
+def is_on_this_machine(registry: str) -> bool:
+    """Whether a registry is reached by the loopback interface; `localhost.example` and `127.example` are not."""
+    return re.fullmatch(r"(localhost|127(\.\d{1,3}){3})(:\d+)?", registry) is not None
 
 
 def login_of(registry: str, environment: Environment) -> tuple[str, str] | None:

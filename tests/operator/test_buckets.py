@@ -121,6 +121,25 @@ def test_the_data_of_a_deleted_save_is_removed_from_the_bucket_by_a_task() -> No
     assert_reaches(task, "models/run")
 
 
+def test_data_that_was_adopted_from_the_same_bucket_stays_however_its_endpoint_is_written() -> None:
+    run = in_bucket()
+    run.start()
+    run.train(20, (run.save(10), run.save(20)))
+    key = Key("Checkpoint", "default", run.checkpoint(10)["metadata"]["name"])
+    run.cluster.change_spec(key, lambda spec: spec.update(deletionPolicy="Delete"))
+    run.cluster.settle()
+    storage = {"s3": {**S3, "prefix": "run", "endpoint": f"{S3['endpoint']}/"}}
+    source = {"import": {"storage": storage, "folder": run.folder(10)}}
+    metadata = {"name": "adopted"}
+    run.cluster.add(
+        {"apiVersion": "stoker.dev/v1alpha1", "kind": "Checkpoint", "metadata": metadata, "spec": {"source": source}}
+    )
+    run.cluster.delete(key)
+    run.cluster.settle()
+    tasks = [pod["metadata"]["labels"]["stoker.dev/task"] for pod in run.cluster.pods("task")]
+    assert (key in run.cluster.objects, "delete" in tasks) == (False, False)
+
+
 def test_an_import_from_a_bucket_is_read_by_a_task_there() -> None:
     run = Run()
     storage = {"s3": {**S3, "prefix": "archive"}}

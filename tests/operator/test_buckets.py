@@ -165,6 +165,24 @@ def test_an_import_from_a_bucket_is_read_by_a_task_there() -> None:
     assert run.condition(run.cluster.objects[key], "Verified") == "True"
 
 
+def test_a_start_is_read_from_its_own_server_where_the_jobs_has_the_same_names() -> None:
+    start = {"checkpoint": {"name": "adopted"}}
+    run = Run(checkpoint={"storage": {"s3": {**S3, "prefix": "run"}}}, model=None, modelFrom=start)
+    run.cluster.add(SECRET)
+    old = {"bucket": S3["bucket"], "prefix": "run", "endpoint": "https://old.example"}
+    folder = "step-00000400.0a1b2c3d"
+    source = {"import": {"storage": {"s3": old}, "folder": folder, "digest": DIGEST}}
+    metadata = {"name": "adopted"}
+    run.cluster.add(
+        {"apiVersion": "stoker.dev/v1alpha1", "kind": "Checkpoint", "metadata": metadata, "spec": {"source": source}}
+    )
+    run.cluster.settle()
+    run.answer_tasks("import", step=400, digest=DIGEST, bytes=10)
+    variables = environment(run.gang[0])
+    assert access_of(f"models/run/{folder}", variables).endpoint == "https://old.example"
+    assert access_of("models/run/step-00000010.aa", variables).endpoint == S3["endpoint"]
+
+
 def test_engines_reach_the_bucket_of_their_checkpoint() -> None:
     serving = Serving(model={"checkpointRef": {"name": "run-7"}})
     serving.checkpoint(7, storage={"s3": {**S3, "prefix": "run"}})

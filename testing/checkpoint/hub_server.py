@@ -46,6 +46,8 @@ class HubServer(MemoryServer):
         """`FILE from OFFSET` of each request for a file's bytes."""
         self.cut_after: int | None = None
         """Bytes after which answers with files end too early."""
+        self.refuses_uploads = False
+        """Whether large files are refused, as by a store whose quota is used up."""
 
     def add(self, name: str, files: Files, *, private: bool = False) -> str:
         """Add a repository, or a commit to it; return the commit."""
@@ -63,6 +65,8 @@ class _Handler(MemoryHandler):
             self._create(json.loads(body))
         elif path[0] == "api":
             self._api("/".join(path[2:4]), path[4:], body)
+        elif path[0] == "upload" and self.owner.refuses_uploads:
+            self._fail(403, "", "no more room")
         elif path[0] == "upload":
             self.owner.blobs[hashlib.sha256(body).hexdigest()] = body
             self._json({})

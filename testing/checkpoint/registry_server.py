@@ -28,6 +28,12 @@ class RegistryServer(MemoryServer):
         """(digest, offset) of each request for a blob."""
         self.cut_after: int | None = None
         """Bytes after which answers with blobs end too early."""
+        self.realm: str | None = None
+        """Address that gives tokens; None for one of its own."""
+        self.token_answer: bytes | None = None
+        """Body of its answers with a token, in place of the right one."""
+        self.cut_manifests: int | None = None
+        """Bytes after which answers with manifests end too early."""
 
     @property
     def login(self) -> dict[str, str]:
@@ -50,8 +56,8 @@ class _Handler(MemoryHandler):
         if self.headers.get("Authorization", "").removeprefix("Bearer ") not in allowed:
             repository = url.path.removeprefix("/v2/").rpartition("/blobs")[0] or url.path.removeprefix("/v2/")
             scope = f"repository:{repository.partition('/manifests')[0]}:{'pull,push' if writes else 'pull'}"
-            realm = f'Bearer realm="http://{self.owner.place}/token",service="tests",scope="{scope}"'
-            self._answer(401, b"{}", {"WWW-Authenticate": realm})
+            address = self.owner.realm or f"http://{self.owner.place}/token"
+            self._answer(401, b"{}", {"WWW-Authenticate": f'Bearer realm="{address}",service="tests",scope="{scope}"'})
             return
         getattr(self, f"_{self.command.lower()}")(url.path.removeprefix("/v2/"), query, body)
 
@@ -60,14 +66,15 @@ class _Handler(MemoryHandler):
         if self.headers.get("Authorization") != expected:
             self._answer(401, b"{}", {})
             return
-        self._answer(200, json.dumps({"token": _TOKENS[query["scope"].rpartition(":")[2]]}).encode(), {})
+        token = json.dumps({"token": _TOKENS[query["scope"].rpartition(":")[2]]}).encode()
+        self._answer(200, token if self.owner.token_answer is None else self.owner.token_answer, {})
 
     def _get(self, path: str, query: dict[str, str], body: bytes) -> None:
         if "/manifests/" in path:
             repository, _, reference = path.partition("/manifests/")
             mark = "@" if reference.startswith("sha256:") else ":"
             found = self.owner.manifests.get(f"{repository}{mark}{reference}")
-            self._answer(200 if found else 404, found or b"{}", {})
+            self._answer(200 if found else 404, found or b"{}", {}, self.owner.cut_manifests)
             return
         digest = path.rpartition("/")[2]
         data = self.owner.blobs.get(digest)
@@ -76,6 +83,9 @@ class _Handler(MemoryHandler):
             return
         start = self._first_byte()
         self.owner.fetched.append((digest, start))
+        if start >= max(len(data), 1):
+            self._answer(416, b"range not satisfiable", {})
+            return
         self._answer(206 if start else 200, data[start:], {}, self.owner.cut_after)
 
     _head = _get

@@ -22,7 +22,7 @@ from stoker.checkpoint.remote.listing import Listing, RemoteFile
 from stoker.checkpoint.remote.model_cache import SPARE_BYTES, FetchedModel, fetch_model
 from stoker.checkpoint.remote.model_uri import is_model_uri, model_name, parse_model_uri
 from stoker.checkpoint.remote.push import push_folder
-from stoker.checkpoint.remote.registry_client import login_of
+from stoker.checkpoint.remote.registry_client import is_on_this_machine, login_of
 from testing.checkpoint.hub_server import TOKEN, HubServer
 from testing.checkpoint.registry_server import RegistryServer
 from testing.checkpoint.s3_server import S3Server
@@ -286,6 +286,37 @@ def test_a_registry_gives_back_what_was_pushed_and_goes_on_with_a_blob_that_brok
             push_folder(folder, pushed.uri, registry.login)
 
 
+def test_a_blob_that_arrived_whole_but_was_not_named_is_not_asked_for_again(tmp_path: Path) -> None:
+    with RegistryServer() as registry:
+        uri = f"oci://{registry.place}/team/model:v1"
+        push_folder(write(tmp_path / "model", FILES), uri, registry.login)
+        registry.cut_after = 10_000
+        with pytest.raises(ConnectionError, match=r"the connection broke 5 times"):
+            fetch_model(uri, tmp_path / "cache", registry.login)
+        (unfinished,) = (tmp_path / "cache").rglob("model.safetensors.part-*")
+        unfinished.write_bytes(FILES["model.safetensors"])  # the process died between its last byte and its name
+        registry.cut_after = None
+        found = fetch_model(uri, tmp_path / "cache", registry.login)
+        assert content(found.path) == FILES
+        os.close(found.lease)
+
+
+def test_a_registry_whose_log_in_or_manifest_breaks_is_named(tmp_path: Path) -> None:
+    with RegistryServer() as registry:
+        uri = f"oci://{registry.place}/team/model:v1"
+        push_folder(write(tmp_path / "model", FILES), uri, registry.login)
+        for fault, text in (
+            ({"realm": "http://127.0.0.1:9/token"}, r"no token from http://127\.0\.0\.1:9/token, .* cannot be reached"),
+            ({"token_answer": b"<html>"}, r"no token from .*: its answer has no token"),
+            ({"token_answer": b"{}"}, r"no token from .*: its answer has no token"),
+            ({"cut_manifests": 10}, r"team/model: the connection broke: "),
+        ):
+            registry.realm = registry.token_answer = registry.cut_manifests = None
+            vars(registry).update(fault)
+            with pytest.raises(ConnectionError, match=text):
+                fetch_model(uri, tmp_path / "cache", registry.login)
+
+
 def test_a_bucket_gives_back_what_was_pushed_over_a_bad_line(tmp_path: Path) -> None:
     folder = write(tmp_path / "model", FILES)
     with S3Server() as server:
@@ -309,6 +340,60 @@ def test_a_bucket_gives_back_what_was_pushed_over_a_bad_line(tmp_path: Path) -> 
             fetch_model("s3://models/nothing", tmp_path / "cache", server.environment)
 
 
+@pytest.mark.parametrize(
+    "body", [b"{half", b"[]", b"{}", b'{"files": []}', b'{"files": {"a": {}}}', b'{"files": {"a": 1}}', b"\xff"]
+)
+def test_a_damaged_list_of_a_bucket_is_named(body: bytes, tmp_path: Path) -> None:
+    with S3Server() as server:
+        server.objects |= {"models/tiny/model.safetensors": b"w", "models/tiny/stoker-model.json": body}
+        with pytest.raises(CheckpointCorrupt, match=r"s3://models/tiny: stoker-model\.json is no list of files"):
+            fetch_model("s3://models/tiny", tmp_path / "cache", server.environment)
+
+
+def test_a_push_replaces_no_checkpoint(tmp_path: Path) -> None:
+    folder = write(tmp_path / "model", FILES)
+    with S3Server() as server:
+        before = {"models/run/step-1.ab/manifest.json": b"{}", "models/run/step-1.ab/piece": b"old"}
+        server.objects |= before
+        with pytest.raises(CheckpointError, match=r"step-1\.ab is a checkpoint \(manifest\.json\)"):
+            push_folder(folder, "s3://models/run/step-1.ab", server.environment, replace=True)
+        assert server.objects == before, "engines would have gone on to serve it"
+
+
+def test_what_other_tools_keep_beside_a_model_is_not_pushed(tmp_path: Path) -> None:
+    folder = write(tmp_path / "model", FILES)
+    write(folder / ".cache" / "huggingface" / "download", {"config.json.metadata": b"1"})
+    write(folder / ".git", {"config": b"[core]"})
+    with S3Server() as server:
+        push_folder(folder, "s3://models/tiny", server.environment)
+        assert set(server.objects) == {f"models/tiny/{name}" for name in (*FILES, "stoker-model.json")}
+
+
+@pytest.fixture
+def plain_uploads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uploads over HTTP, as the stand-in has no Xet."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+
+
+@pytest.mark.usefixtures("plain_uploads")
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+def test_files_of_a_models_subfolders_are_pushed_to_the_hub_and_checked(hub: HubServer, tmp_path: Path) -> None:
+    folder = write(tmp_path / "model", FILES)
+    write(folder / "1_Pooling", {"config.json": b"{}"})
+    pushed = push_folder(folder, "hf://org/model", {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN})
+    commit = pushed.digest.removeprefix("commit:")
+    assert hub.repositories["org/model"].commits[commit] == {**FILES, "1_Pooling/config.json": b"{}"}
+
+
+@pytest.mark.usefixtures("plain_uploads")
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+def test_an_upload_that_the_hub_refuses_is_named(hub: HubServer, tmp_path: Path) -> None:
+    folder = write(tmp_path / "model", FILES)
+    hub.refuses_uploads = True
+    with pytest.raises(ConnectionError, match=r"hf://org/model@main: Error while uploading 'model\.safetensors' .*403"):
+        push_folder(folder, "hf://org/model", {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN})
+
+
 def test_files_of_a_secret_go_before_variables(tmp_path: Path) -> None:
     (tmp_path / "HF_TOKEN").write_text("new\n")
     (tmp_path / "..data").mkdir()
@@ -325,10 +410,27 @@ def test_files_of_a_secret_go_before_variables(tmp_path: Path) -> None:
         ({".dockerconfigjson": '{"auths": {"r": {"auth": "dTpw"}}}'}, ("u", "p")),
         ({".dockerconfigjson": '{"auths": {"r": {"username": "u", "password": "p"}}}'}, ("u", "p")),
         ({".dockerconfigjson": '{"auths": {"other": {"auth": "dTpw"}}}'}, None),
+        ({".dockerconfigjson": '{"auths": {"https://r": {"auth": "dTpw"}}}'}, ("u", "p")),
+        ({".dockerconfigjson": '{"auths": {"https://r/v1/": {"auth": "YTpi"}, "r": {"auth": "dTpw"}}}'}, ("u", "p")),
     ],
 )
 def test_logins(variables: dict[str, str], expected: tuple[str, str] | None) -> None:
     assert login_of("r", variables) == expected
+
+
+@pytest.mark.parametrize(
+    ("registry", "expected"),
+    [
+        ("localhost", True),
+        ("localhost:5000", True),
+        ("127.0.0.1:5000", True),
+        ("localhost.example.com", False),
+        ("localhosts:5000", False),
+        ("127.example.com", False),
+    ],
+)
+def test_only_registries_of_this_machine_get_passwords_in_plain_http(registry: str, expected: bool) -> None:
+    assert is_on_this_machine(registry) == expected
 
 
 def test_a_broken_login_names_the_key() -> None:

@@ -51,3 +51,11 @@ def test_a_job_goes_on_from_its_newest_verified_checkpoint() -> None:
 )
 def test_a_job_that_is_over_does_not_come_back(left: dict[str, Any], why: str) -> None:
     assert jobs_of(left, checkpoints=(saved(10),)) == ([], [f"trainingjob/run (default): left out: {why}"])
+
+
+def test_a_checkpoint_that_was_adopted_is_adopted_from_the_same_folder() -> None:
+    found = saved(10)
+    found["spec"]["source"] = {"import": {"storage": {"claimName": "claim"}, "folder": "step-10", "digest": "d"}}
+    found["status"]["storage"] = {"claimName": "claim"}
+    (again,) = back_up([], [found], []).manifests
+    assert again["spec"]["source"] == found["spec"]["source"], "without a path it lies at the top of the claim"

@@ -121,6 +121,25 @@ def test_the_data_of_a_deleted_save_is_removed_from_the_bucket_by_a_task() -> No
     assert_reaches(task, "models/run")
 
 
+def test_data_that_was_adopted_from_the_same_bucket_stays_however_its_endpoint_is_written() -> None:
+    run = in_bucket()
+    run.start()
+    run.train(20, (run.save(10), run.save(20)))
+    key = Key("Checkpoint", "default", run.checkpoint(10)["metadata"]["name"])
+    run.cluster.change_spec(key, lambda spec: spec.update(deletionPolicy="Delete"))
+    run.cluster.settle()
+    storage = {"s3": {**S3, "prefix": "run", "endpoint": f"{S3['endpoint']}/"}}
+    source = {"import": {"storage": storage, "folder": run.folder(10)}}
+    metadata = {"name": "adopted"}
+    run.cluster.add(
+        {"apiVersion": "stoker.dev/v1alpha1", "kind": "Checkpoint", "metadata": metadata, "spec": {"source": source}}
+    )
+    run.cluster.delete(key)
+    run.cluster.settle()
+    tasks = [pod["metadata"]["labels"]["stoker.dev/task"] for pod in run.cluster.pods("task")]
+    assert (key in run.cluster.objects, "delete" in tasks) == (False, False)
+
+
 def test_an_import_from_a_bucket_is_read_by_a_task_there() -> None:
     run = Run()
     storage = {"s3": {**S3, "prefix": "archive"}}
@@ -144,6 +163,24 @@ def test_an_import_from_a_bucket_is_read_by_a_task_there() -> None:
     assert_reaches(task, f"models/archive/{folder}")
     run.answer_tasks("import", step=400, digest=DIGEST, bytes=10)
     assert run.condition(run.cluster.objects[key], "Verified") == "True"
+
+
+def test_a_start_is_read_from_its_own_server_where_the_jobs_has_the_same_names() -> None:
+    start = {"checkpoint": {"name": "adopted"}}
+    run = Run(checkpoint={"storage": {"s3": {**S3, "prefix": "run"}}}, model=None, modelFrom=start)
+    run.cluster.add(SECRET)
+    old = {"bucket": S3["bucket"], "prefix": "run", "endpoint": "https://old.example"}
+    folder = "step-00000400.0a1b2c3d"
+    source = {"import": {"storage": {"s3": old}, "folder": folder, "digest": DIGEST}}
+    metadata = {"name": "adopted"}
+    run.cluster.add(
+        {"apiVersion": "stoker.dev/v1alpha1", "kind": "Checkpoint", "metadata": metadata, "spec": {"source": source}}
+    )
+    run.cluster.settle()
+    run.answer_tasks("import", step=400, digest=DIGEST, bytes=10)
+    variables = environment(run.gang[0])
+    assert access_of(f"models/run/{folder}", variables).endpoint == "https://old.example"
+    assert access_of("models/run/step-00000010.aa", variables).endpoint == S3["endpoint"]
 
 
 def test_engines_reach_the_bucket_of_their_checkpoint() -> None:

@@ -129,6 +129,24 @@ def test_a_run_that_fails_keeps_its_place_before_jobs_that_never_ran() -> None:
     assert jobs.places(other) == [None, None]
 
 
+def test_a_run_that_comes_back_keeps_its_priority_until_its_next_pods_are_seen() -> None:
+    jobs = Jobs(ready_node("n0"), ready_node("n1"))
+    jobs.start()
+    jobs.train(10)
+    jobs.set_priority(JOB, 1000)
+    lesser = jobs.submit("lesser", 2)
+    jobs.cluster.settle()
+    jobs.set_priority(lesser, 500)
+    jobs.cluster.settle()
+    jobs.cluster.end(jobs.gang[0], Cause.HANG)
+    jobs.cluster.settle()
+    jobs.cluster.collect()
+    jobs.answer_tasks("list", saves=[])
+    assert (jobs.attempt, "endedAt" in jobs.status["attempt"]) == (0, True), "the next attempt waits for its delay"
+    assert jobs.message(lesser) == "Queued 2 of 2: others start first"
+    assert jobs.places(lesser) == [None, None]
+
+
 def test_only_a_run_that_ended_just_now_is_said_to_come_back() -> None:
     jobs = Jobs(ready_node("n0"), ready_node("n1"))
     jobs.start()
@@ -297,3 +315,31 @@ def test_a_decision_is_kept_while_it_rests_and_a_late_job_is_told_to_come_again(
     assert turn is not None
     assert (turn.position, turn.nodes, bool(asked)) == (2, None, True)
     assert loop.rooms.next_passes([JOB, late]) == [late, JOB]
+
+
+def test_a_run_that_does_not_come_back_gives_its_place_up_though_nothing_changes() -> None:
+    asked: list[int] = []
+    loop, clock = Loop(), FakeClock()
+    loop.rooms = RoomQueue(loop.store, loop.capacity, clock, lambda: asked.append(1))
+    loop.jobs.cluster.objects.pop(Key("Node", "", "n2"))
+    loop.jobs.start()
+    loop.jobs.train(10)
+    other = loop.jobs.submit("other", 2, "team")
+    loop.jobs.cluster.settle()
+    for pod in loop.jobs.gang:
+        loop.jobs.cluster.end(pod, Cause.HANG)
+    loop.jobs.cluster.reconcile(JOB)
+    loop.watch()
+    other_job = Observed(loop.jobs.cluster.objects[other])
+    held = loop.rooms.observed(other, other_job, loop.capacity.nodes()).turn
+    assert held is not None
+    assert (held.position, held.nodes) == (2, None)
+    asked.clear()
+    left_s = loop.rooms.left_s()
+    assert left_s is not None
+    clock.passed_s += left_s
+    free = loop.rooms.observed(other, other_job, loop.capacity.nodes()).turn
+    assert free is not None
+    assert (free.position, {*(free.nodes or ())}) == (1, {"n0", "n1"})
+    assert asked, "the others that wait get a pass, too"
+    assert loop.rooms.left_s() is None

@@ -26,3 +26,33 @@ def test_pinned_and_used_checkpoints_take_no_place_of_those_that_are_kept() -> N
         run.train(step, (run.save(step),))
     run.cluster.settle()
     assert sorted(c["spec"]["source"]["save"]["step"] for c in run.cluster.of_kind("Checkpoint")) == [10, 20, 30]
+
+
+def test_two_checkpoints_of_one_save_take_one_place() -> None:
+    run = Run(checkpoint={"storage": {"claimName": "claim"}, "maxToKeep": 2})
+    run.start()
+    run.train(10, (run.save(10),))
+    asked = [_request(run, name) for name in ("mine", "theirs")]
+    answers = {uid: {"state": "Done", "folder": run.folder(20)} for uid in asked}
+    saves = [run.save(10), run.save(20, id_=asked[0])]
+    run.cluster.report(
+        run.gang[0], {"attempt": 0, "phase": "Training", "step": 20, "saves": saves, "requests": answers}
+    )
+    run.cluster.settle()
+    kept = [one for one in run.cluster.of_kind("Checkpoint") if "deletionTimestamp" not in one["metadata"]]
+    assert sorted(one["status"]["step"] for one in kept) == [10, 20, 20], "one save answers both requests"
+
+
+def _request(run: Run, name: str) -> str:
+    """Ask for a save; return the uid by which it is answered."""
+    source = {"jobRef": {"name": "run"}}
+    made = run.cluster.add(
+        {
+            "apiVersion": "stoker.dev/v1alpha1",
+            "kind": "Checkpoint",
+            "metadata": {"name": name},
+            "spec": {"source": source},
+        }
+    )
+    run.cluster.settle()
+    return str(made["metadata"]["uid"])

@@ -90,15 +90,18 @@ class BucketModel:
         """The files that the index lists, each with its hash."""
         if index.bytes > MAX_INDEX_BYTES:
             raise CheckpointCorrupt(f"{self.uri}: {INDEX_FILE} has {index.bytes} bytes")
-        listed = json.loads(bytes(self._client.get(self._store, index.key).bytes()))
+        with self._storage.errors(Path(f"s3://{self.uri.place}")):
+            body = bytes(self._client.get(self._store, index.key).bytes())
+        try:
+            listed = {name: (int(one["bytes"]), str(one["sha256"])) for name, one in json.loads(body)["files"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointCorrupt(f"{self.uri}: {INDEX_FILE} is no list of files with bytes and sha256") from error
         by_name = {file.name: file for file in files}
-        if missing := listed["files"].keys() - by_name.keys():
+        if missing := listed.keys() - by_name.keys():
             raise CheckpointCorrupt(f"{self.uri}: {', '.join(sorted(missing)[:3])} of {INDEX_FILE} is missing")
         kept = tuple(
-            RemoteFile(
-                name, int(one["bytes"]), sha256=one["sha256"], key=by_name[name].key, version=by_name[name].version
-            )
-            for name, one in sorted(listed["files"].items())
+            RemoteFile(name, size, sha256=sha256, key=by_name[name].key, version=by_name[name].version)
+            for name, (size, sha256) in sorted(listed.items())
         )
         return Listing(digest_of_listing(kept), kept)
 

@@ -7,7 +7,7 @@ commit first, so that all files are of one state.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,10 @@ SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".jinja")
 TIMEOUT_S = 60
 """Longest wait for an answer about a repository or a file; the client's own 10 s are short for a busy server."""
 DEFAULT_ENDPOINT = "https://huggingface.co"
+
+
+def _is_wanted(name: str) -> bool:
+    return name.endswith(SUFFIXES) and "/" not in name
 
 
 class HubModel:
@@ -37,12 +41,13 @@ class HubModel:
         self._client = hub_client(str(uri))
         self._commit = ""
 
-    def listing(self) -> Listing:
+    def listing(self, is_wanted: Callable[[str], bool] = _is_wanted) -> Listing:
+        """Return the files whose names are wanted: by default, those that a model needs."""
         api = self._client.HfApi(endpoint=self._endpoint, token=self._token)
         with hub_errors(self.uri):
             found = api.model_info(self.uri.place, revision=self.uri.revision, files_metadata=True, timeout=TIMEOUT_S)
         self._commit = str(found.sha)
-        files = tuple(self._file(one) for one in found.siblings or () if _is_wanted(one.rfilename))
+        files = tuple(self._file(one) for one in found.siblings or () if is_wanted(one.rfilename))
         if not any(file.name.endswith(".safetensors") for file in files):
             raise CheckpointError(f"{self.uri}: no .safetensors file at commit {self._commit}")
         return Listing(f"commit:{self._commit}", files)
@@ -119,11 +124,10 @@ def hub_errors(uri: ModelUri) -> Iterator[None]:
         raise ConnectionError(f"{uri}: {str(error).strip().splitlines()[0]}") from error
     except OSError:
         raise
+    except RuntimeError as error:  # around whatever broke off the upload of a file
+        cause = str(error.__cause__ or "").strip().partition("\n")[0]
+        raise ConnectionError(f"{uri}: {str(error).rstrip('.')}: {cause}") from error
     except Exception as error:  # the client's own HTTP library differs by version
         if "http" not in type(error).__module__:
             raise
         raise ConnectionError(f"{uri} cannot be reached: {error}") from error
-
-
-def _is_wanted(name: str) -> bool:
-    return name.endswith(SUFFIXES) and "/" not in name

@@ -18,6 +18,7 @@ from typing import Any
 
 from stoker.checkpoint.bucket_access import access_of
 from stoker.checkpoint.bucket_storage import BucketStorage
+from stoker.checkpoint.entries import MANIFEST_FILE
 from stoker.checkpoint.errors import CheckpointCorrupt, CheckpointError, CheckpointExists
 from stoker.checkpoint.remote.access import access_variables
 from stoker.checkpoint.remote.hub_model import DEFAULT_ENDPOINT, HubModel, hub_client, hub_errors
@@ -82,7 +83,7 @@ def push_folder(
 
 
 def _files(folder: Path) -> tuple[RemoteFile, ...]:
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and not _is_hidden(path.relative_to(folder)))
     if not paths:
         raise CheckpointError(f"{folder} has no files to push")
     return tuple(
@@ -94,6 +95,11 @@ def _files(folder: Path) -> tuple[RemoteFile, ...]:
         for path in paths
         if path.name != INDEX_FILE
     )
+
+
+def _is_hidden(path: Path) -> bool:
+    """Whether a file is hidden, or in a hidden folder, as the hub's client and git keep beside a model."""
+    return any(part.startswith(".") for part in path.parts)
 
 
 def _pushed(uri: ModelUri, revision: str, digest: str, files: tuple[RemoteFile, ...]) -> Pushed:
@@ -121,7 +127,8 @@ def _push_to_hub(
             revision=uri.revision,
         )
     with closing(HubModel(ModelUri("hf", uri.place, commit.oid), environment)) as there:
-        arrived = {file.name: file for file in there.listing().files}
+        names = {file.name for file in files}
+        arrived = {file.name: file for file in there.listing(names.__contains__).files}
     for file in files:
         found = arrived.get(file.name)
         same = found is not None and found.bytes == file.bytes and _same_hash(found, file, folder / file.name)
@@ -158,6 +165,10 @@ def _push_to_bucket(
     there = storage.names(root)
     if there and not replace:
         raise CheckpointExists(f"{uri} is not empty ({', '.join(there[:3])}); --replace takes its place")
+    if MANIFEST_FILE in there:
+        raise CheckpointExists(
+            f"{uri} is a checkpoint ({MANIFEST_FILE}), which no model replaces; push to another prefix"
+        )
     storage.remove_file(root / INDEX_FILE)
     for file in files:
         sent(file)

@@ -1,7 +1,7 @@
 """A client of the OCI distribution protocol, as far as models need it: manifests and blobs, read and written.
 
-https://github.com/opencontainers/distribution-spec, version 1.1. Registries on this machine (`localhost`, `127.*`) are
-spoken to in plain HTTP, others too where `REGISTRY_PLAIN_HTTP` is set.
+https://github.com/opencontainers/distribution-spec, version 1.1. Registries on this machine (`localhost`, `127.*.*.*`)
+are spoken to in plain HTTP, others too where `REGISTRY_PLAIN_HTTP` is set.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ class RegistryClient:
             CheckpointError: `.dockerconfigjson` is not valid.
         """
         self.place = f"{registry}/{repository}"
-        local = registry.startswith(("localhost", "127."))
-        plain = local or bool(environment.get("REGISTRY_PLAIN_HTTP"))
+        plain = is_on_this_machine(registry) or bool(environment.get("REGISTRY_PLAIN_HTTP"))
         base = f"{'http' if plain else 'https'}://{registry}/v2/{repository}/"
         self._http = httpx.Client(base_url=base, timeout=_TIMEOUT, follow_redirects=True, verify=not plain)
         self._login = login_of(registry, environment)
@@ -54,7 +53,7 @@ class RegistryClient:
             CheckpointCorrupt: it is not the one with that digest, or no JSON object.
         """
         with self._send("GET", f"manifests/{reference}", headers={"Accept": MANIFEST_TYPE}) as answer:
-            body = answer.read()
+            body = self._body_of(answer)
         digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
         if reference.startswith("sha256:") and digest != reference:
             raise CheckpointCorrupt(f"{self.place}: the manifest of {reference} has the digest {digest}")
@@ -68,6 +67,8 @@ class RegistryClient:
 
     def blob(self, digest: str, offset: int, size: int) -> Iterator[bytes]:
         """Yield the bytes of a blob from an offset on, over several connections if need be."""
+        if 0 < size <= offset:
+            return  # a registry answers 416 to a range behind the end
         for left in reversed(range(TRIES)):
             try:
                 for chunk in self._read_blob(digest, offset):
@@ -145,6 +146,12 @@ class RegistryClient:
                 raise
             raise ConnectionError(f"{self.place} cannot be reached: {error}") from error
 
+    def _body_of(self, answer: httpx.Response) -> bytes:
+        try:
+            return answer.read()
+        except httpx.TransportError as error:
+            raise ConnectionError(f"{self.place}: the connection broke: {error}") from error
+
     def _check(self, answer: httpx.Response, url: str) -> None:
         code = answer.status_code
         if code in (401, 403):
@@ -155,7 +162,7 @@ class RegistryClient:
             raise CheckpointMissing(f"{self.place}: {url.rpartition('/')[2]} does not exist")
         if code >= 400:
             raise ConnectionError(
-                f"{self.place}: the registry answers {code}: {answer.read()[:200].decode(errors='replace')}"
+                f"{self.place}: the registry answers {code}: {self._body_of(answer)[:200].decode(errors='replace')}"
             )
 
     def _log_in(self, challenge: str | None) -> None:
@@ -170,11 +177,25 @@ class RegistryClient:
             raise CheckpointError(f"{self.place}: the registry asks for a token of {realm!r}, which is no address")
         parameters = {"service": asked.get("service", ""), "scope": asked.get("scope") or self._scope}
         get = self._http.get if realm.startswith("http://") else httpx.get  # a password goes to a verified server
-        answer = get(realm, params=parameters, headers={"Authorization": basic} if basic else {})
+        try:
+            answer = get(realm, params=parameters, headers={"Authorization": basic} if basic else {})
+        except httpx.TransportError as error:
+            raise ConnectionError(f"{self.place}: no token from {realm}, it cannot be reached: {error}") from error
+        self._authorization = f"Bearer {self._token_in(answer, realm)}"
+
+    def _token_in(self, answer: httpx.Response, realm: str) -> str:
         if answer.status_code >= 400:
             raise PermissionError(f"{self.place}: no token from {realm}: {answer.status_code}")
-        found = answer.json()
-        self._authorization = f"Bearer {found.get('token') or found['access_token']}"
+        try:
+            found = answer.json()
+            return str(found.get("token") or found["access_token"])
+        except (ValueError, KeyError, AttributeError) as error:
+            raise ConnectionError(f"{self.place}: no token from {realm}: its answer has no token") from error
+
+
+def is_on_this_machine(registry: str) -> bool:
+    """Whether a registry is reached by the loopback interface; `localhost.example` and `127.example` are not."""
+    return re.fullmatch(r"(localhost|127(\.\d{1,3}){3})(:\d+)?", registry) is not None
 
 
 def login_of(registry: str, environment: Environment) -> tuple[str, str] | None:
@@ -189,7 +210,8 @@ def login_of(registry: str, environment: Environment) -> tuple[str, str] | None:
     if not text:
         return None
     try:
-        entry = json.loads(text).get("auths", {}).get(registry)
+        logins = json.loads(text).get("auths", {})
+        entry = next((logins[key] for key in (registry, *logins) if key in logins and _host(key) == registry), None)
         if entry is None:
             return None
         if "auth" in entry:
@@ -198,6 +220,11 @@ def login_of(registry: str, environment: Environment) -> tuple[str, str] | None:
         return str(entry["username"]), str(entry["password"])
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise CheckpointError(f".dockerconfigjson has no valid entry for {registry}") from error
+
+
+def _host(key: str) -> str:
+    """The registry of a key in `auths`, which may be an address: `https://ghcr.io/v1/`."""
+    return re.sub(r"^https?://", "", key).partition("/")[0]
 
 
 def _chunks(path: Path) -> Iterator[bytes]:

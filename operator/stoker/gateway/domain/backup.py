@@ -55,7 +55,7 @@ def _checkpoint(made: Backup, found: Object) -> None:
     spec, status = found["spec"], found.get("status") or {}
     (origin,) = (one for one in spec["source"].values() if one is not None)
     storage = dict(status.get("storage") or origin.get("storage") or {})
-    if storage.get("claimName") and not storage.get("path"):
+    if storage.get("claimName") and not storage.get("path") and not spec["source"].get("import"):
         storage["path"] = job_of(found).get("name") or found["metadata"]["name"]
     adopted = {"storage": storage, "folder": status.get("folder") or origin["folder"]}
     digest = status.get("digest") or origin.get("digest")

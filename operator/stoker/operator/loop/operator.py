@@ -225,7 +225,10 @@ class Operator:
             # Its turn has come, and the last pass was cut short; or it runs, and may grow where no other waits.
             return replace(seen, nodes=nodes if gated or making or not self.rooms.waiting else None)
         if gated:
-            return self.rooms.observed(key, seen, nodes)
+            seen = self.rooms.observed(key, seen, nodes)
+            if (left_s := self.rooms.left_s()) is not None:
+                self.queue.add_after(key, left_s)
+            return seen
         return replace(seen, nodes=nodes) if making and not self.waiting.others_wait(key) else seen
 
     def _with_devices(self, key: Key, seen: Observed) -> Observed:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from datetime import datetime
 
 from stoker.operator.domain.clock import Clock
 from stoker.operator.domain.labels import ROLE, PodRole
@@ -18,11 +19,13 @@ from stoker.operator.domain.plan import Key, Object, Observed
 from stoker.operator.domain.pods import is_gated, label
 from stoker.operator.domain.queue.applicant import Turn
 from stoker.operator.domain.queue.decide import LOOK_AHEAD, decide
-from stoker.operator.domain.queue.reading import read_queue
+from stoker.operator.domain.queue.reading import place_ends, read_queue
 from stoker.operator.loop.capacity_watch import CapacityWatch
 from stoker.operator.loop.observe import only_progress
 from stoker.operator.loop.store import Change, Store
 
+MOMENT_S = 1.0
+"""From the end of a place to the pass that finds it ended."""
 REST = 4.0
 """Rest after a decision, in multiples of the time that it took."""
 
@@ -40,6 +43,8 @@ class RoomQueue:
         self._nodes: tuple[NodeCapacity, ...] | None = None
         """The capacity that the turns were decided with; None after a change of jobs or pods."""
         self._rest_until = 0.0
+        self._place_ends: datetime | None = None
+        """When a run that comes back loses its place, which no change of an object tells."""
         store.listeners.append(self._on_change)
 
     def observed(self, key: Key, seen: Observed, nodes: tuple[NodeCapacity, ...]) -> Observed:
@@ -59,6 +64,12 @@ class RoomQueue:
         """Whether a gang waits for room that runs may give it. One that no room of theirs helps holds none back."""
         self._refreshed()
         return any(turn.is_head or turn.position > LOOK_AHEAD for turn in self._turns.values())
+
+    def left_s(self) -> float | None:
+        """Seconds after which the turns may be others though nothing has changed; None while they are not."""
+        if self._place_ends is None:
+            return None
+        return max(0.0, (self._place_ends - self._clock.now()).total_seconds()) + MOMENT_S
 
     def next_passes(self, waiting: Iterable[Key]) -> list[Key]:
         """The jobs that need a pass after a change, in the order of the queue. Those far behind stay as they are."""
@@ -80,6 +91,9 @@ class RoomQueue:
 
     def _refreshed(self) -> bool:
         """Decide anew after a change. False: it is too soon, and the jobs get another pass later."""
+        if self._place_ends is not None and self._clock.now() > self._place_ends:
+            self._nodes = None
+            self._changed()
         if self._nodes is self._capacity.nodes():
             return True
         if self._clock.monotonic() < self._rest_until:
@@ -92,8 +106,10 @@ class RoomQueue:
         began = self._clock.monotonic()
         nodes = self._capacity.nodes()
         jobs, pods = self._store.of_kind("TrainingJob"), self._store.of_kind("Pod")
-        applicants, holdings = read_queue(jobs, pods, self._capacity.use_of, self._clock.now(), self._capacity.needs)
+        time = self._clock.now()
+        applicants, holdings = read_queue(jobs, pods, self._capacity.use_of, time, self._capacity.needs)
         self._turns, self._nodes = decide(applicants, nodes, holdings), nodes
+        self._place_ends = place_ends(jobs, time)
         now = self._clock.monotonic()
         self._rest_until = now + REST * (now - began)
 

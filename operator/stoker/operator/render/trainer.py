@@ -54,7 +54,7 @@ from stoker.operator.render.pod import (
     with_gate,
 )
 from stoker.operator.render.scheduling import for_scheduler, levels_of
-from stoker.operator.render.storage import bucket_mounts, storage_root
+from stoker.operator.render.storage import bucket_mounts, settled, storage_root
 from stoker.pod.writer import writer_of
 
 START_FOLDER = "/var/stoker/start"
@@ -246,7 +246,7 @@ def _base_pod(job: TrainingJob, start: StartCheckpoint | None, settings: Setting
         pairs.append(claim_volume(storage.claim_name, read_only=False))
     if may_have_gpus(workers):
         pairs.append(scratch_volume("stoker-shm", "/dev/shm", "Memory"))
-    starts = [] if start is None else [(start.storage, start.default_path)]
+    starts = [] if start is None else [_start_place(job, start)]
     buckets = bucket_mounts((storage, job.metadata.name), *starts)
     pairs += [*buckets.volumes, *fetch_volumes(_hub(job.spec) is not None, None, settings)]
     if start is not None and start.storage.claim_name not in (None, storage.claim_name):
@@ -393,6 +393,16 @@ def _model_from(spec: TrainingJobSpec, start: StartCheckpoint | None) -> dict[st
 
 def _hub(spec: TrainingJobSpec) -> FromHub | None:
     return spec.model_from.hub if spec.model_from else None
+
+
+def _start_place(job: TrainingJob, start: StartCheckpoint) -> tuple[StorageSpec, str]:
+    """Return the storage of the start; its one folder where another server has it under the name of the job's place."""
+    own = settled(job.spec.checkpoint.storage, job.metadata.name).s3
+    there = settled(start.storage, start.default_path).s3
+    if own is None or there is None or own == there or (own.bucket, own.prefix) != (there.bucket, there.prefix):
+        return start.storage, start.default_path
+    folder = "/".join(part for part in (there.prefix, start.folder) if part)
+    return StorageSpec(s3=there.model_copy(update={"prefix": folder})), ""
 
 
 def start_folder(spec: TrainingJobSpec, start: StartCheckpoint) -> str:

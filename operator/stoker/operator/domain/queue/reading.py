@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from stoker.operator.domain.labels import ATTEMPT, JOB_UID, ROLE, PodRole
@@ -76,7 +76,7 @@ def applicant_of(
         gang=gang_of_rendering(rendered, needs(metadata.get("namespace", ""), rendered["pod"]["spec"])),
         levels=_levels(status.get("acceptedSpec") or job["spec"]),
         avoid=frozenset(status.get("avoidedNodes") or ()),
-        priority=max((int(pod["spec"].get("priority") or 0) for pod in _gated(status, pods)), default=0),
+        priority=_priority(_gated(status, pods) or pods),
         returning=_comes_back(status, now),
         since=str(metadata.get("creationTimestamp") or ""),
     )
@@ -93,6 +93,19 @@ def waits(job: Object, pods: Sequence[Object], now: datetime) -> bool:
     return bool(gated or _comes_back(status, now)) and not any(map(_has_foreign_gate, gated))
 
 
+def place_ends(jobs: Iterable[Object], now: datetime) -> datetime | None:
+    """The next moment at which a run whose attempt has ended loses its place; None where none comes back."""
+    statuses = [job.get("status") or {} for job in jobs]
+    over = [
+        status["attempt"]["endedAt"] for status in statuses if _between_attempts(status) and _comes_back(status, now)
+    ]
+    return min((datetime.fromisoformat(at) + timedelta(seconds=COMES_BACK_S) for at in over), default=None)
+
+
+def _between_attempts(status: Mapping[str, Any]) -> bool:
+    return bool((status.get("attempt") or {}).get("endedAt")) and status.get("phase") not in _OVER
+
+
 def makes_gang(job: Object) -> bool:
     """Whether the pods of a job's attempt are being made: no pass has looked at all of them yet."""
     attempt = (job.get("status") or {}).get("attempt") or {}
@@ -102,6 +115,11 @@ def makes_gang(job: Object) -> bool:
 def _gated(status: Mapping[str, Any], pods: Iterable[Object]) -> list[Object]:
     number = str(status["attempt"]["number"])
     return [pod for pod in pods if label(pod, ATTEMPT) == number and is_gated(pod)]
+
+
+def _priority(pods: Iterable[Object]) -> int:
+    """The priority that the API server wrote into pods; for a run that comes back, into those that ended."""
+    return max((int(pod["spec"].get("priority") or 0) for pod in pods), default=0)
 
 
 def _levels(spec: Mapping[str, Any]) -> tuple[Level, ...]:

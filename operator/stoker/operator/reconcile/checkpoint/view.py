@@ -153,7 +153,8 @@ def _place(checkpoint: Checkpoint) -> tuple[str, str, str] | None:
     if storage is None or folder is None:
         return None
     if storage.s3 is not None:
-        return f"{storage.s3.endpoint or ''} {storage.s3.bucket}", storage.s3.prefix or "", folder
+        endpoint = (storage.s3.endpoint or "").rstrip("/")
+        return f"{endpoint} {storage.s3.bucket}", storage.s3.prefix or "", folder
     return storage.claim_name or "", storage.path or "", folder
 
 

@@ -72,16 +72,19 @@ def checkpoint_name(job_name: str, folder: str) -> str:
 
 
 def expired(view: TrainingView) -> tuple[Patch, ...]:
-    """Patches that mark the verified Checkpoints beyond `maxToKeep`, oldest first.
+    """Patches that mark the verified Checkpoints of the saves beyond `maxToKeep`, oldest first.
 
-    Never marked are pinned, used and imported ones, and the newest verified one.
+    Several Checkpoints may have one save. Never marked are pinned, used and imported ones, and the newest verified one.
     """
     keep = view.job.spec.checkpoint.max_to_keep
     if keep is None:
         return ()
     newest = view.newest_verified
     counted = [found for found in view.checkpoints if found.status.verified and _counts(found)]
-    surplus = [found for found in counted[max(keep, 1) :] if found is not newest and _may_expire(view, found)]
+    saves = [*dict.fromkeys(found.status.folder for found in counted)]
+    given_up = {*saves[max(keep, 1) :]}
+    beyond = [found for found in counted if found.status.folder in given_up and found is not newest]
+    surplus = [found for found in beyond if _may_expire(view, found)]
     return tuple(Patch(_ref(found), {"metadata": {"labels": {EXPIRED: "true"}}}) for found in surplus)
 
 

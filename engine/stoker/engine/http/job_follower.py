@@ -11,7 +11,7 @@ from dataclasses import replace
 from stoker.engine.core.core_client import RunningRequest
 from stoker.engine.core.messages import Delta, RequestFacts
 from stoker.engine.http.beam_search import Beam
-from stoker.engine.http.errors import ApiError, engine_lost
+from stoker.engine.http.errors import ApiError, bad_request, engine_lost
 from stoker.engine.http.job import Job, Usage
 from stoker.engine.http.load_ledger import LoadLedger
 from stoker.engine.http.metrics import FrontMetrics
@@ -149,4 +149,7 @@ def given_up(delta: Delta) -> ApiError:
         )
     if delta.error is not None and delta.error.startswith(f"{Cause.RANK_FAILED}: "):
         return engine_lost(delta.error)  # the core ends with all its requests; another engine can go on
+    if delta.error_field is not None:
+        message = f"{delta.error_field}: the answer cannot go on: {delta.error}"
+        return bad_request(message, delta.error_field, "invalid_value")
     return ApiError(500, f"The request failed: {delta.error or 'no reason was given'}", code="generation_failed")

@@ -144,7 +144,7 @@ def check_length(body: CompletionBody | ChatBody, max_model_len: int, prompt_tok
 
 
 def _params(
-    body: GenerationBody,
+    body: CompletionBody | ChatBody,
     defaults: GenerationDefaults,
     max_tokens: int,
     logprobs: int | None,
@@ -181,7 +181,12 @@ def _params(
             cache_salt=body.cache_salt,
         )
     except RequestRefused as refused:
-        raise from_refusal(refused) from refused
+        raise from_refusal(_with_limit_field(refused, body)) from refused
+
+
+def _with_limit_field(refused: RequestRefused, body: CompletionBody | ChatBody) -> RequestRefused:
+    """The refusal with the name under which the body has the limit of the output."""
+    return RequestRefused(refused.kind, str(refused).replace("max_tokens", body.limit_field), refused.field)
 
 
 def _or(value: float | None, default: float) -> float:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from testing.engine.fake_core import BOS
+from stoker.engine.http.load_counters import LoadCounters
+from testing.engine.fake_core import BOS, FACTS
 from testing.engine.serving import run, serving
+from testing.engine.stats import STATS
 
 
 def test_models_say_how_long_and_with_which_defaults(tmp_path: Path) -> None:
@@ -46,6 +48,31 @@ def test_ids_go_back_to_the_client(tmp_path: Path) -> None:
             assert (await s.post("/v1/completions", prompt=3)).headers["x-request-id"].startswith("req-")
 
     run(scenario)
+
+
+def test_requests_that_are_refused_are_not_counted_as_started(tmp_path: Path) -> None:
+    """By the front, where one of several prompts does not fit, and by the core; only the latter have arrived there."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            long = await s.post("/v1/completions", prompt=["say:a", "x" * 5000], max_tokens=5)
+            full = await s.post("/v1/completions", prompt="refuse", n=2)
+            fine = await s.post("/v1/completions", prompt=["say:a", "say:b"])
+            assert [answer.status_code for answer in (long, full, fine)] == [400, 429, 200]
+            page = (await s.http.get("/metrics")).text.splitlines()
+            counts = [line.rpartition(" ")[2] for line in page if line.startswith("vllm:request_params_n_count")]
+            assert (counts, s.front.metrics.load.arrived) == (["2.0"], 3)
+
+    run(scenario)
+
+
+def test_arrivals_that_a_full_queue_refused_are_counted_once() -> None:
+    load = LoadCounters()
+    load.arrived = 7
+    report = load.report(STATS, FACTS, max_requests=8, max_batch_tokens=64)
+    assert STATS.refused == {"queue_full": 2}
+    assert report is not None
+    assert report["arrived"] == 7
 
 
 def test_metrics_have_the_names_that_dashboards_know(tmp_path: Path) -> None:

@@ -109,6 +109,12 @@ def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:
     ("prompts", "params", "message"),
     [
         pytest.param(None, GREEDY, "prompts must be texts or lists of token ids, got None", id="no prompts"),
+        pytest.param({"prompt": "hi"}, GREEDY, "token ids, got {'prompt': 'hi'}", id="mapping"),
+        pytest.param([{"prompt": "hi"}], GREEDY, r"token ids, got \[{'prompt': 'hi'}\]", id="mappings"),
+        pytest.param(b"hi", GREEDY, "token ids, got b'hi'", id="bytes"),
+        pytest.param({"a", "b"}, GREEDY, "token ids, got {'", id="no order"),
+        pytest.param([[1, 2], [1.5]], GREEDY, r"token ids, got \[1.5\]", id="fractions"),
+        pytest.param([["a", "b"]], GREEDY, r"token ids, got \['a', 'b'\]", id="texts as tokens"),
         pytest.param([None], GREEDY, r"prompts must .* got \[None\]", id="no prompt"),
         pytest.param(1.5, GREEDY, "prompts must .* got 1.5", id="a number"),
         pytest.param(["ab"], {"n": 1}, "params must be SamplingParams, got str", id="a dictionary"),
@@ -164,14 +170,17 @@ def test_a_beam_search_finds_what_transformers_finds(llm: LLM, twins: dict[str, 
     one = only(llm.beam_search("hello", width=1, max_tokens=6, ignore_eos=True)).completions[0]
     greedy = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
     assert one.text == only(llm.generate("hello", greedy, progress=False)).completions[0].text
-    for width, limit, message in (
-        (0, 4, "width must be"),
-        (65, 4, "width must be"),
-        (2, 0, "max_tokens"),
-        (2, 900, "fit"),
+    for width, limit, penalty, message in (
+        (0, 4, 1.0, "width must be"),
+        (65, 4, 1.0, "width must be"),
+        (1.5, 4, 1.0, "width must be .* got 1.5, 4"),
+        (2, 0, 1.0, "max_tokens"),
+        (2, 900, 1.0, "fit"),
+        (2, 4, float("nan"), "length_penalty must be from -10 to 10, got nan"),
+        (2, 4, -1e300, "length_penalty must be from -10 to 10, got -1e"),
     ):
         with pytest.raises(ValueError, match=message):
-            llm.beam_search("hello", width=width, max_tokens=limit)
+            llm.beam_search("hello", width=width, max_tokens=limit, length_penalty=penalty)  # type: ignore[arg-type]
 
 
 def test_unfinished_requests_are_counted(llm: LLM) -> None:

@@ -96,6 +96,12 @@ BAD_COMPLETIONS = [
     pytest.param({"prompt": "x", "bad_words": ["y" * 65]}, "bad_words", "at most 64 tokens", id="long bad word"),
 ]
 BAD_CHATS = [
+    pytest.param(
+        {**CHAT, "min_tokens": 3, "max_completion_tokens": 2},
+        "min_tokens",
+        "at most max_completion_tokens, 2, got 3",
+        id="limit by its newer name",
+    ),
     pytest.param({"messages": []}, "messages", "at least 1 item", id="no message"),
     pytest.param({"messages": [{"content": "x"}]}, "messages.0.role", "Field required", id="no role"),
     pytest.param({"messages": [{"role": "user", "content": 3}]}, "messages.0.content", "", id="content is a number"),

@@ -309,6 +309,15 @@ def test_wrong_responses_name_their_own_fields(tmp_path: Path) -> None:
     run(scenario)
 
 
+def test_an_error_about_the_limit_of_the_output_has_its_name_here(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with roomy(tmp_path) as s:
+            refused = (await s.post(PATH, input="x", max_output_tokens=5, min_tokens=6)).json()["error"]
+            assert refused["message"] == "min_tokens must be at most max_output_tokens, 5, got 6"
+
+    run(scenario)
+
+
 def test_the_official_client_reads_responses(tmp_path: Path) -> None:
     def ask(url: str) -> tuple[str, str, str]:
         with openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as client:

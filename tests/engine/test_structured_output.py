@@ -18,17 +18,19 @@ from hypothesis import strategies as st
 
 from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.grammars import GrammarCompiler
+from stoker.engine.core.messages import Delta
 from stoker.engine.core.token_constraint import packed
 from stoker.engine.errors import RequestRefused
 from stoker.engine.execution.token_mask import mask_logits
+from stoker.engine.http.job_follower import given_up
 from stoker.engine.http.openai.allowed_calls import allowed_calls
 from stoker.engine.http.openai.tool_parser import FORMATS, LISTED, OutputParser, ReasoningParser, ToolCallParser
 from stoker.engine.http.openai.tools import tool_use
 from stoker.engine.output_grammar import MAX_GRAMMAR_CHARACTERS, OutputGrammar
 from stoker.engine.sampling import SamplingParams
 from stoker.engine.structural_tags import StructuralTag, StructuralTags
-from stoker.model.tokenizer import Tokenizer
-from testing.engine.tiny_tokenizer import EOS, VOCABULARY, tokenizer_json
+from stoker.model.tokenizer import BYTE_OF_CHARACTER, Tokenizer
+from testing.engine.tiny_tokenizer import EOS, SPECIAL, VOCABULARY, tokenizer_json
 
 PERSON = {
     "type": "object",
@@ -44,6 +46,7 @@ PAIR = {
     "type": "object", "properties": {"a": {"type": "boolean"}, "b": {"type": "null"}}, "required": ["a", "b"],
 }  # fmt: skip
 PROMPT = list(range(40, 60))
+LETTER_A, LETTER_B = (len(SPECIAL) + list(BYTE_OF_CHARACTER).index(letter) for letter in "ab")
 Run = dict[tuple[str, int], tuple[list[int], str]]
 
 
@@ -392,6 +395,40 @@ def test_what_leaves_no_token_fails_alone_with_the_reason(make: Callable[..., LL
         ends |= {d.request_id: (d.finish_reason, d.error) for _, d in engine.step() if d.finish_reason}
     reason = "no token is left that allowed_token_ids and bad_words and min_tokens allow together"
     assert ends == {"none": ("error", reason), "ends": ("stop", None), "free": ("length", None)}
+
+
+@pytest.mark.parametrize(
+    ("shape", "field", "reason"),
+    [
+        pytest.param(
+            {
+                "grammar": OutputGrammar.regex("((a{1,100}){1,100}){1,100}", "structured_outputs.regex"),
+                "allowed_token_ids": (LETTER_A,),
+            },
+            "structured_outputs.regex", "too complex", id="complex",
+        ),
+        pytest.param(
+            {"grammar": OutputGrammar.choice(["ab"], "guided_choice"), "bad_token_ids": (LETTER_B,)},
+            "guided_choice", "guided_choice and bad_token_ids", id="dead end",
+        ),
+        pytest.param(
+            {"allowed_token_ids": (9,), "bad_sequences": ((9, 9),)}, "bad_words", "allowed_token_ids", id="no grammar"
+        ),
+    ],
+)  # fmt: skip
+def test_an_answer_that_its_own_fields_stop_is_refused_by_their_name(
+    make: Callable[..., LLMEngine], shape: dict[str, Any], field: str, reason: str
+) -> None:
+    """Clients must not take it for a fault of the server and repeat it."""
+    engine = make()
+    engine.add_request("r", PROMPT, replace(params(None), **shape))
+    last: list[Delta] = []
+    while engine.has_unfinished:
+        last += [delta for _, delta in engine.step() if delta.finish_reason]
+    refused = given_up(last[0])
+    assert (refused.status, refused.param, refused.code) == (400, field, "invalid_value")
+    assert refused.message.startswith(f"{field}: the answer cannot go on: ")
+    assert reason in refused.message
 
 
 @pytest.mark.parametrize(

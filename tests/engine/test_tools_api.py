@@ -136,6 +136,20 @@ def test_the_official_client_reads_streamed_calls(tmp_path: Path) -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_a_stop_text_does_not_cut_the_arguments_of_a_forced_call(tmp_path: Path, choice: Any) -> None:
+    async def scenario() -> None:
+        async with roomy(tmp_path, ByteCodec) as s:
+            call = '{"city": "Rome"}'
+            said = f'[{{"name": "weather", "parameters": {call}}}]' if choice == "required" else call
+            forced, _ = await message(s, said, tool_choice=choice, stop=["city"])
+            assert calls(forced) == [("weather", call)]
+            free, finish = await message(s, "the city", tool_choice="none", stop=["city"])
+            assert (free["content"], finish) == ("the ", "stop")
+
+    run(scenario)
+
+
 def test_forced_calls_have_a_grammar_and_need_no_parser(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with roomy(tmp_path, ByteCodec) as s:

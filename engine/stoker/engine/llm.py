@@ -10,9 +10,10 @@ Called by user scripts; owns an engine in the caller's thread, without a core pr
 from __future__ import annotations
 
 import math
+import operator
 import reprlib
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -28,7 +29,7 @@ from stoker.engine.core.fetched_model import with_fetched_model
 from stoker.engine.core.messages import Delta, FinishReason, RequestFacts
 from stoker.engine.core.request_check import check_prompt
 from stoker.engine.execution.step import TokenLogprobs
-from stoker.engine.http.beam_search import MAX_WIDTH, Beam, BeamSearch, BeamSettings
+from stoker.engine.http.beam_search import MAX_LENGTH_PENALTY, MAX_WIDTH, Beam, BeamSearch, BeamSettings
 from stoker.engine.http.text import OutputText
 from stoker.engine.sampling import SamplingParams
 from stoker.model.tokenizer import Tokenizer
@@ -145,10 +146,7 @@ class LLM:
             ValueError: a limit cannot be used.
             RequestRefused: a prompt cannot be served.
         """
-        if not 1 <= width <= MAX_WIDTH or max_tokens < 1:
-            raise ValueError(
-                f"width must be from 1 to {MAX_WIDTH} and max_tokens at least 1, got {width}, {max_tokens}"
-            )
+        _check_search(width, max_tokens, length_penalty)
         ends = frozenset(() if ignore_eos else self.engine.limits.eos_token_ids)
         settings = BeamSettings(width, length_penalty, ends)
         searches = [(self._tokens(prompt), BeamSearch(settings, max_tokens)) for prompt in _listed(prompts)]
@@ -178,7 +176,13 @@ class LLM:
             self._number += 1
 
     def _tokens(self, prompt: Prompt) -> tuple[int, ...]:
-        return tuple(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+        """The token ids of a prompt. Raises TypeError."""
+        if isinstance(prompt, str):
+            return tuple(self.tokenizer.encode(prompt))
+        try:
+            return tuple(map(operator.index, prompt))
+        except TypeError:
+            raise _no_prompts(prompt) from None
 
 
 def refuse_copies(config: EngineConfig) -> None:
@@ -266,11 +270,31 @@ class _Batch:
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     """A single prompt as a list of one. Raises TypeError."""
-    if isinstance(prompts, str) or (isinstance(prompts, Sequence) and prompts and isinstance(prompts[0], int)):
+    is_tokens = isinstance(prompts, Sequence) and _is_list(prompts) and prompts and isinstance(prompts[0], int)
+    if isinstance(prompts, str) or is_tokens:
         return [prompts]  # type: ignore[list-item]
-    if isinstance(prompts, Collection) and all(isinstance(prompt, Collection) for prompt in prompts):
+    if _is_list(prompts) and all(isinstance(prompt, str) or _is_list(prompt) for prompt in prompts):
         return prompts  # type: ignore[return-value]
-    raise TypeError(f"prompts must be texts or lists of token ids, got {reprlib.repr(prompts)}")
+    raise _no_prompts(prompts)
+
+
+def _is_list(value: object) -> bool:
+    """Whether a value has items in an order, and is no text: the keys of a mapping are no prompts, bytes no tokens."""
+    return isinstance(value, Collection) and not isinstance(value, str | bytes | bytearray | Mapping | Set)
+
+
+def _no_prompts(value: object) -> TypeError:
+    return TypeError(f"prompts must be texts or lists of token ids, got {reprlib.repr(value)}")
+
+
+def _check_search(width: int, max_tokens: int, length_penalty: float) -> None:
+    """Refuse limits that no search can have. Raises ValueError."""
+    whole = all(isinstance(number, int) for number in (width, max_tokens))
+    if not whole or not 1 <= width <= MAX_WIDTH or max_tokens < 1:
+        raise ValueError(f"width must be from 1 to {MAX_WIDTH} and max_tokens at least 1, got {width}, {max_tokens}")
+    if not abs(length_penalty) <= MAX_LENGTH_PENALTY:  # a nan is nowhere
+        most = f"{MAX_LENGTH_PENALTY:g}"
+        raise ValueError(f"length_penalty must be from -{most} to {most}, got {length_penalty}")
 
 
 class _Bar:

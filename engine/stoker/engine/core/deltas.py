@@ -37,3 +37,12 @@ def final_delta(sequence: Sequence, choice: int, reason: FinishReason, error: st
     """The delta without tokens that ends a choice, which may not have forked from `sequence` yet."""
     front, request_id = sequence.request.key
     return front, Delta(request_id, choice, (), finish_reason=reason, error=error, facts=sequence.facts(now_s))
+
+
+def invalid_delta(sequence: Sequence, now_s: float) -> Addressed:
+    """The delta that ends a choice for which no valid token was found: by its own constraint, or by the model."""
+    constraint = sequence.constraint
+    if constraint is None or not constraint.error:
+        return final_delta(sequence, sequence.choice, "error", "the model's logits are not finite", now_s)
+    front, delta = final_delta(sequence, sequence.choice, "error", constraint.error, now_s)
+    return front, delta._replace(error_field=constraint.field)

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 from stoker.engine.core.blocks import BlockAudit
 from stoker.engine.core.build_step import build_step_input
 from stoker.engine.core.cache_event_publisher import CacheEventPublisher
-from stoker.engine.core.deltas import Addressed, final_delta, first_or_final_delta
+from stoker.engine.core.deltas import Addressed, final_delta, first_or_final_delta, invalid_delta
 from stoker.engine.core.expert_stats import expert_stats
 from stoker.engine.core.grammars import GrammarCompiler
 from stoker.engine.core.host_tier import HostTier
@@ -388,10 +388,8 @@ class LLMEngine:
     ) -> None:
         """Append one sampled token to its sequence; it may be the last."""
         if not valid:
-            refused = sequence.constraint.error if sequence.constraint is not None else ""
-            reason_given = refused or "the model's logits are not finite"
             self._finish_sequence(sequence, "error")
-            deltas.append(final_delta(sequence, sequence.choice, "error", reason_given, self.clock()))
+            deltas.append(invalid_delta(sequence, self.clock()))
             return
         first = sequence.first_token_s is None
         reason = sequence.append(token, self.progressed_s)

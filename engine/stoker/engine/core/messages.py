@@ -45,7 +45,7 @@ from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.output_grammar import OutputGrammar
 from stoker.engine.sampling import SamplingParams
 
-PROTOCOL = 14
+PROTOCOL = 15
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 RequestState = Literal["QUEUED", "PREFILLING", "DECODING", "PREEMPTED"]
@@ -216,6 +216,8 @@ class Delta(NamedTuple):
     error: str | None = None
     """The reason, when `finish_reason` is `error`."""
     facts: RequestFacts | None = None
+    error_field: str | None = None
+    """The field of the request that caused the error; None where it was not the request."""
 
 
 @dataclass(frozen=True, slots=True)

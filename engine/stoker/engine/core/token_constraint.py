@@ -40,6 +40,11 @@ class TokenConstraint:
         return TokenConstraint(self.params, self._matcher, self.vocab_size, self.stop_tokens, self.eos)
 
     @property
+    def field(self) -> str:
+        """The field of the request that an error names."""
+        return shaping_fields(self.params)[-1] if self._matcher is None else shaping_fields(self.params)[0]
+
+    @property
     def needs_tokens(self) -> bool:
         """Whether the next tokens depend on those before, so that each must be known first."""
         return self._matcher is not None or bool(self.params.bad_sequences)

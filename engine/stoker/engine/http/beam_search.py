@@ -14,6 +14,7 @@ from stoker.engine.sampling import MAX_SCORED
 
 MAX_WIDTH = MAX_SCORED // 2
 """A step scores twice as many tokens as there are beams, so that enough are left where some end their beam."""
+MAX_LENGTH_PENALTY = 10.0
 
 
 @dataclass(frozen=True)

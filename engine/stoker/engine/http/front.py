@@ -192,7 +192,7 @@ class Front:
             prompt = truncated(body, whole, facts.max_model_len, output_limit(body))
             room = facts.max_model_len - len(prompt)
             params = completion_params(body, self.served.defaults, room, bad_sequences)
-            self._check(facts, body, prompt, params)
+            _check(facts, body, prompt, params)
             keep = body.max_tokens != 0
             job_id = f"{call_id}-{number}"
             beams = beam_settings(body, params, facts.eos_token_ids)
@@ -271,11 +271,13 @@ class Front:
             reasons_already=ReasoningParser.is_open(text, goes_on=body.continue_final_message),
             shows_reasoning=body.include_reasoning,
         )
+        if use.is_forced:  # a call that a stop text cuts has arguments that are no JSON
+            params = replace(params, stop=())
         if parsers.needs_special_tokens:
             params = replace(params, skip_special_tokens=False)
         if (grammar := params.grammar or parsers.grammar) is not None:
             params = replace(params, grammar=replace(grammar, reasoning=parsers.place))
-        self._check(facts, body, prompt, params)
+        _check(facts, body, prompt, params)
         beams = beam_settings(body, params, facts.eos_token_ids)
         goes_on = body.continue_final_message
         job = Job(f"{call_id}-0", prompt, params, arrival_s, body.priority, continues=goes_on, beams=beams)
@@ -287,14 +289,6 @@ class Front:
             await self._in_thread(generation.replay)
         self._log(envelope, generation, request_id)
         return PreparedChat(codec, envelope, generation, parsers)
-
-    def _check(
-        self, facts: ModelFacts, body: CompletionBody | ChatBody, prompt: tuple[int, ...], params: SamplingParams
-    ) -> None:
-        assert params.max_tokens is not None
-        check_length(body, facts.max_model_len, len(prompt), params.max_tokens)
-        check_tokens(prompt, facts.vocab_size)  # of a length that takes no time
-        self.metrics.started(params, params.max_tokens)
 
     def _generation(self, codec: TextCodec, jobs: Sequence[Job]) -> Generation:
         def detokenizer(job: Job) -> Detokenizer:
@@ -399,6 +393,13 @@ class Front:
 
 async def _nowhere(_: str) -> None:
     """The answer of an engine with one front."""
+
+
+def _check(facts: ModelFacts, body: CompletionBody | ChatBody, prompt: tuple[int, ...], params: SamplingParams) -> None:
+    """Refuse a prompt that does not fit. Raises ApiError 400."""
+    assert params.max_tokens is not None
+    check_length(body, facts.max_model_len, len(prompt), params.max_tokens)
+    check_tokens(prompt, facts.vocab_size)  # of a length that takes no time
 
 
 def _fingerprint(facts: ModelFacts) -> str | None:

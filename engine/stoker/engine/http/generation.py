@@ -152,6 +152,7 @@ class Generation:
         own_tokens = 0 if self.prefill else len(job.prompt_tokens)
         texts = self._resumed_texts.get(number) or [self._text(job) for _ in range(job.params.n)]
         follower = JobFollower(number, job, self.usage[number], texts, self._metrics, self._clock, self._load, rank)
+        self._metrics.arrived()
         try:
             if job.beams is not None:
                 with self._load.job(job.id, own_tokens, rank):

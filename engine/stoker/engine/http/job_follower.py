@@ -11,7 +11,7 @@ from dataclasses import replace
 from stoker.engine.core.core_client import RunningRequest
 from stoker.engine.core.messages import Delta, RequestFacts
 from stoker.engine.http.beam_search import Beam
-from stoker.engine.http.errors import ApiError, engine_lost
+from stoker.engine.http.errors import ApiError, bad_request, engine_lost
 from stoker.engine.http.job import Job, Usage
 from stoker.engine.http.load_ledger import LoadLedger
 from stoker.engine.http.metrics import FrontMetrics
@@ -35,6 +35,7 @@ class JobFollower:
         """One for each choice."""
         self._metrics = metrics
         self._clock = clock
+        self._started = False
         self._seen_s: dict[int, float] = {}
         self._facts: dict[int, RequestFacts] = {}
         ended = {choice: one for choice, one in enumerate(job.emitted) if one.ended}
@@ -47,6 +48,7 @@ class JobFollower:
         Raises:
             ApiError: the core gave the choice up.
         """
+        self._note_start()
         if delta.facts is not None:
             self._facts[delta.choice] = self._usage.facts[delta.choice] = delta.facts
             self._usage.cached_tokens = max(self._usage.cached_tokens, delta.facts.cached_tokens)
@@ -66,6 +68,7 @@ class JobFollower:
 
     def follow_beam(self, choice: int, beam: Beam) -> Update:
         """Turn a whole output of a search into the update of its choice."""
+        self._note_start()
         count = self._job.params.logprobs
         scores = tuple(replace(score, top=score.top[:count]) for score in beam.scores) if count is not None else None
         reason: Finish = "length" if beam.end_token is None else "stop"
@@ -77,6 +80,12 @@ class JobFollower:
         self._count(delta, piece)
         self._finish_choice(choice, self._facts[choice])
         return self._update(delta, piece, reason)
+
+    def _note_start(self) -> None:
+        """Count the job, once: a core that refuses it sends no output."""
+        if not self._started:
+            self._started = True
+            self._metrics.started(self._job.params)
 
     def _finish_choice(self, choice: int, facts: RequestFacts | None) -> None:
         if facts is not None:
@@ -149,4 +158,7 @@ def given_up(delta: Delta) -> ApiError:
         )
     if delta.error is not None and delta.error.startswith(f"{Cause.RANK_FAILED}: "):
         return engine_lost(delta.error)  # the core ends with all its requests; another engine can go on
+    if delta.error_field is not None:
+        message = f"{delta.error_field}: the answer cannot go on: {delta.error}"
+        return bad_request(message, delta.error_field, "invalid_value")
     return ApiError(500, f"The request failed: {delta.error or 'no reason was given'}", code="generation_failed")

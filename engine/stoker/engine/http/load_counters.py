@@ -22,6 +22,7 @@ class LoadCounters:
 
     def __init__(self) -> None:
         self.arrived = 0
+        """Requests that went to the core, also those that its full queue refused."""
         self.first_tokens = 0
         self.uncached = Histogram()
         """Prompt tokens that were computed, not read from the prefix cache."""
@@ -74,7 +75,7 @@ class LoadCounters:
         if stats is None or facts is None:
             return None
         return {
-            "arrived": self.arrived + stats.refused.get("queue_full", 0),
+            "arrived": self.arrived,
             "first_tokens": self.first_tokens,
             "generated": stats.generation_tokens,
             "steps": stats.steps,

@@ -103,11 +103,14 @@ class FrontMetrics(HttpMetrics):
         self._n = histogram("request_params_n", "Choices asked for.", NUMBERS)
         self._max_tokens = histogram("request_params_max_tokens", "max_tokens asked for.", TOKENS)
 
-    def started(self, params: SamplingParams, max_tokens: int) -> None:
-        """Observe a request that goes to the core."""
+    def arrived(self) -> None:
+        """Count a request that goes to the core, which may refuse it."""
         self.load.arrived += 1
+
+    def started(self, params: SamplingParams) -> None:
+        """Observe a request that the core has taken."""
         self._n.observe(params.n)
-        self._max_tokens.observe(max_tokens)
+        self._max_tokens.observe(params.max_tokens or 0)
 
     def first_token(self, seconds: float) -> None:
         self.load.first_token(seconds)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.engine.errors import RequestRefused
-from stoker.engine.http.beam_search import MAX_WIDTH, BeamSettings
+from stoker.engine.http.beam_search import MAX_LENGTH_PENALTY, MAX_WIDTH, BeamSettings
 from stoker.engine.http.errors import bad_request, from_refusal, too_long
 from stoker.engine.http.openai.protocol import ChatBody, CompletionBody, GenerationBody
 from stoker.engine.sampling import MAX_LOGPROBS, SamplingParams
@@ -28,7 +28,6 @@ NOT_SEARCHED = {
 }  # fmt: skip
 """Parameters that a beam search does not follow -> the field that names them."""
 PLAIN = SamplingParams()
-MAX_LENGTH_PENALTY = 10.0
 DEFAULTS_FILE = "generation_config.json"
 Tokens = tuple[int, ...]
 TokenSequences = tuple[Tokens, ...]
@@ -108,7 +107,7 @@ def beam_settings(body: GenerationBody, params: SamplingParams, end_tokens: Iter
         field = "n" if body.num_choices == body.n else "best_of"
         message = f"{field}: at most {MAX_WIDTH} beams are searched, got {body.num_choices}"
         raise bad_request(message, field, "invalid_value")
-    if abs(body.length_penalty) > MAX_LENGTH_PENALTY:
+    if not abs(body.length_penalty) <= MAX_LENGTH_PENALTY:  # a nan is nowhere
         message = f"length_penalty: must be from -{MAX_LENGTH_PENALTY:g} to {MAX_LENGTH_PENALTY:g}"
         raise bad_request(f"{message}, got {body.length_penalty}", "length_penalty", "invalid_value")
     fields = {**NOT_SEARCHED, **_named_by(body, params)}
@@ -144,7 +143,7 @@ def check_length(body: CompletionBody | ChatBody, max_model_len: int, prompt_tok
 
 
 def _params(
-    body: GenerationBody,
+    body: CompletionBody | ChatBody,
     defaults: GenerationDefaults,
     max_tokens: int,
     logprobs: int | None,
@@ -181,7 +180,12 @@ def _params(
             cache_salt=body.cache_salt,
         )
     except RequestRefused as refused:
-        raise from_refusal(refused) from refused
+        raise from_refusal(_with_limit_field(refused, body)) from refused
+
+
+def _with_limit_field(refused: RequestRefused, body: CompletionBody | ChatBody) -> RequestRefused:
+    """The refusal with the name under which the body has the limit of the output."""
+    return RequestRefused(refused.kind, str(refused).replace("max_tokens", body.limit_field), refused.field)
 
 
 def _or(value: float | None, default: float) -> float:

@@ -167,6 +167,8 @@ def renamed(error: ApiError) -> ApiError:
             error.message = error.message.replace(chats, own)
             error.param = own + error.param.removeprefix(chats)
             break
+    if error.param == "min_tokens":  # its limit is the output's
+        error.message = error.message.replace("max_completion_tokens", "max_output_tokens")
     return error
 
 

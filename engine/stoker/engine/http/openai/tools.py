@@ -38,6 +38,11 @@ class ToolUse:
     """The functions that may be called; None: all. The template is shown all."""
 
     @property
+    def is_forced(self) -> bool:
+        """Whether the answer must be a call."""
+        return self.mode in ("required", "named")
+
+    @property
     def most_calls(self) -> int | None:
         """Calls of an answer at most; None: any number."""
         return None if self.parallel else 1

@@ -18,7 +18,6 @@ from stoker.pod.http_protocol import MAX_PIPELINED, SPARE_CONNECTIONS, RateLimit
 from stoker.pod.serve import Server, bind_tcp
 
 MAX_BODY = 100_000
-INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -153,50 +152,6 @@ def test_an_empty_line_behind_a_body_does_not_end_the_answer() -> None:
             assert (await client.answer())[0] == 200
             await client.send(GET + END)
             assert (await client.answer())[0] == 200
-
-    run(scenario)
-
-
-HALF_CLOSED = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nab"
-
-
-def test_a_client_that_has_closed_only_its_side_gets_its_answer() -> None:
-    async def scenario() -> None:
-        present = asyncio.Event()
-
-        async def waits(scope: Any, receive: Any, send: Any) -> None:
-            await present.wait()
-            await app(scope, receive, send)
-
-        async with server(waits) as connect:
-            client = await connect()
-            await client.send(HALF_CLOSED)
-            client.writer.write_eof()
-            assert await client.reader.readuntil(b"\r\n\r\n") == INTERIM  # the server has noticed the end
-            present.set()
-            status, _, body = await client.answer()
-            assert (status, body) == (200, b"2")
-            assert await client.reader.read() == b""
-
-    run(scenario)
-
-
-def test_a_client_that_has_closed_its_whole_connection_is_noticed() -> None:
-    async def scenario() -> None:
-        begun, gone = asyncio.Event(), asyncio.Event()
-
-        async def waits(scope: Any, receive: Any, send: Any) -> None:
-            while (message := await receive())["type"] != "http.disconnect":
-                begun.set()
-            assert message == {"type": "http.disconnect"}
-            gone.set()
-
-        async with server(waits) as connect:
-            client = await connect()
-            await client.send(HALF_CLOSED)
-            await begun.wait()
-            client.writer.close()
-            await gone.wait()
 
     run(scenario)
 

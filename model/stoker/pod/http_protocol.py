@@ -14,7 +14,6 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
-from socket import SO_ERROR, SOL_SOCKET
 from typing import Any, NoReturn
 
 import httptools
@@ -90,7 +89,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._refusal: Refusal | None = None
         self._spare = False
         self.url = b""
-        self._half_closed = False
         self._present = deque[ClientPresence]()
         """Of the requests without a whole answer, in their order."""
 
@@ -112,30 +110,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._present.clear()
         if self._on_lost is not None:
             self._on_lost()
-
-    def eof_received(self) -> bool:  # type: ignore[override] # uvicorn's has no need of asyncio's result
-        """Keep the connection of a client that has closed only its own side, until its answer is sent.
-
-        One that has closed the whole connection looks alike until something is sent to it: `100 Continue`, which
-        clients skip before an answer. In an answer that has begun there is nothing to find out by, and the client has
-        gone.
-        """
-        if not self._half_closed and self._awaits_answer():
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            self._half_closed, self.cycle.keep_alive = True, False
-        return self._half_closed
-
-    def _awaits_answer(self) -> bool:
-        """Whether the client has sent a whole request whose answer has not begun, in a version with interim answers."""
-        whole = self._phase is _Phase.IDLE and bool(self._present) and not self.pipeline
-        plain = self.transport.get_extra_info("sslcontext") is None and self.parser.get_http_version() == "1.1"
-        return whole and plain and not self.cycle.response_started
-
-    def _check_presence(self) -> None:
-        """End a half-closed connection whose other half was found closed, too: the client's host has reset it."""
-        bound = self.transport.get_extra_info("socket")
-        if not self.transport.is_closing() and bound.getsockopt(SOL_SOCKET, SO_ERROR):
-            self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
@@ -286,9 +260,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._write_paused_at = None
 
     def check_deadlines(self, now: float) -> None:
-        """Close the connection if its client has taken too long or has gone."""
-        if self._half_closed:
-            self._check_presence()
+        """Close the connection if its client has taken too long."""
         if self._waits_for_application():
             self._since += now - self._checked  # the client is not the slow one
         self._checked = now

@@ -124,9 +124,8 @@ def added_parts(parts, own, size, SPLITS: tl.constexpr, HALVES: tl.constexpr, HA
 
 
 @triton.jit
-def store_rows(
-    y, sums_OR, ups_OR, row, output, num_rows, num_outputs, HALVES: tl.constexpr
-):  # fmt: skip
+def store_rows(y, sums_OR, ups_OR, row, output, num_rows, num_outputs, HALVES: tl.constexpr):
+    """Store the sums, or silu(gate) * up of both halves' sums, transposed."""
     kind = y.dtype.element_ty
     if HALVES == 2:
         gate_OR = sums_OR.to(kind).to(tl.float32)

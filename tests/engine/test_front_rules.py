@@ -132,7 +132,8 @@ def observe(metrics: FrontMetrics, kind: str, size: int) -> None:
     if kind == "http":
         metrics.answered("/v1/completions", "POST", 200 if size % 3 else 503, size / 4, size, 3 * size)
     elif kind == "started":
-        metrics.started(SamplingParams(n=1 + size % 2), size)
+        metrics.arrived()
+        metrics.started(SamplingParams(n=1 + size % 2, max_tokens=size))
     elif kind == "first":
         metrics.first_token(size / 8)
     elif kind == "more":

@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.gpu.kernels_gpu import BYTES_PER_S, OPERATIONS_PER_S, replay_us
+from bench.gpu.kernels_gpu import BYTES_PER_S, OPERATIONS_PER_S, graph_us
 from stoker.model.kernels.expert_rows import sort_rows
 from stoker.model.kernels.expert_weights import ExpertWeights
 from stoker.model.kernels.fused.expert_order import RowOrder, order_rows
@@ -213,7 +213,7 @@ def measure(weights: ExpertWeights, tokens: int, only_layer: bool, skew: float) 
         limit = max(parts * expert_us, parts * work_us)
         found = {"kernel": kernel, "tokens": tokens, "tile": shown(tile), "limit_us": limit, "distinct": distinct}
         calls = [make(one) for one in turns]
-        problem = tried(lambda: found.update(us=time_us(calls)))
+        problem = tried(lambda: found.update(us=graph_us(calls, torch.cuda.Stream())))
         results.append({"us": float("inf"), "problem": problem} | found)
 
     timed("layer", 3, "table", lambda one: partial(layer, one.x, weights))
@@ -280,20 +280,6 @@ def products_by_torch(x_TD: Tensor, choices: Choices, weights: ExpertWeights) ->
     gate_up = F.grouped_mm(ops.dispatch(x_TD, rows), gate_up_EFD.transpose(1, 2), offs=rows.ends)
     y = F.grouped_mm(ops.swiglu(gate_up), down_EDF.transpose(1, 2), offs=rows.ends)
     return ops.combine(y, choices.weights, rows)
-
-
-def time_us(calls: list[Call]) -> float:
-    """Return the median over replays of a graph of all calls."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for call in calls[:2]:
-            call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for call in calls:
-            call()
-    return replay_us(graph) / len(calls)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import itertools
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -105,10 +105,15 @@ def turns_for(num_bytes: float) -> int:
 
 def time_us(make: Callable[[], Callable[[], object]], turns: int) -> float:
     """Return the median over replays of a graph that calls each of `turns` copies once or more."""
-    rounds = max(1, 16 // turns)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):  # backward runs on the stream of its forward
         calls = [make() for _ in range(turns)]
+    return graph_us(calls, stream, rounds=max(1, 16 // turns))
+
+
+def graph_us(calls: Sequence[Callable[[], object]], stream: torch.cuda.Stream, rounds: int = 1) -> float:
+    """Return the median over replays of a graph of all calls, of one call."""
+    with torch.cuda.stream(stream):
         for call in calls[:2] * 2:
             call()
     torch.cuda.synchronize()
@@ -117,7 +122,7 @@ def time_us(make: Callable[[], Callable[[], object]], turns: int) -> float:
         for _ in range(rounds):
             for call in calls:
                 call()
-    return replay_us(graph) / (rounds * turns)
+    return replay_us(graph) / (rounds * len(calls))
 
 
 def replay_us(graph: torch.cuda.CUDAGraph) -> float:

@@ -15,7 +15,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,12 +24,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.gpu.kernels_gpu import BYTES_PER_S, random, replay_us
+from bench.gpu.kernels_gpu import BYTES_PER_S, graph_us, random, turns_for
 from stoker.model.kernels.fused.row_tiles import SHARED_BYTES, STAGES, RowTile, row_tile
 from stoker.model.kernels.fused.several_rows import several_rows
 from stoker.model.kernels.fused.swiglu import swiglu
 
-COLD_BYTES = 3e8
 LEAST_BYTES = 28 * 1024
 """On their way to a program."""
 SHOWN = 3
@@ -79,28 +78,14 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=0, help="processes that compile first")
     parser.add_argument("--share", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    kernels = dict.fromkeys(
-        (tile, weight.is_gated)
-        for name in arguments.shapes
-        for weight in SHAPES[name]
-        for rows in arguments.rows
-        for tile in candidates(rows, weight)
-    )
     if arguments.share:
         number, processes = map(int, arguments.share.split("/"))
-        compile_all(list(kernels)[number::processes])
+        compile_all(kernels_of(arguments.shapes, arguments.rows)[number::processes])
         return
     arguments.out.mkdir(parents=True, exist_ok=True)
     begin = time.perf_counter()
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-m", "bench.gpu.rows_search", *sys.argv[1:], "--share", f"{number}/{arguments.warm}"]
-        )
-        for number in range(arguments.warm)
-    ]
-    for child in children:
-        child.wait()
-    print(f"{len(kernels)} kernels in {time.perf_counter() - begin:.1f} s", flush=True)
+    warm_up(arguments.warm)
+    print(f"compiled in {time.perf_counter() - begin:.1f} s", flush=True)
     results = []
     for name, rows in itertools.product(arguments.shapes, arguments.rows):
         for weight in SHAPES[name]:
@@ -108,6 +93,22 @@ def main() -> None:
             show(results[-1])
         (arguments.out / "rows.json").write_text(json.dumps(results) + "\n")
     print(f"done in {time.perf_counter() - begin:.1f} s", flush=True)
+
+
+def kernels_of(shapes: Sequence[str], rows: Sequence[int]) -> list[tuple[RowTile, bool]]:
+    """Return the tiles of all products that are timed, and whether they are gated."""
+    products = itertools.product((weight for name in shapes for weight in SHAPES[name]), rows)
+    return list(
+        dict.fromkeys((tile, weight.is_gated) for weight, number in products for tile in candidates(number, weight))
+    )
+
+
+def warm_up(processes: int) -> None:
+    """Compile all candidates in processes with the arguments of this one."""
+    command = [sys.executable, "-m", "bench.gpu.rows_search", *sys.argv[1:], "--share"]
+    children = [subprocess.Popen([*command, f"{number}/{processes}"]) for number in range(processes)]
+    for child in children:
+        child.wait()
 
 
 def compile_all(kernels: list[tuple[RowTile, bool]]) -> None:
@@ -119,19 +120,17 @@ def compile_all(kernels: list[tuple[RowTile, bool]]) -> None:
 
 def measure(rows: int, weight: Weight) -> dict[str, Any]:
     num_bytes = 2 * weight.rows * weight.depth
-    turns = max(2, min(48, int(COLD_BYTES // num_bytes) + 1))
-    weights = [0.02 * random(weight.rows, weight.depth) for _ in range(turns)]
-    x = random(rows, weight.depth)
-    expected = by_cublas(x, weights[0], weight.is_gated)
+    weights = [0.02 * random(weight.rows, weight.depth) for _ in range(turns_for(num_bytes))]
+    x, stream, is_gated = random(rows, weight.depth), torch.cuda.Stream(), weight.is_gated
+    expected = by_cublas(x, weights[0], is_gated)
     found = []
     for tile in candidates(rows, weight):
-        y = several_rows(x, weights[0], tile, is_gated=weight.is_gated)
+        y = several_rows(x, weights[0], tile, is_gated=is_gated)
         difference = (y.float() - expected.float()).abs().max() / expected.float().abs().max()
         assert difference < WORST, (rows, weight, tile, float(difference))
-        found.append(
-            (time_us([partial(several_rows, x, one, tile, is_gated=weight.is_gated) for one in weights]), tile)
-        )
-    cublas_us = time_us([partial(by_cublas, x, one, weight.is_gated) for one in weights])
+        calls = [partial(several_rows, x, one, tile, is_gated=is_gated) for one in weights]
+        found.append((graph_us(calls, stream), tile))
+    cublas_us = graph_us([partial(by_cublas, x, one, is_gated) for one in weights], stream)
     return {"limit_us": 1e6 * num_bytes / BYTES_PER_S, "cublas_us": cublas_us, "tiles": sorted(found)}
 
 
@@ -147,19 +146,6 @@ def show(result: dict[str, Any]) -> None:
     best = "; ".join(f"{'-> ' if tile == ours else ''}{us:.1f} {tuple(tile)[1:]}" for us, tile in shown)
     print(f"{result['shape']} {weight.rows} x {weight.depth}, {result['rows']} rows:", end=" ")
     print(f"limit {result['limit_us']:.1f}, cuBLAS {result['cublas_us']:.1f}; {best}", flush=True)
-
-
-def time_us(calls: list[Callable[[], object]]) -> float:
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for call in calls[:2]:
-            call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for call in calls:
-            call()
-    return replay_us(graph) / len(calls)
 
 
 if __name__ == "__main__":

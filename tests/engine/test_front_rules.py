@@ -19,7 +19,8 @@ from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 
 from stoker.engine.core.core_client import CoreClient
-from stoker.engine.core.messages import RequestFacts
+from stoker.engine.core.front_phase import front_phase
+from stoker.engine.core.messages import CoreState, Phase, RequestFacts
 from stoker.engine.fronts.acceptor import order
 from stoker.engine.fronts.link import AskFailed, Link, LinkLost
 from stoker.engine.fronts.pool import FrontPool, Pages
@@ -118,6 +119,46 @@ async def ask(server: Server, number: int, path: str) -> tuple[bytes, asyncio.Ev
     answer = await asyncio.wait_for(reader.read(), 30)
     writer.close()
     return answer, ended
+
+
+# The phase that clients see.
+
+
+@pytest.mark.parametrize(
+    ("core", "draining", "answers", "seen"),
+    [
+        ("Loading", False, True, "Loading"),
+        ("Serving", False, False, "Warming"),
+        ("Serving", False, True, "Serving"),
+        ("Serving", True, False, "Draining"),
+        ("Drained", True, True, "Drained"),
+        ("Failed", False, True, "Failed"),
+    ],
+)
+def test_an_engine_serves_when_core_and_front_do(core: Phase, draining: bool, answers: bool, seen: Phase) -> None:
+    assert front_phase(core, draining=draining, answers=answers) == seen
+
+
+def test_an_engine_whose_fronts_are_not_ready_is_warming() -> None:
+    async def scenario() -> None:
+        core = CoreClient("ipc:///nowhere")
+        core.state = CoreState("Serving", "")
+        pool = FrontPool(2, core, [bind_tcp("127.0.0.1", 0)], _no_command, Pages(dict, bytes, _no_drain))
+        assert (pool.phase, pool.problem) == ("Warming", "no front is ready")
+        pool.draining = True
+        assert pool.phase == "Draining"
+        await pool.close()
+        await core.close()
+
+    run(scenario)
+
+
+def _no_command(number: int, identity: bytes, link: int, connections: int) -> Sequence[str]:
+    raise AssertionError(number)
+
+
+async def _no_drain(body: Any) -> Any:
+    raise AssertionError(body)
 
 
 # What fronts have counted.
@@ -224,12 +265,9 @@ def test_fronts_that_keep_ending_end_the_engine_with_a_cause(code: str, ended: s
     def command(number: int, identity: bytes, link: int, connections: int) -> Sequence[str]:
         return [sys.executable, "-S", "-c", code]
 
-    async def drain(body: Any) -> Any:
-        raise AssertionError(body)
-
     async def scenario() -> None:
         core = CoreClient("ipc:///nowhere")
-        pages = Pages(dict, lambda: b"", drain)
+        pages = Pages(dict, bytes, _no_drain)
         pool = FrontPool(1, core, [bind_tcp("127.0.0.1", 0)], command, pages, budget=RestartBudget((0.0, 0.0)))
         reasons: list[str] = []
         pool.on_broken = reasons.append

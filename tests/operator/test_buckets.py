@@ -108,13 +108,19 @@ def test_an_attempt_resumes_from_the_bucket() -> None:
     assert config["resume"]["folder"].startswith("s3://models/team/runs/step-00000010.")
 
 
-def test_the_data_of_a_deleted_save_is_removed_from_the_bucket_by_a_task() -> None:
+def with_a_save_to_delete() -> tuple[Run, Key]:
+    """A run of two saves, and the older one, whose data goes with its Checkpoint."""
     run = in_bucket()
     run.start()
     run.train(20, (run.save(10), run.save(20)))
     key = Key("Checkpoint", "default", run.checkpoint(10)["metadata"]["name"])
     run.cluster.change_spec(key, lambda spec: spec.update(deletionPolicy="Delete"))
     run.cluster.settle()
+    return run, key
+
+
+def test_the_data_of_a_deleted_save_is_removed_from_the_bucket_by_a_task() -> None:
+    run, key = with_a_save_to_delete()
     run.cluster.delete(key)
     run.cluster.settle()
     (task,) = (pod for pod in run.cluster.pods("task") if pod["metadata"]["labels"]["stoker.dev/task"] == "delete")
@@ -122,12 +128,7 @@ def test_the_data_of_a_deleted_save_is_removed_from_the_bucket_by_a_task() -> No
 
 
 def test_data_that_was_adopted_from_the_same_bucket_stays_however_its_endpoint_is_written() -> None:
-    run = in_bucket()
-    run.start()
-    run.train(20, (run.save(10), run.save(20)))
-    key = Key("Checkpoint", "default", run.checkpoint(10)["metadata"]["name"])
-    run.cluster.change_spec(key, lambda spec: spec.update(deletionPolicy="Delete"))
-    run.cluster.settle()
+    run, key = with_a_save_to_delete()
     storage = {"s3": {**S3, "prefix": "run", "endpoint": f"{S3['endpoint']}/"}}
     source = {"import": {"storage": storage, "folder": run.folder(10)}}
     metadata = {"name": "adopted"}

@@ -257,3 +257,8 @@ class Stats:
     """Of the classes of its requests so far."""
     shared_store: SharedStoreStats | None = None
     """None without a store."""
+
+    @property
+    def unmet(self) -> str:
+        """Why `transfer.require` is not met; empty while it is."""
+        return self.transfer.unmet if self.transfer is not None else ""

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.engine.core.core_group import Cores
+from stoker.engine.core.front_phase import front_phase
 from stoker.engine.core.messages import CoreState, Phase
 from stoker.engine.fronts.acceptor import Acceptor
 from stoker.engine.fronts.front_process import FrontCommand, FrontProcess
@@ -101,18 +102,12 @@ class FrontPool:
     @property
     def unmet(self) -> str:
         """Why `transfer.require` is not met; empty while it is."""
-        stats = self.core.stats
-        return stats.transfer.unmet if stats is not None and stats.transfer is not None else ""
+        return self.core.stats.unmet if self.core.stats is not None else ""
 
     @property
     def phase(self) -> Phase:
         """The core's phase, as far as a front follows it."""
-        phase = self.core.state.phase
-        if phase != "Serving":
-            return phase
-        if self.draining:
-            return "Draining"
-        return phase if self.ready or self.unmet else "Warming"
+        return front_phase(self.core.state.phase, draining=self.draining, answers=self.ready or bool(self.unmet))
 
     @property
     def draining(self) -> bool:

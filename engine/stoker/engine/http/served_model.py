@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from stoker.engine.core.core_group import Cores
+from stoker.engine.core.front_phase import front_phase
 from stoker.engine.core.messages import CoreState, ModelFacts, Phase
 from stoker.engine.core.stats import SharedStoreStats, TransferStats
 from stoker.engine.http.errors import ApiError
@@ -43,12 +44,7 @@ class ServedModel:
     @property
     def phase(self) -> Phase:
         """The core's phase, as far as this front follows it."""
-        phase = self.core.state.phase
-        if phase != "Serving":
-            return phase
-        if self.draining:
-            return "Draining"
-        return phase if self._codec is not None else "Warming"
+        return front_phase(self.core.state.phase, draining=self.draining, answers=self._codec is not None)
 
     @property
     def problem(self) -> str:
@@ -90,7 +86,7 @@ class ServedModel:
     @property
     def unmet(self) -> str:
         """Why `transfer.require` is not met; empty while it is."""
-        return self.transfer.unmet if self.transfer is not None else ""
+        return self.core.stats.unmet if self.core.stats is not None else ""
 
     def follow(self, state: CoreState) -> None:
         """Follow a change of the core's state; called for each."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stoker.operator.api.enginepool import EnginePool, Revision
+from stoker.operator.api.enginepool import Revision
 from stoker.operator.api.inferencedeployment import InferenceDeployment
-from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
+from stoker.operator.reconcile.inferencedeployment.view import DeploymentView, has_pods
 from stoker.operator.reconcile.intent import read_in_force
 
 
@@ -68,12 +68,8 @@ def endpoint_of(deployment: InferenceDeployment, wanted: str | None = None) -> d
 
 def _names_in_use(view: DeploymentView) -> Iterator[tuple[str, ...]]:
     """The names of each revision that has engines or gets some."""
-    return (_names_of(one) for pool in view.pools for one in pool.spec.revisions if one.share or _has_pods(pool, one))
+    return (_names_of(one) for pool in view.pools for one in pool.spec.revisions if one.share or has_pods(pool, one))
 
 
 def _names_of(revision: Revision) -> tuple[str, ...]:
     return tuple(revision.template.config["model"]["names"])
-
-
-def _has_pods(pool: EnginePool, revision: Revision) -> bool:
-    return any(found.name == revision.name and found.replicas for found in pool.status.revisions)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from stoker.operator.api.enginepool import EnginePool, Revision
+from stoker.operator.api.enginepool import EnginePool
 from stoker.operator.api.inferencedeployment import RevisionStatus, RolloutStatus
 from stoker.operator.api.metadata import API_VERSION
 from stoker.operator.api.pool import Pool
@@ -22,7 +22,7 @@ from stoker.operator.reconcile.inferencedeployment.canary import CanaryTurn, pla
 from stoker.operator.reconcile.inferencedeployment.evaluation import stale_tasks
 from stoker.operator.reconcile.inferencedeployment.model_choice import ModelChoice, NoModel
 from stoker.operator.reconcile.inferencedeployment.revision import last_target, revision_of
-from stoker.operator.reconcile.inferencedeployment.view import DeploymentView, former_pools, pool_object_name
+from stoker.operator.reconcile.inferencedeployment.view import DeploymentView, former_pools, has_pods, pool_object_name
 from stoker.operator.reconcile.intent import EDIT_REFUSED
 from stoker.operator.render.engine import engine_template
 from stoker.operator.render.pod import metadata_of
@@ -177,7 +177,8 @@ def _pool_revisions(
         wanted = [{**wanted[0], "share": 100}]
     named = {str(found["name"]) for found in wanted}
     kept = [frozen[name] for name in (current,) if name is not None and name in frozen and name not in named]
-    kept += [found for found in frozen.values() if found.name not in {*named, current} and _has_pods(live, found)]
+    others = [found for found in frozen.values() if found.name not in {*named, current}]
+    kept += [found for found in others if live is not None and has_pods(live, found)]
     return [
         *wanted,
         *({"name": found.name, "share": 0, "template": found.template.to_wire()} for found in kept[: 4 - len(wanted)]),
@@ -210,10 +211,6 @@ def _is_as_wanted(live: EnginePool, wanted: Object) -> bool:
     spec = live.spec.to_wire()
     ours = type(live.spec).model_validate({**wanted["spec"], "replicas": live.spec.replicas}).to_wire()
     return spec == ours
-
-
-def _has_pods(live: EnginePool | None, revision: Revision) -> bool:
-    return any(found.name == revision.name and found.replicas for found in (live.status.revisions if live else ()))
 
 
 def _abandoned_pools(view: DeploymentView, shares: Shares) -> tuple[Ref, ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from stoker.operator.api.checkpoint import Checkpoint
-from stoker.operator.api.enginepool import EnginePool
+from stoker.operator.api.enginepool import EnginePool, Revision
 from stoker.operator.api.inferencedeployment import (
     InferenceDeployment,
     InferenceDeploymentSpec,
@@ -98,3 +98,8 @@ def former_pools(view: DeploymentView) -> tuple[EnginePool, ...]:
     """EnginePools of pools that are no longer in the spec. They serve until the others are ready."""
     wanted = {pool_object_name(view.deployment, pool) for pool in view.deployment.spec.pools}
     return tuple(live for live in view.pools if live.metadata.name not in wanted and not live.deleting)
+
+
+def has_pods(pool: EnginePool, revision: Revision) -> bool:
+    """Whether the pool has pods of a revision, whatever its share."""
+    return any(found.name == revision.name and found.replicas for found in pool.status.revisions)

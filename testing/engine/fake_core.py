@@ -128,6 +128,8 @@ class FakeCore:
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, 0)  # as a core's: a full queue would lose deltas
+        self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.bind(address)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._front = b""

@@ -6,6 +6,7 @@ It can do all of its work, and no request is refused.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -22,6 +23,8 @@ from e2e.cluster.control_plane import ControlPlane
 from testing.stories.manifests import adopted, claim, corpus, deployment, job
 
 PLACE = "research"
+TIMES = re.compile(r'"time": "[^"]*"')
+"""Of a line's begin: their digits say nothing about answers."""
 CASES: dict[str, Mapping[str, Any]] = {
     "everywhere": {},
     "one namespace": {
@@ -47,7 +50,7 @@ def test_the_operator_does_its_work_with_the_rights_of_the_chart(tmp_path: Path,
 
         text = log.read_text()
         assert "orbidden" not in text, text
-        assert "403" not in text, text
+        assert not re.search(r"\b403\b", TIMES.sub("", text)), text
         assert "resource.k8s.io/v1" in text, "the devices that gangs claim were found"
 
 

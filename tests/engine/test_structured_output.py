@@ -159,7 +159,7 @@ def test_each_kind_of_grammar_is_followed(
 
 CALL = StructuralTag("<f=", "<f=a>", json.dumps(PAIR), "</f>")
 NUMBER = StructuralTag("<f=", "<f=n>", '{"type": "integer"}', "</f>")
-SPECIAL = StructuralTag("<s>", "<s>n", '{"type": "integer"}', "<unk>!")
+MARKED = StructuralTag("<s>", "<s>n", '{"type": "integer"}', "<unk>!")
 ONE, PAIRS = "<f=n>7</f>", '<f=a>{"a": true, "b": null}</f>'
 
 
@@ -192,7 +192,7 @@ ONE, PAIRS = "<f=n>7</f>", '<f=a>{"a": true, "b": null}</f>'
             id="bare",
         ),
         pytest.param(
-            StructuralTags((SPECIAL, CALL)), [f"a<s>n3<unk>!{PAIRS}"], ["a<s>", "<s>n3"], ["a<unk>", "<s>3", "<s>n3!"],
+            StructuralTags((MARKED, CALL)), [f"a<s>n3<unk>!{PAIRS}"], ["a<s>", "<s>n3"], ["a<unk>", "<s>3", "<s>n3!"],
             id="special tokens",
         ),
     ],
@@ -214,7 +214,7 @@ def test_free_text_does_not_spell_a_trigger_that_is_a_special_token(
     grammars: GrammarCompiler, tokenizer: Tokenizer
 ) -> None:
     def read(text: str) -> bool:
-        matcher = grammars.compile(OutputGrammar.structural_tags(StructuralTags((SPECIAL,)))).deep_copy()
+        matcher = grammars.compile(OutputGrammar.structural_tags(StructuralTags((MARKED,)))).deep_copy()
         tokens = [token for character in text for token in tokenizer.encode(character, add_special_tokens=False)]
         assert tokenizer.decode(tokens) == text
         return all(matcher.consume_token(token) for token in tokens)
@@ -386,7 +386,7 @@ def test_what_leaves_no_token_fails_alone_with_the_reason(make: Callable[..., LL
     """The only tokens are 9 and the end token; 9 may not come twice, and nothing may end before two tokens."""
     engine = make()
     (eos,) = engine.limits.eos_token_ids
-    listed = {"allowed_token_ids": (9, eos), "bad_sequences": ((9, 9),)}
+    listed: dict[str, Any] = {"allowed_token_ids": (9, eos), "bad_sequences": ((9, 9),)}
     engine.add_request("none", PROMPT, params(None, min_tokens=2, **listed))
     engine.add_request("ends", PROMPT, params(None, min_tokens=1, **listed))
     engine.add_request("free", PROMPT, params(None, max_tokens=5))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,7 +18,7 @@ from stoker.engine.config import EngineConfig, Transport
 from stoker.engine.core.handover.host_ports import HostPorts
 from stoker.engine.core.handover.host_store import HostStore
 from stoker.engine.core.handover.messages import Beat
-from stoker.engine.core.handover.office import Front, Gone, Letter
+from stoker.engine.core.handover.office import Front, Gone, Letter, LocalPort
 from stoker.engine.core.handover.open_desk import open_desk, unmet
 from stoker.engine.core.handover.peer_post import PeerPost, curve_keys
 from stoker.engine.core.messages import AddRequest
@@ -27,8 +28,8 @@ from stoker.engine.plan import EnginePlan
 from stoker.engine.sampling import SamplingParams
 from stoker.engine.transfer.in_process import Network
 from stoker.engine.transfer.landing_zone import Owner
-from stoker.engine.transfer.part_plan import WHOLE
-from stoker.engine.transfer.port import Move
+from stoker.engine.transfer.part_plan import WHOLE, PartPlan
+from stoker.engine.transfer.port import Link, Move, PortInfo
 from stoker.engine.transfer.zone_memory import SharedZone
 from stoker.pod.config_file import ConfigError, parse
 from testing.engine.audits import assert_sound
@@ -45,6 +46,29 @@ def slow_clock() -> float:
     return time.monotonic() / 10
 
 
+class SlowDials:
+    """Ports whose links may be open only when a test says so."""
+
+    def __init__(self, ports: HostPorts) -> None:
+        self._ports = ports
+        self.slow = False
+        self.dialled: list[tuple[Sequence[PortInfo], PartPlan, Future[Link]]] = []
+        self.describe, self.lost_peers, self.meters, self.close = (
+            ports.describe, ports.lost_peers, ports.meters, ports.close,
+        )  # fmt: skip
+
+    def connect(self, peer: Sequence[PortInfo], plan: PartPlan) -> Future[Link]:
+        if not self.slow:
+            return self._ports.connect(peer, plan)
+        link: Future[Link] = Future()
+        self.dialled.append((peer, plan, link))
+        return link
+
+    def open(self) -> None:
+        for peer, plan, link in self.dialled:
+            link.set_result(self._ports.connect(peer, plan).result())
+
+
 class Wired:
     """Stations whose posts and ports are real."""
 
@@ -55,7 +79,9 @@ class Wired:
         self.stations: list[Station] = []
         self.clock: Callable[[], float] = slow_clock
 
-    def station(self, name: str, *transports: Transport, key: bytes = KEY) -> Station:
+    def station(
+        self, name: str, *transports: Transport, key: bytes = KEY, wrap: Callable[[HostPorts], LocalPort] = lambda p: p
+    ) -> Station:
         engine = self.make_engine(chunk=16, **self.execution)
         engine.clock = self.clock
         data = engine.executor.runner.cache.data
@@ -69,7 +95,7 @@ class Wired:
             key=key, require="any", transports=transports or ("shared-memory", "tcp"),
         )  # fmt: skip
         store = HostStore(zone.memory_SN, cache_BN, layout)
-        made = Station.over(f"127.0.0.1:{post.port}", engine, zone, post, ports, store)
+        made = Station.over(f"127.0.0.1:{post.port}", engine, zone, post, wrap(ports), store)
         self.stations.append(made)
         return made
 
@@ -186,6 +212,32 @@ class TestPeersThatComeAgain:
         wired.run(lambda: len(p.desk.prefill.callers) == 1, "the end of the old connection")
         assert d.tally.reasons["lost"] == 0
         wired.run(lambda: d.zone.zone.credits == 4, "free slots")
+
+    def test_an_old_connection_stays_until_the_new_one_is_open(self, wired: Wired) -> None:
+        """Also where that takes longer than silence may: its end alone would be the prefill engine's."""
+        clock = wired.clock = Clock()
+        made: list[SlowDials] = []
+
+        def wrap(ports: HostPorts) -> LocalPort:
+            made.append(SlowDials(ports))
+            return made[-1]
+
+        d, p = wired.station("d", "shared-memory"), wired.station("p", wrap=wrap)
+        self.split(wired, d, p, "first", PROMPT)
+        for _ in range(12):
+            clock.now_s += 1.0
+            d.turn()
+        made[0].slow = True
+        self.split(wired, d, p, "second", tuple(range(90, 129)))
+        (peer,) = d.desk.decode.peers
+        for _ in range(12):
+            clock.now_s += 1.0
+            wired.run(lambda: peer.heard_s == clock.now_s or peer not in d.desk.decode.peers, "a sign of life")
+        assert len(p.desk.prefill.callers) == 2
+        made[0].open()
+        wired.run(lambda: len(p.desk.prefill.callers) == 1, "the end of the old connection")
+        assert peer in d.desk.decode.peers
+        self.split(wired, d, p, "third", tuple(range(140, 179)))
 
     def split(self, wired: Wired, d: Station, p: Station, name: str, prompt: tuple[int, ...]) -> None:
         d.ask(AddRequest(name, prompt, PARAMS, 0.0, prefill=p.name))

@@ -102,7 +102,7 @@ class PrefillDesk:
         if caller is None:
             self._refuse_stranger(name, message)
             return
-        caller.heard_s = self.office.clock()
+        self._hear(caller)
         match message:
             case Prefill():
                 self._begin(caller, message)
@@ -123,6 +123,14 @@ class PrefillDesk:
             case _:
                 pass
 
+    def _hear(self, caller: Caller) -> None:
+        """Note a sign of life, also of the same engine's earlier calls: their links end only when the new one is open,
+        else the end looks like this engine's."""
+        caller.heard_s = self.office.clock()
+        for name in caller.before:
+            if name in self.callers:
+                self.callers[name].heard_s = caller.heard_s
+
     def _greet(self, name: str, hello: PeerHello) -> None:
         """Compare the two engines; open the link in a thread."""
         try:
@@ -133,12 +141,10 @@ class PrefillDesk:
             return
         if name in self.callers:
             self._drop(self.callers[name])
-        now_s = self.office.clock()
-        before = [one for one in self.callers.values() if one.hello.port.peer == hello.port.peer]
-        for one in before:
-            one.heard_s = now_s  # its link may end only when the new one is open, else it looks like this engine's end
+        before = [one.name for one in self.callers.values() if one.hello.port.peer == hello.port.peer]
         link = self.office.port.connect(hello.ports, plan)
-        self.callers[name] = Caller(name, hello, plan, link, now_s, before=[one.name for one in before])
+        self.callers[name] = Caller(name, hello, plan, link, self.office.clock(), before=before)
+        self._hear(self.callers[name])
         self.office.post.answer(name, self.office.hello)
 
     def _refuse_stranger(self, name: str, message: object) -> None:

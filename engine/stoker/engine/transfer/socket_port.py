@@ -371,9 +371,10 @@ class SocketLink(ABC):
     def close(self) -> None:
         self.closed = True
         self._queue.put(None)
-        self._wire.close()
+        self._wire.shut()
         if self._thread is not threading.current_thread():
             self._thread.join()
+        self._wire.close()
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:

@@ -108,10 +108,15 @@ class Wire:
             raise PeerLost("the peer sent no memory")
         return int(descriptors[0])
 
-    def close(self) -> None:
+    def shut(self) -> None:
         """End the connection; a thread that waits on it sees PeerLost. May be called twice."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End the connection and give its descriptor back, which no other thread may be reading from: the number may be
+        another file's at once. May be called twice."""
+        self.shut()
         self._socket.close()
 
     @property

@@ -116,12 +116,35 @@ def test_a_changed_configuration_restarts_the_operator() -> None:
         ({"controlKey": {"secret": ""}}, "secret"),
         ({"workloads": {"nodeOutageShare": 50}}, "nodeOutageShare"),
         ({"workloads": {"nodeOutageNodes": 0}}, "nodeOutageNodes"),
+        ({"podDisruptionBudget": {"minAvailable": "abc"}}, "minAvailable"),
+        ({"podDisruptionBudget": {"minAvailable": "1"}}, "minAvailable"),
+        ({"podDisruptionBudget": {"minAvailable": -1}}, "minAvailable"),
+        ({"podDisruptionBudget": {"minAvailable": "101%"}}, "minAvailable"),
+        ({"leaderElection": {"renewDeadlineSeconds": 15}}, "leaderElection.*got 2, 15 and 15"),
+        ({"leaderElection": {"retrySeconds": 20}}, "leaderElection.*got 20, 10 and 15"),
+        ({"config": {"lease": {"duration_s": 5}}}, "leaderElection.*got 2, 10 and 5"),
+        ({"podLabels": {"app.kubernetes.io/name": "mine"}}, "podLabels: the chart itself sets app.kubernetes.io/name"),
+        ({"podAnnotations": {"stoker.dev/config-digest": "x"}}, "podAnnotations: .* stoker.dev/config-digest"),
+        ({"metrics": {"dashboards": {"enabled": True, "labels": {"helm.sh/chart": "x"}}}}, "metrics.dashboards.labels"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_values_that_mean_nothing_are_refused_by_name(values: Mapping[str, Any], says: str) -> None:
     with pytest.raises(HelmFailed, match=says):
         rendered(STOKER, values)
+
+
+def test_labels_annotations_and_shares_of_ones_own_are_taken() -> None:
+    values = {
+        "podLabels": {"team": "a", "app.kubernetes.io/version": "b"},
+        "podAnnotations": {"note": "b"},
+        "podDisruptionBudget": {"minAvailable": "50%"},
+        "leaderElection": {"durationSeconds": 60, "renewDeadlineSeconds": 40, "retrySeconds": 5},
+    }
+    found = rendered(STOKER, values)
+    metadata = one(found, "Deployment")["spec"]["template"]["metadata"]
+    assert (metadata["labels"]["team"], metadata["annotations"]["note"]) == ("a", "b")
+    assert one(found, "PodDisruptionBudget")["spec"]["minAvailable"] == "50%"
 
 
 def test_a_service_account_of_ones_own_needs_a_name() -> None:

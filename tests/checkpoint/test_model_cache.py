@@ -22,7 +22,7 @@ from stoker.checkpoint.remote.listing import Listing, RemoteFile
 from stoker.checkpoint.remote.model_cache import SPARE_BYTES, FetchedModel, fetch_model
 from stoker.checkpoint.remote.model_uri import is_model_uri, model_name, parse_model_uri
 from stoker.checkpoint.remote.push import push_folder
-from stoker.checkpoint.remote.registry_client import is_on_this_machine, login_of
+from stoker.checkpoint.remote.registry_client import host_of, is_on_this_machine, login_of
 from testing.checkpoint.hub_server import TOKEN, HubServer
 from testing.checkpoint.registry_server import RegistryServer
 from testing.checkpoint.s3_server import S3Server
@@ -416,6 +416,21 @@ def test_files_of_a_secret_go_before_variables(tmp_path: Path) -> None:
 )
 def test_logins(variables: dict[str, str], expected: tuple[str, str] | None) -> None:
     assert login_of("r", variables) == expected
+
+
+@pytest.mark.parametrize("registry", ["docker.io", "index.docker.io", "registry-1.docker.io"])
+@pytest.mark.parametrize("key", ["https://index.docker.io/v1/", "docker.io", "registry-1.docker.io"])
+def test_docker_hub_is_asked_at_its_host_with_the_login_of_any_of_its_names(registry: str, key: str) -> None:
+    assert host_of(registry) == "registry-1.docker.io"
+    assert login_of(registry, {".dockerconfigjson": json.dumps({"auths": {key: {"auth": "dTpw"}}})}) == ("u", "p")
+
+
+def test_other_registries_are_their_own_host() -> None:
+    assert [host_of(name) for name in ("ghcr.io", "docker.io.example", "r:5000")] == [
+        "ghcr.io",
+        "docker.io.example",
+        "r:5000",
+    ]
 
 
 @pytest.mark.parametrize(

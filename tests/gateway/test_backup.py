@@ -59,3 +59,28 @@ def test_a_checkpoint_that_was_adopted_is_adopted_from_the_same_folder() -> None
     found["status"]["storage"] = {"claimName": "claim"}
     (again,) = back_up([], [found], []).manifests
     assert again["spec"]["source"] == found["spec"]["source"], "without a path it lies at the top of the claim"
+
+
+def test_what_is_being_deleted_does_not_come_back() -> None:
+    going = {"deletionTimestamp": "2026-01-01T00:00:00Z"}
+    ended, deployment = saved(20), {**job(), "kind": "InferenceDeployment"}
+    for found in (ended, deployment):
+        found["metadata"] = {**found["metadata"], **going}
+    made = back_up([job()], [saved(10), ended], [deployment])
+    assert [one["metadata"]["name"] for one in made.manifests] == ["run-10", "run"]
+    assert made.manifests[-1]["spec"]["modelFrom"]["checkpoint"]["name"] == "run-10"
+    assert made.notes[:2] == [
+        "checkpoint/run-20 (default): left out: it is being deleted",
+        "inferencedeployment/run (default): left out: it is being deleted",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("state", "says"), [("All", "goes on from checkpoint old-10, as it did"), ("Weights", "begins anew")]
+)
+def test_a_job_that_began_at_a_checkpoint_and_has_none_of_its_own_is_told_so(state: str, says: str) -> None:
+    found = job()
+    found["spec"]["modelFrom"] = {"checkpoint": {"name": "old-10", "state": state}}
+    (again,), (note,) = jobs_of(found)
+    assert again["spec"] == found["spec"]
+    assert note.startswith(f"trainingjob/run (default): {says}: it has no verified checkpoint")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -348,6 +349,37 @@ def test_each_revision_is_asked_by_its_own_name_of_the_model() -> None:
     rounds(serving, 20)
     (task,) = tasks(serving)
     assert "--model talk --old-model chat " in " ".join(task["spec"]["containers"][0]["command"])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "files"),
+    [
+        ("a", "a", {"--api-keys": "a"}),
+        ("a", "b", {"--api-keys": "b", "--old-api-keys": "a"}),
+        (None, "b", {"--api-keys": "b"}),
+        ("a", None, {"--old-api-keys": "a"}),
+        (None, None, {}),
+    ],
+)
+def test_each_revision_is_asked_with_its_own_api_keys(
+    before: str | None, after: str | None, files: dict[str, str]
+) -> None:
+    def api(secret: str | None) -> dict[str, Any]:
+        return {"apiKeySecretRef": {"name": secret, "key": "k"}} if secret else {}
+
+    serving = CanaryServing(canary={"evalGates": EVALS})
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(engine={"api": api(before)}))
+    serving.started()
+    serving.cluster.change_spec(
+        CHAT, lambda spec: spec.update(engine={"api": {**api(after), "maxBodyBytes": 1_000_000}})
+    )
+    rounds(serving, 20)
+    (task,) = tasks(serving)
+    (container,), command = task["spec"]["containers"], task["spec"]["containers"][0]["command"]
+    secrets = {found["name"]: found["secret"]["secretName"] for found in task["spec"]["volumes"] if "secret" in found}
+    mounted = {f"{found['mountPath']}/keys": secrets.get(found["name"]) for found in container["volumeMounts"]}
+    options = {name: mounted[value] for name, value in itertools.pairwise(command) if name.endswith("api-keys")}
+    assert options == files
 
 
 def test_an_eval_task_that_dies_is_tried_again_and_in_the_end_the_canary_fails() -> None:

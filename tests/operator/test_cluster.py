@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,6 +100,28 @@ def test_an_object_whose_owner_is_gone_does_not_stay() -> None:
     body = config_map("child")
     store.create({**body, "metadata": {**body["metadata"], "ownerReferences": [reference]}})
     assert store.of_kind("ConfigMap") == []
+
+
+def test_an_apply_drops_its_own_finalizers_and_owners_and_no_others() -> None:
+    store = new_store()
+    owners = [store.create(config_map(name)) for name in ("a", "b")]
+    references = [
+        {"apiVersion": "v1", "kind": "ConfigMap", "name": one["metadata"]["name"], "uid": one["metadata"]["uid"]}
+        for one in owners
+    ]
+
+    def applied(finalizers: list[str] | None, owners: list[dict[str, str]] | None) -> tuple[Any, Any]:
+        given = {"finalizers": finalizers, "ownerReferences": owners}
+        body = config_map("one")
+        body["metadata"] |= {name: value for name, value in given.items() if value is not None}
+        metadata = store.apply(body, "us")["metadata"]
+        return metadata.get("finalizers"), metadata.get("ownerReferences")
+
+    assert applied(["us.dev/a", "us.dev/b"], references) == (["us.dev/a", "us.dev/b"], references)
+    ref = ref_of(store.of_kind("ConfigMap")[-1])
+    store.patch(ref, {"metadata": {"finalizers": ["us.dev/a", "us.dev/b", "them.dev/c"]}})
+    assert applied(["us.dev/b"], references[1:]) == (["us.dev/b", "them.dev/c"], references[1:])
+    assert applied(None, None) == (["them.dev/c"], None)
 
 
 def test_only_the_newest_events_are_kept() -> None:

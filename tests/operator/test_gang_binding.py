@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.operator.cluster.interface import Cluster
+from stoker.operator.domain.placement.gang import Gang, Level
 from stoker.operator.domain.placement.node_capacity import (
     NodeCapacity,
     affinity_to,
@@ -23,6 +24,7 @@ from stoker.operator.domain.placement.node_capacity import (
     pod_use,
     remaining,
 )
+from stoker.operator.domain.placement.place import Placement, place
 from stoker.operator.domain.plan import Key, Object, Patch, Ref
 from stoker.operator.domain.settings import Settings
 from stoker.operator.loop.capacity_watch import CapacityWatch
@@ -472,13 +474,18 @@ def test_a_list_without_a_pod_ends_what_was_assumed_for_it() -> None:
     assert room(watch) == {"n0": 5}
 
 
-def test_labels_of_features_are_not_kept() -> None:
+@pytest.mark.parametrize("key", ["feature.node.kubernetes.io/rdma.capable", "beta.kubernetes.io/instance-type", "zone"])
+def test_a_gang_is_placed_by_any_label_of_a_node(key: str) -> None:
     watch = CapacityWatch(lambda: None)
-    labels = {"feature.node.kubernetes.io/cpu": "x", "zone": "z"}
-    watch.put(stored(ready_node("n0", 8, **labels), 1))
-    (node,) = watch.nodes()
-    assert isinstance(node, NodeCapacity)
-    assert node.labels == {"kubernetes.io/hostname": "n0", "zone": "z"}
+    for name, value in {"n0": "no", "n1": "yes"}.items():
+        watch.put(stored(ready_node(name, 8, **{key: value}), 1))
+    affinity = [{"matchExpressions": [{"key": key, "operator": "In", "values": ["yes"]}]}]
+    requests = {"nvidia.com/gpu": 1}
+    for gang in (
+        Gang(requests=requests, replicas=2, node_selector={key: "yes"}),
+        Gang(requests=requests, replicas=2, affinity_terms=affinity),
+    ):
+        assert place(gang, watch.nodes(), [Level(key)]) == Placement(("n1", "n1"))
 
 
 def test_two_jobs_never_get_the_same_room_and_the_second_starts_when_the_first_is_gone(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from stoker.operator.admission.admission import Admission
 from stoker.operator.domain.autoscaling.decision import REVIEW_S, Decision
 from stoker.operator.domain.autoscaling.record import first_record
 from stoker.operator.domain.placement.node_capacity import NodeCapacity
-from stoker.operator.domain.plan import Key, Object
+from stoker.operator.domain.plan import Key, Object, Report
 from stoker.operator.loop.load_watch import LoadWatch
 from stoker.operator.loop.metrics import OperatorMetrics, OperatorState
 from stoker.operator.loop.node_watch import NodeCounts
@@ -63,6 +64,12 @@ class Watched:
                     self.watch.note(pod, {"load": load(count, count, running=1 if rate else 0)})
             if number % REVIEW_S == REVIEW_S - 1:
                 self.watch.review_all()
+
+    def answer_as_routers(self, report: Report) -> None:
+        """Let the poller take this answer of each router."""
+        for pod in self.serving.cluster.pods("router"):
+            self.watch.note(pod, report)
+            self.store.put_report(pod["metadata"]["uid"], report)
 
     @property
     def newest(self) -> Decision:
@@ -152,12 +159,27 @@ def test_an_idle_pool_goes_to_zero_and_wakes_when_a_router_holds_requests() -> N
     assert watched.serving.status["phase"] == "ScaledToZero"
     watched.watch.review_all()
     assert watched.newest.after == 0
-    for pod in watched.serving.cluster.pods("router"):
-        watched.store.put_report(pod["metadata"]["uid"], {"held": 2})
+    watched.answer_as_routers({"held": 2})
     watched.watch.review_all()
     assert (watched.newest.after, watched.newest.reason) == (1, "Wake")
     watched.follow()
     assert watched.serving.status["phase"] == "Serving"
+
+
+def test_what_a_router_held_wakes_no_pool_once_it_has_fallen_silent() -> None:
+    watched = Watched()
+    watched.answer_as_routers({"held": 2})
+    watched.serve(30, 0.0)
+    assert watched.newest.inputs["held"] == "0", "the answer is too old"
+    watched.serve(90, 0.0)
+    assert (watched.newest.before, watched.newest.after, watched.newest.reason) == (1, 0, "Idle")
+    watched.follow()
+    watched.serve(60, 0.0)
+    assert (watched.newest.before, watched.newest.after, watched.newest.reason) == (0, 0, "Unknown")
+    assert re.search(r"router chat-\S+ has not answered for \d+ s", watched.newest.message)
+    watched.answer_as_routers({"held": 0})
+    watched.watch.review_all()
+    assert "router" not in watched.newest.message
 
 
 def test_a_pool_waits_for_room_on_the_nodes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,15 @@ from starlette.testclient import TestClient
 
 from stoker.operator.cluster.local.addresses import Addresses
 from stoker.operator.cluster.local.folders import StateFolders
+from stoker.operator.cluster.local.gpus import Gpus
+from stoker.operator.cluster.local.local_cluster import LocalCluster
 from stoker.operator.cluster.local.objects import ObjectStore
+from stoker.operator.cluster.pod_http import PodHttp
 from stoker.operator.service.local.api import make_app
+from stoker.operator.service.local.kube_api import kube_routes
+from stoker.pod.control_key import new_private_key
 from testing.operator.cluster_contract import config_map
+from testing.operator.fakes import FakeClock
 from tests.operator.test_local_storage import Disk, new_store
 
 
@@ -131,3 +138,27 @@ def test_an_edit_of_labels_alone_is_said_to_configure(tmp_path: Path) -> None:
     labelled = config_map("one") | {"metadata": {"name": "one", "labels": {"a": "b"}}}
     results = [apply(client, found)[0]["result"] for found in (config_map("one"), labelled, labelled)]
     assert results == ["created", "configured", "unchanged"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "form", "body", "says"),
+    [
+        ("POST", "", "application/json", {"metadata": "x"}, 'metadata: an object is needed, got "x"'),
+        ("PATCH", "/one", "application/merge-patch+json", {"metadata": 3}, "metadata: an object is needed, got 3"),
+        ("PATCH", "/one", "application/apply-patch+yaml", {"metadata": [1]}, "metadata: an object is needed, got [1]"),
+        ("DELETE", "/one", "application/json", {"preconditions": "u"}, 'preconditions: an object is needed, got "u"'),
+    ],
+)
+def test_a_part_of_a_body_that_is_no_object_is_named(
+    tmp_path: Path, method: str, path: str, form: str, body: dict[str, Any], says: str
+) -> None:
+    objects = new_store(tmp_path / "objects")
+    objects.create(config_map("one"))
+    addresses, folders = Addresses("ports", lambda _: True), StateFolders(tmp_path)
+    pods = PodHttp(new_private_key(), FakeClock(), lambda: "id")
+    routes = kube_routes(LocalCluster(objects, addresses, pods, FakeClock()), folders, Gpus(()))
+    client = TestClient(make_app(objects, addresses, folders, Supervisor(objects), routes))
+    address = f"/api/v1/namespaces/default/configmaps{path}"
+    answer = client.request(method, address, content=json.dumps(body), headers={"Content-Type": form})
+    assert (answer.status_code, answer.json()["message"]) == (422, says)
+    assert len(objects.of_kind("ConfigMap")) == 1

@@ -328,6 +328,20 @@ def test_a_retained_checkpoint_leaves_at_once_and_its_data_stays() -> None:
     assert run.cluster.pods("task") == []
 
 
+def test_a_save_that_is_pinned_after_it_was_given_up_stays_and_so_does_its_data() -> None:
+    run = Run()
+    run.start()
+    run.train(10, (run.save(10),))
+    key = Key("Checkpoint", "default", run.checkpoint(10)["metadata"]["name"])
+    run.cluster.objects[key]["metadata"]["labels"]["stoker.dev/expired"] = "true"
+    run.cluster.change_spec(key, lambda spec: spec.update(pinned=True))
+    run.cluster.settle()
+    assert run.cluster.objects[key]["metadata"].get("finalizers", []) == []
+    run.cluster.delete(key)
+    run.cluster.settle()
+    assert (key in run.cluster.objects, run.cluster.pods("task")) == (False, [])
+
+
 def test_a_task_whose_image_cannot_be_pulled_says_so() -> None:
     run = Run()
     key = adopt(run)

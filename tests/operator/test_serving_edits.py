@@ -167,3 +167,22 @@ def test_a_pool_whose_parts_are_less_than_a_replica_rolls_one_by_one() -> None:
     assert least == 1
     assert (serving.status["rollout"]["phase"], serving.status["ready"]) == ("Completed", "2/2")
     assert not old & {pod["metadata"]["uid"] for pod in serving.engines()}
+
+
+def test_a_router_that_the_operator_does_not_reach_is_named_where_it_holds_an_update() -> None:
+    serving = Serving(replicas=2, router={"replicas": 2})
+    serving.checkpoint(10)
+    serving.rest()
+    silent = serving.cluster.pods("router")[1]["metadata"]
+    last = serving.cluster.reports[silent["uid"]]
+    take_snapshots = serving.take_snapshots
+
+    def take_but_one() -> None:
+        take_snapshots()
+        serving.cluster.reports[silent["uid"]] = last
+
+    serving.take_snapshots = take_but_one  # type: ignore[method-assign,assignment]
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(engine={"scheduler": {"maxRequests": 7}}))
+    serving.rest()
+    text = f"1 of 2 replicas are updated: router {silent['name']} has not reported to reach replica chat-main-"
+    assert serving.status["message"].startswith(text)

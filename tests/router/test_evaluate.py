@@ -65,11 +65,23 @@ def test_both_engines_are_asked_greedily_with_the_key(tmp_path: Path) -> None:
         asked.clear()
         await evaluate(read_questions(LINES), "m", new.url, old.url, "secret", "former")
         assert [body["model"] for body in asked] == ["m", "m", "former", "former"]
+        asked.clear()
+        await evaluate(read_questions(LINES), "m", new.url, old.url, "secret", old_key="other")
+        assert [body["key"] for body in asked] == ["Bearer secret"] * 2 + ["Bearer other"] * 2
         prompts, log = tmp_path / "prompts.jsonl", tmp_path / "log"
         prompts.write_text(LINES)
         arguments = ["--prompts", str(prompts), "--model", "m", "--termination-log", str(log)]
         code = await asyncio.to_thread(main, [*arguments, "--new", new.url, "--old", new.url])
         assert (code, json.loads(log.read_text())["result"]["score"]) == (0, 1.0)
+        asked.clear()
+        for name, text in {"new": "one two", "old": "three"}.items():
+            (tmp_path / name).write_text(text)
+        keys = ["--api-keys", str(tmp_path / "new"), "--old-api-keys", str(tmp_path / "old")]
+        await asyncio.to_thread(main, [*arguments, *keys, "--new", new.url, "--old", old.url])
+        assert {body["key"] for body in asked} == {"Bearer one", "Bearer three"}
+        (tmp_path / "old").write_text("")
+        assert await asyncio.to_thread(main, [*arguments, *keys, "--new", new.url, "--old", old.url]) != 0
+        assert "old has no API key" in json.loads(log.read_text())["detail"]
         prompts.write_text("{}")
         assert await asyncio.to_thread(main, [*arguments, "--new", new.url, "--old", new.url]) != 0
         assert json.loads(log.read_text())["cause"] == "TaskFailed"

@@ -48,6 +48,27 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
+{{/* {field, values, own} -> the labels or annotations of a value; a key that the chart itself writes is refused. */}}
+{{- define "stoker.added" -}}
+{{- $own := fromYaml .own }}
+{{- range $key, $_ := .values }}
+{{- if hasKey $own $key }}
+{{- fail (printf "%s: the chart itself sets %s; give other keys only" $.field $key) }}
+{{- end }}
+{{- end }}
+{{- toYaml .values }}
+{{- end }}
+
+{{/* The operator refuses such a configuration at its start, when the rollout already waits for it. */}}
+{{- define "stoker.checkLease" -}}
+{{- $retry := float64 .retry_s }}
+{{- $renew := float64 .renew_deadline_s }}
+{{- $duration := float64 .duration_s }}
+{{- if not (and (lt $retry $renew) (lt $renew $duration)) }}
+{{- fail (printf "leaderElection: retrySeconds < renewDeadlineSeconds < durationSeconds is needed, got %v, %v and %v" $retry $renew $duration) }}
+{{- end }}
+{{- end }}
+
 {{/* The operator's configuration file; `.Values.config` has the last word. */}}
 {{- define "stoker.config" -}}
 {{- $controlKey := dict "secret" .Values.controlKey.secret "rotate_days" .Values.controlKey.rotateDays }}
@@ -77,7 +98,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
   "log_level" .Values.log.level
   "log_format" .Values.log.format
 }}
-{{- mergeOverwrite $config (deepCopy .Values.config) | toPrettyJson }}
+{{- $config = mergeOverwrite $config (deepCopy .Values.config) }}
+{{- include "stoker.checkLease" $config.lease }}
+{{- toPrettyJson $config }}
 {{- end }}
 
 {{/* Rights of the operator in each namespace whose resources it reconciles. */}}

@@ -124,11 +124,22 @@ async def _ask(url: str, question: Question, model: str, key: str | None) -> str
 
 
 async def evaluate(
-    questions: Sequence[Question], model: str, new: str, old: str, key: str | None, old_model: str | None = None
+    questions: Sequence[Question],
+    model: str,
+    new: str,
+    old: str,
+    key: str | None,
+    old_model: str | None = None,
+    old_key: str | None = None,
 ) -> dict[str, Any]:
-    """Ask both engines, one after the other. `old_model`: the name of the model at the old one, if it has another."""
+    """Ask both engines, one after the other.
+
+    Args:
+        old_model: the name of the model at the old one, if it has another.
+        old_key: the API key of the old one, if it has another.
+    """
     answers = await ask_all(new, questions, model, key)
-    return score(questions, answers, await ask_all(old, questions, old_model or model, key))
+    return score(questions, answers, await ask_all(old, questions, old_model or model, old_key or key))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -144,20 +155,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--new", required=True, metavar="URL", help="an engine of the new revision")
     parser.add_argument("--old", required=True, metavar="URL", help="an engine of the old revision")
     parser.add_argument("--api-keys", metavar="FILE", help="API keys, one a line; the first is used")
+    parser.add_argument("--old-api-keys", metavar="FILE", help="those of the old engine, if it has others")
     parser.add_argument("--termination-log", metavar="FILE")
     found = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         questions = read_questions(Path(found.prompts).read_text(encoding="utf-8"))
-        key = Path(found.api_keys).read_text(encoding="utf-8").split()[0] if found.api_keys else None
-        result = asyncio.run(evaluate(questions, found.model, found.new, found.old, key, found.old_model))
+        key, old_key = _first_key(found.api_keys), _first_key(found.old_api_keys)
+        result = asyncio.run(evaluate(questions, found.model, found.new, found.old, key, found.old_model, old_key))
         word = TerminationMessage(cause=Cause.COMPLETED, result=result)
-    except (OSError, ValueError, IndexError) as error:
+    except (OSError, ValueError) as error:
         word = TerminationMessage(cause=Cause.TASK_FAILED, detail=f"{found.prompts}: {error}")
     log.info("%s", json.dumps(word.result) if word.result else word.detail)
     if found.termination_log:
         word.write(found.termination_log)
     return EXIT_CODES[word.cause]
+
+
+def _first_key(file: str | None) -> str | None:
+    """The first key of a file.
+
+    Raises:
+        ValueError: the file has none.
+    """
+    if not file:
+        return None
+    keys = Path(file).read_text(encoding="utf-8").split()
+    if not keys:
+        raise ValueError(f"{file} has no API key")
+    return keys[0]
 
 
 if __name__ == "__main__":

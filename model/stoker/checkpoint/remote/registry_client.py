@@ -22,6 +22,8 @@ from stoker.checkpoint.remote.listing import CHUNK_BYTES, Environment
 
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 MAX_MANIFEST_BYTES = 4 * 2**20
+DOCKER_HUB = ("docker.io", "index.docker.io", "registry-1.docker.io")
+"""Names of Docker Hub: in references, in the logins of `docker login`, and of the host that serves the API."""
 TRIES = 5
 """Connections for one blob that break before the rest is given up."""
 _TIMEOUT = httpx.Timeout(60, connect=10)
@@ -39,7 +41,7 @@ class RegistryClient:
         """
         self.place = f"{registry}/{repository}"
         plain = is_on_this_machine(registry) or bool(environment.get("REGISTRY_PLAIN_HTTP"))
-        base = f"{'http' if plain else 'https'}://{registry}/v2/{repository}/"
+        base = f"{'http' if plain else 'https'}://{host_of(registry)}/v2/{repository}/"
         self._http = httpx.Client(base_url=base, timeout=_TIMEOUT, follow_redirects=True, verify=not plain)
         self._login = login_of(registry, environment)
         self._scope = f"repository:{repository}:{'pull,push' if writes else 'pull'}"
@@ -198,6 +200,11 @@ def is_on_this_machine(registry: str) -> bool:
     return re.fullmatch(r"(localhost|127(\.\d{1,3}){3})(:\d+)?", registry) is not None
 
 
+def host_of(registry: str) -> str:
+    """Return the host of a registry's API; `docker.io` itself is a web site."""
+    return DOCKER_HUB[-1] if registry in DOCKER_HUB else registry
+
+
 def login_of(registry: str, environment: Environment) -> tuple[str, str] | None:
     """Find the user name and password of a registry.
 
@@ -211,7 +218,8 @@ def login_of(registry: str, environment: Environment) -> tuple[str, str] | None:
         return None
     try:
         logins = json.loads(text).get("auths", {})
-        entry = next((logins[key] for key in (registry, *logins) if key in logins and _host(key) == registry), None)
+        host = host_of(registry)
+        entry = next((logins[key] for key in (registry, *logins) if key in logins and _host(key) == host), None)
         if entry is None:
             return None
         if "auth" in entry:
@@ -223,8 +231,8 @@ def login_of(registry: str, environment: Environment) -> tuple[str, str] | None:
 
 
 def _host(key: str) -> str:
-    """The registry of a key in `auths`, which may be an address: `https://ghcr.io/v1/`."""
-    return re.sub(r"^https?://", "", key).partition("/")[0]
+    """The host of a key in `auths`, which may be an address: `https://ghcr.io/v1/`."""
+    return host_of(re.sub(r"^https?://", "", key).partition("/")[0])
 
 
 def _chunks(path: Path) -> Iterator[bytes]:

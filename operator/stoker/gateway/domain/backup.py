@@ -6,7 +6,7 @@ verified checkpoint, a deployment names the checkpoint that it serves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,13 +39,23 @@ class Backup:
 def back_up(jobs: Sequence[Object], checkpoints: Sequence[Object], deployments: Sequence[Object]) -> Backup:
     """The manifests of everything that can come back."""
     made = Backup()
-    for checkpoint in checkpoints:
+    kept = [*_staying(made, checkpoints)]
+    for checkpoint in kept:
         _checkpoint(made, checkpoint)
-    for deployment in deployments:
+    for deployment in _staying(made, deployments):
         _deployment(made, deployment)
-    for job in jobs:
-        _job(made, job, [one for one in checkpoints if _namespace(one) == _namespace(job)])
+    for job in _staying(made, jobs):
+        _job(made, job, [one for one in kept if _namespace(one) == _namespace(job)])
     return made
+
+
+def _staying(made: Backup, objects: Sequence[Object]) -> Iterator[Object]:
+    """The objects that are not being deleted; a deletion may take minutes, and would be undone."""
+    for found in objects:
+        if found["metadata"].get("deletionTimestamp"):
+            made.note(found, "left out: it is being deleted")
+        else:
+            yield found
 
 
 def _checkpoint(made: Backup, found: Object) -> None:
@@ -85,7 +95,7 @@ def _job(made: Backup, found: Object, checkpoints: Sequence[Object]) -> None:
     newest = newest_verified(of_job(checkpoints, found))
     if newest is None or not usable(newest):
         made.add(found, found["spec"])
-        made.note(found, "begins anew: it has no verified checkpoint")
+        made.note(found, _beginning(found["spec"]))
         return
     try:
         spec = continued_spec(found, newest, None)
@@ -96,6 +106,14 @@ def _job(made: Backup, found: Object, checkpoints: Sequence[Object]) -> None:
         spec["run"] = {**spec["run"], "suspend": True}
     made.add(found, spec)
     made.note(found, f"goes on from checkpoint {newest['metadata']['name']}")
+
+
+def _beginning(spec: Mapping[str, Any]) -> str:
+    """The start of a job that has no verified checkpoint of its own."""
+    source = (spec.get("modelFrom") or {}).get("checkpoint") or {}
+    if source.get("state") == "All":
+        return f"goes on from checkpoint {source['name']}, as it did: it has no verified checkpoint of its own"
+    return "begins anew: it has no verified checkpoint"
 
 
 def _namespace(found: Object) -> str:

@@ -9,6 +9,7 @@ Owned by the loop.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -29,8 +30,6 @@ from stoker.operator.domain.plan import Key, Object, Patch
 from stoker.operator.loop.device_watch import DeviceWatch
 from stoker.pod.resources.pod_requests import pod_requests
 
-_IRRELEVANT = ("feature.node.kubernetes.io/", "beta.kubernetes.io/")
-"""Prefixes of labels that a node carries by the dozen and no topology uses."""
 _PART = "capacity"
 _CLAIMS = "claims"
 """Names of the reduced values inside of a listed object."""
@@ -295,6 +294,8 @@ def _name(pod: Object) -> tuple[str, str]:
 
 
 def _node(node: Object) -> NodeCapacity:
+    """The capacity of a node with all of its labels, since selectors may name any. Nodes carry the same ones by the
+    dozen (`feature.node.kubernetes.io/...`), so their texts are shared."""
     metadata = node["metadata"]
-    labels = {name: value for name, value in (metadata.get("labels") or {}).items() if not name.startswith(_IRRELEVANT)}
+    labels = {sys.intern(name): sys.intern(value) for name, value in (metadata.get("labels") or {}).items()}
     return empty_node({**node, "metadata": {**metadata, "labels": labels}})

@@ -19,7 +19,7 @@ from stoker.operator.api.enginepool import EnginePool
 from stoker.operator.api.inferencedeployment import InferenceDeployment
 from stoker.operator.api.metadata import read
 from stoker.operator.api.pool import SCALED_BY_STOKER, Pool, flipping_pools
-from stoker.operator.domain.autoscaling.decision import REVIEW_S, Decision, Limits, Memory, PoolInput
+from stoker.operator.domain.autoscaling.decision import MAX_AGE_S, REVIEW_S, Decision, Limits, Memory, PoolInput
 from stoker.operator.domain.autoscaling.goal_report import read_goals
 from stoker.operator.domain.autoscaling.load_report import read_load
 from stoker.operator.domain.autoscaling.load_window import LoadWindow, stale
@@ -98,6 +98,8 @@ class LoadWatch:
         self.nodes = nodes
         self.devices = devices
         self._pools: dict[tuple[Key, str], _Pool] = {}
+        self._heard_s: dict[str, float] = {}
+        """When each router answered last, by uid."""
 
     async def run(self) -> None:
         """Review every pool for ever."""
@@ -112,6 +114,7 @@ class LoadWatch:
         if deployment is None:
             return
         if labels.get(ROLE) == PodRole.ROUTER:
+            self._heard_s[pod["metadata"]["uid"]] = self.clock.monotonic()
             self._note_router(pod["metadata"]["uid"], key_of(deployment), report)
         load = read_load(report) if labels.get(ROLE) == PodRole.ENGINE else None
         if load is None:
@@ -143,6 +146,7 @@ class LoadWatch:
         scaled = [(found, _scaled(found)) for found in self.store.of_kind("InferenceDeployment")]
         places = [(key_of(deployment), pool.name) for deployment, found in scaled for pool in found.pools]
         self._pools = {place: self._pools.get(place) or _Pool() for place in places}
+        self._heard_s = {uid: heard_s for uid, heard_s in self._heard_s.items() if self.store.by_uid(uid) is not None}
         for deployment, found in scaled:
             if self._review(deployment, found):
                 self.wake(deployment)
@@ -193,7 +197,8 @@ class LoadWatch:
     ) -> PoolInput:
         now_s = self.clock.monotonic()
         ready = {pod["metadata"]["uid"]: pod for pod in engines if is_ready(pod) and not ended(pod)}
-        kept.window.forget(_uids(engines), _uids(routers))
+        heard = [pod for pod in routers if self._age_s(pod) <= MAX_AGE_S]
+        kept.window.forget(_uids(engines), _uids(heard))
         for uid, pod in ready.items():
             if uid in kept.ready_since or is_lent(pod):
                 continue
@@ -207,7 +212,7 @@ class LoadWatch:
             replicas=live.spec.replicas,
             ready=_count_ready(ready.values()),
             copies=pool.parallelism.data,
-            unknown=tuple(line for line in lines if line is not None),
+            unknown=(*(line for line in lines if line is not None), *self._silent(live, routers)),
             demand=kept.window.demand(now_s, kept.startup_s),
             rate=kept.window.rate(now_s),
             curve=kept.window.curve(),
@@ -217,10 +222,20 @@ class LoadWatch:
             arrivals=kept.window.arrivals(now_s),
             running=sum(found.running for found in newest),
             waiting=sum(found.waiting for found in newest) + kept.window.waiting_in_routers,
-            held=sum(int((self.store.report(pod["metadata"]["uid"]) or {}).get("held") or 0) for pod in routers),
+            held=sum(int((self.store.report(pod["metadata"]["uid"]) or {}).get("held") or 0) for pod in heard),
             kv_use=_mean(found.owned_tokens / found.total_tokens for found in newest if found.total_tokens),
             startup_s=kept.startup_s,
         )
+
+    def _age_s(self, router: Object) -> float:
+        """Seconds since the router's newest answer, which tells nothing of now when it is old; infinite without one."""
+        return self.clock.monotonic() - self._heard_s.get(router["metadata"]["uid"], -math.inf)
+
+    def _silent(self, live: EnginePool, routers: list[Object]) -> Iterator[str]:
+        """A line for each router that answers no more, of a pool without replicas: only routers can wake it."""
+        for pod in routers if not live.spec.replicas else ():
+            if is_ready(pod) and MAX_AGE_S < (age_s := self._age_s(pod)) < math.inf:
+                yield f"router {pod['metadata']['name']} has not answered for {age_s:.0f} s"
 
     def _room(self, live: EnginePool, existing: int) -> int | None:
         """Replicas for which there is room, with the existing ones; None where nodes are not visible."""

@@ -60,6 +60,8 @@ from stoker.operator.render.transfer_key import transfer_secret_name
 FETCHED_SCHEMES = ("hf://", "s3://", "oci://")
 PLACEHOLDER = "stoker-revision"
 """Name of the configuration's ConfigMap in a template; each revision has its own."""
+API_KEYS = "stoker-api-keys"
+"""Volume of the engines' API keys; its file is `keys`."""
 API_KEYS_FOLDER = "/etc/stoker-api-keys"
 TRANSFER_FOLDER = "/etc/stoker-transfer"
 REPLICA_FOLDER = "/etc/stoker-replica"
@@ -306,8 +308,8 @@ def _pod_template(
     key = deployment.spec.engine.api.api_key_secret_ref
     if key is not None:
         items = [{"key": key.key, "path": "keys"}]
-        secret = {"name": "stoker-api-keys", "secret": {"secretName": key.name, "items": items}}
-        pairs.append((secret, {"name": "stoker-api-keys", "mountPath": API_KEYS_FOLDER, "readOnly": True}))
+        secret = {"name": API_KEYS, "secret": {"secretName": key.name, "items": items}}
+        pairs.append((secret, {"name": API_KEYS, "mountPath": API_KEYS_FOLDER, "readOnly": True}))
     program = PodProgram(
         image=pool.image or settings.runtime_image,
         command=[*settings.python, "-m", "stoker.engine", "--config", CONFIG_FILE],

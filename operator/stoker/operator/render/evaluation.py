@@ -8,12 +8,14 @@ from stoker.operator.api.inferencedeployment import InferenceDeployment
 from stoker.operator.api.rollout import EvalGate
 from stoker.operator.domain.plan import Object
 from stoker.operator.domain.settings import Settings
-from stoker.operator.render.engine import API_KEYS_FOLDER
+from stoker.operator.render.engine import API_KEYS, API_KEYS_FOLDER
 from stoker.operator.render.names import stem
 from stoker.operator.render.pod import TERMINATION_LOG, PodProgram, metadata_of, render_pod, scratch_volume
 from stoker.operator.render.router import deployment_labels
 
 PROMPTS_FOLDER = "/etc/stoker-prompts"
+OLD_API_KEYS = "stoker-old-api-keys"
+OLD_API_KEYS_FOLDER = "/etc/stoker-old-api-keys"
 EVAL = "eval"
 """Value of the label `task` of these pods."""
 GATE = "stoker.dev/eval-gate"
@@ -26,6 +28,8 @@ class AskedEngine:
     url: str
     model: str
     """The name by which it serves the model; an edit may give the new revision another one."""
+    api_keys: Object | None = None
+    """Secret of the keys that it accepts, as a source of a volume; an edit may give the new revision another one."""
 
 
 def eval_pod(
@@ -44,17 +48,17 @@ def eval_pod(
     assert canary is not None, "a gate is one of a canary"
     index = [found.name for found in canary.eval_gates].index(gate.name)
     name = f"{stem(deployment.metadata.name, deployment.metadata.uid)}-{revision}-e{index}-{number}"
-    fields, keys = deployment.spec.router, _key_files(deployment)
+    fields, keys = deployment.spec.router, _key_files(new, old)
     prompts = {"name": gate.prompts.name, "items": [{"key": gate.prompts.key, "path": "prompts.jsonl"}]}
     files = (
         ({"name": "stoker-prompts", "configMap": prompts}, _read_only("stoker-prompts", PROMPTS_FOLDER)),
         scratch_volume("stoker-tmp", "/tmp"),
-        *keys,
+        *((volume, mount) for _, volume, mount in keys),
     )
-    key_option = ["--api-keys", f"{API_KEYS_FOLDER}/keys"] if keys else []
+    key_options = [part for option, _, mount in keys for part in (option, f"{mount['mountPath']}/keys")]
     program = PodProgram(
         image=fields.image or settings.control_image,
-        command=[*_command(new, old, settings), *key_option],
+        command=[*_command(new, old, settings), *key_options],
         volumes=[volume for volume, _ in files],
         mounts=[mount for _, mount in files],
         deadline_s=settings.task_deadline_s,
@@ -72,13 +76,16 @@ def _command(new: AskedEngine, old: AskedEngine, settings: Settings) -> list[str
     ]  # fmt: skip
 
 
-def _key_files(deployment: InferenceDeployment) -> list[tuple[Object, Object]]:
-    """Volume and mount of the engines' API keys; none where they need none."""
-    key = deployment.spec.engine.api.api_key_secret_ref
-    if key is None:
-        return []
-    secret = {"secretName": key.name, "items": [{"key": key.key, "path": "keys"}]}
-    return [({"name": "stoker-api-keys", "secret": secret}, _read_only("stoker-api-keys", API_KEYS_FOLDER))]
+def _key_files(new: AskedEngine, old: AskedEngine) -> list[tuple[str, Object, Object]]:
+    """Option, volume and mount of each engine's API keys; one for both where they are the same, none without keys."""
+    found = [("--api-keys", API_KEYS, API_KEYS_FOLDER, new.api_keys)]
+    if old.api_keys != new.api_keys:
+        found.append(("--old-api-keys", OLD_API_KEYS, OLD_API_KEYS_FOLDER, old.api_keys))
+    return [
+        (option, {"name": name, "secret": secret}, _read_only(name, folder))
+        for option, name, folder, secret in found
+        if secret is not None
+    ]
 
 
 def _read_only(name: str, folder: str) -> Object:

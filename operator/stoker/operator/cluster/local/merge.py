@@ -5,13 +5,18 @@ Called by the object store.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from stoker.operator.domain.plan import Object
 
 Intent = Mapping[str, Any]
 """The object that one manager applied last, without status."""
+
+
+Identity = Callable[[Any], str]
+_IDENTITY: Mapping[str, Identity] = {"finalizers": str, "ownerReferences": lambda owner: str(owner["uid"])}
+"""Lists that merge, and what makes two of their members the same."""
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
@@ -64,9 +69,20 @@ def _without_dropped(live: Any, before: Any, intent: Any, others: tuple[Any, ...
                 kept[key] = _without_defaults(kept[key], filled)
                 if not kept[key]:
                     del kept[key]
+        elif key in _IDENTITY and isinstance(value, list | tuple) and isinstance(kept[key], list | tuple):
+            kept[key] = _without_members(kept[key], value, intent.get(key), theirs, _IDENTITY[key])
+            if not kept[key]:
+                del kept[key]
         elif key not in intent and not theirs:
             del kept[key]
     return kept
+
+
+def _without_members(live: Any, before: Any, intent: Any, theirs: tuple[Any, ...], identity: Identity) -> list[Any]:
+    """The members of a list that merges, less those that only this manager had given."""
+    wanted = {identity(member) for one in (intent, *theirs) for member in one or ()}
+    dropped = {identity(member) for member in before} - wanted
+    return [member for member in live if identity(member) not in dropped]
 
 
 def _without_defaults(live: Mapping[str, Any], defaulted: Any) -> dict[str, Any]:

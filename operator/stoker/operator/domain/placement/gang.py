@@ -33,6 +33,8 @@ class Gang:
     """`nodeSelectorTerms` of the required node affinity."""
     unit: str = UNITS[0]
     """Name of the narrowest unit, for messages."""
+    apart: bool = False
+    """Whether no two pods fit on one node, whatever is free."""
 
     @classmethod
     def of_ranks(cls, *, pipeline: int, data: int, inner: int, ranks_per_pod: int, **fields: Any) -> Self:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from math import lcm
 from typing import Any
 
+from stoker.operator.domain.labels import JOB, JOB_UID, ROLE, PodRole
+from stoker.operator.domain.placement.apart import stand_apart
 from stoker.operator.domain.placement.gang import EXPERT_GROUP, UNITS, Gang
 from stoker.operator.domain.placement.node_capacity import required_terms
 from stoker.pod.resources.pod_requests import pod_requests
@@ -36,4 +38,11 @@ def gang_of_rendering(rendered: Mapping[str, Any], devices: Mapping[str, int] | 
         node_selector=spec.get("nodeSelector") or {},
         tolerations=tuple(spec.get("tolerations") or ()),
         affinity_terms=required_terms(spec.get("affinity")),
+        apart=stand_apart(rendered["pod"], _own_labels(config.get("job") or {})),
     )
+
+
+def _own_labels(job: Mapping[str, Any]) -> dict[str, str]:
+    """The labels of the operator that all pods of a gang have."""
+    found = {ROLE: PodRole.TRAINER.value, JOB: job.get("name"), JOB_UID: job.get("uid")}
+    return {name: str(value) for name, value in found.items() if value is not None}

@@ -38,7 +38,8 @@ class NodeCapacity:
     def slots(self, gang: Gang) -> int:
         """How many pods of the gang fit."""
         free = self.free
-        return max(0, min([free.get(resource, 0) // need for resource, need in gang.wanted]))
+        found = max(0, min([free.get(resource, 0) // need for resource, need in gang.wanted]))
+        return min(found, 1) if gang.apart else found
 
     def obstacle(self, gang: Gang) -> str | None:
         """The reason why no pod of the gang may run here, whatever is free; None if there is none."""

@@ -52,7 +52,8 @@ def _beside(
 ) -> tuple[str, ...] | None:
     """The nodes by number, those of the missing pods wherever there is room."""
     missing = [number for number in range(gang.size) if number not in held]
-    rest = place(replace(gang, parts=1, stages=1, replicas=len(missing)), left, (), avoid)
+    used = {*avoid, *(held.values() if gang.apart else ())}
+    rest = place(replace(gang, parts=1, stages=1, replicas=len(missing)), left, (), used)
     if not isinstance(rest, Placement):
         return None
     chosen = {**held, **dict(zip(missing, rest.nodes, strict=True))}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from stoker.operator.domain.labels import ROLE, PodRole
+from stoker.operator.domain.placement.apart import stand_apart
 from stoker.operator.domain.placement.gang import Gang
 from stoker.operator.domain.placement.node_capacity import required_terms
 from stoker.pod.resources.pod_requests import pod_requests
@@ -32,4 +34,5 @@ def gang_of_replica(
         node_selector=spec.get("nodeSelector") or {},
         tolerations=tuple(spec.get("tolerations") or ()),
         affinity_terms=required_terms(spec.get("affinity")),
+        apart=stand_apart(pod, {ROLE: PodRole.ENGINE.value}),
     )

@@ -45,7 +45,7 @@ def explain(
     fit = sum(slots.values())
     if fit < gang.size:
         scarce = _scarce(gang, nodes, slots)
-        lacks = f", {scarce}" if scarce else ""
+        lacks = (f", {scarce}" if scarce else "") + (", no two on one node" if gang.apart else "")
         aside = _set_aside(gang, nodes, avoid)
         reason = next((reason for start, reason in _REASONS.items() if scarce.startswith(start)), "WaitingForCapacity")
         return Unplaceable(reason, f"{fit} of {gang.size} pods fit on {len(slots)} nodes{lacks}{aside}")

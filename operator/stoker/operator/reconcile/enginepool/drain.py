@@ -94,11 +94,27 @@ def releasable(
     return tuple(found for found in surplus if found not in kept)
 
 
+def not_admitted(view: PoolView) -> str:
+    """The first Ready replica that a Ready router has not told to be healthy, and that router; empty without one."""
+    for replica in view.serving:
+        if not replica.ready or replica.revision not in view.shared or _is_admitted(view, replica):
+            continue
+        uids = {pod["metadata"]["uid"] for pod in replica.endpoints}
+        router = next(found for found in view.routers if not uids <= _healthy(view, found))
+        return f"router {router['metadata']['name']} has not reported to reach replica {replica.name}"
+    return ""
+
+
 def _is_admitted(view: PoolView, replica: Replica) -> bool:
     """Whether every Ready router would send each of its endpoints a request."""
     uids = {pod["metadata"]["uid"] for pod in replica.endpoints}
-    backends = [(view.report(router) or {}).get("backends") or () for router in view.routers]
-    return all(uids <= {known.get("pod_uid") for known in seen if known.get("healthy")} for seen in backends)
+    return all(uids <= _healthy(view, router) for router in view.routers)
+
+
+def _healthy(view: PoolView, router: Object) -> set[str]:
+    """Uids of the endpoints that a router has reached, by its newest report."""
+    seen = (view.report(router) or {}).get("backends") or ()
+    return {str(known.get("pod_uid")) for known in seen if known.get("healthy")}
 
 
 def _is_drained(view: PoolView, pod: Object) -> bool:

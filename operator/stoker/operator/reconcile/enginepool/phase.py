@@ -11,6 +11,7 @@ from stoker.operator.api.enginepool import PoolPhase
 from stoker.operator.domain.conditions import Health
 from stoker.operator.domain.pods import is_ready, waiting_reason
 from stoker.operator.domain.waiting import missing_volume, mounting
+from stoker.operator.reconcile.enginepool.drain import not_admitted
 from stoker.operator.reconcile.enginepool.outcome import Failures
 from stoker.operator.reconcile.enginepool.view import FAILURES_TO_STALL, PoolView
 from stoker.operator.render.engine import with_replica_key
@@ -37,6 +38,7 @@ def pool_state(view: PoolView, failures: Failures, unplaced: str | None = None) 
     why = f": {unplaced}" if unplaced else _reason_not_ready(view)
     last = (failures.last or "") if failures.count else ""
     if others:
+        why = why or (f": {unreached}" if (unreached := not_admitted(view)) else "")
         text = f"{updated} of {wanted} replicas are updated{why}{f'; last failure: {last}' if last else ''}"
         return PoolState(Health.PROGRESSING, "Updating", text)
     if ready < wanted and last:

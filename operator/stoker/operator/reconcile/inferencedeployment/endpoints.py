@@ -12,8 +12,10 @@ from collections.abc import Iterator
 
 from stoker.operator.api.enginepool import Revision
 from stoker.operator.api.inferencedeployment import InferenceDeployment
+from stoker.operator.domain.plan import Object
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView, has_pods
 from stoker.operator.reconcile.intent import read_in_force
+from stoker.operator.render.engine import API_KEYS
 
 
 def other_deployment(view: DeploymentView, name: str) -> InferenceDeployment | None:
@@ -44,6 +46,13 @@ def revision_names(view: DeploymentView, revision: str | None) -> tuple[str, ...
     """The names by which engines of a revision serve its model; empty where no pool has it."""
     found = (one for pool in view.pools for one in pool.spec.revisions if one.name == revision)
     return next((_names_of(one) for one in found), ())
+
+
+def revision_api_keys(view: DeploymentView, revision: str) -> Object | None:
+    """The Secret, as the source of a volume, of the API keys of a revision's engines; None where they need none."""
+    templates = (one.template for pool in view.pools for one in pool.spec.revisions if one.name == revision)
+    volumes = next(((one.pod.get("spec") or {}).get("volumes") or () for one in templates), ())
+    return next((volume["secret"] for volume in volumes if volume["name"] == API_KEYS), None)
 
 
 def url_of(deployment: InferenceDeployment) -> str:

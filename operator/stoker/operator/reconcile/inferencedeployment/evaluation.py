@@ -14,7 +14,7 @@ from stoker.operator.domain.pods import ended, exit_of, is_ready, label, label_n
 from stoker.operator.domain.recovery import MAX_TASK_TRIES
 from stoker.operator.domain.rollout.gates import EvalLimits, GateResult, judge_eval, not_evaluated
 from stoker.operator.reconcile.enginepool.replica import draining, leaving, revision_of
-from stoker.operator.reconcile.inferencedeployment.endpoints import own_names, revision_names
+from stoker.operator.reconcile.inferencedeployment.endpoints import own_names, revision_api_keys, revision_names
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
 from stoker.operator.render.engine import engine_url
 from stoker.operator.render.evaluation import EVAL, GATE, AskedEngine, eval_pod
@@ -77,7 +77,8 @@ def _engine(view: DeploymentView, revision: str) -> Object | None:
 
 def _asked(view: DeploymentView, engine: Object, revision: str) -> AskedEngine:
     names = revision_names(view, revision) or own_names(view.deployment)
-    return AskedEngine(engine_url(engine, view.settings.engine_port), names[0])
+    url, keys = engine_url(engine, view.settings.engine_port), revision_api_keys(view, revision)
+    return AskedEngine(url, names[0], keys)
 
 
 def _limits(gate: EvalGate) -> EvalLimits:

@@ -96,7 +96,8 @@ def _choice_of(found: Checkpoint) -> ModelChoice:
 
 def _is_usable(found: Checkpoint) -> bool:
     status = found.status
-    gone = found.deleting or EXPIRED in found.metadata.labels or status.phase != "Complete"
+    given_up = EXPIRED in found.metadata.labels and not found.spec.pinned
+    gone = found.deleting or given_up or status.phase != "Complete"
     return status.verified and not gone and None not in (status.storage, status.folder, status.digest)
 
 

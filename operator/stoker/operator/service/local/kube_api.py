@@ -120,8 +120,7 @@ class _KubeApi:
         body = await _body(request)
         kind = _kind(request)
         namespace = request.path_params["namespace"]
-        metadata = body.get("metadata") if isinstance(body.get("metadata"), dict) else {}
-        placed = {**body, "metadata": {"namespace": namespace, **(metadata or {})}}
+        placed = {**body, "metadata": {"namespace": namespace, **_section(body, "metadata")}}
         if (placed.get("kind"), placed["metadata"]["namespace"]) != (kind.name, namespace):
             raise Invalid(f"the object does not fit the path: a {kind.name} of namespace {namespace} is needed")
         objects = self.objects.twin(key_of(with_namespace(placed))) if _is_dry_run(request) else self.objects
@@ -138,10 +137,10 @@ class _KubeApi:
         if form == APPLY_PATCH:
             placed = {
                 **body,
-                "metadata": {**(body.get("metadata") or {}), "namespace": key.namespace, "name": key.name},
+                "metadata": {**_section(body, "metadata"), "namespace": key.namespace, "name": key.name},
             }
             return JSONResponse(objects.apply(placed, request.query_params.get("fieldManager", "unknown")))
-        uid = (body.get("metadata") or {}).get("uid") or objects.get(key)["metadata"]["uid"]
+        uid = _section(body, "metadata").get("uid") or objects.get(key)["metadata"]["uid"]
         return JSONResponse(objects.patch(Ref(*key, uid), body))
 
     async def scale(self, request: Request) -> Response:
@@ -152,10 +151,10 @@ class _KubeApi:
         found = self.objects.get(key)
         if request.method != "GET":
             body = await _body(request)
-            replicas = (body.get("spec") or {}).get("replicas")
+            replicas = _section(body, "spec").get("replicas")
             if type(replicas) is not int:
                 raise Invalid(f"spec.replicas: a whole number is needed, got {json.dumps(replicas)}")
-            uid = (body.get("metadata") or {}).get("uid") or found["metadata"]["uid"]
+            uid = _section(body, "metadata").get("uid") or found["metadata"]["uid"]
             objects = self.objects.twin(key) if _is_dry_run(request) else self.objects
             found = objects.scale(Ref(*key, uid), replicas)
         return JSONResponse(_scale(found))
@@ -166,7 +165,7 @@ class _KubeApi:
         if _is_dry_run(request):
             return JSONResponse(found)
         options = await _body(request) if await request.body() else {}
-        wanted = options.get("preconditions") or {}
+        wanted = _section(options, "preconditions")
         version = wanted.get("resourceVersion")
         ref = Ref(*key, wanted.get("uid") or found["metadata"]["uid"])
         if version is not None:
@@ -264,6 +263,14 @@ async def _body(request: Request) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError("the body is not a JSON object")
     return found
+
+
+def _section(body: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A part of a body, empty where it is absent. Raises Invalid where it is no object."""
+    found = body.get(name)
+    if not isinstance(found, dict | None):
+        raise Invalid(f"{name}: an object is needed, got {json.dumps(found)}")
+    return found or {}
 
 
 def _labels(query: Mapping[str, str]) -> dict[str, str]:

@@ -142,6 +142,25 @@ def test_heads_within_the_limits_are_answered_however_they_are_cut() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("ahead", [b"", GET + END])
+def test_a_client_of_http_1_0_gets_a_body_without_chunks(ahead: bytes) -> None:
+    async def stream(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for part in (b"data: 1\n\n", b"data: 2\n\n", b""):
+            await send({"type": "http.response.body", "body": part, "more_body": bool(part)})
+
+    async def scenario() -> None:
+        async with server(stream) as connect:
+            client = await connect()
+            await client.send(ahead + b"GET / HTTP/1.0\r\n\r\n")
+            if ahead:
+                await client.reader.readuntil(b"\r\n0\r\n\r\n")
+            head, _, body = (await client.reader.read()).partition(b"\r\n\r\n")
+            assert (body, b"chunked" in head.lower()) == (b"data: 1\n\ndata: 2\n\n", False)
+
+    run(scenario)
+
+
 def test_an_empty_line_behind_a_body_does_not_end_the_answer() -> None:
     async def scenario() -> None:
         async with server(head_timeout_s=1) as connect:

@@ -22,6 +22,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from stoker.pod.asgi import Receive, Scope, Send
+from stoker.pod.chunkless_body import ChunklessBody
 from stoker.pod.client_presence import EXTENSION as PRESENCE
 from stoker.pod.client_presence import ClientPresence
 from stoker.pod.direct_body import offer_direct_body
@@ -191,6 +192,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._present.append(presence)
         scope["extensions"] = {PRESENCE: presence}
         offer_direct_body(self.cycle)
+        if scope["http_version"] == "1.0":
+            cycle: Any = self.cycle
+            cycle.send = ChunklessBody(self.cycle).send
 
     def on_response_complete(self) -> None:
         if self._present:

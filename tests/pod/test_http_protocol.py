@@ -108,6 +108,9 @@ END = b"\r\n"
             GET + b"Transfer-Encoding: gzip, chunked\r\n\r\n", 501, "transfer_coding", id="unknown transfer coding"
         ),
         pytest.param(
+            GET + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n\x1f\x8b", 415, "content_coding", id="gzip"
+        ),
+        pytest.param(
             GET + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n", 400, "no_websocket", id="WebSocket"
         ),
         pytest.param(
@@ -157,6 +160,18 @@ def test_a_client_of_http_1_0_gets_a_body_without_chunks(ahead: bytes) -> None:
                 await client.reader.readuntil(b"\r\n0\r\n\r\n")
             head, _, body = (await client.reader.read()).partition(b"\r\n\r\n")
             assert (body, b"chunked" in head.lower()) == (b"data: 1\n\ndata: 2\n\n", False)
+
+    run(scenario)
+
+
+def test_a_content_encoding_that_changes_no_byte_is_served() -> None:
+    async def scenario() -> None:
+        async with server() as connect:
+            client = await connect()
+            await client.send(GET + b"Content-Encoding: gzip\r\n" + END)
+            assert (await client.answer())[2] == b"0"
+            await client.send(GET + b"Content-Encoding: Identity\r\nContent-Length: 2\r\n\r\nab")
+            assert (await client.answer())[2] == b"2"
 
     run(scenario)
 

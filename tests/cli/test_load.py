@@ -233,6 +233,8 @@ STREAMS: dict[str, tuple[bytes, tuple[str, int, int]]] = {
     "an error within": (OK + b"\r\n" + TEXTS + event(error={"message": "lost"}) + DONE, ("lost", 3, 3)),
     "no output": (OK + b"\r\n" + event(choices=[]) + DONE, ("an answer without output", 0, 0)),
     "no JSON": (OK + b"\r\ndata: {\n\n" + DONE, ("an event is no JSON", 0, 0)),
+    "no choices": (OK + b'\r\ndata: {"choices": [null]}\n\n' + DONE, ("an event is not in the form of OpenAI's", 0, 0)),
+    "no usage": (OK + b'\r\ndata: {"usage": [3]}\n\n' + DONE, ("an event is not in the form of OpenAI's", 0, 0)),
     "no object": (OK + b"\r\ndata: [1]\n\n" + DONE, ("an event is no JSON: an object is needed, got [1]", 0, 0)),
     "refused": (
         b'HTTP/1.1 429 Too Many\r\nContent-Length: 30\r\n\r\n{"error": {"message": "full"}}',

@@ -84,10 +84,18 @@ def test_a_trace_repeats_its_blocks_and_keeps_its_times() -> None:
     assert [len(one.prompt) for one in part] == [512, 1100]
 
 
+def test_a_trace_without_order_begins_with_its_earliest_request() -> None:
+    lines = [json.dumps({"timestamp": at, "input_length": 3, "output_length": 1}) for at in (1000, 0, 500)]
+    assert [one.due_s for one in of_trace(IDS, lines, None, 1.0)] == [1.0, 0.0, 0.5]
+    assert [one.due_s for one in of_trace(IDS, lines, 1, 1.0)] == [0.0]
+
+
 @pytest.mark.parametrize(
     ("line", "text"),
     [
         ("{", "line 1: no JSON"),
+        ('{"timestamp": NaN, "input_length": 4, "output_length": 1}', "line 1: a timestamp in milliseconds"),
+        ('{"timestamp": 1e999, "input_length": 4, "output_length": 1}', "line 1: a timestamp in milliseconds"),
         ("[]", "line 1: a JSON object is needed"),
         ('{"input_length": 3, "output_length": 1}', "line 1: a timestamp in milliseconds"),
         ('{"timestamp": 0, "input_length": 0, "output_length": 1}', "line 1: input_length must be a whole number"),

@@ -84,10 +84,18 @@ def test_a_trace_repeats_its_blocks_and_keeps_its_times() -> None:
     assert [len(one.prompt) for one in part] == [512, 1100]
 
 
+def test_a_trace_without_order_begins_with_its_earliest_request() -> None:
+    lines = [json.dumps({"timestamp": at, "input_length": 3, "output_length": 1}) for at in (1000, 0, 500)]
+    assert [one.due_s for one in of_trace(IDS, lines, None, 1.0)] == [1.0, 0.0, 0.5]
+    assert [one.due_s for one in of_trace(IDS, lines, 1, 1.0)] == [0.0]
+
+
 @pytest.mark.parametrize(
     ("line", "text"),
     [
         ("{", "line 1: no JSON"),
+        ('{"timestamp": NaN, "input_length": 4, "output_length": 1}', "line 1: a timestamp in milliseconds"),
+        ('{"timestamp": 1e999, "input_length": 4, "output_length": 1}', "line 1: a timestamp in milliseconds"),
         ("[]", "line 1: a JSON object is needed"),
         ('{"input_length": 3, "output_length": 1}', "line 1: a timestamp in milliseconds"),
         ('{"timestamp": 0, "input_length": 0, "output_length": 1}', "line 1: input_length must be a whole number"),
@@ -233,6 +241,8 @@ STREAMS: dict[str, tuple[bytes, tuple[str, int, int]]] = {
     "an error within": (OK + b"\r\n" + TEXTS + event(error={"message": "lost"}) + DONE, ("lost", 3, 3)),
     "no output": (OK + b"\r\n" + event(choices=[]) + DONE, ("an answer without output", 0, 0)),
     "no JSON": (OK + b"\r\ndata: {\n\n" + DONE, ("an event is no JSON", 0, 0)),
+    "no choices": (OK + b'\r\ndata: {"choices": [null]}\n\n' + DONE, ("an event is not in the form of OpenAI's", 0, 0)),
+    "no usage": (OK + b'\r\ndata: {"usage": [3]}\n\n' + DONE, ("an event is not in the form of OpenAI's", 0, 0)),
     "no object": (OK + b"\r\ndata: [1]\n\n" + DONE, ("an event is no JSON: an object is needed, got [1]", 0, 0)),
     "refused": (
         b'HTTP/1.1 429 Too Many\r\nContent-Length: 30\r\n\r\n{"error": {"message": "full"}}',

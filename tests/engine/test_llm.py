@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import tokenizers
 import torch
 
 from stoker.engine.config import CacheConfig, EngineConfig, SchedulerConfig, ServedModelConfig
-from stoker.engine.errors import RequestRefused
+from stoker.engine.errors import EngineClosed, RequestRefused
 from stoker.engine.llm import LLM, Generated, Prompt
 from stoker.engine.output_grammar import OutputGrammar
 from stoker.engine.sampling import SamplingParams
@@ -144,6 +146,22 @@ def test_an_answer_follows_its_grammar(llm: LLM) -> None:
     with pytest.raises(RequestRefused, match="grammar cannot be used"):
         llm.generate("ab", SamplingParams(grammar=OutputGrammar.regex("(")), progress=False)
     assert not llm.engine.has_unfinished
+
+
+def test_a_closed_engine_says_so_and_holds_no_weights(model_folder: Path) -> None:
+    closed = LLM(EngineConfig(model=ServedModelConfig(path=str(model_folder)), cache=CacheConfig(num_blocks=60)))
+    engine = weakref.ref(closed.engine)
+    closed.close()
+    closed.close()
+    gc.collect()
+    assert engine() is None
+    for use in (
+        lambda: closed.generate([], progress=False),
+        lambda: closed.beam_search([5, 6], width=2, max_tokens=2),
+        closed.__enter__,
+    ):
+        with pytest.raises(EngineClosed, match="is closed: make a new LLM"):
+            use()
 
 
 def test_a_refused_prompt_leaves_nothing_behind(llm: LLM) -> None:

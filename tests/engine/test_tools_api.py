@@ -150,6 +150,18 @@ def test_a_stop_text_does_not_cut_the_arguments_of_a_forced_call(tmp_path: Path,
     run(scenario)
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_no_stop_token_reaches_the_core_with_a_forced_call(tmp_path: Path, choice: Any) -> None:
+    async def scenario() -> None:
+        async with roomy(tmp_path, ByteCodec) as s:
+            for tool_choice in (choice, "none"):
+                await message(s, "{}", tool_choice=tool_choice, stop_token_ids=[ord("}")])
+            forced, free = (request.params.stop_token_ids for request in s.core.requests)
+            assert (forced, free) == ((), (ord("}"),))
+
+    run(scenario)
+
+
 def test_forced_calls_have_a_grammar_and_need_no_parser(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with roomy(tmp_path, ByteCodec) as s:

@@ -108,6 +108,9 @@ END = b"\r\n"
             GET + b"Transfer-Encoding: gzip, chunked\r\n\r\n", 501, "transfer_coding", id="unknown transfer coding"
         ),
         pytest.param(
+            GET + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n\x1f\x8b", 415, "content_coding", id="gzip"
+        ),
+        pytest.param(
             GET + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n", 400, "no_websocket", id="WebSocket"
         ),
         pytest.param(
@@ -138,6 +141,37 @@ def test_heads_within_the_limits_are_answered_however_they_are_cut() -> None:
                 assert (await client.answer())[0] == 200
             await client.send(b"GET / HTTP/1.0\r\n\r\n")
             assert (await client.answer())[0] == 200  # HTTP/1.0 needs no Host
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("ahead", [b"", GET + END])
+def test_a_client_of_http_1_0_gets_a_body_without_chunks(ahead: bytes) -> None:
+    async def stream(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for part in (b"data: 1\n\n", b"data: 2\n\n", b""):
+            await send({"type": "http.response.body", "body": part, "more_body": bool(part)})
+
+    async def scenario() -> None:
+        async with server(stream) as connect:
+            client = await connect()
+            await client.send(ahead + b"GET / HTTP/1.0\r\n\r\n")
+            if ahead:
+                await client.reader.readuntil(b"\r\n0\r\n\r\n")
+            head, _, body = (await client.reader.read()).partition(b"\r\n\r\n")
+            assert (body, b"chunked" in head.lower()) == (b"data: 1\n\ndata: 2\n\n", False)
+
+    run(scenario)
+
+
+def test_a_content_encoding_that_changes_no_byte_is_served() -> None:
+    async def scenario() -> None:
+        async with server() as connect:
+            client = await connect()
+            await client.send(GET + b"Content-Encoding: gzip\r\n" + END)
+            assert (await client.answer())[2] == b"0"
+            await client.send(GET + b"Content-Encoding: Identity\r\nContent-Length: 2\r\n\r\nab")
+            assert (await client.answer())[2] == b"2"
 
     run(scenario)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import random
 import tracemalloc
 from collections import Counter
@@ -316,6 +317,19 @@ def test_beginnings_have_keys_in_common_where_engines_have_blocks_in_common(plac
 def test_what_is_no_report_is_refused(event: bytes) -> None:
     with pytest.raises(Broken, match="not a report of load"):
         parse_report(event)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [{"requests": 10**400}, {"waiting_tokens": 10**400}, {"prompts": [10**400]}, {"queue_s": {"1000000": 5}},
+     {"queue_s": {"5": -5}}, {"gap_s": float("inf")}, {"prefill_tokens_per_s": float("inf")}],
+)  # fmt: skip
+def test_a_report_with_numbers_that_cannot_be_is_refused(lie: dict[str, Any]) -> None:
+    """Taken, the first of these failed every request of the router, and the fourth its metrics."""
+    report = {"epoch": "e", "seq": 1, "requests": 0, "waiting": 0, "waiting_tokens": 0}
+    parse_report(b"data: " + json.dumps(report).encode())
+    with pytest.raises(Broken, match=f"not a report of load.*{next(iter(lie))}"):
+        parse_report(b"data: " + json.dumps({**report, **lie}).encode())
 
 
 def test_reports_age_and_old_ones_have_no_effect() -> None:

@@ -3,6 +3,7 @@
 EngineError(ValueError)
   RequestRefused        a request cannot be accepted; `.kind` is the reason, `.field` the parameter
   ProtocolError         a message between front and core that this version does not understand
+EngineClosed(RuntimeError)      an engine in a script is used after it was closed
 ExecutorLost(RuntimeError)      the device or a worker is gone: no request can be served any more
 BlockAuditFailed(RuntimeError)  two sequences may hold one cache block: answers may be wrong
 """
@@ -33,6 +34,10 @@ class RequestRefused(EngineError):
 
 class ProtocolError(EngineError):
     """A frame that is not a message of this protocol version."""
+
+
+class EngineClosed(RuntimeError):
+    """An `LLM` was closed; another one can be made."""
 
 
 class ExecutorLost(RuntimeError):

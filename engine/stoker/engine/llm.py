@@ -28,6 +28,7 @@ from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.fetched_model import with_fetched_model
 from stoker.engine.core.messages import Delta, FinishReason, RequestFacts
 from stoker.engine.core.request_check import check_prompt
+from stoker.engine.errors import EngineClosed
 from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.http.beam_search import MAX_LENGTH_PENALTY, MAX_WIDTH, Beam, BeamSearch, BeamSettings
 from stoker.engine.http.text import OutputText
@@ -86,10 +87,19 @@ class LLM:
         refuse_copies(self.config)
         self.config, _ = with_fetched_model(self.config)
         self.tokenizer = Tokenizer.open(self.config.model.path)
-        self.engine, self.plan = build_engine(self.config)
+        self._engine: LLMEngine | None
+        self._engine, self.plan = build_engine(self.config)
         self._number = 0
 
+    @property
+    def engine(self) -> LLMEngine:
+        """The engine. Raises EngineClosed."""
+        if self._engine is None:
+            raise EngineClosed(f"the engine of {self.config.model.path} is closed: make a new LLM")
+        return self._engine
+
     def __enter__(self) -> Self:
+        _ = self.engine
         return self
 
     def __exit__(
@@ -98,8 +108,10 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Release processes and memory. May be called twice."""
-        self.engine.close()
+        """Release processes and memory. May be called twice; nothing can be generated any more."""
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
 
     def generate(
         self,
@@ -115,6 +127,7 @@ class LLM:
 
         Raises:
             RequestRefused: a prompt or its parameters cannot be served; nothing is left running.
+            EngineClosed: it was closed.
         """
         batch = _Batch(self.engine, self.tokenizer, [self._tokens(prompt) for prompt in _listed(prompts)], params)
         try:
@@ -145,6 +158,7 @@ class LLM:
         Raises:
             ValueError: a limit cannot be used.
             RequestRefused: a prompt cannot be served.
+            EngineClosed: it was closed.
         """
         _check_search(width, max_tokens, length_penalty)
         ends = frozenset(() if ignore_eos else self.engine.limits.eos_token_ids)

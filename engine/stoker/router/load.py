@@ -33,12 +33,17 @@ STORE_BYTES_PER_S = 0.2e9
 
 
 ENDPOINT = r"^\S{1,250}:\d{1,5}$"
+MOST = 2**53
+"""No engine counts so far. A number beyond the range of floats would fail in every choice."""
+Count = Annotated[int, Field(ge=0, le=MOST)]
+Bucket = Annotated[int, Field(ge=-1000, le=1000)]
+"""Of a `Histogram`: from 1e-41 to 1e41."""
 
 
 class PeerCopy(BaseModel):
     """One data rank of an engine that has several: prompts are sent to each by itself."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
     endpoint: str = Field(pattern=ENDPOINT)
 
@@ -46,20 +51,20 @@ class PeerCopy(BaseModel):
 class Peer(BaseModel):
     """What an engine can do in a pair: where other engines reach it, what its blocks are, how they travel."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
     endpoint: str = Field(pattern=ENDPOINT)
     """HOST:PORT at which other engines reach it. A host of 0.0.0.0 or [::] stands for the engine's own address."""
     epoch: str = Field(min_length=1)
     fingerprint: str = Field(min_length=1)
     """Of model, weights, revision, cache type and layout. Engines of unlike fingerprints cannot exchange blocks."""
-    block_size: int = Field(ge=1)
+    block_size: int = Field(ge=1, le=MOST)
     """Tokens of a block."""
     transports: tuple[str, ...] = ()
     """Names of the ways on which its blocks can travel."""
     host_id: str = ""
     """Equal for engines that share a host's memory."""
-    block_bytes: int | None = Field(default=None, ge=1)
+    block_bytes: int | None = Field(default=None, ge=1, le=MOST)
     """Bytes of a block over all ranks."""
     link_bytes_per_s: float | None = Field(default=None, gt=0)
     """Measured rate at which blocks came in or went out; None before the first."""
@@ -76,13 +81,13 @@ class Peer(BaseModel):
 class SharedStore(BaseModel):
     """The store that an engine shares with others, and what it announces of it."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
     name: str = Field(min_length=1, max_length=64)
     """Equal for engines that can read each other's blocks in it."""
-    block_size: int = Field(ge=1)
+    block_size: int = Field(ge=1, le=MOST)
     """Tokens of a block."""
-    block_bytes: int = Field(ge=1)
+    block_bytes: int = Field(ge=1, le=MOST)
     block_s: float | None = Field(default=None, ge=0)
     """Measured seconds to bring a block into the cache; None before the first."""
     readable: bool
@@ -98,15 +103,15 @@ class SharedStore(BaseModel):
 class RankLoad(BaseModel):
     """The counts and rates of one data rank, or of an engine."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
-    requests: int = Field(ge=0)
+    requests: Count
     """Requests that have not ended."""
-    waiting: int = Field(ge=0)
+    waiting: Count
     """Those without a first token."""
-    waiting_tokens: int = Field(ge=0)
+    waiting_tokens: Count
     """Their prompt tokens."""
-    prompts: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    prompts: tuple[Count, ...] = ()
     """Those of the first of them, in the order of arrival."""
     prefill_tokens_per_s: float | None = Field(default=None, gt=0)
     """Prompt tokens per second of recent prompts, each by itself; None before the first."""
@@ -121,10 +126,10 @@ class Load(RankLoad):
 
     epoch: str = Field(min_length=1)
     """The engine's run."""
-    seq: int = Field(ge=0)
-    step_tokens: int = Field(default=0, ge=0)
+    seq: Count
+    step_tokens: Count = 0
     """Tokens of a full step; 0: not known."""
-    mixed_tokens: int | None = Field(default=None, ge=1)
+    mixed_tokens: int | None = Field(default=None, ge=1, le=MOST)
     """Prompt tokens of a step beside sequences that decode while few wait; None: as many as fit."""
     role: Role | None = None
     """The role that the engine prefers now; None: the one of its pool."""
@@ -132,7 +137,7 @@ class Load(RankLoad):
     """None: it exchanges no blocks with other engines."""
     store: SharedStore | None = None
     """None: it shares none."""
-    queue_s: dict[int, int] = {}
+    queue_s: dict[Bucket, Count] = {}
     """Time in seconds from arrival to the first step of all its requests so far: buckets of a `Histogram`."""
     ranks: tuple[RankLoad, ...] = ()
     """Its data ranks, where it has several; the other fields are of all together."""
@@ -229,5 +234,5 @@ def parse_report(event: bytes) -> Load:
     try:
         content: Any = json.loads(event.removeprefix(b"data: "))
         return Load.model_validate(content)
-    except (ValueError, ValidationError) as error:
+    except (ValueError, ValidationError, RecursionError) as error:
         raise Broken(f"not a report of load: {' '.join(str(error).split())[:200]}") from error

@@ -22,6 +22,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from stoker.pod.asgi import Receive, Scope, Send
+from stoker.pod.chunkless_body import ChunklessBody
 from stoker.pod.client_presence import EXTENSION as PRESENCE
 from stoker.pod.client_presence import ClientPresence
 from stoker.pod.direct_body import offer_direct_body
@@ -191,6 +192,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._present.append(presence)
         scope["extensions"] = {PRESENCE: presence}
         offer_direct_body(self.cycle)
+        if scope["http_version"] == "1.0":
+            cycle: Any = self.cycle
+            cycle.send = ChunklessBody(self.cycle).send
 
     def on_response_complete(self) -> None:
         if self._present:
@@ -227,14 +231,26 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if any(name == b"transfer-encoding" and value.lower() != b"chunked" for name, value in self.headers):
             message = "Only the transfer coding chunked is served; send the body with it, or with Content-Length."
             self._reject(Refusal(501, "transfer_coding", message))
+        self._check_coding()
         if self.parser.should_upgrade():
             self._check_upgrade()
+
+    def _check_coding(self) -> None:
+        """Refuse a compressed body, of which a route would say that it is no JSON."""
+        coding = next((value for name, value in self.headers if name == b"content-encoding"), b"identity")
+        if self._has_body() and coding.lower() not in (b"identity", b""):
+            message = f"Content-Encoding {coding[:40].decode('latin-1')} is not served; send the body uncompressed."
+            self._reject(Refusal(415, "content_coding", message))
+
+    def _has_body(self) -> bool:
+        lengths = (b"content-length", b"transfer-encoding")
+        return any(name in lengths and value != b"0" for name, value in self.headers)
 
     def _check_upgrade(self) -> None:
         """Refuse an upgrade that cannot be ignored: a WebSocket's client speaks no HTTP, and a body would be lost."""
         if self._get_upgrade() == b"websocket":
             self._reject(Refusal(400, "no_websocket", "WebSocket is not served here; send plain HTTP/1.1 requests."))
-        if any(name in (b"content-length", b"transfer-encoding") and value != b"0" for name, value in self.headers):
+        if self._has_body():
             self._reject(Refusal(400, "upgrade", "An Upgrade header with a body is not served; leave it out."))
 
     async def _full(self, _scope: Scope, _receive: Receive, send: Send) -> None:

@@ -271,8 +271,8 @@ class Front:
             reasons_already=ReasoningParser.is_open(text, goes_on=body.continue_final_message),
             shows_reasoning=body.include_reasoning,
         )
-        if use.is_forced:  # a call that a stop text cuts has arguments that are no JSON
-            params = replace(params, stop=())
+        if use.is_forced:  # a call that a stop text or token cuts has arguments that are no JSON; its grammar ends it
+            params = replace(params, stop=(), stop_token_ids=())
         if parsers.needs_special_tokens:
             params = replace(params, skip_special_tokens=False)
         if (grammar := params.grammar or parsers.grammar) is not None:

@@ -196,6 +196,8 @@ def read_answer(exchange: Exchange, answer: Answer) -> None:
             _take(event, arrived_s, answer)
     except ValueError as error:
         answer.error = f"an event is no JSON: {error}"
+    except (TypeError, AttributeError, OverflowError) as error:
+        answer.error = f"an event is not in the form of OpenAI's API: {error}"
     answer.output_tokens = answer.output_tokens or len(answer.stamps)
     if not answer.error and not is_done:
         answer.error = "the answer broke off"

@@ -23,6 +23,8 @@ FIRST_ID = 100
 """Token ids below it are often special ones."""
 TRACE_BLOCK = 512
 """Tokens behind one entry of `hash_ids` in a trace of Mooncake's form."""
+LATEST_MS = 1e15
+"""Of a trace's times, some of which count from 1970."""
 COMMON_WORDS = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
     "part place case week company system program question work government number night point home water room mother "
@@ -108,25 +110,32 @@ def of_trace(writer: Writer, lines: Iterable[str], count: int | None, speed: flo
     """Requests of a trace in Mooncake's form, `speed` times as fast.
 
     A line has `timestamp` (ms), `input_length`, `output_length` and `hash_ids`, of which each stands for 512 tokens
-    that are the same wherever it comes again. The first request is due at once, so that a part of a trace can be sent.
+    that are the same wherever it comes again. The earliest request is due at once: a part of a trace can be sent.
 
     Raises:
         ValueError: names the line, or says that there is none.
     """
-    rows = ((number, _object(number, line)) for number, line in enumerate(lines, 1) if line.strip())
-    first_ms = None
-    for number, row in itertools.islice(rows, count):
+    given = ((number, _object(number, line)) for number, line in enumerate(lines, 1) if line.strip())
+    rows = list(itertools.islice(given, count))
+    if not rows:
+        raise ValueError("the file has no line")
+    first_ms = min(_timestamp(row, number) for number, row in rows)
+    for number, row in rows:
         length = _positive(row, "input_length", number, needed=True)
-        hashes, at = row.get("hash_ids", []), row.get("timestamp")
-        if not isinstance(hashes, list) or not isinstance(at, int | float):
-            raise ValueError(f"line {number}: a timestamp in milliseconds and a list of hash_ids are needed")
-        first_ms = at if first_ms is None else first_ms
+        hashes = row.get("hash_ids", [])
         whole = [*itertools.chain.from_iterable(writer.tokens(f"block {one}", TRACE_BLOCK) for one in hashes)][:length]
         rest = writer.tokens(f"rest {number}", length - len(whole))
         prompt = writer.prompt((whole, rest))  # type: ignore[arg-type]  # both are of one kind
-        yield Request((at - first_ms) / 1000 / speed, prompt, _positive(row, "output_length", number, needed=True))
-    if first_ms is None:
-        raise ValueError("the file has no line")
+        due_s = (row["timestamp"] - first_ms) / 1000 / speed
+        yield Request(due_s, prompt, _positive(row, "output_length", number, needed=True))
+
+
+def _timestamp(row: dict[str, Any], number: int) -> float:
+    """Return the time of a line, whose hash ids are checked, too. Raises ValueError."""
+    at = row.get("timestamp")
+    if not isinstance(row.get("hash_ids", []), list) or not isinstance(at, int | float) or not abs(at) < LATEST_MS:
+        raise ValueError(f"line {number}: a timestamp in milliseconds and a list of hash_ids are needed")
+    return at
 
 
 def parse_object(text: str, where: str) -> dict[str, Any]:

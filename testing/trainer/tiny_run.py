@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,7 @@ class SyntheticBatches:
     def validation(self, dp_rank: int, dp_size: int) -> Iterator[MicroBatch]:
         return (self.micro_batch(1_000_000 + index) for index in range(dp_rank, 4, dp_size))
 
-    def progress(self, step: int) -> list[SourceProgress]:
+    def progress(self, step: int, left_out: Collection[int] = ()) -> list[SourceProgress]:
         samples = step * self.training.global_batch_size
         return [SourceProgress(name="synthetic", samples=samples, sequences=1000)]
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from stoker.checkpoint.errors import CheckpointCorrupt, CheckpointError, CheckpointMissing
+from stoker.checkpoint.remote import bucket_model
 from stoker.checkpoint.remote.access import access_variables
 from stoker.checkpoint.remote.listing import Listing, RemoteFile
 from stoker.checkpoint.remote.model_cache import SPARE_BYTES, FetchedModel, fetch_model
@@ -348,6 +349,27 @@ def test_a_damaged_list_of_a_bucket_is_named(body: bytes, tmp_path: Path) -> Non
         server.objects |= {"models/tiny/model.safetensors": b"w", "models/tiny/stoker-model.json": body}
         with pytest.raises(CheckpointCorrupt, match=r"s3://models/tiny: stoker-model\.json is no list of files"):
             fetch_model("s3://models/tiny", tmp_path / "cache", server.environment)
+
+
+def test_of_a_bucket_that_other_tools_filled_only_the_models_files_are_fetched(tmp_path: Path) -> None:
+    """Consoles make an empty object for each folder; the hub's client and git keep folders beside a model."""
+    others = ("", "onnx/", ".gitattributes", ".cache/huggingface/download/config.json.metadata", ".git/config")
+    with S3Server() as server:
+        server.objects |= {f"models/tiny/{name}": data for name, data in (FILES | {"onnx/model.onnx": b"o"}).items()}
+        server.objects |= {f"models/tiny/{name}": b"" for name in others}
+        found = fetch_model("s3://models/tiny", tmp_path / "cache", server.environment)
+        os.close(found.lease)
+    assert content(found.path) == FILES | {"onnx/model.onnx": b"o"}
+
+
+def test_a_bucket_of_too_many_objects_is_refused_and_not_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket_model, "MAX_FILES", 30)
+    with S3Server() as server:
+        server.objects |= {f"models/tiny/{number}.safetensors": b"w" for number in range(30)}
+        os.close(fetch_model("s3://models/tiny", tmp_path / "cache", server.environment).lease)
+        server.objects["models/tiny/config.json"] = b"{}"
+        with pytest.raises(CheckpointError, match=r"s3://models/tiny: more than 30 objects are below it"):
+            fetch_model("s3://models/tiny", tmp_path / "other", server.environment)
 
 
 def test_a_push_replaces_no_checkpoint(tmp_path: Path) -> None:

@@ -381,3 +381,13 @@ def test_the_progress_of_each_source_counts_its_samples(tmp_path: Path) -> None:
     assert (books.name, books.samples) == ("books", 36)
     assert (news.name, news.samples) == ("news", 12)
     assert [books.sequences, news.sequences] == [len(source) for source in loader.corpus.sources]
+
+
+def test_the_progress_of_each_source_does_not_count_batches_that_are_left_out(tmp_path: Path) -> None:
+    sources = [text_source(tmp_path, "books", weight=3.0), text_source(tmp_path, "news")]
+    loader = loader_for(tmp_path, {"sources": sources}, global_batch_size=2)
+    left_out, steps = (3, 0, 6, 90), 5
+    trained = [sample for batch in (1, 2, 4, 5, 7) for sample in loader.order.samples(2 * batch, 2 * batch + 2)]
+    counts = [sum(sample.source == source for sample in trained) for source in (0, 1)]
+    assert [source.samples for source in loader.progress(steps, left_out)] == counts
+    assert [source.samples for source in loader.progress(steps)] != counts

@@ -37,6 +37,25 @@ def test_a_glob_pattern_goes_down(tmp_path: Path) -> None:
     assert read(f"{tmp_path}/**/*.py") == [Text("x")]
 
 
+def test_a_glob_pattern_goes_down_links_and_not_round_in_them(tmp_path: Path) -> None:
+    """Two loops are two ways at each turn: 2 to the power of 40 paths before one is too long."""
+    for folder in ("corpus/a", "corpus/.b", "elsewhere"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "x.txt").write_text(folder)
+    (tmp_path / "corpus" / "linked").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "corpus" / "a" / "self").symlink_to(".")
+    (tmp_path / "corpus" / "a" / "above").symlink_to("..")
+    assert read(f"{tmp_path}/corpus/**/*.txt") == [Text("corpus/a"), Text("elsewhere")]
+
+
+@pytest.mark.parametrize("pattern", ["**", "**/*", "**/**/x.txt", "a/**", "*/x.txt", "[a]/x*", "**/a/x.txt"])
+def test_a_glob_pattern_names_each_file_once(tmp_path: Path, pattern: str) -> None:
+    for name in ("a/x.txt", ".hidden", "a/.hidden"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    assert read(f"{tmp_path}/{pattern}") == [Text("a/x.txt")]
+
+
 def test_a_large_file_is_cut_at_blank_lines_and_nothing_is_lost(tmp_path: Path) -> None:
     content = ("x" * 99 + "\n\n") * (3 * PIECE_BYTES // 101)
     (tmp_path / "a.txt").write_text(content)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.store import CheckpointRoot
 from stoker.trainer.errors import LossSpiked, NonFinite, StateDiverged
 from stoker.trainer.protocol.config import TrainerConfig
-from stoker.trainer.protocol.messages import StepEvent
+from stoker.trainer.protocol.messages import SourceProgress, StepEvent
 from stoker.trainer.protocol.parallel_dims import ParallelDims
 from stoker.trainer.rank.build import RankContext
 from stoker.trainer.rank.checksum import check_replicas, checksum, find_mismatches, holders
@@ -265,6 +265,20 @@ def run_to_the_end(folder: Path) -> None:
     with pytest.raises(LossSpiked):
         run(config)
     run(config)
+
+
+def test_the_progress_of_sources_is_told_without_the_batch(tmp_path: Path) -> None:
+    config, told = spiky_config(tmp_path, "Rewind"), set[tuple[int, ...]]()
+
+    class Told(Spiky):
+        def progress(self, step: int, left_out: Collection[int] = ()) -> list[SourceProgress]:
+            told.add(tuple(left_out))
+            return super().progress(step, left_out)
+
+    with pytest.raises(LossSpiked):
+        train(config, alone(), batches=Told(config, 100))
+    train(config, alone(), batches=Told(config, 100))
+    assert told == {(), (SPIKE_STEP - 1,)}
 
 
 def test_a_job_that_goes_on_from_the_checkpoint_of_another_leaves_out_its_batches(tmp_path: Path) -> None:

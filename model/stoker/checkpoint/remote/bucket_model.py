@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
+from itertools import islice
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from stoker.checkpoint.bucket_access import access_of
 from stoker.checkpoint.bucket_storage import BucketStorage, open_store
 from stoker.checkpoint.entries import MANIFEST_FILE
-from stoker.checkpoint.errors import CheckpointCorrupt, CheckpointMissing
+from stoker.checkpoint.errors import CheckpointCorrupt, CheckpointError, CheckpointMissing
 from stoker.checkpoint.manifest_file import read_manifest
 from stoker.checkpoint.remote.listing import (
     CHUNK_BYTES,
@@ -45,7 +46,7 @@ class BucketModel:
         path = Path(f"s3://{self.uri.place}")
         with self._storage.errors(path):
             objects = self._objects()
-        files = tuple(self._file(found) for found in objects if not found["path"].rpartition("/")[2].startswith("."))
+        files = self._files(objects)
         names = {file.name for file in files}
         if not files:
             raise CheckpointMissing(f"{self.uri}: no objects below it")
@@ -70,7 +71,9 @@ class BucketModel:
     def _objects(self) -> list[Any]:
         prefix = f"{self._prefix}/" if self._prefix else None
         pages = self._client.list(self._store, prefix, chunk_size=1000)
-        found = [item for page in pages for item in page][:MAX_FILES]
+        found = list(islice((item for page in pages for item in page), MAX_FILES + 1))
+        if len(found) > MAX_FILES:
+            raise CheckpointError(f"{self.uri}: more than {MAX_FILES:,} objects are below it, too many for a model")
         if not found and self._prefix:
             try:
                 return [self._client.head(self._store, self._prefix)]
@@ -78,13 +81,24 @@ class BucketModel:
                 return []
         return found
 
-    def _file(self, found: Any) -> RemoteFile:
-        key = found["path"]
-        name = key.removeprefix(f"{self._prefix}/") if self._prefix else key
+    def _files(self, objects: list[Any]) -> tuple[RemoteFile, ...]:
+        """The objects that are files of a model: none that is hidden, and none that a console made for a folder."""
+        named = {self._name(found["path"]): found for found in objects}
+        folders = {str(folder) for name in named for folder in PurePosixPath(name).parents}
+        return tuple(
+            self._file(name, found)
+            for name, found in named.items()
+            if not _is_hidden(name) and (found["size"] or (name not in folders and found["path"] != self._prefix))
+        )
+
+    def _name(self, key: str) -> str:
         if key == self._prefix:
-            name = key.rpartition("/")[2]
+            return key.rpartition("/")[2]
+        return key.removeprefix(f"{self._prefix}/") if self._prefix else key
+
+    def _file(self, name: str, found: Any) -> RemoteFile:
         etag = str(found.get("e_tag") or "").strip('"')
-        return RemoteFile(checked_name(name, str(self.uri)), int(found["size"]), key=key, version=etag)
+        return RemoteFile(checked_name(name, str(self.uri)), int(found["size"]), key=found["path"], version=etag)
 
     def _indexed(self, index: RemoteFile, files: tuple[RemoteFile, ...]) -> Listing:
         """The files that the index lists, each with its hash."""
@@ -115,3 +129,8 @@ class BucketModel:
                 part = memoryview(chunk).cast("B")
                 yield part
                 offset += len(part)
+
+
+def _is_hidden(name: str) -> bool:
+    """Whether a file is hidden, or in a hidden folder, as the hub's client and git keep beside a model."""
+    return any(part.startswith(".") for part in name.split("/"))

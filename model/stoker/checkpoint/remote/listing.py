@@ -19,6 +19,7 @@ WRITTEN_BYTES = 256 * 2**10
 """Of a fetched file that are written at once: its size is the progress that others see."""
 MAX_FILES = 10_000
 _PLAIN = re.compile(r"[\w.+ -][\w.+ -]*")
+_ALLOWED = "allowed: letters, digits, _ . + - and spaces between /, and no . at the start"
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def checked_name(name: str, source: str) -> str:
     """
     parts = name.split("/")
     if not all(_PLAIN.fullmatch(part) and not part.startswith(".") for part in parts):
-        raise CheckpointError(f"{source}: the file name {name!r} is not allowed")
+        raise CheckpointError(f"{source}: the file name {name!r} is not allowed; {_ALLOWED}")
     return name
 
 

@@ -5,7 +5,7 @@ Wraps the data loader where a sequence is cut over ranks; made by `build`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -37,9 +37,9 @@ class SharedBatches:
         """See `Batches`: over all ranks, so the loss is divided by the same number as on one rank."""
         return self._whole.target_tokens(step)
 
-    def progress(self, step: int) -> list[SourceProgress]:
+    def progress(self, step: int, left_out: Collection[int] = ()) -> list[SourceProgress]:
         """See `Batches`."""
-        return self._whole.progress(step)
+        return self._whole.progress(step, left_out)
 
     def cursor(self, step: int) -> dict[str, Any]:
         """See `Batches`."""

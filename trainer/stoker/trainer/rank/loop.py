@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NoReturn, Protocol
 
@@ -53,7 +53,7 @@ class Batches(Protocol):
     def micro_batches(self, step: int, dp_rank: int, dp_size: int) -> Iterator[MicroBatch]: ...
     def target_tokens(self, step: int) -> int: ...
     def validation(self, dp_rank: int, dp_size: int) -> Iterator[MicroBatch]: ...
-    def progress(self, step: int) -> list[SourceProgress]: ...
+    def progress(self, step: int, left_out: Collection[int] = ()) -> list[SourceProgress]: ...
     def cursor(self, step: int) -> dict[str, Any]: ...
     def check(self, cursor: Mapping[str, Any]) -> None: ...
 
@@ -231,7 +231,7 @@ class Loop:
             self._log.step(event)
             self._watch.step(step_s)
             self._name_stragglers(result.busy_s)
-            sources = self._batches.progress(self.progress.step)
+            sources = self._batches.progress(self.progress.step, self._guards.skipped_batches)
             self._channel.send(SourcesEvent(sources=[asdict(source) for source in sources]))
 
     def _name_stragglers(self, busy_s: Sequence[float]) -> None:

@@ -6,7 +6,7 @@ The caller has entered `compiling_into`, so a launch compiles. T tokens of a mic
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 import torch
@@ -118,7 +118,7 @@ class UnevenBatches:
     def target_tokens(self, step: int) -> int:  # noqa: ARG002  all alike
         return self._training.global_batch_size * self._training.sequence_length
 
-    def progress(self, step: int) -> list[SourceProgress]:  # noqa: ARG002  none is read
+    def progress(self, step: int, left_out: Collection[int] = ()) -> list[SourceProgress]:  # noqa: ARG002  none is read
         return []
 
     def cursor(self, step: int) -> dict[str, object]:

@@ -131,11 +131,32 @@ def _local_files(source: DataSourceConfig, place: str) -> list[DataFile]:
     if path.is_dir():
         found = (file for file in path.rglob("*") if file.is_file() and not _hidden(file.relative_to(path)))
     elif glob.has_magic(place):
-        names = glob.iglob(place, recursive=True)  # noqa: PTH207  (Path.glob takes no absolute pattern)
-        found = (Path(name) for name in names if Path(name).is_file())
+        found = (file for file in _matches(path) if file.is_file())
     else:
         raise DataError(f"data source {source.name}: {place} does not exist; a file, folder or glob pattern is needed")
     return [LocalFile(file) for file in sorted(found)]
+
+
+def _matches(pattern: Path) -> set[Path]:
+    """Return what a glob pattern names, each path once."""
+    start = Path(pattern.anchor)
+    return set(_below_folder(start, pattern.relative_to(start).parts, frozenset({start.resolve()})))
+
+
+def _below_folder(folder: Path, parts: tuple[str, ...], above: frozenset[Path]) -> Iterator[Path]:
+    """Yield what the last `parts` of a pattern name in a folder. `above`: the folder and those on the way to it.
+
+    A loop of symbolic links ends: `**` enters no folder that it is in. `glob` goes round until a path is too long.
+    """
+    first, rest = parts[0], parts[1:]
+    if first == "**":
+        yield from _below_folder(folder, rest or ("*",), above)
+    for name in glob.glob("*" if first == "**" else first, root_dir=folder):  # noqa: PTH207  (Path.glob has hidden ones)
+        found = folder / name
+        if first != "**" and not rest:
+            yield found
+        elif found.is_dir() and not (first == "**" and found.resolve() in above):
+            yield from _below_folder(found, parts if first == "**" else rest, above | {found.resolve()})
 
 
 def _remote_files(source: DataSourceConfig, url: str) -> list[DataFile]:

@@ -9,10 +9,11 @@ Made by `run_inputs`, read by the loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.pod.config_file import ConfigError
 from stoker.pod.field_names import manifest_name
@@ -23,6 +24,7 @@ from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.data.corpus import Corpus, PackedSource
 from stoker.trainer.rank.data.order import Order, Sample, permute
 from stoker.trainer.rank.data.pack import Span
+from stoker.trainer.rank.skipped_batches import batch_of_step
 
 
 class Loader:
@@ -76,12 +78,15 @@ class Loader:
         samples = self.order.samples(first, first + self.global_batch_size)
         return sum(int(self.corpus.sources[sample.source].targets[sample.sequence]) for sample in samples)
 
-    def progress(self, step: int) -> list[SourceProgress]:
-        """What `step` steps have trained of each source."""
-        drawn = self.order.drawn(step * self.global_batch_size)
+    def progress(self, step: int, left_out: Collection[int] = ()) -> list[SourceProgress]:
+        """What `step` steps have trained of each source. `left_out`: batches that no step trains."""
+        trained = self._drawn(batch_of_step(step, left_out))
+        for batch in left_out:
+            if batch < batch_of_step(step, left_out):
+                trained -= self._drawn(batch + 1) - self._drawn(batch)
         return [
             SourceProgress(name=source.name, samples=count, sequences=len(source))
-            for source, count in zip(self.corpus.sources, drawn, strict=True)
+            for source, count in zip(self.corpus.sources, trained.tolist(), strict=True)
         ]
 
     def validation(self, dp_rank: int, dp_size: int) -> Iterator[MicroBatch]:
@@ -125,6 +130,10 @@ class Loader:
                 f"the data differs from that of the checkpoint at step {step}: {'; '.join(wrong)} "
                 "(the fingerprint covers contents, tokenizer, sequenceLength, packing, weights, held-out fraction)"
             )
+
+    def _drawn(self, batches: int) -> NDArray[np.int64]:
+        """[sources]; the samples of each source in the first `batches` batches."""
+        return np.array(self.order.drawn(batches * self.global_batch_size), dtype=np.int64)
 
     def _validation_samples(self) -> list[Sample]:
         """At most `max_sequences` sequences, chosen from all validation data by a fixed permutation."""

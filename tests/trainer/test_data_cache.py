@@ -13,6 +13,7 @@ from stoker.pod.causes import Cause
 from stoker.trainer.errors import DataError
 from stoker.trainer.rank.data.cache import REPORT_BYTES, cache_lock, content_digest
 from stoker.trainer.rank.data.files import LocalFile
+from stoker.trainer.rank.data.shard import ABANDONED_S, remove_abandoned
 from stoker.trainer.rank.main import cause_of
 
 
@@ -65,3 +66,16 @@ def test_a_new_holder_does_not_show_the_work_of_one_that_died(tmp_path: Path) ->
         report("Tokenizing books 34 %")
     with cache_lock(tmp_path, lambda _: None):
         assert (tmp_path / "lock").read_text().strip() == ""
+
+
+def test_shards_of_processes_that_died_are_removed_and_growing_ones_stay(tmp_path: Path) -> None:
+    now_s = 1_800_000_000.0
+    for name, age_s in (("old", ABANDONED_S + 1), ("growing", ABANDONED_S - 1)):
+        (folder := tmp_path / f"{name}.77.part").mkdir()
+        (folder / "tokens.bin").touch()
+        os.utime(folder / "tokens.bin", (now_s, now_s - age_s))
+        os.utime(folder, (now_s, now_s - 2 * ABANDONED_S))
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "contents.txt.77.part").touch()
+    remove_abandoned(tmp_path, now_s)
+    assert {path.name for path in tmp_path.iterdir()} == {"growing.77.part", "whole", "contents.txt.77.part"}

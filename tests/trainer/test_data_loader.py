@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -337,6 +338,14 @@ def test_a_vocabulary_larger_than_the_models_is_refused(tmp_path: Path) -> None:
     config = config_for(tmp_path, {"sources": [text_source(tmp_path)]})
     with pytest.raises(DataError, match="the tokenizer has 259 tokens, the model's vocabSize is 100"):
         open_corpus(config, Bytes(), model_vocab_size=100)
+
+
+def test_a_run_removes_the_half_written_shard_of_one_that_was_killed(tmp_path: Path) -> None:
+    aside = tmp_path / "work" / "tokens" / "0a1b.77.part"
+    aside.mkdir(parents=True)
+    os.utime(aside, (1.0, 1.0))
+    loader_for(tmp_path, {"sources": [text_source(tmp_path)]})
+    assert not aside.exists()
 
 
 def test_a_shard_that_was_cut_short_is_refused(tmp_path: Path) -> None:

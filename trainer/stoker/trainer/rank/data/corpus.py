@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from stoker.trainer.rank.data.cache import cache_lock, content_digest
 from stoker.trainer.rank.data.files import DataFile, list_files, stored_bytes, text_bytes
 from stoker.trainer.rank.data.pack import Packing, pack
 from stoker.trainer.rank.data.percent import Report, percent_report
-from stoker.trainer.rank.data.shard import Encoder, Shard, open_shard, write_shard
+from stoker.trainer.rank.data.shard import Encoder, Shard, open_shard, remove_abandoned, write_shard
 from stoker.trainer.rank.data.source import data_files, kind_of, read_documents, token_facts
 
 FORMAT = 1
@@ -110,6 +111,7 @@ def _check_vocabulary(config: TrainerConfig, encoder: Encoder, model_vocab_size:
 def _shard(source: DataSourceConfig, encoder: Encoder, cache: Path, report: Report) -> tuple[str, Shard]:
     files = data_files(source, list_files(source))
     with cache_lock(cache, report) as report_to_all:
+        remove_abandoned(cache, time.time())
         key = _key(source, files, encoder, cache, report_to_all)
         folder = cache / key
         if not folder.is_dir():

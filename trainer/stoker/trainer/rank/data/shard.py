@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 from array import array
@@ -28,6 +29,11 @@ from stoker.trainer.rank.data.source import Conversation, Document, Tokens
 
 BATCH_CHARACTERS = 1 << 20
 """Size of the batches that are given to the tokenizer."""
+ABANDONED_S = 600.0
+"""Time without growth after which a half-written shard is that of a process that died. Locks alone do not tell: the
+folder may be shared with nodes that they do not reach."""
+_ASIDE = "part"
+"""Ends the name of a shard that is being written."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +97,7 @@ def write_shard(folder: Path, documents: Iterator[Document], encoder: Encoder, p
     Raises:
         DataError: a document cannot be read or encoded.
     """
-    aside = folder.with_name(f"{folder.name}.{os.getpid()}.part")
+    aside = folder.with_name(f"{folder.name}.{os.getpid()}.{_ASIDE}")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     try:
@@ -104,6 +110,21 @@ def write_shard(folder: Path, documents: Iterator[Document], encoder: Encoder, p
         aside.rename(folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def remove_abandoned(cache: Path, unix_s: float) -> None:
+    """Remove what killed processes have left of shards."""
+    for aside in cache.glob(f"*.{_ASIDE}"):
+        if aside.is_dir() and _grown_s(aside) < unix_s - ABANDONED_S:
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def _grown_s(folder: Path) -> float:
+    """When a file in it grew last; infinite for a folder that has just gone."""
+    try:
+        return max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
+    except FileNotFoundError:
+        return math.inf
 
 
 def open_shard(folder: Path) -> Shard:

@@ -7,6 +7,7 @@ of their interface that the trainer uses.
 from __future__ import annotations
 
 import os
+import re
 import struct
 import sys
 import types
@@ -185,6 +186,30 @@ def test_weights_and_biases_gets_one_run_for_all_attempts(
     assert fields["config"]["training"]["total_steps"] == 6
     assert logged == (4, step_numbers(step(4)))
     assert code == 0
+
+
+@pytest.mark.parametrize("call", ["init", "log", "finish"])
+def test_errors_of_weights_and_biases_name_the_field(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(FakeWandb):
+        def fail(self, *_: Any, **__: Any) -> None:
+            raise RuntimeError("entity none not found")
+
+    package = Failing()
+    setattr(package, call, package.fail)
+    monkeypatch.setitem(sys.modules, "wandb", package)
+    config = tiny_config(tmp_path, logging__wandb={"project": "base", "entity": "none"})
+    message = "logging.wandb {'project': 'base', 'entity': 'none'}: RuntimeError: entity none not found"
+    with pytest.raises(OSError, match=re.escape(message)), MetricLog(None, 1, open_targets(config, 0)) as log:
+        log.step(step(4))
+
+
+def test_a_folder_that_tensorboard_cannot_write_is_named_by_its_field(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    config = tiny_config(tmp_path, logging__tensorboard=str(tmp_path / "file" / "board"))
+    with pytest.raises(OSError, match=f"logging.tensorboard {tmp_path}/file/board: NotADirectoryError"):
+        open_targets(config, 0)
 
 
 class FakeMlflow(types.ModuleType):

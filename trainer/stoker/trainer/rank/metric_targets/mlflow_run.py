@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
-from stoker.trainer.rank.metric_targets.target import MetricTarget
+from stoker.trainer.rank.metric_targets.target import MetricTarget, place_in_errors
 
 JOB_TAG = "stoker.job_uid"
 ALLOW_FILES = "MLFLOW_ALLOW_FILE_STORE"
@@ -28,7 +27,7 @@ class MlflowRun(MetricTarget):
             os.environ.setdefault(ALLOW_FILES, "true")
         self._metric = Metric
         self._place = f"logging.mlflow.trackingUri {fields['tracking_uri']}"
-        with self._named_errors():
+        with place_in_errors(self._place):
             self._client = MlflowClient(tracking_uri=fields["tracking_uri"])
             experiment = self._experiment(fields["experiment"])
             self._run_id = self._earlier(experiment, job_uid) or self._new(
@@ -37,11 +36,11 @@ class MlflowRun(MetricTarget):
 
     def write(self, step: int, numbers: dict[str, float], at: float) -> None:
         metrics = [self._metric(name, value, round(1000 * at), step) for name, value in numbers.items()]
-        with self._named_errors():
+        with place_in_errors(self._place):
             self._client.log_batch(self._run_id, metrics=metrics)
 
     def close(self, completed: bool) -> None:
-        with self._named_errors():
+        with place_in_errors(self._place):
             self._client.set_terminated(self._run_id, "FINISHED" if completed else "KILLED")
 
     def _experiment(self, name: str) -> str:
@@ -59,11 +58,3 @@ class MlflowRun(MetricTarget):
         for key, value in parameters.items():
             self._client.log_param(run.info.run_id, key, value[:MAX_PARAMETER])
         return str(run.info.run_id)
-
-    @contextmanager
-    def _named_errors(self) -> Iterator[None]:
-        """Turn what a server or its network raises into an OSError with the place, which an operator retries."""
-        try:
-            yield
-        except Exception as error:
-            raise OSError(f"{self._place}: {type(error).__name__}: {error}") from error

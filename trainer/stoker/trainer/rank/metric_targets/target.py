@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from stoker.trainer.protocol.messages import StepEvent, ValidationEvent
@@ -43,3 +45,15 @@ def step_numbers(event: StepEvent) -> dict[str, float]:
 
 def validation_numbers(event: ValidationEvent) -> dict[str, float]:
     return {VALIDATION_LOSS: event.loss}
+
+
+@contextmanager
+def place_in_errors(place: str) -> Iterator[None]:
+    """Turn what a package, a server or its network raises into an OSError with the place, which an operator retries.
+
+    `place`: the field, with its value.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise OSError(f"{place}: {type(error).__name__}: {error}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stoker.trainer.rank.metric_targets.target import MetricTarget
+from stoker.trainer.rank.metric_targets.target import MetricTarget, place_in_errors
 
 FLUSH_S = 10
 """Longest time that numbers stay in memory: so many are lost by a kill."""
@@ -20,13 +20,17 @@ class TensorboardFiles(MetricTarget):
         """
         from tensorboardX import SummaryWriter
 
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        self._place = f"logging.tensorboard {folder}"
         hidden_from = None if is_first and not done else done + 1
-        self._writer = SummaryWriter(logdir=folder, purge_step=hidden_from, flush_secs=FLUSH_S)
+        with place_in_errors(self._place):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            self._writer = SummaryWriter(logdir=folder, purge_step=hidden_from, flush_secs=FLUSH_S)
 
     def write(self, step: int, numbers: dict[str, float], at: float) -> None:
-        for name, value in numbers.items():
-            self._writer.add_scalar(name, value, step, at)
+        with place_in_errors(self._place):
+            for name, value in numbers.items():
+                self._writer.add_scalar(name, value, step, at)
 
     def close(self, completed: bool) -> None:  # noqa: ARG002
-        self._writer.close()
+        with place_in_errors(self._place):
+            self._writer.close()

@@ -36,6 +36,8 @@ ENDPOINT = r"^\S{1,250}:\d{1,5}$"
 MOST = 2**53
 """No engine counts so far. A number beyond the range of floats would fail in every choice."""
 Count = Annotated[int, Field(ge=0, le=MOST)]
+Measure = Annotated[float, Field(ge=1e-9, le=1e18)]
+"""A rate or a time. With one near zero a predicted time would be infinite."""
 Bucket = Annotated[int, Field(ge=-1000, le=1000)]
 """Of a `Histogram`: from 1e-41 to 1e41."""
 
@@ -66,7 +68,7 @@ class Peer(BaseModel):
     """Equal for engines that share a host's memory."""
     block_bytes: int | None = Field(default=None, ge=1, le=MOST)
     """Bytes of a block over all ranks."""
-    link_bytes_per_s: float | None = Field(default=None, gt=0)
+    link_bytes_per_s: Measure | None = None
     """Measured rate at which blocks came in or went out; None before the first."""
     handover_s: float | None = Field(default=None, ge=0)
     """Measured time from the end of a prefill elsewhere to the takeover; None before the first."""
@@ -113,11 +115,11 @@ class RankLoad(BaseModel):
     """Their prompt tokens."""
     prompts: tuple[Count, ...] = ()
     """Those of the first of them, in the order of arrival."""
-    prefill_tokens_per_s: float | None = Field(default=None, gt=0)
+    prefill_tokens_per_s: Measure | None = None
     """Prompt tokens per second of recent prompts, each by itself; None before the first."""
-    busy_tokens_per_s: float | None = Field(default=None, gt=0)
+    busy_tokens_per_s: Measure | None = None
     """Prompt tokens per second of all prompts that are in work together; None before the first."""
-    gap_s: float | None = Field(default=None, gt=0)
+    gap_s: Measure | None = None
     """Recent gap between two tokens of a sequence."""
 
 

@@ -273,6 +273,17 @@ def another_engine_runs(serving: Serving, seconds: float) -> bool:
     return len(running_engines(serving)) == 2
 
 
+@pytest.mark.parametrize(("pinned", "step"), [(False, 10), (True, 20)])
+def test_a_save_that_retention_gave_up_is_served_only_once_it_is_pinned(pinned: bool, step: int) -> None:
+    serving = Serving()
+    serving.checkpoint(10)
+    given_up = serving.checkpoint(20)
+    given_up["metadata"]["labels"]["stoker.dev/expired"] = "true"
+    given_up["spec"]["pinned"] = pinned
+    serving.rest()
+    assert serving.status["currentCheckpoint"]["step"] == step
+
+
 def test_a_corrupt_checkpoint_by_name_stalls_and_names_the_object() -> None:
     serving = Serving(model={"checkpointRef": {"name": "run-10"}})
     serving.checkpoint(10, phase="Corrupt")

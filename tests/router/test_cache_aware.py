@@ -323,7 +323,8 @@ def test_what_is_no_report_is_refused(event: bytes) -> None:
     "lie",
     [{"requests": 10**400}, {"waiting_tokens": 10**400}, {"prompts": [10**400]}, {"queue_s": {"1000000": 5}},
      {"queue_s": {"5": -5}}, {"gap_s": float("inf")}, {"prefill_tokens_per_s": float("inf")},
-     {"prefill_tokens_per_s": 1e-320}],
+     {"prefill_tokens_per_s": 1e-320}, {"store": {"name": "s", "block_size": 1, "block_bytes": 1, "block_s": 1e300,
+     "readable": True}}],
 )  # fmt: skip
 def test_a_report_with_numbers_that_cannot_be_is_refused(lie: dict[str, Any]) -> None:
     """Taken, the first of these failed every request of the router, and the fourth its metrics."""

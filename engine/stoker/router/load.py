@@ -37,7 +37,9 @@ MOST = 2**53
 """No engine counts so far. A number beyond the range of floats would fail in every choice."""
 Count = Annotated[int, Field(ge=0, le=MOST)]
 Measure = Annotated[float, Field(ge=1e-9, le=1e18)]
-"""A rate or a time. With one near zero a predicted time would be infinite."""
+"""A rate per second, or a gap in seconds. With one near zero a predicted time would be infinite."""
+Seconds = Annotated[float, Field(ge=0, le=1e18)]
+"""A time, which may be zero."""
 Bucket = Annotated[int, Field(ge=-1000, le=1000)]
 """Of a `Histogram`: from 1e-41 to 1e41."""
 
@@ -70,7 +72,7 @@ class Peer(BaseModel):
     """Bytes of a block over all ranks."""
     link_bytes_per_s: Measure | None = None
     """Measured rate at which blocks came in or went out; None before the first."""
-    handover_s: float | None = Field(default=None, ge=0)
+    handover_s: Seconds | None = None
     """Measured time from the end of a prefill elsewhere to the takeover; None before the first."""
     copies: tuple[PeerCopy, ...] = ()
     """Its data ranks, where it has several; `endpoint` is that of the first."""
@@ -90,7 +92,7 @@ class SharedStore(BaseModel):
     block_size: int = Field(ge=1, le=MOST)
     """Tokens of a block."""
     block_bytes: int = Field(ge=1, le=MOST)
-    block_s: float | None = Field(default=None, ge=0)
+    block_s: Seconds | None = None
     """Measured seconds to bring a block into the cache; None before the first."""
     readable: bool
     announced: dict[str, bool] = Field(default={}, max_length=4 * MOST_ANNOUNCED)

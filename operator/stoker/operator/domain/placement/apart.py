@@ -46,10 +46,7 @@ def _selects(term: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
         return False
     if any(key in labels for key in term.get("mismatchLabelKeys") or ()):
         return False
-    equal = [{"key": key, "operator": "In", "values": [value]} for key, value in _items(selector, "matchLabels")]
+    pairs = (selector.get("matchLabels") or {}).items()
+    equal = [{"key": key, "operator": "In", "values": [value]} for key, value in pairs]
     wanted = [*(selector.get("matchExpressions") or ()), *equal]
     return not wanted or meets(labels, "", [{"matchExpressions": wanted}])
-
-
-def _items(selector: Mapping[str, Any], name: str) -> Any:
-    return (selector.get(name) or {}).items()

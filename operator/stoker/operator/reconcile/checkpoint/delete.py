@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stoker.operator.api.checkpoint import Checkpoint
 from stoker.operator.domain.conditions import Condition, Health
-from stoker.operator.domain.labels import EXPIRED
 from stoker.operator.domain.plan import Event, Plan
 from stoker.operator.domain.pods import ref_of
 from stoker.operator.reconcile.checkpoint.outcome import CheckpointChanges, CheckpointOutcome
 from stoker.operator.reconcile.checkpoint.task import ask_task
 from stoker.operator.reconcile.checkpoint.view import CheckpointView
+from stoker.operator.reconcile.retention import is_given_up
 
 FINALIZER = "stoker.dev/checkpoint-data"
 
@@ -26,7 +25,7 @@ def owns_data(view: CheckpointView) -> bool:
     found = view.checkpoint
     if found.spec.source.import_ is not None:
         return False
-    return found.spec.deletion_policy == "Delete" or _is_given_up(found)
+    return found.spec.deletion_policy == "Delete" or is_given_up(found)
 
 
 def wanted_finalizers(view: CheckpointView) -> tuple[str, ...] | None:
@@ -37,14 +36,9 @@ def wanted_finalizers(view: CheckpointView) -> tuple[str, ...] | None:
     return None if set(wanted) == set(now) else wanted
 
 
-def _is_given_up(found: Checkpoint) -> bool:
-    """Whether the job's retention gave the save up, and nothing has pinned it since."""
-    return EXPIRED in found.metadata.labels and not found.spec.pinned
-
-
 def expire(view: CheckpointView) -> CheckpointOutcome | None:
     """Guard the data, then delete the object, where the job's retention gave this save up."""
-    if not _is_given_up(view.checkpoint) or view.users:
+    if not is_given_up(view.checkpoint) or view.users:
         return None
     event = Event("Normal", "Expired", "beyond checkpoint.maxToKeep of its job")
     plan = Plan(finalizers=wanted_finalizers(view), delete=(ref_of(view.seen.resource),), events=(event,))

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from stoker.operator.api.checkpoint import Checkpoint
 from stoker.operator.api.inferencedeployment import CheckpointSelector, CurrentCheckpoint
 from stoker.operator.api.value import comparable
-from stoker.operator.domain.labels import EXPIRED, JOB, JOB_UID
+from stoker.operator.domain.labels import JOB, JOB_UID
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
+from stoker.operator.reconcile.retention import is_given_up
 from stoker.operator.render.engine import ModelSource, checkpoint_source, uri_source
 
 
@@ -96,8 +97,7 @@ def _choice_of(found: Checkpoint) -> ModelChoice:
 
 def _is_usable(found: Checkpoint) -> bool:
     status = found.status
-    given_up = EXPIRED in found.metadata.labels and not found.spec.pinned
-    gone = found.deleting or given_up or status.phase != "Complete"
+    gone = found.deleting or is_given_up(found) or status.phase != "Complete"
     return status.verified and not gone and None not in (status.storage, status.folder, status.digest)
 
 

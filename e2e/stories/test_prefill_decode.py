@@ -9,7 +9,7 @@ import itertools
 from e2e.cluster.partition import partition
 from e2e.stories.story import Object, Story
 from testing.stories.load import Load
-from testing.stories.manifests import Manifest, claim, corpus, deployment, job
+from testing.stories.manifests import EXACT, Manifest, claim, corpus, deployment, job
 from testing.stories.split_probe import is_split, paired
 
 NAME = "pairs"
@@ -75,7 +75,7 @@ def pairs(checkpoint: str) -> Manifest:
         "router.holdSeconds": 60,
         "router.replicas": 2,
     }
-    return deployment(NAME, {"checkpointRef": {"name": checkpoint}}, changes)
+    return deployment(NAME, {"checkpointRef": {"name": checkpoint}, "dtype": EXACT}, changes)
 
 
 def comes_to_share(story: Story) -> None:

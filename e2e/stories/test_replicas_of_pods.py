@@ -11,7 +11,7 @@ import yaml
 from e2e.stories.holder import holder
 from e2e.stories.installation import RACK
 from e2e.stories.story import Object, Story
-from testing.stories.manifests import Manifest, claim, corpus, deployment, job
+from testing.stories.manifests import EXACT, Manifest, claim, corpus, deployment, job
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "serve-multi-node" / "serve.yaml"
 TAUGHT = {"training.totalSteps": 10, "checkpoint.intervalSteps": 10}
@@ -59,7 +59,7 @@ def example() -> Manifest:
     level["key"] = RACK
     pool |= {"gpusPerPod": 2, "ranksPerPod": 1, "parallelism": {"tensor": pool["podsPerReplica"]}}
     pool["gracePeriodSeconds"] = 20
-    spec["model"]["dtype"] = "float32"
+    spec["model"]["dtype"] = EXACT
     spec["engine"] = {**small["engine"], "device": "cpu"}
     spec["router"] = small["router"]
     return manifest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from e2e.stories.story import Object, Story
 from testing.stories.load import Load
-from testing.stories.manifests import Manifest, claim, corpus, deployment, job
+from testing.stories.manifests import EXACT, Manifest, claim, corpus, deployment, job
 
 ENOUGH = 8
 """Answers to wait for before and after the change."""
@@ -41,7 +41,7 @@ def test_streams_go_on_through_a_rolling_update_to_a_newer_checkpoint(story: Sto
 
 
 def teller(checkpoint: str) -> Manifest:
-    return deployment("teller", {"checkpointRef": {"name": checkpoint}})
+    return deployment("teller", {"checkpointRef": {"name": checkpoint}, "dtype": EXACT})
 
 
 def serves(found: Object, checkpoint: str) -> bool:

@@ -8,7 +8,7 @@ import itertools
 
 from e2e.stories.story import Object, Story
 from testing.stories.load import Load
-from testing.stories.manifests import Manifest, claim, corpus, deployment, job
+from testing.stories.manifests import EXACT, Manifest, claim, corpus, deployment, job
 from testing.stories.split_probe import is_split, paired
 
 NAME = "wide"
@@ -58,7 +58,7 @@ def wide(checkpoint: str) -> Manifest:
         "router.policy": "cacheAware",
         "router.holdSeconds": 60,
     }
-    return deployment(NAME, {"checkpointRef": {"name": checkpoint}, "dtype": "float32"}, changes)
+    return deployment(NAME, {"checkpointRef": {"name": checkpoint}, "dtype": EXACT}, changes)
 
 
 def comes_to_share(story: Story, leader: Object) -> None:

@@ -26,6 +26,8 @@ MODEL = {
     "tieEmbeddings": True,
     "maxPositionEmbeddings": 512,
 }
+EXACT = "float32"
+"""The type of a model whose answers a test compares: in bfloat16 two words tie often, and the batch decides."""
 LOCAL_FOLDER = "stoker.dev/local-folder"
 
 

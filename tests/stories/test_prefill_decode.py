@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from testing.stories.load import Load
-from testing.stories.manifests import Manifest, claim
+from testing.stories.manifests import EXACT, Manifest, claim
 from testing.stories.split_probe import is_split, paired
 from testing.stories.story_cluster import Object, StoryCluster
 
@@ -29,6 +29,7 @@ PROMPT = "Then the boiler met the captain. Then the captain met coal. Then steam
 
 def example() -> Manifest:
     manifest: Manifest = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
+    manifest["spec"]["model"]["dtype"] = EXACT
     manifest["spec"]["engine"] |= SMALL
     manifest["spec"]["router"]["service"] = {"port": 8000}
     return manifest

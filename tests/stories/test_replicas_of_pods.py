@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from testing.stories.load import Load
-from testing.stories.manifests import Manifest, claim
+from testing.stories.manifests import EXACT, Manifest, claim
 from testing.stories.story_cluster import Object, StoryCluster
 from testing.stories.waits import TIMEOUT_S
 
@@ -32,7 +32,7 @@ ENOUGH = 6
 def example(axis: str) -> Manifest:
     """The example with engines of this machine's size: a rank in each of its two pods."""
     manifest: Manifest = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
-    manifest["spec"]["model"]["dtype"] = "float32"
+    manifest["spec"]["model"]["dtype"] = EXACT
     manifest["spec"]["engine"] = {**manifest["spec"].get("engine", {}), **copy.deepcopy(SMALL)}
     (pool,) = manifest["spec"]["pools"]
     for field in ("gpusPerPod", "resources", "tolerations"):

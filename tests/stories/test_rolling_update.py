@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from testing.stories.load import Load
-from testing.stories.manifests import Manifest, adopted, claim, deployment
+from testing.stories.manifests import EXACT, Manifest, adopted, claim, deployment
 from testing.stories.story_cluster import Object, StoryCluster
 
 ENOUGH = 8
@@ -16,7 +16,7 @@ ENOUGH = 8
 
 
 def teller(checkpoint: str, replicas: int = 1) -> Manifest:
-    manifest = deployment("teller", {"checkpointRef": {"name": checkpoint}})
+    manifest = deployment("teller", {"checkpointRef": {"name": checkpoint}, "dtype": EXACT})
     manifest["spec"]["pools"][0]["replicas"] = replicas
     return manifest
 

@@ -263,29 +263,26 @@ def test_a_task_does_not_leave_its_root(tmp_path: Path, done: Published, name: s
     assert (tmp_path / done.folder_name / "rank-00000.bin").exists()
 
 
-def test_list_task_fits_a_termination_message_however_much_there_is(tmp_path: Path) -> None:
+def test_list_task_gives_every_save_in_pages_that_fit_a_termination_message(tmp_path: Path) -> None:
     root = CheckpointRoot(tmp_path)
-    wide = META | {"layout": {f"axis_{number}": number for number in range(20)}}
-    for step in range(11):
-        save(root, make_state({"w": ((), "int8")}), step=step, meta=wide if step % 2 else META)
-    save(
-        root,
-        make_state({"w": ((), "int8")}),
-        step=99,
-        writer="ffffffff",
-        meta={"layout": {"a": "x" * 10_000}, "loss": "no"},
-    )
-    (tmp_path / f"step-00000100.{WRITER}").mkdir()
-    code, word = task(tmp_path / "log", "list", "--root", tmp_path, "--writer", WRITER)
-    saves = word.result["saves"]
-    assert code == 0
-    assert (tmp_path / "log").stat().st_size <= MAX_BYTES
-    assert [save["step"] for save in saves] == list(range(10, 10 - len(saves), -1))
-    assert len(saves) + word.result["omitted"] == 11
-    assert len(saves) >= 6
-    assert word.result["broken"] == [f"step-00000100.{WRITER}"]
-    (foreign,) = list_task(tmp_path, "ffffffff")["saves"]
-    assert (foreign["layout"], foreign["loss"], foreign["tokens"]) == ({}, None, None)
+    for step in range(60):
+        save(root, make_state({"w": ((), "int8")}), step=step)
+    save(root, make_state({"w": ((), "int8")}), step=99, writer="ffffffff")
+    for number in range(10):
+        (tmp_path / f"step-{100 + number:08d}.{WRITER}").mkdir()
+    pages: list[list[Result]] = []
+    omitted, after = 60, list[Any]()
+    while omitted:
+        code, word = task(tmp_path / "log", "list", "--root", tmp_path, "--writer", WRITER, *after)
+        assert (code, (tmp_path / "log").stat().st_size <= MAX_BYTES) == (0, True)
+        pages.append(word.result["saves"])
+        assert word.result["omitted"] == omitted - len(pages[-1])
+        omitted, after = word.result["omitted"], ["--after-step", pages[-1][-1]["step"]]
+    assert [found["step"] for page in pages for found in page] == list(range(60))
+    assert min(map(len, pages[:-1])) >= 20
+    assert {found["digest"] for page in pages for found in page} == {found.digest for found in root.committed()[1:]}
+    assert word.result["broken"] == [f"step-{number:08d}.{WRITER}" for number in range(109, 101, -1)]
+    assert [found["step"] for found in list_task(tmp_path)["saves"]][:2] == [0, 1]
 
 
 def test_a_task_on_a_lost_mount_is_a_storage_error_not_a_verdict() -> None:

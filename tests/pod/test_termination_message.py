@@ -58,6 +58,7 @@ def test_only_the_last_eight_saves_are_kept() -> None:
     )
     assert message is not None
     assert [save.step for save in message.saves] == list(range(12, 20))
+    assert message.saves_omitted == 12
 
 
 @given(
@@ -77,6 +78,7 @@ def test_it_never_exceeds_its_limit_and_always_parses(detail: str, saves: int, e
     assert read is not None
     assert read.cause == Cause.RANK_FAILED
     assert read.saves == message.saves[len(message.saves) - len(read.saves) :]
+    assert read.saves_omitted == saves - len(read.saves)
 
 
 def test_a_long_detail_is_shortened_before_a_save_is_dropped() -> None:

@@ -263,14 +263,15 @@ def test_stragglers_are_shown_with_their_node_until_they_are_none() -> None:
     assert state.status()["stragglers"] == []
 
 
-def test_the_last_eight_saves_are_for_the_end_and_the_last_requests_are_kept() -> None:
+def test_committed_saves_are_for_the_end_and_the_last_requests_are_kept() -> None:
     state = state_of()
     for step in range(1, 11):
         state.apply(0, save(step, state="Saving"), clock=1, unix=1)
         state.apply(0, save(step), clock=1, unix=1)
         state.apply(0, save(step, verified=step != 9), clock=1, unix=1)
     state.apply(0, save(11, state="Failed"), clock=1, unix=1)
-    assert [record.step for record in state.save_records(unread=None)] == [3, 4, 5, 6, 7, 8, 9, 10]
+    assert [record.step for record in state.save_records(unread=None)] == list(range(1, 11))
+    assert state.status()["saves_omitted"] == 0
     state.apply(0, RetentionEvent(deleted=["a", "b"], problems=["c: is being read"]), clock=1, unix=1)
     ends = {"committed": 10, "failed": 1, "verified": 9, "unreadable": 1, "deleted": 2, "not_deleted": 1}
     assert state.save_counts == ends
@@ -286,11 +287,16 @@ def test_an_operator_that_was_away_finds_the_saves_of_the_meantime() -> None:
         state.apply(0, save(number, verified=True), clock=1, unix=1)
     state.apply(0, step(step=70), clock=1, unix=1)
     assert [found["step"] for found in state.status()["saves"]] == list(range(7, 71))
+    assert state.status()["saves_omitted"] == 6
     message = TerminationMessage(
-        cause=Cause.INTERRUPTED, saves=state.save_records(unread=None), result=state.last_numbers()
+        cause=Cause.INTERRUPTED,
+        saves=state.save_records(unread=None),
+        saves_omitted=state.saves_omitted,
+        result=state.last_numbers(),
     )
-    kept = [found["step"] for found in json.loads(message.encode())["saves"]]
-    assert kept == list(range(63, 71))
+    word = json.loads(message.encode())
+    assert [found["step"] for found in word["saves"]] == list(range(63, 71))
+    assert word["saves_omitted"] == 62
 
 
 def test_the_innermost_calls_of_the_main_thread_are_shown() -> None:

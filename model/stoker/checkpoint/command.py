@@ -295,6 +295,7 @@ def _task_options(with_folder: bool) -> list[click.Parameter]:
         options.append(click.Option(["--digest"], help="The manifest digest that the checkpoint must have."))
     else:
         options.append(click.Option(["--writer"], help="List only folders of this writer (8 hex digits)."))
+        options.append(click.Option(["--after-step"], type=click.IntRange(0), help="List only saves after this step."))
     return options
 
 
@@ -323,9 +324,9 @@ def task_delete(root: Path | None, folder: str, digest: str | None) -> tasks.Res
 
 
 @_task("list", with_folder=False)
-def task_list(root: Path, writer: str | None) -> tasks.Result:
-    """Report the newest committed checkpoints below --root."""
-    return tasks.list_task(root, writer)
+def task_list(root: Path, writer: str | None, after_step: int | None) -> tasks.Result:
+    """Report the committed checkpoints below --root, oldest first."""
+    return tasks.list_task(root, writer, after_step)
 
 
 def _leave(message: TerminationMessage, termination_log: Path | None) -> int:

@@ -17,6 +17,7 @@ Called by `command` alone. Only `delete_task` changes a checkpoint; the others r
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ from stoker.checkpoint.verify import VerifyReport, verify
 from stoker.pod.causes import Cause
 from stoker.pod.termination_message import MAX_BYTES, TerminationMessage
 
-MAX_SAVES = 8
+MAX_BROKEN = 8
 MAX_SHOWN_PROBLEMS = 8
 MAX_TEXT = 240
 MAX_LAYOUT_BYTES = 400
@@ -118,17 +119,20 @@ def delete_task(target: Target) -> Result:
     }
 
 
-def list_task(root: Path, writer: str | None = None) -> Result:
-    """Return `{task, saves, broken, omitted}`: the newest committed checkpoints (of one writer), and broken folders."""
+def list_task(root: Path, writer: str | None = None, after_step: int | None = None) -> Result:
+    """Return `{task, saves, broken, omitted}`: committed checkpoints (of one writer), oldest first, and broken folders.
+
+    A save is `{folder, step, digest}`. `omitted` newer ones had no room: they follow with the last step of these as
+    `after_step`.
+    """
     items = [item for item in CheckpointRoot(root).scan() if writer is None or item.folder_name.endswith(f".{writer}")]
-    found = [item for item in items if isinstance(item, Found)]
-    result: Result = {
-        "task": "list",
-        "saves": [{"folder": item.folder_name} | _facts(item.manifest) for item in found[:MAX_SAVES]],
-        "broken": [item.folder_name for item in items if isinstance(item, Broken)][:MAX_SAVES],
-        "omitted": max(len(found) - MAX_SAVES, 0),
-    }
-    return _fit_list(result)
+    found = [item for item in items if isinstance(item, Found) and (after_step is None or item.step > after_step)]
+    saves = [
+        {"folder": item.folder_name, "step": item.step, "digest": facts_of(item.manifest).digest}
+        for item in reversed(found)
+    ]
+    broken = [item.folder_name for item in items if isinstance(item, Broken)][:MAX_BROKEN]
+    return _fit_list({"task": "list", "saves": saves, "broken": broken, "omitted": 0})
 
 
 def run(task: Callable[[], Result], name: str, folder: str) -> TerminationMessage:
@@ -180,17 +184,6 @@ def _verdict(report: VerifyReport) -> Result:
 def _figures(manifest: Manifest) -> Result:
     """Return the metrics that a Checkpoint object shows."""
     facts = facts_of(manifest)
-    return _facts(manifest) | {
-        "learning_rate": facts.learning_rate,
-        "elapsed_s": facts.elapsed_s,
-        "files": len(manifest.file_sizes()),
-        "pieces": facts.pieces,
-    }
-
-
-def _facts(manifest: Manifest) -> Result:
-    """Return the metrics that fit into a list of saves."""
-    facts = facts_of(manifest)
     return {
         "step": facts.step,
         "writer": facts.writer,
@@ -199,6 +192,10 @@ def _facts(manifest: Manifest) -> Result:
         "layout": _small(facts.layout),
         "digest": facts.digest,
         "bytes": facts.bytes,
+        "learning_rate": facts.learning_rate,
+        "elapsed_s": facts.elapsed_s,
+        "files": len(manifest.file_sizes()),
+        "pieces": facts.pieces,
     }
 
 
@@ -212,7 +209,12 @@ def _shortened(text: str) -> str:
 
 
 def _fit_list(result: Result) -> Result:
-    """Drop the oldest saves until the termination message fits its limit."""
-    while result["saves"] and len(json.dumps(result)) > MAX_BYTES - 256:
-        result = result | {"saves": result["saves"][:-1], "omitted": result["omitted"] + 1}
-    return result
+    """Drop the newest saves until the termination message fits its limit."""
+    saves, fixed = result["saves"], len(_json(result | {"saves": []}))
+    ends = itertools.accumulate((len(_json(save)) + 1 for save in saves), initial=fixed)
+    fitting = sum(end <= MAX_BYTES - 256 for end in ends) - 1
+    return result | {"saves": saves[: max(fitting, 0)], "omitted": len(saves) - max(fitting, 0)}
+
+
+def _json(value: Result) -> str:
+    return json.dumps(value, separators=(",", ":"))

@@ -36,7 +36,7 @@ class SaveReport:
 
 @dataclass(frozen=True, kw_only=True)
 class TerminationMessage:
-    """`{cause, step, rank, detail, saves, result}`.
+    """`{cause, step, rank, detail, saves, saves_omitted, result}`.
 
     `result` is the result of a task pod, and of a trainer the numbers of its last step with the names of `/status`.
     """
@@ -46,6 +46,8 @@ class TerminationMessage:
     rank: int | None = None
     detail: str = ""
     saves: tuple[SaveReport, ...] = ()
+    saves_omitted: int = 0
+    """Saves older than those of `saves`, which had no room."""
     result: dict[str, Any] = field(default_factory=dict)
 
     def encode(self) -> bytes:
@@ -53,7 +55,7 @@ class TerminationMessage:
 
         What does not fit is dropped: metrics of old saves, the end of the detail, old saves.
         """
-        message = _without_old_figures(replace(self, saves=self.saves[-MAX_SAVES:]))
+        message = _without_old_figures(_without_old_saves(self, MAX_SAVES))
         encoded = _json(message)
         if len(encoded) > MAX_BYTES:
             detail = message.detail.encode(errors="replace")
@@ -61,7 +63,7 @@ class TerminationMessage:
             message = replace(message, detail=detail[: max(room, 0)].decode(errors="ignore") + "...")
             encoded = _json(message)
         while len(encoded) > MAX_BYTES and message.saves:
-            message = replace(message, saves=message.saves[1:])
+            message = _without_old_saves(message, len(message.saves) - 1)
             encoded = _json(message)
         if len(encoded) > MAX_BYTES:
             raise ValueError(
@@ -91,6 +93,7 @@ def parse_termination_message(text: str) -> TerminationMessage | None:
             rank=_integer(raw.get("rank")),
             detail=str(raw.get("detail", "")),
             saves=tuple(_save(save) for save in raw.get("saves", ())),
+            saves_omitted=_integer(raw.get("saves_omitted")) or 0,
             result=dict(raw.get("result") or {}),
         )
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -114,6 +117,12 @@ def _integer(value: object) -> int | None:
     if value is None or type(value) is int:
         return value
     raise TypeError("an integer or null is needed")
+
+
+def _without_old_saves(message: TerminationMessage, most: int) -> TerminationMessage:
+    """The message with at most the `most` newest saves."""
+    dropped = max(len(message.saves) - most, 0)
+    return replace(message, saves=message.saves[dropped:], saves_omitted=message.saves_omitted + dropped)
 
 
 def _without_old_figures(message: TerminationMessage) -> TerminationMessage:

@@ -68,6 +68,7 @@ def folder_arguments(storage: StorageSpec, default_path: str, folder: str, diges
     return ("--folder", path, *(("--digest", digest) if digest else ()))
 
 
-def list_arguments(storage: StorageSpec, default_path: str, writer: str) -> tuple[str, ...]:
-    """Return `--root PATH --writer W` for all saves of one attempt."""
-    return ("--root", storage_root(storage, default_path), "--writer", writer)
+def list_arguments(storage: StorageSpec, default_path: str, writer: str, after_step: int | None) -> tuple[str, ...]:
+    """Return `--root PATH --writer W [--after-step N]` for the saves of one attempt."""
+    after = () if after_step is None else ("--after-step", str(after_step))
+    return ("--root", storage_root(storage, default_path), "--writer", writer, *after)

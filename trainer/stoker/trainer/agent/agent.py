@@ -264,6 +264,7 @@ class Agent:
             rank=outcome.rank,
             detail=outcome.detail,
             saves=self.state.save_records(unread=unread),
+            saves_omitted=self.state.saves_omitted,
             result=self.state.last_numbers(),
         )
 

@@ -37,6 +37,7 @@ STATUS: Schema = {
         "message": TEXT,
         "step": {"type": ["integer", "null"]},
         "saves": {"type": "array", "items": OBJECT},
+        "saves_omitted": {"type": "integer"},
         "requests": OBJECT,
         "nodes": {"type": "array", "items": OBJECT},
         "cause": OPTIONAL_TEXT,

@@ -32,7 +32,7 @@ from stoker.trainer.protocol.messages import (
 
 MAX_REQUESTS = 64
 MAX_KNOWN_SAVES = 64
-"""Saves in `/status`. An operator that was away finds those of the meantime; what it never sees is never deleted."""
+"""Saves in `/status`. An operator that was away for longer lists the older ones."""
 MAX_SOURCES = 8
 """Data sources whose progress is in the termination message."""
 _SAVE_COUNTS = ("committed", "failed", "verified", "unreadable", "deleted", "not_deleted")
@@ -195,8 +195,13 @@ class RunState:
             if running.get(rank, False)
         }
 
+    @property
+    def saves_omitted(self) -> int:
+        """Committed saves of this attempt that are older than those in `saves`."""
+        return self._save_counts["committed"] - len(self._committed())
+
     def save_records(self, *, unread: bool | None) -> tuple[SaveReport, ...]:
-        """Committed saves for the termination message.
+        """Committed saves for the termination message, which keeps the newest that it has room for.
 
         `unread` is the value of `verified` where the read-back has not ended.
         """
@@ -209,7 +214,7 @@ class RunState:
                 verified=unread if save.verified is None else save.verified,
                 metrics={name: value for name, value in self._save_metrics(save).items() if value is not None},
             )
-            for save in self._last_committed()
+            for save in self._committed()
         )
 
     def last_numbers(self) -> dict[str, Any]:
@@ -218,7 +223,7 @@ class RunState:
         The message is short, so the progress of many data sources is left out. `save_reasons` is by folder.
         """
         sources = {"sources": self.sources} if 0 < len(self.sources) <= MAX_SOURCES else {}
-        reasons = {save.folder: save.reason for save in self._last_committed()}
+        reasons = {save.folder: save.reason for save in self._committed()[-MAX_SAVES:]}
         numbers = {name: value for name, value in self._progress().items() if value is not None}
         last = {"progressed_at": self.progressed_at, "save_reasons": reasons, "startup": self.startup.status()}
         return numbers and {**numbers, **last, **sources}
@@ -241,6 +246,7 @@ class RunState:
                 {**found, "node_rank": found["rank"] // self.pod.ranks_per_node} for found in self.stragglers
             ],
             "saves": [_save_status(save) | self._save_metrics(save) for save in self.saves.values()],
+            "saves_omitted": self.saves_omitted,
             "requests": {name: asdict(request) for name, request in self.requests.items()},
             "nodes": [asdict(node) for node in self.nodes()],
             "cause": self.cause.value if self.cause else None,
@@ -266,9 +272,8 @@ class RunState:
             "validation_loss": self._validated.get(save.step)
         }
 
-    def _last_committed(self) -> list[SaveEvent]:
-        """The saves that a termination message has room for."""
-        return [save for save in self.saves.values() if save.state == "Committed"][-MAX_SAVES:]
+    def _committed(self) -> list[SaveEvent]:
+        return [save for save in self.saves.values() if save.state == "Committed"]
 
     def _add_save(self, save: SaveEvent) -> None:
         before = self.saves.get(save.folder)

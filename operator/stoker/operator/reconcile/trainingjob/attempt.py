@@ -14,8 +14,8 @@ from stoker.operator.domain.plan import Object, Ref
 from stoker.operator.domain.pods import PodState, pod_state, ref_of
 from stoker.operator.domain.schedulers import Scheduler
 from stoker.operator.domain.text import shortened
+from stoker.operator.reconcile.trainingjob.announced_saves import announced
 from stoker.operator.reconcile.trainingjob.outcome import changed_attempt
-from stoker.operator.reconcile.trainingjob.saves import announced
 from stoker.operator.reconcile.trainingjob.view import TrainingView
 
 

@@ -12,6 +12,7 @@ from stoker.operator.api.trainingjob_status import TrainingPhase
 from stoker.operator.domain.conditions import Condition, Health
 from stoker.operator.domain.plan import Event, Plan
 from stoker.operator.domain.pods import ref_of
+from stoker.operator.reconcile.trainingjob.announced_saves import omits_saves
 from stoker.operator.reconcile.trainingjob.attempt import closed, moment, undeleted
 from stoker.operator.reconcile.trainingjob.outcome import JobChanges, JobOutcome
 from stoker.operator.reconcile.trainingjob.saves import expired, new_checkpoints
@@ -24,14 +25,14 @@ def clean_up(view: TrainingView) -> JobOutcome:
 
 
 def after_end(view: TrainingView) -> JobOutcome:
-    """Delete pods that still run, record saves, and delete the job once its time to live is over."""
+    """Delete pods that still run, record saves, and delete the job once these are objects and its time is over."""
     plan = Plan(create=new_checkpoints(view), patch=expired(view), delete=undeleted(view.live))
     ttl = view.job.spec.run.ttl_seconds_after_finished
     if ttl is not None and view.job.status.finished_at:
         left_s = (moment(view.job.status.finished_at) + timedelta(seconds=ttl) - view.now).total_seconds()
-        if left_s <= 0:
+        if left_s <= 0 and not (plan.create or omits_saves(view)):
             return JobOutcome(plan=Plan(delete=(ref_of(view.seen.resource),)))
-        plan = replace(plan, requeue_after_s=left_s)
+        plan = replace(plan, requeue_after_s=left_s if left_s > 0 else None)
     return JobOutcome(plan=plan)
 
 

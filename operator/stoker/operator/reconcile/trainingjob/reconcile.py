@@ -14,6 +14,7 @@ from stoker.operator.reconcile.trainingjob.apply_edit import apply_edit
 from stoker.operator.reconcile.trainingjob.bind import bind
 from stoker.operator.reconcile.trainingjob.end import after_end, clean_up, stall
 from stoker.operator.reconcile.trainingjob.follow import follow
+from stoker.operator.reconcile.trainingjob.omitted_saves import with_omitted_saves
 from stoker.operator.reconcile.trainingjob.outcome import JobOutcome
 from stoker.operator.reconcile.trainingjob.recover import explain, recover
 from stoker.operator.reconcile.trainingjob.resize import elastic_condition, next_look_s, resize
@@ -33,11 +34,11 @@ def _decide(view: TrainingView) -> JobOutcome:
     if view.job.deleting:
         return clean_up(view)
     if view.job.status.terminal:
-        return after_end(view)
+        return with_omitted_saves(view, after_end(view))
     if view.intent.never_accepted and view.attempt is None and not view.job.spec.run.cancel:
         return stall("NotSupported", view.intent.text)
     outcome = explain(view) or stop(view) or apply_edit(view) or recover(view) or start(view) or _resized(view)
-    return by_deadline(view, outcome)
+    return by_deadline(view, with_omitted_saves(view, outcome) if view.live else outcome)
 
 
 def _resized(view: TrainingView) -> JobOutcome:

@@ -5,65 +5,31 @@ Called by the other modules of this folder.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+import math
 
 from stoker.operator.api.checkpoint import Checkpoint
 from stoker.operator.api.pod_fields import SmallPod
-from stoker.operator.domain.labels import EXPIRED, PREFIX, TASK, WRITER
+from stoker.operator.domain.labels import EXPIRED, PREFIX
 from stoker.operator.domain.plan import Object, Patch, Ref
-from stoker.operator.domain.pods import ended, exit_of, label
+from stoker.operator.reconcile.trainingjob.announced_saves import Save, announced, last_listed_step, omits_saves
 from stoker.operator.reconcile.trainingjob.view import TrainingView
 from stoker.operator.render.storage import settled
 from stoker.operator.render.trainer import job_labels
 from stoker.pod.writer import writer_of
 
 
-@dataclass(frozen=True)
-class Save:
-    """One durable save, as an attempt announced it."""
-
-    id: str
-    folder: str
-    step: int
-    digest: str
-    attempt: int
-    verified: bool | None
-    reason: str
-
-
-def announced(view: TrainingView) -> tuple[Save, ...]:
-    """Saves of the current attempt, by report, termination messages and the list of a task pod.
-
-    Each folder once; folders of other writers are ignored.
-    """
-    attempt = view.attempt
-    if attempt is None:
-        return ()
-    writer = writer_of(view.job.metadata.uid, attempt.number)
-    by_folder: dict[str, Save] = {}
-    for save in (
-        *_reported(view, attempt.number),
-        *_messages(view, attempt.number),
-        *_listed(view, attempt.number, writer),
-    ):
-        if not save.folder.endswith(f".{writer}"):
-            continue
-        known = by_folder.setdefault(save.folder, save)
-        if known.verified is None:
-            by_folder[save.folder] = replace(known, verified=save.verified)
-    return tuple(sorted(by_folder.values(), key=lambda save: save.step))
-
-
 def new_checkpoints(view: TrainingView) -> tuple[Object, ...]:
-    """Checkpoint objects that are still missing. A save that a Checkpoint requested belongs to that one."""
+    """Checkpoint objects that are still missing. A save that a Checkpoint requested belongs to that one.
+
+    While the leader's word omits older saves, none is made for a save that is newer than those of the list.
+    """
     known = {found.status.folder for found in view.checkpoints}
     known |= {found.spec.source.save.folder for found in view.checkpoints if found.spec.source.save}
     asked = {found.metadata.uid for found in view.checkpoints if found.spec.source.job_ref}
-    done = view.attempt.announced_step if view.attempt else None
+    first = -1 if view.attempt is None or view.attempt.announced_step is None else view.attempt.announced_step
+    last = last_listed_step(view) if omits_saves(view) else math.inf
     fresh = (save for save in announced(view) if save.folder not in known and save.id not in asked)
-    return tuple(_checkpoint(view, save) for save in fresh if done is None or save.step > done)
+    return tuple(_checkpoint(view, save) for save in fresh if first < save.step <= last)
 
 
 def checkpoint_name(job_name: str, folder: str) -> str:
@@ -139,44 +105,6 @@ def _checkpoint(view: TrainingView, save: Save) -> Object:
             "task": task.to_wire(),
         },
     }
-
-
-def _reported(view: TrainingView, attempt: int) -> Iterator[Save]:
-    for raw in (view.report or {}).get("saves", ()):
-        if raw.get("state") == "Committed" and raw.get("digest"):
-            yield _save(raw, attempt, str(raw.get("reason") or "interval"))
-
-
-def _messages(view: TrainingView, attempt: int) -> Iterator[Save]:
-    for pod in view.gang:
-        message = exit_of(pod).message if ended(pod) else None
-        reasons = message.result.get("save_reasons", {}) if message else {}
-        for save in message.saves if message else ():
-            if save.digest:
-                reason = str(reasons.get(save.folder) or "interval")
-                yield Save(save.id, save.folder, save.step, save.digest, attempt, save.verified, reason)
-
-
-def _listed(view: TrainingView, attempt: int, writer: str) -> Iterator[Save]:
-    for pod in view.tasks:
-        if label(pod, TASK) != "list" or label(pod, WRITER) != writer or not ended(pod):
-            continue
-        message = exit_of(pod).message
-        for raw in message.result.get("saves", ()) if message else ():
-            yield _save(raw, attempt, "found")
-
-
-def _save(raw: Mapping[str, Any], attempt: int, reason: str) -> Save:
-    verified = raw.get("verified")
-    return Save(
-        id=str(raw.get("id") or raw["folder"]),
-        folder=str(raw["folder"]),
-        step=int(raw["step"]),
-        digest=str(raw["digest"]),
-        attempt=attempt,
-        verified=verified if isinstance(verified, bool) else None,
-        reason=reason,
-    )
 
 
 def _ref(found: Checkpoint) -> Ref:

@@ -15,6 +15,7 @@ from stoker.operator.domain.plan import Plan
 from stoker.operator.domain.pods import PodState, ended, exit_of, is_ready, pod_state
 from stoker.operator.reconcile.intent import EditTime, edit_conditions, edit_events
 from stoker.operator.reconcile.outcome import derive_plan
+from stoker.operator.reconcile.trainingjob.announced_saves import omits_saves
 from stoker.operator.reconcile.trainingjob.apply_edit import applies_at_once
 from stoker.operator.reconcile.trainingjob.attempt import failures_without_progress, gang_size
 from stoker.operator.reconcile.trainingjob.blame import avoided_nodes
@@ -136,10 +137,15 @@ def _pod_counts(view: TrainingView, attempt: Attempt | None, phase: str) -> PodC
 
 
 def _with_announced_step(view: TrainingView, attempt: Attempt | None) -> Attempt | None:
-    """The attempt, remembering the highest of its saves that was seen as an object."""
+    """The attempt, remembering the highest of its saves that was seen as an object.
+
+    While older saves are being listed, one that a Checkpoint has asked for meanwhile does not count.
+    """
     if attempt is None:
         return None
     mine = [found for found in view.checkpoints if _writer(found) == attempt.writer]
+    if omits_saves(view):
+        mine = [found for found in mine if found.spec.source.save]
     steps = [found.spec.source.save.step if found.spec.source.save else found.status.step for found in mine]
     highest = max((step for step in (*steps, attempt.announced_step) if step is not None), default=None)
     return attempt if highest == attempt.announced_step else changed_attempt(attempt, announced_step=highest)

@@ -59,7 +59,7 @@ def saved_steps(run: Run) -> list[int]:
     return sorted(found["spec"]["source"]["save"]["step"] for found in run.cluster.of_kind("Checkpoint"))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     seen=st.integers(0, 4),
     last=st.integers(1, 24),
@@ -79,6 +79,18 @@ def test_each_save_gets_its_checkpoint_however_long_the_operator_was_away(
     run.cluster.settle()
     answer_lists(run, last, page)
     assert saved_steps(run) == list(range(1, last + 1))
+
+
+def test_a_save_that_a_running_job_reports_no_more_is_verified_by_a_task() -> None:
+    """Its agent has read it back long ago, and will not say so again."""
+    run = Run()
+    run.start()
+    away(run, 9, "running")
+    run.cluster.settle()
+    answer_lists(run, 9, 4)
+    run.answer_tasks("verify")
+    by = {c["spec"]["source"]["save"]["step"]: c["status"].get("verifiedBy") for c in run.cluster.of_kind("Checkpoint")}
+    assert by == dict.fromkeys(range(1, 5), "Task") | dict.fromkeys(range(5, 10), "Agent")
 
 
 @pytest.mark.parametrize("end", ["running", "Completed"])

@@ -237,8 +237,10 @@ def _task_verdict(view: CheckpointView) -> VerifiedBy:
 
 
 def _writer_runs(view: CheckpointView) -> bool:
-    """Whether the attempt that wrote the save still runs, so that its agent will report the read-back."""
+    """Whether the attempt that wrote the save still runs, and its agent will report the read-back."""
     job = view.job
+    if view.is_reported_no_more:
+        return False
     if job is None or job.deleting or job.status.terminal or job.status.attempt is None:
         return False
     attempt = job.status.attempt

@@ -77,6 +77,14 @@ class CheckpointView:
     def leader_running(self) -> bool:
         return self.leader is not None and pod_state(self.leader) is PodState.RUNNING
 
+    @property
+    def is_reported_no_more(self) -> bool:
+        """Whether the leader reports newer saves alone: this one was made long ago, while the operator was away."""
+        source, status = self.checkpoint.spec.source, self.checkpoint.status
+        step = source.save.step if source.save else status.step
+        steps = [save.step for save in self.saves if save.folder.endswith(f".{status.writer}")]
+        return self.leader_reports and step is not None and min(steps, default=step) > step
+
     def save_report(self, folder: str, digest: str | None) -> ReportedSave | None:
         """The report of a save; one with the result of a read-back comes first."""
         about = [save for save in self.saves if save.folder == folder and digest in (None, save.digest)]

@@ -282,7 +282,7 @@ def test_a_silent_backend_is_given_up_and_the_request_not_repeated() -> None:
             await asyncio.sleep(60)
 
         a, b = await FakeEngine("a", silent).start(), await FakeEngine("b", silent).start()
-        async with routed(a, b, request_timeout_s=0.2) as (_, client):
+        async with routed(a, b, request_timeout_s=1) as (_, client):
             answer = await client.post("/v1/completions", content=b"{}")
             assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
             await until(lambda: a.disconnects + b.disconnects == 1)

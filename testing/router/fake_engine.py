@@ -145,6 +145,11 @@ class FakeEngine:
             await self._answer(exchange, reader)
             wire.start_next_cycle()
 
+    @staticmethod
+    def _is_cut(exchange: Exchange, answer: asyncio.Future[None]) -> bool:
+        """Whether an answer has failed because its client has gone, which its write may see before the read does."""
+        return exchange.writer.is_closing() and isinstance(answer.exception(), ConnectionError)
+
     async def _report_load(self, exchange: Exchange) -> None:
         """Report `load` every 20 ms, or nothing where it is None."""
         if self.load is None:
@@ -169,7 +174,7 @@ class FakeEngine:
         gone = asyncio.ensure_future(reader.read(1))
         try:
             await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not answer.done():
+            if not answer.done() or self._is_cut(exchange, answer):
                 self.disconnects += 1
                 raise ConnectionResetError
             answer.result()

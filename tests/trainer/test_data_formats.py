@@ -182,6 +182,13 @@ def test_documents_of_tokens_end_with_the_end_token_wherever_pieces_are_cut(
         assert [document.ids.tolist() for document in cut if isinstance(document, Tokens)] == whole
 
 
+def test_a_header_is_no_token_where_the_sidecar_names_the_type_too(tmp_path: Path) -> None:
+    file = write_bin(tmp_path / "a.bin", tokens_of(["ab", "c"]))
+    Path(f"{file}.json").write_text(json.dumps({"dtype": "uint16", "eos_token_id": 256}))
+    found = read(source_of(file, format="tokens"))
+    assert [document.ids.tolist() for document in found if isinstance(document, Tokens)] == [[97, 98, 256], [99, 256]]
+
+
 def test_files_of_tokens_of_other_forms_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "floats.npy", np.zeros(3))
     np.save(tmp_path / "square.npy", np.zeros((2, 2), dtype=np.uint16))
@@ -190,6 +197,8 @@ def test_files_of_tokens_of_other_forms_are_refused(tmp_path: Path) -> None:
     write_bin(tmp_path / "cut.bin", tokens_of(["abc"]), count=9)
     (tmp_path / "odd.bin").write_bytes(b"\1\0\2")
     (tmp_path / "odd.bin.json").write_text('{"dtype": "uint16"}')
+    write_bin(tmp_path / "other.bin", tokens_of(["abc"]))
+    (tmp_path / "other.bin.json").write_text('{"dtype": "uint32"}')
     (tmp_path / "facts.bin").write_bytes(b"\1\0")
     (tmp_path / "facts.bin.json").write_text('{"dtype": "int8"}')
     (tmp_path / "a.txt").write_text("text")
@@ -200,6 +209,7 @@ def test_files_of_tokens_of_other_forms_are_refused(tmp_path: Path) -> None:
         ("raw.bin", "it has no header of token files, and .*raw.bin.json with its dtype is missing"),
         ("cut.bin", "its header counts 9 tokens, the file holds 4"),
         ("odd.bin", "ends within a token of 2 bytes"),
+        ("other.bin", "its header says uint16, .*other.bin.json has dtype uint32; leave that out"),
         ("facts.bin", "dtype 'int8' is unknown; allowed: uint16, uint32"),
         ("a.txt", "a.txt is no file of tokens; allowed: .npy, .bin"),
     ]:

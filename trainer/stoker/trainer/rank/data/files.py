@@ -41,6 +41,11 @@ class DataFile(Protocol):
         """Facts that differ whenever the content may differ; None where the file system has none."""
         ...
 
+    @property
+    def version(self) -> tuple[int, ...] | None:
+        """Facts of this moment that a write changes; None where only the listing has such facts."""
+        ...
+
     def open(self) -> BinaryIO:
         """Open the file as it is: a compressed one is not decompressed."""
         ...
@@ -66,6 +71,11 @@ class LocalFile:
     def identity(self) -> list[str | int] | None:
         facts = self.path.stat()
         return [str(self.path.resolve()), facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino]
+
+    @property
+    def version(self) -> tuple[int, ...] | None:
+        facts = self.path.stat()
+        return facts.st_size, facts.st_mtime_ns, facts.st_ino
 
     def open(self) -> BinaryIO:
         return self.path.open("rb")
@@ -94,6 +104,10 @@ class RemoteFile:
     def identity(self) -> list[str | int] | None:
         versions = [f"{name} {self.info[name]}" for name in _VERSIONS if self.info.get(name) is not None]
         return [self.name, self.size, *versions] if versions else None
+
+    @property
+    def version(self) -> tuple[int, ...] | None:
+        return None  # servers behind one address may give one content different tags
 
     def open(self) -> BinaryIO:
         opened: BinaryIO = self.system.open(self.path, "rb")

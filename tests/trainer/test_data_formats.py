@@ -316,6 +316,45 @@ def test_a_web_server_gives_the_corpus_and_its_absence_is_named(tmp_path: Path) 
         train_tokenizer(config_for(tmp_path, {"sources": [gone], "tokenizer": tokenizer}))  # it holds the cache's lock
 
 
+class WithoutLength(http.server.BaseHTTPRequestHandler):
+    """Sends what it was given in a chunk, as servers do that compress or compute their answers."""
+
+    protocol_version = "HTTP/1.1"
+    content = b""
+
+    def do_HEAD(self) -> None:
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        self.do_HEAD()
+        self.wfile.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(self.content), self.content))
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  its signature
+        """Print nothing."""
+
+
+def test_answers_of_a_web_server_without_a_length_are_read(tmp_path: Path) -> None:
+    lines = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in TEXTS)
+    rows = write_parquet(tmp_path / "a.parquet", text=TEXTS).read_bytes()
+    for name, content in {"a.jsonl": lines, "a.jsonl.gz": gzip.compress(lines), "a.parquet": rows}.items():
+        handler = type("Handler", (WithoutLength,), {"content": content})
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+            thread = threading.Thread(target=server.serve_forever)
+            thread.start()
+            source = DataSourceConfig(name="books", url=f"http://127.0.0.1:{server.server_port}/{name}")
+            try:
+                if name == "a.parquet":
+                    with pytest.raises(DataError, match=r"a.parquet: the server gives no length and no parts"):
+                        read(source)
+                else:
+                    assert read(source) == [Text(text) for text in TEXTS]
+            finally:
+                server.shutdown()
+                thread.join()
+
+
 class Broken:
     """A file system whose reads fail as a network does."""
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Protocol
 
@@ -17,6 +18,7 @@ from stoker.pod.config_file import ConfigError
 from stoker.trainer.errors import DataError, StorageFailed
 from stoker.trainer.protocol.config import DataSourceConfig
 from stoker.trainer.rank.data.compressed import GROWTH, Suffixes, suffixes_of
+from stoker.trainer.rank.data.remote_stream import RemoteStream
 
 _VERSIONS = ("ETag", "etag", "mtime", "LastModified", "Last-Modified", "created", "ino")
 """Facts of a remote file that change with its content."""
@@ -110,8 +112,7 @@ class RemoteFile:
         return None  # servers behind one address may give one content different tags
 
     def open(self) -> BinaryIO:
-        opened: BinaryIO = self.system.open(self.path, "rb")
-        return opened
+        return BufferedReader(RemoteStream(self.system.open(self.path, "rb"), self.name))
 
 
 def stored_bytes(files: Sequence[DataFile]) -> int:

@@ -166,12 +166,21 @@ def _below_folder(folder: Path, parts: tuple[str, ...], above: frozenset[Path]) 
     first, rest = parts[0], parts[1:]
     if first == "**":
         yield from _below_folder(folder, rest or ("*",), above)
-    for name in glob.glob("*" if first == "**" else first, root_dir=folder):  # noqa: PTH207  (Path.glob has hidden ones)
+    for name in _names(folder, "*" if first == "**" else first):
         found = folder / name
         if first != "**" and not rest:
             yield found
         elif found.is_dir() and not (first == "**" and found.resolve() in above):
             yield from _below_folder(found, parts if first == "**" else rest, above | {found.resolve()})
+
+
+def _names(folder: Path, pattern: str) -> list[str]:
+    """Return what a part of a pattern names in a folder. What is there by that very name is meant: a mount may be below
+    `runs[2]`.
+    """
+    if (folder / pattern).exists():
+        return [pattern]
+    return glob.glob(pattern, root_dir=folder)  # noqa: PTH207  (Path.glob has hidden ones)
 
 
 def _remote_files(source: DataSourceConfig, url: str) -> list[DataFile]:

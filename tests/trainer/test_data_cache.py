@@ -71,6 +71,17 @@ def test_a_new_holder_does_not_show_the_work_of_one_that_died(tmp_path: Path) ->
         assert (tmp_path / "lock").read_text().strip() == ""
 
 
+def test_a_cache_on_a_file_system_without_locks_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))  # as Lustre does without the mount option flock
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    reported: list[str] = []
+    with cache_lock(tmp_path, reported.append) as report:
+        report("Tokenizing books 34 %")
+    assert reported == ["Tokenizing books 34 %"]
+
+
 def test_shards_of_processes_that_died_are_removed_and_growing_ones_stay(tmp_path: Path) -> None:
     now_s = 1_800_000_000.0
     for name, age_s in (("old", ABANDONED_S + 1), ("growing", ABANDONED_S - 1)):

@@ -18,7 +18,7 @@ from stoker.pod.config_file import ConfigError
 from stoker.trainer.errors import DataError, StorageFailed
 from stoker.trainer.protocol.config import DataSourceConfig
 from stoker.trainer.rank.data.compressed import GROWTH, Suffixes, suffixes_of
-from stoker.trainer.rank.data.remote_stream import RemoteStream
+from stoker.trainer.rank.data.remote_stream import READ_BYTES, RemoteStream
 
 _VERSIONS = ("ETag", "etag", "mtime", "LastModified", "Last-Modified", "created", "ino")
 """Facts of a remote file that change with its content."""
@@ -112,7 +112,7 @@ class RemoteFile:
         return None  # servers behind one address may give one content different tags
 
     def open(self) -> BinaryIO:
-        return BufferedReader(RemoteStream(self.system.open(self.path, "rb"), self.name))
+        return BufferedReader(RemoteStream(self.system.open(self.path, "rb"), self.name), READ_BYTES)
 
 
 def stored_bytes(files: Sequence[DataFile]) -> int:

@@ -11,6 +11,9 @@ from typing import Any
 
 from stoker.trainer.errors import DataError
 
+READ_BYTES = 1 << 20
+"""Read at once: each read of an answer without a length is handed to the thread of its connection."""
+
 
 class RemoteStream(io.RawIOBase):
     """Owns a file of `fsspec`, and closes it."""

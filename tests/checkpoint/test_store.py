@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -262,6 +264,16 @@ with CheckpointRoot(Path(sys.argv[1])).lock():
     print("held", flush=True)
     sys.stdin.read()
 """
+
+
+def test_a_root_on_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))  # as Lustre does without the mount option flock
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.raises(OSError, match="needs a file system with locks") as caught, CheckpointRoot(tmp_path).lock():
+        pass
+    assert caught.value.filename == str(tmp_path / ".lock")
 
 
 def test_a_root_is_locked_by_one_process_and_freed_by_its_death(tmp_path: Path) -> None:

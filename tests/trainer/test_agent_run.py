@@ -73,7 +73,7 @@ def end(cause, code, step=None, detail=""):
 def stuck_here():
     time.sleep(60)
 
-def train(forever=False, deaf=False, unread=False):
+def train(forever=False, deaf=False, unread=False, validates=False):
     channel.phase("FirstStep")
     number = 0
     while forever or number < TOTAL:
@@ -88,7 +88,8 @@ def train(forever=False, deaf=False, unread=False):
                 channel.phase("Saving")
                 if rank == 0 and command.save:
                     save(number, "interrupt", verified=None if unread else True)
-                if unread:
+                channel.phase("Validating" if validates else "Saving")
+                if unread or validates:
                     time.sleep(60)
                 end(*(("Cancelled", 79) if command.mode == "cancel" else ("Interrupted", 78)), number)
     channel.phase("Finishing")
@@ -125,6 +126,8 @@ elif args.behaviour == "deaf":
     train(forever=True, deaf=True)
 elif args.behaviour == "unread":
     train(forever=True, unread=True)
+elif args.behaviour == "validates":
+    train(forever=True, validates=True)
 elif args.behaviour == "load":
     time.sleep(60)
 if rank == 1:
@@ -322,6 +325,19 @@ def test_at_the_end_of_the_grace_period_a_save_that_was_not_read_back_is_not_ver
     assert message.cause is Cause.INTERRUPTED
     assert "no time was left for a last save" in message.detail
     assert [save.verified for save in message.saves] == [False]
+
+
+def test_a_validation_that_the_grace_period_ends_leaves_a_good_save(tmp_path: Path) -> None:
+    async def act(agent: Agent) -> None:
+        await until(steps(agent, 2))
+        agent.interrupt("SIGTERM")
+        await until(lambda: agent.state.phase == "Validating")
+        agent.interrupt("SIGTERM")
+
+    message = run(agent_for(tmp_path, "validates"), act)
+    assert message.cause is Cause.INTERRUPTED
+    assert message.detail == "SIGTERM: no time was left for more than the last save (phase Validating)"
+    assert [(save.step, save.verified) for save in message.saves] == [(message.step, True)]
 
 
 def test_ranks_that_do_not_listen_are_ended_by_the_second_interrupt(tmp_path: Path) -> None:

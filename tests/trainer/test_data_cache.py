@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
 
@@ -13,7 +15,8 @@ from stoker.pod.causes import Cause
 from stoker.trainer.errors import DataError
 from stoker.trainer.rank.data.cache import REPORT_BYTES, cache_lock, content_digest
 from stoker.trainer.rank.data.files import LocalFile
-from stoker.trainer.rank.data.shard import ABANDONED_S, remove_abandoned
+from stoker.trainer.rank.data.shard import ABANDONED_S, Encoded, open_shard, remove_abandoned, write_shard
+from stoker.trainer.rank.data.source import Document, Text
 from stoker.trainer.rank.main import cause_of
 
 
@@ -68,6 +71,17 @@ def test_a_new_holder_does_not_show_the_work_of_one_that_died(tmp_path: Path) ->
         assert (tmp_path / "lock").read_text().strip() == ""
 
 
+def test_a_cache_on_a_file_system_without_locks_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))  # as Lustre does without the mount option flock
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    reported: list[str] = []
+    with cache_lock(tmp_path, reported.append) as report:
+        report("Tokenizing books 34 %")
+    assert reported == ["Tokenizing books 34 %"]
+
+
 def test_shards_of_processes_that_died_are_removed_and_growing_ones_stay(tmp_path: Path) -> None:
     now_s = 1_800_000_000.0
     for name, age_s in (("old", ABANDONED_S + 1), ("growing", ABANDONED_S - 1)):
@@ -79,3 +93,30 @@ def test_shards_of_processes_that_died_are_removed_and_growing_ones_stay(tmp_pat
     (tmp_path / "contents.txt.77.part").touch()
     remove_abandoned(tmp_path, now_s)
     assert {path.name for path in tmp_path.iterdir()} == {"growing.77.part", "whole", "contents.txt.77.part"}
+
+
+@dataclass(frozen=True)
+class Letters:
+    """A token per character."""
+
+    vocab_size: int = 256
+    pad_id: int = 0
+    end_id: int | None = None
+    fingerprint: str = "letters"
+
+    def encode(self, documents: Sequence[Document]) -> list[Encoded]:
+        return [Encoded(list(document.text.encode())) for document in documents if isinstance(document, Text)]
+
+
+def test_a_shard_that_another_node_writes_at_the_same_time_stays_whole(tmp_path: Path) -> None:
+    """Nodes of a shared folder whose locks do not reach each other; their processes may have the same number."""
+    texts, folder = [Text("one"), Text("two")], tmp_path / "0a1b"
+
+    def written_elsewhere_meanwhile() -> Iterator[Document]:
+        yield texts[0]
+        write_shard(folder, iter(texts), Letters(), lambda _: None)
+        yield texts[1]
+
+    write_shard(folder, written_elsewhere_meanwhile(), Letters(), lambda _: None)
+    assert open_shard(folder).tokens.tolist() == list(b"onetwo")
+    assert [path.name for path in tmp_path.iterdir()] == ["0a1b"]

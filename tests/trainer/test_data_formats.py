@@ -143,6 +143,28 @@ def test_a_file_that_is_no_parquet_file_is_named(tmp_path: Path) -> None:
         read(source_of(tmp_path / "a.parquet"))
 
 
+@pytest.mark.parametrize("form", ["path", "url"])
+def test_bytes_of_a_parquet_file_that_are_no_text_are_named_by_row(tmp_path: Path, form: str) -> None:
+    lengths, content = np.array([0, 2, 4], dtype="<i4"), b"ab\xff\xfe"
+    text = pyarrow.Array.from_buffers(pyarrow.string(), 2, [None, *map(pyarrow.py_buffer, (lengths, content))])
+    file = write_parquet(tmp_path / "a.parquet", text=text)
+    source = DataSourceConfig(name="books", **{form: f"file://{file}" if form == "url" else str(file)})
+    with pytest.raises(DataError, match=r"a.parquet: row 2: not UTF-8 text \(invalid start byte\)"):
+        read(source)
+
+
+@pytest.mark.parametrize("form", ["path", "url"])
+def test_a_damaged_page_of_a_parquet_file_is_no_error_of_the_network(tmp_path: Path, form: str) -> None:
+    file = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"text": TEXTS}), file, compression="none", use_dictionary=False)
+    content = bytearray(file.read_bytes())
+    content[4:20] = b"\xff" * 16
+    file.write_bytes(content)
+    source = DataSourceConfig(name="books", **{form: f"file://{file}" if form == "url" else str(file)})
+    with pytest.raises(DataError, match=r"a.parquet: not a readable Parquet file \(.*thrift"):
+        read(source)
+
+
 def test_documents_of_tokens_end_with_the_end_token_wherever_pieces_are_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +182,13 @@ def test_documents_of_tokens_end_with_the_end_token_wherever_pieces_are_cut(
         assert [document.ids.tolist() for document in cut if isinstance(document, Tokens)] == whole
 
 
+def test_a_header_is_no_token_where_the_sidecar_names_the_type_too(tmp_path: Path) -> None:
+    file = write_bin(tmp_path / "a.bin", tokens_of(["ab", "c"]))
+    Path(f"{file}.json").write_text(json.dumps({"dtype": "uint16", "eos_token_id": 256}))
+    found = read(source_of(file, format="tokens"))
+    assert [document.ids.tolist() for document in found if isinstance(document, Tokens)] == [[97, 98, 256], [99, 256]]
+
+
 def test_files_of_tokens_of_other_forms_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "floats.npy", np.zeros(3))
     np.save(tmp_path / "square.npy", np.zeros((2, 2), dtype=np.uint16))
@@ -168,6 +197,8 @@ def test_files_of_tokens_of_other_forms_are_refused(tmp_path: Path) -> None:
     write_bin(tmp_path / "cut.bin", tokens_of(["abc"]), count=9)
     (tmp_path / "odd.bin").write_bytes(b"\1\0\2")
     (tmp_path / "odd.bin.json").write_text('{"dtype": "uint16"}')
+    write_bin(tmp_path / "other.bin", tokens_of(["abc"]))
+    (tmp_path / "other.bin.json").write_text('{"dtype": "uint32"}')
     (tmp_path / "facts.bin").write_bytes(b"\1\0")
     (tmp_path / "facts.bin.json").write_text('{"dtype": "int8"}')
     (tmp_path / "a.txt").write_text("text")
@@ -178,6 +209,7 @@ def test_files_of_tokens_of_other_forms_are_refused(tmp_path: Path) -> None:
         ("raw.bin", "it has no header of token files, and .*raw.bin.json with its dtype is missing"),
         ("cut.bin", "its header counts 9 tokens, the file holds 4"),
         ("odd.bin", "ends within a token of 2 bytes"),
+        ("other.bin", "its header says uint16, .*other.bin.json has dtype uint32; leave that out"),
         ("facts.bin", "dtype 'int8' is unknown; allowed: uint16, uint32"),
         ("a.txt", "a.txt is no file of tokens; allowed: .npy, .bin"),
     ]:
@@ -282,6 +314,45 @@ def test_a_web_server_gives_the_corpus_and_its_absence_is_named(tmp_path: Path) 
     tokenizer = {"kind": "train", "vocab_size": 300}
     with pytest.raises(StorageFailed, match=f"data source books: {url}/a.jsonl: ClientConnectorError: Cannot connect"):
         train_tokenizer(config_for(tmp_path, {"sources": [gone], "tokenizer": tokenizer}))  # it holds the cache's lock
+
+
+class WithoutLength(http.server.BaseHTTPRequestHandler):
+    """Sends what it was given in a chunk, as servers do that compress or compute their answers."""
+
+    protocol_version = "HTTP/1.1"
+    content = b""
+
+    def do_HEAD(self) -> None:
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        self.do_HEAD()
+        self.wfile.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(self.content), self.content))
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  its signature
+        """Print nothing."""
+
+
+def test_answers_of_a_web_server_without_a_length_are_read(tmp_path: Path) -> None:
+    lines = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in TEXTS)
+    rows = write_parquet(tmp_path / "a.parquet", text=TEXTS).read_bytes()
+    for name, content in {"a.jsonl": lines, "a.jsonl.gz": gzip.compress(lines), "a.parquet": rows}.items():
+        handler = type("Handler", (WithoutLength,), {"content": content})
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+            thread = threading.Thread(target=server.serve_forever)
+            thread.start()
+            source = DataSourceConfig(name="books", url=f"http://127.0.0.1:{server.server_port}/{name}")
+            try:
+                if name == "a.parquet":
+                    with pytest.raises(DataError, match=r"a.parquet: the server gives no length and no parts"):
+                        read(source)
+                else:
+                    assert read(source) == [Text(text) for text in TEXTS]
+            finally:
+                server.shutdown()
+                thread.join()
 
 
 class Broken:

@@ -15,6 +15,7 @@ import pytest
 from stoker.pod.config_file import ConfigError, parse
 from stoker.trainer.errors import DataError
 from stoker.trainer.protocol.config import TrainerConfig
+from stoker.trainer.rank.data import corpus
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.data.corpus import open_corpus
 from stoker.trainer.rank.data.loader import Loader
@@ -400,3 +401,24 @@ def test_the_progress_of_each_source_does_not_count_batches_that_are_left_out(tm
     counts = [sum(sample.source == source for sample in trained) for source in (0, 1)]
     assert [source.samples for source in loader.progress(steps, left_out)] == counts
     assert [source.samples for source in loader.progress(steps)] != counts
+
+
+def test_a_file_that_grows_behind_its_hash_is_named_and_leaves_no_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = text_source(tmp_path)
+    file, hashed = Path(source["path"]), corpus.content_digest
+    whole = file.read_text()
+
+    def hashed_before_a_write(*args: Any) -> str:
+        digest = hashed(*args)
+        file.write_text(f'{whole}\n{{"text": "one more"}}')
+        return digest
+
+    config = config_for(tmp_path, {"sources": [source]})
+    monkeypatch.setattr(corpus, "content_digest", hashed_before_a_write)
+    with pytest.raises(DataError, match=r"data source books: .*books.jsonl was changed while it was read"):
+        open_corpus(config, Bytes())
+    monkeypatch.undo()
+    file.write_text(whole)
+    assert len(open_corpus(config, Bytes()).sources[0].shard) == 30

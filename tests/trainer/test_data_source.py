@@ -56,6 +56,14 @@ def test_a_glob_pattern_names_each_file_once(tmp_path: Path, pattern: str) -> No
     assert read(f"{tmp_path}/{pattern}") == [Text("a/x.txt")]
 
 
+def test_a_folder_whose_name_is_no_pattern_is_gone_through(tmp_path: Path) -> None:
+    for folder in ("runs[2]", "runs2"):
+        (tmp_path / folder / "a").mkdir(parents=True)
+        (tmp_path / folder / "a" / "x.txt").write_text(folder)
+    assert read(f"{tmp_path}/runs[2]/*/*.txt") == [Text("runs[2]")]
+    assert read(f"{tmp_path}/runs[23]/**/*.txt") == [Text("runs2")]
+
+
 def test_a_large_file_is_cut_at_blank_lines_and_nothing_is_lost(tmp_path: Path) -> None:
     content = ("x" * 99 + "\n\n") * (3 * PIECE_BYTES // 101)
     (tmp_path / "a.txt").write_text(content)

@@ -14,10 +14,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.checkpoint.errors import CheckpointError
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.store import CheckpointRoot
-from stoker.trainer.errors import LossSpiked, NonFinite, StateDiverged
+from stoker.pod.causes import Cause
+from stoker.trainer.errors import LossSpiked, NonFinite, StateDiverged, StorageFailed
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.messages import SourceProgress, StepEvent
 from stoker.trainer.protocol.parallel_dims import ParallelDims
@@ -25,7 +25,8 @@ from stoker.trainer.rank.build import RankContext
 from stoker.trainer.rank.checksum import check_replicas, checksum, find_mismatches, holders
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.loss_spike import NEW_LEVEL, WARM_UP, WINDOW, LossHistory
-from stoker.trainer.rank.skipped_batches import batch_of_step, list_file, read_skipped, write_skipped
+from stoker.trainer.rank.main import cause_of
+from stoker.trainer.rank.skipped_batches import MAX_BYTES, batch_of_step, list_file, read_skipped, write_skipped
 from stoker.trainer.rank.zero_maker import make_zero
 from testing.trainer.rank_world import RankWorld
 from testing.trainer.tiny_run import (
@@ -159,10 +160,11 @@ def test_the_list_of_batches_survives_and_a_damaged_one_is_refused(tmp_path: Pat
     assert read_skipped(file) == ()
     write_skipped(file, [9, 4, 9])
     assert read_skipped(file) == (4, 9)
-    for text in ('{"batches": [1, "2"]}', '{"batches": [-1]}', "[]", "{"):
+    for text in ('{"batches": [1, "2"]}', '{"batches": [-1]}', "[]", "{", " " * (MAX_BYTES + 1)):
         file.write_text(text)
-        with pytest.raises(CheckpointError, match=rf"{file.name}: not a list of batches"):
+        with pytest.raises(StorageFailed, match=rf"{file.name}: not a list of batches") as caught:
             read_skipped(file)
+        assert cause_of(caught.value) is Cause.STORAGE_ERROR  # CheckpointCorrupt would condemn every good save
 
 
 TOO_LARGE = 1e37

@@ -20,6 +20,7 @@ from stoker.checkpoint.verify import verify
 from stoker.model.attend import PackedAttend
 from stoker.model.decoder import Decoder
 from stoker.pod.causes import Cause
+from stoker.pod.config_file import ConfigError
 from stoker.trainer.errors import DataError, NonFinite, OtherModel, StorageFailed
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.messages import (
@@ -218,6 +219,19 @@ def test_a_stop_in_the_middle_of_a_step_ends_the_run_with_that_step(tmp_path: Pa
     assert [step for step, _, _ in losses(context)] == [1, 2]
 
 
+def test_a_stop_saves_before_it_validates(tmp_path: Path) -> None:
+    context = alone()
+    assert isinstance(context.channel, RecordingChannel)
+    context.channel.put(StopCommand(mode="interrupt"))
+    validation = {"source": {"name": "v", "path": "none"}, "every_steps": 1}
+    train(tiny_config(tmp_path, data__validation=validation), context)
+    found = [event for event in context.channel.events if isinstance(event, SaveEvent | ValidationEvent)]
+    assert [event.step for event in found] == [1, 1, 1, 1]
+    assert isinstance(found[-1], ValidationEvent)
+    assert isinstance(found[-2], SaveEvent)
+    assert found[-2].verified
+
+
 def test_requests_are_answered_by_the_next_save(tmp_path: Path) -> None:
     context = alone()
     assert isinstance(context.channel, RecordingChannel)
@@ -291,6 +305,19 @@ def test_under_an_operator_a_damaged_checkpoint_is_refused(tmp_path: Path) -> No
     damage(tmp_path / "root" / last.folder)
     with pytest.raises(CheckpointCorrupt, match=r"rank-00000\.bin"):
         train(tiny_config(tmp_path, retention="external", resume=chosen), alone())
+
+
+def test_a_run_that_begins_behind_its_last_step_is_refused(tmp_path: Path) -> None:
+    context = alone()
+    train(tiny_config(tmp_path, retention="external"), context)
+    assert isinstance(context.channel, RecordingChannel)
+    last = context.channel.all(SaveEvent)[-1]
+    begun = {"folder": str(tmp_path / "root" / last.folder), "step": last.step, "digest": last.digest}
+    changes: dict[str, Any] = {"retention": "external", "resume": begun}
+    other = {"name": "longer", "uid": "other", "writer": "1a2b3c4d"}
+    with pytest.raises(ConfigError, match=r"training.totalSteps 6 makes 6 steps, .* is at step 6: steps count from"):
+        train(tiny_config(tmp_path / "longer", job=other, **changes), alone())
+    assert train(tiny_config(tmp_path, **changes), alone()) == Cause.COMPLETED  # its own last save
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:

@@ -105,6 +105,7 @@ def hold(folder: Path) -> Iterator[None]:
 
     Raises:
         CheckpointLocked: another process holds it.
+        OSError: the file system has no locks, so that nothing would keep another run away.
     """
     handle = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
@@ -120,5 +121,8 @@ def _take(folder: Path, handle: int) -> None:
     except BlockingIOError as error:
         holder = os.pread(handle, 200, 0).decode(errors="replace").strip()
         raise CheckpointLocked(f"{folder} is in use by {holder or 'another run'}") from error
+    except OSError as error:
+        why = f"a run without an operator needs a file system with locks: {error.strerror}"
+        raise OSError(error.errno, why, str(folder / LOCK_FILE)) from error
     os.ftruncate(handle, 0)
     os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)

@@ -172,8 +172,14 @@ class Agent:
         while self._stop is None or self._clock() < self._stop.at:  # noqa: ASYNC110  (the time may be moved forward)
             await asyncio.sleep(0.05)
         cause = Cause.CANCELLED if self._stop.mode == "cancel" else Cause.INTERRUPTED
-        left = "nothing new to save" if self._stop.nothing_to_save else "no time was left for a last save"
-        return RunOutcome(cause, None, self.state.step, f"{self._stop.why}: {left} (phase {self.state.phase})")
+        return RunOutcome(cause, None, self.state.step, f"{self._stop.why}: {self._left()} (phase {self.state.phase})")
+
+    def _left(self) -> str:
+        """What a stop whose time is over has left undone."""
+        if self._stop is not None and self._stop.nothing_to_save:
+            return "nothing new to save"
+        saved = any(save.verified and save.step == self.state.step for save in self.state.saves.values())
+        return f"no time was left for {'more than the last save' if saved else 'a last save'}"
 
     async def _watch_peers(self) -> None:
         while True:

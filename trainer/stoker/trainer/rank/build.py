@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stoker.checkpoint.errors import CheckpointError
-from stoker.checkpoint.manifest import TensorInfo
+from stoker.checkpoint.manifest import Manifest, TensorInfo
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.store import CheckpointRoot
 from stoker.pod.capabilities import AttentionName
+from stoker.pod.config_file import ConfigError
+from stoker.pod.field_names import manifest_name
 from stoker.trainer.protocol.channel import RankChannel
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.step_signals import SignalInbox
@@ -81,6 +83,7 @@ def open_loop(
         CheckpointError: the checkpoint is damaged.
         OtherModel: it is sound, but not of this model.
         DataError: the corpus is not that of the checkpoint.
+        ConfigError: the checkpoint is another job's, and the run would have no step.
     """
     compiled = CompileClock(context.device, context.lookups)
     peak = MemoryPeak(context.device)
@@ -224,6 +227,7 @@ def _resume(
             f"{reader.folder}: its manifest's meta lacks {', '.join(missing)}: it was not written by this trainer"
         )
     inputs.batches.check(meta["cursor"])
+    check_steps_left(config, reader.manifest, inputs.total_steps)
     check_same_adapters(reader, adapter_facts(config))
     load_state(zero, all_parts(inputs.model), tensors, reader, _loading(context))
     if loss_scale is not None:
@@ -238,6 +242,22 @@ def _resume(
         int(meta.get("skipped_steps", 0)),
         tuple(lineage.get("loss_spikes", ())),
     )
+
+
+def check_steps_left(config: TrainerConfig, manifest: Manifest, total_steps: int) -> None:
+    """Check that a run which begins at another job's checkpoint has steps to train.
+
+    Raises:
+        ConfigError: it has none. A run that resumes a save of its own may have ended with its last step.
+    """
+    own = manifest.meta.get("lineage", {}).get("job_uid") == config.job.uid
+    if config.resume is not None and not own and manifest.step >= total_steps:
+        given = next(name for name in ("total_steps", "total_tokens", "epochs") if getattr(config.training, name))
+        raise ConfigError(
+            f"training.{manifest_name(given)} {getattr(config.training, given)} makes {total_steps} steps, and the "
+            f"checkpoint of modelFrom is at step {manifest.step}: steps count from the first job's start; give more, "
+            "or take its Weights alone"
+        )
 
 
 def _loading(context: RankContext) -> Any:

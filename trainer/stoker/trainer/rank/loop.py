@@ -141,13 +141,20 @@ class Loop:
         self._snapshots.prepare()
         while self.progress.step < self.total_steps:
             result = self._step()
+            if result.signals.stop is not None:
+                self._save_and_leave(result.signals)
+                return Cause.CANCELLED if result.signals.stop == "cancel" else Cause.INTERRUPTED
             self._validate_if_due()
             self._save_if_due(result.signals)
-            if result.signals.stop is not None:
-                self._finish()
-                return Cause.CANCELLED if result.signals.stop == "cancel" else Cause.INTERRUPTED
         self._finish()
         return Cause.COMPLETED
+
+    def _save_and_leave(self, signals: StepSignals) -> None:
+        """End the run early. A validation that is due comes last: it may be longer than the time until a kill."""
+        self._save_if_due(signals)
+        self._saver.wait()
+        self._validate_if_due()
+        self._finish()
 
     def _step(self) -> StepResult:
         batch = self._guards.batch_of_step(self.progress.step)

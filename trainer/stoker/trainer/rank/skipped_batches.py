@@ -18,6 +18,7 @@ from pathlib import Path
 from stoker.checkpoint.errors import CheckpointError
 from stoker.checkpoint.manifest_file import read_whole
 from stoker.checkpoint.place import storage_of
+from stoker.trainer.errors import StorageFailed
 
 MAX_BYTES = 1 << 20
 
@@ -42,18 +43,17 @@ def read_skipped(file: Path) -> tuple[int, ...]:
     """The batches that earlier attempts of a run left out.
 
     Raises:
-        CheckpointError: the file is not such a list.
+        StorageFailed: the file is not such a list. No checkpoint is to blame for it.
     """
     try:
-        text = read_whole(storage_of(file.parent), file, MAX_BYTES)
-    except (FileNotFoundError, NotADirectoryError):
-        return ()
-    try:
-        batches = json.loads(text)["batches"]
+        batches = json.loads(read_whole(storage_of(file.parent), file, MAX_BYTES))["batches"]
         if not all(type(batch) is int and batch >= 0 for batch in batches):
             raise ValueError("a batch is a number from 0 on")
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{file}: not a list of batches: {error}") from error
+    except (FileNotFoundError, NotADirectoryError):
+        return ()
+    except (CheckpointError, ValueError, KeyError, TypeError, RecursionError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise StorageFailed(f"{file}: not a list of batches ({why}); repair it, or remove it to train all") from error
     return tuple(sorted(set(batches)))
 
 

@@ -9,7 +9,6 @@ Called by `tokens`; the result is kept in the token cache.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from stoker.trainer.errors import DataError
 from stoker.trainer.protocol.config import DataConfig, DataSourceConfig, TrainerConfig
-from stoker.trainer.rank.data.cache import cache_lock, content_digest
+from stoker.trainer.rank.data.cache import aside_of, cache_lock, content_digest, name_folder
 from stoker.trainer.rank.data.corpus import cache_folder
 from stoker.trainer.rank.data.files import list_files, stored_bytes
 from stoker.trainer.rank.data.percent import Report, percent_report
@@ -66,12 +65,11 @@ def _write(folder: Path, data: DataConfig) -> None:
     tokenizer = _learn(seen, data.tokenizer.vocab_size)
     if not seen.characters:
         raise DataError(f"data sources {', '.join(s.name for s in data.sources)} hold no text to train a tokenizer on")
-    aside = folder.with_name(f"{folder.name}.part")
-    shutil.rmtree(aside, ignore_errors=True)
+    aside = aside_of(folder)
     aside.mkdir()
     (aside / "tokenizer.json").write_text(tokenizer.to_str(pretty=True))  # its own `save` hides errors of the disk
     (aside / "tokenizer_config.json").write_text(json.dumps(_tokenizer_config(seen.conversations), indent=1))
-    aside.rename(folder)
+    name_folder(aside, folder)
 
 
 def _learn(texts: _Seen, vocab_size: int) -> Tokenizer:

@@ -9,6 +9,8 @@ import contextlib
 import fcntl
 import json
 import os
+import secrets
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -26,6 +28,8 @@ REPORT_S = 5.0
 REPORT_BYTES = 64 << 20
 """Of hashed data between two reports, each of which is progress to the agent: hours of hashing are no hang."""
 CHUNK_BYTES = 1 << 20
+ASIDE = "part"
+"""Ends the name of an entry that is being written."""
 _LINE_BYTES = 200
 """Of the lock's file, which holds the last report of its holder."""
 
@@ -61,6 +65,8 @@ def _try_lock(handle: int) -> bool:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError:  # a file system without locks: each process does the work, under names of its own
+        pass
     return True
 
 
@@ -99,9 +105,26 @@ def content_digest(files: list[DataFile], folder: Path, progress: Callable[[int]
 
 def write_whole(file: Path, content: bytes) -> None:
     """Write a file that appears with all of its content or not at all."""
-    aside = file.with_name(f"{file.name}.{os.getpid()}.part")
+    aside = aside_of(file)
     aside.write_bytes(content)
     aside.replace(file)
+
+
+def aside_of(entry: Path) -> Path:
+    """A new name beside an entry, under which it is written. Pods of other nodes have the same process ids."""
+    return entry.with_name(f"{entry.name}.{secrets.token_hex(4)}.{ASIDE}")
+
+
+def name_folder(aside: Path, folder: Path) -> None:
+    """Give a written folder its name. What has it already is the same: another node wrote it, whom the lock does not
+    reach.
+    """
+    try:
+        aside.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+        shutil.rmtree(aside)
 
 
 def _read_digest(files: list[DataFile], progress: Callable[[int], None]) -> str:

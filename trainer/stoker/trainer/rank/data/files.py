@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Protocol
 
@@ -17,6 +18,7 @@ from stoker.pod.config_file import ConfigError
 from stoker.trainer.errors import DataError, StorageFailed
 from stoker.trainer.protocol.config import DataSourceConfig
 from stoker.trainer.rank.data.compressed import GROWTH, Suffixes, suffixes_of
+from stoker.trainer.rank.data.remote_stream import READ_BYTES, RemoteStream
 
 _VERSIONS = ("ETag", "etag", "mtime", "LastModified", "Last-Modified", "created", "ino")
 """Facts of a remote file that change with its content."""
@@ -39,6 +41,11 @@ class DataFile(Protocol):
     @property
     def identity(self) -> list[str | int] | None:
         """Facts that differ whenever the content may differ; None where the file system has none."""
+        ...
+
+    @property
+    def version(self) -> tuple[int, ...] | None:
+        """Facts of this moment that a write changes; None where only the listing has such facts."""
         ...
 
     def open(self) -> BinaryIO:
@@ -66,6 +73,11 @@ class LocalFile:
     def identity(self) -> list[str | int] | None:
         facts = self.path.stat()
         return [str(self.path.resolve()), facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino]
+
+    @property
+    def version(self) -> tuple[int, ...] | None:
+        facts = self.path.stat()
+        return facts.st_size, facts.st_mtime_ns, facts.st_ino
 
     def open(self) -> BinaryIO:
         return self.path.open("rb")
@@ -95,9 +107,12 @@ class RemoteFile:
         versions = [f"{name} {self.info[name]}" for name in _VERSIONS if self.info.get(name) is not None]
         return [self.name, self.size, *versions] if versions else None
 
+    @property
+    def version(self) -> tuple[int, ...] | None:
+        return None  # servers behind one address may give one content different tags
+
     def open(self) -> BinaryIO:
-        opened: BinaryIO = self.system.open(self.path, "rb")
-        return opened
+        return BufferedReader(RemoteStream(self.system.open(self.path, "rb"), self.name), READ_BYTES)
 
 
 def stored_bytes(files: Sequence[DataFile]) -> int:
@@ -151,12 +166,21 @@ def _below_folder(folder: Path, parts: tuple[str, ...], above: frozenset[Path]) 
     first, rest = parts[0], parts[1:]
     if first == "**":
         yield from _below_folder(folder, rest or ("*",), above)
-    for name in glob.glob("*" if first == "**" else first, root_dir=folder):  # noqa: PTH207  (Path.glob has hidden ones)
+    for name in _names(folder, "*" if first == "**" else first):
         found = folder / name
         if first != "**" and not rest:
             yield found
         elif found.is_dir() and not (first == "**" and found.resolve() in above):
             yield from _below_folder(found, parts if first == "**" else rest, above | {found.resolve()})
+
+
+def _names(folder: Path, pattern: str) -> list[str]:
+    """Return what a part of a pattern names in a folder. What is there by that very name is meant: a mount may be below
+    `runs[2]`.
+    """
+    if (folder / pattern).exists():
+        return [pattern]
+    return glob.glob(pattern, root_dir=folder)  # noqa: PTH207  (Path.glob has hidden ones)
 
 
 def _remote_files(source: DataSourceConfig, url: str) -> list[DataFile]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import shutil
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 
 from stoker.trainer.errors import DataError
 from stoker.trainer.rank.data.batch import Array
+from stoker.trainer.rank.data.cache import ASIDE, aside_of, name_folder
 from stoker.trainer.rank.data.read_ahead import read_ahead
 from stoker.trainer.rank.data.source import Conversation, Document, Tokens
 
@@ -32,8 +32,6 @@ BATCH_CHARACTERS = 1 << 20
 ABANDONED_S = 600.0
 """Time without growth after which a half-written shard is that of a process that died. Locks alone do not tell: the
 folder may be shared with nodes that they do not reach."""
-_ASIDE = "part"
-"""Ends the name of a shard that is being written."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +95,7 @@ def write_shard(folder: Path, documents: Iterator[Document], encoder: Encoder, p
     Raises:
         DataError: a document cannot be read or encoded.
     """
-    aside = folder.with_name(f"{folder.name}.{os.getpid()}.{_ASIDE}")
-    shutil.rmtree(aside, ignore_errors=True)
+    aside = aside_of(folder)
     aside.mkdir(parents=True)
     try:
         with (aside / "tokens.bin").open("wb") as tokens, (aside / "learned.bin").open("wb") as learned:
@@ -107,14 +104,14 @@ def write_shard(folder: Path, documents: Iterator[Document], encoder: Encoder, p
                 written.add(batch)
                 progress(written.characters)
         written.save_index(aside)
-        aside.rename(folder)
+        name_folder(aside, folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
 
 def remove_abandoned(cache: Path, unix_s: float) -> None:
     """Remove what killed processes have left of shards."""
-    for aside in cache.glob(f"*.{_ASIDE}"):
+    for aside in cache.glob(f"*.{ASIDE}"):
         if aside.is_dir() and _grown_s(aside) < unix_s - ABANDONED_S:
             shutil.rmtree(aside, ignore_errors=True)
 

@@ -5,7 +5,9 @@
   and its followers write it, then the tokens.
 * `.bin` without a header beside `<file>.json`: `{"dtype": "uint16" | "uint32", "eos_token_id": 50256}`.
 
-All little-endian. The end token is `eos_token_id` of `<file>.json`, which any of these may have, else the tokenizer's.
+A dtype beside a file that has a header must be that of the header. All little-endian. The end token is `eos_token_id`
+of `<file>.json`, which any of these may have, else the tokenizer's.
+
 Called by `source`.
 """
 
@@ -67,9 +69,11 @@ def read_token_documents(
     end = facts.eos_token_id if facts.eos_token_id is not None else end_id
     if end is None:
         raise DataError(f"{where}: the tokenizer has no end token: {where}.json must give eos_token_id")
-    dtype, count = _npy_header(stream, where) if is_npy else _bin_header(stream, where, facts)
+    begun = b"" if is_npy else _read(stream, HEADER_BYTES)
+    header = _npy_header(stream, where) if is_npy else _bin_header(begun)
+    dtype, count = _form(header, where, facts)
     left = np.empty(0, dtype=np.uint32)
-    for chunk in _chunks(stream, where, dtype, count):
+    for chunk in _chunks(stream, where, dtype, count, b"" if header else begun):
         tokens = np.concatenate([left, chunk])
         begin = 0
         for place in np.flatnonzero(tokens[len(left) :] == end) + len(left):
@@ -80,10 +84,28 @@ def read_token_documents(
         yield left, False
 
 
-def _chunks(stream: BinaryIO, where: str, dtype: np.dtype[Any], count: int | None) -> Iterator[NDArray[np.uint32]]:
-    """The tokens in pieces; `count` None: up to the end of the file."""
+def _form(header: tuple[np.dtype[Any], int] | None, where: str, facts: TokenFacts) -> tuple[np.dtype[Any], int | None]:
+    """The type of the tokens, and their number where a header counts them.
+
+    Raises:
+        DataError: neither the header nor the facts have the type, or both and they differ.
+    """
+    if header is None:
+        if facts.dtype is None:
+            raise DataError(f"{where}: it has no header of token files, and {where}.json with its dtype is missing")
+        return DTYPES[facts.dtype], None
+    if facts.dtype is not None and DTYPES[facts.dtype] != header[0]:
+        raise DataError(f"{where}: its header says {header[0]}, {where}.json has dtype {facts.dtype}; leave that out")
+    return header
+
+
+def _chunks(
+    stream: BinaryIO, where: str, dtype: np.dtype[Any], count: int | None, begun: bytes
+) -> Iterator[NDArray[np.uint32]]:
+    """The tokens in pieces; `count` None: up to the end of the file. `begun`: the first bytes, read already."""
     seen = 0
-    while content := _read(stream, CHUNK_TOKENS * dtype.itemsize):
+    while content := begun + _read(stream, CHUNK_TOKENS * dtype.itemsize - len(begun)):
+        begun = b""
         if len(content) % dtype.itemsize:
             raise DataError(f"{where}: ends within a token of {dtype.itemsize} bytes")
         seen += len(content) // dtype.itemsize
@@ -113,10 +135,8 @@ def _npy_header(stream: BinaryIO, where: str) -> tuple[np.dtype[Any], int]:
     return dtype, shape[0]
 
 
-def _bin_header(stream: BinaryIO, where: str, facts: TokenFacts) -> tuple[np.dtype[Any], int | None]:
-    if facts.dtype is not None:
-        return DTYPES[facts.dtype], None
-    header = np.frombuffer(_read(stream, HEADER_BYTES).ljust(12, b"\0")[:12], dtype="<i4")
+def _bin_header(begun: bytes) -> tuple[np.dtype[Any], int] | None:
+    header = np.frombuffer(begun.ljust(12, b"\0")[:12], dtype="<i4")
     if header[0] != MAGIC or int(header[1]) not in _VERSIONS:
-        raise DataError(f"{where}: it has no header of token files, and {where}.json with its dtype is missing")
+        return None
     return _VERSIONS[int(header[1])], int(header[2])

@@ -148,7 +148,7 @@ def test_bytes_of_a_parquet_file_that_are_no_text_are_named_by_row(tmp_path: Pat
     lengths, content = np.array([0, 2, 4], dtype="<i4"), b"ab\xff\xfe"
     text = pyarrow.Array.from_buffers(pyarrow.string(), 2, [None, *map(pyarrow.py_buffer, (lengths, content))])
     file = write_parquet(tmp_path / "a.parquet", text=text)
-    source = DataSourceConfig(name="books", **{form: f"file://{file}" if form == "url" else str(file)})
+    source = DataSourceConfig(name="books", url=f"file://{file}") if form == "url" else source_of(file)
     with pytest.raises(DataError, match=r"a.parquet: row 2: not UTF-8 text \(invalid start byte\)"):
         read(source)
 
@@ -160,7 +160,7 @@ def test_a_damaged_page_of_a_parquet_file_is_no_error_of_the_network(tmp_path: P
     content = bytearray(file.read_bytes())
     content[4:20] = b"\xff" * 16
     file.write_bytes(content)
-    source = DataSourceConfig(name="books", **{form: f"file://{file}" if form == "url" else str(file)})
+    source = DataSourceConfig(name="books", url=f"file://{file}") if form == "url" else source_of(file)
     with pytest.raises(DataError, match=r"a.parquet: not a readable Parquet file \(.*thrift"):
         read(source)
 

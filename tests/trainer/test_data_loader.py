@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,13 @@ import pytest
 from stoker.pod.config_file import ConfigError, parse
 from stoker.trainer.errors import DataError
 from stoker.trainer.protocol.config import TrainerConfig
-from stoker.trainer.rank.data import corpus
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.data.corpus import open_corpus
+from stoker.trainer.rank.data.files import LocalFile
 from stoker.trainer.rank.data.loader import Loader
 from stoker.trainer.rank.data.shard import Encoded
-from stoker.trainer.rank.data.source import Conversation, Document, Tokens
+from stoker.trainer.rank.data.source import Conversation, Document, Text, Tokens
+from stoker.trainer.rank.data.unchanged_files import UnchangedFiles
 from testing.forked import forked
 
 
@@ -403,22 +404,20 @@ def test_the_progress_of_each_source_does_not_count_batches_that_are_left_out(tm
     assert [source.samples for source in loader.progress(steps)] != counts
 
 
-def test_a_file_that_grows_behind_its_hash_is_named_and_leaves_no_shard(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = text_source(tmp_path)
-    file, hashed = Path(source["path"]), corpus.content_digest
-    whole = file.read_text()
+@pytest.mark.parametrize("change", ["written", "replaced", "removed"])
+def test_a_file_that_changes_behind_its_hash_is_named(tmp_path: Path, change: str) -> None:
+    file = tmp_path / "books.jsonl"
+    file.write_text("a\nb\n")
+    unchanged = UnchangedFiles("books", [LocalFile(file)])
 
-    def hashed_before_a_write(*args: Any) -> str:
-        digest = hashed(*args)
-        file.write_text(f'{whole}\n{{"text": "one more"}}')
-        return digest
+    def documents() -> Iterator[Document]:
+        yield Text("a")
+        if change == "removed":
+            file.unlink()
+        else:
+            (tmp_path / "new").write_text("a\nb\nc\n")
+            (tmp_path / "new").replace(file) if change == "replaced" else file.write_text("a\nb\nc\n")
 
-    config = config_for(tmp_path, {"sources": [source]})
-    monkeypatch.setattr(corpus, "content_digest", hashed_before_a_write)
-    with pytest.raises(DataError, match=r"data source books: .*books.jsonl was changed while it was read"):
-        open_corpus(config, Bytes())
-    monkeypatch.undo()
-    file.write_text(whole)
-    assert len(open_corpus(config, Bytes()).sources[0].shard) == 30
+    wrong = "No such file" if change == "removed" else "was changed while it was read"
+    with pytest.raises(DataError, match=rf"data source books: .*books.jsonl.*{wrong}"):
+        list(unchanged.documents(documents()))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,8 @@ from stoker.trainer.rank.data.files import DataFile, list_files, stored_bytes, t
 from stoker.trainer.rank.data.pack import Packing, pack
 from stoker.trainer.rank.data.percent import Report, percent_report
 from stoker.trainer.rank.data.shard import Encoder, Shard, open_shard, remove_abandoned, write_shard
-from stoker.trainer.rank.data.source import Document, data_files, kind_of, read_documents, token_facts
+from stoker.trainer.rank.data.source import data_files, kind_of, read_documents, token_facts
+from stoker.trainer.rank.data.unchanged_files import UnchangedFiles
 
 FORMAT = 1
 """Part of every name in the cache. Change it with tokenising or packing."""
@@ -113,14 +113,14 @@ def _shard(source: DataSourceConfig, encoder: Encoder, cache: Path, report: Repo
     files = data_files(source, list_files(source))
     with cache_lock(cache, report) as report_to_all:
         remove_abandoned(cache, time.time())
-        versions = _versions(source, files)
+        unchanged = UnchangedFiles(source.name, files)
         key = _key(source, files, encoder, cache, report_to_all)
         folder = cache / key
         if not folder.is_dir():
             documents = read_documents(source, files, encoder.end_id)
             write_shard(
                 folder,
-                _unchanged(source, files, versions, documents),
+                unchanged.documents(documents),
                 encoder,
                 percent_report(report_to_all, f"Tokenizing {source.name}", text_bytes(files)),
             )
@@ -128,32 +128,6 @@ def _shard(source: DataSourceConfig, encoder: Encoder, cache: Path, report: Repo
     if (shard.lengths > 1).sum() == 0:
         raise DataError(f"data source {source.name}: {source.place} holds no document ({len(files)} files, all empty)")
     return key, shard
-
-
-def _versions(source: DataSourceConfig, files: Sequence[DataFile]) -> list[tuple[int, ...] | None]:
-    try:
-        return [file.version for file in files]
-    except OSError as error:
-        raise DataError(f"data source {source.name}: {error.filename}: {error.strerror}") from error
-
-
-def _unchanged(
-    source: DataSourceConfig,
-    files: Sequence[DataFile],
-    versions: Sequence[tuple[int, ...] | None],
-    documents: Iterator[Document],
-) -> Iterator[Document]:
-    """Yield the documents of the files, which have these versions before they are hashed.
-
-    Raises:
-        DataError: a file was written since then: its documents may not be those of the hash that names the shard.
-    """
-    yield from documents
-    for file, before, now in zip(files, versions, _versions(source, files), strict=True):
-        if now != before:
-            raise DataError(
-                f"data source {source.name}: {file.name} was changed while it was read; start when its writer has ended"
-            )
 
 
 def _key(source: DataSourceConfig, files: list[DataFile], encoder: Encoder, cache: Path, report: Report) -> str:

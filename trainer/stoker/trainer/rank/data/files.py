@@ -77,7 +77,7 @@ class LocalFile:
     @property
     def version(self) -> tuple[int, ...] | None:
         facts = self.path.stat()
-        return facts.st_size, facts.st_mtime_ns, facts.st_ino
+        return facts.st_size, facts.st_mtime_ns  # mounts of buckets may give a file another inode each time
 
     def open(self) -> BinaryIO:
         return self.path.open("rb")

@@ -11,7 +11,7 @@ import yaml
 
 from e2e.charts.helm import CRDS, REPOSITORY, STOKER, HelmFailed, helm, one, rendered
 from e2e.charts.plain import FILE, plain
-from e2e.charts.snapshots import CASES, FOLDER, snapshot
+from e2e.charts.snapshots import API_VERSIONS, CASES, FOLDER, snapshot
 from e2e.images.recipe import CONTROL, RUNTIME
 from stoker.gateway.config import ApiServerConfig, GatewayConfig
 from stoker.operator.service.config import OperatorConfig
@@ -91,6 +91,28 @@ def test_the_gateway_takes_the_configuration_that_the_chart_writes() -> None:
 def test_values_of_config_have_the_last_word() -> None:
     text = one(rendered(STOKER, {"config": {"lease": {"duration_s": 30}}}), "ConfigMap")["data"]["config.json"]
     assert json.loads(text)["lease"] == {"duration_s": 30, "name": "stoker", "renew_deadline_s": 10, "retry_s": 2}
+
+
+def test_roles_ports_and_namespaces_follow_the_values_of_config() -> None:
+    config = {
+        "namespace": "own",
+        "namespaces": ["research"],
+        "lease": {"name": "mine"},
+        "control_key": {"secret": "signing"},
+        "listen": {"port": 9090},
+        "watch": {"secrets": True, "nodes": False},
+    }
+    found = rendered(STOKER, {"config": config, "metrics": {"podMonitor": {"enabled": True}}}, *API_VERSIONS)
+    own = next(item for item in found if item["kind"] == "Role" and item["metadata"]["name"] == "stoker-own")
+    assert own["metadata"]["namespace"] == "own"
+    assert [rule["resourceNames"] for rule in own["rules"] if "resourceNames" in rule] == [["mine"], ["signing"]]
+    workloads = one(found, "Role", "stoker-workloads")
+    assert workloads["metadata"]["namespace"] == "research"
+    assert ["list", "watch"] in [rule["verbs"] for rule in workloads["rules"] if "secrets" in rule["resources"]]
+    assert not [item for item in found if item["metadata"]["name"].endswith(("-nodes", "-leases"))]
+    (container,) = one(found, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert container["ports"] == [{"name": "http", "containerPort": 9090}]
+    assert one(found, "PodMonitor", "stoker-workloads")["spec"]["namespaceSelector"] == {"matchNames": ["research"]}
 
 
 def test_a_changed_configuration_restarts_the_operator() -> None:

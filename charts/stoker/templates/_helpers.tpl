@@ -69,7 +69,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
-{{/* The operator's configuration file; `.Values.config` has the last word. */}}
+{{/* The operator's configuration file; `.Values.config` has the last word, for what other templates make of it, too. */}}
 {{- define "stoker.config" -}}
 {{- $controlKey := dict "secret" .Values.controlKey.secret "rotate_days" .Values.controlKey.rotateDays }}
 {{- if .Values.controlKey.existingSecret }}
@@ -103,7 +103,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- toPrettyJson $config }}
 {{- end }}
 
-{{/* Rights of the operator in each namespace whose resources it reconciles. */}}
+{{/* Rights of the operator in each namespace whose resources it reconciles; of its configuration. */}}
 {{- define "stoker.workloadRules" -}}
 - apiGroups: [stoker.dev]
   resources: [trainingjobs, checkpoints, inferencedeployments, enginepools]
@@ -126,7 +126,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [""]  # to name a missing claim
   resources: [persistentvolumeclaims]
   verbs: [get, list, watch]
-{{- if .Values.watch.secrets }}
+{{- if .watch.secrets }}
 - apiGroups: [""]  # to name a missing Secret; Kubernetes cannot grant the names without the content
   resources: [secrets]
   verbs: [list, watch]

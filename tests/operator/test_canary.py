@@ -280,6 +280,7 @@ def test_another_layout_that_fails_leaves_the_former_pools_alone() -> None:
     assert (serving.rollout["phase"], serving.status["phase"]) == ("RolledBack", "Serving")
     assert (serving.status["currentRevision"], len(serving.engines(old))) == (old, 2)
     assert (pools_of(serving), serving.engines(target_of(serving))) == (["chat-main"], [])
+    assert serving.status["ready"] == "2/2", "pools that were given up count no replicas"
     assert serving.cluster.plan(CHAT).empty
 
 

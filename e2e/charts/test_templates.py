@@ -219,6 +219,18 @@ def test_a_service_monitor_is_made_only_where_the_cluster_knows_it() -> None:
     assert [item for item in known if item["kind"] == "ServiceMonitor"]
 
 
+@pytest.mark.parametrize(("monitor", "service"), [("stoker", "stoker-metrics"), ("stoker-gateway", "stoker-gateway")])
+def test_a_service_monitor_selects_each_service_with_metrics(monitor: str, service: str) -> None:
+    values = {"metrics": {"serviceMonitor": {"enabled": True}}, "gateway": {"enabled": True}}
+    found = rendered(STOKER, values, *API_VERSIONS)
+    wanted = one(found, "ServiceMonitor", monitor)["spec"]
+    labels = [item["metadata"]["labels"] for item in found if item["kind"] == "Service"]
+    assert [own for own in labels if wanted["selector"]["matchLabels"].items() <= own.items()] == [
+        one(found, "Service", service)["metadata"]["labels"]
+    ]
+    assert wanted["endpoints"][0]["port"] == one(found, "Service", service)["spec"]["ports"][0]["name"]
+
+
 @pytest.mark.parametrize("chart", [STOKER, CRDS], ids=["stoker", "stoker-crds"])
 def test_the_readme_lists_every_value_with_its_default(chart: Any) -> None:
     text = (chart / "README.md").read_text()

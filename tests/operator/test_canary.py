@@ -204,6 +204,22 @@ def test_replicas_that_never_get_ready_end_the_canary_at_the_deadline() -> None:
     assert serving.shares[old] == 100
 
 
+@pytest.mark.parametrize("failed", [False, True], ids=["holding", "failed"])
+def test_a_deployment_that_becomes_rolling_has_no_canary_and_no_shares_any_more(*, failed: bool) -> None:
+    serving = CanaryServing()
+    _, new = begun(serving)
+    serving.quality[new] = Quality(error_percent=50 if failed else 0)
+    rounds(serving, 10 if failed else 0)
+    assert serving.canary["phase"] == ("Failed" if failed else "Holding")
+    serving.cluster.change_spec(CHAT, lambda spec: spec["rollout"].update(type="rolling", canary=None))
+    rounds(serving, 1)
+    assert (serving.canary, serving.shares) == ({}, {}), "its share holds no more"
+    rounds(serving, 60)
+    assert (serving.status["currentRevision"], serving.status["phase"]) == (new, "Serving")
+    assert (serving.rollout["phase"], serving.canary, serving.shares) == ("Completed", {}, {})
+    assert serving.cluster.plan(CHAT).empty
+
+
 def test_going_back_to_the_old_intent_ends_the_canary() -> None:
     serving = CanaryServing()
     old, new = begun(serving)

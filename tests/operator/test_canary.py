@@ -220,6 +220,25 @@ def test_a_deployment_that_becomes_rolling_has_no_canary_and_no_shares_any_more(
     assert serving.cluster.plan(CHAT).empty
 
 
+def test_what_a_deployment_lacks_after_a_roll_back_is_no_update() -> None:
+    serving = CanaryServing()
+    _, new = begun(serving)
+    serving.quality[new] = Quality(error_percent=50)
+    rounds(serving, 10)
+    assert serving.rollout["phase"] == "RolledBack"
+    for router in serving.cluster.pods("router"):
+        serving.cluster.kill(router)
+    serving.cluster.settle_once()
+    assert serving.status["phase"] == "Degraded"
+    assert serving.status["message"].startswith("no router is ready")
+    serving.cluster.change_spec(CHAT, lambda spec: spec["pools"][0].update(replicas=0))
+    rounds(serving, 20)
+    assert serving.status["phase"] == "ScaledToZero"
+    serving.cluster.change_spec(CHAT, lambda spec: spec["pools"][0].update(replicas=2))
+    rounds(serving, 20)
+    assert (serving.status["phase"], condition_of(serving.status, "Stalled")["status"]) == ("Serving", "True")
+
+
 def test_going_back_to_the_old_intent_ends_the_canary() -> None:
     serving = CanaryServing()
     old, new = begun(serving)

@@ -130,6 +130,8 @@ def test_a_changed_configuration_restarts_the_operator() -> None:
     [
         ({"replica": 2}, "replica"),
         ({"replicas": 0}, "replicas"),
+        ({"fullnameOverride": "my.stoker"}, "fullnameOverride"),
+        ({"nameOverride": "1st"}, "nameOverride"),
         ({"watch": {"namespaces": ["Research"]}}, "namespaces"),
         ({"images": {"control": {"repository": "a", "digest": "sha256:short"}}}, "digest"),
         ({"images": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
@@ -154,6 +156,12 @@ def test_a_changed_configuration_restarts_the_operator() -> None:
 def test_values_that_mean_nothing_are_refused_by_name(values: Mapping[str, Any], says: str) -> None:
     with pytest.raises(HelmFailed, match=says):
         rendered(STOKER, values)
+
+
+def test_a_release_with_dots_in_its_name_has_services_without() -> None:
+    text = helm("template", "team.a", str(STOKER), values={"gateway": {"enabled": True}})
+    services = [item for item in yaml.safe_load_all(text) if item and item["kind"] == "Service"]
+    assert sorted(item["metadata"]["name"] for item in services) == ["team-a-stoker-gateway", "team-a-stoker-metrics"]
 
 
 def test_labels_annotations_and_shares_of_ones_own_are_taken() -> None:

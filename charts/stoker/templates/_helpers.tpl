@@ -2,13 +2,15 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 50 | trimSuffix "-" }}
 {{- end }}
 
+{{/* A release may have dots in its name, a Service may not. */}}
 {{- define "stoker.fullname" -}}
+{{- $release := .Release.Name | replace "." "-" }}
 {{- if .Values.fullnameOverride }}
 {{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" }}
-{{- else if contains (include "stoker.name" .) .Release.Name }}
-{{- .Release.Name | trunc 50 | trimSuffix "-" }}
+{{- else if contains (include "stoker.name" .) $release }}
+{{- $release | trunc 50 | trimSuffix "-" }}
 {{- else }}
-{{- printf "%s-%s" .Release.Name (include "stoker.name" .) | trunc 50 | trimSuffix "-" }}
+{{- printf "%s-%s" $release (include "stoker.name" .) | trunc 50 | trimSuffix "-" }}
 {{- end }}
 {{- end }}
 

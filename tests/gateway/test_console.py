@@ -202,6 +202,17 @@ def test_a_running_job_draws_new_steps(console: Stage) -> None:
     console.run(story)
 
 
+def test_a_time_of_a_clock_that_is_days_ahead_has_its_date(console: Stage) -> None:
+    ahead = datetime.now(UTC) + timedelta(days=3)
+    console.world.put_status(console.world.job("ahead"), phase="Running", startedAt=f"{ahead:%Y-%m-%dT%H:%M:%SZ}")
+
+    async def story(page: Page) -> None:
+        await visit(page, "#/jobs/default/ahead")
+        await shows(page, ".facts time", str(ahead.year))
+
+    console.run(story)
+
+
 def test_a_run_that_goes_back_loses_the_steps_that_were_thrown_away(console: Stage) -> None:
     world = console.world
     found = world.put_status(world.job("back"), phase="Running", progress={"step": 9, "totalSteps": 100})

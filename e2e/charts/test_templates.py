@@ -11,7 +11,7 @@ import yaml
 
 from e2e.charts.helm import CRDS, REPOSITORY, STOKER, HelmFailed, helm, one, rendered
 from e2e.charts.plain import FILE, plain
-from e2e.charts.snapshots import CASES, FOLDER, snapshot
+from e2e.charts.snapshots import API_VERSIONS, CASES, FOLDER, snapshot
 from e2e.images.recipe import CONTROL, RUNTIME
 from stoker.gateway.config import ApiServerConfig, GatewayConfig
 from stoker.operator.service.config import OperatorConfig
@@ -93,6 +93,28 @@ def test_values_of_config_have_the_last_word() -> None:
     assert json.loads(text)["lease"] == {"duration_s": 30, "name": "stoker", "renew_deadline_s": 10, "retry_s": 2}
 
 
+def test_roles_ports_and_namespaces_follow_the_values_of_config() -> None:
+    config = {
+        "namespace": "own",
+        "namespaces": ["research"],
+        "lease": {"name": "mine"},
+        "control_key": {"secret": "signing"},
+        "listen": {"port": 9090},
+        "watch": {"secrets": True, "nodes": False},
+    }
+    found = rendered(STOKER, {"config": config, "metrics": {"podMonitor": {"enabled": True}}}, *API_VERSIONS)
+    own = next(item for item in found if item["kind"] == "Role" and item["metadata"]["name"] == "stoker-own")
+    assert own["metadata"]["namespace"] == "own"
+    assert [rule["resourceNames"] for rule in own["rules"] if "resourceNames" in rule] == [["mine"], ["signing"]]
+    workloads = one(found, "Role", "stoker-workloads")
+    assert workloads["metadata"]["namespace"] == "research"
+    assert ["list", "watch"] in [rule["verbs"] for rule in workloads["rules"] if "secrets" in rule["resources"]]
+    assert not [item for item in found if item["metadata"]["name"].endswith(("-nodes", "-leases"))]
+    (container,) = one(found, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert container["ports"] == [{"name": "http", "containerPort": 9090}]
+    assert one(found, "PodMonitor", "stoker-workloads")["spec"]["namespaceSelector"] == {"matchNames": ["research"]}
+
+
 def test_a_changed_configuration_restarts_the_operator() -> None:
     digests = {
         one(rendered(STOKER, {"log": {"level": level}}), "Deployment")["spec"]["template"]["metadata"]["annotations"][
@@ -108,6 +130,8 @@ def test_a_changed_configuration_restarts_the_operator() -> None:
     [
         ({"replica": 2}, "replica"),
         ({"replicas": 0}, "replicas"),
+        ({"fullnameOverride": "my.stoker"}, "fullnameOverride"),
+        ({"nameOverride": "1st"}, "nameOverride"),
         ({"watch": {"namespaces": ["Research"]}}, "namespaces"),
         ({"images": {"control": {"repository": "a", "digest": "sha256:short"}}}, "digest"),
         ({"images": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
@@ -132,6 +156,12 @@ def test_a_changed_configuration_restarts_the_operator() -> None:
 def test_values_that_mean_nothing_are_refused_by_name(values: Mapping[str, Any], says: str) -> None:
     with pytest.raises(HelmFailed, match=says):
         rendered(STOKER, values)
+
+
+def test_a_release_with_dots_in_its_name_has_services_without() -> None:
+    text = helm("template", "team.a", str(STOKER), values={"gateway": {"enabled": True}})
+    services = [item for item in yaml.safe_load_all(text) if item and item["kind"] == "Service"]
+    assert sorted(item["metadata"]["name"] for item in services) == ["team-a-stoker-gateway", "team-a-stoker-metrics"]
 
 
 def test_labels_annotations_and_shares_of_ones_own_are_taken() -> None:
@@ -195,6 +225,18 @@ def test_a_service_monitor_is_made_only_where_the_cluster_knows_it() -> None:
     assert not [item for item in rendered(STOKER, values) if item["kind"] == "ServiceMonitor"]
     known = rendered(STOKER, values, "--api-versions", "monitoring.coreos.com/v1")
     assert [item for item in known if item["kind"] == "ServiceMonitor"]
+
+
+@pytest.mark.parametrize(("monitor", "service"), [("stoker", "stoker-metrics"), ("stoker-gateway", "stoker-gateway")])
+def test_a_service_monitor_selects_each_service_with_metrics(monitor: str, service: str) -> None:
+    values = {"metrics": {"serviceMonitor": {"enabled": True}}, "gateway": {"enabled": True}}
+    found = rendered(STOKER, values, *API_VERSIONS)
+    wanted = one(found, "ServiceMonitor", monitor)["spec"]
+    labels = [item["metadata"]["labels"] for item in found if item["kind"] == "Service"]
+    assert [own for own in labels if wanted["selector"]["matchLabels"].items() <= own.items()] == [
+        one(found, "Service", service)["metadata"]["labels"]
+    ]
+    assert wanted["endpoints"][0]["port"] == one(found, "Service", service)["spec"]["ports"][0]["name"]
 
 
 @pytest.mark.parametrize("chart", [STOKER, CRDS], ids=["stoker", "stoker-crds"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import random
@@ -61,6 +62,8 @@ class Programs:
     asked: list[dict[str, Any]] = field(default_factory=list)
     """Bodies of chat requests."""
     scrapes: int = 0
+    held: asyncio.Event = field(default_factory=asyncio.Event)
+    """Until it is set, an answer about 'slow' has its first word alone."""
 
     def app(self, program: str) -> Starlette:
         async def metrics(_: Request) -> Response:
@@ -80,18 +83,21 @@ class Programs:
             words = ["You ", "asked: ", body["messages"][-1]["content"]]
             if not body.get("stream"):
                 return JSONResponse({"choices": [{"message": {"role": "assistant", "content": "".join(words)}}]})
-            return StreamingResponse(_streamed(words), media_type="text/event-stream")
+            held = self.held if "slow" in words[-1] else None
+            return StreamingResponse(_streamed(words, held), media_type="text/event-stream")
 
         return Starlette(
             routes=[Route("/metrics", metrics), Route("/v1/chat/completions", chat, methods=["POST"])],
         )
 
 
-async def _streamed(words: list[str]) -> AsyncIterator[bytes]:
+async def _streamed(words: list[str], held: asyncio.Event | None) -> AsyncIterator[bytes]:
     for thought in ("Let me ", "think"):
         yield f"data: {json.dumps({'choices': [{'delta': {'reasoning': thought}}]})}\n\n".encode()
     for word in words:
         yield f"data: {json.dumps({'choices': [{'delta': {'content': word}}]})}\n\n".encode()
+        if held is not None:
+            await held.wait()
     yield b"data: [DONE]\n\n"
 
 

@@ -106,6 +106,11 @@ def test_a_rank_that_a_job_does_not_have_is_refused(server: KubeServer) -> None:
         assert refused == "error: --rank 2: the job has ranks 0 to 1\n"
 
 
+@pytest.mark.parametrize("target", ["nodes/local", "svc/chat"])
+def test_what_has_no_pods_has_no_log_to_wait_for(server: KubeServer, target: str) -> None:
+    assert f"'{target}' has no pods of its own; give a pod, or tj/" in run(server, "logs", target, "-f", code=2)
+
+
 def test_a_checkpoint_that_a_job_does_not_have_is_answered_with_those_it_has(server: KubeServer) -> None:
     job = server.do(lambda found: found.put_status(found.job(), phase="Failed"))
     for step, verified in ((50, True), (60, False)):

@@ -57,6 +57,10 @@ def test_standard_input_is_a_dash(monkeypatch: pytest.MonkeyPatch) -> None:
         ("kind: Secret", r"bad\.yaml:1: Secret: metadata.name is needed$"),
         ("kind: Secret\nmetadata: {}", r"bad\.yaml:1: Secret: metadata.name is needed$"),
         ("kind: Secret\nmetadata: {name: 5}", r"metadata.name is needed, a text, not 5 \(write it in quotes\)$"),
+        (
+            "kind: Secret\nmetadata: {name: a, namespace: 5}",
+            r"metadata.namespace is a text, not 5 \(write it in quotes\)$",
+        ),
         ("kind: List\nitems: 5", r"bad\.yaml:1: List: items: a list of objects is needed, got 5$"),
         ("kind: List\nitems: [x]", r"bad\.yaml:1: a manifest needs apiVersion, kind and metadata.name$"),
         ("kind: Secret\nspec: {a: 1,\n  a: 2}", r"bad\.yaml:3:3: the key a appears twice in one mapping$"),

@@ -57,6 +57,9 @@ def test_of_several_objects_one_is_named() -> None:
         ("tj/teach:spec.a=[1", "--set tj/teach:spec.a="),
         ("tj/teach:spec.data.sources[2].name=x", "no item 2: the value is a list of 2"),
         ("tj/teach:spec.training.totalSteps.x=1", "x is no field of 20"),
+        ("tj/teach:metadata.name=", "--set tj/teach:metadata.name=: metadata.name is needed$"),
+        ("tj/teach:metadata=1", "--set tj/teach:metadata=1: metadata.name is needed$"),
+        ("tj/teach:metadata.namespace=5", "metadata.namespace is a text, not 5"),
     ],
 )
 def test_what_does_not_fit_is_named(text: str, message: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from stoker.cli.description import events_of
 from stoker.cli.local_endpoints import local_endpoint
 from stoker.cli.printers import age, bytes_text, described, progress_line, state_of, table, value_at
 from stoker.cli.text_style import aligned
@@ -98,6 +99,19 @@ def test_a_description_tells_conditions_status_and_events() -> None:
     assert "  phase: Running" in text
     assert "    totalSteps: 20" in text
     assert "  30s   Normal   Started   attempt 0" in text
+
+
+def test_events_without_a_last_timestamp_have_their_age_and_their_place() -> None:
+    """The scheduler writes `eventTime`; a message may be missing, or have several lines."""
+    about = {"involvedObject": {"uid": "u"}, "type": "Warning"}
+    late = {**about, "reason": "FailedScheduling", "lastTimestamp": None, "eventTime": "2026-01-01T11:59:30.123456Z"}
+    early = {**about, "reason": "Pulling", "message": "an\nimage", "lastTimestamp": "2026-01-01T11:59:00Z"}
+    found = {**job(), "metadata": {"name": "teach", "uid": "u"}}
+    lines = described(found, events_of(found, [late, early]), NOW).splitlines()
+    assert [line.split() for line in lines[-2:]] == [
+        ["60s", "Warning", "Pulling", "an", "image"],
+        ["30s", "Warning", "FailedScheduling"],
+    ]
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,11 @@ def job(console: Stage, name: str) -> Object:
     return console.world.objects.get(Key("TrainingJob", "default", name))
 
 
+def ref(found: Object) -> Ref:
+    metadata = found["metadata"]
+    return Ref(found["kind"], metadata["namespace"], metadata["name"], metadata["uid"])
+
+
 async def text_of(page: Page, selector: str) -> str:
     return re.sub(r"\s+", " ", await page.locator(selector).inner_text())
 
@@ -193,6 +198,52 @@ def test_a_running_job_draws_new_steps(console: Stage) -> None:
         world.put_status(found, progress={"step": 9, "totalSteps": 100, "loss": "7.5"})
         await shows(page, ".figure", "9 values")
         await shows(page, ".facts", "9 of 100")
+
+    console.run(story)
+
+
+def test_a_time_of_a_clock_that_is_days_ahead_has_its_date(console: Stage) -> None:
+    ahead = datetime.now(UTC) + timedelta(days=3)
+    console.world.put_status(console.world.job("ahead"), phase="Running", startedAt=f"{ahead:%Y-%m-%dT%H:%M:%SZ}")
+
+    async def story(page: Page) -> None:
+        await visit(page, "#/jobs/default/ahead")
+        await shows(page, ".facts time", str(ahead.year))
+
+    console.run(story)
+
+
+def test_a_run_that_goes_back_loses_the_steps_that_were_thrown_away(console: Stage) -> None:
+    world = console.world
+    found = world.put_status(world.job("back"), phase="Running", progress={"step": 9, "totalSteps": 100})
+    pod = world.pod(found, 0, step_lines(9))
+
+    async def story(page: Page) -> None:
+        await visit(page, "#/jobs/default/back")
+        await shows(page, ".figure", "9 values")
+        world.folders.log("default", pod["metadata"]["name"]).write_text(step_lines(4, seed=8))
+        world.put_status(found, progress={"step": 4, "totalSteps": 100})
+        await shows(page, ".figure", re.compile("at step 4,.*4 values"))
+
+    console.run(story)
+
+
+def test_another_job_of_the_same_name_has_nothing_of_the_one_that_was_deleted(console: Stage) -> None:
+    world = console.world
+    found = world.put_status(world.job("again"), phase="Running", progress={"step": 9, "totalSteps": 100})
+    pod = world.pod(found, 0, step_lines(9))
+
+    async def story(page: Page) -> None:
+        await visit(page, "#/jobs/default/again")
+        await shows(page, ".figure", "9 values")
+        for one in (pod, found):
+            world.objects.delete(ref(one))
+        await shows(page, ".why-line", "This job was deleted.")
+        made = world.job("again")
+        world.pod(made, 0, step_lines(4, seed=8), attempt=1)
+        world.put_status(made, phase="Running", progress={"step": 4, "totalSteps": 100})
+        await shows(page, ".figure", re.compile("at step 4,.*4 values"))
+        await page.get_by_role("button", name="Suspend").wait_for()
 
     console.run(story)
 
@@ -355,6 +406,23 @@ def test_a_deployment_shows_its_load_rolls_back_and_chats(console: Stage) -> Non
     console.run(story)
     assert model_of(console)["checkpointRef"] == {"name": "teach-800"}
     assert SERVED[0].asked[-1]["model"] == "chat"
+
+
+def test_a_cleared_answer_is_no_part_of_the_next_question(console: Stage) -> None:
+    async def story(page: Page) -> None:
+        await visit(page, "#/deployments/default/chat")
+        await page.get_by_label("Message").fill("slow")
+        await page.keyboard.press("Enter")
+        await shows(page, ".said[data-who=assistant]", "You")
+        await page.get_by_role("button", name="Clear").click()
+        await page.locator(".chat button[type=submit]:enabled").wait_for()
+        await page.get_by_label("Message").fill("next")
+        await page.keyboard.press("Enter")
+        await shows(page, ".said[data-who=assistant]", "You asked: next")
+        SERVED[0].held.set()
+
+    console.run(story)
+    assert SERVED[0].asked[-1]["messages"] == [{"role": "user", "content": "next"}]
 
 
 def test_a_key_of_the_deployment_is_sent_and_kept_nowhere(console: Stage) -> None:

@@ -27,12 +27,15 @@ AXE = Path(__file__).parents[2] / ".venv" / "axe-core" / "axe.min.js"
 """The rules of axe-core, which `make setup` fetches where there is npm."""
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 LONGEST = "a-name-as-long-as-the-definition-allows0"
+UNBROKEN = "u" * 40
+DIGEST = "blake3:" + "0a" * 32
 WHY = "Unschedulable: 0/40 nodes are available, 28 have the taint {dedicated: inference}. " * 6
 PAGES = (
     ("#/jobs", ".connection[data-state=live]"),
     ("#/jobs/default/teach", ".timeline .cause"),
     ("#/jobs/default/sixtyfour", ".rank"),
     (f"#/jobs/default/{LONGEST}", ".why-line"),
+    (f"#/jobs/default/{UNBROKEN}", ".node"),
     ("#/checkpoints", ".save .users"),
     ("#/deployments", "tbody tr"),
     ("#/deployments/default/chat", "meter"),
@@ -50,11 +53,22 @@ async def prepared(found: World) -> AsyncIterator[None]:
     deployment(found, START)
     sixty_four_ranks(found)
     found.put_status(found.job(LONGEST), phase="Pending", message=WHY)
+    unbroken_words(found)
     spec = {"model": {"uri": "pvc://models/small"}, "pools": [{"name": "main", "replicas": 1}]}
     body = {"apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceDeployment", "spec": spec}
     found.objects.create({**body, "metadata": {"name": "bare", "namespace": "default"}})
     async with programs(found):
         yield
+
+
+def unbroken_words(found: World) -> None:
+    """A job and an imported checkpoint whose names and messages have no place to break."""
+    job = found.put_status(found.job(UNBROKEN), phase="Pending", message=f"{DIGEST}{DIGEST} is not {DIGEST}")
+    found.pod(job, 0, "", node="n" * 63)
+    folder = {"storage": {"claimName": "claim", "path": "a"}, "folder": "step-00000001.0a1b2c3d"}
+    metadata = {"name": "c" * 63, "namespace": "default"}
+    body = {"apiVersion": "stoker.dev/v1alpha1", "kind": "Checkpoint", "metadata": metadata}
+    found.objects.create({**body, "spec": {"source": {"import": folder}}})
 
 
 def sixty_four_ranks(found: World) -> Object:

@@ -204,6 +204,41 @@ def test_replicas_that_never_get_ready_end_the_canary_at_the_deadline() -> None:
     assert serving.shares[old] == 100
 
 
+@pytest.mark.parametrize("failed", [False, True], ids=["holding", "failed"])
+def test_a_deployment_that_becomes_rolling_has_no_canary_and_no_shares_any_more(*, failed: bool) -> None:
+    serving = CanaryServing()
+    _, new = begun(serving)
+    serving.quality[new] = Quality(error_percent=50 if failed else 0)
+    rounds(serving, 10 if failed else 0)
+    assert serving.canary["phase"] == ("Failed" if failed else "Holding")
+    serving.cluster.change_spec(CHAT, lambda spec: spec["rollout"].update(type="rolling", canary=None))
+    rounds(serving, 1)
+    assert (serving.canary, serving.shares) == ({}, {}), "its share holds no more"
+    rounds(serving, 60)
+    assert (serving.status["currentRevision"], serving.status["phase"]) == (new, "Serving")
+    assert (serving.rollout["phase"], serving.canary, serving.shares) == ("Completed", {}, {})
+    assert serving.cluster.plan(CHAT).empty
+
+
+def test_what_a_deployment_lacks_after_a_roll_back_is_no_update() -> None:
+    serving = CanaryServing()
+    _, new = begun(serving)
+    serving.quality[new] = Quality(error_percent=50)
+    rounds(serving, 10)
+    assert serving.rollout["phase"] == "RolledBack"
+    for router in serving.cluster.pods("router"):
+        serving.cluster.kill(router)
+    serving.cluster.settle_once()
+    assert serving.status["phase"] == "Degraded"
+    assert serving.status["message"].startswith("no router is ready")
+    serving.cluster.change_spec(CHAT, lambda spec: spec["pools"][0].update(replicas=0))
+    rounds(serving, 20)
+    assert serving.status["phase"] == "ScaledToZero"
+    serving.cluster.change_spec(CHAT, lambda spec: spec["pools"][0].update(replicas=2))
+    rounds(serving, 20)
+    assert (serving.status["phase"], condition_of(serving.status, "Stalled")["status"]) == ("Serving", "True")
+
+
 def test_going_back_to_the_old_intent_ends_the_canary() -> None:
     serving = CanaryServing()
     old, new = begun(serving)
@@ -280,6 +315,7 @@ def test_another_layout_that_fails_leaves_the_former_pools_alone() -> None:
     assert (serving.rollout["phase"], serving.status["phase"]) == ("RolledBack", "Serving")
     assert (serving.status["currentRevision"], len(serving.engines(old))) == (old, 2)
     assert (pools_of(serving), serving.engines(target_of(serving))) == (["chat-main"], [])
+    assert serving.status["ready"] == "2/2", "pools that were given up count no replicas"
     assert serving.cluster.plan(CHAT).empty
 
 

@@ -85,6 +85,13 @@ def test_paths_of_core_named_and_cluster_wide_kinds() -> None:
     assert selector({"b": "2", "a": "1"}) == "a=1,b=2"
 
 
+@pytest.mark.parametrize("name", [".", "..", "a/b", "a%2Fb"])
+def test_what_is_read_as_another_path_is_no_name(name: str) -> None:
+    for place in (("a", name), (name, "a")):
+        with pytest.raises(interface.Invalid, match="may not be"):
+            single(KINDS["Pod"], *place)
+
+
 def pod(ip: str, ports: list[dict[str, Any]]) -> dict[str, Any]:
     return {"metadata": {"name": "p"}, "spec": {"containers": [{"ports": ports}]}, "status": {"podIP": ip}}
 

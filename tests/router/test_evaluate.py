@@ -81,10 +81,11 @@ def test_both_engines_are_asked_greedily_with_the_key(tmp_path: Path) -> None:
         assert {body["key"] for body in asked} == {"Bearer one", "Bearer three"}
         (tmp_path / "old").write_text("")
         assert await asyncio.to_thread(main, [*arguments, *keys, "--new", new.url, "--old", old.url]) != 0
-        assert "old has no API key" in json.loads(log.read_text())["detail"]
+        assert json.loads(log.read_text())["detail"] == f"{tmp_path / 'old'} has no API key"
         prompts.write_text("{}")
         assert await asyncio.to_thread(main, [*arguments, "--new", new.url, "--old", new.url]) != 0
-        assert json.loads(log.read_text())["cause"] == "TaskFailed"
+        word = json.loads(log.read_text())
+        assert (word["cause"], word["detail"].partition(" ")[0]) == ("TaskFailed", f"{prompts}:")
         new.kill()
         old.kill()
 

@@ -2,13 +2,15 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 50 | trimSuffix "-" }}
 {{- end }}
 
+{{/* A release may have dots in its name, a Service may not. */}}
 {{- define "stoker.fullname" -}}
+{{- $release := .Release.Name | replace "." "-" }}
 {{- if .Values.fullnameOverride }}
 {{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" }}
-{{- else if contains (include "stoker.name" .) .Release.Name }}
-{{- .Release.Name | trunc 50 | trimSuffix "-" }}
+{{- else if contains (include "stoker.name" .) $release }}
+{{- $release | trunc 50 | trimSuffix "-" }}
 {{- else }}
-{{- printf "%s-%s" .Release.Name (include "stoker.name" .) | trunc 50 | trimSuffix "-" }}
+{{- printf "%s-%s" $release (include "stoker.name" .) | trunc 50 | trimSuffix "-" }}
 {{- end }}
 {{- end }}
 
@@ -69,7 +71,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
-{{/* The operator's configuration file; `.Values.config` has the last word. */}}
+{{/* The operator's configuration file; `.Values.config` has the last word, for what other templates make of it, too. */}}
 {{- define "stoker.config" -}}
 {{- $controlKey := dict "secret" .Values.controlKey.secret "rotate_days" .Values.controlKey.rotateDays }}
 {{- if .Values.controlKey.existingSecret }}
@@ -103,7 +105,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- toPrettyJson $config }}
 {{- end }}
 
-{{/* Rights of the operator in each namespace whose resources it reconciles. */}}
+{{/* Rights of the operator in each namespace whose resources it reconciles; of its configuration. */}}
 {{- define "stoker.workloadRules" -}}
 - apiGroups: [stoker.dev]
   resources: [trainingjobs, checkpoints, inferencedeployments, enginepools]
@@ -126,7 +128,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [""]  # to name a missing claim
   resources: [persistentvolumeclaims]
   verbs: [get, list, watch]
-{{- if .Values.watch.secrets }}
+{{- if .watch.secrets }}
 - apiGroups: [""]  # to name a missing Secret; Kubernetes cannot grant the names without the content
   resources: [secrets]
   verbs: [list, watch]

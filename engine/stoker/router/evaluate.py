@@ -160,27 +160,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
-        questions = read_questions(Path(found.prompts).read_text(encoding="utf-8"))
+        questions = _questions(found.prompts)
         key, old_key = _first_key(found.api_keys), _first_key(found.old_api_keys)
         result = asyncio.run(evaluate(questions, found.model, found.new, found.old, key, found.old_model, old_key))
         word = TerminationMessage(cause=Cause.COMPLETED, result=result)
     except (OSError, ValueError) as error:
-        word = TerminationMessage(cause=Cause.TASK_FAILED, detail=f"{found.prompts}: {error}")
+        word = TerminationMessage(cause=Cause.TASK_FAILED, detail=str(error))
     log.info("%s", json.dumps(word.result) if word.result else word.detail)
     if found.termination_log:
         word.write(found.termination_log)
     return EXIT_CODES[word.cause]
 
 
+def _questions(file: str) -> tuple[Question, ...]:
+    try:
+        return read_questions(Path(file).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+
+
 def _first_key(file: str | None) -> str | None:
     """The first key of a file.
 
     Raises:
-        ValueError: the file has none.
+        ValueError: the file has none, or is no UTF-8.
     """
     if not file:
         return None
-    keys = Path(file).read_text(encoding="utf-8").split()
+    try:
+        keys = Path(file).read_text(encoding="utf-8").split()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file}: {error}") from error
     if not keys:
         raise ValueError(f"{file} has no API key")
     return keys[0]

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from stoker.cli.event_time import time_of
 from stoker.cli.label_selector import LabelSelector
 from stoker.cli.listing import Listing
 from stoker.cli.object_source import ObjectSource
@@ -46,4 +47,4 @@ def events_of(found: dict[str, Any], events: Sequence[dict[str, Any]]) -> list[d
     """The events about an object, oldest first."""
     uid = found["metadata"].get("uid")
     own = [event for event in events if (event.get("involvedObject") or {}).get("uid") == uid]
-    return sorted(own, key=lambda event: str(event.get("lastTimestamp")))
+    return sorted(own, key=time_of)

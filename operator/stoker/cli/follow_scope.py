@@ -9,7 +9,6 @@ from stoker.cli.targets import belongs_to
 
 Object = Mapping[str, Any]
 _BY_PATH = "pvc://"
-_TO_THE_SECOND = len("2026-01-01T12:00:00")
 
 
 class Name(NamedTuple):
@@ -78,13 +77,3 @@ def _claim_names(part: Any) -> Iterator[str]:
     elif isinstance(part, (list, tuple)):
         for inner in part:
             yield from _claim_names(inner)
-
-
-def time_of(event: Object) -> str:
-    """Return when an event was seen last, as `2026-01-01T12:00:00`.
-
-    Components that write `events.k8s.io`, as the scheduler does, leave `lastTimestamp` empty.
-    """
-    series = event.get("series") or {}
-    times = (event.get("lastTimestamp"), series.get("lastObservedTime"), event.get("eventTime"))
-    return str(next(filter(None, times), event["metadata"].get("creationTimestamp") or ""))[:_TO_THE_SECOND]

@@ -17,7 +17,7 @@ from stoker.cli.log_selection import LogSelection, NoSuchLog, has_ended
 from stoker.cli.object_names import TARGETS
 from stoker.cli.object_source import Missing, missing_text
 from stoker.cli.supervisor_client import SupervisorClient
-from stoker.cli.targets import Target, belongs_to, fail, kind_of, prefixed
+from stoker.cli.targets import Target, belongs_to, fail, kind_of, log_target, prefixed
 from stoker.pod.whole_lines import WholeLines
 
 LOOK_S = 0.3
@@ -34,8 +34,7 @@ def logs(target: str, selection: LogSelection, namespace: str, state: Path | Non
     TARGET is a pod, or KIND/NAME for all pods of a job, checkpoint or deployment. Of a job these are the pods of its
     newest attempt; with --follow those of the attempts that come after it too, until the job has ended.
     """
-    word, slash, name = target.rpartition("/")
-    wanted = Target(kind_of(word) if slash else kind_of("pod"), name)
+    wanted = log_target(target)
     try:
         LocalLogs(LocalSource(open_client(state), namespace), wanted, selection).print_all()
     except NoSuchLog as error:

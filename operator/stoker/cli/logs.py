@@ -14,7 +14,7 @@ from stoker.cli.log_options import timed_log_options
 from stoker.cli.log_selection import LogSelection, NoSuchLog, has_ended
 from stoker.cli.object_names import TARGETS
 from stoker.cli.object_source import Missing, named
-from stoker.cli.targets import Target, belongs_to, fail, kind_of, prefixed
+from stoker.cli.targets import Target, belongs_to, fail, kind_of, log_target, prefixed
 from stoker.pod.log_source import Look
 from stoker.pod.whole_lines import WholeLines
 
@@ -37,11 +37,11 @@ def logs(
     TARGET is a pod, or KIND/NAME for all pods of a job, checkpoint or deployment. Of a job these are the pods of its
     newest attempt; with --follow those of the attempts that come after it too, until the job has ended.
     """
+    wanted = log_target(target)
     with opened(namespace, context, kubeconfig) as client:
-        word, slash, name = target.rpartition("/")
-        if not slash:
-            _propose_kind(client, name)
-        owner = named(client, Target(kind_of(word) if slash else kind_of("pod"), name))
+        if "/" not in target:
+            _propose_kind(client, target)
+        owner = named(client, wanted)
         try:
             print_logs(client, owner, selection)
         except KeyboardInterrupt:

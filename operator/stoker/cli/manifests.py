@@ -108,12 +108,20 @@ def _objects(where: str, document: Any) -> Iterator[dict[str, Any]]:
         for item in items:
             yield from _objects(where, item)
         return
-    metadata = document.get("metadata")
-    name = metadata.get("name") if isinstance(metadata, dict) else None
+    if wrong := wrong_place(document.get("metadata")):
+        raise ManifestError(f"{where}: {document['kind']}: {wrong}")
+    yield document
+
+
+def wrong_place(metadata: Any) -> str:
+    """Say what is wrong about the name or the namespace of a manifest; empty where both are texts, or none is given."""
+    name, namespace = (metadata.get("name"), metadata.get("namespace")) if isinstance(metadata, dict) else (None, None)
     if not isinstance(name, str) or not name:
         wrong = "" if name is None else f", a text, not {name!r} (write it in quotes)"
-        raise ManifestError(f"{where}: {document['kind']}: metadata.name is needed{wrong}")
-    yield document
+        return f"metadata.name is needed{wrong}"
+    if namespace is not None and not isinstance(namespace, str):
+        return f"metadata.namespace is a text, not {namespace!r} (write it in quotes)"
+    return ""
 
 
 def _placed(document: dict[str, Any], namespace: str | None) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from stoker.cli.manifest_yaml import documents
+from stoker.cli.manifests import wrong_place
 from stoker.operator.cluster.kinds import KINDS, find_kind
 
 _FORM = re.compile(r"(?:(?P<kind>[A-Za-z]+)/(?P<name>[a-z0-9.-]+):)?(?P<path>[^=:/]+)=(?P<value>.*)", re.DOTALL)
@@ -56,12 +57,14 @@ def override(objects: Sequence[dict[str, Any]], overrides: Sequence[Override]) -
     """The manifests with each override in the one object that it is for.
 
     Raises:
-        WrongOverride: it is for none, or for several.
+        WrongOverride: it is for none or several, or leaves the object no name.
     """
     changed = list(objects)
     for one in overrides:
         index = _object_of(changed, one)
         changed[index] = _with(changed[index], one.path, one)
+        if wrong := wrong_place(changed[index]["metadata"]):
+            raise WrongOverride(f"--set {one.text}: {wrong}")
     return changed
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from stoker.cli.event_time import time_of
 from stoker.cli.text_style import aligned
 
 Object = Mapping[str, Any]
@@ -217,8 +218,17 @@ def _conditions(found: Object) -> list[str]:
     return ["Conditions:", *(f"  {line}" for line in aligned(rows).splitlines())]
 
 
+_EVENT = ("type", "reason", "message")
+"""What a line tells of an event; any may be missing."""
+
+
+def _age_of_event(event: Object, now: datetime) -> str:
+    time = time_of(event)
+    return age(f"{time}+00:00" if time else "", now)
+
+
 def _events(events: Sequence[Object], now: datetime) -> list[str]:
-    rows = [[age(e.get("lastTimestamp", ""), now), e["type"], e["reason"], e["message"]] for e in events]
+    rows = [[_age_of_event(e, now), *(_one_line(e.get(part) or "") for part in _EVENT)] for e in events]
     if not rows:
         return ["Events: none"]
     return ["Events:", *(f"  {line}" for line in aligned(rows).splitlines())]

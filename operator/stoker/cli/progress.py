@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
-from stoker.cli.follow_scope import EventScope, Name, belongs, name_of, time_of
+from stoker.cli.event_time import time_of
+from stoker.cli.follow_scope import EventScope, Name, belongs, name_of
 from stoker.cli.printers import FOLLOWED, progress_line, state_of, value_at
 from stoker.cli.question import Ask, ask_once
 

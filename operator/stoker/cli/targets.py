@@ -17,6 +17,8 @@ from stoker.operator.domain.labels import CHECKPOINT_UID, DEPLOYMENT_UID, JOB_UI
 
 KIND_WORDS = ["tj", "ckpt", "infd", "epool", "pods", "services", "configmaps", "pvc", "events", "nodes"]
 """The words for kinds that completion offers."""
+WITH_PODS = ("Pod", "TrainingJob", "Checkpoint", "InferenceDeployment", "EnginePool")
+"""Kinds that have logs."""
 
 
 def kind_of(word: str) -> Kind:
@@ -60,6 +62,15 @@ def _target(word: str) -> Target:
     if not slash or not kind or not name or "/" in name:
         raise click.UsageError(f"{word!r} is no KIND/NAME; give KIND NAME..., or KIND/NAME for each object")
     return Target(kind_of(kind), name)
+
+
+def log_target(text: str) -> Target:
+    """Parse the NAME of a pod, or the KIND/NAME of an object that has pods; ends the command where it is neither."""
+    word, slash, name = text.rpartition("/")
+    kind = kind_of(word if slash else "pod")
+    if kind.name not in WITH_PODS:
+        raise click.UsageError(f"{text!r} has no pods of its own; give a pod, or tj/, ckpt/, infd/ or epool/NAME")
+    return Target(kind, name)
 
 
 def job_name(_context: click.Context, _parameter: click.Parameter, given: str) -> str:

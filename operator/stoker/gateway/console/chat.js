@@ -5,8 +5,8 @@ import { eventsOf } from "./events.js";
 
 /** Make the chat. */
 export function chat(path, place, signal) {
-  const messages = [];
-  let model = "",
+  let messages = [],
+    model = "",
     running = null;
   const hint = el("p", { class: "muted", role: "status" });
   const log = el("div", { class: "chat-log", role: "log", "aria-label": "Conversation", tabindex: "0" });
@@ -20,7 +20,7 @@ export function chat(path, place, signal) {
       on: {
         click: () => {
           running?.abort();
-          messages.length = 0;
+          messages = [];
           log.replaceChildren();
         },
       },
@@ -102,7 +102,8 @@ export function chat(path, place, signal) {
     const words = text.value.trim();
     if (!words || running || !form.reportValidity()) return;
     text.value = "";
-    messages.push({ role: "user", content: words });
+    const own = messages; // what is cleared meanwhile is sent no more
+    own.push({ role: "user", content: words });
     line("user", words);
     const answer = line("assistant", "");
     running = new AbortController();
@@ -110,7 +111,7 @@ export function chat(path, place, signal) {
     try {
       const body = {
         model,
-        messages,
+        messages: own,
         max_tokens: Number(limit.value),
         temperature: Number(warm.value),
         stream: true,
@@ -134,8 +135,8 @@ export function chat(path, place, signal) {
       }
     } finally {
       if (answer.dataset.tone !== "bad" && answer.textContent)
-        messages.push({ role: "assistant", content: answer.textContent });
-      else messages.pop();
+        own.push({ role: "assistant", content: answer.textContent });
+      else own.pop();
       running = null;
       [send.disabled, stop.hidden] = [false, true];
     }

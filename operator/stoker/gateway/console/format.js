@@ -83,7 +83,7 @@ export function roughly(seconds) {
 export function moment(time) {
   if (!time) return DASH;
   const date = new Date(time);
-  const near = Date.now() - date.getTime() < 86400000;
+  const near = Math.abs(Date.now() - date.getTime()) < 86400000; // a clock may be days ahead
   const text = near
     ? date.toLocaleTimeString("en-GB")
     : date.toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" });

@@ -35,16 +35,26 @@ export function liveList(kind, page, draw) {
   follow(kind.path, { watch: "true", namespace: namespace() }, on, page.signal);
 }
 
-/** Follow one resource. `draw(item)` gets its newest state; `gone()` is called when it is deleted. */
-export function liveOne(path, place, page, draw, gone) {
+/**
+ * Follow one resource. `draw(item)` gets its newest state; `gone()` is called when it is deleted. Another one that
+ * takes its name has nothing of what the page shows: the page begins anew.
+ */
+export function liveOne(kind, name, place, page, draw, gone) {
+  let shown = null;
+  const change = (type, item) => {
+    if (type === "DELETED") return gone();
+    if (shown !== null && item[kind.uid] !== shown) return page.anew();
+    shown = item[kind.uid];
+    return draw(item);
+  };
   const on = {
     reset: () => {},
-    change: (type, item) => (type === "DELETED" ? gone() : draw(item)),
+    change,
     complete: () => {},
     state: page.connection,
     refused: page.refused,
   };
-  follow(path, { watch: "true", namespace: place }, on, page.signal);
+  follow(`${kind.path}/${encodeURIComponent(name)}`, { watch: "true", namespace: place }, on, page.signal);
 }
 
 /** Read now, and again whenever `again` is called, one request at a time and at most once in `every` ms. */

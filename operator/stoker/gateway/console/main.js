@@ -25,7 +25,7 @@ let leave = new AbortController();
 function route({ focus = false, why = "" } = {}) {
   leave.abort();
   leave = new AbortController();
-  const page = { signal: leave.signal, connection, refused };
+  const page = { signal: leave.signal, connection, refused, anew: () => route() };
   connection("idle", "");
   const main = at("main");
   document.body.toggleAttribute("data-signed-out", !session.token());

@@ -3,7 +3,7 @@ import { actionButton, confirmed, send } from "../actions.js";
 import { address, resource } from "../api.js";
 import { el, fill, panel } from "../dom.js";
 import { DASH, badge, count, inParts, latency, meter, moment, number } from "../format.js";
-import { liveOne, reader } from "../live.js";
+import { DEPLOYMENTS, liveOne, reader } from "../live.js";
 import { promoteTo } from "../promotion.js";
 import { table } from "../table.js";
 import { facts } from "../timeline.js";
@@ -68,7 +68,8 @@ export function show(main, page, [place, name]) {
   page.signal.addEventListener("abort", () => clearInterval(timer), { once: true });
 
   liveOne(
-    path,
+    DEPLOYMENTS,
+    name,
     place,
     page,
     (found) => {

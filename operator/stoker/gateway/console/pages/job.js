@@ -3,7 +3,7 @@ import { actionButton, confirmed, notice, send } from "../actions.js";
 import { address, onceKey, resource } from "../api.js";
 import { el, fill, panel, sliced } from "../dom.js";
 import { badge, bytes, count, duration, moment, number, users } from "../format.js";
-import { liveOne, reader } from "../live.js";
+import { JOBS, liveOne, reader } from "../live.js";
 import { MISSING, figure, library } from "../plots.js";
 import { continued } from "../resume.js";
 import { table } from "../table.js";
@@ -62,6 +62,7 @@ export async function show(main, page, [place, name]) {
 
   const points = new Map();
   let newest = 0,
+    asked = 0,
     gaps = [],
     avoided = [],
     saved = [],
@@ -78,13 +79,17 @@ export async function show(main, page, [place, name]) {
   );
   const metrics = reader(
     `${path}/metrics`,
-    () => ({ namespace: place, after_step: newest }),
+    () => {
+      asked = newest;
+      return { namespace: place, after_step: asked };
+    },
     page,
     (found, error) => {
       if (!found) {
         missing.textContent = `The history of metrics cannot be read: ${error.message}`;
         return;
       }
+      if (asked !== newest) return; // the run went back meanwhile; it is asked again
       gaps = gaps.filter((one) => one.after < newest); // what was asked again is answered anew
       if (found.missing) gaps.push({ after: newest, text: found.missing });
       missing.textContent = gaps.length ? `Not covered: ${gaps.map((one) => one.text).join("; ")}` : "";
@@ -112,20 +117,26 @@ export async function show(main, page, [place, name]) {
     saves.update(found);
   });
 
-  let restarts = null;
+  let restarts = null,
+    reached = null;
   liveOne(
-    path,
+    JOBS,
+    name,
     place,
     page,
     (job) => {
-      if (restarts !== null && job.metrics.restarts > restarts) newest = 0; // repeated steps have new values
+      const { step } = job.metrics;
+      const wentBack = step !== null && reached !== null && step < reached;
+      if (wentBack) for (const known of [...points.keys()]) if (known > step) points.delete(known);
+      const repeats = wentBack || (restarts !== null && job.metrics.restarts > restarts);
+      if (repeats) newest = 0; // repeated steps have new values
       restarts = job.metrics.restarts;
+      reached = step ?? reached;
       fill(head, el("h1", {}, job.job_name, " ", badge(job.phase)));
       why.textContent = job.message;
       drawButtons(buttons, job, path, () => saved);
       fill(summary, overview(job));
-      const { step } = job.metrics;
-      if (step !== null && !points.has(step)) {
+      if (wentBack || (step !== null && !points.has(step))) {
         points.set(step, pointOf(job.metrics));
         drawPlots();
       }

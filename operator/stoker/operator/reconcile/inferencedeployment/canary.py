@@ -88,9 +88,13 @@ def plan_canary(view: DeploymentView, current: str | None, target: str) -> Canar
 
 
 def with_canary(progress: RolloutStatus, turn: CanaryTurn | None, time: str) -> RolloutStatus:
-    """The rollout's progress with the canary's; a new state of the canary is progress."""
+    """The rollout's progress with the canary's; a new state of the canary is progress.
+
+    Where revisions are exchanged at once, a canary that had begun is over: its share holds no more.
+    """
     if turn is None:
-        return progress
+        left = progress.canary is not None and progress.canary.phase != "Promoted"
+        return progress.model_copy(update={"canary": None, "progressed_at": time}) if left else progress
     old = progress.canary
     moved = old is None or (old.phase, old.step) != (turn.status.phase, turn.status.step)
     changes = {"canary": turn.status, "progressed_at": time if moved else progress.progressed_at}

@@ -41,7 +41,7 @@ def deployment_state(
     why = next((pool.message for pool in pools if pool.message), None)
     if rollout.status is not None and rollout.status.phase == "RolledBack" and ready_routers and ready:
         return DeploymentState(Health.STALLED, "Serving", _rolled_back(rollout))
-    if rollout.status is not None and rollout.status.phase != "Completed":
+    if rollout.status is not None and rollout.status.phase not in ("Completed", "RolledBack"):
         return _rollout_state(view, rollout.status, ready, why, _obstacle(choice, rollout.status))
     empty = [pool.name for pool in pools if pool.replicas == 0]
     if len(empty) == len(pools):  # engines of either role serve alone

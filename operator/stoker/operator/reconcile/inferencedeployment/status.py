@@ -78,7 +78,8 @@ def _fields(view: DeploymentView, outcome: DeploymentOutcome) -> DeploymentField
 def _pool_summary(view: DeploymentView, pool: Pool) -> PoolSummary:
     live = view.engine_pool(pool)
     if live is None:
-        return PoolSummary(name=pool.name, role=pool.role, replicas=pool.replicas, decisions=pool_decisions(view, pool))
+        replicas = 0 if _is_rolled_back(view) else pool.replicas
+        return PoolSummary(name=pool.name, role=pool.role, replicas=replicas, decisions=pool_decisions(view, pool))
     status = live.status
     refusal = next((item.message for item in status.conditions if item.type == EDIT_REFUSED), None)
     return PoolSummary(
@@ -92,6 +93,12 @@ def _pool_summary(view: DeploymentView, pool: Pool) -> PoolSummary:
         last_start=status.last_start,
         decisions=pool_decisions(view, pool),
     )
+
+
+def _is_rolled_back(view: DeploymentView) -> bool:
+    """Whether a canary was given up; a pool that came with its revision is not made again."""
+    rollout = view.deployment.status.rollout
+    return rollout is not None and rollout.phase == "RolledBack"
 
 
 def _former_summary(live: EnginePool) -> PoolSummary:

@@ -207,6 +207,26 @@ def test_unloading_lets_requests_end_and_takes_no_new_ones(tmp_path: Path) -> No
     run(scenario)
 
 
+def test_a_server_that_ends_loads_no_further_model(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with shelf(tmp_path) as s:
+            await s.load("one")
+            await s.ready("one")
+            running = asyncio.ensure_future(s.complete("held say:x", model="one"))
+            engine = s.program.shelf.entries["one"].engine
+            assert engine is not None
+            await until(lambda: engine.core.running == 1)
+            s.program.stop.set()
+            await until(lambda: s.program.shelf.closing)
+            refused = await s.load("two")
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+            assert set(s.program.shelf.entries) == {"one"}
+            release(engine.folder)
+            assert (await running).status_code == 200
+
+    run(scenario)
+
+
 def test_a_loaded_model_whose_files_have_gone_answers_and_can_be_unloaded(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with shelf(tmp_path) as s:

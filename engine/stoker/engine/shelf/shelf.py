@@ -88,9 +88,12 @@ class ModelShelf:
         """`POST /v1/models/{name}/load`: begin to load a model, unless that has begun.
 
         Raises:
-            ApiError: 404, there is no such model; 409, it does not fit, or it is being unloaded.
+            ApiError: 404, there is no such model; 409, it does not fit, or it is being unloaded; 503, all are.
         """
         folder = self._folder(name)
+        if self.closing:
+            message = f"The model {name} cannot be loaded: this server is ending."
+            raise ApiError(503, message, param="model", code="draining", retry_after_s=1)
         entry = self.entries.get(name)
         if entry is not None and entry.status == "draining":
             message = f"The model {name} is being unloaded; try again."

@@ -385,6 +385,28 @@ def test_the_program_prints_figures_and_writes_records(
     assert b"POST /v1/chat/completions " in fake.heads[-1]
 
 
+def test_a_server_without_counts_is_told_and_not_taken_for_empty_prompts(capsys: pytest.CaptureFixture[str]) -> None:
+    async def reply(_: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(OK + b"\r\n" + event(choices=[{"text": "a b c"}]) + DONE)
+        await writer.drain()
+
+    words = ["--requests", "2", "--output-tokens", "3"]
+    with serving(reply) as fake:
+        assert main(["serve", f"127.0.0.1:{fake.port}", *words]) == 0
+        shown = capsys.readouterr().out
+        assert main(["serve", f"127.0.0.1:{fake.port}", *words, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+    assert "2 output tokens; 2 answers came without the server's counts (usage)" in shown
+    assert "input tokens" not in shown
+    assert "shorter" not in shown, "an event may have several tokens"
+    assert (found["input_tokens"], found["input_tokens_per_s"], found["uncounted"], found["short"]) == (
+        None,
+        None,
+        2,
+        0,
+    )
+
+
 def test_a_request_that_fails_is_told_and_the_exit_code_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     async def refuse(_: bytes, writer: asyncio.StreamWriter) -> None:
         writer.write(STREAMS["refused"][0])
@@ -409,6 +431,9 @@ def test_a_request_that_fails_is_told_and_the_exit_code_says_so(capsys: pytest.C
         (["x", "--dataset", "/no/such/file"], "No such file"),
         (["x", "--records", "/no/such/folder/file"], "No such file"),
         (["x:99999"], "a port from 1 to 65535 (got x:99999)"),
+        (["x", "--trace-speed", "2"], "--trace-speed 2 needs --trace"),
+        (["x", "--trace", "a", "--rate", "3"], "--rate 3 is not allowed with --trace"),
+        (["x", "--burstiness", "0.5"], "--burstiness 0.5 needs --rate"),
         (["x:0"], "a port from 1 to 65535 (got x:0)"),
     ],
 )

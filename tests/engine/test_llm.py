@@ -201,6 +201,26 @@ def test_a_beam_search_finds_what_transformers_finds(llm: LLM, twins: dict[str, 
             llm.beam_search("hello", width=width, max_tokens=limit, length_penalty=penalty)  # type: ignore[arg-type]
 
 
+def test_an_engine_computes_with_its_own_threads_beside_others_of_the_process(llm: LLM, model_folder: Path) -> None:
+    """`deterministic` needs one thread, whatever a second engine or the script has set since."""
+    other = EngineConfig(
+        model=ServedModelConfig(path=str(model_folder), dtype="float32"), cache=CacheConfig(num_blocks=60), threads=2
+    )
+    used: list[int] = []
+    before = torch.get_num_threads()
+    try:
+        with LLM(other) as second:
+            for each in (llm, second, llm):
+                each.generate("x", GREEDY, progress=lambda *_: used.append(torch.get_num_threads()))
+        torch.set_num_threads(3)
+        llm.generate("x", GREEDY, progress=lambda *_: used.append(torch.get_num_threads()))
+        assert torch.get_num_threads() == 3, "the script's own number is left alone"
+    finally:
+        torch.set_num_threads(before)
+    steps = len(used) // 4
+    assert used == [1] * steps + [2] * steps + [1] * 2 * steps
+
+
 def test_unfinished_requests_are_counted(llm: LLM) -> None:
     for number in range(2):
         llm.engine.add_request(f"r{number}", [3, 4], SamplingParams(n=2, max_tokens=number + 1, ignore_eos=True))

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from stoker.engine.config import EngineConfig, EngineIdentity
 from stoker.engine.fronts.parts import managed_by
 from stoker.engine.program import Environment
-from stoker.engine.shelf.folders import ModelFolder, model_folders
+from stoker.engine.shelf.folders import ModelFolder, file_bytes, model_folders
 from stoker.engine.shelf.program import ShelfProgram, available_bytes
 from stoker.engine.shelf.room import LoadedModel, NoRoom, models_to_unload
 from stoker.pod.causes import Cause
@@ -207,6 +207,26 @@ def test_unloading_lets_requests_end_and_takes_no_new_ones(tmp_path: Path) -> No
     run(scenario)
 
 
+def test_a_server_that_ends_loads_no_further_model(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with shelf(tmp_path) as s:
+            await s.load("one")
+            await s.ready("one")
+            running = asyncio.ensure_future(s.complete("held say:" + "x" * 40, model="one", max_tokens=50))
+            engine = s.program.shelf.entries["one"].engine
+            assert engine is not None
+            await until(lambda: engine.core.running == 1)
+            s.program.stop.set()
+            await until(lambda: s.program.shelf.closing)
+            refused = await s.load("two")
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+            assert set(s.program.shelf.entries) == {"one"}
+            release(engine.folder)
+            assert (await running).status_code == 200
+
+    run(scenario)
+
+
 def test_a_loaded_model_whose_files_have_gone_answers_and_can_be_unloaded(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with shelf(tmp_path) as s:
@@ -220,6 +240,36 @@ def test_a_loaded_model_whose_files_have_gone_answers_and_can_be_unloaded(tmp_pa
             assert (await s.load("one")).json()["error"]["code"] == "model_not_found"
 
     run(scenario)
+
+
+def test_a_directory_that_cannot_be_read_takes_no_loaded_model_with_it(tmp_path: Path) -> None:
+    """Such as a volume that was unmounted."""
+    models, away = tmp_path / "models", tmp_path / "away"
+
+    async def scenario() -> None:
+        async with shelf(tmp_path) as s:
+            await s.load("one")
+            await s.ready("one")
+            models.rename(away)
+            assert (await s.complete("say:x", model="one")).status_code == 200
+            assert await s.statuses() == {"one": "ready"}
+            health = (await s.http.get("/health")).json()
+            assert (health["status"], health["reason"]) == (
+                "degraded", f"{models} cannot be read: No such file or directory",
+            )  # fmt: skip
+            refused = await s.load("two")
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_not_loaded")
+            assert f"{models} cannot be read" in refused.json()["error"]["message"]
+            away.rename(models)
+            assert (await s.http.get("/health")).json()["status"] == "healthy"
+            assert (await s.load("two")).status_code == 200
+
+    run(scenario)
+
+
+def test_a_file_that_goes_while_models_are_listed_has_no_size(tmp_path: Path) -> None:
+    (tmp_path / "part").write_text("123")
+    assert (file_bytes(tmp_path / "part"), file_bytes(tmp_path / "gone")) == (3, 0)
 
 
 def test_where_only_one_fits_the_next_comes_instead(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ PATH = "/v1/responses"
 TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}, "strict": True}
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
 
+EARLIER = {"type": "function_call", "call_id": "1", "name": "weather"}
+
 
 class HermesCodec(ByteCodec):
     template_source = "<tool_call>"
@@ -294,6 +296,13 @@ BAD: list[Any] = [
     pytest.param({"input": "x", "max_output_tokens": 3000}, "max_output_tokens", id="too long"),
     pytest.param({"input": "x", "text": {"format": {"type": "json_schema"}}}, "text.format", id="no schema"),
     pytest.param({"input": "x", "temperature": -1}, "temperature", id="temperature"),
+    pytest.param({"input": "x", "include": ["message.output_text.logprob"]}, "include.0", id="unknown include"),
+    pytest.param({"input": "x", "metadata": [1]}, "metadata", id="metadata"),
+    pytest.param({"input": "x", "metadata": {"a": 1}}, "metadata.a", id="metadata's value"),
+    pytest.param({"input": "x", "tools": [{"type": "function"}]}, "tools.0.name", id="tool without name"),
+    pytest.param({"input": "x", "tools": [{**TOOL, "parameters": 1}]}, "tools.0.parameters", id="tool's parameters"),
+    pytest.param({"input": [{"type": "function_call", "arguments": "{}"}]}, "input.0.name", id="call without name"),
+    pytest.param({"input": [{**EARLIER, "arguments": "{"}]}, "input.0.arguments", id="call's arguments"),
 ]
 
 
@@ -304,7 +313,9 @@ def test_wrong_responses_name_their_own_fields(tmp_path: Path) -> None:
                 body, param = case.values
                 for stream in (False, True):
                     answer = await s.post(PATH, **body, stream=stream)
-                    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), (case.id, answer.text)
+                    error = answer.json()["error"]
+                    assert (answer.status_code, error["param"]) == (400, param), (case.id, answer.text)
+                    assert param in error["message"] or error["code"] == "context_length_exceeded", case.id
 
     run(scenario)
 

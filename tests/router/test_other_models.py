@@ -83,6 +83,10 @@ def test_a_request_goes_where_its_model_is_served_and_the_list_has_all() -> None
             assert [card.get("ready", True) for card in listed] == [True, True, True, True, False]
             assert listed[3]["deployment"] == "tiny-one"
             assert (await client.get("/v1/models/alias")).json() == listed[3]
+            for path in ("/v1/models", "/v1/models/alias", "/v1/models/nothing"):
+                whole, head = await client.get(path), await client.head(path)
+                assert (head.status_code, head.content) == (whole.status_code, b""), path
+                assert head.headers["content-length"] == whole.headers["content-length"], path
 
             unknown = await ask("nothing")
             error = unknown.json()["error"]

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -131,7 +132,8 @@ class LLM:
         """
         batch = _Batch(self.engine, self.tokenizer, [self._tokens(prompt) for prompt in _listed(prompts)], params)
         try:
-            with nullcontext(progress) if callable(progress) else shown_progress(len(batch.waiting), progress) as bar:
+            shown = nullcontext(progress) if callable(progress) else shown_progress(len(batch.waiting), progress)
+            with own_threads(self.plan.threads), shown as bar:
                 while batch.waiting or self.engine.has_unfinished:
                     self._fill(batch)
                     for _, delta in self.engine.step():
@@ -197,6 +199,17 @@ class LLM:
             return tuple(map(operator.index, prompt))
         except TypeError:
             raise _no_prompts(prompt) from None
+
+
+@contextmanager
+def own_threads(count: int) -> Iterator[None]:
+    """Compute with so many threads: another engine of this process, or the script, may have set its own number."""
+    others = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(others)
 
 
 def refuse_copies(config: EngineConfig) -> None:

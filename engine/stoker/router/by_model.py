@@ -69,8 +69,11 @@ class ByModel:
         if others is None or was_passed_on(request):
             return await self.here(request)
         path = request.target.partition(b"?")[0]
-        if request.method == "GET" and (path == LIST_PATH or path.startswith(LIST_PATH + b"/")):
-            return await self._listed(others, request, unquote(path[len(LIST_PATH) + 1 :].decode("ascii", "replace")))
+        if request.method in ("GET", "HEAD") and (path == LIST_PATH or path.startswith(LIST_PATH + b"/")):
+            asked = replace(
+                request, method="GET"
+            )  # the length that HEAD tells is that of the list; the server sends none
+            return await self._listed(others, asked, unquote(path[len(LIST_PATH) + 1 :].decode("ascii", "replace")))
         name = asked_model(request)
         if name is None or name in others.own:
             return await self.here(request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,14 +18,30 @@ class ModelFolder:
 
 
 def model_folders(directory: Path) -> dict[str, ModelFolder]:
-    """The models directly below a directory, sorted by name. Anything else there is left out."""
+    """The models directly below a directory, sorted by name. Anything else there is left out.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
     found = (_model_at(path) for path in sorted(directory.iterdir()))
     return {model.name: model for model in found if model is not None}
 
 
 def _model_at(path: Path) -> ModelFolder | None:
-    if path.is_file() and path.suffix == ".gguf":
-        return ModelFolder(path.stem, path, path.stat().st_size)
-    if not any((path / name).is_file() for name in ("config.json", "manifest.json")):
+    try:
+        if path.is_file() and path.suffix == ".gguf":
+            return ModelFolder(path.stem, path, path.stat().st_size)
+        if not any((path / name).is_file() for name in ("config.json", "manifest.json")):
+            return None
+    except OSError:  # it may not be read, or has gone since it was listed
         return None
-    return ModelFolder(path.name, path, sum(file.stat().st_size for file in path.rglob("*") if file.is_file()))
+    files = (Path(at, name) for at, _, names in os.walk(path) for name in names)
+    return ModelFolder(path.name, path, sum(map(file_bytes, files)))
+
+
+def file_bytes(file: Path) -> int:
+    """Size of a file; 0 where it has gone since it was listed, as parts of a download do."""
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from stoker.checkpoint.manifest_file import being_read
 from stoker.engine.core.messages import CoreState
-from stoker.engine.http.errors import ApiError, bad_request, model_not_found
+from stoker.engine.http.errors import ApiError, bad_request, model_not_found, shortened
 from stoker.engine.http.front import Front
 from stoker.engine.http.metrics import HttpMetrics
 from stoker.engine.http.openai.chat import ChatAnswer
@@ -88,9 +88,12 @@ class ModelShelf:
         """`POST /v1/models/{name}/load`: begin to load a model, unless that has begun.
 
         Raises:
-            ApiError: 404, there is no such model; 409, it does not fit, or it is being unloaded.
+            ApiError: 404, there is no such model; 409, it does not fit, or it is being unloaded; 503, all are.
         """
         folder = self._folder(name)
+        if self.closing:
+            message = f"The model {name} cannot be loaded: this server is ending."
+            raise ApiError(503, message, param="model", code="draining", retry_after_s=1)
         entry = self.entries.get(name)
         if entry is not None and entry.status == "draining":
             message = f"The model {name} is being unloaded; try again."
@@ -179,7 +182,9 @@ class ModelShelf:
         """`GET /health`."""
         if self.closing:
             return {"status": "degraded", "reason": "draining: no new requests are taken"}
+        _, problem = self._found()
         failed = [f"{name}: {entry.error}" for name, entry in self.entries.items() if entry.error]
+        failed = [problem, *failed] if problem else failed
         return {"status": "degraded" if failed else "healthy", "reason": "; ".join(failed)}
 
     def models(self) -> dict[str, Any]:
@@ -200,17 +205,37 @@ class ModelShelf:
             card["max_model_len"] = facts.max_model_len
         return card
 
+    def _found(self) -> tuple[Mapping[str, ModelFolder], str]:
+        """The models of the directory, and why there are none where it cannot be read."""
+        try:
+            return self.models_found(), ""
+        except OSError as error:
+            return {}, f"{error.filename} cannot be read: {error.strerror}"
+
     def _models(self) -> Mapping[str, ModelFolder]:
         """The models of the directory, and loaded ones whose files have gone since: they can still be unloaded."""
-        found = self.models_found()
+        found, _ = self._found()
         gone = {name: entry.folder for name, entry in self.entries.items() if name not in found}
         return {**found, **gone}
 
     def _folder(self, name: str) -> ModelFolder:
-        models = self._models()
-        if name not in models:
-            raise model_not_found(name, tuple(models))
-        return models[name]
+        """A model by its name. The directory is not asked for one that is loaded.
+
+        Raises:
+            ApiError: 404, there is none of the name; 503, the directory cannot be read.
+        """
+        entry = self.entries.get(name)
+        if entry is not None and not entry.error:
+            return entry.folder
+        found, problem = self._found()
+        if name in found:
+            return found[name]
+        if entry is not None:
+            return entry.folder
+        if problem:
+            message = f"The model {shortened(name)} is not loaded, and {problem}."
+            raise ApiError(503, message, param="model", code="model_not_loaded")
+        raise model_not_found(name, tuple(self._models()))
 
     def _front(self, name: str | None) -> Front:
         """The front of a loaded model; without a name that of the only one.

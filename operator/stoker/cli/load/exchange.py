@@ -56,7 +56,8 @@ class Answer:
     sent_s: float = 0.0
     stamps: list[float] = field(default_factory=list)
     """Arrival of each event with output."""
-    prompt_tokens: int = 0
+    prompt_tokens: int | None = None
+    """None: the server has not counted."""
     cached_tokens: int = 0
     output_tokens: int = 0
     """As the server counted them; without its count the number of events."""
@@ -225,7 +226,8 @@ def _take(event: dict[str, Any], arrived_s: float, answer: Answer) -> None:
     if any(_has_output(choice) for choice in event.get("choices") or ()):
         answer.stamps.append(arrived_s)
     if usage := event.get("usage"):
-        answer.prompt_tokens = int(usage.get("prompt_tokens") or 0)
+        prompt_tokens = usage.get("prompt_tokens")
+        answer.prompt_tokens = None if prompt_tokens is None else int(prompt_tokens)
         answer.output_tokens = int(usage.get("completion_tokens") or 0)
         answer.cached_tokens = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
 

@@ -59,24 +59,30 @@ def parse_goal(text: str) -> tuple[str, float]:
 
 
 def figures(answers: Sequence[Answer], goals: Mapping[str, float]) -> dict[str, Any]:
-    """Return all figures; those of times are of whole answers."""
+    """Return all figures; those of times are of whole answers.
+
+    Input tokens are null where the server did not count those of each answer.
+    """
     good = [answer for answer in answers if not answer.error]
     times = [Times.of(answer) for answer in good]
     begin = min((answer.sent_s for answer in answers if answer.sent_s), default=0.0)
     seconds = max((answer.ended_s for answer in answers), default=0.0) - begin
-    given, made = sum(answer.prompt_tokens for answer in good), sum(answer.output_tokens for answer in good)
+    counts = [answer.prompt_tokens for answer in good if answer.prompt_tokens is not None]
+    given = sum(counts) if len(counts) == len(good) else None
+    made = sum(answer.output_tokens for answer in good)
     found: dict[str, Any] = {
         "requests": len(answers),
         "failed": len(answers) - len(good),
-        "short": sum(answer.output_tokens < answer.max_tokens for answer in good),
+        "short": sum(answer.output_tokens < answer.max_tokens for answer in good if answer.prompt_tokens is not None),
         "errors": dict(Counter(answer.error for answer in answers if answer.error).most_common()),
         "duration_s": round(seconds, 3),
         "requests_per_s": _rate(len(good), seconds),
+        "uncounted": len(good) - len(counts),
         "most_at_once": most_at_once(answers),
         "input_tokens": given,
         "cached_tokens": sum(answer.cached_tokens for answer in good),
         "output_tokens": made,
-        "input_tokens_per_s": _rate(given, seconds),
+        "input_tokens_per_s": None if given is None else _rate(given, seconds),
         "output_tokens_per_s": _rate(made, seconds),
         "ttft_ms": spread([one.ttft for one in times]),
         "tpot_ms": spread([one.tpot for one, answer in zip(times, good, strict=True) if answer.output_tokens > 1]),

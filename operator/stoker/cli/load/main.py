@@ -62,6 +62,7 @@ def measure(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[Answer]
         OSError: a file cannot be read.
         NoServer: there is no server at the URL.
     """
+    _refuse_idle_options(arguments)
     goals, extra = dict(map(parse_goal, arguments.goodput)), parse_object(arguments.body, "--body")
     planned = list(requests_of(arguments))
     target, model = find_server(arguments)
@@ -79,6 +80,16 @@ def measure(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[Answer]
     answers = asyncio.run(sending)
     about = {"url": arguments.url, "model": model, "endpoint": arguments.endpoint, "rate": _rate_of(arguments)}
     return {**about, **figures(answers, goals)}, answers
+
+
+def _refuse_idle_options(arguments: argparse.Namespace) -> None:
+    """Refuse options without effect. Raises ValueError."""
+    if arguments.trace is None and arguments.trace_speed != 1.0:
+        raise ValueError(f"--trace-speed {arguments.trace_speed:g} needs --trace")
+    if arguments.trace is not None and not math.isinf(arguments.rate):
+        raise ValueError(f"--rate {arguments.rate:g} is not allowed with --trace, which has its own times")
+    if math.isinf(arguments.rate) and arguments.burstiness != 1.0:
+        raise ValueError(f"--burstiness {arguments.burstiness:g} needs --rate")
 
 
 def requests_of(arguments: argparse.Namespace) -> list[Request]:

@@ -28,9 +28,8 @@ def report(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"  {count} failed: {message}"
     if not good:
         return
-    cached = f", {found['cached_tokens']:,} of them cached" if found["cached_tokens"] else ""
     yield f"{found['requests_per_s']:g} requests/s, {found['output_tokens_per_s']:,g} output tokens/s"
-    yield f"{found['input_tokens']:,} input tokens{cached}; {found['output_tokens']:,} output tokens"
+    yield _tokens(found)
     if found["short"]:
         yield f"{found['short']} answers are shorter than was asked for"
     yield ""
@@ -45,3 +44,12 @@ def report(found: Mapping[str, Any]) -> Iterator[str]:
     if found["rate"] != AT_ONCE and found["late_ms"].get("p99", 0.0) > LATE_MS:
         yield ""
         yield f"This client sent late (p99 {found['late_ms']['p99']:g} ms): it is too slow for this load, or disturbed."
+
+
+def _tokens(found: Mapping[str, Any]) -> str:
+    """Input and output tokens, or that the server has not counted them."""
+    if found["uncounted"]:
+        without = f"{found['uncounted']} answers came without the server's counts (usage)"
+        return f"{found['output_tokens']:,} output tokens; {without}: their input is not known, events stand for tokens"
+    cached = f", {found['cached_tokens']:,} of them cached" if found["cached_tokens"] else ""
+    return f"{found['input_tokens']:,} input tokens{cached}; {found['output_tokens']:,} output tokens"

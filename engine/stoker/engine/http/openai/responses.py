@@ -231,7 +231,7 @@ class ResponsesAnswer:
             "incomplete_details": incomplete,
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
-            "metadata": (body.model_extra or {}).get("metadata") or {},
+            "metadata": body.metadata or {},
             "model": self._envelope.model,
             "output": [
                 item.body(unfinished if place == last else "completed") for place, item in enumerate(self._items)

@@ -6,6 +6,7 @@ Values; parsed by `server`. The answer's shape belongs to `responses`.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -14,7 +15,7 @@ from pydantic import Field, ValidationError, model_validator
 from stoker.engine.http.errors import ApiError, bad_request, from_validation, not_supported, shown
 from stoker.engine.http.openai.body import Body, Count, Int
 from stoker.engine.http.openai.protocol import MAX_MESSAGES, ChatBody
-from stoker.engine.http.openai.tools import ALLOWED
+from stoker.engine.http.openai.tools import ALLOWED, calls_for_template
 
 FIELDS = {
     "response_format.json_schema": "text.format",
@@ -26,9 +27,17 @@ FIELDS = {
     "tool_choice.allowed_tools": "tool_choice",
 }
 """Chat's field -> this route's."""
+TOOL_FIELD = re.compile(r"(tools\.\d+)\.function")
+"""Chat has a tool's fields one level deeper."""
 ITEMS = ("message", "function_call", "function_call_output", "reasoning")
 LOGPROBS = "message.output_text.logprobs"
 """The value of `include` that asks for log-probabilities."""
+Included = Literal[
+    "message.output_text.logprobs", "reasoning.encrypted_content", "message.input_image.image_url",
+    "file_search_call.results", "web_search_call.results", "web_search_call.action.sources",
+    "computer_call_output.output.image_url", "code_interpreter_call.outputs",
+]  # fmt: skip
+"""OpenAI's values of `include`. Those of tools and inputs that are not built have no effect: answers have none."""
 MAX_TOP_LOGPROBS = 20
 
 
@@ -78,7 +87,9 @@ class ResponsesBody(Body):
     priority: Int = 0
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning: ReasoningOptions = ReasoningOptions()
-    include: list[str] | None = None
+    include: Annotated[list[Included], Field(fail_fast=True)] | None = None
+    metadata: dict[str, str] | None = None
+    """Comes back with the answer."""
     top_logprobs: Annotated[Int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     """Most probable tokens beside each of the message; log-probabilities come with it, or with `include`."""
     truncation: Literal["auto", "disabled"] = "disabled"
@@ -167,6 +178,8 @@ def renamed(error: ApiError) -> ApiError:
             error.message = error.message.replace(chats, own)
             error.param = own + error.param.removeprefix(chats)
             break
+    if error.param is not None and TOOL_FIELD.match(error.param):
+        error.message, error.param = TOOL_FIELD.sub(r"\1", error.message), TOOL_FIELD.sub(r"\1", error.param)
     if error.param == "min_tokens":  # its limit is the output's
         error.message = error.message.replace("max_completion_tokens", "max_output_tokens")
     return error
@@ -184,8 +197,7 @@ def add_item(messages: list[dict[str, Any]], item: Mapping[str, Any], place: str
             raise bad_request(f"{place}.role: a text is needed", f"{place}.role", "invalid_value")
         messages.append({"role": item["role"], "content": item.get("content")})
     elif kind == "function_call":
-        function = {"name": item.get("name"), "arguments": item.get("arguments")}
-        call = {"id": item.get("call_id"), "type": "function", "function": function}
+        call = chat_call(item, place)
         if not messages or "tool_calls" not in messages[-1]:
             messages.append({"role": "assistant", "content": None, "tool_calls": []})
         messages[-1]["tool_calls"].append(call)
@@ -198,6 +210,25 @@ def add_item(messages: list[dict[str, Any]], item: Mapping[str, Any], place: str
         messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
     elif kind != "reasoning":  # the model's own earlier reasoning is not repeated
         raise not_supported(f"{place}.type={shown(kind)}", ITEMS)
+
+
+def chat_call(item: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """An earlier call in chat's form.
+
+    Raises:
+        ApiError: 400, it has no name, or its arguments are no JSON object.
+    """
+    if not isinstance(item.get("name"), str):
+        message = f"{place}.name: the function's name is needed, got {shown(item.get('name'))}"
+        raise bad_request(message, f"{place}.name", "invalid_value")
+    function = {"name": item["name"], "arguments": item.get("arguments")}
+    call = {"id": item.get("call_id"), "type": "function", "function": function}
+    try:
+        calls_for_template([call])
+    except ApiError as error:
+        message = error.message.replace("messages.tool_calls: function.", f"{place}.")
+        raise bad_request(message, f"{place}.arguments", "invalid_value") from error
+    return call
 
 
 def chat_tool(number: int, tool: Mapping[str, Any]) -> dict[str, Any]:

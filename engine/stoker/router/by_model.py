@@ -70,9 +70,7 @@ class ByModel:
             return await self.here(request)
         path = request.target.partition(b"?")[0]
         if request.method in ("GET", "HEAD") and (path == LIST_PATH or path.startswith(LIST_PATH + b"/")):
-            asked = replace(
-                request, method="GET"
-            )  # the length that HEAD tells is that of the list; the server sends none
+            asked = replace(request, method="GET")  # HEAD tells the list's length; the server sends no more of it
             return await self._listed(others, asked, unquote(path[len(LIST_PATH) + 1 :].decode("ascii", "replace")))
         name = asked_model(request)
         if name is None or name in others.own:

@@ -104,6 +104,22 @@ def test_saves_are_looked_for_again_while_the_storage_is_away_for_a_moment() -> 
     assert run.status["attempt"]["resumedFrom"]["step"] == 20
 
 
+def test_a_storage_that_stays_away_is_told_and_holds_the_next_attempt_no_longer() -> None:
+    run = Run()
+    run.start()
+    for pod in run.gang:
+        run.cluster.kill(pod)
+    for _ in range(6):
+        run.cluster.settle()
+        for pod in run.cluster.pods("task"):
+            if pod["status"]["phase"] == "Pending":
+                run.cluster.end(pod, Cause.STORAGE_ERROR, detail="stale file handle")
+        run.cluster.advance(600)
+    assert run.cluster.events.count("SavesNotListed") == 1
+    run.next_attempt()
+    assert run.attempt == 1
+
+
 @pytest.mark.parametrize("cause", [Cause.CONFIG_INVALID, Cause.DATA_ERROR, Cause.MODEL_ERROR])
 def test_what_a_retry_cannot_help_fails_at_once(cause: Cause) -> None:
     run = Run()

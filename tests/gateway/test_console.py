@@ -64,6 +64,13 @@ def job(console: Stage, name: str) -> Object:
     return console.world.objects.get(Key("TrainingJob", "default", name))
 
 
+def at_step_nine(console: Stage, name: str) -> tuple[Object, Object]:
+    """A running job with a log of nine steps, and its pod."""
+    world = console.world
+    found = world.put_status(world.job(name), phase="Running", progress={"step": 9, "totalSteps": 100})
+    return found, world.pod(found, 0, step_lines(9))
+
+
 def ref(found: Object) -> Ref:
     metadata = found["metadata"]
     return Ref(found["kind"], metadata["namespace"], metadata["name"], metadata["uid"])
@@ -215,8 +222,7 @@ def test_a_time_of_a_clock_that_is_days_ahead_has_its_date(console: Stage) -> No
 
 def test_a_run_that_goes_back_loses_the_steps_that_were_thrown_away(console: Stage) -> None:
     world = console.world
-    found = world.put_status(world.job("back"), phase="Running", progress={"step": 9, "totalSteps": 100})
-    pod = world.pod(found, 0, step_lines(9))
+    found, pod = at_step_nine(console, "back")
 
     async def story(page: Page) -> None:
         await visit(page, "#/jobs/default/back")
@@ -230,8 +236,7 @@ def test_a_run_that_goes_back_loses_the_steps_that_were_thrown_away(console: Sta
 
 def test_another_job_of_the_same_name_has_nothing_of_the_one_that_was_deleted(console: Stage) -> None:
     world = console.world
-    found = world.put_status(world.job("again"), phase="Running", progress={"step": 9, "totalSteps": 100})
-    pod = world.pod(found, 0, step_lines(9))
+    found, pod = at_step_nine(console, "again")
 
     async def story(page: Page) -> None:
         await visit(page, "#/jobs/default/again")

@@ -34,6 +34,15 @@ def begun(serving: CanaryServing, percent: int = 10) -> tuple[str, str]:
     raise AssertionError(serving.status)
 
 
+def rolled_back(serving: CanaryServing) -> tuple[str, str]:
+    """Run until a revision with too many errors is rolled back; return (old, bad)."""
+    old, bad = begun(serving)
+    serving.quality[bad] = Quality(error_percent=50)
+    rounds(serving, 30)
+    assert serving.rollout["phase"] == "RolledBack"
+    return old, bad
+
+
 def test_a_good_revision_gets_every_share_in_turn_and_replaces_the_old_one() -> None:
     serving = CanaryServing()
     old = serving.started()
@@ -115,10 +124,7 @@ def test_a_failed_gate_takes_the_traffic_away_in_seconds_and_for_good(quality: Q
 
 def test_the_next_revision_gets_its_own_canary_after_a_roll_back() -> None:
     serving = CanaryServing()
-    old, bad = begun(serving)
-    serving.quality[bad] = Quality(error_percent=50)
-    rounds(serving, 30)
-    assert serving.rollout["phase"] == "RolledBack"
+    old, bad = rolled_back(serving)
     serving.checkpoint(30)
     rounds(serving, 140)
     assert serving.status["currentCheckpoint"]["step"] == 30
@@ -222,10 +228,7 @@ def test_a_deployment_that_becomes_rolling_has_no_canary_and_no_shares_any_more(
 
 def test_what_a_deployment_lacks_after_a_roll_back_is_no_update() -> None:
     serving = CanaryServing()
-    _, new = begun(serving)
-    serving.quality[new] = Quality(error_percent=50)
-    rounds(serving, 10)
-    assert serving.rollout["phase"] == "RolledBack"
+    rolled_back(serving)
     for router in serving.cluster.pods("router"):
         serving.cluster.kill(router)
     serving.cluster.settle_once()

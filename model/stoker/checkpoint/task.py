@@ -212,8 +212,8 @@ def _fit_list(result: Result) -> Result:
     """Drop the newest saves until the termination message fits its limit."""
     saves, fixed = result["saves"], len(_json(result | {"saves": []}))
     ends = itertools.accumulate((len(_json(save)) + 1 for save in saves), initial=fixed)
-    fitting = sum(end <= MAX_BYTES - 256 for end in ends) - 1
-    return result | {"saves": saves[: max(fitting, 0)], "omitted": len(saves) - max(fitting, 0)}
+    fitting = max(sum(end <= MAX_BYTES - 256 for end in ends) - 1, 0)
+    return result | {"saves": saves[:fitting], "omitted": len(saves) - fitting}
 
 
 def _json(value: Result) -> str:

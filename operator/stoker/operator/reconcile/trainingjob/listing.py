@@ -21,6 +21,7 @@ from stoker.operator.render.task import list_arguments, task_pod
 from stoker.pod.writer import writer_of
 
 LIST = "list"
+"""Verb of the task."""
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,8 @@ MEASURED: Sequence[tuple[str, Any]] = (
 )  # fmt: skip
 CALLS = 20
 """Sums of one captured graph."""
+LATE_S = 0.003
+"""Time by which rank 1 begins behind the others, to see how they bear the wait."""
 
 
 @dataclass(frozen=True)
@@ -326,6 +328,7 @@ def time_sums(
         if peers is not None:
             line[name] = timed(lambda peers=peers: peers.sum(part_TD))
             line[f"{name}_with_norm"] = timed(lambda peers=peers: peers.sum_norm(part_TD, x_TD, norm_D, 1e-5))
+            line[f"{name}_late_ms"] = late_ms(rank, lambda peers=peers: peers.sum_norm(part_TD, x_TD, norm_D, 1e-5))
             exact = [torch.equal(peers.sum(part_TD), expected_TD) for _ in range(50)]
             line[f"{name}_exact"] = over_nccl.agree(all(exact))
     return line
@@ -333,26 +336,44 @@ def time_sums(
 
 def timed(call: Callable[[], Tensor | tuple[Tensor, Tensor]]) -> float:
     """Microseconds per call, captured."""
+    return round(1000 * statistics.median(replays_ms(call, 0.0)) / CALLS, 2)
+
+
+def late_ms(rank: int, call: Callable[[], Tensor | tuple[Tensor, Tensor]]) -> float:
+    """Milliseconds of all captured calls, where rank 1 begins `LATE_S` after the others: the longest of some."""
+    return round(max(replays_ms(call, LATE_S if rank == 1 else 0.0)), 2)
+
+
+def replays_ms(call: Callable[[], Tensor | tuple[Tensor, Tensor]], late_s: float) -> list[float]:
+    """Milliseconds of some replays of a graph of `CALLS` calls."""
+    graph, kept = captured(call)
+    times = []
+    for _ in range(7):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        dist.barrier()
+        torch.cuda.synchronize()
+        time.sleep(late_s)
+        begin.record()  # type: ignore[no-untyped-call]
+        graph.replay()
+        end.record()  # type: ignore[no-untyped-call]
+        end.synchronize()  # type: ignore[no-untyped-call]
+        times.append(begin.elapsed_time(end))  # type: ignore[no-untyped-call]
+    del kept
+    return times
+
+
+def captured(call: Callable[[], Tensor | tuple[Tensor, Tensor]]) -> tuple[torch.cuda.CUDAGraph, list[object]]:
+    """Return a graph of `CALLS` calls, and what it writes to."""
     call()
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
         graph.capture_begin(capture_error_mode="thread_local")
-        kept = [call() for _ in range(CALLS)]
+        kept: list[object] = [call() for _ in range(CALLS)]
         graph.capture_end()
     torch.cuda.current_stream().wait_stream(stream)
-    times = []
-    for _ in range(7):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        dist.barrier()
-        begin.record()  # type: ignore[no-untyped-call]
-        graph.replay()
-        end.record()  # type: ignore[no-untyped-call]
-        end.synchronize()  # type: ignore[no-untyped-call]
-        times.append(1000 * begin.elapsed_time(end) / CALLS)  # type: ignore[no-untyped-call]
-    del kept
-    return round(statistics.median(times), 2)
+    return graph, kept
 
 
 if __name__ == "__main__":

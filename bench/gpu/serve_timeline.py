@@ -100,8 +100,9 @@ def serve(arguments: argparse.Namespace, folder: Path, scratch: Path) -> None:
             server.send_signal(signal.SIGTERM)
             server.wait(60)
     load = json.loads((out / "load.json").read_text())
-    (out / "timeline.jsonl").write_bytes(timeline.read_bytes())
-    found = report(read_lines(timeline), load)
+    files = sorted(scratch.glob(f"{timeline.name}*"))  # one for each of several data ranks
+    (out / timeline.name).write_bytes(b"".join(file.read_bytes() for file in files))
+    found = report(read_lines(out / timeline.name), load)
     (out / "serve.json").write_text(json.dumps({"ready_s": ready_s, "first_token_s": first_s, **found}, indent=1))
 
 

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from stoker.engine.core.build import build_engine
+from stoker.engine.core.deltas import Addressed
 from stoker.engine.core.engine import LLMEngine
 from stoker.engine.execution.peer_sums import PeerSums
 from stoker.engine.ranks.executor import Ranks
+from stoker.engine.sampling import SamplingParams
 from testing.engine.poisoned import check_a_bad_request_alone_fails
 from testing.engine.rank_engines import answers, config_of, tokens_of
 from testing.engine.tiny_tokenizer import tokenizer_json
@@ -57,6 +59,42 @@ def test_two_gpus_equal_one(kernels: str, twins: dict[str, Any], tmp_path: Path)
         assert tokens_of(answers(two, turn="-behind")) == expected
     finally:
         two.close()
+
+
+def test_samples_beside_prompts_are_those_of_one_gpu(twins: dict[str, Any], tmp_path: Path) -> None:
+    """Sixteen and more of them are dealt to the ranks, each of which samples its share."""
+    save(twins, tmp_path)
+    crowd = {"scheduler": {"max_batch_tokens": 128, "max_requests": 40}, "cache": {"num_blocks": 400}}
+    one = build_engine(config_of(tmp_path, 1, device="cuda", **crowd))[0]
+    expected = answers_of_crowd(one)
+    one.close()
+    two = build_engine(config_of(tmp_path, 2, device="cuda", **crowd))[0]
+    try:
+        assert answers_of_crowd(two) == expected
+    finally:
+        two.close()
+
+
+def answers_of_crowd(engine: LLMEngine) -> dict[str, list[int]]:
+    """The tokens of 36 requests, of which one more begins with each step."""
+    tokens: dict[str, list[int]] = {}
+    for number in range(36):
+        params = SamplingParams(
+            temperature=(0.0, 0.8)[number % 2], seed=number, top_p=(1.0, 0.9)[number % 3 == 0], max_tokens=40,
+            ignore_eos=True,
+        )  # fmt: skip
+        prompt = [(7 * number + place) % 200 + 3 for place in range(5 + 3 * number)]
+        engine.add_request(str(number), prompt, params)
+        collect(engine.step(), tokens)
+    while engine.has_unfinished:
+        collect(engine.step(), tokens)
+    return tokens
+
+
+def collect(deltas: list[Addressed], tokens: dict[str, list[int]]) -> None:
+    for _, delta in deltas:
+        assert delta.error is None
+        tokens.setdefault(delta.request_id, []).extend(delta.tokens)
 
 
 def test_deterministic_answers_do_not_depend_on_the_batch(twins: dict[str, Any], tmp_path: Path) -> None:

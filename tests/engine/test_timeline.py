@@ -58,16 +58,19 @@ class Clock:
 
 
 class SlowDevice:
-    """A device that needs 10 ms for a step, one after the other, while the host goes on."""
+    """A device that needs 10 ms for a step, one after the other, while the host goes on.
 
-    def __init__(self, runner: Any, clock: Clock) -> None:
-        self.runner, self.clock = runner, clock
+    `read_s`: time that the host needs to read the output of a step that has ended.
+    """
+
+    def __init__(self, runner: Any, clock: Clock, read_s: float = 0.0) -> None:
+        self.runner, self.clock, self.read_s = runner, clock, read_s
         self.free_s = 0.0
 
     def submit(self, step: StepInput) -> Any:
         output = self.runner.run(step)
         self.free_s = done_s = max(self.free_s, self.clock.now_s) + 0.010
-        return Computed(self.clock, done_s, output)
+        return Computed(self, done_s, output)
 
     def capture_next_graph(self, *, wanted: bool = False) -> bool:
         return False
@@ -83,11 +86,14 @@ class SlowDevice:
 
 
 class Computed:
-    def __init__(self, clock: Clock, done_s: float, output: Any) -> None:
-        self.clock, self.done_s, self.output = clock, done_s, output
+    duration_s = 0.010
+
+    def __init__(self, device: SlowDevice, done_s: float, output: Any) -> None:
+        self.device, self.done_s, self.output = device, done_s, output
 
     def result(self) -> Any:
-        self.clock.now_s = max(self.clock.now_s, self.done_s)
+        clock = self.device.clock
+        clock.now_s = max(clock.now_s, self.done_s) + self.device.read_s
         return self.output
 
 
@@ -136,6 +142,22 @@ def test_a_step_stays_open_until_the_device_needs_it(make_engine: MakeEngine) ->
     while engine.has_unfinished:
         engine.step()
     assert engine.open_until_s == 0.0
+
+
+def test_a_host_that_was_late_once_does_not_take_its_delay_for_the_device_s(make_engine: MakeEngine) -> None:
+    """Over several ranks reading a step takes the host half a millisecond, so it cannot tell that it had ended."""
+    clock = Clock()
+    engine = make_engine(overlap=True, seats=2, execute=lambda runner: SlowDevice(runner, clock, read_s=0.0005))
+    engine.clock = clock
+    engine.add_request("a", [3, 4, 5], SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))
+    for _ in range(8):
+        engine.step()
+        clock.now_s += 0.5
+    for _ in range(3):
+        began_s = clock.now_s
+        engine.step()
+        assert engine.open_until_s - began_s < 2.1 * Computed.duration_s
+        clock.now_s = max(clock.now_s, engine.open_until_s)
 
 
 def test_steps_with_decodes_take_few_prompt_tokens_and_give_the_same_answers(make_engine: MakeEngine) -> None:

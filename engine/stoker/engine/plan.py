@@ -81,8 +81,6 @@ class EnginePlan:
     num_host_blocks: int = 0
     """Slots of the host tier; 0: none."""
     preemption: Preemption = "auto"
-    timed: bool = False
-    """Keep the device times of steps for a time line."""
     pods: int = 1
     """Pods that the ranks are spread over."""
     source_digest: str | None = None
@@ -140,7 +138,6 @@ def plan_engine(config: EngineConfig, source: WeightsSource, others_free_bytes: 
         capture_s=config.capture_s,
         num_host_blocks=count_host_blocks(config, source.config, block_size, dtype),
         preemption=config.cache.preemption,
-        timed=config.timeline is not None,
     )
 
 

@@ -273,18 +273,20 @@ class VocabParallel(nn.Module):
 
     def logits(self, hidden_tD: Tensor) -> Tensor:
         """Return logits_TV, whole on every rank, in float32 where `Ops.logits` gives it."""
-        weight = self.weight if self.packed is None else self.packed
         if self.sums is not None:
-            return self._cut(self.sums.gather_columns(self._filled(self.ops.logits(hidden_tD, weight))))
+            return self._cut(self.sums.gather_columns(self._filled(self.part_logits(hidden_tD))))
         enter = gather_tokens if self.sequence_parallel else copy_to_group
-        logits_TV = self._filled(self.ops.logits(enter(hidden_tD, self.group), weight))
+        logits_TV = self._filled(self.part_logits(enter(hidden_tD, self.group)))
         return self._cut(gather_from_group(logits_TV, self.group))
+
+    def part_logits(self, hidden_TD: Tensor) -> Tensor:
+        """Return logits_Tv of this rank's part of the vocabulary; nothing is exchanged."""
+        return self.ops.logits(hidden_TD, self.weight if self.packed is None else self.packed)
 
     def dealt_logits(self, hidden_BD: Tensor) -> Tensor:
         """Return logits_bV of this rank's share of the rows, for serving (`GroupSums.deal_rows`)."""
         assert self.sums is not None, "set by `Decoder.defer_sums`"
-        logits_BV = self.ops.logits(hidden_BD, self.weight if self.packed is None else self.packed)
-        return self._cut(self.sums.deal_rows(self._filled(logits_BV)))
+        return self._cut(self.sums.deal_rows(self._filled(self.part_logits(hidden_BD))))
 
     def _filled(self, logits_TV: Tensor) -> Tensor:
         """Return this rank's logits with as many columns as every other rank has: what is exchanged is alike."""

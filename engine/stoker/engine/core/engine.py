@@ -28,7 +28,7 @@ from stoker.engine.core.stored_beginnings import StoredBeginnings
 from stoker.engine.core.timeline import NO_TIMELINE, Timeline
 from stoker.engine.core.token_rate import TokenCounts, TokenRate
 from stoker.engine.errors import ExecutorLost, RequestRefused
-from stoker.engine.execution.executor import Executor, SharedSteps, is_computed
+from stoker.engine.execution.executor import Executor, SharedSteps, duration_of, is_computed
 from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.sampling import SamplingParams
 from stoker.model.hosted_experts import HostedExperts
@@ -344,10 +344,9 @@ class LLMEngine:
         """Read one step's output into its sequences."""
         step = submitted.step.number
         self.timeline.mark(step, "waiting")
-        waiting_s = self.clock()
         output, errors, gone = self._outcome(submitted)
         self.timeline.mark(step, "waited")
-        self._note_end(submitted, waiting_s)
+        self._note_end(submitted)
         tokens, valid, logprobs = output.tokens, output.valid, output.logprobs
         self.progressed_s = self.clock()
         sample = 0
@@ -364,13 +363,15 @@ class LLMEngine:
             sample = end
         self.timeline.taken(step, submitted.schedule, submitted.pending)
 
-    def _note_end(self, submitted: SubmittedStep, waiting_s: float) -> None:
+    def _note_end(self, submitted: SubmittedStep) -> None:
         now_s = self.clock()
         began_s = max(self._device_free_s, submitted.submitted_s)
         has_prompts, num_tokens = submitted.size
         if self.tier is not None and has_prompts:
             self.tier.costs.prefill.record(num_tokens, now_s - began_s)
-        self.step_clock.record(submitted.size, waiting_s - began_s, now_s - waiting_s)
+        duration_s = duration_of(submitted.pending)
+        if duration_s is not None:
+            self.step_clock.record(submitted.size, duration_s)
         self.busy_s += max(now_s - began_s, 0.0)
         self._device_free_s = now_s
 

@@ -5,7 +5,7 @@ tokens, and all ranks collect the tokens. That exchanges one share of the logits
 samples its share instead of everything. A row's token depends on its own logits alone, so it is the same either way.
 B rows, b of them one rank's, D hidden.
 
-Called by the step graphs.
+Called by the step graphs, and by the runner for samples beside prompts.
 """
 
 from __future__ import annotations

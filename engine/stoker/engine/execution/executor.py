@@ -22,12 +22,26 @@ class RankState(NamedTuple):
     """Since its last sign of life."""
 
 
-class PendingOutput(Protocol):
-    """A submitted step's output: a `Future`, or a runner's own class."""
+class LaunchedOutput(Protocol):
+    """The output of a step that is computed beside the host."""
+
+    @property
+    def duration_s(self) -> float | None:
+        """Time that the step was computed for, once its result has been read; None: not known."""
+        ...
 
     def result(self) -> StepOutput:
         """Wait for the output. Raises the step's error, or `ExecutorLost` if no further step can be computed."""
         ...
+
+
+PendingOutput = Future[StepOutput] | LaunchedOutput
+"""A submitted step's output."""
+
+
+def duration_of(pending: PendingOutput) -> float | None:
+    """The time that a step whose result has been read was computed for; None where it was not beside the host."""
+    return None if isinstance(pending, Future) else pending.duration_s
 
 
 def is_computed(pending: PendingOutput) -> bool:

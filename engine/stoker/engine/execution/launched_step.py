@@ -20,12 +20,21 @@ from stoker.engine.execution.step import StepInput, StepOutput, StepTrace, Token
 
 @dataclass(frozen=True)
 class StepTiming:
-    """A step's beginning on the device, and the end of the step before it; None on a CPU."""
+    """How a step was computed, and when."""
 
     way: str
     shape: tuple[int, int]
     begin: torch.cuda.Event | None
+    """Its beginning on the device; None on a CPU."""
     before: torch.cuda.Event | None
+    """The end of the step before it."""
+    host_s: float
+    """Time of its launch, on a CPU of the whole step."""
+
+    def duration_s(self, fetched: Fetched) -> float:
+        if self.begin is None or fetched.event is None:
+            return self.host_s
+        return float(self.begin.elapsed_time(fetched.event)) / 1000
 
     def trace(self, fetched: Fetched) -> StepTrace:
         device_ms = idle_ms = 0.0
@@ -44,12 +53,17 @@ class LaunchedStep:
         self.shape: PassShape | None = None
         """The pass that it was padded to."""
         self.timing: StepTiming | None = None
-        """Only where a time line is written."""
+        """Set by the runner, once all is launched."""
 
     @property
     def trace(self) -> StepTrace | None:
         """How the step was computed, once its result has been read."""
         return self.timing.trace(self.fetched) if self.timing is not None else None
+
+    @property
+    def duration_s(self) -> float | None:
+        """Time that the device computed, once the result has been read."""
+        return self.timing.duration_s(self.fetched) if self.timing is not None else None
 
     def result(self) -> StepOutput:
         """Wait for the output. Raises ExecutorLost where the device failed, because later steps would be wrong."""

@@ -65,8 +65,7 @@ def load_runner(
     with beside_weights(plan, source.config, ops, device, sums):
         decoder = make_decoder(plan, source.config, ops, device, place, peers)
         source.load_into(decoder, lambda done, total: progress(f"LoadingWeights {100 * done // max(total, 1)} %"))
-        if group is None:
-            load_output_kernels(decoder, plan.num_seats)
+        load_output_kernels(decoder, plan.num_seats)
         progress("CompilingKernels")
     progress("AllocatingCache")
     runner = make_runner(plan, decoder, sums, place.links)
@@ -129,7 +128,6 @@ def make_runner(plan: EnginePlan, decoder: Decoder, sums: GroupSums | None, link
         max_batch_tokens=plan.max_batch_tokens,
         attention=plan.attention,
         graphs=plan.graphs,
-        timed=plan.timed,
         sums=sums,
         links=links,
     )
@@ -137,20 +135,22 @@ def make_runner(plan: EnginePlan, decoder: Decoder, sums: GroupSums | None, link
 
 @torch.inference_mode()
 def load_output_kernels(decoder: Decoder, num_seats: int) -> None:
-    """Compute the output layer once for every number of rows that steps outside of graphs have; and make the rotary
-    table. All beside the kernel warm-up, which usually takes longer than the weights.
+    """Compute a rank's part of the output layer once for every number of rows that steps outside of graphs have; and
+    make the rotary table. All beside the kernel warm-up, which usually takes longer than the weights.
 
     cuBLAS loads a kernel at its first use, which waits until the device is idle: in a busy server for one or two steps.
-    Samples beside prompts have no graph.
+    Samples beside prompts have no graph. Nothing is exchanged, because the warm-up exchanges beside it.
     """
     device = next(decoder.parameters()).device
     if decoder.ops.kernels != "fused" or device.type != "cuda":
         return
     decoder.rope.on(device)
+    if not decoder.is_last:
+        return
     numbers = all_output_rows(num_seats)
     hidden_PD = torch.zeros(numbers[0], decoder.config.hidden_size, dtype=decoder.head.weight.dtype, device=device)
     for rows in numbers:
-        decoder.logits(hidden_PD[:rows])
+        decoder.head.part_logits(hidden_PD[:rows])
 
 
 def capture_first(

@@ -12,7 +12,8 @@ Called by an executor, one step at a time. It has no requests and no scheduler.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from itertools import chain
 
 import numpy as np
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from stoker.engine.errors import ExecutorLost
+from stoker.engine.execution.dealt_draw import deals, draw
 from stoker.engine.execution.eager_pass import HALVED_TOKENS, EagerPass
 from stoker.engine.execution.launched_step import LaunchedStep, StepTiming, unpacked
 from stoker.engine.execution.pass_inputs import sample_places
@@ -60,28 +62,28 @@ class Runner:
         max_batch_tokens: int,
         attention: str,
         graphs: bool | Capture = True,
-        timed: bool = False,
         sums: GroupSums | None = None,
         halved: int = HALVED_TOKENS,
         links: StageLinks | None = None,
         long_prompts: PromptAttention | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`graphs`: whether to capture steps, with fused kernels; or what captures them.
 
-        `timed`: keep the times of steps for a time line. `sums`: of the ranks that share the model.
+        `sums`: of the ranks that share the model.
         `halved`: tokens from which on such ranks compute a pass as two halves; a pipeline's never do.
         `links`: to the other stages of a pipeline, of which `model` is one. `long_prompts`: what attends for them in
         place of flash-attn-4, where attention is flash.
         """
-        self.model, self.cache, self.sums, self.links = model, cache, sums, links
+        self.model, self.cache, self.sums, self.links, self.clock = model, cache, sums, links, clock
         self.device, self.max_model_len = cache.data.device, max_model_len
         self.hosted = hosted_layers(model)
         """Layers whose experts the host loads when they are chosen."""
         self.unpadded = bool(self.hosted) or any(experts.peers is not None for experts in model.experts())
         """Whether no step is padded or captured: experts are loaded, or have rows of other ranks, too."""
-        self.staging = Staging(self.device, timed=timed)
+        self.staging = Staging(self.device)
         self._last: torch.cuda.Event | None = None
-        """End of the last step, where a time line is written."""
+        """End of the last step on the device."""
         max_blocks = -(-max_model_len // cache.block_size)
         shapes = pass_shapes(num_seats, min(MOST_TOKENS, max_batch_tokens))
         size = PagedSize(
@@ -135,18 +137,17 @@ class Runner:
     @torch.inference_mode()
     def launch(self, step: StepInput) -> LaunchedStep:
         """Start one step. On the CPU it is done when this returns. Raises as `run`."""
-        rows = step_rows(step)
-        begin = self.staging.record() if self.staging.timed and not self.staging.is_host else None
+        began_s, rows = self.clock(), step_rows(step)
+        begin = None if self.staging.is_host else self.staging.record()
         launched = self._launch(step, rows)
-        if self.staging.timed:
-            self._time(launched, rows, begin)
+        self._time(launched, rows, begin, began_s)
         return launched
 
-    def _time(self, launched: LaunchedStep, rows: StepRows, begin: torch.cuda.Event | None) -> None:
+    def _time(self, launched: LaunchedStep, rows: StepRows, begin: torch.cuda.Event | None, began_s: float) -> None:
         way, shape = "eager", (rows.num_tokens, rows.num_decodes)
         if launched.shape is not None and self.graphs is not None:
             way, shape = self.graphs.way, (launched.shape.tokens, launched.shape.decodes)
-        launched.timing = StepTiming(way, shape, begin, self._last)
+        launched.timing = StepTiming(way, shape, begin, self._last, self.clock() - began_s)
         self._last = launched.fetched.event
 
     def _launch(self, step: StepInput, rows: StepRows) -> LaunchedStep:
@@ -291,12 +292,20 @@ class Runner:
             return None
         if self.links is not None and not self.links.is_last:
             return self.graphs.shape_for(rows, samples=False, filtered=False)
-        seats, values = rows.sample_seats, self.values
-        if not len(seats) or any(step.scored) or step.masks:
+        if not len(rows.sample_seats) or any(step.scored) or step.masks:
             return self.graphs.shape_for(rows, samples=False, filtered=False)
-        plain = (values.top_logprobs[seats] < 0).all() and (values.adjusted_until[seats] <= rows.sample_positions).all()
-        filtered = plain and values.filtered[seats].any()
-        return self.graphs.shape_for(rows, samples=bool(plain), filtered=bool(filtered))
+        plain = self._is_plain(rows)
+        return self.graphs.shape_for(rows, samples=plain, filtered=plain and self._is_filtered(rows))
+
+    def _is_plain(self, rows: StepRows) -> bool:
+        """Whether no sample needs log-probabilities or changed logits."""
+        seats, values = rows.sample_seats, self.values
+        return bool(
+            (values.top_logprobs[seats] < 0).all() and (values.adjusted_until[seats] <= rows.sample_positions).all()
+        )
+
+    def _is_filtered(self, rows: StepRows) -> bool:
+        return bool(self.values.filtered[rows.sample_seats].any())
 
     def _pays_ungraphed(self, rows: StepRows) -> bool:
         """Whether the step's prompts are so long that their attention by flash-attn-4 is worth the launches."""
@@ -328,20 +337,36 @@ class Runner:
         if not len(seats_B):
             return None
         target_B = seats_B * self.tokens_SL.shape[1] + positions_B
-        rows_P = padded_rows(rows.sample_rows) if self.graphs is not None else rows.sample_rows
+        padded = padded_rows if self.graphs is not None else np.asarray
+        rows_P, seats_P, positions_P = padded(rows.sample_rows), padded(seats_B), padded(positions_B)
         device_rows_P, targets, seats, positions = self.staging.send(
-            rows_P, target_B, seats_B.astype(np.int32), positions_B.astype(np.int32)
+            rows_P, target_B, seats_P.astype(np.int32), positions_P.astype(np.int32)
         )
         is_front = np.array_equal(rows_P, np.arange(len(rows_P)))
         hidden_PD = hidden_TD[: len(rows_P)] if is_front else hidden_TD.index_select(0, device_rows_P)
-        logits_BV = self.model.logits(hidden_PD)[: len(seats_B)]
+        if self._deals(rows, len(rows_P), masks):
+            return self._draw_dealt(hidden_PD, SampleRows(seats, positions, self._is_filtered(rows)), targets)
+        logits_BV, num_samples = self.model.logits(hidden_PD)[: len(seats_B)], len(seats_B)
+        asked = Rows(self.values, seats_B, positions_B, self.device, masks)
         if self.graphs is not None:
-            return self._draw(logits_BV, Rows(self.values, seats_B, positions_B, self.device, masks), seats, positions)
-        sampled = sample(
-            logits_BV, Rows(self.values, seats_B, positions_B, self.device, masks), self.tokens_SL, self.model.ops
-        )
+            return self._draw(logits_BV, asked, seats[:num_samples], positions[:num_samples])
+        sampled = sample(logits_BV, asked, self.tokens_SL, self.model.ops)
         self.tokens_SL.view(-1).index_copy_(0, targets, sampled.tokens.to(self.tokens_SL.dtype))
         return sampled
+
+    def _deals(self, rows: StepRows, num_rows: int, masks: Mapping[int, bytes]) -> bool:
+        """Whether so many rows are dealt to tensor ranks, each of which samples its share."""
+        if self.graphs is None or self.sums is None or masks or not deals(num_rows, self.sums.size):
+            return False
+        return self._is_plain(rows)
+
+    def _draw_dealt(self, hidden_PD: Tensor, rows_P: SampleRows, targets_B: Tensor) -> Sampled:
+        """Sample as a graph over tensor ranks does. `targets_B`: places of the tokens, which come before padding."""
+        assert isinstance(self.seats, DeviceSeatTables)
+        drawn, num_samples = draw(self.model, hidden_PD, rows_P, self.seats.sampling), len(targets_B)
+        tokens_B = drawn.tokens[:num_samples]
+        self.tokens_SL.view(-1).index_copy_(0, targets_B, tokens_B.to(self.tokens_SL.dtype))
+        return Sampled(tokens_B, drawn.valid[:num_samples], None)
 
     def _draw(self, logits_BV: Tensor, rows: Rows, seats_B: Tensor, places_B: Tensor) -> Sampled:
         """Sample with the fused sampler; adjustments and log-probabilities only where a row requests them."""

@@ -27,9 +27,8 @@ _DTYPES = {
 class Staging:
     """Copies to and from one device."""
 
-    def __init__(self, device: torch.device, *, timed: bool = False) -> None:
-        """`timed`: events keep their times."""
-        self.device, self.timed = device, timed
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         self.is_host = device.type == "cpu"
 
     def send(self, *arrays: np.ndarray) -> list[Tensor]:
@@ -64,8 +63,8 @@ class Staging:
         return Fetched(copies, self.record())
 
     def record(self) -> torch.cuda.Event:
-        """Record an event behind everything that was launched."""
-        event: torch.cuda.Event = torch.cuda.Event(enable_timing=self.timed)  # type: ignore[no-untyped-call]
+        """Record an event, which keeps its time, behind everything that was launched."""
+        event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.device))
         return event
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -70,7 +70,7 @@ class DataRank:
         return self.links.wake_fd
 
     def submit(self, step: StepInput) -> DataStep:
-        return DataStep(self, self._thread.submit(lambda: self._compute(step)))
+        return DataStep(self, self._thread.submit(lambda: self._timed(step)))
 
     def take_part(self) -> None:
         """Compute a step for the others, if they wait for this rank. Raises ExecutorLost."""
@@ -124,6 +124,11 @@ class DataRank:
         assert self._peers is not None, "made before the first step"
         return self._peers
 
+    def _timed(self, step: StepInput) -> TimedOutput:
+        began_s = self.clock()
+        output = self._compute(step)
+        return TimedOutput(output, self.clock() - began_s)
+
     def _compute(self, step: StepInput) -> StepOutput:
         self._begin(step.num_tokens)
         try:
@@ -171,15 +176,24 @@ class DataRank:
             raise self.links.blame(error) from error
 
 
+class TimedOutput(NamedTuple):
+    """A step's output, and how long it took, waits for other ranks included."""
+
+    output: StepOutput
+    seconds: float
+
+
 class DataStep:
     """A step of this rank."""
 
-    def __init__(self, rank: DataRank, computing: Future[StepOutput]) -> None:
+    def __init__(self, rank: DataRank, computing: Future[TimedOutput]) -> None:
         self._rank, self._computing = rank, computing
+        self.duration_s: float | None = None
 
     def result(self) -> StepOutput:
         """Wait for the output. Raises ExecutorLost, or the step's own error, after which others can be computed."""
-        return self._rank.wait_step(self._computing)
+        output, self.duration_s = self._rank.wait_step(self._computing)
+        return output
 
 
 def _leave_group() -> None:

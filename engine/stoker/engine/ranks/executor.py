@@ -192,6 +192,11 @@ class RankStep:
         """How rank 0 computed the step, once its result has been read."""
         return self._launching.result().trace if self._output is not None else None
 
+    @property
+    def duration_s(self) -> float | None:
+        """Time that rank 0 computed the step, once its result has been read."""
+        return self._launching.result().duration_s if self._output is not None else None
+
     def result(self) -> StepOutput:
         """Wait for rank 0's output. Steps are read in order.
 

@@ -202,12 +202,16 @@ def test_a_save_on_demand_is_no_end_of_the_list() -> None:
     assert found == {run.folder(step) for step in range(1, 11)}
 
 
-def test_a_list_that_never_succeeds_does_not_hold_the_known_saves_back() -> None:
+@pytest.mark.parametrize(("end", "known"), [("running", [5, 6, 7, 8, 9]), ("Completed", [7, 8, 9])])
+def test_a_list_that_never_succeeds_does_not_hold_the_known_saves_back_and_is_told_once(
+    end: str, known: list[int]
+) -> None:
     run = Run()
     run.start()
-    away(run, 9, "running")
+    away(run, 9, end)
     for _ in range(10):
         run.cluster.settle()
         run.answer_tasks("list", ok=False, problems=["away"])
         run.cluster.advance(3600)
-    assert saved_steps(run) == [5, 6, 7, 8, 9]
+    assert saved_steps(run) == known
+    assert run.cluster.events.count("SavesNotListed") == 1

@@ -164,6 +164,18 @@ def test_a_release_with_dots_in_its_name_has_services_without() -> None:
     assert sorted(item["metadata"]["name"] for item in services) == ["team-a-stoker-gateway", "team-a-stoker-metrics"]
 
 
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"gateway": {"enabled": True}, "metrics": {"service": {"enabled": False}}}],
+    ids=["metrics", "gateway"],
+)
+def test_a_release_that_begins_with_a_digit_is_refused_where_it_names_a_service(values: Mapping[str, Any]) -> None:
+    with pytest.raises(HelmFailed, match=r"use another release name than 2nd, or set fullnameOverride"):
+        helm("template", "2nd", str(STOKER), values=values)
+    for fitting in ({"fullnameOverride": "stoker-2nd"}, {"metrics": {"service": {"enabled": False}}}):
+        helm("template", "2nd", str(STOKER), values=fitting)
+
+
 def test_labels_annotations_and_shares_of_ones_own_are_taken() -> None:
     values = {
         "podLabels": {"team": "a", "app.kubernetes.io/version": "b"},

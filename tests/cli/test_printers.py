@@ -114,6 +114,31 @@ def test_events_without_a_last_timestamp_have_their_age_and_their_place() -> Non
     ]
 
 
+def test_the_description_of_an_event_has_its_fields() -> None:
+    about = {"kind": "TrainingJob", "name": "teach"}
+    found = {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": "teach.1", "namespace": "default", "creationTimestamp": "2026-01-01T11:59:30Z"},
+        "involvedObject": about,
+        "type": "Warning",
+        "reason": "SavesNotListed",
+        "message": "the saves of attempt 0 could not be listed",
+        "eventTime": None,
+        "source": {},
+    }
+    lines = described(found, [], NOW).splitlines()
+    assert lines[2:] == [
+        "Fields:",
+        "  involvedObject:",
+        "    kind: TrainingJob",
+        "    name: teach",
+        "  type: Warning",
+        "  reason: SavesNotListed",
+        "  message: the saves of attempt 0 could not be listed",
+    ]
+
+
 @pytest.mark.parametrize(
     ("moment", "text"),
     [("2026-01-01T11:59:18Z", "42s"), ("2026-01-01T09:00:00Z", "3h"), ("2025-12-20T12:00:00Z", "12d"), ("", "")],

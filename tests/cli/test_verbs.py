@@ -162,6 +162,16 @@ def test_a_submission_is_tried_changed_and_followed(server: KubeServer, tmp_path
     assert "--set spec: " in run(server, "submit", "-f", file, "--set", "spec", code=64)
 
 
+@pytest.mark.parametrize("value", ["", "null", '""'])
+def test_a_namespace_that_is_set_to_nothing_is_that_of_the_command(
+    server: KubeServer, tmp_path: Path, value: str
+) -> None:
+    file = Path(manifest(tmp_path))
+    file.write_text(file.read_text().replace("metadata:\n", "metadata:\n  namespace: elsewhere\n"))
+    run(server, "submit", "-f", str(file), "--set", f"metadata.namespace={value}", "-n", "research")
+    assert run(server, "get", "tj", "-n", "research", "-o", "name") == "trainingjob/run\n"
+
+
 def test_a_job_is_followed_through_its_attempts_to_its_end(server: KubeServer, tmp_path: Path) -> None:
     """A second attempt comes while the first one's log is being followed; the outcome is the exit code."""
     file = manifest(tmp_path)

@@ -238,6 +238,16 @@ def test_what_cannot_be_read_says_so_in_its_place(console: Stage) -> None:
     console.run(story)
 
 
+def test_checkpoints_beyond_the_first_page_of_a_job_are_counted(console: Stage) -> None:
+    async def story(page: Page) -> None:
+        headers = {"X-Total-Count": "1234", "Content-Type": "application/json"}
+        await page.route("**/teach/checkpoints?*", lambda route: route.fulfill(headers=headers, body="[]"))
+        await visit(page, "#/jobs/default/teach")
+        await shows(page, ".panel .muted", "1,234 older ones are not shown here; see all checkpoints")
+
+    console.run(story)
+
+
 def test_what_is_not_there_is_one_line_and_a_way_on(console: Stage) -> None:
     async def story(page: Page) -> None:
         await visit(page, "#/deployments/default/nothing")

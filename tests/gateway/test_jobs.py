@@ -398,6 +398,7 @@ def test_saves_on_request_and_the_checkpoints_of_a_job(tell: Tell) -> None:
             found.checkpoint(job, step)
         found.checkpoint(found.job("other"), 50)
         page = await found.client.get(f"{JOBS}/run/checkpoints", params={"limit": 3})
+        assert page.headers["X-Total-Count"] == "4", "of all pages, and of this job alone"
         found.checkpoint(job, 30)
         rest = await found.client.get(page.links["next"]["url"])
         steps = [one["step"] for one in page.json() + rest.json()]

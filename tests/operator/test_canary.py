@@ -449,3 +449,16 @@ def test_the_example_runs_to_its_end() -> None:
             break
     assert list(dict.fromkeys(seen)) == [0, 5, 25, 50, 100]
     assert serving.status["currentCheckpoint"]["step"] == 20
+
+
+def test_a_canary_whose_deployment_is_scaled_to_zero_says_so_and_goes_on_afterwards() -> None:
+    serving = CanaryServing(replicas=2)
+    begun(serving)
+    serving.cluster.change_spec(CHAT, lambda spec: spec["pools"][0].update(replicas=0))
+    rounds(serving, 30)
+    assert (serving.status["phase"], serving.status["ready"]) == ("ScaledToZero", "0/0")
+    assert serving.status["message"].startswith("scaled to zero: no replicas in pool main; canary: step 2 of 3 (50 %)")
+    assert condition_of(serving.status, "Ready")["reason"] == "ScaledToZero"
+    serving.cluster.change_spec(CHAT, lambda spec: spec["pools"][0].update(replicas=2))
+    rounds(serving, 30)
+    assert (serving.status["phase"], serving.canary["phase"]) == ("Serving", "Promoted")

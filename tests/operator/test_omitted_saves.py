@@ -59,6 +59,23 @@ def saved_steps(run: Run) -> list[int]:
     return sorted(found["spec"]["source"]["save"]["step"] for found in run.cluster.of_kind("Checkpoint"))
 
 
+def verified_by_tasks(run: Run) -> list[int]:
+    """Steps of the saves that a task verifies or has verified, of those that have a Checkpoint."""
+    tasks = [pod for pod in run.cluster.pods("task") if pod["metadata"]["labels"]["stoker.dev/task"] == "verify"]
+    uids = {pod["metadata"]["labels"]["stoker.dev/checkpoint-uid"] for pod in tasks}
+    found = [one for one in run.cluster.of_kind("Checkpoint") if one["metadata"]["uid"] in uids]
+    return sorted(one["spec"]["source"]["save"]["step"] for one in found)
+
+
+def answer_verify(run: Run, step: int, *, ok: bool = True) -> None:
+    uid = run.checkpoint(step)["metadata"]["uid"]
+    (pod,) = (p for p in run.cluster.pods("task") if p["metadata"]["labels"].get("stoker.dev/checkpoint-uid") == uid)
+    run.cluster.run(pod)
+    result = {"task": "verify", "ok": ok, "problems": [] if ok else ["a piece is cut"]}
+    run.cluster.end(pod, Cause.COMPLETED if ok else Cause.TASK_FAILED, result=result)
+    run.cluster.settle()
+
+
 @settings(max_examples=15, deadline=None)
 @given(
     seen=st.integers(0, 4),
@@ -104,15 +121,53 @@ def test_nothing_is_listed_where_the_last_word_reaches_back_to_the_newest_checkp
     assert not any(map(is_list, run.cluster.pods("task")))
 
 
-def test_saves_of_the_operators_absence_count_for_max_to_keep() -> None:
+@pytest.mark.parametrize("end", ["running", "Completed"])
+def test_saves_of_the_operators_absence_count_for_max_to_keep_and_are_not_verified_first(end: str) -> None:
     run = Run(checkpoint={"storage": {"claimName": "claim"}, "maxToKeep": 2})
     run.start()
-    away(run, 12, "Completed")
+    away(run, 12, end)
     run.cluster.settle()
     answer_lists(run, 12, 4)
-    run.answer_tasks("verify")
+    assert not verified_by_tasks(run), "the newest ones are verified, and the others beyond what is kept"
     run.answer_tasks("delete", deleted=["all"])
     assert saved_steps(run) == [11, 12]
+
+
+def test_of_saves_without_a_verdict_the_newest_are_verified_first() -> None:
+    """The leader was killed: tasks list what it left, and no agent has said what of it is whole."""
+    run = Run(checkpoint={"storage": {"claimName": "claim"}, "maxToKeep": 2})
+    run.start()
+    away(run, 9, "killed")
+    for _ in range(3):
+        run.cluster.settle()
+        run.cluster.collect()
+        answer_lists(run, 9, 9)
+    assert verified_by_tasks(run) == [8, 9]
+    assert "newer saves" in run.checkpoint(7)["status"]["message"]
+    answer_verify(run, 9, ok=False)
+    run.cluster.settle()
+    assert verified_by_tasks(run) == [7, 8, 9], "the one that is corrupt takes no place"
+    answer_verify(run, 8)
+    answer_verify(run, 7)
+    run.next_attempt()
+    assert verified_by_tasks(run) == [6, 9], "save 8 is resumed, and takes no place while it is used"
+    answer_verify(run, 6)
+    run.answer_tasks("delete", deleted=["all"])
+    assert saved_steps(run) == [6, 7, 8, 9]
+    assert run.checkpoint(9)["status"]["phase"] == "Corrupt"
+
+
+def test_a_pinned_save_is_verified_whatever_is_newer() -> None:
+    run = Run(checkpoint={"storage": {"claimName": "claim"}, "maxToKeep": 1})
+    run.start()
+    away(run, 4, "killed")
+    for _ in range(3):
+        run.cluster.settle_once()
+        run.cluster.collect()
+    answer_lists(run, 4, 9)
+    run.checkpoint(2)["spec"]["pinned"] = True
+    run.cluster.settle()
+    assert verified_by_tasks(run) == [2, 4]
 
 
 def test_a_job_without_time_to_live_is_not_deleted_before_its_saves_are_objects() -> None:
@@ -147,12 +202,16 @@ def test_a_save_on_demand_is_no_end_of_the_list() -> None:
     assert found == {run.folder(step) for step in range(1, 11)}
 
 
-def test_a_list_that_never_succeeds_does_not_hold_the_known_saves_back() -> None:
+@pytest.mark.parametrize(("end", "known"), [("running", [5, 6, 7, 8, 9]), ("Completed", [7, 8, 9])])
+def test_a_list_that_never_succeeds_does_not_hold_the_known_saves_back_and_is_told_once(
+    end: str, known: list[int]
+) -> None:
     run = Run()
     run.start()
-    away(run, 9, "running")
+    away(run, 9, end)
     for _ in range(10):
         run.cluster.settle()
         run.answer_tasks("list", ok=False, problems=["away"])
         run.cluster.advance(3600)
-    assert saved_steps(run) == [5, 6, 7, 8, 9]
+    assert saved_steps(run) == known
+    assert run.cluster.events.count("SavesNotListed") == 1

@@ -362,6 +362,25 @@ def test_an_edit_of_a_running_job_that_waits_for_the_next_attempt_says_so_with_b
     assert conditions(run.cluster, JOB, PENDING) == []
 
 
+def test_an_edit_of_lists_that_waits_names_their_items_without_their_values() -> None:
+    secret = [{"name": "KEY", "value": "first"}, {"name": "LEVEL", "value": "1"}]
+    run = Run(workers={"replicas": 2, "env": secret, "tolerations": [{"key": "a"}]})
+    run.start()
+    changed = [{"name": "KEY", "value": "second"}, {"name": "MORE", "value": "1"}]
+    edit(run, {"workers": {"replicas": 2, "env": changed, "tolerations": [{"key": "b"}]}})
+    run.cluster.settle()
+    (condition,) = conditions(run.cluster, JOB, PENDING)
+    assert condition["message"] == (
+        "takes effect with the next attempt: spec.workers.env[KEY] (set) -> (another value), "
+        "spec.workers.env[LEVEL] (set) -> unset, spec.workers.env[MORE] unset -> (set), "
+        "spec.workers.tolerations (list of 1) -> another (list of 1)"
+    )
+    edit(run, {"workers": {"replicas": 2, "env": secret[::-1], "tolerations": [{"key": "a"}]}})
+    run.cluster.settle()
+    (condition,) = conditions(run.cluster, JOB, PENDING)
+    assert condition["message"] == "takes effect with the next attempt: spec.workers.env (list of 2) -> (another order)"
+
+
 @pytest.mark.parametrize(
     "patch",
     [{"run": {"backoffLimit": 3}}, {"checkpoint": {"maxToKeep": 5}}, {"workers": {"replicas": 2}}],

@@ -43,6 +43,29 @@ def test_two_checkpoints_of_one_save_take_one_place() -> None:
     assert sorted(one["status"]["step"] for one in kept) == [10, 20, 20], "one save answers both requests"
 
 
+def test_a_save_that_the_agent_still_reads_back_is_not_given_up() -> None:
+    run = Run(checkpoint={"storage": {"claimName": "claim"}, "maxToKeep": 1})
+    run.start()
+    run.train(20, (run.save(10, None), run.save(20)))
+    assert _steps(run) == [10, 20]
+    run.train(20, (run.save(10), run.save(20)))
+    run.answer_tasks("delete", deleted=["a"])
+    assert _steps(run) == [20]
+
+
+def test_no_verified_save_is_given_up_for_newer_ones_that_are_not() -> None:
+    """The newest save is not known to be whole, so the one before it stays whatever `maxToKeep` allows."""
+    run = Run(checkpoint={"storage": {"claimName": "claim"}, "maxToKeep": 1})
+    run.start()
+    run.train(10, (run.save(10),))
+    run.train(30, (run.save(10), run.save(20, None), run.save(30, None)))
+    assert _steps(run) == [10, 20, 30]
+
+
+def _steps(run: Run) -> list[int]:
+    return sorted(found["spec"]["source"]["save"]["step"] for found in run.cluster.of_kind("Checkpoint"))
+
+
 def _request(run: Run, name: str) -> str:
     """Ask for a save; return the uid by which it is answered."""
     source = {"jobRef": {"name": "run"}}

@@ -14,6 +14,15 @@
 {{- end }}
 {{- end }}
 
+{{/* {whole, part} -> the name of a Service; other objects may have a release's name that begins with a digit. */}}
+{{- define "stoker.serviceName" -}}
+{{- $name := printf "%s-%s" (include "stoker.fullname" .whole) .part }}
+{{- if not (regexMatch "^[a-z]" $name) }}
+{{- fail (printf "the Service %s would begin with a digit, which Kubernetes refuses: use another release name than %s, or set fullnameOverride, for instance to stoker-%s" $name .whole.Release.Name (replace "." "-" .whole.Release.Name)) }}
+{{- end }}
+{{- $name }}
+{{- end }}
+
 {{/* Names of what is not in a namespace: two releases of the same name in two namespaces do not meet. */}}
 {{- define "stoker.clusterName" -}}
 {{- printf "%s:%s" .Release.Namespace (include "stoker.fullname" .) }}

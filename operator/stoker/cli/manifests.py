@@ -35,7 +35,7 @@ def read_manifests(paths: Sequence[Path], namespace: str | None = None) -> list[
     found = [document for path in paths for document in _documents(path)]
     if not found:
         raise ManifestError(f"no manifest in {', '.join(map(str, paths))}")
-    placed = [_placed(document, namespace) for document in found]
+    placed = [placed_in(document, namespace) for document in found]
     return sorted(placed, key=lambda document: document.get("kind") not in FIRST)
 
 
@@ -45,6 +45,12 @@ def manifests_or_end(paths: Sequence[Path], namespace: str | None = None) -> lis
         return read_manifests(paths, namespace)
     except ManifestError as error:
         fail(str(error), WRONG_INPUT)
+
+
+def placed_in(document: dict[str, Any], namespace: str | None) -> dict[str, Any]:
+    """The manifest in its own namespace; in `namespace`, else in `default`, where it has none."""
+    metadata = document["metadata"]
+    return {**document, "metadata": {**metadata, "namespace": metadata.get("namespace") or namespace or "default"}}
 
 
 def claim_manifest(name: str, folder: Path, namespace: str) -> dict[str, Any]:
@@ -122,8 +128,3 @@ def wrong_place(metadata: Any) -> str:
     if namespace is not None and not isinstance(namespace, str):
         return f"metadata.namespace is a text, not {namespace!r} (write it in quotes)"
     return ""
-
-
-def _placed(document: dict[str, Any], namespace: str | None) -> dict[str, Any]:
-    metadata = document["metadata"]
-    return {**document, "metadata": {**metadata, "namespace": metadata.get("namespace") or namespace or "default"}}

@@ -167,7 +167,7 @@ def progress_line(found: Object) -> str:
 
 
 def described(found: Object, events: Sequence[Object], now: datetime) -> str:
-    """Build the page of `describe`: identity, conditions, status, spec, events."""
+    """Build the page of `describe`: identity, conditions, status, spec, other fields, events."""
     metadata = found["metadata"]
     status = {name: value for name, value in (found.get("status") or {}).items() if name != "conditions"}
     lines = [
@@ -180,7 +180,12 @@ def described(found: Object, events: Sequence[Object], now: datetime) -> str:
     lines += _block("Labels", metadata.get("labels")) + _conditions(found)
     for title in ("status", "spec", "data"):
         lines += _block(title.capitalize(), status if title == "status" else found.get(title))
-    return "\n".join(lines + _events(events, now))
+    lines += _block("Fields", {name: value for name, value in found.items() if name not in _SECTIONS and value})
+    return "\n".join(lines if found["kind"] == "Event" else lines + _events(events, now))
+
+
+_SECTIONS = ("apiVersion", "kind", "metadata", "status", "spec", "data")
+"""Parts of an object with a place of their own on its page. Others are fields of kinds such as Event."""
 
 
 def bytes_text(count: float) -> str:

@@ -61,15 +61,19 @@ def submit(
 
 
 def manifests_with(files: Sequence[Path], settings: Sequence[str], namespace: str) -> list[dict[str, Any]]:
-    """Read manifests with the overrides of --set; ends the command where either is wrong."""
-    from stoker.cli.manifests import manifests_or_end
+    """Read manifests with the overrides of --set; ends the command where either is wrong.
+
+    Those whose namespace an override takes away are in `namespace`, as those that name none.
+    """
+    from stoker.cli.manifests import manifests_or_end, placed_in
     from stoker.cli.overrides import WrongOverride, override, parse_override
 
     try:
         overrides = [parse_override(text) for text in settings]
-        return override(manifests_or_end(files, namespace), overrides)
+        changed = override(manifests_or_end(files, namespace), overrides)
     except WrongOverride as error:
         fail(str(error), WRONG_INPUT)
+    return [placed_in(found, namespace) for found in changed]
 
 
 def _check_options(*, dry_run: bool, wait: bool, follow: bool, as_json: bool, timeout_s: float | None) -> None:

@@ -1,5 +1,5 @@
 // Resources that follow the cluster: a map by uid, drawn again when something changes.
-import { address, read } from "./api.js";
+import { address, open } from "./api.js";
 import { follow } from "./events.js";
 import { batched } from "./dom.js";
 import { namespace } from "./session.js";
@@ -57,7 +57,10 @@ export function liveOne(kind, name, place, page, draw, gone) {
   follow(`${kind.path}/${encodeURIComponent(name)}`, { watch: "true", namespace: place }, on, page.signal);
 }
 
-/** Read now, and again whenever `again` is called, one request at a time and at most once in `every` ms. */
+/**
+ * Read now, and again whenever `again` is called, one request at a time and at most once in `every` ms.
+ * `draw(found, error, headers)` gets what was read with the headers of the answer, or null and the error.
+ */
 export function reader(path, query, page, draw, every = 2000) {
   let busy = false,
     asked = false;
@@ -68,7 +71,9 @@ export function reader(path, query, page, draw, every = 2000) {
     }
     busy = true;
     try {
-      draw(await read(address(path, typeof query === "function" ? query() : query), { signal: page.signal }));
+      const place = address(path, typeof query === "function" ? query() : query);
+      const answer = await open(place, { signal: page.signal });
+      draw(await answer.json(), null, answer.headers);
     } catch (error) {
       if (page.signal.aborted) return;
       if (error.status === 401) {

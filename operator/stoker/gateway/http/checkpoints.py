@@ -126,12 +126,13 @@ async def list_of_job(
     limit: Limit = 100,
     after: Annotated[str, Query(alias="continue", max_length=MAX_PLACE, pattern=PLACE)] = "",
 ) -> list[Checkpoint]:
-    """List the checkpoints of a job, newest first. The header `Link` leads to the next page.
+    """List the checkpoints of a job, newest first. Of the headers `Link` leads on, `X-Total-Count` counts all.
 
     A page begins behind the last checkpoint of the page before: one that is saved meanwhile moves none into two pages.
     """
     job = await find(call, JOB, one_namespace(call, namespace), job_id)
     own = of_job((await list_all(call.cluster, CHECKPOINT, Selection(job["metadata"]["namespace"])))[0], job)
+    answer.headers["X-Total-Count"] = str(len(own))
     left = behind(own, after)
     page = left[:limit]
     if len(left) > limit:

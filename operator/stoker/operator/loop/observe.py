@@ -104,7 +104,8 @@ def _around_job(store: Store, job: Object) -> Iterator[Object]:
 def _around_checkpoint(store: Store, checkpoint: Object) -> Iterator[Object]:
     """Its job with the pods that can save now, and its users, which name it in spec or status.
 
-    When it is being deleted, also the Checkpoints that may have the same data.
+    When it is being deleted, also the Checkpoints that may have the same data. While a task may have to verify it, also
+    those of its job, whose newer saves come first.
     """
     metadata = checkpoint["metadata"]
     yield from store.labelled(CHECKPOINT_UID, metadata["uid"])
@@ -114,6 +115,8 @@ def _around_checkpoint(store: Store, checkpoint: Object) -> Iterator[Object]:
     for job in _jobs_of(store, checkpoint):
         yield job
         yield from store.labelled(JOB_UID, job["metadata"]["uid"], "Pod")
+        if _is_unverified(checkpoint):
+            yield from store.labelled(JOB_UID, job["metadata"]["uid"], "Checkpoint")
 
 
 def _around_deployment(store: Store, deployment: Object) -> Iterator[Object]:
@@ -183,10 +186,13 @@ def _both_ways(store: Store, changed: Object) -> Iterator[Key]:
 
 def _waits_for_word(found: Object) -> bool:
     """Whether the trainer may report something new about a Checkpoint: its save is requested, or not read back yet."""
-    status = found.get("status") or {}
-    phase = status.get("phase", "Pending")
-    unverified = phase == "Complete" and not status.get("verifiedAt")
-    return found["kind"] == "Checkpoint" and (phase in ("Pending", "Saving") or unverified)
+    phase = (found.get("status") or {}).get("phase", "Pending")
+    return found["kind"] == "Checkpoint" and (phase in ("Pending", "Saving") or _is_unverified(found))
+
+
+def _is_unverified(checkpoint: Object) -> bool:
+    status = checkpoint.get("status") or {}
+    return status.get("phase") == "Complete" and not status.get("verifiedAt")
 
 
 def _by_kind(around: Iterable[Object]) -> dict[str, tuple[Object, ...]]:

@@ -134,13 +134,36 @@ def edit_events(intent: Intent, status: EditableStatus) -> tuple[Event, ...]:
 
 
 def changed_fields(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "spec") -> Iterator[str]:
-    """One line for each field that differs: `spec.workers.replicas 2 -> 4`. Lists are compared whole."""
+    """One line for each field that differs: `spec.workers.replicas 2 -> 4`; of a list for each item with a name."""
     for name in sorted(old.keys() | new.keys()):
         before, after = old.get(name), new.get(name)
         if isinstance(before, Mapping) and isinstance(after, Mapping):
             yield from changed_fields(before, after, f"{path}.{name}")
         elif before != after:
-            yield f"{path}.{name} {_shown(before)} -> {_shown(after)}"
+            yield from _changed_field(f"{path}.{name}", before, after)
+
+
+def _changed_field(path: str, before: Any, after: Any) -> Iterator[str]:
+    """The lines of a field that is no mapping. Items are not shown: values of environment variables may be secret."""
+    old, new = _by_name(before), _by_name(after)
+    if old is None or new is None:
+        shown = _shown(after)
+        yield f"{path} {_shown(before)} -> {f'another {shown}' if shown == _shown(before) else shown}"
+        return
+    changed = [name for name in (*old, *(new.keys() - old.keys())) if old.get(name) != new.get(name)]
+    for name in sorted(changed):
+        texts = ("unset" if name not in old else "(set)", "unset" if name not in new else "(set)")
+        yield f"{path}[{name}] {texts[0]} -> {'(another value)' if texts == ('(set)', '(set)') else texts[1]}"
+    if old and not changed:
+        yield f"{path} {_shown(before)} -> (another order)"
+
+
+def _by_name(value: Any) -> Mapping[str, Any] | None:
+    """The items of a list by name; None where it is none, or an item has no name of its own."""
+    if value is not None and not isinstance(value, list | tuple):
+        return None
+    items = {item["name"]: item for item in value or () if isinstance(item, Mapping) and "name" in item}
+    return items if len(items) == len(value or ()) else None
 
 
 def _refusal_text(intent: Intent) -> str:
@@ -172,4 +195,6 @@ def _shown(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, int | float | str):
         return shortened(str(value), 60)
-    return "(another list)" if isinstance(value, list | tuple) else "(set)"
+    if isinstance(value, list | tuple):
+        return f"(list of {len(value)})" if value else "unset"
+    return "(set)"

@@ -110,8 +110,8 @@ export async function show(main, page, [place, name]) {
     pods = found;
     fill(ranks, found ? rankMap(found, avoided) : unread("The pods", error));
   });
-  const checkpoints = reader(`${path}/checkpoints`, { namespace: place, limit: 500 }, page, (found, error) => {
-    fill(unsaved, found ? null : unread("The checkpoints", error));
+  const checkpoints = reader(`${path}/checkpoints`, { namespace: place, limit: 500 }, page, (found, error, headers) => {
+    fill(unsaved, found ? olderOnes(headers, found) : unread("The checkpoints", error));
     if (!found) return;
     saved = found;
     saves.update(found);
@@ -240,6 +240,15 @@ function drawButtons(place, job, path, saved) {
 async function resumed(job) {
   const text = "It goes on from its newest verified checkpoint.";
   return (await confirmed(`Resume ${job.job_name}?`, text, "Resume")) ? {} : null;
+}
+
+/** How many checkpoints the first page leaves out. */
+function olderOnes(headers, shown) {
+  const rest = Number(headers.get("X-Total-Count")) - shown.length;
+  if (!(rest > 0)) return null;
+  const all = el("a", { href: "#/checkpoints" }, "all checkpoints");
+  const text = `${count(rest)} older ${rest === 1 ? "one is" : "ones are"} not shown here; see `;
+  return el("p", { class: "muted" }, text, all);
 }
 
 function checkpointTable() {

@@ -22,6 +22,7 @@ from stoker.operator.domain.settings import Settings
 from stoker.operator.domain.text import shortened
 from stoker.operator.reconcile.checkpoint.delete import delete, expire, wanted_finalizers
 from stoker.operator.reconcile.checkpoint.metrics import save_metrics
+from stoker.operator.reconcile.checkpoint.newer_saves import waits_for_newer_saves
 from stoker.operator.reconcile.checkpoint.outcome import CheckpointChanges, CheckpointOutcome
 from stoker.operator.reconcile.checkpoint.status import derive_status
 from stoker.operator.reconcile.checkpoint.task import TaskAnswer, ask_task
@@ -29,6 +30,8 @@ from stoker.operator.reconcile.checkpoint.view import CheckpointView, ReportedSa
 from stoker.operator.reconcile.missing_storage import missing_of
 
 REPEAT_CALL_S = 10.0
+NEXT_LOOK_S = 30.0
+"""Time until a save that waits for newer ones looks at them again: their changes do not wake it."""
 MAX_PROBLEMS = 8
 
 VerifiedBy = Literal["Agent", "Task", "Manifest"]
@@ -217,6 +220,9 @@ def _verify(view: CheckpointView) -> CheckpointOutcome:
     status = view.checkpoint.status
     assert status.folder is not None
     answer = ask_task(view, "inspect" if _manifest_suffices(view) else "verify", status.folder, status.digest)
+    if answer.pod is not None and not status.verified and waits_for_newer_saves(view):
+        text = "newer saves are verified first, as checkpoint.maxToKeep of the job may give this one up"
+        return _wait("Complete", "Verifying", text, Plan(requeue_after_s=NEXT_LOOK_S))
     if answer.result is None and status.verified:  # by its manifest, which stays true until the data is read
         return CheckpointOutcome(plan=_until_answered(answer, "Complete", "Verifying", "").plan)
     if answer.result is None:

@@ -53,8 +53,8 @@ class CheckpointView:
     """Whether the leader's agent has answered at least once, so that it can take a request."""
     tasks: tuple[Object, ...]
     users: tuple[User, ...]
-    twins: tuple[str, ...]
-    """Names of other Checkpoints with the same data; only filled while this one is being deleted."""
+    siblings: tuple[Object, ...]
+    """Other Checkpoints of the namespace, while this one waits for its verification or is being deleted."""
 
     @property
     def time(self) -> str:
@@ -85,6 +85,13 @@ class CheckpointView:
         steps = [save.step for save in self.saves if save.folder.endswith(f".{status.writer}")]
         return self.leader_reports and step is not None and min(steps, default=step) > step
 
+    @property
+    def twins(self) -> tuple[str, ...]:
+        """Names of other Checkpoints with the same data: an import, or a second request that the same save answered."""
+        mine = _place(self.checkpoint)
+        others = [read(Checkpoint, found) for found in self.siblings] if mine is not None else []
+        return tuple(found.metadata.name for found in others if _place(found) == mine and not found.deleting)
+
     def save_report(self, folder: str, digest: str | None) -> ReportedSave | None:
         """The report of a save; one with the result of a read-back comes first."""
         about = [save for save in self.saves if save.folder == folder and digest in (None, save.digest)]
@@ -113,7 +120,7 @@ def checkpoint_view(seen: Observed, settings: Settings, now: datetime) -> Checkp
         leader_reports=report is not None,
         tasks=tuple(pod for pod in seen.of_kind("Pod") if is_owned(pod, checkpoint.metadata.uid)),
         users=tuple(sorted(_users(seen, checkpoint), key=lambda user: (user.kind, user.name))),
-        twins=tuple(_twins(seen, checkpoint)),
+        siblings=seen.of_kind("Checkpoint"),
     )
 
 
@@ -143,14 +150,6 @@ def _saves(trainers: list[Object], seen: Observed) -> Iterator[ReportedSave]:
         message = exit_of(pod).message if ended(pod) else None
         for save in message.saves if message else ():
             yield ReportedSave(save.id, save.folder, save.step, save.digest, save.verified, save.metrics)
-
-
-def _twins(seen: Observed, checkpoint: Checkpoint) -> Iterator[str]:
-    """Yield other Checkpoints with the same data: an import, or a second request that the same save answered."""
-    mine = _place(checkpoint)
-    for found in (read(Checkpoint, item) for item in seen.of_kind("Checkpoint")):
-        if mine is not None and _place(found) == mine and not found.deleting:
-            yield found.metadata.name
 
 
 def _place(checkpoint: Checkpoint) -> tuple[str, str, str] | None:

@@ -41,9 +41,12 @@ def deployment_state(
     why = next((pool.message for pool in pools if pool.message), None)
     if rollout.status is not None and rollout.status.phase == "RolledBack" and ready_routers and ready:
         return DeploymentState(Health.STALLED, "Serving", _rolled_back(rollout))
-    if rollout.status is not None and rollout.status.phase not in ("Completed", "RolledBack"):
-        return _rollout_state(view, rollout.status, ready, why, _obstacle(choice, rollout.status))
     empty = [pool.name for pool in pools if pool.replicas == 0]
+    if rollout.status is not None and rollout.status.phase not in ("Completed", "RolledBack"):
+        obstacle = _obstacle(choice, rollout.status)
+        if rollout.status.canary is not None and len(empty) == len(pools):
+            return _scaled_to_zero(view, empty, f"; canary: {obstacle}" if obstacle else "")
+        return _rollout_state(view, rollout.status, ready, why, obstacle)
     if len(empty) == len(pools):  # engines of either role serve alone
         return _scaled_to_zero(view, empty)
     if ready_routers == 0:
@@ -99,11 +102,11 @@ def _rolled_back(rollout: RolloutStep) -> str:
     return f"revision {rollout.target} was rolled back: {why}; {rollout.current} serves"
 
 
-def _scaled_to_zero(view: DeploymentView, pools: list[str]) -> DeploymentState:
-    """Not ready, because no engine can answer; nothing is wrong either."""
+def _scaled_to_zero(view: DeploymentView, pools: list[str], more: str = "") -> DeploymentState:
+    """Not ready, because no engine can answer; nothing is wrong either. `more` is the end of the message."""
     remaining = sum(not ended(pod) for pod in view.engines)
     rest = f"; draining engines: {remaining}" if remaining else ""
-    text = f"scaled to zero: no replicas in {'pool' if len(pools) == 1 else 'pools'} {', '.join(pools)}{rest}"
+    text = f"scaled to zero: no replicas in {'pool' if len(pools) == 1 else 'pools'} {', '.join(pools)}{rest}{more}"
     return DeploymentState(Health.PROGRESSING if remaining else Health.IDLE, "ScaledToZero", text)
 
 

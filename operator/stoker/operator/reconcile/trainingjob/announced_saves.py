@@ -67,12 +67,16 @@ def last_listed_step(view: TrainingView) -> int:
 
 def omits_saves(view: TrainingView) -> bool:
     """Whether older saves than those of the leader's last word may have no Checkpoint, and are not listed yet."""
+    return view.attempt is not None and leaves_gap(view) and not listing_of(view, view.attempt).complete
+
+
+def leaves_gap(view: TrainingView) -> bool:
+    """Whether the leader's last word omits saves between the newest Checkpoint and the oldest save that it names."""
     if view.attempt is None:
         return False
     steps, omitted = _last_word(view, view.attempt)
     done = view.attempt.announced_step
-    between = min(steps, default=math.inf) > (-1 if done is None else done)
-    return omitted > 0 and between and not listing_of(view, view.attempt).complete
+    return omitted > 0 and min(steps, default=math.inf) > (-1 if done is None else done)
 
 
 def leader_message(view: TrainingView) -> TerminationMessage | None:

@@ -12,7 +12,7 @@ from typing import Any
 from stoker.operator.api.pod_fields import SmallPod
 from stoker.operator.api.trainingjob_status import Attempt
 from stoker.operator.domain.labels import AFTER_STEP, PREFIX, TASK, WRITER
-from stoker.operator.domain.plan import Object
+from stoker.operator.domain.plan import Event, Object
 from stoker.operator.domain.pods import PodState, ended, ended_at, exit_of, label, pod_state
 from stoker.operator.domain.recovery import MAX_TASK_TRIES, left_s, task_delay_s
 from stoker.operator.reconcile.trainingjob.view import TrainingView
@@ -45,6 +45,11 @@ class Listing:
             return not any(_omitted(pod) for pod in self.ended)
         return len(failed) >= MAX_TASK_TRIES
 
+    @property
+    def given_up(self) -> bool:
+        """Whether too many pods failed, so that what they would have listed stays unknown."""
+        return self.complete and not self.succeeded
+
     def rest_s(self, view: TrainingView) -> float:
         """Time until the next try; 0.0 if it may begin."""
         ends = [at for pod in self.ended if (at := ended_at(pod)) is not None]
@@ -64,6 +69,12 @@ def listing_of(view: TrainingView, attempt: Attempt) -> Listing:
     mine = [pod for pod in _pods(view, writer) if label(pod, AFTER_STEP) == ("" if after is None else str(after))]
     running = tuple(pod for pod in mine if not ended(pod))
     return Listing(writer, after, running, tuple(pod for pod in mine if ended(pod)))
+
+
+def not_listed(attempt: Attempt) -> Event:
+    """The event of a list that was given up."""
+    text = f"the saves of attempt {attempt.number} could not be listed: those that it did not report have no Checkpoint"
+    return Event("Warning", "SavesNotListed", text)
 
 
 def listed(view: TrainingView, writer: str) -> Iterator[Mapping[str, Any]]:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from stoker.operator.api.trainingjob_status import Resumption
 from stoker.operator.domain.conditions import Health
-from stoker.operator.domain.plan import Event, Plan
+from stoker.operator.domain.plan import Plan
 from stoker.operator.domain.waiting import waiting
 from stoker.operator.reconcile.trainingjob.announced_saves import leader_message, omits_saves
-from stoker.operator.reconcile.trainingjob.listing import listing_of
+from stoker.operator.reconcile.trainingjob.listing import listing_of, not_listed
 from stoker.operator.reconcile.trainingjob.outcome import JobChanges, JobOutcome
 from stoker.operator.reconcile.trainingjob.saves import new_checkpoints
 from stoker.operator.reconcile.trainingjob.view import TrainingView
@@ -34,7 +34,7 @@ def list_orphaned_saves(view: TrainingView) -> JobOutcome:
     if found.complete:
         rejected = view.job.status.resumption.rejected if view.job.status.resumption else ()
         resumption = Resumption(listed_writer=attempt.writer, rejected=rejected)
-        events = () if found.succeeded else (_not_listed(attempt.number),)
+        events = () if found.succeeded else (not_listed(attempt),)
         plan = Plan(create=new_checkpoints(view), events=events)
         return JobOutcome(changes=JobChanges(resumption=resumption), plan=plan)
     left = "left no termination message" if not leader_message(view) else "made more saves than its last word names"
@@ -43,8 +43,3 @@ def list_orphaned_saves(view: TrainingView) -> JobOutcome:
     message = f"{message}: {held}" if held else message
     plan = Plan(create=(*new_checkpoints(view), *found.due(view)), requeue_after_s=found.rest_s(view) or None)
     return JobOutcome(health=Health.PROGRESSING, reason="ListingSaves", message=message, plan=plan)
-
-
-def _not_listed(attempt: int) -> Event:
-    text = f"the saves of attempt {attempt} could not be listed: those that it did not report have no Checkpoint"
-    return Event("Warning", "SavesNotListed", text)

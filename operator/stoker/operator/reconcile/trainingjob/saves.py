@@ -38,20 +38,30 @@ def checkpoint_name(job_name: str, folder: str) -> str:
 
 
 def expired(view: TrainingView) -> tuple[Patch, ...]:
-    """Patches that mark the verified Checkpoints of the saves beyond `maxToKeep`, oldest first.
+    """Patches that mark the Checkpoints of the saves beyond `maxToKeep`.
 
-    Several Checkpoints may have one save. Never marked are pinned, used and imported ones, and the newest verified one.
+    A save is beyond where that many newer ones are verified, whether it is verified itself or not. Several Checkpoints
+    may have one save. Never marked are pinned, used and imported ones, corrupt ones, and the newest verified one.
     """
     keep = view.job.spec.checkpoint.max_to_keep
     if keep is None:
         return ()
-    newest = view.newest_verified
-    counted = [found for found in view.checkpoints if found.status.verified and _counts(found)]
-    saves = [*dict.fromkeys(found.status.folder for found in counted)]
-    given_up = {*saves[max(keep, 1) :]}
-    beyond = [found for found in counted if found.status.folder in given_up and found is not newest]
+    counted = [found for found in view.checkpoints if _counts(found)]
+    verified = [found for found in counted if found.status.verified]
+    saves = {found.status.folder: found.status.step or 0 for found in verified}
+    kept = [*saves][: max(keep, 1)]
+    last_step = saves[kept[-1]] if len(kept) == max(keep, 1) else -1
+    beyond = [found for found in verified if found.status.folder not in kept and found is not view.newest_verified]
+    beyond += [found for found in counted if _is_unverified(view, found) and (found.status.step or 0) < last_step]
     surplus = [found for found in beyond if _may_expire(view, found)]
     return tuple(Patch(_ref(found), {"metadata": {"labels": {EXPIRED: "true"}}}) for found in surplus)
+
+
+def _is_unverified(view: TrainingView, found: Checkpoint) -> bool:
+    """Whether a save waits for a task to verify it. One that the running agent still reads back is left to it."""
+    status, report = found.status, (view.report or {}) if view.leader_running else {}
+    read_back = {raw.get("folder") for raw in report.get("saves", ()) if raw.get("verified") is None}
+    return status.phase == "Complete" and not status.verified and status.folder not in read_back
 
 
 def _counts(found: Checkpoint) -> bool:

@@ -537,8 +537,8 @@ def test_compiled_grammars_are_kept_and_not_changed_by_their_requests(
 def test_required_calls_follow_their_functions_schemas(make: Callable[..., LLMEngine], tokenizer: Tokenizer) -> None:
     tools = [
         {"type": "function", "function": {"name": "pet", "parameters": {
-            "$id": "https://pets/kind", "$defs": {"kind": {"enum": ["cat", "dog"]}}, "properties": {"kind": {"$ref": "#/$defs/kind"}},
-            "required": ["kind"], "additionalProperties": False}}},
+            "$id": "https://pets/kind", "$defs": {"kind": {"enum": ["cat", "dog"]}},
+            "properties": {"kind": {"$ref": "#/$defs/kind"}}, "required": ["kind"], "additionalProperties": False}}},
         {"type": "function", "function": {"name": "stop"}},
     ]  # fmt: skip
     use = tool_use(tools, "required", False)

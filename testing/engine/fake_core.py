@@ -240,18 +240,21 @@ class FakeCore:
             prompt = None
             if params.prompt_logprobs is not None and choice == 0 and number == 0:
                 prompt = (None, *(scored(t, params.prompt_logprobs) for t in request.prompt_tokens[1:]))
-            full = number + 1 == params.max_tokens
+            full = number + 1 >= (params.max_tokens if params.max_tokens is not None else len(script) + 1)
+            shown = () if params.prompt_only else (token,)
             await self.send(
                 Outputs(
                     (
                         Delta(
                             request_id=request.request_id,
                             choice=choice,
-                            tokens=(token,),
-                            logprobs=(scored(token, params.logprobs),) if params.logprobs is not None else None,
+                            tokens=shown,
+                            logprobs=tuple(scored(one, params.logprobs) for one in shown)
+                            if params.logprobs is not None
+                            else None,
                             prompt_logprobs=prompt,
                             finish_reason="length" if full else None,
-                            facts=_facts(request, number + 1) if full or number == len(sent) else None,
+                            facts=_facts(request, number + len(shown)) if full or number == len(sent) else None,
                         ),
                     )
                 )

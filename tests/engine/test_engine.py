@@ -368,6 +368,31 @@ def test_a_finished_choice_leaves_the_others(make_engine: MakeEngine) -> None:
     assert engine.stats().finished == {"stop": 1, "length": 1, "abort": 0, "error": 0}
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_prompt_that_fills_context_and_cache_is_scored_without_output(
+    overlap: bool, n: int, make_engine: MakeEngine
+) -> None:
+    prompt = (random_prompts(1, seed=3)[0] * MAX_LEN)[:MAX_LEN]
+    tight = make_engine(num_blocks=MAX_LEN // 4, overlap=overlap)
+    tight.add_request("a", prompt, SamplingParams(max_tokens=0, logprobs=1, prompt_logprobs=0, n=n, temperature=0))
+    deltas = drive(tight)
+    assert [(delta.tokens, delta.logprobs, delta.finish_reason) for delta in deltas] == [((), (), "length")] * n
+    assert [delta.facts.output_tokens for delta in deltas if delta.facts is not None] == [0] * n
+
+    roomy = make_engine()
+    roomy.add_request("a", prompt[:-1], SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=0))
+    shorter = drive(roomy)[0].prompt_logprobs
+    scores = deltas[0].prompt_logprobs
+    assert scores is not None
+    assert shorter is not None
+    assert len(scores) == MAX_LEN
+    for ours, theirs in zip(scores[1:], shorter[1:], strict=False):
+        assert ours is not None
+        assert theirs is not None
+        assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+
+
 @pytest.mark.parametrize(
     ("prompt", "params", "message", "kind"),
     [
@@ -375,6 +400,12 @@ def test_a_finished_choice_leaves_the_others(make_engine: MakeEngine) -> None:
         ([VOCAB], SamplingParams(), f"prompt must hold token ids from 0 to {VOCAB - 1}, got {VOCAB}", "invalid"),
         ([-1], SamplingParams(), "got -1", "invalid"),
         ([3] * MAX_LEN, SamplingParams(), f"the prompt has {MAX_LEN} tokens", "too_long"),
+        (
+            [3] * (MAX_LEN + 1),
+            SamplingParams(max_tokens=0),
+            f"the prompt has {MAX_LEN + 1} tokens, and at most {MAX_LEN} fit",
+            "too_long",
+        ),
         (
             [3] * 100,
             SamplingParams(max_tokens=61),

@@ -34,8 +34,6 @@ def test_tokens_and_text_can_be_turned_into_each_other(tmp_path: Path) -> None:
             body = (await s.post("/tokenize", messages=[{"role": "user", "content": "x"}])).json()
             assert bytes(body["tokens"]) == b"<user>x<assistant>"
             assert (await s.post("/detokenize", tokens=[BOS, *b"hi"])).json() == {"prompt": "<s>hi"}
-            assert (await s.post("/detokenize", tokens=[999])).status_code == 400
-            assert (await s.post("/tokenize")).status_code == 400
 
     run(scenario)
 

@@ -282,7 +282,12 @@ def test_a_taken_port_is_named() -> None:
 
 @pytest.mark.parametrize(
     ("content", "problem"),
-    [(b"short", "non-hexadecimal|32 bytes"), (bytes(32), "32 bytes"), (b"ab" * 31, "got 31 bytes")],
+    [
+        (b"short", "64 hexadecimal digits, are needed, got a file of 5 bytes"),
+        (bytes(32), "not all zero, .*, got a file of 32 bytes"),
+        (b"ab" * 31, "got a file of 62 bytes"),
+        (b"\xff" * 64, "got a file of 64 bytes"),
+    ],
 )
 def test_a_key_file_that_is_no_key_is_refused(tmp_path: Path, content: bytes, problem: str) -> None:
     (tmp_path / "key").write_bytes(content)
@@ -294,7 +299,7 @@ def test_a_key_file_holds_bytes_or_digits(tmp_path: Path) -> None:
     for content in (KEY, KEY.hex().encode() + b"\n"):
         (tmp_path / "key").write_bytes(content)
         assert read_key(str(tmp_path / "key")) == KEY
-    with pytest.raises(ConfigError, match=r"transfer\.key_file /gone"):
+    with pytest.raises(ConfigError, match=r"transfer\.key_file /gone: No such file or directory$"):
         read_key("/gone")
 
 

@@ -91,6 +91,15 @@ def test_a_stop_token_is_the_reason_and_an_exhausted_limit_has_none(llm: LLM) ->
     assert (completion.finish_reason, completion.stop_reason) == ("stop", whole.tokens[2])
 
 
+def test_a_prompt_is_scored_without_output(llm: LLM) -> None:
+    answer = only(llm.generate("hello", SamplingParams(max_tokens=0, logprobs=1, prompt_logprobs=1), progress=False))
+    completion = answer.completions[0]
+    assert (completion.text, completion.tokens, completion.logprobs) == ("", [], [])
+    assert completion.finish_reason == "length"
+    assert answer.prompt_logprobs is not None
+    assert len(answer.prompt_logprobs) == len(answer.prompt_tokens)
+
+
 def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:
     params = [GREEDY, SamplingParams(n=3, seed=1, max_tokens=4, logprobs=1, prompt_logprobs=0, ignore_eos=True)]
     one, three = llm.generate(["ab", "cd"], params, progress=False)

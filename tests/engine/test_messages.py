@@ -93,6 +93,6 @@ def test_what_is_not_a_message_is_refused(frame: bytes) -> None:
 def test_sampling_values_are_checked_on_arrival() -> None:
     good = m.pack(m.AddRequest("a", (1,), SamplingParams(), 0.0))
     tag, values = msgpack.unpackb(good)
-    values[2][1] = 0  # max_tokens
-    with pytest.raises(RequestRefused, match="max_tokens must be an integer of at least 1, got 0"):
+    values[2][1] = -1  # max_tokens
+    with pytest.raises(RequestRefused, match="max_tokens must be an integer of at least 0, got -1"):
         m.unpack(msgpack.packb([tag, values]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from stoker.engine.config import EngineConfig, EngineIdentity
 from stoker.engine.fronts.parts import managed_by
 from stoker.engine.program import Environment
 from stoker.engine.shelf.folders import ModelFolder, file_bytes, model_folders
+from stoker.engine.shelf.model_check import check_head
 from stoker.engine.shelf.program import ShelfProgram, available_bytes
 from stoker.engine.shelf.room import LoadedModel, NoRoom, models_to_unload
 from stoker.pod.causes import Cause
@@ -63,6 +64,63 @@ def test_models_of_a_directory_are_found_by_their_files(tmp_path: Path) -> None:
     }
 
 
+def test_a_file_beside_a_folder_of_its_name_is_listed_with_its_ending(tmp_path: Path) -> None:
+    (tmp_path / "llama").mkdir()
+    for path in ("llama/config.json", "llama.gguf", "q4.gguf"):
+        (tmp_path / path).write_text("{}")
+    found = model_folders(tmp_path)
+    assert {name: (model.name, model.path.name) for name, model in found.items()} == {
+        "llama": ("llama", "llama"),
+        "llama.gguf": ("llama.gguf", "llama.gguf"),
+        "q4": ("q4", "q4.gguf"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "message"),
+    [
+        ("m", {"config.json": b"{}"}, "m: tokenizer.json is missing"),
+        ("m", {"config.json": b"{", "tokenizer.json": b""}, "config.json: Expecting property name"),
+        ("m", {"config.json": b'{"model_type": "gpt2"}', "tokenizer.json": b""}, "config.json: .*gpt2"),
+        ("m", {"config.json": b"[]", "tokenizer.json": b""}, "config.json: "),
+        ("m.gguf", b"GGUF\1\0\0\0", "m.gguf: not a valid GGUF file: version 1"),
+        ("m.gguf", b"GGML", "m.gguf is not a GGUF file"),
+    ],
+    ids=["no tokenizer", "no JSON", "other family", "no object", "old GGUF", "no GGUF"],
+)
+def test_a_model_that_can_never_be_loaded_is_found_by_its_head(
+    name: str, files: dict[str, bytes] | bytes, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    if isinstance(files, bytes):
+        path.write_bytes(files)
+    else:
+        path.mkdir()
+        for file, content in files.items():
+            (path / file).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        check_head(ModelFolder(name, path, 0))
+
+
+def test_a_model_that_cannot_be_loaded_takes_no_loaded_one_s_place(tmp_path: Path) -> None:
+    def check(model: ModelFolder) -> None:
+        if model.name == "broken":
+            raise ValueError("tokenizer.json is missing")
+
+    async def scenario() -> None:
+        async with shelf(tmp_path, max_models=1, check=check) as s:
+            await s.load("one")
+            await s.ready("one")
+            await s.load("broken")
+            await until(lambda: s.program.shelf.entries["broken"].error != "")
+            assert await s.statuses() == {"broken": "failed", "one": "ready", "two": "unloaded"}
+            card = (await s.http.get("/v1/models/broken")).json()
+            assert card["error"] == "tokenizer.json is missing"
+            assert (await s.complete("say:x", model="one")).status_code == 200
+
+    run(scenario)
+
+
 def test_free_memory_is_read_where_the_system_tells_it() -> None:
     found = available_bytes()
     assert (found is None) == (not Path("/proc/meminfo").exists())
@@ -99,7 +157,9 @@ class Shelf:
 
 
 @asynccontextmanager
-async def shelf(tmp_path: Path, max_models: int | None = None) -> AsyncIterator[Shelf]:
+async def shelf(
+    tmp_path: Path, max_models: int | None = None, check: Callable[[ModelFolder], None] = lambda _: None
+) -> AsyncIterator[Shelf]:
     models = tmp_path / "models"
     for name in ("broken", "one", "two"):
         (models / name).mkdir(parents=True)
@@ -115,7 +175,9 @@ async def shelf(tmp_path: Path, max_models: int | None = None) -> AsyncIterator[
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     environment = Environment(command=fake_core, open_codec=ByteCodec, on_listen=port.set_result)
     (tmp_path / "w").mkdir()
-    program = ShelfProgram(models, config_of, tmp_path / "w", max_models=max_models, environment=environment)
+    program = ShelfProgram(
+        models, config_of, tmp_path / "w", max_models=max_models, environment=environment, check=check
+    )
     ended = asyncio.create_task(program.run())
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{await port}", timeout=120) as http:
         try:

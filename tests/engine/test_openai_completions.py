@@ -13,7 +13,7 @@ import pytest
 
 from stoker.engine.core.messages import CoreState
 from stoker.pod.stream_comments import COMMENT
-from testing.engine.fake_core import BOS, ByteCodec, ByteDetokenizer
+from testing.engine.fake_core import BOS, FACTS, ByteCodec, ByteDetokenizer
 from testing.engine.serving import events, run, serving, until
 
 PATH = "/v1/completions"
@@ -193,6 +193,27 @@ def test_echo_scores_the_prompt_as_evaluation_harnesses_ask_for_it(tmp_path: Pat
             assert logprobs["text_offset"] == list(range(6 + max_tokens))
             assert len(logprobs["tokens"]) == 6 + max_tokens
             assert body["usage"]["completion_tokens"] == max_tokens
+
+    run(scenario)
+
+
+def test_a_prompt_that_fills_the_context_is_scored_where_nothing_is_generated(tmp_path: Path) -> None:
+    longest = FACTS.max_model_len
+
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            ask: dict[str, Any] = {"echo": True, "logprobs": 1, "max_tokens": 0}
+            whole = (await s.post(PATH, prompt=[97] * longest, **ask)).json()
+            assert len(whole["choices"][0]["logprobs"]["tokens"]) == longest
+            assert (whole["choices"][0]["finish_reason"], whole["usage"]["completion_tokens"]) == ("length", 0)
+            cut = await s.post(PATH, prompt=[97] * (longest + 5), truncate_prompt_tokens=-1, **ask)
+            assert cut.json()["usage"]["prompt_tokens"] == longest
+
+            longer = (await s.post(PATH, prompt=[97] * (longest + 1), **ask)).json()["error"]
+            assert (longer["param"], longer["code"]) == ("prompt", "context_length_exceeded")
+            assert f"{longest + 1} tokens ({longest + 1} in the prompt, 0 in the completion)" in longer["message"]
+            generates = (await s.post(PATH, prompt=[97] * longest, **ask | {"max_tokens": 1})).json()["error"]
+            assert (generates["param"], generates["code"]) == ("prompt", "context_length_exceeded")
 
     run(scenario)
 

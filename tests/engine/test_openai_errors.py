@@ -35,6 +35,18 @@ BAD_COMPLETIONS = [
     pytest.param({"prompt": [258]}, "prompt", "token ids from 0 to 257 are allowed, got 258", id="unknown token"),
     pytest.param({"prompt": "x", "max_tokens": 0}, "max_tokens", "0 is only allowed with echo", id="nothing to do"),
     pytest.param(
+        {"prompt": "x", "max_tokens": 0, "echo": True, "use_beam_search": True},
+        "max_tokens",
+        "not allowed with use_beam_search",
+        id="nothing to search",
+    ),
+    pytest.param(
+        {"prompt": "x", "max_tokens": 0, "echo": True, "min_tokens": 1},
+        "min_tokens",
+        "at most max_tokens, 0, got 1",
+        id="more than nothing",
+    ),
+    pytest.param(
         {"prompt": "x", "max_tokens": -1}, "max_tokens", "greater than or equal to 0", id="negative max_tokens"
     ),
     pytest.param({"prompt": "x", "max_tokens": MOST_DIGITS}, "max_tokens", "less than 2147483648", id="many digits"),
@@ -105,7 +117,9 @@ BAD_CHATS = [
     pytest.param({"messages": []}, "messages", "at least 1 item", id="no message"),
     pytest.param({"messages": [{"content": "x"}]}, "messages.0.role", "Field required", id="no role"),
     pytest.param({"messages": [{"role": "user", "content": 3}]}, "messages.0.content", "", id="content is a number"),
-    pytest.param({"messages": [{"role": "martian", "content": "x"}]}, None, "no role martian", id="template refuses"),
+    pytest.param(
+        {"messages": [{"role": "martian", "content": "x"}]}, "messages", "no role martian", id="template refuses"
+    ),
     pytest.param(
         {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
         "messages.content.text",
@@ -160,7 +174,31 @@ BAD_CHATS = [
 ]
 
 
-@pytest.mark.parametrize(("path", "table"), [("/v1/completions", BAD_COMPLETIONS), ("/v1/chat/completions", BAD_CHATS)])
+MARTIAN = [{"role": "martian", "content": "x"}]
+BAD_TOKENIZE = [
+    pytest.param({}, "prompt", "a text is needed, or messages", id="nothing to tokenize"),
+    pytest.param({"prompt": "x", **CHAT}, "messages", "not allowed together with prompt", id="prompt and messages"),
+    pytest.param({"prompt": ["x"]}, "prompt", "valid string", id="list of prompts"),
+    pytest.param({"messages": MARTIAN}, "messages", "no role martian", id="template refuses"),
+    pytest.param({**CHAT, "tools": [{"type": "x"}]}, "tools.0.type", "x", id="tool of an unknown type"),
+    pytest.param({**CHAT, "continue_final_message": True}, "continue_final_message", "only allowed", id="goes on"),
+]
+BAD_DETOKENIZE = [
+    pytest.param({}, "tokens", "Field required", id="no tokens"),
+    pytest.param({"tokens": "x"}, "tokens", "valid array", id="text as tokens"),
+    pytest.param({"tokens": [258]}, "tokens", "from 0 to 257 are allowed, got 258", id="unknown token"),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "table"),
+    [
+        ("/v1/completions", BAD_COMPLETIONS),
+        ("/v1/chat/completions", BAD_CHATS),
+        ("/tokenize", BAD_TOKENIZE),
+        ("/detokenize", BAD_DETOKENIZE),
+    ],
+)
 def test_a_bad_request_is_a_clear_400(tmp_path: Path, path: str, table: Sequence[Any]) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as s:

@@ -318,9 +318,9 @@ def test_choices_fork_when_the_prompt_is_complete_and_copy_only_the_partial_bloc
 
 def test_a_request_that_can_never_fit_is_refused_with_the_numbers() -> None:
     world = World(num_blocks=4)
-    message = r"6 prompt tokens and 3 output tokens can never fit the cache of 8 tokens \(4 blocks of 2\)"
+    message = r"6 prompt tokens and 4 output tokens can never fit the cache of 8 tokens \(4 blocks of 2\)"
     with pytest.raises(RequestRefused, match=message) as refused:
-        world.add([1] * 6, max_tokens=3)
+        world.add([1] * 6, max_tokens=4)
     assert refused.value.kind == "too_long"
     with pytest.raises(RequestRefused, match="n must be at most 4"):
         world.add([1], max_tokens=1, n=5)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stoker.engine.config import EngineConfig
 from stoker.engine.core.messages import CoreState
 from stoker.engine.serve import _parser, _Progress, engine_config, main
-from stoker.pod.config_file import parse
+from stoker.pod.config_file import ConfigError, parse
 
 
 @pytest.fixture
@@ -53,6 +54,26 @@ def test_a_directory_of_models_stands_instead_of_a_path(model: Path, capsys: pyt
 
 def test_an_empty_name_is_refused(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "model.names.0: String should have at least 1 character" in refused(capsys, model, "--served-name", "")
+
+
+def test_a_name_that_is_given_twice_is_refused(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--served-name", "one", "--served-name", "two", "--served-name", "one"]
+    assert "model.names: names must differ from each other, 'one' is there twice" in refused(capsys, model, *flags)
+
+
+def test_the_secret_of_a_hand_over_that_is_off_is_refused(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "key").write_bytes(bytes(32))
+    message = refused(capsys, model, "--transfer-key-file", tmp_path / "key")
+    assert message.startswith("stoker serve: transfer: key_file needs listen, the HOST:PORT at which other engines")
+
+
+@pytest.mark.parametrize("unused", [{"key_file": "/key"}, {"transports": ["tcp"]}, {"require": "rdma"}], ids=str)
+def test_settings_of_a_hand_over_that_is_off_are_refused(unused: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"config: transfer: {next(iter(unused))} needs listen"):
+        parse(EngineConfig, {"model": {"path": "m"}, "transfer": unused})
+    parse(EngineConfig, {"model": {"path": "m"}, "transfer": {**unused, "listen": "127.0.0.1:7000"}})
 
 
 def test_a_name_of_the_hub_is_no_path(capsys: pytest.CaptureFixture[str]) -> None:

@@ -453,6 +453,11 @@ BAD = {
     "unknown type": (lambda: OutputGrammar.json_schema({"type": "person"}), "Invalid type"),
     "not supported": (lambda: OutputGrammar.json_schema({"not": {}}), "Unimplemented keys"),
     "never true": (lambda: OutputGrammar.json_schema({"enum": []}), "Unsatisfiable"),
+    "reference to itself": (lambda: OutputGrammar.json_schema({"$ref": "#"}), "no text satisfies it"),
+    "overlapping oneOf": (
+        lambda: OutputGrammar.json_schema({"oneOf": [{"type": "integer"}, {"type": "number"}]}),
+        "oneOf is possible only where its parts exclude each other",
+    ),
     "address of another host": (lambda: OutputGrammar.json_schema({"$ref": "http://h/x"}), "retriev"),
     "regex": (lambda: OutputGrammar.regex("(a"), "unclosed group"),
     "look-around": (lambda: OutputGrammar.regex("a(?=b)"), "look-around"),
@@ -532,8 +537,8 @@ def test_compiled_grammars_are_kept_and_not_changed_by_their_requests(
 def test_required_calls_follow_their_functions_schemas(make: Callable[..., LLMEngine], tokenizer: Tokenizer) -> None:
     tools = [
         {"type": "function", "function": {"name": "pet", "parameters": {
-            "$defs": {"kind": {"enum": ["cat", "dog"]}}, "properties": {"kind": {"$ref": "#/$defs/kind"}},
-            "required": ["kind"], "additionalProperties": False}}},
+            "$id": "https://pets/kind", "$defs": {"kind": {"enum": ["cat", "dog"]}},
+            "properties": {"kind": {"$ref": "#/$defs/kind"}}, "required": ["kind"], "additionalProperties": False}}},
         {"type": "function", "function": {"name": "stop"}},
     ]  # fmt: skip
     use = tool_use(tools, "required", False)

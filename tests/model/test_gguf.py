@@ -82,8 +82,11 @@ def write_gguf(
     writer.add_token_list(TOKENS[: config.vocab_size])
     writer.add_token_types([gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * (config.vocab_size - 3))
     writer.add_token_merges(["h e", "l l", "Ġ w"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
+    writer.add_bos_token_id(changes.get("bos_token_id", 1))
+    writer.add_eos_token_id(changes.get("eos_token_id", 2))
+    for key in ("tokenizer.ggml.eot_token_id", "split.count"):
+        if (value := changes.get(key.rpartition("ggml.")[2])) is not None:
+            writer.add_uint32(key, value)
     writer.add_chat_template(TEMPLATE)
     if (factors := changes.get("rope_factors")) is not None:
         writer.add_tensor("rope_freqs.weight", factors)
@@ -236,6 +239,30 @@ def test_settings_that_change_nothing_are_taken(
     }
     write_gguf(tmp_path / "model.gguf", make_decoder(with_vocabulary(llama)), **harmless)
     assert open_weights(tmp_path / "model.gguf").config.head_dim == 16
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attention.head_count": 0}, "llama.attention.head_count must be a whole number above 0, got 0"),
+        ({"block_count": 0}, "llama.block_count must be a whole number above 0, got 0"),
+        ({"context_length": 0}, "llama.context_length must be a whole number above 0, got 0"),
+        (
+            {"eos_token_id": 9999},
+            f"tokenizer.ggml.eos_token_id must be a token id from 0 to {VOCAB_SIZE - 1}, got 9999",
+        ),
+        ({"bos_token_id": VOCAB_SIZE}, f"tokenizer.ggml.bos_token_id must be .*, got {VOCAB_SIZE}"),
+        ({"eot_token_id": VOCAB_SIZE}, f"tokenizer.ggml.eot_token_id must be .*, got {VOCAB_SIZE}"),
+        ({"split.count": 3}, "split.count 3; join the parts to one file, by llama-gguf-split --merge"),
+    ],
+    ids=str,
+)
+def test_wrong_metadata_is_refused_by_its_key(
+    changes: dict[str, Any], message: str, llama: ModelConfig, make_decoder: Callable[..., Decoder], tmp_path: Path
+) -> None:
+    write_gguf(tmp_path / "model.gguf", make_decoder(with_vocabulary(llama)), **changes)
+    with pytest.raises(GgufError, match=message):
+        open_weights(tmp_path / "model.gguf")
 
 
 def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from stoker.pod.config_file import Config
 from stoker.pod.listen import ListenConfig
@@ -37,6 +37,13 @@ class ServedModelConfig(Config):
     """Names in `/v1/models`; default: the folder's name."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """`auto`: bfloat16 where the device is fast in it, else float32."""
+
+    @field_validator("names")
+    @classmethod
+    def _names_differ(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if twice := next((name for place, name in enumerate(names) if name in names[:place]), None):
+            raise ValueError(f"names must differ from each other, {twice!r} is there twice")
+        return names
 
 
 Preemption = Literal["auto", "swap", "recompute"]
@@ -174,6 +181,16 @@ class TransferConfig(Config):
     copy_number: int = Field(default=0, ge=0)
     """Number of this copy of the model, where a pod has several: each has a zone and ports of its own. Set by the pod's
     program for each core."""
+
+    @model_validator(mode="after")
+    def _has_a_use(self) -> Self:
+        """Refuse what has a use between engines only, where no other engine can reach this one."""
+        given = {"key_file": self.key_file, "transports": self.transports}
+        name = next((name for name, value in given.items() if value is not None), None)
+        name = "require" if name is None and self.require != "any" else name
+        if self.listen is None and name is not None:
+            raise ValueError(f"{name} needs listen, the HOST:PORT at which other engines reach this one")
+        return self
 
     def of_copy(self, number: int, ranks: int) -> TransferConfig:
         """That of a copy with so many ranks: its ports are behind those of the copies before it."""

@@ -11,9 +11,18 @@ def read_key(path: str, field: str = "transfer.key_file") -> bytes:
     """Return the 32 bytes of a key file. Raises ConfigError, which names the field."""
     try:
         content = Path(path).read_bytes()
-        key = content if len(content) == 32 else bytes.fromhex(content.decode("ascii").strip())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{field} {path}: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{field} {path}: {error.strerror}") from error
+    key = content if len(content) == 32 else _of_digits(content)
     if len(key) != 32 or not any(key):
-        raise ConfigError(f"{field} {path}: 32 bytes or 64 hexadecimal digits are needed, got {len(key)} bytes")
+        needed = "32 bytes that are not all zero, or 64 hexadecimal digits, are needed"
+        raise ConfigError(f"{field} {path}: {needed}, got a file of {len(content)} bytes")
     return key
+
+
+def _of_digits(content: bytes) -> bytes:
+    """Return the bytes that hexadecimal digits stand for; none where the content is something else."""
+    try:
+        return bytes.fromhex(content.decode("ascii").strip())
+    except ValueError:
+        return b""

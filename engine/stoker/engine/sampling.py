@@ -43,7 +43,8 @@ class SamplingParams:
     n: int = 1
     """Independent answers to one prompt; they share its cache blocks."""
     max_tokens: int | None = None
-    """Most output tokens; default: up to the model's length."""
+    """Most output tokens; default: up to the model's length. 0: the prompt alone is computed, and may be as
+    long."""
     min_tokens: int = 0
     """Number of output tokens before an end or stop token can be chosen."""
     temperature: float = 1.0
@@ -109,6 +110,11 @@ class SamplingParams:
         )
 
     @property
+    def prompt_only(self) -> bool:
+        """Whether there is no output. One token is sampled, as behind every prompt, and dropped."""
+        return self.max_tokens == 0
+
+    @property
     def constrained(self) -> bool:
         """Whether the tokens that may be chosen are given as a mask at each step."""
         return self.grammar is not None or self.allowed_token_ids is not None or bool(self.bad_sequences)
@@ -136,7 +142,7 @@ def _check_counts(params: SamplingParams) -> None:
     _integer("min_tokens", params.min_tokens, 0, None)
     _integer("top_k", params.top_k, -1, COUNT_LIMIT - 1)
     if params.max_tokens is not None:
-        _integer("max_tokens", params.max_tokens, 1, None)
+        _integer("max_tokens", params.max_tokens, 0, None)
         if params.min_tokens > params.max_tokens:
             raise _refused("min_tokens", params.min_tokens, f"at most max_tokens, {params.max_tokens}")
     if params.seed is not None:

@@ -18,7 +18,7 @@ def first_or_final_delta(
 
     `starts`: it shows that the prompt is computed, and so has the prompt's log-probabilities.
     """
-    shown = (token,) if sequence.stop_token is None else ()
+    shown = (token,) if sequence.stop_token is None and not sequence.request.params.prompt_only else ()
     scores_prompt = starts and sequence.request.params.prompt_logprobs is not None
     front, request_id = sequence.request.key
     return front, Delta(

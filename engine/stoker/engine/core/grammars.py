@@ -26,6 +26,11 @@ THREADS = 2
 ASCII = "dws"
 """Classes of regular expressions that mean ASCII: a digit is 0 to 9, not one of any script."""
 MAX_REASON_CHARACTERS = 400
+EXPLAINED = {
+    "NoExtensionBias": "no text satisfies it",
+    "coerce_one_of": "oneOf is possible only where its parts exclude each other, by a property or the type; use anyOf",
+}
+"""Part of a reason of the library that means nothing to a client -> what it means."""
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
 """Blanks between two parts of a JSON value. Without a limit a weak model may write blanks up to `max_tokens`."""
 
@@ -85,7 +90,7 @@ class GrammarCompiler:
             matcher.compute_bitmask()  # the first one finds what the grammar cannot do, and is the slowest
         if matcher.is_error():
             blanks = f" (with blanks of {grammar.blanks!r})" if grammar.blanks else ""
-            raise grammar.refused(f"cannot be used{blanks}: {shortened(matcher.get_error())}")
+            raise grammar.refused(f"cannot be used{blanks}: {explained(matcher.get_error())}")
         return matcher
 
     def _source(self, grammar: OutputGrammar) -> str:
@@ -152,6 +157,11 @@ def _blanks(grammar: OutputGrammar) -> str:
 def no_compiler(grammar: OutputGrammar) -> RequestRefused:
     """Refuse a grammar where the engine has no tokenizer for it."""
     return grammar.refused("cannot be used: structured output is not possible with this model's tokenizer")
+
+
+def explained(reason: str) -> str:
+    """Return the library's reason, in the words of the request."""
+    return next((words for part, words in EXPLAINED.items() if part in reason), shortened(reason))
 
 
 def shortened(reason: str) -> str:

@@ -223,12 +223,14 @@ class Sequence:
 
     def append(self, token: int, now_s: float) -> FinishReason | None:
         """Append one sampled token. Returns the reason if it ends the sequence."""
-        self.tokens.append(token)
         if self.num_pending:
             self.num_pending -= 1
         if self.first_token_s is None:
             self.first_token_s = now_s
         self.last_token_s = now_s
+        if self.request.params.prompt_only:
+            return "length"
+        self.tokens.append(token)
         if token in self.request.stop_tokens:
             self.stop_token = token
             return "stop"

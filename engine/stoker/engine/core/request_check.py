@@ -31,7 +31,7 @@ class ModelLimits:
 
 
 def check_prompt(limits: ModelLimits, prompt: Sequence[int], params: SamplingParams) -> int:
-    """Return the largest number of output tokens. Raises RequestRefused."""
+    """Return the largest number of tokens to sample, at least one. Raises RequestRefused."""
     if not prompt:
         raise RequestRefused("invalid", "prompt must have at least one token", "prompt")
     _check_tokens(limits, prompt, "prompt")
@@ -65,8 +65,9 @@ def _check_tokens(limits: ModelLimits, tokens: Sequence[int], field: str) -> Non
 
 def _max_tokens(limits: ModelLimits, num_prompt: int, params: SamplingParams) -> int:
     longest = limits.max_model_len
-    if num_prompt >= longest:
-        message = f"the prompt has {num_prompt} tokens, and with one output token at most {longest} fit"
+    if num_prompt + (not params.prompt_only) > longest:
+        beside = "" if params.prompt_only else "with one output token "
+        message = f"the prompt has {num_prompt} tokens, and {beside}at most {longest} fit"
         raise RequestRefused("too_long", message, "prompt")
     if params.max_tokens is not None and num_prompt + params.max_tokens > longest:
         message = f"{num_prompt} prompt tokens and max_tokens {params.max_tokens} are more than the {longest} that fit"
@@ -75,7 +76,7 @@ def _max_tokens(limits: ModelLimits, num_prompt: int, params: SamplingParams) ->
     if params.min_tokens > max_tokens:
         message = f"min_tokens must be at most {max_tokens}, what is left of {longest}, got {params.min_tokens}"
         raise RequestRefused("invalid", message, "min_tokens")
-    return max_tokens
+    return max(max_tokens, 1)
 
 
 def constraint_of(

@@ -104,7 +104,7 @@ class Scheduler:
         `queues`: False for one that was accepted before.
         """
         capacity = self.blocks.num_blocks * self.blocks.block_size
-        if num_prompt + max_tokens > capacity:
+        if num_prompt + max_tokens - 1 > capacity:  # the last token has no keys
             raise RequestRefused(
                 "too_long",
                 f"{num_prompt} prompt tokens and {max_tokens} output tokens can never fit the cache of {capacity}"

@@ -49,6 +49,7 @@ from stoker.engine.http.openai.responses import ResponsesAnswer
 from stoker.engine.http.openai.responses_body import ResponsesBody, renamed
 from stoker.engine.http.openai.resume import ResumeState, begun_job, check_resumed
 from stoker.engine.http.openai.tool_parser import ReasoningParser
+from stoker.engine.http.openai.tools import tool_use
 from stoker.engine.http.prompts import (
     check_tokens,
     decode,
@@ -193,10 +194,9 @@ class Front:
             room = facts.max_model_len - len(prompt)
             params = completion_params(body, self.served.defaults, room, bad_sequences)
             _check(facts, body, prompt, params)
-            keep = body.max_tokens != 0
             job_id = f"{call_id}-{number}"
             beams = beam_settings(body, params, facts.eos_token_ids)
-            job = Job(job_id, prompt, params, arrival_s, body.priority, continues=True, keep_output=keep, beams=beams)
+            job = Job(job_id, prompt, params, arrival_s, body.priority, continues=True, beams=beams)
             jobs.append(begun_job(job, number, resumed))
         echoes = None
         if body.echo:
@@ -241,7 +241,8 @@ class Front:
     async def _without_oldest(self, body: ChatBody) -> ChatBody:
         """Return the conversation without its oldest messages that do not fit beside the output."""
         facts, codec = self.served.taken()
-        return await self._in_thread(without_oldest, codec, body, facts.max_model_len - (body.output_limit or 1))
+        most_tokens = facts.max_model_len - (body.output_limit or 1)
+        return await self._in_thread(without_oldest, codec, body, most_tokens, field="messages")
 
     async def _prepare(
         self,
@@ -259,9 +260,9 @@ class Front:
         use = body.tool_use  # before the template reads the tools
         text = await self._in_thread(
             render_chat, codec, body.messages, body.add_generation_prompt, body.tools, body.template_settings,
-            body.continue_final_message,
+            body.continue_final_message, field="messages",
         )  # fmt: skip
-        whole = await self._in_thread(encode_rendered, codec, text, body.add_special_tokens)
+        whole = await self._in_thread(encode_rendered, codec, text, body.add_special_tokens, field="messages")
         prompt = truncated(body, whole, facts.max_model_len, body.output_limit)
         bad_sequences = await self._encode_bad_words(codec, body)
         params = chat_params(body, self.served.defaults, facts.max_model_len - len(prompt), bad_sequences)
@@ -346,6 +347,7 @@ class Front:
         self._name(body.model)
         facts, codec = self.served.taken()
         if body.messages is not None:
+            tool_use(body.tools, None, None)  # refuses what a chat would
             tokens = await self._in_thread(
                 encode_chat,
                 codec,
@@ -355,10 +357,11 @@ class Front:
                 body.chat_template_kwargs or {},
                 body.continue_final_message,
                 body.add_special_tokens,
+                field="messages",
             )
         else:
             special = body.add_special_tokens if body.add_special_tokens is not None else True
-            tokens = tuple(await self._in_thread(encode, codec, body.prompt or "", special))
+            tokens = tuple(await self._in_thread(encode, codec, body.prompt or "", special, field="prompt"))
         names = TokenNames(codec)
         strings = [names.name(token) for token in tokens] if body.return_token_strs else None
         return {
@@ -373,22 +376,23 @@ class Front:
         self._name(body.model)
         facts, codec = self.served.taken()
         check_tokens(body.tokens, facts.vocab_size, "tokens")
-        return {"prompt": await self._in_thread(decode, codec, body.tokens, body.skip_special_tokens)}
+        return {"prompt": await self._in_thread(decode, codec, body.tokens, body.skip_special_tokens, field="tokens")}
 
     async def _encode_prompts(self, codec: TextCodec, body: CompletionBody) -> list[tuple[int, ...]]:
         """Tokenise the prompts. Those that come as token ids need no thread, whose switches would cost more."""
         if any(isinstance(prompt, str) for prompt in body.prompts):
-            return await self._in_thread(encode_all, codec, body)
+            return await self._in_thread(encode_all, codec, body, field="prompt")
         return encode_all(codec, body)
 
     async def _encode_bad_words(self, codec: TextCodec, body: GenerationBody) -> tuple[tuple[int, ...], ...]:
-        return await self._in_thread(encode_bad_words, codec, body) if body.bad_words else ()
+        return await self._in_thread(encode_bad_words, codec, body, field="bad_words") if body.bad_words else ()
 
-    async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+    async def _in_thread(self, work: Callable[..., T], *arguments: Any, field: str | None = None) -> T:
+        """Work on the body's field. Raises ApiError 400."""
         try:
             return await asyncio.to_thread(work, *arguments)
         except ValueError as error:
-            raise bad_request(str(error), code="invalid_value") from error
+            raise bad_request(str(error), field, "invalid_value") from error
 
 
 async def _nowhere(_: str) -> None:

@@ -42,8 +42,6 @@ class Job:
     priority: int = 0
     continues: bool = False
     """The text goes on where the prompt's ends; else it is a text of its own."""
-    keep_output: bool = True
-    """False: only the prompt's log-probabilities are wanted; the one token that the core makes is dropped."""
     emitted: tuple[Emitted, ...] = ()
     """For each choice what another engine has sent; empty for a new job."""
     beams: BeamSettings | None = None

@@ -60,8 +60,6 @@ class JobFollower:
         if piece.stopped and delta.finish_reason is None:
             running.finish(delta.choice)
         finish: Finish | None = "stop" if piece.stopped else _finish(delta)
-        if finish is not None and not self._job.keep_output:
-            finish = "length"
         if finish is not None:
             self._finish_choice(delta.choice, self._final_facts(delta))
         return self._update(delta, piece, finish)
@@ -96,8 +94,6 @@ class JobFollower:
             self._metrics.finished_request(max(self._output_tokens.values()))
 
     def _piece(self, delta: Delta) -> Piece:
-        if not self._job.keep_output:
-            return Piece("", 0, ())
         piece = self._texts[delta.choice].add(delta.tokens)
         if delta.finish_reason is None or piece.stopped:
             return piece
@@ -106,8 +102,7 @@ class JobFollower:
 
     def _count(self, delta: Delta, piece: Piece) -> None:
         """Count usage and observe times. An end token counts, because it was generated."""
-        if self._job.keep_output:
-            self._usage.completion_tokens += piece.num_tokens + (delta.stop_token is not None and not piece.stopped)
+        self._usage.completion_tokens += piece.num_tokens + (delta.stop_token is not None and not piece.stopped)
         now = self._clock()
         before = self._seen_s.get(delta.choice)
         if before is None:
@@ -139,7 +134,7 @@ class JobFollower:
             prompt_logprobs=delta.prompt_logprobs,
             finish=finish,
             stop_reason=named if piece.stop is None else piece.stop,
-            end_token=None if piece.stopped or not self._job.keep_output else delta.stop_token,
+            end_token=None if piece.stopped else delta.stop_token,
         )
 
 

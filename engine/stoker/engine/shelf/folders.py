@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 
@@ -20,11 +20,15 @@ class ModelFolder:
 def model_folders(directory: Path) -> dict[str, ModelFolder]:
     """The models directly below a directory, sorted by name. Anything else there is left out.
 
+    A GGUF file beside a folder of the same name keeps its ending, so that neither hides the other.
+
     Raises:
         OSError: the directory cannot be read.
     """
-    found = (_model_at(path) for path in sorted(directory.iterdir()))
-    return {model.name: model for model in found if model is not None}
+    found = [model for path in sorted(directory.iterdir()) if (model := _model_at(path)) is not None]
+    folders = {model.name for model in found if model.name == model.path.name}
+    named = (replace(model, name=model.path.name) if model.name in folders else model for model in found)
+    return {model.name: model for model in named}
 
 
 def _model_at(path: Path) -> ModelFolder | None:

@@ -22,6 +22,7 @@ from stoker.engine.http.api_keys import load_api_keys
 from stoker.engine.http.server import OpenAiServer
 from stoker.engine.program import Engine, Environment
 from stoker.engine.shelf.folders import ModelFolder, model_folders
+from stoker.engine.shelf.model_check import check_head
 from stoker.engine.shelf.shelf import ModelShelf
 from stoker.pod.causes import Cause
 from stoker.pod.http import probe_routes
@@ -61,8 +62,10 @@ class ShelfProgram:
         *,
         max_models: int | None = None,
         environment: Environment = Environment(),  # noqa: B008 - frozen
+        check: Callable[[ModelFolder], None] = check_head,
     ) -> None:
-        """`config_of`: the configuration of a model's engine; `folder`: for the engines' sockets."""
+        """`config_of`: the configuration of a model's engine; `folder`: for the engines' sockets; `check`: refuses a
+        model that cannot be loaded."""
         self.folder, self.config_of, self.environment = folder, config_of, environment
         self.config = config_of(ModelFolder("", directory, 0))
         self.stop = asyncio.Event()
@@ -74,6 +77,7 @@ class ShelfProgram:
             lambda: model_folders(directory),
             self._engine,
             max_models=max_models if max_models is not None else (1 if on_gpu else 64),
+            check=check,
             cache_bytes=self.config.cache.memory_bytes or 0,
             free_bytes=(lambda: None) if on_gpu else available_bytes,
             registry=registry,

@@ -68,13 +68,16 @@ class ModelShelf:
         start: Start,
         *,
         max_models: int,
+        check: Callable[[ModelFolder], None] = lambda _: None,
         cache_bytes: int = 0,
         free_bytes: Callable[[], int | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         registry: CollectorRegistry | None = None,
     ) -> None:
-        """`cache_bytes`: of one engine's cache; `free_bytes`: memory that engines may still take, None if unknown."""
-        self.models_found, self.start = models, start
+        """`check`: refuses a model that cannot be loaded; run in a thread, before others make room for it.
+
+        `cache_bytes`: of one engine's cache; `free_bytes`: memory that engines may still take, None if unknown."""
+        self.models_found, self.start, self.check = models, start, check
         self.max_models, self.cache_bytes, self.free_bytes, self.clock = max_models, cache_bytes, free_bytes, clock
         self.metrics = HttpMetrics(registry if registry is not None else CollectorRegistry())
         self.entries: dict[str, LoadedEntry] = {}
@@ -124,9 +127,10 @@ class ModelShelf:
         return LoadedModel(entry.folder.name, self._bytes(entry.folder), entry.used_s)
 
     async def _run(self, entry: LoadedEntry, unload: tuple[str, ...]) -> None:
-        """Make room, then run the model's engine to its end."""
+        """Check the model, make room, then run its engine to its end."""
         name = entry.folder.name
         try:
+            await asyncio.to_thread(self.check, entry.folder)
             async with self._loading:
                 await asyncio.gather(*(self._end(self.entries[other]) for other in unload if other in self.entries))
                 entry.engine = self.start(entry.folder, lambda state: log.info("%s: %s", name, state.phase))

@@ -6,6 +6,7 @@ Called by `gguf_tokenizer` and `gguf_weights`; the file's header is parsed by `g
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,6 +66,9 @@ class GgufFile:
             raise GgufError(
                 f"{path}: not supported yet: general.architecture {self.architecture!r}; allowed: llama, qwen3"
             )
+        if (parts := self.get("split.count", 1)) not in (0, 1):
+            hint = "join the parts to one file, by llama-gguf-split --merge"
+            raise GgufError(f"{path}: not supported yet: split.count {reprlib.repr(parts)}; {hint}")
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return a metadata value, or `default`."""
@@ -79,6 +83,24 @@ class GgufFile:
         """Return a value of the architecture's own section."""
         name = f"{self.architecture}.{key}"
         return self.need(name) if default is None else self.get(name, default)
+
+    def size(self, key: str, default: int | None = None) -> int:
+        """Return a whole number above 0 of the architecture's own section."""
+        value = self.dimension(key, default)
+        if type(value) is not int or value < 1:
+            allowed = f"must be a whole number above 0, got {reprlib.repr(value)}"
+            raise GgufError(f"{self.path}: {self.architecture}.{key} {allowed}")
+        return value
+
+    def token_id(self, name: str) -> int | None:
+        """Return the id of a special token, such as `eos`; None where the file names none."""
+        key = f"tokenizer.ggml.{name}_token_id"
+        if (value := self.get(key)) is None:
+            return None
+        most = len(self.need("tokenizer.ggml.tokens")) - 1
+        if type(value) is not int or not 0 <= value <= most:
+            raise GgufError(f"{self.path}: {key} must be a token id from 0 to {most}, got {reprlib.repr(value)}")
+        return value
 
     def names(self) -> dict[str, str]:
         """Return Hugging Face name -> GGUF name of every weight."""
@@ -105,40 +127,39 @@ class GgufFile:
         for key, neutral in NEUTRAL.items():
             if (value := self.dimension(key, neutral[0])) not in neutral:
                 raise GgufError(f"{self.path}: not supported yet: {key} {value}")
-        num_heads, hidden_size = int(self.dimension("attention.head_count")), int(self.dimension("embedding_length"))
-        head_dim = int(self.dimension("attention.key_length", hidden_size // num_heads))
-        if (value_length := int(self.dimension("attention.value_length", head_dim))) != head_dim:
+        num_heads, hidden_size = self.size("attention.head_count"), self.size("embedding_length")
+        head_dim = self.size("attention.key_length", hidden_size // num_heads)
+        if (value_length := self.size("attention.value_length", head_dim)) != head_dim:
             raise GgufError(f"{self.path}: not supported yet: keys of {head_dim} and values of {value_length} elements")
-        if (rotated := int(self.dimension("rope.dimension_count", head_dim))) != head_dim:
+        if (rotated := self.size("rope.dimension_count", head_dim)) != head_dim:
             raise GgufError(f"{self.path}: not supported yet: rope.dimension_count {rotated} of heads of {head_dim}")
         theta = shortest(self.dimension("rope.freq_base", 10000.0))
-        bos, eos, pad = (self.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "padding"))
         return ModelConfig(
             architecture="qwen3" if self.architecture == "qwen3" else "llama",
             vocab_size=int(self.tensors["token_embd.weight"].shape[1])
             if "token_embd.weight" in self.tensors
-            else int(self.dimension("vocab_size")),
+            else self.size("vocab_size"),
             hidden_size=hidden_size,
-            intermediate_size=int(self.dimension("feed_forward_length")),
-            num_layers=int(self.dimension("block_count")),
+            intermediate_size=self.size("feed_forward_length"),
+            num_layers=self.size("block_count"),
             num_heads=num_heads,
-            num_kv_heads=int(self.dimension("attention.head_count_kv", num_heads)),
+            num_kv_heads=self.size("attention.head_count_kv", num_heads),
             head_dim=head_dim,
             rope_theta=theta,
             rope_scaling=self.rope_scaling(head_dim, theta),
             norm_eps=shortest(self.dimension("attention.layer_norm_rms_epsilon")),
             tie_embeddings="output.weight" not in self.tensors,
             attention_bias="blk.0.attn_q.bias" in self.tensors,
-            max_position_embeddings=int(self.dimension("context_length")),
-            bos_token_id=None if bos is None else int(bos),
-            eos_token_ids=self.eos_ids(eos),
-            pad_token_id=None if pad is None else int(pad),
+            max_position_embeddings=self.size("context_length"),
+            bos_token_id=self.token_id("bos"),
+            eos_token_ids=self.eos_ids(),
+            pad_token_id=self.token_id("padding"),
         )
 
-    def eos_ids(self, eos: int | None) -> tuple[int, ...]:
+    def eos_ids(self) -> tuple[int, ...]:
         """End of text and end of turn, where both are named."""
-        ids = [eos, self.get("tokenizer.ggml.eot_token_id")]
-        return tuple(dict.fromkeys(int(token) for token in ids if token is not None))
+        ids = [self.token_id("eos"), self.token_id("eot")]
+        return tuple(dict.fromkeys(token for token in ids if token is not None))
 
     def rope_scaling(self, head_dim: int, theta: float) -> Llama3Scaling | None:
         """Return the Llama 3 scaling that gives the file's factors; refuse any other set of factors."""

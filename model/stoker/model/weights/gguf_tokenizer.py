@@ -123,7 +123,7 @@ def post_processor(file: GgufFile, tokens: list[str], kind: str) -> dict[str, An
 
     For llama-bpe that is the default.
     """
-    bos = file.get("tokenizer.ggml.bos_token_id")
+    bos = file.token_id("bos")
     if bos is None or not file.get("tokenizer.ggml.add_bos_token", kind == "llama-bpe"):
         return {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True}
     token = tokens[bos]
@@ -132,20 +132,20 @@ def post_processor(file: GgufFile, tokens: list[str], kind: str) -> dict[str, An
         "type": "TemplateProcessing",
         "single": single,
         "pair": [*single, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {token: {"id": token, "ids": [int(bos)], "tokens": [token]}},
+        "special_tokens": {token: {"id": token, "ids": [bos], "tokens": [token]}},
     }
 
 
 def tokenizer_config(file: GgufFile) -> dict[str, Any]:
     tokens = file.need("tokenizer.ggml.tokens")
     names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-    special = {name: file.get(f"tokenizer.ggml.{key}_token_id") for name, key in names.items()}
+    special = {name: file.token_id(key) for name, key in names.items()}
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "add_bos_token": bool(file.get("tokenizer.ggml.add_bos_token", False)),
         "add_prefix_space": False,
         "clean_up_tokenization_spaces": False,
-        "model_max_length": int(file.dimension("context_length")),
+        "model_max_length": file.size("context_length"),
     } | {name: tokens[number] for name, number in special.items() if number is not None}
 
 

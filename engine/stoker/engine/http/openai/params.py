@@ -73,7 +73,7 @@ def completion_params(
     limit = min(output_limit(body), max(room, 1)) if body.max_tokens is None else body.max_tokens
     scores = body.num_logprobs
     asked = [number for number in (scores if body.echo else None, body.prompt_logprobs) if number is not None]
-    params = _params(body, defaults, max(limit, 1), scores, max(asked, default=None), bad_sequences)
+    params = _params(body, defaults, limit, scores, max(asked, default=None), bad_sequences)
     if not body.picks_best or body.use_beam_search:
         return params
     try:
@@ -129,7 +129,7 @@ def truncated(body: GenerationBody, prompt: Tokens, max_model_len: int, output_t
     keep = body.truncate_prompt_tokens
     if keep is None:
         return prompt
-    keep = max(max_model_len - (output_tokens or 1), 1) if keep == -1 else keep
+    keep = max(max_model_len - (1 if output_tokens is None else output_tokens), 1) if keep == -1 else keep
     return prompt[:keep] if body.truncation_side == "right" else prompt[-keep:]
 
 

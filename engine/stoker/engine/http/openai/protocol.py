@@ -197,6 +197,8 @@ class CompletionBody(GenerationBody):
             raise ValueError("prompt: at least one prompt is needed")
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens: 0 is only allowed with echo=true")
+        if self.max_tokens == 0 and self.use_beam_search:
+            raise ValueError("max_tokens: 0 is not allowed with use_beam_search")
         if self.best_of is not None and self.best_of < self.n:
             raise ValueError(f"best_of: must be at least n, {self.n}, got {self.best_of}")
         if self.picks_best and self.stream:
@@ -384,8 +386,10 @@ class TokenizeBody(Body):
 
     @model_validator(mode="after")
     def _one_of(self) -> TokenizeBody:
-        if (self.prompt is None) == (self.messages is None):
-            raise ValueError("either prompt or messages is needed")
+        if self.prompt is None and self.messages is None:
+            raise ValueError("prompt: a text is needed, or messages")
+        if self.prompt is not None and self.messages is not None:
+            raise ValueError("messages: not allowed together with prompt")
         check_continues(self.continue_final_message, self.add_generation_prompt)
         return self
 

@@ -126,7 +126,7 @@ def check_resumed(
 def resumable(jobs: Sequence[Job]) -> bool:
     """Whether a stream of these jobs can go on elsewhere: the prompt's log-probabilities are sent only once, and a
     search keeps nothing that it could go on from."""
-    return all(job.keep_output and job.params.prompt_logprobs is None and job.beams is None for job in jobs)
+    return all(not job.params.prompt_only and job.params.prompt_logprobs is None and job.beams is None for job in jobs)
 
 
 class TokenMarks:

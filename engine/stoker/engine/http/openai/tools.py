@@ -158,7 +158,8 @@ def _function(number: int, tool: Mapping[str, Any]) -> tuple[str, dict[str, Any]
         return name, dict(NO_PARAMETERS)
     if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
         raise _wrong(f"{place}.function.parameters", "a JSON schema of type object is needed")
-    return name, {"type": "object", **schema}
+    inside = {key: value for key, value in schema.items() if key != "$id"}  # references are relative to the whole
+    return name, {"type": "object", **inside}
 
 
 def _choice(choice: str | Mapping[str, Any] | None, has_tools: bool) -> tuple[ToolMode, str | None]:

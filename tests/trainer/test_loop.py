@@ -219,19 +219,6 @@ def test_a_stop_in_the_middle_of_a_step_ends_the_run_with_that_step(tmp_path: Pa
     assert [step for step, _, _ in losses(context)] == [1, 2]
 
 
-def test_a_stop_saves_before_it_validates(tmp_path: Path) -> None:
-    context = alone()
-    assert isinstance(context.channel, RecordingChannel)
-    context.channel.put(StopCommand(mode="interrupt"))
-    validation = {"source": {"name": "v", "path": "none"}, "every_steps": 1}
-    train(tiny_config(tmp_path, data__validation=validation), context)
-    found = [event for event in context.channel.events if isinstance(event, SaveEvent | ValidationEvent)]
-    assert [event.step for event in found] == [1, 1, 1, 1]
-    assert isinstance(found[-1], ValidationEvent)
-    assert isinstance(found[-2], SaveEvent)
-    assert found[-2].verified
-
-
 def test_requests_are_answered_by_the_next_save(tmp_path: Path) -> None:
     context = alone()
     assert isinstance(context.channel, RecordingChannel)

@@ -28,7 +28,7 @@ from stoker.trainer.rank.compile_clock import CompileClock
 from stoker.trainer.rank.context_share import share_batches
 from stoker.trainer.rank.guards import Guards
 from stoker.trainer.rank.kernel_choice import DTYPES, make_ops
-from stoker.trainer.rank.loop import Loop, Progress
+from stoker.trainer.rank.loop import Loop, Progress, validates
 from stoker.trainer.rank.loss_scale import LossScale
 from stoker.trainer.rank.memory_peak import MemoryPeak
 from stoker.trainer.rank.mesh import Mesh
@@ -241,6 +241,7 @@ def _resume(
         float(meta["elapsed_s"]),
         int(meta.get("skipped_steps", 0)),
         tuple(lineage.get("loss_spikes", ())),
+        bool(meta.get("validation_due", False)) and validates(config, reader.manifest.step, inputs.total_steps),
     )
 
 

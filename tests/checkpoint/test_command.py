@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -107,6 +108,15 @@ def test_a_prefix_that_no_tensor_has_compares_nothing_and_says_so(tmp_path: Path
     folder = tmp_path / done.folder_name
     code, output = run("diff", "--only", "modle.", folder, folder)
     assert (code, output) == (64, "error: --only modle.: no tensor of either checkpoint has a name that begins so\n")
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-0.5", "1e999"])
+def test_diff_refuses_a_tolerance_that_decides_nothing(tmp_path: Path, done: Published, value: str) -> None:
+    folder = tmp_path / done.folder_name
+    with pytest.raises(click.BadParameter, match=r"a finite number, 0 or more, is needed \(got") as refused:
+        run("diff", f"--tolerance={value}", folder, folder)
+    assert refused.value.param is not None
+    assert refused.value.param.name == "tolerance"
 
 
 def test_diff_ends_with_1_when_values_differ(tmp_path: Path, done: Published) -> None:

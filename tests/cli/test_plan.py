@@ -13,7 +13,8 @@ from click.testing import CliRunner, Result
 from stoker.cli.exit_status import FAILED, WRONG_INPUT
 from stoker.cli.plan import plan
 from stoker.operator.domain.job_plan import GPU_PRODUCT, gpu_of_spec, job_of_spec, too_large
-from stoker.operator.domain.unsupported import unsupported
+from stoker.operator.domain.unsupported import not_runnable, unsupported
+from stoker.pod.plan.layout_rules import problems_of_sums
 from stoker.pod.plan.memory import fullest
 from testing.operator.bad_manifests import JOB, changed
 
@@ -142,6 +143,25 @@ def test_a_job_that_this_version_does_not_run_is_planned_and_refused(tmp_path: P
     (line,) = json.loads(run(tmp_path, manifest, "--gpu", "H200", "--json").stdout)["refused"]
     assert line.startswith(reason)
     assert json.loads(run(tmp_path, changed(JOB, BIG), "--json").output)["refused"] == []
+
+
+def test_plan_admission_and_trainer_refuse_any_data_parallel_beside_experts_in_the_same_words(tmp_path: Path) -> None:
+    moe = {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 768}
+    (tmp_path / "config.json").write_text(json.dumps({**QWEN3_8B, **moe}))
+    manifest = changed(
+        FROM_ELSEWHERE,
+        {
+            "spec.workers": {"gpusPerPod": 2},
+            "spec.parallelism": {"expert": 2},
+            "spec.training.deterministic": "AnyDataParallel",
+        },
+    )
+    found = run(tmp_path, manifest, "--model", str(tmp_path), "--json")
+    assert found.exit_code == WRONG_INPUT
+    (line,) = json.loads(found.stdout)["refused"]
+    assert [line] == not_runnable("TrainingJob", manifest["spec"])
+    assert line == "spec.training." + problems_of_sums(data_parallel=2, expert=2)[0]
+    assert "expert 1, got 2: the rows of an expert come from several ranks" in line
 
 
 BEHIND = [

@@ -54,11 +54,15 @@ FROM_ELSEWHERE = {**JOB, "spec": {**OWN, "modelFrom": {"huggingFace": {"path": "
 def run(tmp_path: Path, manifest: dict[str, Any], *options: str) -> Result:
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(manifest))
-    return CliRunner().invoke(plan, ["-f", str(file), *options])
+    return invoke("-f", str(file), *options)
+
+
+def invoke(*words: str) -> Result:
+    return CliRunner().invoke(plan, words, help_option_names=["-h", "--help"])  # as below `stoker`
 
 
 def test_the_example_is_planned_by_part_link_and_second() -> None:
-    found = CliRunner().invoke(plan, ["-f", str(EXAMPLE), "--gpu", "H200"])
+    found = invoke("-f", str(EXAMPLE), "--gpu", "H200")
     assert found.exit_code == 0, found.output
     assert "8.03 billion parameters on 64 ranks: pipeline 2 x shard 8 x tensor 4, ZeRO-1" in found.output
     for part in ("weights", "optimizer", "activations", "tensor parallel", "bubble", "tokens/s per GPU", ": fits"):
@@ -69,10 +73,10 @@ def test_adapters_are_planned_beside_frozen_weights(tmp_path: Path) -> None:
     example = EXAMPLE.parents[1] / "finetune-lora" / "10-train.yaml"
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_8B))
     options = ["-f", str(example), "--gpu", "H100", "--model", str(tmp_path)]
-    found = CliRunner().invoke(plan, options)
+    found = invoke(*options)
     assert found.exit_code == 0, found.output
     assert "8.19 billion parameters on 1 rank: one rank, ZeRO-1, recompute full, adapters of rank 16" in found.output
-    values = json.loads(CliRunner().invoke(plan, [*options, "--json"]).output)
+    values = json.loads(invoke(*options, "--json").output)
     adapters = 36 * 16 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 12288))
     assert values["memory_bytes"]["optimizer"] == 12 * adapters
 

@@ -30,7 +30,7 @@ def log(tmp_path: Path, *lines: str) -> Path:
 
 
 def run(file: Path, *options: str) -> Result:
-    return CliRunner().invoke(plot, [str(file), *options])
+    return CliRunner().invoke(plot, [str(file), *options], help_option_names=["-h", "--help"])  # as below `stoker`
 
 
 def test_the_last_line_of_a_step_counts_and_a_torn_one_does_not(tmp_path: Path) -> None:

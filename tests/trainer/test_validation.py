@@ -150,6 +150,18 @@ def test_a_stop_of_the_made_up_validation_saves_nothing_and_leaves_it_again(tmp_
     assert (rest.steps, rest.validations) == (whole.steps[2:], whole.validations)
 
 
+@pytest.mark.parametrize(("at_step", "makes_up"), [(2, False), (3, True)], ids=["on the way", "last"])
+def test_a_later_attempt_trains_on_unless_it_is_the_last_step(tmp_path: Path, at_step: int, makes_up: bool) -> None:
+    """Where attempts live shorter than the validation takes, all of them would be stopped during it."""
+    validation = {**every_step(), "every_steps": at_step}
+    for number in range(2):
+        job: dict[str, Any] = {"job__attempt": number, "job__writer": f"0a1b2c3{number}"}
+        attempt(tmp_path, StopCommand(mode="interrupt"), data__validation=validation, **job)
+    third = attempt(tmp_path, data__validation=validation, job__attempt=2, job__writer="0a1b2c32")
+    assert (third.cause, [step for step, _ in third.validations]) == (Cause.COMPLETED, [3])
+    assert [step for step, _ in third.steps] == ([] if makes_up else [3])
+
+
 def test_a_stop_of_the_last_validation_leaves_it_to_an_attempt_without_steps(tmp_path: Path) -> None:
     whole, at_the_end = attempt(tmp_path / "whole"), {**every_step(), "every_steps": 100}
     first = attempt(tmp_path / "parts", StopCommand(mode="interrupt"), data__validation=at_the_end)

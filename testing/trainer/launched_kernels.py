@@ -33,7 +33,8 @@ from stoker.trainer.rank.mesh import Mesh
 from stoker.trainer.rank.pipeline.slices import empty_model
 from stoker.trainer.rank.run_inputs import lora_settings
 from stoker.trainer.rank.save_group import SaveGroup
-from stoker.trainer.rank.train_step import TrainStep, validation_loss
+from stoker.trainer.rank.train_step import TrainStep
+from stoker.trainer.rank.validation import validate
 from stoker.trainer.rank.zero_maker import make_zero
 from testing.engine.launched_kernels import listing_launches
 from testing.trainer.tiny_run import SyntheticBatches, tiny_config
@@ -178,7 +179,7 @@ def run_rank(config: TrainerConfig, model: ModelConfig, mesh: Mesh) -> None:
         with contextlib.suppress(NonFinite):
             targets = batches.target_tokens(number)
             step(number, batches.micro_batches(number, *mine), count, targets, 1e-3 / number, StepSignals)
-    validation_loss(passes, zero, batches.validation(*mine))
+    validate(passes, zero, batches.validation(*mine), StepSignals)
     zero.wait_parameters()
     zero.close()
 

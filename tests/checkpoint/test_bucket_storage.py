@@ -289,3 +289,13 @@ def test_task_pods_take_urls(root: CheckpointRoot) -> None:
     with pytest.raises(CheckpointError):
         verify_task(Target(root.root, f"../x/{done.folder_name}"))
     assert delete_task(target)["deleted"] == [done.folder_name]
+
+
+def test_a_prefix_without_any_save_is_no_verdict_on_a_recorded_one(root: CheckpointRoot) -> None:
+    done = save_small(root, 1)
+    other = root.root.parent / secrets.token_hex(4)
+    with pytest.raises(FileNotFoundError, match="no sign of any save"):
+        verify_task(Target(other, done.folder_name, done.digest))
+    root.delete(done.folder_name, done.digest)
+    with pytest.raises(CheckpointError, match="not a committed checkpoint"):
+        verify_task(Target(root.root, done.folder_name, done.digest))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -107,6 +109,15 @@ def test_a_prefix_that_no_tensor_has_compares_nothing_and_says_so(tmp_path: Path
     folder = tmp_path / done.folder_name
     code, output = run("diff", "--only", "modle.", folder, folder)
     assert (code, output) == (64, "error: --only modle.: no tensor of either checkpoint has a name that begins so\n")
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-0.5", "1e999"])
+def test_diff_refuses_a_tolerance_that_decides_nothing(tmp_path: Path, done: Published, value: str) -> None:
+    folder = tmp_path / done.folder_name
+    with pytest.raises(click.BadParameter, match=r"a finite number, 0 or more, is needed \(got") as refused:
+        run("diff", f"--tolerance={value}", folder, folder)
+    assert refused.value.param is not None
+    assert refused.value.param.name == "tolerance"
 
 
 def test_diff_ends_with_1_when_values_differ(tmp_path: Path, done: Published) -> None:
@@ -295,6 +306,35 @@ def test_a_task_on_a_lost_mount_is_a_storage_error_not_a_verdict() -> None:
         {"task": "verify", "folder": f"step-00000001.{WRITER}"},
     )
     assert "Stale file handle" in word.detail
+
+
+@pytest.mark.parametrize("root", ["missing", "empty", "other", "file"])
+@pytest.mark.parametrize("name", ["verify", "inspect", "import"])
+def test_a_storage_without_any_save_is_no_verdict_on_a_recorded_one(
+    tmp_path: Path, done: Published, name: str, root: str
+) -> None:
+    """The claim has lost its content, or is another one: the checkpoint may be as good as ever."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "other" / "corpus").mkdir(parents=True)
+    (tmp_path / "file").write_text("not a folder")
+    spot = ("--root", tmp_path / root, "--folder", done.folder_name)
+    code, word = task(tmp_path / "log", name, *spot, "--digest", done.digest)
+    assert (code, word.cause) == (68, Cause.STORAGE_ERROR)
+    wanted = f"no sign of any save, but {done.folder_name} was written: the storage is empty or another one"
+    assert word.detail.endswith(f"{wanted}: '{tmp_path / root}'")
+    assert task(tmp_path / "log", name, *spot)[0] == 76, "without a digest none is known to have been written"
+
+
+@pytest.mark.parametrize("sign", ["another save", "LATEST"])
+def test_a_save_that_is_gone_from_its_own_storage_is_missing(tmp_path: Path, done: Published, sign: str) -> None:
+    shutil.rmtree(tmp_path / done.folder_name)
+    if sign == "another save":
+        save(CheckpointRoot(tmp_path), make_state(SMALL), step=8)
+        (tmp_path / "LATEST").unlink()
+    spot = ("--root", tmp_path, "--folder", done.folder_name, "--digest", done.digest)
+    code, word = task(tmp_path / "log", "verify", *spot)
+    assert (code, word.cause) == (76, Cause.TASK_FAILED)
+    assert "no manifest.json, so not a committed checkpoint" in word.detail
 
 
 def test_many_problems_fit_a_termination_message(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from click.testing import CliRunner, Result
 from stoker.cli.exit_status import FAILED, WRONG_INPUT
 from stoker.cli.plan import plan
 from stoker.operator.domain.job_plan import GPU_PRODUCT, gpu_of_spec, job_of_spec, too_large
-from stoker.operator.domain.unsupported import unsupported
+from stoker.operator.domain.unsupported import not_runnable, unsupported
+from stoker.pod.plan.layout_rules import problems_of_sums
 from stoker.pod.plan.memory import fullest
 from testing.operator.bad_manifests import JOB, changed
 
@@ -53,11 +54,15 @@ FROM_ELSEWHERE = {**JOB, "spec": {**OWN, "modelFrom": {"huggingFace": {"path": "
 def run(tmp_path: Path, manifest: dict[str, Any], *options: str) -> Result:
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(manifest))
-    return CliRunner().invoke(plan, ["-f", str(file), *options])
+    return invoke("-f", str(file), *options)
+
+
+def invoke(*words: str) -> Result:
+    return CliRunner().invoke(plan, words, help_option_names=["-h", "--help"])  # as below `stoker`
 
 
 def test_the_example_is_planned_by_part_link_and_second() -> None:
-    found = CliRunner().invoke(plan, ["-f", str(EXAMPLE), "--gpu", "H200"])
+    found = invoke("-f", str(EXAMPLE), "--gpu", "H200")
     assert found.exit_code == 0, found.output
     assert "8.03 billion parameters on 64 ranks: pipeline 2 x shard 8 x tensor 4, ZeRO-1" in found.output
     for part in ("weights", "optimizer", "activations", "tensor parallel", "bubble", "tokens/s per GPU", ": fits"):
@@ -68,10 +73,10 @@ def test_adapters_are_planned_beside_frozen_weights(tmp_path: Path) -> None:
     example = EXAMPLE.parents[1] / "finetune-lora" / "10-train.yaml"
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_8B))
     options = ["-f", str(example), "--gpu", "H100", "--model", str(tmp_path)]
-    found = CliRunner().invoke(plan, options)
+    found = invoke(*options)
     assert found.exit_code == 0, found.output
     assert "8.19 billion parameters on 1 rank: one rank, ZeRO-1, recompute full, adapters of rank 16" in found.output
-    values = json.loads(CliRunner().invoke(plan, [*options, "--json"]).output)
+    values = json.loads(invoke(*options, "--json").output)
     adapters = 36 * 16 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 12288))
     assert values["memory_bytes"]["optimizer"] == 12 * adapters
 
@@ -142,6 +147,25 @@ def test_a_job_that_this_version_does_not_run_is_planned_and_refused(tmp_path: P
     (line,) = json.loads(run(tmp_path, manifest, "--gpu", "H200", "--json").stdout)["refused"]
     assert line.startswith(reason)
     assert json.loads(run(tmp_path, changed(JOB, BIG), "--json").output)["refused"] == []
+
+
+def test_plan_admission_and_trainer_refuse_any_data_parallel_beside_experts_in_the_same_words(tmp_path: Path) -> None:
+    moe = {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 768}
+    (tmp_path / "config.json").write_text(json.dumps({**QWEN3_8B, **moe}))
+    manifest = changed(
+        FROM_ELSEWHERE,
+        {
+            "spec.workers": {"gpusPerPod": 2},
+            "spec.parallelism": {"expert": 2},
+            "spec.training.deterministic": "AnyDataParallel",
+        },
+    )
+    found = run(tmp_path, manifest, "--model", str(tmp_path), "--json")
+    assert found.exit_code == WRONG_INPUT
+    (line,) = json.loads(found.stdout)["refused"]
+    assert [line] == not_runnable("TrainingJob", manifest["spec"])
+    assert line == "spec.training." + problems_of_sums(data_parallel=2, expert=2)[0]
+    assert "expert 1, got 2: the rows of an expert come from several ranks" in line
 
 
 BEHIND = [

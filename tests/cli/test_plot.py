@@ -30,16 +30,31 @@ def log(tmp_path: Path, *lines: str) -> Path:
 
 
 def run(file: Path, *options: str) -> Result:
-    return CliRunner().invoke(plot, [str(file), *options])
+    return CliRunner().invoke(plot, [str(file), *options], help_option_names=["-h", "--help"])  # as below `stoker`
 
 
 def test_the_last_line_of_a_step_counts_and_a_torn_one_does_not(tmp_path: Path) -> None:
+    """Step 3 was trained before the run went back, and is not a part of it."""
     file = log(tmp_path, line(1, 4), line(2, 3), line(3, 9), line(2, 2.5), line(2, 7, "validation"), '{"kind": "st')
-    loss, validation, rate, norm = read_curves(file)
-    assert (loss.steps, loss.values) == ((1, 2, 3), (4, 2.5, 9))
+    loss, validation, rate, norm = read_curves(file).curves
+    assert (loss.steps, loss.values) == ((1, 2), (4, 2.5))
     assert (validation.title, validation.steps, validation.values) == ("validation loss", (2,), (7,))
-    assert rate.values == (0.001, 0.002, 0.003)
-    assert norm.values == (2, 2, 2)
+    assert rate.values == (0.001, 0.002)
+    assert norm.values == (2, 2)
+
+
+DAMAGE = ["\0" * 40 + "\n", "\udcff\n", '{"kind": "step", "lo\n', "[1]\n", '{"kind": "step"}\n']
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_lines_are_left_out_and_counted(tmp_path: Path, damage: str) -> None:
+    """A power cut leaves zeros in a log, behind which the next attempt goes on."""
+    file = tmp_path / "log.jsonl"
+    file.write_bytes(f"{line(1, 4)}{damage}{line(2, 3)}".encode(errors="surrogateescape"))
+    found = run(file, "--json")
+    assert found.exit_code == 0
+    assert json.loads(found.stdout)["loss"] == {"steps": [1, 2], "values": [4, 3]}
+    assert found.stderr == "warning: 1 lines of the log cannot be read\n"
 
 
 def test_a_falling_loss_falls_from_the_left_to_the_right(tmp_path: Path) -> None:
@@ -89,10 +104,10 @@ def test_a_picture_is_written(tmp_path: Path) -> None:
 
 BAD = [
     ("", "the file has no step; a metrics log is needed"),
-    ("text\n", "log.jsonl:1: not a JSON line"),
-    ("[1]\n", "log.jsonl:1: an object is needed, got list"),
-    (line(1, 2) + '{"kind": "step", "step": "x"}\n', "log.jsonl:2: step must be a whole number, got 'x'"),
-    ('{"kind": "step", "step": 1, "loss": "x"}\n', "log.jsonl:1: loss must be a number, got 'x'"),
+    ("text\n", "the file has no step, and 1 lines are of another form; a metrics log is needed"),
+    ('{"kind": "step", "step": "x"}\n[1]\n', "the file has no step, and 2 lines are of another form"),
+    ('{"kind": "step", "step": 1, "loss": "x"}\n', "the file has no step; a metrics log is needed"),
+    (line(1, 4).rstrip(), "the file has no step; a metrics log is needed"),
 ]
 
 
@@ -107,7 +122,7 @@ def test_files_that_cannot_be_read_or_written_are_named(tmp_path: Path) -> None:
     (picture := tmp_path / "x.png").write_bytes(b"\x89PNG")
     good, lost = log(tmp_path, line(1, 4)), tmp_path / "none" / "x.png"
     assert run(tmp_path).output == f"error: {tmp_path}: Is a directory\n"
-    assert run(picture).output.startswith(f"error: {picture}: not a text file; a metrics log is needed")
+    assert run(picture).output.startswith(f"error: {picture}: the file has no step; a metrics log is needed")
     found = run(good, "--png", str(lost))
     assert (found.exit_code, found.output) == (WRONG_INPUT, f"error: --png {lost}: No such file or directory\n")
 
@@ -122,9 +137,10 @@ def test_a_missing_file_and_a_missing_package_are_named(tmp_path: Path, monkeypa
 
 
 def test_values_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
+    too_large = line(3, 3).replace('"loss": 3', '"loss": 1' + 400 * "0")
     scaled = line(4, 2).replace('"grad_norm": 2.0', '"grad_norm": null')
-    loss, _, norm = read_curves(log(tmp_path, line(1, 4), line(2, float("nan")), line(3, 3), scaled))
-    assert loss.steps == (1, 3, 4)
+    loss, _, norm = read_curves(log(tmp_path, line(1, 4), line(2, float("nan")), too_large, scaled)).curves
+    assert loss.steps == (1, 4)
     assert norm.steps == (1, 2, 3)
 
 

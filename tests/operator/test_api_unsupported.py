@@ -33,7 +33,7 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("TrainingJob", {"training": {"deterministic": "AnyDataParallel"}, "parallelism": {"tensor": 3, "context": 2, "replicate": 2}}, [
         "spec.training.deterministic AnyDataParallel needs tensor to be a power of two, got 3; allowed: Off, SameLayout",
     ]),
-    ("TrainingJob", {"training": {"deterministic": "AnyDataParallel"}, "parallelism": {"expert": 2, "replicate": 2}}, ["spec.training.deterministic AnyDataParallel needs expert 1, got 2; allowed: Off, SameLayout"]),
+    ("TrainingJob", {"training": {"deterministic": "AnyDataParallel"}, "parallelism": {"expert": 2, "replicate": 2}}, ["spec.training.deterministic AnyDataParallel needs expert 1, got 2: the rows of an expert come from several ranks into one sum; allowed: Off, SameLayout"]),
     ("TrainingJob", {"parallelism": {"context": 2, "contextMethod": "Ulysses"}, "model": {**_SIZES, "numKvHeads": 1}}, []),
     ("TrainingJob", {"parallelism": {"context": 2, "contextMethod": "Ulysses", "tensor": 2}, "model": {**_SIZES, "numHeads": 12, "numKvHeads": 6}}, ["spec.parallelism.contextMethod Ulysses needs numKvHeads 6 / tensor 2 = 3 to be a multiple or a divisor of context 2; allowed: AllGather, Ring"]),
     ("TrainingJob", {"parallelism": {"tensor": 4}, "model": {**_SIZES, "moeIntermediateSize": 30}}, ["spec.model.moeIntermediateSize 30 is not a multiple of tensor 4; or set expert"]),

@@ -63,6 +63,27 @@ def test_it_is_learned_once(tmp_path: Path) -> None:
     assert reports == ["TrainingTokenizer"]
 
 
+def test_the_same_bytes_in_another_form_give_another_tokenizer(tmp_path: Path) -> None:
+    """They share a cache: lines of JSON would be encoded by what was learned from their quotes and field names."""
+    content = [{"text": TEXT}, {"text": "fire"}]
+    as_text, as_lines = (write(tmp_path, name, *content) for name in ("a.txt", "a.jsonl"))
+    folders = [train_tokenizer(config_for(tmp_path, source)) for source in (as_text, as_lines)]
+    first, second = (Tokenizer.from_file(str(folder / "tokenizer.json")) for folder in folders)
+    assert first.get_vocab() != second.get_vocab()
+
+
+def test_a_corpus_that_is_written_meanwhile_teaches_no_tokenizer(tmp_path: Path) -> None:
+    source = write(tmp_path, "a.jsonl", {"text": TEXT})
+
+    def write_now(line: str) -> None:
+        if line == "TrainingTokenizer":
+            write(tmp_path, "a.jsonl", {"text": TEXT}, {"text": "Another text."})
+
+    with pytest.raises(DataError, match=r"data source a: .*a\.jsonl was changed while it was read"):
+        train_tokenizer(config_for(tmp_path, source), write_now)
+    assert not list((tmp_path / "tokens").glob("bpe-*"))
+
+
 @pytest.mark.parametrize(
     ("document", "end"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,17 +13,18 @@ import numpy as np
 import pytest
 import torch
 
-from stoker.checkpoint.errors import CheckpointCorrupt
+from stoker.checkpoint.errors import CheckpointCorrupt, CheckpointMissing
 from stoker.checkpoint.manifest_file import being_read
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.store import CheckpointRoot
 from stoker.checkpoint.verify import verify
 from stoker.model.attend import PackedAttend
 from stoker.model.decoder import Decoder
-from stoker.pod.causes import Cause
+from stoker.pod.causes import Cause, cause_of_error
 from stoker.pod.config_file import ConfigError
 from stoker.trainer.errors import DataError, NonFinite, OtherModel, StorageFailed
 from stoker.trainer.protocol.config import TrainerConfig
+from stoker.trainer.protocol.error_causes import ERROR_CAUSES
 from stoker.trainer.protocol.messages import (
     PhaseEvent,
     RequestEvent,
@@ -219,19 +221,6 @@ def test_a_stop_in_the_middle_of_a_step_ends_the_run_with_that_step(tmp_path: Pa
     assert [step for step, _, _ in losses(context)] == [1, 2]
 
 
-def test_a_stop_saves_before_it_validates(tmp_path: Path) -> None:
-    context = alone()
-    assert isinstance(context.channel, RecordingChannel)
-    context.channel.put(StopCommand(mode="interrupt"))
-    validation = {"source": {"name": "v", "path": "none"}, "every_steps": 1}
-    train(tiny_config(tmp_path, data__validation=validation), context)
-    found = [event for event in context.channel.events if isinstance(event, SaveEvent | ValidationEvent)]
-    assert [event.step for event in found] == [1, 1, 1, 1]
-    assert isinstance(found[-1], ValidationEvent)
-    assert isinstance(found[-2], SaveEvent)
-    assert found[-2].verified
-
-
 def test_requests_are_answered_by_the_next_save(tmp_path: Path) -> None:
     context = alone()
     assert isinstance(context.channel, RecordingChannel)
@@ -305,6 +294,21 @@ def test_under_an_operator_a_damaged_checkpoint_is_refused(tmp_path: Path) -> No
     damage(tmp_path / "root" / last.folder)
     with pytest.raises(CheckpointCorrupt, match=r"rank-00000\.bin"):
         train(tiny_config(tmp_path, retention="external", resume=chosen), alone())
+
+
+def test_a_storage_without_any_save_is_no_verdict_on_the_chosen_checkpoint(tmp_path: Path) -> None:
+    """Else the operator would take one good checkpoint after the other for corrupt, and begin at step 0."""
+    context = alone()
+    train(tiny_config(tmp_path / "claim", retention="external"), context)
+    assert isinstance(context.channel, RecordingChannel)
+    last = context.channel.all(SaveEvent)[-1]
+    chosen = {"folder": last.folder, "step": last.step, "digest": last.digest}
+    with pytest.raises(FileNotFoundError, match=f"no sign of any save, but {last.folder} was written") as lost:
+        train(tiny_config(tmp_path / "empty", retention="external", resume=chosen), alone())
+    assert cause_of_error(lost.value, ERROR_CAUSES, Cause.INTERNAL) == Cause.STORAGE_ERROR
+    shutil.rmtree(tmp_path / "claim" / "root" / last.folder)
+    with pytest.raises(CheckpointMissing, match=last.folder):
+        train(tiny_config(tmp_path / "claim", retention="external", resume=chosen), alone())
 
 
 def test_a_run_that_begins_behind_its_last_step_is_refused(tmp_path: Path) -> None:

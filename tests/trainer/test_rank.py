@@ -286,9 +286,9 @@ def _signals() -> Iterator[None]:
         ),
         pytest.param(
             {"resume": {"folder": "step-00000001.0a1b2c3d", "step": 1, "digest": "0" * 64}},
-            Cause.CHECKPOINT_CORRUPT,
-            "step-00000001",
-            id="no such checkpoint",
+            Cause.STORAGE_ERROR,
+            "no sign of any save, but step-00000001.0a1b2c3d was written",
+            id="a storage without any checkpoint",
         ),
     ],
 )

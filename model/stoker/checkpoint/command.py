@@ -8,6 +8,7 @@ Run by `__main__` and by `stoker checkpoint`; owns the options and the output, n
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -103,6 +104,13 @@ def show_command(folder: Path, with_tensors: bool, json_output: bool) -> int:
     return 0
 
 
+def finite_from_0(_context: click.Context, option: click.Parameter, value: float) -> float:
+    """Return the value of an option. Raises click.BadParameter: every difference is within a `nan` or an `inf`."""
+    if not 0 <= value < math.inf:
+        raise click.BadParameter(f"a finite number, 0 or more, is needed (got {value:g})", param=option)
+    return value
+
+
 @program.command("diff", epilog="Example: stoker checkpoint diff --only model. runs/a/step-... runs/b/step-...")
 @click.argument("first", type=FOLDER)
 @click.argument("second", type=FOLDER)
@@ -111,8 +119,9 @@ def show_command(folder: Path, with_tensors: bool, json_output: bool) -> int:
 )
 @click.option(
     "--tolerance",
-    type=click.FloatRange(min=0),
+    type=float,
     default=0.0,
+    callback=finite_from_0,
     help="Largest allowed absolute difference; 0 compares bits.",
 )
 @as_json

@@ -30,11 +30,10 @@ from stoker.checkpoint.manifest import (
     folder_name,
     parse_folder_name,
 )
-from stoker.checkpoint.manifest_file import read_manifest, read_whole
+from stoker.checkpoint.manifest_file import LATEST_FILE, read_manifest, read_whole
 from stoker.checkpoint.place import storage_of
 from stoker.checkpoint.storage import Storage
 
-LATEST_FILE = "LATEST"
 _STAGING = re.compile(r"\.staging-(step-[0-9]{8,12}\.([0-9a-f]{8}))-[0-9a-f]{8}")
 _DELETING = ".deleting-"
 

@@ -98,7 +98,10 @@ def finite(value: Any) -> float | None:
     """A finite number, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number beyond all floats
+        return None
     return number if number - number == 0 else None
 
 

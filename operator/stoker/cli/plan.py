@@ -63,7 +63,9 @@ def plan(
     if gpus is not None:
         _show_layouts(found, gpus, as_json)
         return
-    refused = not_runnable("TrainingJob", spec) + ([] if spec.get("model") else refusals_of_trainer(found.job))
+    refused = not_runnable("TrainingJob", spec)
+    if not spec.get("model"):  # the sizes of the model behind modelFrom are known here alone
+        refused += [line for line in refusals_of_trainer(found.job) if not any(line in known for known in refused)]
     click.echo(json.dumps({**found.to_json(), "refused": refused}, indent=1) if as_json else described(found))
     if refused:
         _refuse("\n".join(["this version does not run the job:", *refused]))

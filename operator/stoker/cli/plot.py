@@ -17,10 +17,10 @@ import click
 
 from stoker.cli.braille import drawn
 from stoker.cli.context import cluster_options, opened
-from stoker.cli.curves import Curve, read_curves
+from stoker.cli.curves import Curve, curves_of, read_curves
 from stoker.cli.exit_status import FAILED, WRONG_INPUT
 from stoker.cli.object_source import named
-from stoker.cli.run_history import KubePaths, NoHistory, PathError, curves_of, run_history
+from stoker.cli.run_history import KubePaths, NoHistory, PathError, run_history
 from stoker.cli.targets import Target, fail
 from stoker.gateway.domain.metric_task import Span
 from stoker.operator.cluster.kinds import KINDS
@@ -80,13 +80,15 @@ def plot(
         if after_step or until_step is not None:
             raise click.UsageError("--after-step and --until-step are for a job")
         try:
-            curves = read_curves(Path(target))
+            found = read_curves(Path(target))
         except FileNotFoundError:
             _refuse(f"{target!r} is no file and no job: give a metrics log, the name of a job, or tj/NAME")
         except OSError as error:
             _refuse(f"{target}: {error.strerror}")
         except ValueError as error:
             _refuse(str(error))
+        curves = found.curves
+        warn_of_lines(found.unreadable)
     else:
         check_span(after_step, until_step)
         with opened(namespace, context, kubeconfig) as client:
@@ -115,12 +117,17 @@ def job_curves(cluster: KubePaths, namespace: str, job: str, span: Span) -> list
         found = run_history(cluster, namespace, job, span)
     except (PathError, NoHistory) as error:
         fail(str(error), FAILED)
-    if found.unreadable:
-        click.echo(f"warning: {found.unreadable} lines of the log cannot be read", err=True)
+    warn_of_lines(found.unreadable)
     curves = curves_of(found.points)
     if not curves:
         fail(f"job {job} has logged no such step", FAILED)
     return curves
+
+
+def warn_of_lines(unreadable: int) -> None:
+    """Tell of lines of a log that are left out, if there are any."""
+    if unreadable:
+        click.echo(f"warning: {unreadable} lines of the log cannot be read", err=True)
 
 
 def show(curves: list[Curve], title: str, *, png: Path | None, as_json: bool, width: int | None) -> None:

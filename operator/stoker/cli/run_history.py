@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from stoker.cli.curves import CURVES, Curve
 from stoker.gateway.domain.metric_task import AgentPlace, Span, agent_of, live, task_of, why_failed
 from stoker.operator.domain.labels import JOB_UID, ROLE
 from stoker.pod.metric_log import Sample
@@ -19,9 +18,6 @@ from stoker.pod.metric_reader import MOST, BrokenHistory, History, parse_lines
 
 LOOK_S = 0.25
 WAIT_S = 120.0
-NAMES = {"step": {"loss": "loss", "learning_rate": "learning_rate", "grad_norm": "gradient_norm"},
-         "validation": {"loss": "validation_loss"}}  # fmt: skip
-"""Kind and field of a curve -> column of a sample."""
 
 
 class PathError(Exception):
@@ -65,18 +61,6 @@ def run_history(
     if task is None:
         raise NoHistory(f"job {name} has no log of metrics on a claim: it has not run, or logging.jsonl is elsewhere")
     return _from_task(cluster, root, task, span, sleep)
-
-
-def curves_of(points: list[Sample]) -> list[Curve]:
-    """The curves that have a point, as `read_curves` gives those of a file."""
-    found = []
-    for kind, field, title in CURVES:
-        column = NAMES[kind][field]
-        having = [point for point in points if column in point.values]
-        if having:
-            values = tuple(point.values[column] for point in having)
-            found.append(Curve(title, tuple(point.step for point in having), values))
-    return found
 
 
 def _from_agent(cluster: KubePaths, root: str, agent: AgentPlace, span: Span) -> History:

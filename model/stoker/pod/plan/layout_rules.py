@@ -46,16 +46,22 @@ def _of_tokens(job: Job) -> Iterator[str]:
 
 
 def _of_sums(job: Job) -> Iterator[str]:
-    """`AnyDataParallel` adds in pairs, and each expert's rows come from one rank."""
     layout = job.layout
-    if not job.any_data_parallel:
-        return
-    sizes = {"data-parallel ranks": layout.data_parallel, "tensor": layout.tensor, "context": layout.context}
-    for name, size in sizes.items():
-        if size & (size - 1):
-            yield f"deterministic AnyDataParallel needs a power of two of {name}, got {size}"
-    if layout.expert > 1:
-        yield f"deterministic AnyDataParallel needs expert 1, got {layout.expert}"
+    if job.any_data_parallel:
+        names = ("data_parallel", "tensor", "context", "expert")
+        yield from problems_of_sums(**{name: getattr(layout, name) for name in names})
+
+
+def problems_of_sums(*, data_parallel: int = 1, tensor: int = 1, context: int = 1, expert: int = 1) -> list[str]:
+    """Return a line for each size of an axis that `AnyDataParallel` does not allow, without the path of the field.
+
+    It adds in pairs, and the gradient of an expert is one product over the rows that all ranks send it.
+    """
+    sizes = {"the data-parallel size": data_parallel, "tensor": tensor, "context": context}
+    wrong = [f"{name} to be a power of two, got {size}" for name, size in sizes.items() if size & (size - 1)]
+    if expert > 1:
+        wrong.append(f"expert 1, got {expert}: the rows of an expert come from several ranks into one sum")
+    return [f"deterministic AnyDataParallel needs {line}; allowed: Off, SameLayout" for line in wrong]
 
 
 def _of_eight_bits(job: Job) -> Iterator[str]:

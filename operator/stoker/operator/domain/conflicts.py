@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.operator.domain.job_plan import gpu_of_spec
-from stoker.pod.plan.layout_rules import EIGHT_BIT_MULTIPLE
+from stoker.pod.plan.layout_rules import EIGHT_BIT_MULTIPLE, problems_of_sums
 
 Section = Mapping[str, Any]
 
@@ -94,14 +94,7 @@ def _of_determinism(spec: Section) -> list[str]:
     if mode != "AnyDataParallel":
         return []
     sizes = {axis: parallelism.get(axis, 1) for axis in ("tensor", "context", "expert")}
-    needs = [
-        f"{axis} to be a power of two, got {sizes[axis]}"
-        for axis in ("tensor", "context")
-        if sizes[axis] & (sizes[axis] - 1)
-    ]
-    if sizes["expert"] > 1:
-        needs.append(f"expert 1, got {sizes['expert']}")
-    return [f"spec.training.deterministic {mode} needs {need}; allowed: Off, SameLayout" for need in needs]
+    return [f"spec.training.{line}" for line in problems_of_sums(**sizes)]
 
 
 def _of_precision(spec: Section) -> list[str]:

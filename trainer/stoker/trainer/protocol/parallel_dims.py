@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple, Self
 from stoker.pod.capabilities import refusals
 from stoker.pod.config_file import ConfigError
 from stoker.pod.pipeline.schedules import check_schedule
+from stoker.pod.plan.layout_rules import problems_of_sums
 from stoker.trainer.protocol.config import ParallelismConfig, TrainerConfig, TrainingConfig
 
 Axis = Literal["pipeline", "replicate", "shard", "context", "tensor"]
@@ -211,17 +212,8 @@ def _batch_problems(config: TrainerConfig, dims: ParallelDims) -> list[str]:
             f"x microBatchSize {training.micro_batch_size} = {rows}"
         )
     if training.any_data_parallel:
-        sizes = {"data-parallel ranks": size, "parallelism.tensor": dims.tensor, "parallelism.context": dims.context}
-        problems += [
-            f"training.deterministic AnyDataParallel needs a power of two of {name}, got {count}"
-            for name, count in sizes.items()
-            if count & (count - 1)
-        ]
-        if dims.expert > 1:
-            problems.append(
-                "training.deterministic AnyDataParallel is not supported yet with parallelism.expert "
-                f"{dims.expert}: an expert's rows come from several ranks; use SameLayout"
-            )
+        sizes = {name: getattr(dims, name) for name in ("data_parallel", "tensor", "context", "expert")}
+        problems += [f"training.{line}" for line in problems_of_sums(**sizes)]
     return problems
 
 

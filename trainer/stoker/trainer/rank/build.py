@@ -28,7 +28,7 @@ from stoker.trainer.rank.compile_clock import CompileClock
 from stoker.trainer.rank.context_share import share_batches
 from stoker.trainer.rank.guards import Guards
 from stoker.trainer.rank.kernel_choice import DTYPES, make_ops
-from stoker.trainer.rank.loop import Loop, Progress
+from stoker.trainer.rank.loop import Loop, Progress, validates
 from stoker.trainer.rank.loss_scale import LossScale
 from stoker.trainer.rank.memory_peak import MemoryPeak
 from stoker.trainer.rank.mesh import Mesh
@@ -241,7 +241,20 @@ def _resume(
         float(meta["elapsed_s"]),
         int(meta.get("skipped_steps", 0)),
         tuple(lineage.get("loss_spikes", ())),
+        makes_up_validation(config, reader.manifest, inputs.total_steps),
     )
+
+
+def makes_up_validation(config: TrainerConfig, manifest: Manifest, total_steps: int) -> bool:
+    """Whether a run begins with the validation that a stop has left.
+
+    The first attempt after the stop does: where each one was stopped during it, none would come to train. That of the
+    last step delays no training.
+    """
+    if not manifest.meta.get("validation_due") or not validates(config, manifest.step, total_steps):
+        return False
+    stopped = manifest.meta.get("lineage", {}).get("attempt", 0)
+    return manifest.step == total_steps or config.job.attempt <= stopped + 1
 
 
 def check_steps_left(config: TrainerConfig, manifest: Manifest, total_steps: int) -> None:

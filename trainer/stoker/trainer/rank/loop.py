@@ -26,6 +26,7 @@ from stoker.trainer.protocol.messages import (
     SourceProgress,
     SourcesEvent,
     StepEvent,
+    StopMode,
     StragglersEvent,
     ValidationEvent,
 )
@@ -43,7 +44,8 @@ from stoker.trainer.rank.saver import SavePlan, Saver
 from stoker.trainer.rank.schedule import learning_rate
 from stoker.trainer.rank.snapshot import Snapshots
 from stoker.trainer.rank.stragglers import StragglerWatch
-from stoker.trainer.rank.train_step import Passes, StepResult, TrainStep, validation_loss
+from stoker.trainer.rank.train_step import Passes, StepResult, TrainStep
+from stoker.trainer.rank.validation import ValidationLoss, validate
 from stoker.trainer.rank.zero import Zero
 
 
@@ -74,6 +76,8 @@ class Progress:
     """Finished steps whose update was not applied."""
     loss_spikes: tuple[dict[str, Any], ...] = ()
     """What the guard against loss spikes has found: step, loss, limit, action and samples."""
+    validation_due: bool = False
+    """The last step is to be validated: a stop came first."""
 
 
 class Loop:
@@ -139,22 +143,12 @@ class Loop:
         """
         self._channel.phase("FirstStep")
         self._snapshots.prepare()
-        while self.progress.step < self.total_steps:
-            result = self._step()
-            if result.signals.stop is not None:
-                self._save_and_leave(result.signals)
-                return Cause.CANCELLED if result.signals.stop == "cancel" else Cause.INTERRUPTED
-            self._validate_if_due()
-            self._save_if_due(result.signals)
+        signals = self._validate_if_due(StepSignals())  # what the stop of the attempt before has left
+        while signals.stop is None and self.progress.step < self.total_steps:
+            signals = self._validate_if_due(self._step().signals)
+            self._save_if_due(signals)
         self._finish()
-        return Cause.COMPLETED
-
-    def _save_and_leave(self, signals: StepSignals) -> None:
-        """End the run early. A validation that is due comes last: it may be longer than the time until a kill."""
-        self._save_if_due(signals)
-        self._saver.wait()
-        self._validate_if_due()
-        self._finish()
+        return cause_of_stop(signals.stop)
 
     def _step(self) -> StepResult:
         batch = self._guards.batch_of_step(self.progress.step)
@@ -229,6 +223,7 @@ class Loop:
             loss=result.loss,
             elapsed_s=self.progress.elapsed_s + step_s,
             skipped_steps=self.progress.skipped_steps + result.skipped,
+            validation_due=validates(self._config, self.progress.step + 1, self.total_steps),
         )
         event = self._event(result, rate, step_s)
         self._channel.send(event)
@@ -263,18 +258,27 @@ class Loop:
             **router_fields(result.router),
         )
 
-    def _validate_if_due(self) -> None:
-        validation, step = self._config.data.validation, self.progress.step
-        if validation is None or (step % validation.every_steps and step != self.total_steps):
-            return
+    def _validate_if_due(self, signals: StepSignals) -> StepSignals:
+        """Validate the last step unless the run stops, and return the signals after it.
+
+        A stop, before or meanwhile, leaves it to the next attempt: it may be longer than the time until a kill.
+        """
+        if not self.progress.validation_due or signals.stop is not None:
+            return signals
         self._channel.phase("Validating")
         batches = self._batches.validation(self._mesh.data_index, self._mesh.data_size)
-        loss, tokens = validation_loss(self._passes, self._zero, batches)
-        event = ValidationEvent(step=step, loss=loss, tokens=tokens)
+        result = validate(self._passes, self._zero, batches, self._signals)
+        if result.found is not None:
+            self._report_validation(result.found)
+        self._channel.phase("Training" if self._clock.steps else "FirstStep")
+        return result.signals
+
+    def _report_validation(self, found: ValidationLoss) -> None:
+        self.progress = replace(self.progress, validation_due=False)
+        event = ValidationEvent(step=self.progress.step, loss=found.loss, tokens=found.tokens)
         if self._mesh.leads:
             self._channel.send(event)
             self._log.validation(event)
-        self._channel.phase("Training")
 
     def _save_if_due(self, signals: StepSignals) -> None:
         reason = save_reason(self._config, self.progress.step, self.total_steps, signals)
@@ -309,6 +313,7 @@ class Loop:
             "learning_rate": learning_rate(optimization, progress.step, self.total_steps),
             "elapsed_s": progress.elapsed_s,
             "skipped_steps": progress.skipped_steps,
+            "validation_due": progress.validation_due,
             "loss_scale": None if scale is None else scale.state(),
             "schedule": {
                 "kind": optimization.schedule,
@@ -346,6 +351,19 @@ def router_fields(report: RouterReport | None) -> dict[str, Any]:
         "expert_imbalance": report.imbalance,
         "expert_tokens": report.expert_tokens,
     }
+
+
+def validates(config: TrainerConfig, step: int, total_steps: int) -> bool:
+    """Whether the weights after step `step` are validated."""
+    validation = config.data.validation
+    return validation is not None and (step % validation.every_steps == 0 or step == total_steps)
+
+
+def cause_of_stop(stop: StopMode | None) -> Cause:
+    """The end of a run that this stop ended; without one it took its last step."""
+    if stop is None:
+        return Cause.COMPLETED
+    return Cause.CANCELLED if stop == "cancel" else Cause.INTERRUPTED
 
 
 def save_reason(config: TrainerConfig, step: int, total_steps: int, signals: StepSignals) -> SaveReason | None:

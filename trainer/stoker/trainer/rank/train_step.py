@@ -70,13 +70,20 @@ class Passes(Protocol):
         """
         ...
 
-    def evaluate(self, batches: Iterable[MicroBatch]) -> list[float]:
+    @property
+    def max_evaluated(self) -> int:
+        """Micro-batches that one call of `evaluate` takes: more of them than one make a pipeline faster."""
+        ...
+
+    def evaluate(self, batches: Sequence[MicroBatch]) -> list[float]:
         """Return the loss sums of micro-batches without gradient; none on ranks that compute no loss."""
         ...
 
 
 class ForwardPass:
     """The model's forward pass up to the loss sum, with or without activation checkpointing."""
+
+    max_evaluated = 1
 
     def __init__(
         self,
@@ -114,7 +121,7 @@ class ForwardPass:
         """See `Passes`."""
         return [self._backward(batch, zero, router, factor) for batch in batches]
 
-    def evaluate(self, batches: Iterable[MicroBatch]) -> list[float]:
+    def evaluate(self, batches: Sequence[MicroBatch]) -> list[float]:
         """See `Passes`."""
         with torch.no_grad():
             return [float(self.loss_sum(batch)) for batch in batches]
@@ -260,17 +267,3 @@ def counted_by_tokens(by_rank: Tensor, mesh: Mesh) -> Tensor:
     """The sum of numbers of all stages' layers; the ranks of `tensor` have the same tokens, of which one counts."""
     ranks = [rank for rank in range(len(by_rank)) if mesh.dims.coordinates(rank).tensor == 0]
     return by_rank[ranks].sum(0)
-
-
-def validation_loss(passes: Passes, zero: Zero, batches: Iterable[MicroBatch]) -> tuple[float, int]:
-    """Mean loss over the weighted targets of all ranks, and their number.
-
-    Every rank has the same number of micro-batches.
-    """
-    zero.wait_parameters()
-    batches = list(batches)
-    loss_sum, targets = sum(passes.evaluate(batches)), sum(int(batch.weights_T.sum()) for batch in batches)
-    device = zero.states[0].bucket.device
-    by_rank = zero.mesh.world.exchange(torch.tensor([loss_sum, targets], dtype=torch.float64, device=device)).cpu()
-    total = counted_once(by_rank, zero.mesh).sum(0).tolist()
-    return total[0] / max(1.0, total[1]), int(total[1])

@@ -31,7 +31,8 @@ from stoker.trainer.rank.mesh import Mesh
 from stoker.trainer.rank.pipeline.slices import Model, empty_model, slices_of
 from stoker.trainer.rank.run_inputs import check_heads, check_length, lora_settings
 from stoker.trainer.rank.save_group import SaveGroup
-from stoker.trainer.rank.train_step import TrainStep, validation_loss
+from stoker.trainer.rank.train_step import TrainStep
+from stoker.trainer.rank.validation import validate
 from stoker.trainer.rank.zero_maker import make_zero
 
 ON_GPU = torch.device("cuda", 0)
@@ -84,7 +85,7 @@ def launch_rank(config: TrainerConfig, model: ModelConfig, mesh: Mesh) -> None:
     mine, count = (mesh.data_index, mesh.data_size), mesh.dims.micro_batches_per_rank(config.training)
     with contextlib.suppress(NonFinite):  # whatever is in memory
         step(1, batches.micro_batches(0, *mine), count, batches.target_tokens(0), 1e-4, StepSignals)
-    validation_loss(passes, zero, batches.validation(*mine))
+    validate(passes, zero, batches.validation(*mine), StepSignals)
     zero.wait_parameters()
     zero.close()
     if mesh.expert is not None:

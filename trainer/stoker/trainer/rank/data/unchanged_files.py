@@ -1,6 +1,7 @@
 """Files of a source that must not be written between the start of their hashing and the end of their tokenising.
 
-The hash names the shard with the tokens, and each is made by a reading of its own. Called by `corpus`.
+The hash names what is made of the documents, and each is made by a reading of its own. Called by `corpus` and
+`byte_bpe`.
 """
 
 from __future__ import annotations
@@ -21,12 +22,16 @@ class UnchangedFiles:
         self._before = self._versions()
 
     def documents(self, documents: Iterator[Document]) -> Iterator[Document]:
-        """Yield the documents of the files.
+        """Yield the documents of the files, then `check`."""
+        yield from documents
+        self.check()
+
+    def check(self) -> None:
+        """Check that the files have the versions that they had.
 
         Raises:
             DataError: a file was written meanwhile: its documents may not be those of the hash.
         """
-        yield from documents
         for file, before, now in zip(self._files, self._before, self._versions(), strict=True):
             if now != before:
                 raise DataError(

@@ -26,12 +26,11 @@ from stoker.trainer.rank.pipeline.stage import StageInputs
 from stoker.trainer.rank.router_meter import RouterMeter
 from stoker.trainer.rank.zero import Zero
 
-MAX_EVALUATED = 64
-"""Micro-batches of validation that are on the device at once."""
-
 
 class PipelinePasses:
     """Forward and backward passes of one rank's stages (`train_step.Passes`)."""
+
+    max_evaluated = 64
 
     def __init__(
         self,
@@ -85,15 +84,11 @@ class PipelinePasses:
         none = torch.zeros((), dtype=torch.float32, device=self._device)
         return [found.get(index, none) for index in range(len(inputs))]
 
-    def evaluate(self, batches: Iterable[MicroBatch]) -> list[float]:
+    def evaluate(self, batches: Sequence[MicroBatch]) -> list[float]:
         """See `Passes`."""
-        every = list(batches)
-        losses: list[float] = []
-        for first in range(0, len(every), MAX_EVALUATED):
-            inputs = [self._inputs(batch) for batch in every[first : first + MAX_EVALUATED]]
-            found = self._executor.evaluate(rank_order(None, self._shape(len(inputs)), self._stage), inputs)
-            losses += [float(found[index]) for index in sorted(found)]
-        return losses
+        inputs = [self._inputs(batch) for batch in batches]
+        found = self._executor.evaluate(rank_order(None, self._shape(len(inputs)), self._stage), inputs)
+        return [float(found[index]) for index in sorted(found)]
 
     def _shape(self, micro_batches: int) -> Shape:
         dims = self._dims

@@ -88,10 +88,11 @@ class Served:
 
 
 class _Due:
-    """The output of a step that is due at a time."""
+    """The output of a step that takes some time, from now on."""
 
-    def __init__(self, step: StepInput, clock: VirtualClock, end_s: float) -> None:
-        self.step, self.clock, self.end_s = step, clock, end_s
+    def __init__(self, step: StepInput, clock: VirtualClock, duration_s: float) -> None:
+        self.step, self.clock, self.duration_s = step, clock, duration_s
+        self.end_s = clock.now_s + duration_s
 
     def result(self) -> StepOutput:
         samples = len(self.step.sample_chunks)
@@ -110,7 +111,7 @@ class ClockedExecutor:
     def submit(self, step: StepInput) -> _Due:
         decodes = sum(length == 1 for length in step.lengths)
         seconds = self.curve.step_s(step.num_tokens - decodes, decodes)
-        return _Due(step, self.clock, self.clock.now_s + seconds)
+        return _Due(step, self.clock, seconds)
 
     def capture_next_graph(self, *, wanted: bool = False) -> bool:
         return False

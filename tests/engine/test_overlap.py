@@ -51,6 +51,8 @@ class Late:
 
 
 class Pending:
+    duration_s = None
+
     def __init__(self, executor: Late, step: StepInput) -> None:
         self.executor, self.step, self.done = executor, step, False
         self.output: StepOutput | None = None

@@ -333,26 +333,32 @@ class Runner:
 
     def _sample(self, rows: StepRows, hidden_TD: Tensor, masks: Mapping[int, bytes]) -> Sampled | None:
         """Sample next tokens and write them to their seats."""
-        seats_B, positions_B = rows.sample_seats, rows.sample_positions
-        if not len(seats_B):
+        num_samples = len(rows.sample_seats)
+        if not num_samples:
             return None
-        target_B = seats_B * self.tokens_SL.shape[1] + positions_B
+        hidden_PD, rows_P, targets_B = self._sampled_rows(rows, hidden_TD)
+        if self._deals(rows, len(hidden_PD), masks):
+            return self._draw_dealt(hidden_PD, rows_P, targets_B)
+        logits_BV = self.model.logits(hidden_PD)[:num_samples]
+        asked = Rows(self.values, rows.sample_seats, rows.sample_positions, self.device, masks)
+        if self.graphs is not None:
+            return self._draw(logits_BV, asked, rows_P)
+        sampled = sample(logits_BV, asked, self.tokens_SL, self.model.ops)
+        self.tokens_SL.view(-1).index_copy_(0, targets_B, sampled.tokens.to(self.tokens_SL.dtype))
+        return sampled
+
+    def _sampled_rows(self, rows: StepRows, hidden_TD: Tensor) -> tuple[Tensor, SampleRows, Tensor]:
+        """Return the samples' hidden states, with padding where steps are captured, their rows, and the places of their
+        tokens."""
+        target_B = rows.sample_seats * self.tokens_SL.shape[1] + rows.sample_positions
         padded = padded_rows if self.graphs is not None else np.asarray
-        rows_P, seats_P, positions_P = padded(rows.sample_rows), padded(seats_B), padded(positions_B)
-        device_rows_P, targets, seats, positions = self.staging.send(
+        rows_P, seats_P, positions_P = map(padded, (rows.sample_rows, rows.sample_seats, rows.sample_positions))
+        device_rows_P, targets_B, seats, positions = self.staging.send(
             rows_P, target_B, seats_P.astype(np.int32), positions_P.astype(np.int32)
         )
         is_front = np.array_equal(rows_P, np.arange(len(rows_P)))
         hidden_PD = hidden_TD[: len(rows_P)] if is_front else hidden_TD.index_select(0, device_rows_P)
-        if self._deals(rows, len(rows_P), masks):
-            return self._draw_dealt(hidden_PD, SampleRows(seats, positions, self._is_filtered(rows)), targets)
-        logits_BV, num_samples = self.model.logits(hidden_PD)[: len(seats_B)], len(seats_B)
-        asked = Rows(self.values, seats_B, positions_B, self.device, masks)
-        if self.graphs is not None:
-            return self._draw(logits_BV, asked, seats[:num_samples], positions[:num_samples])
-        sampled = sample(logits_BV, asked, self.tokens_SL, self.model.ops)
-        self.tokens_SL.view(-1).index_copy_(0, targets, sampled.tokens.to(self.tokens_SL.dtype))
-        return sampled
+        return hidden_PD, SampleRows(seats, positions, self._is_filtered(rows)), targets_B
 
     def _deals(self, rows: StepRows, num_rows: int, masks: Mapping[int, bytes]) -> bool:
         """Whether so many rows are dealt to tensor ranks, each of which samples its share."""
@@ -368,14 +374,15 @@ class Runner:
         self.tokens_SL.view(-1).index_copy_(0, targets_B, tokens_B.to(self.tokens_SL.dtype))
         return Sampled(tokens_B, drawn.valid[:num_samples], None)
 
-    def _draw(self, logits_BV: Tensor, rows: Rows, seats_B: Tensor, places_B: Tensor) -> Sampled:
+    def _draw(self, logits_BV: Tensor, rows: Rows, rows_P: SampleRows) -> Sampled:
         """Sample with the fused sampler; adjustments and log-probabilities only where a row requests them."""
         assert isinstance(self.seats, DeviceSeatTables)
+        num_samples = len(logits_BV)
         logprobs_of = raw_logprobs(logits_BV, rows, self.model.ops)
         adjusts = bool((self.values.adjusted_until[rows.seats] > rows.positions).any())
         sampled = self.model.ops.sample(
             mask_logits(logits_BV, rows.seats, rows.masks),
-            SampleRows(seats_B, places_B, bool(self.values.filtered[rows.seats].any())),
+            SampleRows(rows_P.seats[:num_samples], rows_P.positions[:num_samples], rows_P.filtered),
             self.seats.sampling,
             self._adjustments(rows, self.seats) if adjusts else None,
             self.tokens_SL,

@@ -125,12 +125,12 @@ class DataRank:
         return self._peers
 
     def _timed(self, step: StepInput) -> TimedOutput:
+        self._begin(step.num_tokens)
         began_s = self.clock()
         output = self._compute(step)
         return TimedOutput(output, self.clock() - began_s)
 
     def _compute(self, step: StepInput) -> StepOutput:
-        self._begin(step.num_tokens)
         try:
             output = self.runner.launch(step).result()
         except ExecutorLost:
@@ -177,7 +177,10 @@ class DataRank:
 
 
 class TimedOutput(NamedTuple):
-    """A step's output, and how long it took, waits for other ranks included."""
+    """A step's output, and how long it took once all ranks had asked for it.
+
+    The wait before would count another rank's delay, and make this rank ask later for the next step.
+    """
 
     output: StepOutput
     seconds: float

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 
+from stoker.operator.domain.plan import Key
 from stoker.pod.causes import Cause
 from testing.operator.canary_world import CanaryServing, Quality
 from testing.operator.serving_world import CHAT, EVENTS, POOL, condition_of, disturb
@@ -320,6 +321,39 @@ def test_another_layout_that_fails_leaves_the_former_pools_alone() -> None:
     assert (pools_of(serving), serving.engines(target_of(serving))) == (["chat-main"], [])
     assert serving.status["ready"] == "2/2", "pools that were given up count no replicas"
     assert serving.cluster.plan(CHAT).empty
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["good", "rolled back"])
+def test_a_pool_that_is_removed_during_a_canary_serves_with_all_its_replicas_during_the_next(fails: bool) -> None:
+    """The revision of the interrupted canary gets no traffic any more, so its replicas would idle."""
+    serving, left = CanaryServing(), Key("EnginePool", "default", "chat-left")
+    pools = [{"name": "main", "replicas": 2}, {"name": "left", "replicas": 4}]
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(pools=pools))
+    old, interrupted = begun(serving, 50)
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(pools=pools[:1]))
+    rounds(serving, 15)
+    serving.quality[target_of(serving)] = Quality(error_percent=50 if fails else 0)
+    assert target_of(serving) not in (old, interrupted)
+    assert serving.engines(interrupted) == []
+    counts = {found["name"]: found["ready"] for found in serving.cluster.objects[left]["status"]["revisions"]}
+    assert counts[old] == 4
+    rounds(serving, 120)
+    assert serving.rollout["phase"] == ("RolledBack" if fails else "Completed")
+    assert (left in serving.cluster.objects, serving.engines(interrupted)) == (fails, [])
+    assert serving.cluster.plan(CHAT).empty
+
+
+def test_a_pool_that_is_removed_while_its_canary_is_paused_keeps_both_revisions() -> None:
+    serving, left = CanaryServing(), Key("EnginePool", "default", "chat-left")
+    pools = [{"name": "main", "replicas": 2}, {"name": "left", "replicas": 4}]
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(pools=pools))
+    old, new = begun(serving, 50)
+    paused = {**serving.cluster.objects[CHAT]["spec"]["rollout"], "paused": True}
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(rollout=paused, pools=pools[:1]))
+    rounds(serving, 15)
+    assert serving.shares == {new: 50, old: 50}
+    shares = {found["name"]: found["share"] for found in serving.cluster.objects[left]["spec"]["revisions"]}
+    assert shares == {new: 50, old: 50}
 
 
 def test_a_canary_waits_for_no_replica_of_a_pool_that_has_none() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+from stoker.operator.domain.labels import EXPIRED
+from stoker.operator.domain.plan import Key
 from testing.operator.training_world import Run
 
 
@@ -62,11 +66,37 @@ def test_no_verified_save_is_given_up_for_newer_ones_that_are_not() -> None:
     assert _steps(run) == [10, 20, 30]
 
 
+@pytest.mark.parametrize(("pinned", "asked"), [(True, 1), (False, 2)], ids=["pinned", "unpinned"])
+def test_a_manifest_that_asks_for_a_save_and_is_applied_again_asks_once_where_it_is_pinned(
+    pinned: bool, asked: int
+) -> None:
+    run = Run(checkpoint={"storage": {"claimName": "claim"}, "maxToKeep": 1})
+    run.start()
+    saves = (run.save(10, id_=_request(run, "kept-in-git", pinned=pinned)),)
+    run.train(10, saves)
+    run.train(20, (*saves, run.save(20)))
+    run.answer_tasks("delete", deleted=["a"])
+    if Key("Checkpoint", "default", "kept-in-git") not in run.cluster.objects:
+        _request(run, "kept-in-git", pinned=pinned)
+    assert [path for _, path, _ in run.cluster.calls] == ["/checkpoint"] * asked
+    assert run.cluster.events.count("Expired") == asked - 1
+
+
+def test_the_event_of_a_save_that_is_given_up_names_the_field_that_keeps_it() -> None:
+    run = Run(checkpoint={"storage": {"claimName": "claim"}, "maxToKeep": 1})
+    run.start()
+    run.train(10, (run.save(10),))
+    found = run.checkpoint(10)
+    found["metadata"]["labels"][EXPIRED] = "true"
+    events = run.cluster.plan(Key("Checkpoint", "default", found["metadata"]["name"])).events
+    assert [event.message for event in events] == ["beyond checkpoint.maxToKeep of its job, and spec.pinned is not set"]
+
+
 def _steps(run: Run) -> list[int]:
     return sorted(found["spec"]["source"]["save"]["step"] for found in run.cluster.of_kind("Checkpoint"))
 
 
-def _request(run: Run, name: str) -> str:
+def _request(run: Run, name: str, *, pinned: bool = False) -> str:
     """Ask for a save; return the uid by which it is answered."""
     source = {"jobRef": {"name": "run"}}
     made = run.cluster.add(
@@ -74,7 +104,7 @@ def _request(run: Run, name: str) -> str:
             "apiVersion": "stoker.dev/v1alpha1",
             "kind": "Checkpoint",
             "metadata": {"name": name},
-            "spec": {"source": source},
+            "spec": {"source": source, "pinned": pinned},
         }
     )
     run.cluster.settle()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 
 from stoker.operator.domain.autoscaling.decision import Limits, PoolInput
@@ -55,10 +56,14 @@ def _smallest(model: PoolModel, limits: Limits, share: float) -> int:
 def _keeping_up(limits: Limits, model: PoolModel) -> Need:
     """The smallest number that keeps up with the work, and the best figures that any number can reach."""
     counts = range(max(limits.min, 1), limits.max + 1)
-    fitting = (count for count in counts if model.at(count).fits and model.at(count).busy <= BUSY)
-    found = next(fitting, limits.max)
+    place = bisect_left(counts, True, key=lambda count: _keeps_up(model.at(count)))  # a share of less work fits, too
+    found = counts[place] if place < len(counts) else limits.max
     text = f"no number of replicas reaches {_goals(limits.goals)}: the best is {_reached(model.alone())}"
     return Need(found, f"{found} keep up with {model.demand.rate:.3g} requests/s", model.at(found), text)
+
+
+def _keeps_up(predicted: Prediction) -> bool:
+    return predicted.fits and predicted.busy <= BUSY
 
 
 def _goals(goals: Goals) -> str:

@@ -40,7 +40,7 @@ def expire(view: CheckpointView) -> CheckpointOutcome | None:
     """Guard the data, then delete the object, where the job's retention gave this save up."""
     if not is_given_up(view.checkpoint) or view.users:
         return None
-    event = Event("Normal", "Expired", "beyond checkpoint.maxToKeep of its job")
+    event = Event("Normal", "Expired", "beyond checkpoint.maxToKeep of its job, and spec.pinned is not set")
     plan = Plan(finalizers=wanted_finalizers(view), delete=(ref_of(view.seen.resource),), events=(event,))
     return CheckpointOutcome(plan=plan)
 

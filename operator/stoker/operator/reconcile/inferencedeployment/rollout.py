@@ -7,15 +7,16 @@ Called by `reconcile`; the step of a rollout is kept in the status.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from stoker.operator.api.enginepool import EnginePool
+from stoker.operator.api.enginepool import EnginePool, Revision
 from stoker.operator.api.inferencedeployment import RevisionStatus, RolloutStatus
 from stoker.operator.api.metadata import API_VERSION
 from stoker.operator.api.pool import Pool
-from stoker.operator.domain.labels import ROLE
+from stoker.operator.domain.labels import POOL, ROLE
 from stoker.operator.domain.plan import Event, Object, Ref, Scale
 from stoker.operator.reconcile.inferencedeployment.autoscaling import external_bounds, wanted_replicas
 from stoker.operator.reconcile.inferencedeployment.canary import CanaryTurn, plan_canary, with_canary
@@ -87,7 +88,7 @@ def plan_rollout(view: DeploymentView, choice: ModelChoice | NoModel) -> Rollout
         target=target,
         status=with_canary(progress, canary, view.time),
         create=(*pools.create, *(canary.create if canary is not None else ())),
-        apply=pools.apply,
+        apply=(*pools.apply, *_reunited_pools(view, shares, current)),
         scale=pools.scale,
         delete=(*(obsolete if updated else ()), *abandoned, *stale),
         events=(*chosen, *(canary.events if canary is not None else ())),
@@ -187,15 +188,11 @@ def _pool_revisions(
 
 def _pool_object(view: DeploymentView, pool: Pool, revisions: list[dict[str, Any]]) -> Object:
     """The EnginePool to apply. `replicas` is left out, because it is written through `/scale` only."""
-    name = pool_object_name(view.deployment, pool)
-    labels = {**deployment_labels(view.deployment), "pool": pool.name}
-    metadata = metadata_of(view.seen.resource, name, "engine", labels)
-    del metadata["labels"][ROLE]
     bounds = external_bounds(pool)
     return {
         "apiVersion": API_VERSION,
         "kind": "EnginePool",
-        "metadata": metadata,
+        "metadata": _pool_metadata(view, pool_object_name(view.deployment, pool), pool.name),
         "spec": {
             "revisions": revisions,
             "maxSurge": pool.max_surge,
@@ -206,11 +203,46 @@ def _pool_object(view: DeploymentView, pool: Pool, revisions: list[dict[str, Any
     }
 
 
+def _pool_metadata(view: DeploymentView, name: str, pool_name: str) -> Object:
+    labels = {**deployment_labels(view.deployment), "pool": pool_name}
+    metadata = metadata_of(view.seen.resource, name, "engine", labels)
+    del metadata["labels"][ROLE]
+    return metadata
+
+
 def _is_as_wanted(live: EnginePool, wanted: Object) -> bool:
     """Whether the spec is `wanted`, apart from its replicas."""
     spec = live.spec.to_wire()
     ours = type(live.spec).model_validate({**wanted["spec"], "replicas": live.spec.replicas}).to_wire()
     return spec == ours
+
+
+def _reunited_pools(view: DeploymentView, shares: Shares, current: str | None) -> tuple[Object, ...]:
+    """Former pools that an interrupted canary left split, with all replicas for the current revision.
+
+    They serve beside the new canary, whose routers give no traffic to the revision of the interrupted one.
+    """
+    used = {name for name, _ in shares}
+    changed = []
+    for live in former_pools(view):
+        held = {found.name: found.share for found in live.spec.revisions}
+        if current in used and current in held and any(share and name not in used for name, share in held.items()):
+            first = sorted(live.spec.revisions, key=lambda found: found.name != current)
+            changed.append(_reunited_pool(view, live, first))
+    return tuple(changed)
+
+
+def _reunited_pool(view: DeploymentView, live: EnginePool, revisions: Sequence[Revision]) -> Object:
+    """The EnginePool to apply, with the whole share for the first of the revisions."""
+    shared = [{**found.to_wire(), "share": 0 if number else 100} for number, found in enumerate(revisions)]
+    spec = {name: value for name, value in live.spec.to_wire().items() if name != "replicas"}
+    metadata = _pool_metadata(view, live.metadata.name, live.metadata.labels.get(POOL, live.metadata.name))
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "EnginePool",
+        "metadata": metadata,
+        "spec": {**spec, "revisions": shared},
+    }
 
 
 def _abandoned_pools(view: DeploymentView, shares: Shares) -> tuple[Ref, ...]:

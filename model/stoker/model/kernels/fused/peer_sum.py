@@ -31,7 +31,7 @@ PROGRAMS = 128
 SPINS = 2**28
 """Looks at an inbox after which a peer counts as lost and the kernel fails: minutes."""
 CHECKED = 2**18
-"""Looks at an inbox between two at the word that ends all waiting: a quarter of a second. The word lies in the host's
+"""Looks at an inbox between two at the word that ends all waiting: some 0.2 s. The word lies in the host's
 memory, where one look of all threads of 64 programs takes 25 ms, of 128 programs 40."""
 VECTOR_WORDS = 2
 """Words that one instruction moves: rows in the inboxes begin at multiples of them."""

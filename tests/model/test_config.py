@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -94,6 +95,24 @@ def test_rope_is_read_in_both_spellings() -> None:
         ({"rope_scaling": {"rope_type": "linear", "factor": [2]}}, r"factor must be a number, not \[2\]"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2, "mscale": "x"}}, "mscale must be a number, not 'x'"),
         ({"rope_theta": "long"}, "rope_theta must be a number, not 'long'"),
+        ({"rope_theta": math.nan}, "config.json: rope_theta must be a number, not nan"),
+        ({"rope_theta": 10**400}, r"config.json: rope_theta must be a number, not 10+\.\.\.0+$"),
+        ({"rope_theta": 0}, "rope_theta must be a finite number above 0, not 0.0"),
+        ({"rope_parameters": {"rope_theta": -1e4}}, "rope_theta must be a finite number above 0, not -10000.0"),
+        ({"rms_norm_eps": math.nan}, "config.json: rms_norm_eps must be a number, not nan"),
+        ({"rms_norm_eps": "NaN"}, "config.json: rms_norm_eps must be a number, not 'NaN'"),
+        ({"rms_norm_eps": 0.0}, "norm_eps must be a finite number above 0, not 0.0"),
+        ({"initializer_range": math.inf}, "config.json: initializer_range must be a number, not inf"),
+        ({"max_position_embeddings": math.inf}, "max_position_embeddings must be a whole number, not inf"),
+        ({"max_position_embeddings": math.nan}, "max_position_embeddings must be a whole number, not nan"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 2, "attention_factor": math.nan}},
+            "attention_factor must be a number, not nan",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 2, "beta_fast": math.inf}},
+            "beta_fast must be a number, not inf",
+        ),
         ({"rope_scaling": {"rope_type": "linear", "factor": 0.5}}, "factor must be >= 1, not 0.5"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 0}}, "factor must be >= 1, not 0.0"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2, "beta_slow": 32}}, "0 < beta_slow < beta_fast, not 32.0"),
@@ -107,6 +126,18 @@ def test_rope_is_read_in_both_spellings() -> None:
 def test_a_config_that_cannot_be_computed_is_refused_by_name(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ModelConfig.from_hugging_face(RAW | change)
+
+
+def test_a_null_means_a_missing_number() -> None:
+    nulls = dict.fromkeys(["rope_theta", "rms_norm_eps", "initializer_range"])
+    assert ModelConfig.from_hugging_face(RAW | nulls) == ModelConfig.from_hugging_face(RAW)
+
+
+def test_the_loss_of_routers_has_a_finite_weight() -> None:
+    raw = RAW | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+    for name in ("router_aux_loss_coef", "router_z_loss_coef"):
+        with pytest.raises(ValueError, match=f"config.json: {name} must be a number, not nan"):
+            ModelConfig.from_hugging_face(raw | {name: math.nan})
 
 
 def test_end_tokens_may_be_one_or_several(llama: ModelConfig) -> None:

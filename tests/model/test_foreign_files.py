@@ -87,7 +87,7 @@ def test_metadata_of_another_kind_is_refused(name: str, value: bytes, tmp_path: 
     kind = 8 if len(value) == 8 else 9
     numbers = ["embedding_length", "block_count", "feed_forward_length", "attention.head_count", "context_length"]
     keys = {f"llama.{key}": (4, struct.pack("<I", 1)) for key in numbers} | {"llama.vocab_size": (4, bytes(4))}
-    keys |= {"llama.attention.layer_norm_rms_epsilon": (6, bytes(4)), name: (kind, value)}
+    keys |= {"llama.attention.layer_norm_rms_epsilon": (6, struct.pack("<f", 1e-5)), name: (kind, value)}
     body = ARCHITECTURE + b"".join(key(name, kind, value) for name, (kind, value) in keys.items())
     (tmp_path / "model.gguf").write_bytes(gguf_head(0, len(keys) + 1, body))
     with pytest.raises(GgufError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,8 +65,9 @@ def write_gguf(
     }
     for key, value in section.items():
         writer.add_uint32(f"{config.architecture}.{key}", changes.get(key, value))
-    writer.add_float32(f"{config.architecture}.rope.freq_base", config.rope_theta)
-    writer.add_float32(f"{config.architecture}.attention.layer_norm_rms_epsilon", config.norm_eps)
+    numbers = {"rope.freq_base": config.rope_theta, "attention.layer_norm_rms_epsilon": config.norm_eps}
+    for key, number in numbers.items():
+        writer.add_float32(f"{config.architecture}.{key}", changes.get(key, number))
     if (scaling := changes.get("rope_scaling_type")) is not None:
         writer.add_string(f"{config.architecture}.rope.scaling.type", scaling)
     for key in ("rope.dimension_count", "attention.sliding_window"):
@@ -253,6 +255,22 @@ def test_settings_that_change_nothing_are_taken(
         ),
         ({"bos_token_id": VOCAB_SIZE}, f"tokenizer.ggml.bos_token_id must be .*, got {VOCAB_SIZE}"),
         ({"eot_token_id": VOCAB_SIZE}, f"tokenizer.ggml.eot_token_id must be .*, got {VOCAB_SIZE}"),
+        ({"rope.freq_base": math.nan}, "llama.rope.freq_base must be a finite number above 0, got nan"),
+        ({"rope.freq_base": 0.0}, "llama.rope.freq_base must be a finite number above 0, got 0.0"),
+        ({"rope.freq_base": math.inf}, "llama.rope.freq_base must be a finite number above 0, got inf"),
+        (
+            {"attention.layer_norm_rms_epsilon": math.nan},
+            "llama.attention.layer_norm_rms_epsilon must be a finite number above 0, got nan",
+        ),
+        (
+            {"attention.layer_norm_rms_epsilon": -1.0},
+            "llama.attention.layer_norm_rms_epsilon must be a finite number above 0, got -1.0",
+        ),
+        ({"rope.scaling.factor": math.nan}, "not supported yet: rope.scaling.factor nan"),
+        (
+            {"rope_factors": np.array([1, math.nan, 8, 8, 8, 8, 8, 8], dtype=np.float32)},
+            "rope_freqs.weight must have finite numbers above 0",
+        ),
         ({"split.count": 3}, "split.count 3; join the parts to one file, by llama-gguf-split --merge"),
     ],
     ids=str,

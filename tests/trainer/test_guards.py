@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from stoker.checkpoint.store import CheckpointRoot
 from stoker.pod.causes import Cause
 from stoker.trainer.errors import LossSpiked, NonFinite, StateDiverged, StorageFailed
 from stoker.trainer.protocol.config import TrainerConfig
-from stoker.trainer.protocol.messages import SourceProgress, StepEvent
+from stoker.trainer.protocol.messages import SourceProgress, StepEvent, StopCommand
 from stoker.trainer.protocol.parallel_dims import ParallelDims
 from stoker.trainer.rank.build import RankContext
 from stoker.trainer.rank.checksum import check_replicas, checksum, find_mismatches, holders
@@ -172,14 +172,24 @@ TOO_LARGE = 1e37
 
 
 class Spiky(SyntheticBatches):
-    """One batch whose losses count `factor` times as much."""
+    """Batches of which some count `factor` times as much; a stop arrives with the first of them."""
 
-    def __init__(self, config: TrainerConfig, factor: float) -> None:
+    def __init__(
+        self,
+        config: TrainerConfig,
+        factor: float,
+        spikes: Collection[int] = (SPIKE_STEP - 1,),
+        stop: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__(config)
         self._factor = factor
+        self._spikes = spikes
+        self._stop = stop
 
     def micro_batches(self, step: int, dp_rank: int, dp_size: int) -> Iterator[MicroBatch]:
-        factor = self._factor if step == SPIKE_STEP - 1 else 1
+        factor = self._factor if step in self._spikes else 1
+        if step in self._spikes:
+            self._stop()
         for batch in super().micro_batches(step, dp_rank, dp_size):
             yield replace(batch, weights_T=batch.weights_T * factor)
 
@@ -201,9 +211,9 @@ def spiky_config(folder: Path, mode: str, **changes: Any) -> TrainerConfig:
     return tiny_config(folder, **fields | changes)
 
 
-def run(config: TrainerConfig, factor: float = 100) -> list[StepEvent]:
+def run(config: TrainerConfig, factor: float = 100, spikes: Collection[int] = (SPIKE_STEP - 1,)) -> list[StepEvent]:
     context = alone()
-    train(config, context, batches=Spiky(config, factor))
+    train(config, context, batches=Spiky(config, factor, spikes))
     found: list[StepEvent] = context.channel.all(StepEvent)  # type: ignore[attr-defined]
     return found
 
@@ -246,19 +256,140 @@ def test_a_run_that_rewinds_goes_on_without_the_batch(tmp_path: Path, factor: fl
     assert [event.step for event in events] == list(range(SPIKE_STEP // 5 * 5 + 1, SPIKE_STEP + 4))
     assert max(event.loss for event in events) < 20
     assert newest(tmp_path)["lineage"]["skipped_batches"] == [SPIKE_STEP - 1]
+    assert curve(events) == curve(without(config, {SPIKE_STEP - 1}))[-len(events) :]
 
-    class Without(SyntheticBatches):
-        """The corpus of a run that never had the batch."""
 
-        def micro_batch(self, index: int) -> MicroBatch:
-            return super().micro_batch(index + (index >= SPIKE_STEP - 1))
+class Without(SyntheticBatches):
+    """The corpus of a run that never had some batches."""
 
+    def __init__(self, config: TrainerConfig, left_out: Collection[int]) -> None:
+        super().__init__(config)
+        self._left_out = left_out
+
+    def micro_batches(self, step: int, dp_rank: int, dp_size: int) -> Iterator[MicroBatch]:
+        return super().micro_batches(batch_of_step(step, self._left_out), dp_rank, dp_size)
+
+
+def without(config: TrainerConfig, left_out: Collection[int]) -> list[StepEvent]:
+    """The whole of an unguarded run whose corpus lacks some batches."""
     context, fields = alone(), config.model_dump()
-    fields["checkpoint"]["root"], fields["guards"]["loss_spike"] = str(tmp_path / "other"), "Off"
+    fields["checkpoint"]["root"], fields["guards"]["loss_spike"] = fields["checkpoint"]["root"] + "-without", "Off"
     other = TrainerConfig.model_validate(fields)
-    train(other, context, batches=Without(other))
-    expected = context.channel.all(StepEvent)[-len(events) :]  # type: ignore[attr-defined]
-    assert [event.loss for event in events] == [event.loss for event in expected]
+    train(other, context, batches=Without(other, left_out))
+    found: list[StepEvent] = context.channel.all(StepEvent)  # type: ignore[attr-defined]
+    return found
+
+
+def curve(events: list[StepEvent]) -> list[tuple[int, float, float | None]]:
+    return [(event.step, event.loss, event.loss_scale) for event in events]
+
+
+def saved(folder: Path) -> list[int]:
+    return sorted(found.step for found in CheckpointRoot(folder / "root").committed())
+
+
+def stop(config: TrainerConfig, factor: float, command: StopCommand, *, spike: int = SPIKE_STEP - 1) -> Cause:
+    """Run until a stop that arrives within the step of a spike."""
+    context = alone()
+    return train(config, context, batches=Spiky(config, factor, [spike], lambda: context.channel.put(command)))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("factor", [100, TOO_LARGE], ids=["spike", "not finite"])
+def test_a_stop_in_the_step_of_a_spike_saves_the_state_before_it(tmp_path: Path, factor: float, precision: str) -> None:
+    config = spiky_config(tmp_path, "Rewind", memory__precision=precision)
+    assert stop(config, factor, StopCommand(mode="suspend")) is Cause.INTERRUPTED
+    assert saved(tmp_path)[-1] == SPIKE_STEP - 1
+    assert newest(tmp_path)["lineage"]["skipped_batches"] == [SPIKE_STEP - 1]
+    (spike,) = newest(tmp_path)["lineage"]["loss_spikes"]
+    assert spike["step"] == SPIKE_STEP
+    events = run(config, factor)
+    assert [event.step for event in events] == list(range(SPIKE_STEP, SPIKE_STEP + 4))
+    assert curve(events) == curve(without(config, {SPIKE_STEP - 1}))[-len(events) :]
+
+
+@pytest.mark.parametrize(
+    ("command", "cause"),
+    [
+        (StopCommand(mode="cancel"), Cause.CANCELLED),
+        (StopCommand(mode="interrupt", save=False), Cause.INTERRUPTED),
+    ],
+    ids=["the step before is saved already", "without a save"],
+)
+def test_a_stop_in_the_step_of_a_spike_saves_no_step_twice(tmp_path: Path, command: StopCommand, cause: Cause) -> None:
+    every = SPIKE_STEP - 1 if command.save else SPIKE_STEP - 2
+    config = spiky_config(tmp_path, "Rewind", checkpoint__interval_steps=every)
+    assert stop(config, 100, command) is cause
+    assert saved(tmp_path) == [every]
+    events = run(config)
+    assert curve(events) == curve(without(config, {SPIKE_STEP - 1}))[every:]
+
+
+def test_a_stop_in_a_first_step_that_is_taken_back_has_nothing_to_save(tmp_path: Path) -> None:
+    config = spiky_config(tmp_path, "Rewind", training__total_steps=3)
+    assert stop(config, TOO_LARGE, StopCommand(mode="interrupt"), spike=0) is Cause.INTERRUPTED
+    assert not (tmp_path / "root").exists() or saved(tmp_path) == []
+    assert curve(run(config, TOO_LARGE, [0])) == curve(without(config, {0}))
+
+
+def stop_one_rank(held: dict[int, RankContext | None], folder: Path) -> tuple[str, list[int]] | None:
+    """Return how a run of two ranks ended, of which one gets a stop in the step of a spike."""
+    context = held[2]
+    if context is None:
+        return None
+    config = spiky_config(folder, "Rewind", training__global_batch_size=2, training__deterministic="Off")
+
+    def put() -> None:
+        if context.mesh.rank == 1:
+            context.channel.put(StopCommand(mode="interrupt"))
+
+    cause = train(config, context, batches=Spiky(config, 100, [SPIKE_STEP - 1], put))
+    return cause.value, saved(folder)
+
+
+def test_a_stop_of_one_rank_in_the_step_of_a_spike_saves_on_all(world: RankWorld, tmp_path: Path) -> None:
+    ended = ("Interrupted", [5, 10, 15, 20, SPIKE_STEP - 1])
+    assert world.call(stop_one_rank, tmp_path) == [ended, ended, None]
+    assert newest(tmp_path)["lineage"]["skipped_batches"] == [SPIKE_STEP - 1]
+
+
+def rewind(config: TrainerConfig, spikes: Collection[int], times: int) -> list[StepEvent]:
+    """Train until an attempt reaches the end; so many before it rewind."""
+    for _ in range(times):
+        with pytest.raises(LossSpiked):
+            run(config, spikes=spikes)
+    return run(config, spikes=spikes)
+
+
+@pytest.mark.parametrize("every", [5, SPIKE_STEP - 1, SPIKE_STEP, SPIKE_STEP + 1], ids=lambda every: f"saves {every}")
+@pytest.mark.parametrize(
+    "spikes",
+    [(SPIKE_STEP - 1,), (SPIKE_STEP - 1, SPIKE_STEP), (SPIKE_STEP - 1, SPIKE_STEP + 1), (SPIKE_STEP + 2,)],
+    ids=["one", "two in a row", "two", "the last step"],
+)
+def test_each_rewind_leaves_out_one_batch(tmp_path: Path, spikes: tuple[int, ...], every: int) -> None:
+    config = spiky_config(tmp_path, "Rewind", checkpoint__interval_steps=every)
+    events = rewind(config, spikes, len(spikes))
+    assert curve(events) == curve(without(config, spikes))[-len(events) :]
+    assert newest(tmp_path)["lineage"]["skipped_batches"] == list(spikes)
+    assert newest(tmp_path)["step"] == SPIKE_STEP + 3
+
+
+@pytest.mark.parametrize(
+    "spikes", [(SPIKE_STEP - 1, SPIKE_STEP), (SPIKE_STEP + 2,)], ids=["two in a row", "the last step"]
+)
+@pytest.mark.parametrize("ends", [SPIKE_STEP - 1, SPIKE_STEP], ids=["before", "behind"])
+def test_a_run_that_skips_goes_on_from_a_save_beside_a_spike(
+    tmp_path: Path, spikes: tuple[int, ...], ends: int
+) -> None:
+    whole = run(spiky_config(tmp_path / "whole", "Skip"), spikes=spikes)
+    shorter = spiky_config(tmp_path, "Skip", training__total_steps=ends)
+    run(shorter, spikes=spikes)
+    config = spiky_config(tmp_path, "Skip")
+    events = run(config, spikes=spikes)
+    assert curve(events) == curve(whole)[ends:]
+    assert newest(tmp_path)["skipped_steps"] == len(spikes)
+    assert [spike["step"] for spike in newest(tmp_path)["lineage"]["loss_spikes"]] == [index + 1 for index in spikes]
 
 
 def run_to_the_end(folder: Path) -> None:

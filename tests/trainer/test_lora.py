@@ -6,6 +6,7 @@ That every layout of ranks equals one rank is in `test_layouts`.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
@@ -36,6 +37,7 @@ from stoker.pod.plan.model_size import ModelSize
 from stoker.pod.plan.stage import pipeline_ranks, rank_parameters
 from stoker.trainer.errors import OtherModel
 from stoker.trainer.protocol.config import LoraConfig
+from stoker.trainer.rank.build import RankContext
 from stoker.trainer.rank.schedule import learning_rate
 from stoker.trainer.rank.train_step import ForwardPass
 from stoker.trainer.rank.zero_maker import make_zero
@@ -58,7 +60,8 @@ from testing.trainer.layouts import (
     train_layout,
 )
 from testing.trainer.live_bytes import LiveBytes
-from testing.trainer.tiny_run import alone, empty_slices, tiny_config
+from testing.trainer.rank_world import RankWorld
+from testing.trainer.tiny_run import alone, context_of, data_parallel, empty_slices, tiny_config
 
 RANK, ALPHA = LORA["lora"]["rank"], LORA["lora"]["alpha"]
 ROW = Layout(lora=True, micro_batch=2)
@@ -281,6 +284,38 @@ def test_a_resumed_run_has_the_same_bits(tmp_path: Path, precision: str) -> None
     ended = run_alone(ROW, tmp_path / "cut", **config)
     assert begun.losses + ended.losses == whole.losses
     assert all(np.array_equal(value, ended.state[name]) for name, value in whole.state.items())
+
+
+def two_ranks(_rank: int, _size: int) -> RankContext | None:
+    return context_of(data_parallel(2))
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[RankWorld]:
+    with RankWorld(2, two_ranks) as made:
+        yield made
+
+
+def train_in_two(held: RankContext | None, folder: Path, stage: int, steps: int) -> None:
+    assert held is not None
+    layout = replace(ROW, shard=2, zero_stage=stage)
+    changes = {"training__deterministic": "SameLayout", "training__total_steps": steps}
+    train_layout(layout, held, folder, changes)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_resumed_run_of_two_ranks_has_the_same_bits_and_export(world: RankWorld, tmp_path: Path, stage: int) -> None:
+    world.call(train_in_two, tmp_path / "whole", stage, 6)
+    for steps in (4, 6):
+        world.call(train_in_two, tmp_path / "cut", stage, steps)
+    whole, cut = read_state(tmp_path / "whole"), read_state(tmp_path / "cut")
+    assert whole.keys() == cut.keys()
+    assert all(np.array_equal(value, cut[name]) for name, value in whole.items())
+    for name in ("whole", "cut"):
+        newest = CheckpointRoot(tmp_path / name / "root").committed()[0]
+        export_adapter(CheckpointReader(newest.path), tmp_path / name / "adapter")
+    exported = [(tmp_path / name / "adapter" / "adapter_model.safetensors").read_bytes() for name in ("whole", "cut")]
+    assert exported[0] == exported[1]
 
 
 def test_another_adapter_or_none_does_not_resume(tmp_path: Path) -> None:

@@ -6,11 +6,12 @@ never ignored.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from stoker.model.config_json import given, read_experts, read_window, refuse_unsupported, whole_number
+from stoker.model.config_json import given, number, read_experts, read_window, refuse_unsupported, whole_number
 from stoker.model.family import ARCHITECTURES, BY_MODEL_TYPE, FAMILIES, Architecture, Family
 from stoker.model.rope_json import read_rope
 from stoker.model.rope_scaling import RopeScaling
@@ -74,6 +75,9 @@ class ModelConfig:
         for name in (*sizes, "head_dim", "max_position_embeddings", "decoder_sparse_step", "sliding_window"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} must be >= 1, not {value}")
+        for name in ("rope_theta", "norm_eps"):
+            if not 0 < (value := getattr(self, name)) < math.inf:
+                raise ValueError(f"{name} must be a finite number above 0, not {value}")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads {self.num_heads} must be a multiple of num_kv_heads {self.num_kv_heads}")
         if self.head_dim % 2:
@@ -195,13 +199,13 @@ class ModelConfig:
             head_dim=whole_number({"head_dim": hidden_size // max(num_heads, 1)} | given(raw), "head_dim"),
             rope_theta=rope.theta,
             rope_scaling=rope.scaling,
-            norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+            norm_eps=number({"rms_norm_eps": 1e-6} | given(raw), "rms_norm_eps"),
             tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
             attention_bias=bool(raw.get("attention_bias", False)) and FAMILIES[architecture].biases != "qkv",
             **read_window(raw, FAMILIES[architecture]),
             **(read_experts(raw, architecture) if FAMILIES[architecture].experts else {}),
             max_position_embeddings=rope.max_position_embeddings,
-            initializer_range=float(raw.get("initializer_range", 0.02)),
+            initializer_range=number({"initializer_range": 0.02} | given(raw), "initializer_range"),
             bos_token_id=raw.get("bos_token_id"),
             eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),),
             pad_token_id=raw.get("pad_token_id"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import reprlib
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,8 +36,8 @@ def read_experts(raw: Mapping[str, Any], architecture: str) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "num_experts": whole_number(raw, read_name(raw, "num_experts", "num_local_experts", "default_experts")),
         "num_experts_per_token": whole_number(raw, "num_experts_per_tok"),
-        "router_aux_loss_coef": float(raw.get("router_aux_loss_coef", 0.001)),
-        "router_z_loss_coef": float(raw.get("router_z_loss_coef") or 0.0),
+        "router_aux_loss_coef": number({"router_aux_loss_coef": 0.001} | given(raw), "router_aux_loss_coef"),
+        "router_z_loss_coef": number({"router_z_loss_coef": 0} | given(raw), "router_z_loss_coef"),
     }
     if architecture == "mixtral":
         return fields
@@ -66,15 +68,16 @@ def given(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 def whole_number(raw: Mapping[str, Any], name: str) -> int:
     value = needed(raw, name)
-    if not isinstance(value, int | float) or value != int(value):
+    if not (isinstance(value, int) or (isinstance(value, float) and value.is_integer())):
         raise ValueError(f"config.json: {name} must be a whole number, not {value!r}")
     return int(value)
 
 
 def number(raw: Mapping[str, Any], name: str) -> float:
+    """Return a finite number: Python's JSON has NaN and Infinity, too."""
     value = needed(raw, name)
-    if not isinstance(value, int | float):
-        raise ValueError(f"config.json: {name} must be a number, not {value!r}")
+    if not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+        raise ValueError(f"config.json: {name} must be a number, not {reprlib.repr(value)}")
     return float(value)
 
 

@@ -31,12 +31,12 @@ def read_rope(raw: Mapping[str, Any]) -> Rope:
     """
     name = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
     fields = _checked(name, raw.get(name) or {})
-    theta = fields.get("rope_theta") or raw.get("rope_theta") or raw.get("default_theta", 10000.0)
+    theta = {"rope_theta": raw.get("default_theta", 10000.0)} | given({**raw, **given(fields)})
     longest = whole_number(raw, "max_position_embeddings")
     scaling = _scaling(fields, longest)
     if isinstance(scaling, YarnScaling):
         longest = max(longest, int(scaling.factor * scaling.original_max_position_embeddings))
-    return Rope(number({"rope_theta": theta}, "rope_theta"), scaling, longest)
+    return Rope(number(theta, "rope_theta"), scaling, longest)
 
 
 def _checked(name: str, fields: Any) -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ Called by `gguf_tokenizer` and `gguf_weights`; the file's header is parsed by `g
 
 from __future__ import annotations
 
+import math
 import reprlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -92,6 +93,14 @@ class GgufFile:
             raise GgufError(f"{self.path}: {self.architecture}.{key} {allowed}")
         return value
 
+    def number(self, key: str, default: float | None = None) -> float:
+        """Return a finite number above 0 of the architecture's own section, as float32 has it."""
+        value = self.dimension(key, default)
+        if type(value) not in (int, float) or not 0 < (found := shortest(value)) < math.inf:
+            allowed = f"must be a finite number above 0, got {reprlib.repr(value)}"
+            raise GgufError(f"{self.path}: {self.architecture}.{key} {allowed}")
+        return found
+
     def token_id(self, name: str) -> int | None:
         """Return the id of a special token, such as `eos`; None where the file names none."""
         key = f"tokenizer.ggml.{name}_token_id"
@@ -133,7 +142,7 @@ class GgufFile:
             raise GgufError(f"{self.path}: not supported yet: keys of {head_dim} and values of {value_length} elements")
         if (rotated := self.size("rope.dimension_count", head_dim)) != head_dim:
             raise GgufError(f"{self.path}: not supported yet: rope.dimension_count {rotated} of heads of {head_dim}")
-        theta = shortest(self.dimension("rope.freq_base", 10000.0))
+        theta = self.number("rope.freq_base", 10000.0)
         return ModelConfig(
             architecture="qwen3" if self.architecture == "qwen3" else "llama",
             vocab_size=int(self.tensors["token_embd.weight"].shape[1])
@@ -147,7 +156,7 @@ class GgufFile:
             head_dim=head_dim,
             rope_theta=theta,
             rope_scaling=self.rope_scaling(head_dim, theta),
-            norm_eps=shortest(self.dimension("attention.layer_norm_rms_epsilon")),
+            norm_eps=self.number("attention.layer_norm_rms_epsilon"),
             tie_embeddings="output.weight" not in self.tensors,
             attention_bias="blk.0.attn_q.bias" in self.tensors,
             max_position_embeddings=self.size("context_length"),
@@ -166,6 +175,8 @@ class GgufFile:
         if ROPE_FACTORS not in self.tensors:
             return None
         factors = np.array(self.tensors[ROPE_FACTORS].data, dtype=np.float32).reshape(-1)
+        if not np.all(np.isfinite(factors) & (factors > 0)):
+            raise GgufError(f"{self.path}: {ROPE_FACTORS} must have finite numbers above 0")
         scaling = Llama3Scaling(
             factor=shortest(factors.max()),
             low_freq_factor=1.0,

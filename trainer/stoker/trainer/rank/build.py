@@ -189,9 +189,11 @@ def make_saver(
 
 
 def make_guards(config: TrainerConfig, root: CheckpointRoot, context: RankContext, inputs: RunInputs) -> Guards:
-    """The guards, with the batches that earlier attempts left out: rank 0 reads them for all (collective)."""
+    """The guards, with the batches that earlier attempts left out; rank 0 reads and writes the list (collective)."""
     file = list_file(Path(root.root), config.job.uid, inputs.batches.cursor(0))
     skipped = context.save_group.broadcast(list(read_skipped(file)) if context.save_group.rank == 0 else None)
+    if not context.mesh.leads:
+        return Guards(config.guards, skipped)
     return Guards(config.guards, skipped, lambda batches: write_skipped(file, batches))
 
 

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -35,6 +35,7 @@ from stoker.trainer.rank.checksum import check_replicas
 from stoker.trainer.rank.compile_clock import CompileClock
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.guards import Guards
+from stoker.trainer.rank.host_link import upload
 from stoker.trainer.rank.loss_scale import LossScale
 from stoker.trainer.rank.mesh import Mesh
 from stoker.trainer.rank.metrics import MetricLog, StepClock
@@ -112,6 +113,8 @@ class Loop:
         training = config.training
         self.progress = progress
         self.total_steps = total_steps
+        self._saved_step = progress.step
+        """Of the last save, or where the run began: a step that is taken back may end there again."""
         self._config = config
         self._mesh = mesh
         self._batches = batches
@@ -145,23 +148,29 @@ class Loop:
         self._snapshots.prepare()
         signals = self._validate_if_due(StepSignals())  # what the stop of the attempt before has left
         while signals.stop is None and self.progress.step < self.total_steps:
-            signals = self._validate_if_due(self._step().signals)
+            signals = self._validate_if_due(self._step())
             self._save_if_due(signals)
         self._finish()
         return cause_of_stop(signals.stop)
 
-    def _step(self) -> StepResult:
-        batch = self._guards.batch_of_step(self.progress.step)
+    def _step(self) -> StepSignals:
+        batch, scale = self._guards.batch_of_step(self.progress.step), self._scale_state()
         rate = learning_rate(self._config.optimization, self.progress.step + 1, self.total_steps)
         self._clock.start()
         try:
             result = self._train_batch(batch, rate)
         except NonFinite as error:
-            self._guard_non_finite(batch, error)
-            raise
-        self._guard(result, batch)
+            if not self._guards.rewinds:
+                raise
+            return self._rewind_non_finite(batch, error, scale)
+        step, limit = self.progress.step + 1, self._guards.loss_limit
+        spiked = self._note_spike(self._guards.judge(step, result.loss, self._samples_of(batch)))
+        if spiked and self._guards.rewinds:
+            return self._rewind(batch, f"step {step}: loss {result.loss:.6g} is above {limit:.6g}", scale)
+        if self._guards.compares(step):
+            check_replicas(self._zero, step)
         self._report(result, rate, self._clock.stop())
-        return result
+        return result.signals
 
     def _train_batch(self, batch: int, rate: float) -> StepResult:
         mesh = self._mesh
@@ -176,39 +185,49 @@ class Loop:
             loss_limit=self._guards.loss_limit,
         )
 
-    def _guard_non_finite(self, batch: int, error: NonFinite) -> None:
-        """Take a loss or gradient that is not finite for a spike, where spikes rewind: else every attempt meets it."""
-        if self._guards.rewinds:
-            self._note_spike(self._guards.facts_of_non_finite(self.progress.step + 1, self._samples_of(batch)))
-            self._leave_out(batch, str(error))
-
-    def _guard(self, result: StepResult, batch: int) -> None:
-        """Judge the step: note a loss spike in log and lineage, and compare what ranks hold alike when it is due."""
-        step, limit = self.progress.step + 1, self._guards.loss_limit
-        spike = self._guards.judge(step, result.loss, self._samples_of(batch))
-        if spike is not None:
-            self._note_spike(spike)
-            if self._guards.rewinds:
-                self._leave_out(batch, f"step {step}: loss {result.loss:.6g} is above {limit:.6g}")
-        if self._guards.compares(step):
-            check_replicas(self._zero, step)
-
     def _samples_of(self, batch: int) -> tuple[int, int]:
         """Indices of a batch's first sample in the global order, and of the one after its last."""
         size = self._config.training.global_batch_size
         return batch * size, (batch + 1) * size
 
-    def _note_spike(self, spike: dict[str, Any]) -> None:
-        self.progress = replace(self.progress, loss_spikes=(*self.progress.loss_spikes, spike))
-        if self._mesh.leads:
-            self._log.loss_spike(spike)
+    def _note_spike(self, spike: dict[str, Any] | None) -> bool:
+        """Keep the facts of a loss spike for log and lineage; whether there is one."""
+        if spike is not None:
+            self.progress = replace(self.progress, loss_spikes=(*self.progress.loss_spikes, spike))
+            if self._mesh.leads:
+                self._log.loss_spike(spike)
+        return spike is not None
 
-    def _leave_out(self, batch: int, why: str) -> NoReturn:
-        """End the attempt; the next one resumes from the last checkpoint without this batch (collective)."""
-        if self._mesh.leads:
-            self._guards.leave_out(batch)
-        self._mesh.world.exchange(torch.zeros(1, device=self._zero.states[0].bucket.device))  # the list is written
-        raise LossSpiked(f"{why}; the next attempt resumes from the last checkpoint and leaves out batch {batch}")
+    def _rewind_non_finite(self, batch: int, error: NonFinite, scale: Mapping[str, Any] | None) -> StepSignals:
+        """Take a loss or gradient that is not finite for a spike, where spikes rewind: else every attempt meets it."""
+        self._note_spike(self._guards.facts_of_non_finite(self.progress.step + 1, self._samples_of(batch)))
+        return self._rewind(batch, str(error), scale)
+
+    def _rewind(self, batch: int, why: str, scale: Mapping[str, Any] | None) -> StepSignals:
+        """Leave a batch out for good, and take its step back (collective).
+
+        Returns the signals of a stop, which saves and ends the run as after any other step: the state is that before
+        the step, to which the next attempt would come from an older save, too.
+
+        Raises:
+            LossSpiked: without a stop. The next attempt resumes from the last checkpoint.
+        """
+        self._guards.leave_out(batch)
+        signals = self._agree()  # and the list is written
+        if signals.stop is None:
+            raise LossSpiked(f"{why}; the next attempt resumes from the last checkpoint and leaves out batch {batch}")
+        if self._train_step.loss_scale is not None:
+            self._train_step.loss_scale.restore(scale)
+        return signals
+
+    def _agree(self) -> StepSignals:
+        """The signals of all ranks, outside of a step (collective)."""
+        mine = upload(self._signals().numbers(), self._zero.states[0].bucket.device, torch.float64)
+        return StepSignals.merge(self._mesh.world.exchange(mine).tolist())
+
+    def _scale_state(self) -> dict[str, float] | None:
+        scale = self._train_step.loss_scale
+        return None if scale is None else scale.state()
 
     def _signals(self) -> StepSignals:
         """This rank's signals. Only rank 0 sends timed saves, so its own save in flight decides for all ranks."""
@@ -282,9 +301,10 @@ class Loop:
 
     def _save_if_due(self, signals: StepSignals) -> None:
         reason = save_reason(self._config, self.progress.step, self.total_steps, signals)
-        if reason is None:
+        if reason is None or self.progress.step == self._saved_step:
             return
         self._channel.phase("Saving")
+        self._saved_step = self.progress.step
         self._saver.start(self._plan(reason), self._snapshots.take)
         if not self._config.checkpoint.async_save:
             self._saver.wait()
@@ -305,7 +325,6 @@ class Loop:
     def _save_meta(self) -> dict[str, Any]:
         """Facts about this moment of the run, for the manifest."""
         progress, optimization = self.progress, self._config.optimization
-        scale = self._train_step.loss_scale
         return {
             "step": progress.step,
             "tokens": progress.tokens,
@@ -314,7 +333,7 @@ class Loop:
             "elapsed_s": progress.elapsed_s,
             "skipped_steps": progress.skipped_steps,
             "validation_due": progress.validation_due,
-            "loss_scale": None if scale is None else scale.state(),
+            "loss_scale": self._scale_state(),
             "schedule": {
                 "kind": optimization.schedule,
                 "warmup_steps": optimization.warmup_steps,

@@ -270,7 +270,7 @@ def test_no_allowed_value_makes_a_row_invalid(repetition: float, temperature: fl
 BAD_PARAMS: list[tuple[dict[str, Any], str]] = [
     ({"n": 0}, "n must be an integer from 1 to 128, got 0"),
     ({"n": True}, "n must be an integer from 1 to 128, got True"),
-    ({"max_tokens": 0}, "max_tokens must be an integer of at least 1, got 0"),
+    ({"max_tokens": -1}, "max_tokens must be an integer of at least 0, got -1"),
     ({"min_tokens": -1}, "min_tokens must be an integer of at least 0, got -1"),
     ({"min_tokens": 5, "max_tokens": 4}, "min_tokens must be at most max_tokens, 4, got 5"),
     ({"temperature": -0.1}, "temperature must be a number from 0 to 100, got -0.1"),

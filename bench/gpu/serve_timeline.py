@@ -6,7 +6,8 @@
 
 Writes random weights, starts `python -m stoker.engine`, runs `bench.gpu.serve_load` against it as soon as it is ready,
 and prints the client's figures; then, for each workload, the steps by class (median and p99 of every part), the slowest
-steps and gaps of the device, and the requests' waits. `serve.json` holds all of it.
+steps and gaps of the device, and the requests' waits. `serve.json` holds all of it. Of several data ranks the steps of
+all are counted together, and times add up over their devices.
 """
 
 from __future__ import annotations

@@ -185,9 +185,12 @@ class TransferConfig(Config):
     @model_validator(mode="after")
     def _has_a_use(self) -> Self:
         """Refuse what has a use between engines only, where no other engine can reach this one."""
-        given = {"key_file": self.key_file, "transports": self.transports}
-        name = next((name for name, value in given.items() if value is not None), None)
-        name = "require" if name is None and self.require != "any" else name
+        given = {
+            "key_file": self.key_file is not None,
+            "transports": self.transports is not None,
+            "require": self.require != "any",
+        }
+        name = next((name for name, is_given in given.items() if is_given), None)
         if self.listen is None and name is not None:
             raise ValueError(f"{name} needs listen, the HOST:PORT at which other engines reach this one")
         return self

@@ -164,9 +164,11 @@ class Loop:
                 raise
             return self._rewind_non_finite(batch, error, scale)
         step, limit = self.progress.step + 1, self._guards.loss_limit
-        spiked = self._note_spike(self._guards.judge(step, result.loss, self._samples_of(batch)))
-        if spiked and self._guards.rewinds:
-            return self._rewind(batch, f"step {step}: loss {result.loss:.6g} is above {limit:.6g}", scale)
+        spike = self._guards.judge(step, result.loss, self._samples_of(batch))
+        if spike is not None:
+            self._note_spike(spike)
+            if self._guards.rewinds:
+                return self._rewind(batch, f"step {step}: loss {result.loss:.6g} is above {limit:.6g}", scale)
         if self._guards.compares(step):
             check_replicas(self._zero, step)
         self._report(result, rate, self._clock.stop())
@@ -190,13 +192,11 @@ class Loop:
         size = self._config.training.global_batch_size
         return batch * size, (batch + 1) * size
 
-    def _note_spike(self, spike: dict[str, Any] | None) -> bool:
-        """Keep the facts of a loss spike for log and lineage; whether there is one."""
-        if spike is not None:
-            self.progress = replace(self.progress, loss_spikes=(*self.progress.loss_spikes, spike))
-            if self._mesh.leads:
-                self._log.loss_spike(spike)
-        return spike is not None
+    def _note_spike(self, spike: dict[str, Any]) -> None:
+        """Keep the facts of a loss spike for log and lineage."""
+        self.progress = replace(self.progress, loss_spikes=(*self.progress.loss_spikes, spike))
+        if self._mesh.leads:
+            self._log.loss_spike(spike)
 
     def _rewind_non_finite(self, batch: int, error: NonFinite, scale: Mapping[str, Any] | None) -> StepSignals:
         """Take a loss or gradient that is not finite for a spike, where spikes rewind: else every attempt meets it."""

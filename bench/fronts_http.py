@@ -46,6 +46,7 @@ def core(address: str, folder: str) -> None:
     bound.bind(address)
     facts = replace(FACTS, tokenizer_folder=folder, vocab_size=300, max_model_len=100_000, eos_token_ids=())
     left: dict[tuple[bytes, str], int] = {}
+    begun: set[tuple[bytes, str]] = set()
     fronts: set[bytes] = set()
     stats = replace(STATS, step_tokens=(0,) * (len(STEP_TOKENS) + 1))
     step_s = beat_s = time.monotonic()
@@ -70,9 +71,11 @@ def core(address: str, folder: str) -> None:
         deltas: dict[bytes, list[m.Delta]] = {}
         for (front, request_id), count in list(left.items()):
             ended = count == 1
+            facts_of_one = _facts() if ended or (front, request_id) not in begun else None
             deltas.setdefault(front, []).append(
-                m.Delta(request_id, 0, (65 + count % 26,), finish_reason="length" if ended else None, facts=_facts())
+                m.Delta(request_id, 0, (65 + count % 26,), finish_reason="length" if ended else None, facts=facts_of_one)
             )
+            begun.add((front, request_id))
             left[front, request_id] = count - 1
             if ended:
                 del left[front, request_id]

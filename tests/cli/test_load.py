@@ -44,7 +44,12 @@ def test_requests_come_at_the_rate_and_in_order(rate: float, burstiness: float) 
     due_s = arrivals(2000, rate, burstiness, 0)
     assert due_s == sorted(due_s)
     assert due_s == arrivals(2000, rate, burstiness, 0)
-    assert due_s[-1] == pytest.approx(2000 / rate, rel=0.15)
+    assert due_s[999] == pytest.approx(1000 / rate, rel=0.15)
+
+
+@given(st.integers(1, 300), st.floats(0.5, 100), st.sampled_from([0.1, 1.0, 9.0]), st.integers(0, 9))
+def test_few_requests_come_at_the_rate_too(count: int, rate: float, burstiness: float, seed: int) -> None:
+    assert arrivals(count, rate, burstiness, seed)[-1] == pytest.approx(count / rate)
 
 
 def test_without_a_rate_all_are_due_at_once() -> None:

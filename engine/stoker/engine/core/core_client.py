@@ -16,6 +16,7 @@ import zmq
 import zmq.asyncio
 
 from stoker.engine.core.core_watch import LISTEN_S, CoreWatch, WatchLimits
+from stoker.engine.core.joined_deltas import joined
 from stoker.engine.core.messages import (
     Abort,
     AddRequest,
@@ -159,7 +160,7 @@ class CoreClient:
         """
         if self._lost is not None:
             raise CoreLost(self._lost)
-        running = RunningRequest(self, request)
+        running = RunningRequest(self.send, request)
         self._news[request.request_id] = running.news
         try:
             self.send(request)
@@ -260,34 +261,46 @@ class CoreClient:
 class RunningRequest:
     """One request at the core, seen from its front."""
 
-    def __init__(self, client: CoreClient, request: AddRequest) -> None:
+    def __init__(self, send: Callable[[Message], None], request: AddRequest) -> None:
         self.news: asyncio.Queue[News] = asyncio.Queue()
         ended = {choice for choice, tokens in enumerate(request.resumed) if tokens is None}
         self.open_choices = set(range(request.params.n)) - ended
-        self._client = client
+        self._send = send
         self._id = request.request_id
 
     async def deltas(self) -> AsyncIterator[Delta]:
-        """The core's deltas, until each choice has ended or was finished here.
+        """The core's deltas, until each choice has ended or was finished here. Those that wait come joined.
 
         Raises:
             RequestRefused: the core did not take it.
             CoreLost: the core ended.
         """
         while self.open_choices:
-            news = await self.news.get()
-            if isinstance(news, CoreLost):
-                raise news
-            if isinstance(news, Refused):
+            deltas, end = await self._waiting()
+            for delta in joined(deltas):
+                if delta.choice in self.open_choices:
+                    if delta.finish_reason is not None:
+                        self.open_choices.discard(delta.choice)
+                    yield delta
+            if isinstance(end, CoreLost) and self.open_choices:
+                raise end
+            if isinstance(end, Refused):
                 self.open_choices.clear()
-                raise news.to_error()
-            if news.choice in self.open_choices:
-                if news.finish_reason is not None:
-                    self.open_choices.discard(news.choice)
-                yield news
+                raise end.to_error()
+
+    async def _waiting(self) -> tuple[list[Delta], Refused | CoreLost | None]:
+        """The deltas that wait, at least one, or what ends the request behind them."""
+        deltas: list[Delta] = []
+        news = await self.news.get()
+        while isinstance(news, Delta):
+            deltas.append(news)
+            if self.news.empty():
+                return deltas, None
+            news = self.news.get_nowait()
+        return deltas, news
 
     def finish(self, choice: int) -> None:
         """End a choice whose text is complete, because a stop text was found."""
         if choice in self.open_choices:
             self.open_choices.discard(choice)
-            self._client.send(Finish(self._id, choice))
+            self._send(Finish(self._id, choice))

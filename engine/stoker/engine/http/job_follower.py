@@ -61,7 +61,7 @@ class JobFollower:
             running.finish(delta.choice)
         finish: Finish | None = "stop" if piece.stopped else _finish(delta)
         if finish is not None:
-            self._finish_choice(delta.choice, self._final_facts(delta))
+            self._finish_choice(delta.choice, self._final_facts(delta, piece))
         return self._update(delta, piece, finish)
 
     def follow_beam(self, choice: int, beam: Beam) -> Update:
@@ -112,10 +112,12 @@ class JobFollower:
             self._load.gap((now - before) / len(delta.tokens), self._rank)
         self._seen_s[delta.choice] = now
 
-    def _final_facts(self, delta: Delta) -> RequestFacts | None:
-        """Return the facts of a choice that ended. After a stop text they are the first delta's, brought up to date."""
+    def _final_facts(self, delta: Delta, piece: Piece) -> RequestFacts | None:
+        """Return the facts of a choice that ended. After a stop text they are brought up to date: those of its first
+        delta, and those of its last one where tokens behind the text came with it."""
         facts = self._facts.get(delta.choice)
-        if facts is None or delta.facts is facts:
+        is_last = delta.finish_reason is not None and piece.num_tokens == len(delta.tokens)
+        if facts is None or (is_last and delta.facts is facts):
             return facts
         now = self._clock()
         count = self._texts[delta.choice].num_tokens

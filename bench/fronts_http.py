@@ -73,7 +73,9 @@ def core(address: str, folder: str) -> None:
             ended = count == 1
             facts_of_one = _facts() if ended or (front, request_id) not in begun else None
             deltas.setdefault(front, []).append(
-                m.Delta(request_id, 0, (65 + count % 26,), finish_reason="length" if ended else None, facts=facts_of_one)
+                m.Delta(
+                    request_id, 0, (65 + count % 26,), finish_reason="length" if ended else None, facts=facts_of_one
+                )
             )
             begun.add((front, request_id))
             left[front, request_id] = count - 1

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from stoker.engine.core.core_client import CoreLost, News, RunningRequest
 from stoker.engine.core.joined_deltas import joined
-from stoker.engine.core.messages import AddRequest, Delta, FinishReason, Refused, RequestFacts
+from stoker.engine.core.messages import AddRequest, Delta, FinishReason, Message, Refused, RequestFacts
 from stoker.engine.errors import RequestRefused
 from stoker.engine.http.errors import ApiError
 from stoker.engine.http.job import Job, Usage
@@ -59,6 +59,10 @@ class Seen:
         return self.text, self.tokens, self.offsets, self.scores, self.prompt_scores, self.end
 
 
+def ignore(message: Message) -> None:
+    """The way to a core that needs to hear nothing."""
+
+
 def facts(tokens: int) -> RequestFacts:
     return RequestFacts(3, 1, tokens, 0, 0.0, 1.0, 2.0, 3.0, 4.0)
 
@@ -68,7 +72,9 @@ def outputs(draw: st.DrawFn) -> list[Delta]:
     """The deltas of a request in the order of its steps: text of few letters, so that stop texts are found."""
     lines = []
     for choice in range(draw(st.integers(1, 3))):
-        steps = draw(st.lists(st.lists(st.sampled_from(b"abcd\xc3\xa4"), min_size=1, max_size=3), min_size=1, max_size=8))
+        steps = draw(
+            st.lists(st.lists(st.sampled_from(b"abcd\xc3\xa4"), min_size=1, max_size=3), min_size=1, max_size=8)
+        )
         parts, count = [], 0
         for number, tokens in enumerate(steps):
             count += len(tokens)
@@ -88,10 +94,10 @@ def outputs(draw: st.DrawFn) -> list[Delta]:
 async def followed(
     deltas: Sequence[Delta], cuts: Sequence[int], stops: tuple[str, ...]
 ) -> tuple[dict[int, Seen], Usage, str]:
-    """What a client sees of a request whose deltas reach a front in groups that begin at `cuts`; the last is its error."""
+    """What a client sees of a request whose deltas reach a front in groups that begin at `cuts`, and its error."""
     count = 1 + max(delta.choice for delta in deltas)
     job = Job("r", (1, 2, 3), SamplingParams(max_tokens=99, n=count, logprobs=1, stop=stops), 0.0)
-    running = RunningRequest([].append, AddRequest("r", job.prompt_tokens, job.params, 0.0))
+    running = RunningRequest(ignore, AddRequest("r", job.prompt_tokens, job.params, 0.0))
     codec, usage, seen = ByteCodec(Path()), Usage(3), {choice: Seen() for choice in range(count)}
     texts = [OutputText(codec.detokenizer(skip_special_tokens=True), stops) for _ in range(count)]
     metrics = FrontMetrics(CollectorRegistry(), "tiny")
@@ -128,7 +134,9 @@ def test_joined_deltas_give_the_answer_of_single_ones(deltas: list[Delta], data:
             assert seen.text.startswith(alone[choice].text)
     if not failed:
         assert counted_together.completion_tokens == counted.completion_tokens
-        sizes = [{choice: one.output_tokens for choice, one in each.facts.items()} for each in (counted, counted_together)]
+        sizes = [
+            {choice: one.output_tokens for choice, one in each.facts.items()} for each in (counted, counted_together)
+        ]
         assert sizes[0] == sizes[1]
 
 
@@ -159,7 +167,7 @@ def test_output_before_a_failure_of_another_choice_is_seen() -> None:
 )
 def test_output_before_the_end_of_a_core_is_seen(end: News, error: type[Exception]) -> None:
     async def scenario() -> None:
-        running = RunningRequest([].append, AddRequest("r", (1,), SamplingParams(), 0.0))
+        running = RunningRequest(ignore, AddRequest("r", (1,), SamplingParams(), 0.0))
         for news in (Delta("r", 0, (1,)), Delta("r", 0, (2,)), end, Delta("r", 0, (3,))):
             running.news.put_nowait(news)
         got = running.deltas()

@@ -1,7 +1,7 @@
 """Deltas that wait for a front, joined: one for all that a choice got meanwhile.
 
-A front that is busy, or whose client reads slowly, has the output of several steps before it. Each delta costs it a chunk
-and a call of the system; one chunk with all tokens costs little more than one with one of them. Pure; called by
+A front that is busy, or whose client reads slowly, has the output of several steps before it. Each delta costs it an
+event and a call of the system; one event with all tokens costs little more than one with one of them. Pure; called by
 `core_client`.
 """
 

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from stoker.engine.core.core_client import CoreClient
+from stoker.engine.core.core_client import CoreClient, Join
 from stoker.engine.http.core_metrics import register_core
 from stoker.engine.http.front import Front
 from stoker.engine.http.metrics import FrontMetrics
@@ -40,9 +40,10 @@ class Serving:
 
 
 @asynccontextmanager
-async def serving(tmp_path: Path, codec: Any = ByteCodec, **options: Any) -> AsyncIterator[Serving]:
+async def serving(tmp_path: Path, codec: Any = ByteCodec, join: Join = list, **options: Any) -> AsyncIterator[Serving]:
+    """A server over a fake core. With `join` as it is, every delta has an event, however many wait."""
     address = f"ipc://{tmp_path}/core"
-    core, client = FakeCore(address), CoreClient(address)
+    core, client = FakeCore(address), CoreClient(address, join=join)
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     register_core(registry, "tiny", lambda: client.stats, lambda: client.state.model)

@@ -52,6 +52,7 @@ class CoreLost(RuntimeError):
 
 
 News = Delta | Refused | CoreLost
+Join = Callable[[Sequence[Delta]], list[Delta]]
 
 
 class CoreClient:
@@ -63,9 +64,11 @@ class CoreClient:
         watch_limits: WatchLimits = PATIENCE,
         clock: Callable[[], float] = time.monotonic,
         identity: bytes = b"",
+        join: Join = joined,
     ) -> None:
-        """`identity`: the socket's, by which another process can name this front; empty: the core draws one."""
-        self.address, self.identity = address, identity
+        """`identity`: the socket's, by which another process can name this front; empty: the core draws one. `join`:
+        what becomes of the deltas of a request that wait."""
+        self.address, self.identity, self._join = address, identity, join
         self.watch = CoreWatch(watch_limits)
         """The core's silence and progress."""
         self._clock = clock
@@ -160,7 +163,7 @@ class CoreClient:
         """
         if self._lost is not None:
             raise CoreLost(self._lost)
-        running = RunningRequest(self.send, request)
+        running = RunningRequest(self.send, request, self._join)
         self._news[request.request_id] = running.news
         try:
             self.send(request)
@@ -261,11 +264,11 @@ class CoreClient:
 class RunningRequest:
     """One request at the core, seen from its front."""
 
-    def __init__(self, send: Callable[[Message], None], request: AddRequest) -> None:
+    def __init__(self, send: Callable[[Message], None], request: AddRequest, join: Join = joined) -> None:
         self.news: asyncio.Queue[News] = asyncio.Queue()
         ended = {choice for choice, tokens in enumerate(request.resumed) if tokens is None}
         self.open_choices = set(range(request.params.n)) - ended
-        self._send = send
+        self._send, self._join = send, join
         self._id = request.request_id
 
     async def deltas(self) -> AsyncIterator[Delta]:
@@ -277,7 +280,7 @@ class RunningRequest:
         """
         while self.open_choices:
             deltas, end = await self._waiting()
-            for delta in joined(deltas):
+            for delta in self._join(deltas):
                 if delta.choice in self.open_choices:
                     if delta.finish_reason is not None:
                         self.open_choices.discard(delta.choice)

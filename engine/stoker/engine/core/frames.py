@@ -28,6 +28,15 @@ class NestedField(NamedTuple):
     build: Callable[[BuildValue, Any], Any]
 
 
+class Layout(NamedTuple):
+    """How the values of one class lie in a frame."""
+
+    names: tuple[str, ...]
+    nested: tuple[tuple[int, Callable[[BuildValue, Any], Any]], ...]
+    """Places of the fields that hold further values."""
+    make: Callable[[tuple[Any, ...]], Any]
+
+
 class FrameFormat:
     """Encode and decode the messages of one protocol.
 
@@ -45,9 +54,8 @@ class FrameFormat:
         self._protocol = protocol
         self._messages = tuple(messages)
         self._tags = {cls: tag for tag, cls in enumerate(messages)}
-        self._nested = nested
         inner = [field.cls for row in nested.values() for field in row.values()]
-        self._names = {cls: _field_names(cls) for cls in (*messages, *inner)}
+        self._layouts = {cls: _layout(cls, nested.get(cls, {})) for cls in (*messages, *inner)}
 
     def pack(self, message: object) -> bytes:
         """Encode a message as one frame. Raises TypeError for a value whose class is not of the protocol."""
@@ -70,20 +78,20 @@ class FrameFormat:
             raise ProtocolError(f"not a message of {self._protocol}: {error}") from error
 
     def _values(self, value: object) -> Any:
-        names = self._names.get(type(value))
-        if names is None:
+        layout = self._layouts.get(type(value))
+        if layout is None:
             raise TypeError(f"{type(value).__name__} cannot be sent")
-        return [getattr(value, name) for name in names]
+        return [getattr(value, name) for name in layout.names]
 
     def _build(self, cls: type[Any], values: Any) -> Any:
-        names = self._names[cls]
-        if not isinstance(values, tuple) or len(values) != len(names):
-            raise ValueError(f"{cls.__name__} needs {len(names)} fields")
-        content = dict(zip(names, values, strict=True))
-        for name, nested in self._nested.get(cls, {}).items():
-            if content[name] is not None:
-                content[name] = nested.build(self._build, content[name])
-        return cls(**content)
+        """Make a value. A step's output has one for each token, so fields without further values stay as they came."""
+        layout = self._layouts[cls]
+        if not isinstance(values, tuple) or len(values) != len(layout.names):
+            raise ValueError(f"{cls.__name__} needs {len(layout.names)} fields")
+        for place, build in layout.nested:
+            if values[place] is not None:
+                values = (*values[:place], build(self._build, values[place]), *values[place + 1 :])
+        return layout.make(values)
 
 
 def one(cls: type[Any]) -> NestedField:
@@ -108,8 +116,12 @@ def numbered(cls: type[Any]) -> NestedField:
     return NestedField(cls, lambda build, items: tuple((number, build(cls, values)) for number, values in items))
 
 
-def _field_names(cls: type[Any]) -> tuple[str, ...]:
-    if issubclass(cls, tuple):
-        names: tuple[str, ...] = cls._fields  # type: ignore[attr-defined]
-        return names
-    return tuple(item.name for item in fields(cls))
+def _layout(cls: type[Any], nested: Mapping[str, NestedField]) -> Layout:
+    is_tuple = issubclass(cls, tuple)
+    names: tuple[str, ...] = cls._fields if is_tuple else tuple(item.name for item in fields(cls))
+
+    def make(values: tuple[Any, ...]) -> Any:
+        return cls(**dict(zip(names, values, strict=True)))
+
+    places = tuple((names.index(name), field.build) for name, field in nested.items())
+    return Layout(names, places, cls._make if is_tuple else make)

@@ -16,6 +16,7 @@ import tokenizers
 from blake3 import blake3
 
 from stoker.model.chat_template import ChatTemplate, ChatTemplateError, Message
+from stoker.model.detokenizer import Detokenizer
 from stoker.model.tokenizer_limits import (
     MAX_NORMALIZED_CHARACTERS,
     TokenizerLimitError,
@@ -25,10 +26,6 @@ from stoker.model.tokenizer_limits import (
 )
 from stoker.model.travelling_files import read_travelling_files
 
-REPLACEMENT = "\ufffd"
-"""The text that a part of a character decodes to."""
-MAX_PENDING_TOKENS = 8
-"""A character has at most 4 bytes, so what is still broken after so many tokens will stay so."""
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -156,7 +153,8 @@ class Tokenizer:
 
     def detokenizer(self, *, skip_special_tokens: bool = True, prompt: Sequence[int] = ()) -> Detokenizer:
         """Return a detokenizer for one growing sequence that follows `prompt`."""
-        return Detokenizer(self, prompt, skip_special_tokens=skip_special_tokens)
+        hidden = self.special_ids if skip_special_tokens else frozenset()
+        return Detokenizer(self.backend, prompt, skip_special_tokens=skip_special_tokens, hidden=hidden)
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes of a token; a part of a character is no valid UTF-8.
@@ -270,43 +268,6 @@ class Tokenizer:
     @cached_property
     def end_texts(self) -> tuple[str, ...]:
         return tuple(text for number in self.eos_ids if (text := self.backend.id_to_token(number)))
-
-
-class Detokenizer:
-    """The text of one sequence as its tokens come. Text is held back while it ends within a character."""
-
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], *, skip_special_tokens: bool) -> None:
-        self.tokenizer, self.skip_special_tokens = tokenizer, skip_special_tokens
-        self.tokens = list(prompt[-MAX_PENDING_TOKENS:])
-        self.num_shown = len(self.tokens)
-        """Leading tokens whose text was given out; they stay as context, because some decoders drop a first blank."""
-
-    def add(self, token: int) -> str:
-        """Return the text that this token completes; empty while it is only a part of a character."""
-        if self.skip_special_tokens and token in self.tokenizer.special_ids:
-            return ""
-        self.tokens.append(token)
-        text = self.pending()
-        if text.endswith(REPLACEMENT) and len(self.tokens) - self.num_shown < MAX_PENDING_TOKENS:
-            return ""
-        if text:
-            self.forget()
-        return text
-
-    def finish(self) -> str:
-        """Return the rest at the end: a replacement character for an unfinished one."""
-        text = self.pending()
-        self.forget()
-        return text
-
-    def pending(self) -> str:
-        shown = self.tokenizer.decode(self.tokens[: self.num_shown], skip_special_tokens=self.skip_special_tokens)
-        both = self.tokenizer.decode(self.tokens, skip_special_tokens=self.skip_special_tokens)
-        return both[len(shown) :]
-
-    def forget(self) -> None:
-        self.tokens = self.tokens[self.num_shown :]
-        self.num_shown = len(self.tokens)
 
 
 def parse_backend(data: bytes, name: str) -> tuple[Any, float]:

@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker.engine.config import EngineConfig
 from stoker.engine.core.capture_pace import CapturePace
 from stoker.engine.core.step_budget import StepBudget
 from stoker.engine.core.step_clock import FEWEST, MARGIN_S, StepClock
 from stoker.engine.execution.pass_shape import TOKENS
-from stoker.engine.plan import mixed_tokens
+from stoker.engine.plan import choose_mixed_tokens, mixed_tokens
+from stoker.model.known_shapes import LLAMA31_8B, QWEN3_30B_A3B
 from stoker.pod.step_tokens import BACKLOG_STEPS
 
 BUDGET = StepBudget(2048, 512, TOKENS)
@@ -57,8 +59,13 @@ def test_larger_models_take_fewer_prompt_tokens_beside_decodes(parameters: int, 
     assert tokens >= mixed_tokens(2 * parameters, most)
 
 
-def test_the_8b_shape_takes_512_tokens() -> None:
-    assert mixed_tokens(8_030_261_248, 2048) == 512
+def test_tokens_go_by_the_parameters_that_each_meets() -> None:
+    """All experts of Qwen3-30B-A3B count 30 billion, of which a token meets 3: by all it would take 128."""
+    one, two = (
+        EngineConfig.model_validate({"model": {"path": "/m"}, "parallelism": {"tensor": ranks}}) for ranks in (1, 2)
+    )
+    assert [choose_mixed_tokens(config, LLAMA31_8B, "cuda") for config in (one, two)] == [512, 1024]
+    assert choose_mixed_tokens(one, QWEN3_30B_A3B, "cuda") == 1216
 
 
 DECODES = (False, 13)

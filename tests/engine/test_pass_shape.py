@@ -68,7 +68,10 @@ def test_capture_begins_with_what_the_first_requests_need() -> None:
     mixed = [shape[:2] for shape in MANY.order if shape.prompts]
     assert mixed[:4] == [largest[:2], (528, 64), (544, 64), (576, 64)], "a prompt's piece beside decodes, then others"
     decodes_alone = replace(MANY, mixed=())
-    assert decodes_alone.order[:6] == (*MANY.first, PassShape(256, 256, 0), PassShape(16, 16, 0))
+    assert decodes_alone.order[:6] == (*decodes_alone.first, PassShape(16, 16, 0))
+    assert decodes_alone.first[-1] == PassShape(256, 256, 0)
+    beside = {(528, 64), (544, 64), (576, 64)}
+    assert {shape[:2] for shape in MANY.first if shape.prompts} == {largest[:2], *beside}, "whatever a capture costs"
     assert decodes_alone.choose(128, 0, 1) is None
 
 

@@ -30,7 +30,7 @@ FEW_DECODES_TOKENS = 640
 TOKENS_PER_PROMPT = 32
 FEWEST_PROMPTS = 4
 FIRST_DECODES = 4
-"""Decode shapes that are always captured before the first request."""
+"""Decode shapes that are always captured before the first request, the smallest."""
 COVER_TOKENS = (64, 128, 256, 576, 1024, 1536, MOST_TOKENS)
 COVER_DECODES = (16, 32, 64, 128, 256)
 """Sizes captured next, so that every step soon has a graph whose padding is worth it."""
@@ -89,7 +89,16 @@ class PassShapes:
 
     @property
     def first(self) -> tuple[PassShape, ...]:
-        return self.decodes[:FIRST_DECODES]
+        """Shapes that are always captured before the first request, however long it takes: the smallest of decodes,
+        the largest of each kind, and those of a prompt's piece beside few decodes. A fresh server that launches these
+        one by one falls behind its requests, has more of them at once, and then lacks graphs of larger steps, too."""
+        return tuple(dict.fromkeys((*self.decodes[:FIRST_DECODES], *self.mixed[-1:], *self.decodes[-1:], *self.beside)))
+
+    @property
+    def beside(self) -> tuple[PassShape, ...]:
+        """Shapes of a prompt's piece beside few decodes."""
+        few = min(DECODES[1], self.decodes[-1].decodes)
+        return tuple(shape for shape in self.mixed if shape.tokens in BESIDE_TOKENS and shape.decodes == few)
 
     @property
     def cover(self) -> tuple[PassShape, ...]:
@@ -103,10 +112,8 @@ class PassShapes:
         ]
         decodes = [shape for shape in self.decodes if shape.decodes in COVER_DECODES]
         unsampled = [shape for shape in self.decodes if shape.decodes in COVER_UNSAMPLED]
-        few = min(DECODES[1], self.decodes[-1].decodes)
-        beside = [shape for shape in self.mixed if shape.tokens in BESIDE_TOKENS and shape.decodes == few]
         plain = [shape._replace(samples=False) for shape in dict.fromkeys((*unsampled, *most))]
-        return tuple(dict.fromkeys((*mixed[:1], *most, *decodes, *beside, *mixed, *plain)))
+        return tuple(dict.fromkeys((*mixed[:1], *most, *decodes, *self.beside, *mixed, *plain)))
 
     @property
     def order(self) -> tuple[PassShape, ...]:

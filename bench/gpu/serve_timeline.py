@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.gpu.engine_gpu_start import first_token, free_port, get, set_fields, wait_until_ready
-from bench.gpu.model_shapes import LLAMA31_8B, QWEN3_06B
+from bench.gpu.model_shapes import LLAMA31_8B, QWEN3_06B, QWEN3_30B_A3B
 from bench.gpu.random_model import make_random_folder
 from bench.gpu.serve_load import WORKLOADS, spread
 
@@ -34,7 +34,7 @@ TINY = replace(
     LLAMA31_8B, vocab_size=4096, hidden_size=64, intermediate_size=128, num_layers=2, num_heads=4, num_kv_heads=2,
     head_dim=16,
 )  # fmt: skip
-SHAPES = {"8b": LLAMA31_8B, "0.6b": QWEN3_06B, "tiny": TINY}
+SHAPES = {"8b": LLAMA31_8B, "0.6b": QWEN3_06B, "30b-a3b": QWEN3_30B_A3B, "tiny": TINY}
 PARTS = (
     ("plan", "begun", "planned"),
     ("build", "planned", "built"),

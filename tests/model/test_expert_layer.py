@@ -127,6 +127,36 @@ def check_layer(device: str, shape: Shape, dtype: torch.dtype, normalise: bool) 
         close(found[0], expected, dtype)
 
 
+def check_padding(device: str, shape: Shape, dtype: torch.dtype) -> None:
+    """Check that rows without a slot have no experts, whoever holds these, and that the others' results stay."""
+    from stoker.model.kernels.fused.expert_order import order_rows
+    from stoker.model.kernels.fused.expert_router import route_rows, route_whole
+
+    torch.manual_seed(4)
+    weights, x = layer(shape, dtype, device), fresh(shape.tokens, shape.hidden, dtype=dtype, device=device) * 3
+    norm = 1 + fresh(shape.hidden, dtype=dtype, device=device)
+    slots = torch.arange(shape.tokens, dtype=torch.int32, device=device)
+    slots[shape.tokens // 3 :: 2] = -1
+    is_real = slots >= 0
+    free = route_rows(x, weights).experts
+    for choices in (route_rows(x, weights, slots), route_whole(x, weights, slots)):
+        assert (choices.experts[~is_real] == weights.num_experts).all()
+        assert torch.equal(choices.experts[is_real], free[is_real])
+    order = order_rows(choices.experts, weights.num_own)
+    assert int(order.ends[-1]) == int(is_real.sum()) * weights.num_choices
+    found, whole = (
+        Ops("fused").experts(x, weights, slots),
+        Ops("fused").norm_experts(x, None, norm, EPS, weights, slots),
+    )
+    assert found is not None
+    assert whole is not None
+    close(found[is_real], twin(x, weights, free.long())[is_real], dtype)
+    assert not found[~is_real].any()
+    expected = Ops("fused").norm_experts(x, None, norm, EPS, weights)
+    assert expected is not None
+    close(whole[0][is_real], expected[0][is_real], dtype)
+
+
 def check_runs(device: str, shape: Shape, dtype: torch.dtype, runs: tuple[int, ...]) -> None:
     """Check that the parts of ranks which hold a run of the experts each add up to the whole."""
     ops, weights = Ops("fused"), layer(shape, dtype, device)
@@ -253,6 +283,7 @@ def test_interpreted_layers_of_experts_equal_their_twins(interpreted: Interprete
             *((check_layer, ("cpu", shape, F32, number % 2 == 0)) for number, shape in enumerate(SMALL)),
             (check_layer, ("cpu", SMALL[2], F16, True)),
             (check_tiles, ("cpu", SMALL[3], F32)),
+            *((check_padding, ("cpu", shape, F32)) for shape in (SMALL[2], SMALL[3])),
             (check_runs, ("cpu", SMALL[0], F32, (2, 4))),
             (check_runs, ("cpu", SMALL[2], F32, (1,))),
             *((check_slots, ("cpu", SMALL[1], F32, slots, own)) for slots, own in ((2, range(8)), (2, range(3, 8)))),
@@ -296,6 +327,12 @@ def test_weights_that_do_not_fit_are_refused(change: dict[str, Any], message: st
         Ops().experts(torch.randn(3, 16), weights)
 
 
+@pytest.mark.parametrize("slots", [torch.zeros(2, dtype=torch.int32), torch.zeros(3, dtype=torch.int64)])
+def test_slots_that_do_not_fit_are_refused(slots: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match="experts: slots"):
+        Ops().experts(torch.randn(3, 16), layer(Shape(3, 16, 4, 2, 8), F32, "cpu"), slots)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("shape", "dtype"),
@@ -316,6 +353,8 @@ def test_tilings_orders_and_odd_logits_on_the_device() -> None:
         check_tiles("cuda", shape, BF16)
     for shape in (*LARGE[:1], *LARGE[3:5]):
         check_runs("cuda", shape, BF16, (32, 70))
+    for shape in LARGE[3:6]:
+        check_padding("cuda", shape, BF16)
     for shape in (LARGE[0], LARGE[3], LARGE[4]):
         for num_slots, own in ((128, range(128)), (20, range(128)), (5, range(32, 96))):
             check_slots("cuda", shape, BF16, num_slots, own)

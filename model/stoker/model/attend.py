@@ -51,6 +51,11 @@ class Attend(Protocol):
         """Return the result of attention, out_TNH."""
         ...
 
+    @property
+    def slots(self) -> Tensor | None:
+        """int32 [T], below 0 for rows that are padding; None: no row is."""
+        ...
+
 
 class CachedAttend(Attend, Protocol):
     """An engine's attention: keys and values stay in a cache."""
@@ -103,6 +108,7 @@ class PackedAttend:
         """None: by dtype, at the call."""
         self.sequences = pack_sequences(cu_seqlens, max_seqlen, device)
         self.rotary = RotaryRows()
+        self.slots = None
 
     def __call__(
         self, spec: LayerAttention, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, positions_T: Tensor

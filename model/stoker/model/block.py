@@ -146,7 +146,7 @@ class Block(nn.Module):
         Losses of a router leave through `aux`.
         """
         x_tD, attended_tD = self.attended(x_tD, update_tD, positions_T, attend)
-        return self.fed(x_tD, attended_tD, aux)
+        return self.fed(x_tD, attended_tD, aux, attend.slots)
 
     def attended(
         self, x_tD: Tensor, update_tD: Tensor | None, positions_T: Tensor, attend: Attend
@@ -156,9 +156,11 @@ class Block(nn.Module):
         q_TNH, k_TKH, v_TKH = self.split_heads(qkv_TE)
         return x_tD, self.o_proj(attend(self.attention, q_TNH, k_TKH, v_TKH, positions_T).flatten(1))
 
-    def fed(self, x_tD: Tensor, attended_tD: Tensor, aux: Aux | None = None) -> tuple[Tensor, Tensor]:
-        """The second half of `forward`."""
-        update_tD, x_tD = self.feed_forward(self.mlp_norm, x_tD, attended_tD, aux)
+    def fed(
+        self, x_tD: Tensor, attended_tD: Tensor, aux: Aux | None = None, slots_T: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The second half of `forward`. `slots_T`: `Attend.slots`."""
+        update_tD, x_tD = self.feed_forward(self.mlp_norm, x_tD, attended_tD, aux, slots_T)
         return x_tD, update_tD
 
     def split_heads(self, qkv_TE: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -63,6 +63,7 @@ class ContextAttend:
         """`attention`: what `Ops.attention` gave. `cu_seqlens`: int [S + 1], from 0 to T, as in `PackedAttend`."""
         self.ops = ops
         self.rotary = RotaryRows()
+        self.slots = None
         sequences = pack_sequences(cu_seqlens, max_seqlen, device)
         shared = Shared(ops, group, sequences, torch.device(device or cu_seqlens.device))
         self.exchange = make_exchange(method, shared, attention)

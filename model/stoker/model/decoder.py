@@ -201,7 +201,10 @@ class Decoder(nn.Module):
                     block.attended(x_TD, update_TD, part.positions, part.attend)
                     for (x_TD, update_TD), part in zip(streams, parts, strict=True)
                 ]
-                streams = [block.fed(x_TD, attended_TD) for x_TD, attended_TD in begun]
+                streams = [
+                    block.fed(x_TD, attended_TD, slots_T=part.attend.slots)
+                    for (x_TD, attended_TD), part in zip(begun, parts, strict=True)
+                ]
             return torch.cat([self.norm(x_TD, update_TD) for x_TD, update_TD in streams])
 
     def embed(self, tokens_T: Tensor) -> Tensor:

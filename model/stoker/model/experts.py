@@ -111,14 +111,16 @@ class Experts(nn.Module):
         self.peers: ExpertPeers | None = None
         """Set where ranks with other tokens have the other experts (`Decoder.share_experts`)."""
 
-    def forward(self, norm: Norm, x_tD: Tensor, attended_tD: Tensor, aux: Aux | None = None) -> tuple[Tensor, Tensor]:
-        """Return (experts(norm(x + attended)), x + attended)."""
+    def forward(
+        self, norm: Norm, x_tD: Tensor, attended_tD: Tensor, aux: Aux | None = None, slots_T: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return (experts(norm(x + attended)), x + attended). `slots_T`: `Attend.slots`."""
         if self.group is None and self.is_alone(aux):
-            whole = self.ops.norm_experts(x_tD, attended_tD, norm.weight, norm.eps, self.weights)
+            whole = self.ops.norm_experts(x_tD, attended_tD, norm.weight, norm.eps, self.weights, slots_T)
             if whole is not None:
                 return whole
         normed_tD, x_tD = norm.of_sum(x_tD, attended_tD)
-        return self.compute(normed_tD, aux), x_tD
+        return self.compute(normed_tD, aux, slots_T), x_tD
 
     def is_alone(self, aux: Aux | None) -> bool:
         """Whether only the result of this layer matters, and rows are computed here by weights as they are."""
@@ -131,9 +133,9 @@ class Experts(nn.Module):
         matrices = self.router, self.gate_up, self.down
         return ExpertWeights(*matrices, self.num_choices, self.normalise, self.own.start, self.hosted)
 
-    def compute(self, x_tD: Tensor, aux: Aux | None = None) -> Tensor:
+    def compute(self, x_tD: Tensor, aux: Aux | None = None, slots_T: Tensor | None = None) -> Tensor:
         """Return the weighted sum of each token's experts, y_tD."""
-        if self.is_alone(aux) and (y_TD := self.ops.experts(x_tD, self.weights)) is not None:
+        if self.is_alone(aux) and (y_TD := self.ops.experts(x_tD, self.weights, slots_T)) is not None:
             return self.sums.begin(y_TD) if self.sums is not None else reduce_from_group(y_TD, self.group)
         # The router is computed on all tokens by each rank of tp, so its losses are those of the whole micro-batch.
         whole_TD = gather_tokens_of_whole(x_tD, self.group) if self.sequence_parallel else x_tD

@@ -52,6 +52,7 @@ class DenseFeedForward(nn.Module):
         x_tD: Tensor,
         attended_tD: Tensor,
         aux: Aux | None = None,  # noqa: ARG002  for experts
+        slots_T: Tensor | None = None,  # noqa: ARG002  as well
     ) -> tuple[Tensor, Tensor]:
         """Return (feed_forward(norm(x + attended)), x + attended)."""
         activated_TF, x_tD = self.gate_up_proj.swiglu_of_norm(norm, x_tD, attended_tD)

@@ -146,6 +146,12 @@ class PagedAttend:
         self.sequences = self.buffers.adopt(num_tokens, num_sequences, num_decodes)
         self.rotary.forget()
 
+    @property
+    def slots(self) -> Tensor | None:
+        """The cache's slots of the rows, below 0 for padding; None where a step is planned on the host, without any."""
+        rows = self.sequences
+        return rows.slots[: rows.num_tokens] if isinstance(rows, DeviceSequences) else None
+
     def __call__(
         self, spec: LayerAttention, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, positions_T: Tensor
     ) -> Tensor:

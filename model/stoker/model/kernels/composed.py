@@ -29,12 +29,17 @@ def linear_swiglu(_x_TD: Tensor, _weight_FD: Tensor) -> None:
     return None
 
 
-def experts(_x_TD: Tensor, _weights: ExpertWeights) -> None:
+def experts(_x_TD: Tensor, _weights: ExpertWeights, _slots_T: Tensor | None = None) -> None:
     return None
 
 
 def norm_experts(
-    _x_TD: Tensor, _update_TD: Tensor | None, _norm_D: Tensor, _eps: float, _weights: ExpertWeights
+    _x_TD: Tensor,
+    _update_TD: Tensor | None,
+    _norm_D: Tensor,
+    _eps: float,
+    _weights: ExpertWeights,
+    _slots_T: Tensor | None = None,
 ) -> None:
     return None
 

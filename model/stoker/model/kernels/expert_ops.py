@@ -19,20 +19,31 @@ class ExpertOps:
     impl: Kernels
     """The kernels that were chosen."""
 
-    def experts(self, x_TD: Tensor, weights: ExpertWeights) -> Tensor | None:
+    def experts(self, x_TD: Tensor, weights: ExpertWeights, slots_T: Tensor | None = None) -> Tensor | None:
         """Return the weighted sum of each token's experts, y_TD, by kernels for a whole layer; without gradient.
 
         None where there are none: the caller then calls the single operations, which give the same but for rounding.
+
+        Args:
+            x_TD: the rows.
+            weights: of router and experts.
+            slots_T: int32; rows with a number below 0 are padding, whose results are undefined, and need no experts.
         """
-        check_experts(x_TD, weights)
-        return self.impl.experts(x_TD, weights)
+        check_experts(x_TD, weights, slots_T)
+        return self.impl.experts(x_TD, weights, slots_T)
 
     def norm_experts(
-        self, x_TD: Tensor, update_TD: Tensor | None, norm_D: Tensor, eps: float, weights: ExpertWeights
+        self,
+        x_TD: Tensor,
+        update_TD: Tensor | None,
+        norm_D: Tensor,
+        eps: float,
+        weights: ExpertWeights,
+        slots_T: Tensor | None = None,
     ) -> tuple[Tensor, Tensor] | None:
         """Return (experts(norm(x + update)), x + update), or None as `experts` does."""
-        check_experts(x_TD, weights)
-        return self.impl.norm_experts(x_TD, update_TD, norm_D, eps, weights)
+        check_experts(x_TD, weights, slots_T)
+        return self.impl.norm_experts(x_TD, update_TD, norm_D, eps, weights, slots_T)
 
     def route(self, logits_TE: Tensor, num_choices: int, normalise: bool) -> Routes:
         """Choose the most probable experts of each token; softmax over all experts, in float32, differentiable.

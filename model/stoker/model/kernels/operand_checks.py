@@ -60,7 +60,7 @@ def check_combine(y_SD: Tensor, weights_TK: Tensor, rows: ExpertRows) -> None:
         )
 
 
-def check_experts(x_TD: Tensor, weights: ExpertWeights) -> None:
+def check_experts(x_TD: Tensor, weights: ExpertWeights, slots_T: Tensor | None = None) -> None:
     experts, own, hidden, width = weights.num_experts, weights.num_own, weights.hidden, weights.width
     shapes = (tuple(weights.gate_up.shape), tuple(weights.down.shape))
     if x_TD.shape[-1] != hidden or shapes != ((own * 2 * width, hidden), (own * hidden, width)):
@@ -72,6 +72,10 @@ def check_experts(x_TD: Tensor, weights: ExpertWeights) -> None:
         raise ValueError(f"experts: {weights.num_choices} experts of a token, of {experts}")
     if weights.first < 0 or weights.first + own > experts:
         raise ValueError(f"experts: {own} experts from {weights.first} on, of {experts}")
+    if slots_T is not None and (slots_T.shape != x_TD.shape[:1] or slots_T.dtype is not torch.int32):
+        raise ValueError(
+            f"experts: slots {tuple(slots_T.shape)} {slots_T.dtype}, int32 {tuple(x_TD.shape[:1])} is needed"
+        )
 
 
 def check_cross_entropy(hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, weights_T: Tensor) -> None:

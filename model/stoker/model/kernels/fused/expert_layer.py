@@ -29,23 +29,32 @@ MAX_PAIR_DEPTH = 8192
 """Deepest rows of pairs: a program holds whole rows of weights."""
 
 
-def experts(x_TD: Tensor, weights: ExpertWeights) -> Tensor | None:
-    """Return the weighted sum of each token's experts, y_TD; None where the single operations have to be called."""
+def experts(x_TD: Tensor, weights: ExpertWeights, slots_T: Tensor | None = None) -> Tensor | None:
+    """Return the weighted sum of each token's experts, y_TD; None where the single operations have to be called.
+
+    `slots_T`: rows below 0 are padding, which get no experts: they are one token many times over, and the experts that
+    it chooses would compute as many rows one after the other.
+    """
     if not suits(x_TD, weights) or wants_grad(x_TD, *weights[:3]):
         return None
     x_TD = x_TD.contiguous()
     if suits_pairs(x_TD, weights):
         return products_of_pairs(x_TD, route_few(x_TD, None, weights)[0], weights)
-    choices = route_rows(x_TD, weights)
     if weights.hosted is not None:
-        return products_of_slots(x_TD, choices, weights, weights.hosted)
+        return products_of_slots(x_TD, route_rows(x_TD, weights), weights, weights.hosted)
+    choices = route_rows(x_TD, weights, slots_T)
     order = order_rows(choices.experts, weights.num_own, weights.first)
     tiles = tiles_for(len(order.sources), weights.num_experts, x_TD.dtype)
     return grouped_products(x_TD, choices, order, weights, tiles)
 
 
 def norm_experts(
-    x_TD: Tensor, update_TD: Tensor | None, norm_D: Tensor, eps: float, weights: ExpertWeights
+    x_TD: Tensor,
+    update_TD: Tensor | None,
+    norm_D: Tensor,
+    eps: float,
+    weights: ExpertWeights,
+    slots_T: Tensor | None = None,
 ) -> tuple[Tensor, Tensor] | None:
     """Return (experts(norm(x + update)), x + update); None where the single operations have to be called."""
     tensors = (x_TD, norm_D, *weights[:3]) if update_TD is None else (x_TD, update_TD, norm_D, *weights[:3])
@@ -57,7 +66,7 @@ def norm_experts(
     normed_TD, total_TD = (
         (rms_norm(x_TD, norm_D, eps), x_TD) if update_TD is None else add_rms_norm(update_TD, x_TD, norm_D, eps)
     )
-    y_TD = experts(normed_TD, weights)
+    y_TD = experts(normed_TD, weights, slots_T)
     assert y_TD is not None
     return y_TD, total_TD
 

@@ -34,7 +34,7 @@ class Choices(NamedTuple):
     """The experts of each token."""
 
     experts: Tensor
-    """int32 [T, K], the most probable first."""
+    """int32 [T, K], the most probable first; E for a row of padding, where slots say so."""
     weights: Tensor
     """float32 [T, K]"""
 
@@ -48,14 +48,14 @@ class FewLogits(NamedTuple):
     """[T, D]: x + update"""
 
 
-def route_rows(x_TD: Tensor, weights: ExpertWeights) -> Choices:
+def route_rows(x_TD: Tensor, weights: ExpertWeights, slots_T: Tensor | None = None) -> Choices:
     """Choose each row's experts; many rows in one kernel, others by more programs that each have some experts."""
     if x_TD.shape[0] <= MOST_SPLIT:
-        return choose_experts(split_logits(x_TD, weights.router), weights)
-    return route_whole(x_TD, weights)
+        return choose_experts(split_logits(x_TD, weights.router), weights, slots_T)
+    return route_whole(x_TD, weights, slots_T)
 
 
-def route_whole(x_TD: Tensor, weights: ExpertWeights) -> Choices:
+def route_whole(x_TD: Tensor, weights: ExpertWeights, slots_T: Tensor | None = None) -> Choices:
     """Compute product, softmax and choice in one kernel."""
     num_tokens, num_experts = x_TD.shape[0], weights.num_experts
     choices = empty_choices(num_tokens, weights.num_choices, x_TD.device)
@@ -63,6 +63,7 @@ def route_whole(x_TD: Tensor, weights: ExpertWeights) -> Choices:
     route_rows_kernel[(triton.cdiv(num_tokens, 64),)](
         x_TD,
         weights.router,
+        slots_T,
         choices.experts,
         choices.weights,
         num_tokens,
@@ -71,6 +72,7 @@ def route_whole(x_TD: Tensor, weights: ExpertWeights) -> Choices:
         CHOICES=weights.num_choices,
         PLACES=triton.next_power_of_2(weights.num_choices),
         NORMALISE=weights.normalise,
+        HAS_SLOTS=slots_T is not None,
         ROWS=64,
         EXPERTS=experts,
         **columns_of(experts, x_TD),
@@ -116,17 +118,19 @@ def route_few(x_TD: Tensor, norm: RowNorm | None, weights: ExpertWeights) -> tup
     return choose_experts(few.logits, weights), few
 
 
-def choose_experts(logits_TE: Tensor, weights: ExpertWeights) -> Choices:
+def choose_experts(logits_TE: Tensor, weights: ExpertWeights, slots_T: Tensor | None = None) -> Choices:
     num_tokens, num_experts = logits_TE.shape
     choices = empty_choices(num_tokens, weights.num_choices, logits_TE.device)
     choose_kernel[(num_tokens,)](
         logits_TE,
+        slots_T,
         choices.experts,
         choices.weights,
         num_experts,
         CHOICES=weights.num_choices,
         PLACES=triton.next_power_of_2(weights.num_choices),
         NORMALISE=weights.normalise,
+        HAS_SLOTS=slots_T is not None,
         EXPERTS=triton.next_power_of_2(num_experts),
         num_warps=1,
         **overlap(),
@@ -197,6 +201,15 @@ def choose(
 
 
 @triton.jit
+def real_experts(experts_RK, slots, row, num_tokens, num_experts, HAS_SLOTS: tl.constexpr):
+    """The experts of rows that are no padding; of others one that no rank holds."""
+    if HAS_SLOTS:
+        slot_R = tl.load(slots + row, mask=row < num_tokens, other=-1)
+        experts_RK = tl.where((slot_R >= 0)[:, None], experts_RK, num_experts)
+    return experts_RK
+
+
+@triton.jit
 def store_choices(
     experts_RK, weights_RK, row, num_tokens, experts, weights, CHOICES: tl.constexpr, PLACES: tl.constexpr
 ):  # fmt: skip
@@ -246,9 +259,9 @@ def split_logits_kernel(
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def route_rows_kernel(
-    x, router, experts, weights, num_tokens, num_experts, depth,
-    CHOICES: tl.constexpr, PLACES: tl.constexpr, NORMALISE: tl.constexpr, ROWS: tl.constexpr, EXPERTS: tl.constexpr,
-    COLUMNS: tl.constexpr, WHOLE: tl.constexpr, OVERLAPS: tl.constexpr,
+    x, router, slots, experts, weights, num_tokens, num_experts, depth,
+    CHOICES: tl.constexpr, PLACES: tl.constexpr, NORMALISE: tl.constexpr, HAS_SLOTS: tl.constexpr,
+    ROWS: tl.constexpr, EXPERTS: tl.constexpr, COLUMNS: tl.constexpr, WHOLE: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     wait_for_last(OVERLAPS)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -256,14 +269,15 @@ def route_rows_kernel(
         x, router, row, tl.arange(0, EXPERTS), num_tokens, num_experts, depth, ROWS, EXPERTS, COLUMNS, WHOLE
     )  # fmt: skip
     experts_RK, weights_RK = choose(logits_RE, num_experts, CHOICES, PLACES, NORMALISE, ROWS, EXPERTS)
+    experts_RK = real_experts(experts_RK, slots, row, num_tokens, num_experts, HAS_SLOTS)
     store_choices(experts_RK, weights_RK, row, num_tokens, experts, weights, CHOICES, PLACES)
 
 
 @triton.jit
 def choose_kernel(
-    logits, experts, weights, num_experts,
-    CHOICES: tl.constexpr, PLACES: tl.constexpr, NORMALISE: tl.constexpr, EXPERTS: tl.constexpr,
-    OVERLAPS: tl.constexpr,
+    logits, slots, experts, weights, num_experts,
+    CHOICES: tl.constexpr, PLACES: tl.constexpr, NORMALISE: tl.constexpr, HAS_SLOTS: tl.constexpr,
+    EXPERTS: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     wait_for_last(OVERLAPS)
     row = tl.program_id(0) + tl.arange(0, 1)
@@ -271,6 +285,7 @@ def choose_kernel(
     place = row.to(tl.int64)[:, None] * num_experts + expert[None, :]
     logits_RE = tl.load(logits + place, mask=(expert < num_experts)[None, :], other=0.0)
     experts_RK, weights_RK = choose(logits_RE, num_experts, CHOICES, PLACES, NORMALISE, 1, EXPERTS)
+    experts_RK = real_experts(experts_RK, slots, row, tl.num_programs(0), num_experts, HAS_SLOTS)
     store_choices(experts_RK, weights_RK, row, tl.num_programs(0), experts, weights, CHOICES, PLACES)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from stoker.operator.domain.plan import Key
 from stoker.pod.causes import Cause
@@ -139,6 +140,70 @@ def test_on_failure_pause_keeps_the_replicas_without_traffic() -> None:
     rounds(serving, 40)
     assert serving.shares == {new: 0, old: 100}
     assert len(serving.engines(new)) == 1
+
+
+def in_use(serving: CanaryServing, revision: str) -> int:
+    """Ready replicas of a revision that are not draining."""
+    backends = serving.snapshot()["backends"]
+    return sum(found["revision"] == revision and not found["draining"] for found in backends)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    replicas=st.integers(1, 9),
+    limits=st.sampled_from([(1, 0), (0, 1), ("25%", "25%"), (3, 2)]),
+    percent=st.sampled_from([10, 50, 100]),
+    quality=st.sampled_from([Quality(error_percent=50), Quality(first_token_s=0.5)]),
+    on_failure=st.sampled_from(["RollBack", "Pause"]),
+)
+def test_a_roll_back_from_any_share_takes_the_same_few_passes_whatever_the_replicas(
+    replicas: int, limits: tuple[Any, Any], percent: int, quality: Quality, on_failure: str
+) -> None:
+    gates = [{"metric": "errorRate", "max": "0.02"}, {"metric": "ttftP95Ms", "max": "200"}]
+    serving = CanaryServing(replicas=replicas, canary={"metricGates": gates, "onFailure": on_failure})
+    surge, unavailable = limits
+    pool = {"name": "main", "replicas": replicas, "maxSurge": surge, "maxUnavailable": unavailable}
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(pools=[pool]))
+    old, bad = begun(serving, percent)
+    serving.quality[bad] = quality
+    while serving.canary["phase"] != "Failed":
+        serving.round()
+    kept = serving.canary["percent"]
+    assert kept == 0 or not quality.error_percent
+    for _ in range(12):
+        serving.round()
+        share = serving.canary["percent"]
+        assert share <= kept
+        assert share == 0 or (100 - share) * replicas <= 200 * in_use(serving, old)
+        assert share == 0 or 2 * (in_use(serving, old) + in_use(serving, bad)) >= replicas
+        kept = share
+    assert (kept, in_use(serving, old)) == (0, replicas)
+    assert len(serving.engines(bad)) == (on_failure == "Pause")
+    assert serving.cluster.objects[POOL]["spec"]["maxUnavailable"] == unavailable
+    assert serving.cluster.plan(CHAT).empty
+    assert serving.cluster.plan(POOL).empty
+
+
+def test_a_slow_revision_keeps_what_the_old_one_cannot_take_and_an_abort_takes_that_away() -> None:
+    serving = CanaryServing(replicas=8, canary={"metricGates": [{"metric": "ttftP95Ms", "max": "200"}]})
+    old, slow = begun(serving, 100)
+    serving.quality[slow] = Quality(first_token_s=0.5)
+    while serving.canary["phase"] != "Failed":
+        serving.round()
+    assert (in_use(serving, old), serving.shares) == (1, {slow: 75, old: 25})
+    assert f"{old} serves; it keeps 75 % until more replicas are ready" in serving.status["message"]
+    serving.cluster.change_spec(CHAT, lambda spec: spec["rollout"].update(abort=slow))
+    serving.cluster.settle_once()
+    assert serving.shares == {slow: 0, old: 100}
+
+
+def test_replicas_of_an_interrupted_canary_go_at_once() -> None:
+    serving = CanaryServing(replicas=8)
+    old, interrupted = begun(serving, 100)
+    serving.checkpoint(30)
+    rounds(serving, 6)
+    assert (in_use(serving, old), serving.engines(interrupted)) == (7, []), "one of 8 is the new canary's"
+    assert serving.cluster.objects[POOL]["spec"]["maxUnavailable"] == 0
 
 
 @pytest.mark.parametrize("what", ["rate", "reports"])

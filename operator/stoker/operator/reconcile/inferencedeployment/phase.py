@@ -98,8 +98,12 @@ def _obstacle(choice: ModelChoice | NoModel, status: RolloutStatus) -> str | Non
 def _rolled_back(rollout: RolloutStep) -> str:
     """What became of the canary; the old revision serves on."""
     canary = rollout.status.canary if rollout.status is not None else None
-    why = f"{canary.reason}: {canary.message}" if canary is not None else ""
-    return f"revision {rollout.target} was rolled back: {why}; {rollout.current} serves"
+    if canary is None:
+        return f"revision {rollout.target} was rolled back; {rollout.current} serves"
+    kept = f"; it keeps {canary.percent} % until more replicas are ready" if canary.percent else ""
+    return (
+        f"revision {rollout.target} was rolled back: {canary.reason}: {canary.message}; {rollout.current} serves{kept}"
+    )
 
 
 def _scaled_to_zero(view: DeploymentView, pools: list[str], more: str = "") -> DeploymentState:

@@ -19,6 +19,7 @@ from stoker.operator.api.pool import Pool
 from stoker.operator.domain.labels import POOL, ROLE
 from stoker.operator.domain.plan import Event, Object, Ref, Scale
 from stoker.operator.reconcile.inferencedeployment.autoscaling import external_bounds, wanted_replicas
+from stoker.operator.reconcile.inferencedeployment.availability import max_unavailable
 from stoker.operator.reconcile.inferencedeployment.canary import CanaryTurn, plan_canary, with_canary
 from stoker.operator.reconcile.inferencedeployment.evaluation import stale_tasks
 from stoker.operator.reconcile.inferencedeployment.model_choice import ModelChoice, NoModel
@@ -77,7 +78,7 @@ def plan_rollout(view: DeploymentView, choice: ModelChoice | NoModel) -> Rollout
     done = updated and not obsolete
     current = target if done or status.current_revision is None else status.current_revision
     shares = canary.shares if canary is not None else ((target, 100),)
-    pools = _pool_changes(view, choice, shares, current)
+    pools = _pool_changes(view, choice, shares, current, canary)
     abandoned = _abandoned_pools(view, shares) if canary is not None and canary.rolled_back else ()
     stale = stale_tasks(view, target if canary is not None and canary.evaluating else None)
     chosen = _chosen_event(wanted) if wanted is not None and target == wanted.name != last else ()
@@ -127,7 +128,7 @@ def _with_wanted(view: DeploymentView, wanted: RevisionStatus | None) -> tuple[R
 
 
 def _pool_changes(
-    view: DeploymentView, choice: ModelChoice | NoModel, shares: Shares, current: str | None
+    view: DeploymentView, choice: ModelChoice | NoModel, shares: Shares, current: str | None, canary: CanaryTurn | None
 ) -> PoolChanges:
     create: list[Object] = []
     apply: list[Object] = []
@@ -141,6 +142,7 @@ def _pool_changes(
         if live is None:
             create.append({**wanted, "spec": {**wanted["spec"], "replicas": pool.replicas}})
             continue
+        wanted["spec"]["maxUnavailable"] = max_unavailable(view, pool, live, canary)
         if not _is_as_wanted(live, wanted):
             apply.append(wanted)
         replicas = wanted_replicas(view, pool, live)

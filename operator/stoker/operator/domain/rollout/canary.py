@@ -114,7 +114,8 @@ def _next(
         return state
     if hand.abort:
         return _failed(state, "AbortedByHand", "spec.rollout.abort")
-    state = replace(state, step=min(state.step, len(plan.steps) - 1), since=state.since or now)
+    since = min(state.since or now, now)  # a clock that was put back begins the time of the step anew
+    state = replace(state, step=min(state.step, len(plan.steps) - 1), since=since)
     state, bad = _judge(plan, state, seen)
     if bad is not None:
         failed = _failed(state, "GateFailed", f"{bad.metric} at {state.percent} %: {bad.message}")

@@ -310,6 +310,38 @@ def test_what_a_deployment_lacks_after_a_roll_back_is_no_update() -> None:
     assert (serving.status["phase"], condition_of(serving.status, "Stalled")["status"]) == ("Serving", "True")
 
 
+def test_an_engine_pool_that_is_deleted_after_a_roll_back_is_made_again_of_the_old_checkpoint() -> None:
+    serving = CanaryServing()
+    old, _ = rolled_back(serving)
+    serving.cluster.delete(POOL)
+    rounds(serving, 30)
+    assert (len(serving.engines(old)), serving.status["phase"]) == (4, "Serving")
+    assert serving.status["currentCheckpoint"]["step"] == 10
+    assert serving.cluster.plan(CHAT).empty
+
+
+def test_a_revision_that_was_lost_with_its_engine_pool_is_named_and_the_other_one_can_be_promoted() -> None:
+    serving = CanaryServing()
+    old = serving.started()
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(engine={"threads": 2}))
+    serving.round()
+    bad = target_of(serving)
+    serving.cluster.change_spec(CHAT, lambda spec: spec["rollout"].update(abort=bad))
+    rounds(serving, 20)
+    assert serving.rollout["phase"] == "RolledBack"
+    serving.cluster.delete(POOL)
+    rounds(serving, 30)
+    assert (serving.status["phase"], condition_of(serving.status, "Stalled")["status"]) == ("Failed", "True")
+    text = (
+        f"EnginePool chat-main was deleted, and with it revision {old}, which neither spec nor a Checkpoint describes"
+    )
+    assert serving.status["message"].startswith(text)
+    assert serving.cluster.plan(CHAT).empty
+    serving.cluster.change_spec(CHAT, lambda spec: spec["rollout"].update(promote=bad))
+    rounds(serving, 30)
+    assert (serving.status["currentRevision"], serving.status["phase"]) == (bad, "Serving")
+
+
 def test_going_back_to_the_old_intent_ends_the_canary() -> None:
     serving = CanaryServing()
     old, new = begun(serving)

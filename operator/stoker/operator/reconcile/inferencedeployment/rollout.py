@@ -23,7 +23,7 @@ from stoker.operator.reconcile.inferencedeployment.availability import max_unava
 from stoker.operator.reconcile.inferencedeployment.canary import CanaryTurn, plan_canary, with_canary
 from stoker.operator.reconcile.inferencedeployment.evaluation import stale_tasks
 from stoker.operator.reconcile.inferencedeployment.model_choice import ModelChoice, NoModel
-from stoker.operator.reconcile.inferencedeployment.revision import last_target, revision_of
+from stoker.operator.reconcile.inferencedeployment.revision import last_target, revision_of, source_of
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView, former_pools, has_pods, pool_object_name
 from stoker.operator.reconcile.intent import EDIT_REFUSED
 from stoker.operator.render.engine import engine_template
@@ -161,18 +161,18 @@ def _pool_revisions(
 ) -> list[dict[str, Any]] | None:
     """The revisions with a share, and with share 0 the older ones that still have pods.
 
-    A template that the pool already holds is frozen and reused. A pool that came with the target has no other revision:
+    A template that the pool already holds is frozen and reused. One that was lost with its pool is rendered anew where
+    the spec still describes it. A pool that came with the target has no other revision:
     the old one has its replicas in the pools of before. None: the template of a revision with a share cannot be
     rendered now.
     """
     frozen = {revision.name: revision for revision in live.spec.revisions} if live else {}
-    rendered = revision_of(view, choice).name if isinstance(choice, ModelChoice) else None
     wanted = []
     for name, share in shares:
         if name in frozen:
             wanted.append({"name": name, "share": share, "template": frozen[name].template.to_wire()})
-        elif isinstance(choice, ModelChoice) and name == rendered:
-            template = engine_template(view.deployment, pool, choice.source, view.settings)
+        elif (source := source_of(view, choice, name)) is not None:
+            template = engine_template(view.deployment, pool, source, view.settings)
             wanted.append({"name": name, "share": share, "template": template})
     if len(wanted) < len(shares):
         if not wanted or (live is not None and wanted[0]["name"] != shares[0][0]):

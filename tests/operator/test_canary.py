@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 from stoker.operator.domain.plan import Key
 from stoker.pod.causes import Cause
@@ -141,6 +142,72 @@ def test_on_failure_pause_keeps_the_replicas_without_traffic() -> None:
     assert len(serving.engines(new)) == 1
 
 
+def in_use(serving: CanaryServing, revision: str) -> int:
+    """Ready replicas of a revision that are not draining."""
+    backends = serving.snapshot()["backends"]
+    return sum(found["revision"] == revision and not found["draining"] for found in backends)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@example(replicas=2, limits=(0, 1), percent=10, quality=Quality(error_percent=50), on_failure="Pause")
+@given(
+    replicas=st.integers(1, 9),
+    limits=st.sampled_from([(1, 0), (0, 1), ("25%", "25%"), (3, 2)]),
+    percent=st.sampled_from([10, 50, 100]),
+    quality=st.sampled_from([Quality(error_percent=50), Quality(first_token_s=0.5)]),
+    on_failure=st.sampled_from(["RollBack", "Pause"]),
+)
+def test_a_roll_back_from_any_share_takes_the_same_few_passes_whatever_the_replicas(
+    replicas: int, limits: tuple[Any, Any], percent: int, quality: Quality, on_failure: str
+) -> None:
+    gates = [{"metric": "errorRate", "max": "0.02"}, {"metric": "ttftP95Ms", "max": "200"}]
+    serving = CanaryServing(replicas=replicas, canary={"metricGates": gates, "onFailure": on_failure})
+    surge, unavailable = limits
+    pool = {"name": "main", "replicas": replicas, "maxSurge": surge, "maxUnavailable": unavailable}
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(pools=[pool]))
+    old, bad = begun(serving, percent)
+    serving.quality[bad] = quality
+    while serving.canary["phase"] != "Failed":
+        serving.round()
+    kept = serving.canary["percent"]
+    assert kept == 0 or not quality.error_percent
+    for _ in range(12):
+        serving.round()
+        share = serving.canary["percent"]
+        assert share <= kept
+        assert share == 0 or (100 - share) * replicas <= 200 * in_use(serving, old)
+        assert share == 0 or 2 * (in_use(serving, old) + in_use(serving, bad)) >= replicas
+        kept = share
+    in_its_place = on_failure == "Pause" and surge == 0 and replicas > 1
+    assert (kept, in_use(serving, old)) == (0, replicas - in_its_place)
+    assert len(serving.engines(bad)) == (on_failure == "Pause")
+    assert serving.cluster.objects[POOL]["spec"]["maxUnavailable"] == unavailable
+    assert serving.cluster.plan(CHAT).empty
+    assert serving.cluster.plan(POOL).empty
+
+
+def test_a_slow_revision_keeps_what_the_old_one_cannot_take_and_an_abort_takes_that_away() -> None:
+    serving = CanaryServing(replicas=8, canary={"metricGates": [{"metric": "ttftP95Ms", "max": "200"}]})
+    old, slow = begun(serving, 100)
+    serving.quality[slow] = Quality(first_token_s=0.5)
+    while serving.canary["phase"] != "Failed":
+        serving.round()
+    assert (in_use(serving, old), serving.shares) == (1, {slow: 75, old: 25})
+    assert f"{old} serves; it keeps 75 % until more replicas are ready" in serving.status["message"]
+    serving.cluster.change_spec(CHAT, lambda spec: spec["rollout"].update(abort=slow))
+    serving.cluster.settle_once()
+    assert serving.shares == {slow: 0, old: 100}
+
+
+def test_replicas_of_an_interrupted_canary_go_at_once() -> None:
+    serving = CanaryServing(replicas=8)
+    old, interrupted = begun(serving, 100)
+    serving.checkpoint(30)
+    rounds(serving, 6)
+    assert (in_use(serving, old), serving.engines(interrupted)) == (7, []), "one of 8 is the new canary's"
+    assert serving.cluster.objects[POOL]["spec"]["maxUnavailable"] == 0
+
+
 @pytest.mark.parametrize("what", ["rate", "reports"])
 def test_without_answers_or_reports_the_share_stays(what: str) -> None:
     serving = CanaryServing(rate=50)
@@ -241,6 +308,38 @@ def test_what_a_deployment_lacks_after_a_roll_back_is_no_update() -> None:
     serving.cluster.change_spec(CHAT, lambda spec: spec["pools"][0].update(replicas=2))
     rounds(serving, 20)
     assert (serving.status["phase"], condition_of(serving.status, "Stalled")["status"]) == ("Serving", "True")
+
+
+def test_an_engine_pool_that_is_deleted_after_a_roll_back_is_made_again_of_the_old_checkpoint() -> None:
+    serving = CanaryServing()
+    old, _ = rolled_back(serving)
+    serving.cluster.delete(POOL)
+    rounds(serving, 30)
+    assert (len(serving.engines(old)), serving.status["phase"]) == (4, "Serving")
+    assert serving.status["currentCheckpoint"]["step"] == 10
+    assert serving.cluster.plan(CHAT).empty
+
+
+def test_a_revision_that_was_lost_with_its_engine_pool_is_named_and_the_other_one_can_be_promoted() -> None:
+    serving = CanaryServing()
+    old = serving.started()
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(engine={"threads": 2}))
+    serving.round()
+    bad = target_of(serving)
+    serving.cluster.change_spec(CHAT, lambda spec: spec["rollout"].update(abort=bad))
+    rounds(serving, 20)
+    assert serving.rollout["phase"] == "RolledBack"
+    serving.cluster.delete(POOL)
+    rounds(serving, 30)
+    assert (serving.status["phase"], condition_of(serving.status, "Stalled")["status"]) == ("Failed", "True")
+    text = (
+        f"EnginePool chat-main was deleted, and with it revision {old}, which neither spec nor a Checkpoint describes"
+    )
+    assert serving.status["message"].startswith(text)
+    assert serving.cluster.plan(CHAT).empty
+    serving.cluster.change_spec(CHAT, lambda spec: spec["rollout"].update(promote=bad))
+    rounds(serving, 30)
+    assert (serving.status["currentRevision"], serving.status["phase"]) == (bad, "Serving")
 
 
 def test_going_back_to_the_old_intent_ends_the_canary() -> None:

@@ -134,6 +134,31 @@ def test_a_checkpoint_follows_the_trainer_until_its_save_is_read_back(status: di
     assert interested(store, pod) == {Key("TrainingJob", NAMESPACE, "job")} | save
 
 
+@pytest.mark.parametrize(
+    ("newer", "looks"),
+    [
+        ({"status": {"phase": "Corrupt"}}, True),
+        ({"status": {"phase": "Complete", "inUseBy": [{"kind": "TrainingJob", "name": "next"}]}}, True),
+        ({"spec": {"source": {}, "pinned": True}}, True),
+        ({"status": {"phase": "Complete"}}, False),
+        ({"status": {"phase": "Deleting"}, "labels": {"stoker.dev/expired": "true"}}, False),
+    ],
+    ids=["corrupt", "used", "pinned", "counts", "given up"],
+)
+def test_a_save_that_waits_for_newer_ones_looks_again_when_one_counts_no_more(
+    newer: dict[str, Any], looks: bool
+) -> None:
+    store, spec = world(), {"source": {"save": {"jobRef": {"name": "job"}}}}
+    for name, status in (("waits", {"phase": "Complete"}), ("whole", {"phase": "Complete", "verifiedAt": "now"})):
+        store.put({**thing("Checkpoint", name, spec, job="job", job_uid="uid-job"), "status": status})
+    changed = thing("Checkpoint", "newer", newer.get("spec", spec), job="job", job_uid="uid-job")
+    changed["metadata"]["labels"].update(newer.get("labels", {}))
+    changed["status"] = newer.get("status", {"phase": "Complete"})
+    store.put(changed)
+    woken = {key.name for key in interested(store, changed) if key.kind == "Checkpoint"}
+    assert woken == ({"newer", "waits"} if looks else {"newer"})
+
+
 def test_moving_figures_concern_the_job_alone() -> None:
     before = thing("TrainingJob", "job", {"a": 1})
     before["status"] = {"phase": "Running", "progress": {"step": 1}, "message": ""}

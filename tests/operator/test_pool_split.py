@@ -67,3 +67,8 @@ def test_steps_keep_the_budget_and_end_at_the_wanted_replicas(
         assert drained == 0 or sum(ready for ready, _ in after.values()) >= replicas - unavailable
         pods = {name: (after[name][0] + after[name][1] + steps[name].create, 0) for name in NAMES}
     assert {name: ready for name, (ready, _) in pods.items()} == {"older": 0, **wanted}
+
+
+def test_replicas_of_revisions_without_a_share_go_before_those_of_others() -> None:
+    steps = next_split(4, 1, 0, {"new": 1, "old": 2}, {"new": (1, 0), "old": (3, 0), "older": (1, 0)})
+    assert {name: step.drain for name, step in steps.items()} == {"new": 0, "old": 0, "older": 1}

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from stoker.operator.domain.rollout.canary import CanaryPlan, CanaryState, Hand, Step, decide, left_s, window_step
 from stoker.operator.domain.rollout.evidence import Evidence, RevisionCounts, read_evidence
 from stoker.operator.domain.rollout.gates import ENOUGH, Gate, judge
+from stoker.operator.domain.rollout.headroom import OVERLOAD, carried_percent
 from stoker.pod.histogram import Histogram
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -172,3 +173,36 @@ def test_no_share_rises_on_missing_data_or_too_few_requests_and_a_failure_stays(
             assert (state.phase, state.percent) == ("Failed", 0)
         for result in state.results:
             assert result.verdict == "Waiting" or result.samples >= min(ENOUGH, plan.needed(plan.steps[before.step]))
+
+
+@given(pools=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=3))
+def test_no_replica_of_the_old_revision_is_given_more_than_twice_its_part(pools: list[tuple[int, int]]) -> None:
+    carried = carried_percent(pools)
+    assert 0 <= carried <= 100
+    wanting = [(ready, wanted) for ready, wanted in pools if wanted]
+    assert all(carried * wanted <= 100 * OVERLOAD * ready for ready, wanted in wanting)
+    assert carried == 100 or any(OVERLOAD * ready < wanted for ready, wanted in wanting)
+
+
+@given(plan=PLANS, history=HISTORY, carried=st.lists(st.integers(0, 100), min_size=30, max_size=30))
+def test_a_failed_share_never_rises_and_only_what_the_old_revision_cannot_take_is_left_of_it(
+    plan: CanaryPlan, history: list[tuple[Evidence, bool, Hand, int]], carried: list[int]
+) -> None:
+    state, now = CanaryState(), NOW
+    for (seen, ready, hand, seconds), room in zip(history, carried, strict=False):
+        now += timedelta(seconds=seconds)
+        before, state = state, decide(plan, state, seen, ready=ready, hand=hand, now=now, carried=room)
+        if state.phase != "Failed":
+            assert before.phase != "Failed" or hand.promote
+            continue
+        wrong = state.message.startswith("errorRate") or hand.abort or before.percent == 0
+        assert state.percent <= min(before.percent, 100 - room)
+        assert state.percent == (0 if wrong else min(before.percent, 100 - room))
+
+
+def test_wrong_answers_count_before_slow_ones() -> None:
+    plan = replace(PLAN, steps=(Step(100, 60),), gates=(Gate("ttftP95Ms", max=50), Gate("errorRate", max=0.01)))
+    state = CanaryState(percent=100, phase="Holding", since=NOW)
+    seen = Evidence(counts(100, 50), counts(0))
+    failed = decide(plan, state, seen, ready=True, hand=FREE, now=NOW, carried=10)
+    assert (failed.percent, failed.message.split()[0]) == (0, "errorRate")

@@ -6,7 +6,8 @@ import pytest
 
 from stoker.operator.domain.labels import EXPIRED
 from stoker.operator.domain.plan import Key
-from testing.operator.training_world import Run
+from stoker.pod.causes import Cause
+from testing.operator.training_world import JOB, Run
 
 
 def test_retention_keeps_the_newest_verified_and_spares_pinned_ones() -> None:
@@ -80,6 +81,36 @@ def test_a_manifest_that_asks_for_a_save_and_is_applied_again_asks_once_where_it
         _request(run, "kept-in-git", pinned=pinned)
     assert [path for _, path, _ in run.cluster.calls] == ["/checkpoint"] * asked
     assert run.cluster.events.count("Expired") == asked - 1
+
+
+def test_a_checkpoint_that_is_being_deleted_takes_no_place() -> None:
+    """Deleted while an older one is kept: with the next save two would have been left of `maxToKeep: 2` but one."""
+    run = Run(checkpoint={"storage": {"claimName": "claim"}, "maxToKeep": 2, "deletionPolicy": "Delete"})
+    run.start()
+    run.train(20, (run.save(10), run.save(20)))
+    newest = run.checkpoint(20)
+    newest["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    run.train(30, (run.save(10), run.save(20), run.save(30)))
+    assert EXPIRED not in run.checkpoint(10)["metadata"]["labels"]
+    run.train(40, (run.save(10), run.save(20), run.save(30), run.save(40)))
+    assert run.checkpoint(10)["metadata"]["labels"][EXPIRED] == "true"
+
+
+def test_retention_goes_on_while_a_job_is_suspended() -> None:
+    run = Run()
+    run.start()
+    run.train(30, (run.save(10), run.save(20), run.save(30)))
+    run.cluster.change_spec(JOB, lambda spec: spec.update(run={"suspend": True}))
+    run.cluster.settle_once()
+    for pod in run.gang:
+        run.cluster.end(pod, Cause.INTERRUPTED)
+    run.cluster.settle()
+    run.answer_tasks("list", saves=[])
+    assert (run.status["phase"], _steps(run)) == ("Suspended", [10, 20, 30])
+    run.cluster.change_spec(JOB, lambda spec: spec["checkpoint"].update(maxToKeep=1))
+    run.cluster.settle()
+    run.answer_tasks("delete", deleted=["a"])
+    assert _steps(run) == [30]
 
 
 def test_the_event_of_a_save_that_is_given_up_names_the_field_that_keeps_it() -> None:

@@ -233,6 +233,31 @@ def test_a_job_that_takes_all_state_from_a_checkpoint_resumes_it_and_later_its_o
     assert resume_of(run, 1)["step"] == 7
 
 
+def test_a_job_begins_with_no_checkpoint_that_is_being_deleted() -> None:
+    run = Run(model=None, modelFrom={"checkpoint": FROM}, run={"suspend": True})
+    adopt_old(run)
+    run.cluster.objects[Key("Checkpoint", "default", "old")]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    run.cluster.change_spec(JOB, lambda spec: spec["run"].update(suspend=False))
+    run.cluster.settle()
+    assert run.status["message"] == "Checkpoint old is being deleted (spec.modelFrom.checkpoint)"
+    assert run.gang == []
+
+
+def test_a_save_that_is_being_deleted_is_not_resumed() -> None:
+    """Between two attempts no resource uses it, so that its data goes at any moment."""
+    run = Run(checkpoint={"storage": {"claimName": "claim"}, "deletionPolicy": "Delete"})
+    run.start()
+    run.train(20, (run.save(10), run.save(20)))
+    run.cluster.end(run.gang[0], Cause.RANK_FAILED, saves=(run.word(20),))
+    run.next_attempt()
+    assert resume_of(run, 1)["step"] == 20
+    run.cluster.delete(Key("Checkpoint", "default", run.checkpoint(20)["metadata"]["name"]))
+    run.cluster.settle()
+    run.cluster.end(run.gang[0], Cause.RANK_FAILED)
+    run.next_attempt()
+    assert resume_of(run, 2)["step"] == 10
+
+
 def test_a_job_that_takes_the_weights_from_a_checkpoint_begins_at_step_0() -> None:
     run = Run(model=None, modelFrom={"checkpoint": {"name": "old", "state": "Weights"}})
     adopt_old(run)

@@ -92,7 +92,7 @@ class Canary(Value):
     metric_gates: Annotated[tuple[MetricGate, ...], Field(max_length=8, json_schema_extra=list_map("metric"))] = ()
     eval_gates: Annotated[tuple[EvalGate, ...], Field(max_length=8, json_schema_extra=list_map("name"))] = ()
     on_failure: Literal["RollBack", "Pause"] = "RollBack"
-    """Both take the traffic away; `Pause` keeps the replicas of the failed revision."""
+    """Both take the traffic away; `Pause` keeps a replica of the failed revision."""
 
 
 class RolloutSettings(Value):

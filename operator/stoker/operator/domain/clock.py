@@ -39,3 +39,13 @@ class SystemClock:
 def timestamp(moment: datetime) -> str:
     """The time in the form of Kubernetes: `2026-01-31T12:00:00Z`."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def rest_s(since: datetime, limit_s: float, now: datetime) -> float:
+    """Seconds left of a wait that the operator began at `since`; 0 when it is over.
+
+    A wait that seems to begin later than a whole one from now is over, too: the clock was put back, and would hold the
+    wait for as long as it had been ahead.
+    """
+    left_s = limit_s - (now - since).total_seconds()
+    return 0.0 if left_s > 2 * limit_s else max(left_s, 0.0)

@@ -13,10 +13,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 
 from stoker.operator.cluster.kinds import OURS
-from stoker.operator.domain.labels import CHECKPOINT_UID, DEPLOYMENT, DEPLOYMENT_UID, JOB, JOB_UID, ROLE
+from stoker.operator.domain.labels import CHECKPOINT_UID, DEPLOYMENT, DEPLOYMENT_UID, EXPIRED, JOB, JOB_UID, ROLE
 from stoker.operator.domain.lost_nodes import NodeLoss
 from stoker.operator.domain.plan import Key, Object, Observed, Report
 from stoker.operator.domain.references import references
+from stoker.operator.domain.retention import takes_place
 from stoker.operator.loop.lost_pods import mark_lost
 from stoker.operator.loop.store import Store, key_of
 
@@ -64,6 +65,7 @@ def interested(store: Store, changed: Object) -> set[Key]:
     if changed["kind"] == "Checkpoint":
         job = Key("TrainingJob", changed["metadata"].get("namespace", ""), _label(changed, JOB))
         keys |= _keys(found for found in store.referring_to(job) if found["kind"] == "InferenceDeployment")
+        keys |= _keys(_waiting_saves(store, changed))
     if changed["kind"] == "InferenceDeployment" or _role(changed) == "router":
         uid = _label(changed, DEPLOYMENT_UID) or changed["metadata"]["uid"]
         keys |= _keys(store.labelled(DEPLOYMENT_UID, uid, "EnginePool"))
@@ -188,6 +190,17 @@ def _waits_for_word(found: Object) -> bool:
     """Whether the trainer may report something new about a Checkpoint: its save is requested, or not read back yet."""
     phase = (found.get("status") or {}).get("phase", "Pending")
     return found["kind"] == "Checkpoint" and (phase in ("Pending", "Saving") or _is_unverified(found))
+
+
+def _waiting_saves(store: Store, changed: Object) -> Iterator[Object]:
+    """Unverified saves of the job that may have waited for a newer one, which takes no place of its retention now.
+
+    A save that the retention itself gave up changes nothing for them.
+    """
+    if takes_place(changed) or EXPIRED in (changed["metadata"].get("labels") or {}):
+        return
+    siblings = store.labelled(JOB_UID, _label(changed, JOB_UID), "Checkpoint") if _label(changed, JOB_UID) else ()
+    yield from (found for found in siblings if _is_unverified(found))
 
 
 def _is_unverified(checkpoint: Object) -> bool:

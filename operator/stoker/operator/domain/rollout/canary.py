@@ -1,7 +1,8 @@
 """The next state of a canary: which share the new revision gets, or that it is given up. Pure.
 
 1. A step's share begins when the replicas for it are ready; its window begins with it.
-2. A failed gate ends the canary at once: share 0, and it stays so, whatever comes later.
+2. A failed gate ends the canary at once, and its share never rises again. It keeps none, or, where its answers are
+   only slow, what the replicas of the old revision cannot take until they are back.
 3. A share rises only when every report is there, every gate has passed on enough answers, and the step's time is over.
 4. A pause keeps the share; gates are judged on. Abort and promotion by hand count before everything else.
 
@@ -15,7 +16,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from stoker.operator.domain.rollout.evidence import Evidence
-from stoker.operator.domain.rollout.gates import ENOUGH, EVAL, Gate, GateResult, judge
+from stoker.operator.domain.rollout.gates import ENOUGH, ERROR_RATE, EVAL, Gate, GateResult, judge
 
 Phase = Literal["Waiting", "Holding", "Promoted", "Failed"]
 
@@ -80,6 +81,7 @@ def decide(
     hand: Hand,
     now: datetime,
     checks: tuple[GateResult, ...] = (),
+    carried: int = 100,
 ) -> CanaryState:
     """Decide the next state.
 
@@ -87,17 +89,37 @@ def decide(
         seen: what the routers counted since the present share began.
         ready: whether the replicas for the present step are ready.
         checks: verdicts that must be there before the first share.
+        carried: percent of the traffic that the old revision can take now.
     """
+    state = _next(plan, state, seen, ready=ready, hand=hand, now=now, checks=checks)
+    if state.phase != "Failed":
+        return state
+    return replace(state, percent=0 if hand.abort else min(state.percent, 100 - carried))
+
+
+def _next(
+    plan: CanaryPlan,
+    state: CanaryState,
+    seen: Evidence,
+    *,
+    ready: bool,
+    hand: Hand,
+    now: datetime,
+    checks: tuple[GateResult, ...],
+) -> CanaryState:
+    """Decide the next state; one that has failed still has the share that it may keep at most."""
     if hand.promote and state.phase != "Promoted":
         return replace(state, phase="Promoted", percent=100, reason="PromotedByHand", message="spec.rollout.promote")
     if state.over:
         return state
     if hand.abort:
         return _failed(state, "AbortedByHand", "spec.rollout.abort")
-    state = replace(state, step=min(state.step, len(plan.steps) - 1), since=state.since or now)
+    since = min(state.since or now, now)  # a clock that was put back begins the time of the step anew
+    state = replace(state, step=min(state.step, len(plan.steps) - 1), since=since)
     state, bad = _judge(plan, state, seen)
     if bad is not None:
-        return _failed(state, "GateFailed", f"{bad.metric} at {state.percent} %: {bad.message}")
+        failed = _failed(state, "GateFailed", f"{bad.metric} at {state.percent} %: {bad.message}")
+        return replace(failed, percent=0) if bad.metric == ERROR_RATE else failed
     first = state.phase == "Waiting" and state.percent == 0
     if first and ready and checks:
         return _check(plan, replace(state, results=checks), hand, now)
@@ -106,7 +128,7 @@ def decide(
 
 def window_step(state: CanaryState) -> int | None:
     """The step in whose window the present share is measured; None before the first."""
-    return None if state.percent == 0 else state.step if state.phase == "Holding" else state.step - 1
+    return None if state.percent == 0 else state.step - 1 if state.phase in ("Waiting", "Promoted") else state.step
 
 
 def left_s(plan: CanaryPlan, state: CanaryState, now: datetime) -> float | None:
@@ -171,14 +193,13 @@ def evaluated(state: CanaryState) -> tuple[GateResult, ...]:
 
 
 def _judge(plan: CanaryPlan, state: CanaryState, seen: Evidence) -> tuple[CanaryState, GateResult | None]:
-    """Judge the gates of the present share; also return the first that failed."""
+    """Judge the gates of the present share; also return the one that failed, before others that of wrong answers."""
     step = window_step(state)
     if step is None:
         return state, None
     judged = tuple(_judged(gate, seen, plan.needed(plan.steps[step]), state) for gate in plan.gates)
-    return replace(state, results=(*evaluated(state), *judged)), next(
-        (found for found in judged if found.verdict == "Failed"), None
-    )
+    bad = sorted((found for found in judged if found.verdict == "Failed"), key=lambda found: found.metric != ERROR_RATE)
+    return replace(state, results=(*evaluated(state), *judged)), next(iter(bad), None)
 
 
 def _judged(gate: Gate, seen: Evidence, needed: int, state: CanaryState) -> GateResult:
@@ -211,7 +232,7 @@ def _obstacle(
 
 
 def _failed(state: CanaryState, reason: str, message: str) -> CanaryState:
-    return replace(state, phase="Failed", percent=0, reason=reason, message=message)
+    return replace(state, phase="Failed", reason=reason, message=message)
 
 
 def _at(plan: CanaryPlan, state: CanaryState) -> str:

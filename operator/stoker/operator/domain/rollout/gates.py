@@ -14,7 +14,9 @@ from stoker.operator.domain.rollout.evidence import Evidence, RevisionCounts
 
 ENOUGH = 20
 """Samples that a 95th percentile or a comparison needs at least, and answers where a step names no number."""
-METRICS = ("errorRate", "ttftP95Ms", "itlP95Ms", "queueP95Ms")
+ERROR_RATE = "errorRate"
+"""Metric of a revision whose answers help no client, while those of a slow one do."""
+METRICS = (ERROR_RATE, "ttftP95Ms", "itlP95Ms", "queueP95Ms")
 EVAL = "eval:"
 """Beginning of the metric of an eval gate's result."""
 Verdict = Literal["Passed", "Failed", "Waiting"]

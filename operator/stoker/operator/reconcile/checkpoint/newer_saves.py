@@ -8,12 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stoker.operator.domain.labels import EXPIRED
-from stoker.operator.domain.plan import Object
+from stoker.operator.domain.retention import takes_place
 from stoker.operator.reconcile.checkpoint.view import CheckpointView
-
-_LOST = ("Failed", "Corrupt", "Deleting", "Deleted")
-"""Phases of Checkpoints that retention does not count."""
 
 
 def waits_for_newer_saves(view: CheckpointView) -> bool:
@@ -28,18 +24,11 @@ def waits_for_newer_saves(view: CheckpointView) -> bool:
 
 
 def _recorded(view: CheckpointView) -> Iterator[tuple[str, int]]:
-    """Folder and step of the saves that have a Checkpoint and count for `maxToKeep`."""
+    """Folder and step of the saves that have a Checkpoint and take a place of `maxToKeep`."""
     for found in view.siblings:
         save = found["spec"]["source"].get("save") or found.get("status") or {}
-        if save.get("folder") and _counts(found):
+        if save.get("folder") and takes_place(found):
             yield str(save["folder"]), int(save.get("step") or 0)
-
-
-def _counts(found: Object) -> bool:
-    spec, status, metadata = found["spec"], found.get("status") or {}, found["metadata"]
-    kept_anyway = spec.get("pinned") or status.get("inUseBy") or spec["source"].get("import")
-    leaving = metadata.get("deletionTimestamp") or EXPIRED in (metadata.get("labels") or {})
-    return not (kept_anyway or leaving or status.get("phase") in _LOST)
 
 
 def _announced(view: CheckpointView) -> Iterator[tuple[str, int]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from stoker.operator.domain.clock import timestamp
+from stoker.operator.domain.clock import rest_s, timestamp
 from stoker.operator.domain.plan import Event
 from stoker.operator.domain.pods import exit_of
 from stoker.operator.domain.recovery import retry_delay_s
@@ -41,7 +41,9 @@ def replacement_delay_s(view: PoolView) -> float:
         return retry_delay_s(_failures_in_a_row(view) + 1)
     if view.pool.status.retry_at is None or view.spec_changed:
         return 0.0
-    return max((datetime.fromisoformat(view.pool.status.retry_at) - view.now).total_seconds(), 0.0)
+    delay_s = retry_delay_s(_failures_in_a_row(view))
+    began = datetime.fromisoformat(view.pool.status.retry_at) - timedelta(seconds=delay_s)
+    return rest_s(began, delay_s, view.now)
 
 
 def _failures_in_a_row(view: PoolView) -> int:

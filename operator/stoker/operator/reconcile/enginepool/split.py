@@ -58,10 +58,17 @@ def next_split(
     drop = {name: min(surplus[name], count[1]) for name, count in counts.items()}
     room = most - sum(sum(count) for count in counts.values()) + sum(drop.values())
     spare = sum(count[0] for count in counts.values()) - max(replicas - unavailable, 0)
-    steps = {}
-    for name in sorted(counts, key=lambda name: (wanted.get(name, 0) == 0, wanted.get(name, 0), name)):
-        create = min(max(wanted.get(name, 0) - sum(counts[name]), 0), max(room, 0))
-        drain = min(surplus[name] - drop[name], max(spare, 0))
-        room, spare = room - create, spare - drain
-        steps[name] = RevisionStep(create, drop[name], drain)
-    return steps
+    missing = {name: max(wanted.get(name, 0) - sum(count), 0) for name, count in counts.items()}
+    ready = {name: surplus[name] - drop[name] for name in counts}
+    create = _allot(room, missing, sorted(counts, key=lambda name: (wanted.get(name, 0), name)))
+    drain = _allot(spare, ready, sorted(counts, key=lambda name: (wanted.get(name, 0) > 0, wanted.get(name, 0), name)))
+    return {name: RevisionStep(create[name], drop[name], drain[name]) for name in counts}
+
+
+def _allot(number: int, most: Mapping[str, int], order: Sequence[str]) -> dict[str, int]:
+    """Give each name in turn as many of `number` as it may have at most."""
+    given = {}
+    for name in order:
+        given[name] = min(most[name], max(number, 0))
+        number -= given[name]
+    return given

@@ -24,9 +24,10 @@ from stoker.operator.domain.rollout.canary import (
 )
 from stoker.operator.domain.rollout.evidence import read_evidence
 from stoker.operator.domain.rollout.gates import Gate, GateResult
+from stoker.operator.domain.rollout.headroom import carried_percent
 from stoker.operator.domain.text import shortened
 from stoker.operator.reconcile.inferencedeployment.evaluation import Evaluation, evaluate_gates
-from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
+from stoker.operator.reconcile.inferencedeployment.view import DeploymentView, ready_by_revision
 
 FIGURES_S = 10.0
 """The status gets new figures of the gates no more often, unless something was decided."""
@@ -39,6 +40,8 @@ class CanaryTurn:
     status: CanaryStatus
     shares: tuple[tuple[str, int], ...]
     """Percent of the replicas by revision, the new one first; no share of the old one: it is left."""
+    serving: frozenset[str]
+    """Revisions whose replicas get requests, or are about to."""
     requeue_after_s: float | None = None
     events: tuple[Event, ...] = ()
     create: tuple[Object, ...] = ()
@@ -75,11 +78,13 @@ def plan_canary(view: DeploymentView, current: str | None, target: str) -> Canar
     before = old.phase == "Waiting" and old.percent == 0 and not hand.paused
     if before and ready:
         checks = evaluate_gates(view, settings.canary.eval_gates, current, target)
-    state = decide(plan, old, seen, ready=ready, hand=hand, now=view.now, checks=checks.results)
+    carried = carried_percent(_replicas_of(view, current))
+    state = decide(plan, old, seen, ready=ready, hand=hand, now=view.now, checks=checks.results, carried=carried)
     state = _with_unknown_names(view, state, target)
     return CanaryTurn(
         status=_written(view, known, old, state),
         shares=_replica_shares(plan, state, current, target, keep=settings.canary.on_failure == "Pause"),
+        serving=frozenset({current, target} if state.percent or not state.over else {current}),
         requeue_after_s=left_s(plan, state, view.now),
         events=_events(target, old, state),
         create=() if state.over else checks.create,
@@ -165,14 +170,27 @@ def _is_ready(view: DeploymentView, plan: CanaryPlan, state: CanaryState, curren
     return True
 
 
+def _replicas_of(view: DeploymentView, current: str) -> list[tuple[int, int]]:
+    """(ready replicas of the old revision, replicas) of each pool that has it."""
+    return [
+        (ready_by_revision(view, live)[current], live.spec.bounded_replicas)
+        for live in view.pools
+        if any(found.name == current for found in live.spec.revisions) and not live.deleting
+    ]
+
+
 def _replica_shares(
     plan: CanaryPlan, state: CanaryState, current: str, target: str, *, keep: bool
 ) -> tuple[tuple[str, int], ...]:
-    """The new revision gets the replicas of its step. The old one keeps at least one until the last step has passed."""
+    """The new revision gets the replicas of its step. The old one keeps at least one until the last step has passed.
+
+    Args:
+        keep: whether a revision that has failed keeps a replica.
+    """
     if state.phase == "Promoted":
         return ((target, 100),)
-    if state.phase == "Failed" and not keep:
-        return ((current, 100),)
+    if state.phase == "Failed":
+        return ((target, 1), (current, 99)) if keep else ((current, 100),)
     percent = min(plan.steps[min(state.step, len(plan.steps) - 1)].percent, 99)
     return (target, percent), (current, 100 - percent)
 

@@ -51,6 +51,12 @@ def choose_model(view: DeploymentView) -> ModelChoice | NoModel:
     return _choose_by_selector(view, model.checkpoint_selector)
 
 
+def checkpoint_choice(view: DeploymentView, uid: str | None) -> ModelChoice | None:
+    """The choice of the Checkpoint of an earlier revision, as long as it can be served."""
+    found = next((item for item in view.checkpoints if item.metadata.uid == uid and _is_usable(item)), None)
+    return _choice_of(found) if found is not None else None
+
+
 def _choose_by_name(view: DeploymentView, name: str) -> ModelChoice | NoModel:
     found = next((item for item in view.checkpoints if item.metadata.name == name), None)
     if found is None:

@@ -15,7 +15,7 @@ from stoker.operator.reconcile.enginepool.view import FAILURES_TO_STALL
 from stoker.operator.reconcile.inferencedeployment.backends import engine_known
 from stoker.operator.reconcile.inferencedeployment.model_choice import ModelChoice, NoModel
 from stoker.operator.reconcile.inferencedeployment.rollout import RolloutStep, is_overdue
-from stoker.operator.reconcile.inferencedeployment.view import DeploymentView, former_pools
+from stoker.operator.reconcile.inferencedeployment.view import DeploymentView, former_pools, pool_object_name
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,9 @@ def deployment_state(
         if rollout.status.canary is not None and len(empty) == len(pools):
             return _scaled_to_zero(view, empty, f"; canary: {obstacle}" if obstacle else "")
         return _rollout_state(view, rollout.status, ready, why, obstacle)
+    lost = _lost_pools(view, rollout)
+    if lost and not ready:
+        return DeploymentState(Health.STALLED, "Failed", _without_pools(lost, rollout))
     if len(empty) == len(pools):  # engines of either role serve alone
         return _scaled_to_zero(view, empty)
     if ready_routers == 0:
@@ -98,8 +101,29 @@ def _obstacle(choice: ModelChoice | NoModel, status: RolloutStatus) -> str | Non
 def _rolled_back(rollout: RolloutStep) -> str:
     """What became of the canary; the old revision serves on."""
     canary = rollout.status.canary if rollout.status is not None else None
-    why = f"{canary.reason}: {canary.message}" if canary is not None else ""
-    return f"revision {rollout.target} was rolled back: {why}; {rollout.current} serves"
+    if canary is None:
+        return f"revision {rollout.target} was rolled back; {rollout.current} serves"
+    kept = f"; it keeps {canary.percent} % until more replicas are ready" if canary.percent else ""
+    return (
+        f"revision {rollout.target} was rolled back: {canary.reason}: {canary.message}; {rollout.current} serves{kept}"
+    )
+
+
+def _lost_pools(view: DeploymentView, rollout: RolloutStep) -> list[str]:
+    """Pools of a deployment that was rolled back whose EnginePools are gone and cannot be made again."""
+    if rollout.status is None or rollout.status.phase != "RolledBack":
+        return []
+    made = {body["metadata"]["name"] for body in rollout.create}
+    names = [pool_object_name(view.deployment, pool) for pool in view.deployment.spec.pools]
+    return [] if former_pools(view) else sorted({*names} - made - {live.metadata.name for live in view.pools})
+
+
+def _without_pools(lost: list[str], rollout: RolloutStep) -> str:
+    """The line about EnginePools that were deleted by hand, and what to do."""
+    return (
+        f"EnginePool {', '.join(lost)} was deleted, and with it revision {rollout.current}, which neither spec nor a "
+        f"Checkpoint describes any more; set spec.rollout.promote to {rollout.target}, or edit the spec"
+    )
 
 
 def _scaled_to_zero(view: DeploymentView, pools: list[str], more: str = "") -> DeploymentState:

@@ -9,8 +9,9 @@ Called by `rollout`.
 from __future__ import annotations
 
 from stoker.operator.api.inferencedeployment import InferenceDeploymentSpec, RevisionStatus
-from stoker.operator.reconcile.inferencedeployment.model_choice import ModelChoice
+from stoker.operator.reconcile.inferencedeployment.model_choice import ModelChoice, NoModel, checkpoint_choice
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
+from stoker.operator.render.engine import ModelSource
 from stoker.operator.render.names import digest_of
 
 _POOL_ONLY = {"replicas", "autoscaling", "maxSurge", "maxUnavailable"}
@@ -33,6 +34,16 @@ def revision_of(view: DeploymentView, choice: ModelChoice) -> RevisionStatus:
         created_at=view.time,
         checkpoint=choice.checkpoint,
     )
+
+
+def source_of(view: DeploymentView, choice: ModelChoice | NoModel, name: str) -> ModelSource | None:
+    """Return the model of a revision that the spec in force describes: the wanted one, or one of another Checkpoint."""
+    if isinstance(choice, ModelChoice) and revision_of(view, choice).name == name:
+        return choice.source
+    known = view.revision(name)
+    older = checkpoint_choice(view, known.checkpoint.uid) if known is not None and known.checkpoint else None
+    same = older is not None and known is not None and _intent(view.deployment.spec, older) == known.intent
+    return older.source if older is not None and same else None
 
 
 def last_target(view: DeploymentView) -> str | None:

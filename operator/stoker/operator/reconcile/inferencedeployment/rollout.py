@@ -19,10 +19,11 @@ from stoker.operator.api.pool import Pool
 from stoker.operator.domain.labels import POOL, ROLE
 from stoker.operator.domain.plan import Event, Object, Ref, Scale
 from stoker.operator.reconcile.inferencedeployment.autoscaling import external_bounds, wanted_replicas
+from stoker.operator.reconcile.inferencedeployment.availability import max_unavailable
 from stoker.operator.reconcile.inferencedeployment.canary import CanaryTurn, plan_canary, with_canary
 from stoker.operator.reconcile.inferencedeployment.evaluation import stale_tasks
 from stoker.operator.reconcile.inferencedeployment.model_choice import ModelChoice, NoModel
-from stoker.operator.reconcile.inferencedeployment.revision import last_target, revision_of
+from stoker.operator.reconcile.inferencedeployment.revision import last_target, revision_of, source_of
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView, former_pools, has_pods, pool_object_name
 from stoker.operator.reconcile.intent import EDIT_REFUSED
 from stoker.operator.render.engine import engine_template
@@ -77,7 +78,7 @@ def plan_rollout(view: DeploymentView, choice: ModelChoice | NoModel) -> Rollout
     done = updated and not obsolete
     current = target if done or status.current_revision is None else status.current_revision
     shares = canary.shares if canary is not None else ((target, 100),)
-    pools = _pool_changes(view, choice, shares, current)
+    pools = _pool_changes(view, choice, shares, current, canary)
     abandoned = _abandoned_pools(view, shares) if canary is not None and canary.rolled_back else ()
     stale = stale_tasks(view, target if canary is not None and canary.evaluating else None)
     chosen = _chosen_event(wanted) if wanted is not None and target == wanted.name != last else ()
@@ -127,7 +128,7 @@ def _with_wanted(view: DeploymentView, wanted: RevisionStatus | None) -> tuple[R
 
 
 def _pool_changes(
-    view: DeploymentView, choice: ModelChoice | NoModel, shares: Shares, current: str | None
+    view: DeploymentView, choice: ModelChoice | NoModel, shares: Shares, current: str | None, canary: CanaryTurn | None
 ) -> PoolChanges:
     create: list[Object] = []
     apply: list[Object] = []
@@ -141,6 +142,7 @@ def _pool_changes(
         if live is None:
             create.append({**wanted, "spec": {**wanted["spec"], "replicas": pool.replicas}})
             continue
+        wanted["spec"]["maxUnavailable"] = max_unavailable(view, pool, live, canary)
         if not _is_as_wanted(live, wanted):
             apply.append(wanted)
         replicas = wanted_replicas(view, pool, live)
@@ -159,18 +161,18 @@ def _pool_revisions(
 ) -> list[dict[str, Any]] | None:
     """The revisions with a share, and with share 0 the older ones that still have pods.
 
-    A template that the pool already holds is frozen and reused. A pool that came with the target has no other revision:
+    A template that the pool already holds is frozen and reused. One that was lost with its pool is rendered anew where
+    the spec still describes it. A pool that came with the target has no other revision:
     the old one has its replicas in the pools of before. None: the template of a revision with a share cannot be
     rendered now.
     """
     frozen = {revision.name: revision for revision in live.spec.revisions} if live else {}
-    rendered = revision_of(view, choice).name if isinstance(choice, ModelChoice) else None
     wanted = []
     for name, share in shares:
         if name in frozen:
             wanted.append({"name": name, "share": share, "template": frozen[name].template.to_wire()})
-        elif isinstance(choice, ModelChoice) and name == rendered:
-            template = engine_template(view.deployment, pool, choice.source, view.settings)
+        elif (source := source_of(view, choice, name)) is not None:
+            template = engine_template(view.deployment, pool, source, view.settings)
             wanted.append({"name": name, "share": share, "template": template})
     if len(wanted) < len(shares):
         if not wanted or (live is not None and wanted[0]["name"] != shares[0][0]):

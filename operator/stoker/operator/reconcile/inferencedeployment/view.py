@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -17,8 +18,9 @@ from stoker.operator.api.metadata import read
 from stoker.operator.api.pool import Pool
 from stoker.operator.domain.clock import timestamp
 from stoker.operator.domain.plan import Object, Observed
-from stoker.operator.domain.pods import is_endpoint, is_owned
+from stoker.operator.domain.pods import ended, is_endpoint, is_owned, is_ready
 from stoker.operator.domain.settings import Settings
+from stoker.operator.reconcile.enginepool.replica import draining, is_leader, leaving, revision_of
 from stoker.operator.reconcile.enginepool.view import role_of
 from stoker.operator.reconcile.intent import Intent, read_in_force
 from stoker.operator.render.names import short_hash
@@ -103,3 +105,11 @@ def former_pools(view: DeploymentView) -> tuple[EnginePool, ...]:
 def has_pods(pool: EnginePool, revision: Revision) -> bool:
     """Whether the pool has pods of a revision, whatever its share."""
     return any(found.name == revision.name and found.replicas for found in pool.status.revisions)
+
+
+def ready_by_revision(view: DeploymentView, pool: EnginePool) -> Counter[str]:
+    """Ready replicas of a pool that get new requests where their revision has a share."""
+    leaders = (pod for pod in view.engines if is_owned(pod, pool.metadata.uid) and is_leader(pod))
+    return Counter(
+        revision_of(pod) for pod in leaders if is_ready(pod) and not (ended(pod) or draining(pod) or leaving(pod))
+    )

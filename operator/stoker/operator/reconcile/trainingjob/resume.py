@@ -59,6 +59,10 @@ def _resolve_checkpoint(view: TrainingView, name: str) -> StartCheckpoint | Bloc
     if status.phase in {"Corrupt", "Deleted", "Failed"}:
         text = f"Checkpoint {name} is {status.phase} (spec.modelFrom.checkpoint)"
         return Blocked(f"Checkpoint{status.phase}", text, stalled=True)
+    if found.deleting and view.attempt is None:  # later its data waits for the job
+        return Blocked(
+            "CheckpointDeleting", f"Checkpoint {name} is being deleted (spec.modelFrom.checkpoint)", stalled=True
+        )
     if not status.verified or status.storage is None or status.folder is None or status.digest is None:
         return Blocked("CheckpointNotVerified", f"Checkpoint {name} is not verified yet")
     return StartCheckpoint(

@@ -11,6 +11,7 @@ from stoker.operator.api.checkpoint import Checkpoint
 from stoker.operator.api.pod_fields import SmallPod
 from stoker.operator.domain.labels import EXPIRED, PREFIX
 from stoker.operator.domain.plan import Object, Patch, Ref
+from stoker.operator.domain.retention import takes_place
 from stoker.operator.reconcile.trainingjob.announced_saves import Save, announced, last_listed_step, omits_saves
 from stoker.operator.reconcile.trainingjob.view import TrainingView
 from stoker.operator.render.storage import settled
@@ -38,15 +39,16 @@ def checkpoint_name(job_name: str, folder: str) -> str:
 
 
 def expired(view: TrainingView) -> tuple[Patch, ...]:
-    """Patches that mark the Checkpoints of the saves beyond `maxToKeep`.
+    """Patches that mark the Checkpoints of the saves beyond `maxToKeep`, of those that take one of its places.
 
     A save is beyond where that many newer ones are verified, whether it is verified itself or not. Several Checkpoints
-    may have one save. Never marked are pinned, used and imported ones, corrupt ones, and the newest verified one.
+    may have one save. Never marked are the newest verified one, and the one that the job resumes.
     """
     keep = view.job.spec.checkpoint.max_to_keep
     if keep is None:
         return ()
-    counted = [found for found in view.checkpoints if _counts(found)]
+    places = {found["metadata"]["uid"] for found in view.seen.of_kind("Checkpoint") if takes_place(found)}
+    counted = [found for found in view.checkpoints if found.metadata.uid in places]
     verified = [found for found in counted if found.status.verified]
     saves = {found.status.folder: found.status.step or 0 for found in verified}
     kept = [*saves][: max(keep, 1)]
@@ -64,15 +66,10 @@ def _is_unverified(view: TrainingView, found: Checkpoint) -> bool:
     return status.phase == "Complete" and not status.verified and status.folder not in read_back
 
 
-def _counts(found: Checkpoint) -> bool:
-    """Whether a Checkpoint counts for `maxToKeep`; pinned, imported and used ones do not."""
-    return not (found.spec.pinned or found.status.in_use_by or found.spec.source.import_)
-
-
 def _may_expire(view: TrainingView, found: Checkpoint) -> bool:
     resumed = view.attempt.resumed_from if view.attempt else None
     loading = resumed is not None and resumed.folder == found.status.folder and not view.job.status.terminal
-    return not (loading or EXPIRED in found.metadata.labels or found.deleting)
+    return not loading
 
 
 def _checkpoint(view: TrainingView, save: Save) -> Object:

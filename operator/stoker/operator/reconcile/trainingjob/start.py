@@ -5,10 +5,10 @@ Pure. Called by `reconcile`; pods are rendered by `render/trainer`.
 
 from __future__ import annotations
 
-from datetime import timedelta
 from itertools import takewhile
 
 from stoker.operator.api.trainingjob_status import Attempt, Pinned, Progress
+from stoker.operator.domain.clock import rest_s
 from stoker.operator.domain.conditions import Health
 from stoker.operator.domain.labels import ATTEMPT
 from stoker.operator.domain.plan import Event, Object, Plan
@@ -136,7 +136,7 @@ def _wait_before_start(view: TrainingView, last: Attempt | None) -> JobOutcome |
         return _give_up(view, last)
     delay_s = _delay_s(view, last)
     if delay_s and last.ended_at:
-        left_s = (moment(last.ended_at) + timedelta(seconds=delay_s) - view.now).total_seconds()
+        left_s = rest_s(moment(last.ended_at), delay_s, view.now)
         if left_s > 0:
             return JobOutcome(plan=Plan(requeue_after_s=left_s))
     return None

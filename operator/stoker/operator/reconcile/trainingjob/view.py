@@ -78,11 +78,13 @@ class TrainingView:
 
     @property
     def newest_verified(self) -> Checkpoint | None:
-        """The verified Checkpoint with the highest step that no attempt found corrupt."""
+        """The verified Checkpoint with the highest step that no attempt found corrupt.
+
+        The data of one that is being deleted may go at any moment.
+        """
         rejected = self.job.status.resumption.rejected if self.job.status.resumption else ()
-        return next(
-            (found for found in self.checkpoints if found.status.verified and found.status.folder not in rejected), None
-        )
+        sound = (found for found in self.checkpoints if found.status.verified and not found.deleting)
+        return next((found for found in sound if found.status.folder not in rejected), None)
 
     @property
     def verified_step(self) -> int:

@@ -20,6 +20,7 @@ class FaultyFiles(PosixFiles):
 
     def __init__(self, before: Callable[[str], None] = lambda _: None) -> None:
         """`before(kind)`: raises OSError or Killed, or waits, or does nothing."""
+        super().__init__()
         self.before = before
         self.change: Callable[[bytes], bytes] = lambda data: data
         """Of what is read."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import replace
@@ -20,7 +21,7 @@ from stoker.engine.core.disk.block_folder import SUFFIX, UNFINISHED, BlockFolder
 from stoker.engine.core.disk.breaker import Breaker
 from stoker.engine.core.disk.disk_index import HIGH, LOW, DiskIndex
 from stoker.engine.core.disk.disk_tier import HANGS_S
-from stoker.engine.core.disk.lane import FREE_S, LOCK, remove_unused, take_lane
+from stoker.engine.core.disk.lane import FREE_S, LOCK, TAG_DIGITS, remove_unused, take_lane
 from stoker.engine.core.disk.lane_home import whole_blocks
 from stoker.engine.transfer.block_part import part_of
 from stoker.engine.transfer.checksum import content_seed, raw_sums, seeded
@@ -265,6 +266,41 @@ def test_strange_files_are_removed_and_those_of_others_left_alone(tmp_path: Path
     (tmp_path / "theirs").write_text("x")
     assert [one.digest for one in folder.scan()] == [content_of(1).digest]
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == sorted([f"{name}{SUFFIX}", "theirs"])
+
+
+def test_a_folder_among_the_files_stays_and_the_others_are_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = DiskBench(tmp_path)
+    assert first.write(1)
+    first.tier.close()
+    (lane,) = tmp_path.iterdir()
+    digests = [content_of(number).digest.hex() for number in (1, 2)]
+    odd = [lane / UNFINISHED / "kept", lane / digests[0][:2] / "kept", lane / digests[1][:2] / f"{digests[1]}{SUFFIX}"]
+    for folder in odd:
+        folder.mkdir(parents=True)
+        (folder / "data").write_text("x")
+    again = DiskBench(tmp_path)
+    assert again.tier.state == "ok"
+    assert again.read(1)
+    assert again.tier.stats().blocks == 1
+    again.tier.close()
+    assert [(folder / "data").read_text() for folder in odd] == ["x"] * 3
+    assert [sum(f"{folder} is a folder among files" in text for text in caplog.messages) for folder in odd] == [1, 1, 1]
+
+
+def test_a_number_whose_files_are_no_engine_s_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tag = FINGERPRINT.hex()[:TAG_DIGITS]
+    strange = [tmp_path / f"blocks-{tag}-0" / LOCK, tmp_path / f"blocks-{'0' * TAG_DIGITS}-0" / LOCK]
+    for folder in strange:
+        folder.mkdir(parents=True)
+    (tmp_path / f"blocks-{tag}-1").write_text("x")
+    with take_lane(tmp_path, FINGERPRINT) as lane:
+        assert lane.path.name == f"blocks-{tag}-2"
+        assert remove_unused(tmp_path, FINGERPRINT, time.time() + 2 * FREE_S) == 0
+    assert all(folder.is_dir() for folder in strange)
+    assert (tmp_path / f"blocks-{tag}-1").read_text() == "x"
+    assert [f"blocks-{tag}-{number} is left out" in text for number, text in enumerate(caplog.messages)] == [True] * 2
 
 
 def test_engines_have_folders_of_their_own_and_find_them_again(tmp_path: Path) -> None:

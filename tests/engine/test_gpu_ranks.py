@@ -11,6 +11,7 @@ import torch
 from stoker.engine.core.build import build_engine
 from stoker.engine.core.deltas import Addressed
 from stoker.engine.core.engine import LLMEngine
+from stoker.engine.execution.dealt_draw import SHARE_ROWS
 from stoker.engine.execution.peer_sums import PeerSums
 from stoker.engine.ranks.executor import Ranks
 from stoker.engine.sampling import SamplingParams
@@ -70,7 +71,13 @@ def test_samples_beside_prompts_are_those_of_one_gpu(twins: dict[str, Any], tmp_
     one.close()
     two = build_engine(config_of(tmp_path, 2, device="cuda", **crowd))[0]
     try:
+        assert isinstance(two.executor, Ranks)
+        sums = two.executor.runner.sums
+        assert sums is not None
+        dealt_before = sums.dealt_rows
         assert answers_of_crowd(two) == expected
+        steps_of_crowd = 20  # requests that begin beside sixteen and more others
+        assert sums.dealt_rows - dealt_before >= steps_of_crowd * SHARE_ROWS
     finally:
         two.close()
 

@@ -153,6 +153,17 @@ def test_the_best_of_several_answers_is_returned(tmp_path: Path) -> None:
     run(scenario)
 
 
+def test_an_answer_without_tokens_is_not_the_best(tmp_path: Path) -> None:
+    """Choice 0 ends with its first token, choice 1 says its number before."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path) as s:
+            answer = (await s.post(COMPLETIONS, prompt="say:", n=1, best_of=2)).json()
+            assert [choice["text"] for choice in answer["choices"]] == ["1"]
+
+    run(scenario)
+
+
 def test_an_echoed_prompt_does_not_change_the_best_answer(tmp_path: Path) -> None:
     """Choice 1 ends with its first token, 1, which is less probable than each of the eight of choice 0."""
 

@@ -145,6 +145,19 @@ BAD_CHATS = [
         {**CHAT, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20", id="too many"
     ),
     pytest.param({**CHAT, "tools": [{"type": "function"}]}, "tools.0.function", "with a name is needed", id="tools"),
+    pytest.param(
+        {
+            **CHAT,
+            "tools": [
+                {"type": "function", "function": {"name": "f"}},
+                {"type": "function", "function": {"name": "g"}},
+                {"type": "function", "function": {"name": "f", "description": "another"}},
+            ],
+        },
+        "tools",
+        "tools.0 and tools.2 differ and both have the name f",
+        id="two functions of one name",
+    ),
     pytest.param({**CHAT, "tool_choice": "required"}, "tool_choice", "only allowed with tools", id="tool_choice"),
     pytest.param(
         {

@@ -71,6 +71,18 @@ def calls(message: dict[str, Any]) -> list[tuple[str, str]]:
     return [(call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"]]
 
 
+def test_an_equal_copy_of_a_function_does_no_harm(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with roomy(tmp_path, HermesCodec) as s:
+            for choice in ("auto", "required"):
+                said = CALL if choice == "auto" else '[{"name": "weather", "parameters": {"city": "Paris"}}]'
+                answer = await s.post(CHAT, messages=say(said), tools=[WEATHER, TIME, WEATHER], tool_choice=choice)
+                assert answer.status_code == 200, answer.text
+                assert calls(answer.json()["choices"][0]["message"]) == [("weather", '{"city": "Paris"}')]
+
+    run(scenario)
+
+
 def test_calls_are_found_in_a_whole_answer(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with roomy(tmp_path, HermesCodec) as s:

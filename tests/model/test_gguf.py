@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from click.testing import CliRunner
@@ -50,7 +52,10 @@ def permute(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
 def write_gguf(
     path: Path, decoder: Decoder, kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32, **changes: Any
 ) -> None:
-    """Write a GGUF file; `changes` replaces metadata of a converter, None leaves it out."""
+    """Write a GGUF file; `changes` replaces metadata of a converter, None leaves it out.
+
+    `blocks` among them: rows of bytes by name, which stand for weights of their `mixed_type`.
+    """
     config = decoder.config
     writer = gguf.GGUFWriter(path, config.architecture)
     section: dict[str, Any] = {
@@ -92,13 +97,17 @@ def write_gguf(
     writer.add_chat_template(TEMPLATE)
     if (factors := changes.get("rope_factors")) is not None:
         writer.add_tensor("rope_freqs.weight", factors)
+    blocks: Mapping[str, torch.Tensor] = changes.get("blocks", {})
     for part in decoder.named_parts():
-        rows = part.local().float()
+        rows = blocks.get(part.hf_name, part.local().float())
         if config.architecture == "llama" and ".q_proj." in part.hf_name:
             rows = permute(rows, config.num_heads)
         if config.architecture == "llama" and ".k_proj." in part.hf_name:
             rows = permute(rows, config.num_kv_heads)
         data, quantised = rows.contiguous().numpy(), kind if rows.dim() > 1 else gguf.GGMLQuantizationType.F32
+        if part.hf_name in blocks:
+            writer.add_tensor(gguf_name(part.hf_name), data, raw_dtype=mixed_type(part.hf_name))
+            continue
         writer.add_tensor(gguf_name(part.hf_name), gguf.quants.quantize(data, quantised), raw_dtype=quantised)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -184,6 +193,79 @@ def test_stored_types_are_read(
     theirs = {part.hf_name: part.local() for part in again.named_parts()}
     for part in decoder.named_parts():
         torch.testing.assert_close(part.local(), theirs[part.hf_name], rtol=0, atol=tolerance)
+
+
+def mixed_type(hf_name: str) -> gguf.GGMLQuantizationType:
+    """The type of a weight in a file of llama.cpp's mix Q4_K_M."""
+    is_q6 = any(module in hf_name for module in ("v_proj", "down_proj", "embed_tokens", "lm_head"))
+    return gguf.GGMLQuantizationType.Q6_K if is_q6 else gguf.GGMLQuantizationType.Q4_K
+
+
+def random_blocks(rows: int, kind: gguf.GGMLQuantizationType, generator: np.random.Generator) -> npt.NDArray[np.uint8]:
+    """Rows of one block of 256 weights each: any bits, but small scales of the block."""
+    blocks = generator.integers(0, 256, (rows, BLOCK_BYTES[kind]), dtype=np.uint8)
+    scales = generator.uniform(-1e-3, 1e-3, (rows, 2)).astype(np.float16).view(np.uint8)
+    if kind is gguf.GGMLQuantizationType.Q4_K:
+        blocks[:, :4] = scales
+    else:
+        blocks[:, -2:] = scales[:, :2]
+    return blocks
+
+
+def values_of_q4_k(block: npt.NDArray[np.uint8]) -> list[float]:
+    """The weights of a block, one after the other, as llama.cpp describes it: w = d * scale * q - dmin * min."""
+    d, d_min = map(float, block[:4].view(np.float16))
+    packed, quants, values = block[4:16].tolist(), block[16:].tolist(), []
+    for part in range(8):
+        if part < 4:
+            scale, least = packed[part] & 63, packed[part + 4] & 63
+        else:
+            scale = packed[part + 4] & 15 | packed[part - 4] >> 6 << 4
+            least = packed[part + 4] >> 4 | packed[part] >> 6 << 4
+        for quant in quants[part // 2 * 32 :][:32]:
+            values.append(d * scale * (quant >> 4 if part % 2 else quant & 15) - d_min * least)
+    return values
+
+
+def values_of_q6_k(block: npt.NDArray[np.uint8]) -> list[float]:
+    """As `values_of_q4_k`: w = d * scale * (q - 32); four low bits of q are in one place, two high ones in another."""
+    low, high, scales = block[:128].tolist(), block[128:192].tolist(), block[192:208].view(np.int8).tolist()
+    (d,), values = map(float, block[208:].view(np.float16)), []
+    for place in range(256):
+        half, quarter, column = place // 128, place % 128 // 32, place % 32
+        nibble = low[64 * half + 32 * (quarter % 2) + column] >> 4 * (quarter // 2) & 15
+        quant = nibble | (high[32 * half + column] >> 2 * quarter & 3) << 4
+        values.append(d * scales[place // 16] * (quant - 32))
+    return values
+
+
+BLOCK_BYTES = {gguf.GGMLQuantizationType.Q4_K: 144, gguf.GGMLQuantizationType.Q6_K: 210}
+VALUES_OF = {gguf.GGMLQuantizationType.Q4_K: values_of_q4_k, gguf.GGMLQuantizationType.Q6_K: values_of_q6_k}
+
+
+@pytest.mark.parametrize("architecture", GGUF_FAMILIES)
+def test_a_mix_of_k_quants_is_read(
+    architecture: str, request: pytest.FixtureRequest, make_decoder: Callable[..., Decoder], tmp_path: Path
+) -> None:
+    """The gguf library cannot write Q4_K, so the file has blocks of random bits, unpacked here one weight at a time."""
+    family = with_vocabulary(request.getfixturevalue(architecture))
+    decoder = make_decoder(replace(family, hidden_size=256, intermediate_size=256, num_heads=4, head_dim=64))
+    generator, blocks, expected = np.random.default_rng(0), {}, {}
+    for part in decoder.named_parts():
+        if part.local().dim() > 1:
+            kind, (rows, columns) = mixed_type(part.hf_name), part.local().shape
+            assert columns == 256
+            blocks[part.hf_name] = torch.from_numpy(random_blocks(rows, kind, generator))
+            expected[part.hf_name] = torch.tensor([VALUES_OF[kind](row.numpy()) for row in blocks[part.hf_name]])
+    write_gguf(tmp_path / "model.gguf", decoder, blocks=blocks)
+    source = open_weights(tmp_path / "model.gguf")
+    again = Decoder(source.config, Ops())
+    source.load_into(again)
+    assert source.dtype is torch.float32
+    found = {part.hf_name: part.local() for part in again.named_parts()}
+    assert {mixed_type(name) for name in expected} == set(BLOCK_BYTES)
+    for name, weight in expected.items():
+        torch.testing.assert_close(found[name], weight, rtol=1e-6, atol=1e-7)
 
 
 def test_llama_3_scaling_is_recognised_by_its_factors(

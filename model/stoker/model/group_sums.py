@@ -34,6 +34,8 @@ class GroupSums:
         """Address of a tensor -> its sum, which has begun."""
         self.calls = 0
         """Exchanges so far, the same on all ranks that are in step."""
+        self.dealt_rows = 0
+        """Rows of which this rank got the whole logits as its share so far; a graph's count when it is captured."""
 
     @contextmanager
     def beside(self) -> Iterator[None]:
@@ -82,6 +84,7 @@ class GroupSums:
         """Return this rank's share of the rows with the columns of all ranks, own_bV; the share is `own_rows`."""
         self.calls += 1
         rows, columns = part_Bv.shape
+        self.dealt_rows += rows // self.size
         parts_Rbv = part_Bv.new_empty(self.size, rows // self.size, columns)
         dist.all_to_all_single(parts_Rbv.view(-1, columns), part_Bv.contiguous(), group=self.group)
         return parts_Rbv.transpose(0, 1).reshape(-1, self.size * columns)

@@ -141,9 +141,9 @@ def load_output_kernels(decoder: Decoder, num_seats: int) -> None:
     cuBLAS loads a kernel at its first use, which waits until the device is idle: in a busy server for one or two steps.
     Samples beside prompts have no graph. Nothing is exchanged, because the warm-up exchanges beside it.
     """
-    device = next(decoder.parameters()).device
-    if decoder.ops.kernels != "fused" or device.type != "cuda":
+    if decoder.ops.kernels != "fused":
         return
+    device = next(decoder.parameters()).device
     decoder.rope.on(device)
     if not decoder.is_last:
         return

@@ -13,6 +13,7 @@ Every method may wait for the disk; called by `disk_tier` in threads of its own.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import time
@@ -31,6 +32,8 @@ from stoker.engine.transfer.checksum import content_seed, raw_sums
 from stoker.engine.transfer.layout import BlockLayout
 from stoker.engine.transfer.repack import repack
 from stoker.engine.transfer.serial import BlockHeader, read_blocks, write_blocks
+
+log = logging.getLogger("stoker.engine")
 
 SUFFIX = ".block"
 UNFINISHED = "unfinished"
@@ -82,12 +85,16 @@ class Files(Protocol):
         ...
 
     def list(self, path: Path) -> Sequence[tuple[str, float]]:
-        """Names in a folder, and their last change. Empty for a folder that is not there."""
+        """Names of files in a folder, and their last change. Empty for a folder that is not there."""
         ...
 
 
 class PosixFiles:
     """The file system of this machine."""
+
+    def __init__(self) -> None:
+        self._noted: set[Path] = set()
+        """Folders that were found among files; each is logged once."""
 
     def create(self, path: Path) -> BinaryIO:
         return path.open("xb")
@@ -111,9 +118,17 @@ class PosixFiles:
         found: list[tuple[str, float]] = []
         with suppress(FileNotFoundError), os.scandir(path) as entries:
             for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    self._note_folder(path / entry.name)
+                    continue
                 with suppress(FileNotFoundError):
                     found.append((entry.name, entry.stat(follow_symlinks=False).st_mtime))
         return found
+
+    def _note_folder(self, path: Path) -> None:
+        if path not in self._noted:
+            self._noted.add(path)
+            log.warning("%s is a folder among files of cache blocks, and stays there: no engine made it", path)
 
 
 class BlockFolder:

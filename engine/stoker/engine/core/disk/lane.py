@@ -12,6 +12,7 @@ Every function may wait for the disk.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import re
 import shutil
@@ -20,6 +21,8 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+
+log = logging.getLogger("stoker.engine")
 
 LOCK = "lock"
 MOST_LANES = 1024
@@ -54,10 +57,19 @@ class Lane:
 
 
 def take_lane(path: Path, fingerprint: bytes) -> Lane:
-    """Lock the first free folder of this fingerprint, which is made if need be. Raises OSError."""
+    """Lock the first free folder of this fingerprint, which is made if need be. Raises OSError.
+
+    Where a name is not what an engine makes of it, a file in place of the folder or a folder in place of the lock, it
+    stays, and the next number is tried.
+    """
     tag = fingerprint.hex()[:TAG_DIGITS]
     for number in range(MOST_LANES):
-        lane = _lock(path / f"blocks-{tag}-{number}", make=True)
+        folder = path / f"blocks-{tag}-{number}"
+        try:
+            lane = _lock(folder, make=True)
+        except (FileExistsError, IsADirectoryError) as error:
+            log.warning("%s is left out, the disk tier takes the next folder: %s", folder, error)
+            continue
         if lane is not None:
             lane.renew()
             return lane
@@ -83,7 +95,10 @@ def remove_unused(path: Path, fingerprint: bytes, now_s: float) -> int:
 
 
 def _remove_free(folder: Path) -> bool:
-    lane = _lock(folder, make=False)
+    try:
+        lane = _lock(folder, make=False)
+    except IsADirectoryError:
+        return False  # no engine made a folder of this name
     if lane is None:
         return False
     with lane:

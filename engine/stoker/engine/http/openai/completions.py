@@ -5,6 +5,7 @@ Pure; called by `front`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -50,8 +51,8 @@ class _Choice:
 
     @property
     def mean(self) -> float:
-        """Mean log-probability of an output token: what `best_of` compares."""
-        return sum(self.output_scores) / max(len(self.output_scores), 1)
+        """Mean log-probability of an output token: what `best_of` compares. Any output is better than none."""
+        return sum(self.output_scores) / len(self.output_scores) if self.output_scores else -math.inf
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,7 @@ def tool_use(
     if len(tools or ()) > MAX_TOOLS:
         raise _wrong("tools", f"at most {MAX_TOOLS} tools are allowed, got {len(tools or ())}")
     functions = dict(_function(number, tool) for number, tool in enumerate(tools or ()))
+    _refuse_ambiguous(tools or ())
     if isinstance(choice, Mapping) and choice.get("type") == ALLOWED:
         return _allowed_use(functions, choice, parallel)
     mode, name = _choice(choice, bool(functions))
@@ -112,6 +113,17 @@ def tool_use(
     if name is not None and name not in functions:
         raise _wrong("tool_choice", f"no tool has the name {shown(name)}; there are {', '.join(functions)}")
     return ToolUse(mode, functions, name, parallel is not False)
+
+
+def _refuse_ambiguous(tools: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse two functions of one name: a call could not tell which is meant. Equal copies do no harm."""
+    first: dict[str, int] = {}
+    for number, tool in enumerate(tools):
+        name = tool["function"]["name"]
+        before = first.setdefault(name, number)
+        if tool["function"] != tools[before]["function"]:
+            copies = "each name may stand for one function, of which equal copies are allowed"
+            raise _wrong("tools", f"tools.{before} and tools.{number} differ and both have the name {name}; {copies}")
 
 
 def _allowed_use(functions: Functions, choice: Mapping[str, Any], parallel: bool | None) -> ToolUse:

@@ -163,11 +163,11 @@ class Loop:
             if not self._guards.rewinds:
                 raise
             return self._rewind_non_finite(batch, error, scale)
-        step, limit = self.progress.step + 1, self._guards.loss_limit
-        spike = self._guards.judge(step, result.loss, self._samples_of(batch))
+        step, limit = self.progress.step + 1, self._guards.loss_limit(batch)
+        spike = self._guards.judge(step, batch, result.loss, self._samples_of(batch))
         if spike is not None:
             self._note_spike(spike)
-            if self._guards.rewinds:
+            if spike["action"] == "Rewind":
                 return self._rewind(batch, f"step {step}: loss {result.loss:.6g} is above {limit:.6g}", scale)
         if self._guards.compares(step):
             check_replicas(self._zero, step)
@@ -184,7 +184,7 @@ class Loop:
             rate,
             self._signals,
             num_skipped=self.progress.skipped_steps,
-            loss_limit=self._guards.loss_limit,
+            loss_limit=self._guards.loss_limit(batch),
         )
 
     def _samples_of(self, batch: int) -> tuple[int, int]:

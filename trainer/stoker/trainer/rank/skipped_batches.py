@@ -33,6 +33,14 @@ def batch_of_step(step: int, skipped: Collection[int]) -> int:
     return batch
 
 
+def left_out_before(batch: int, skipped: Collection[int]) -> int:
+    """Count the batches in a row that end just before `batch` and are left out: its step was taken back so often."""
+    count = 0
+    while batch - count - 1 in skipped:
+        count += 1
+    return count
+
+
 def list_file(root: Path, *order: object) -> Path:
     """The file of a list. `order`: what decides the samples of a batch, and whose run it is, as JSON has it."""
     digest = hashlib.blake2b(json.dumps(order, sort_keys=True).encode(), digest_size=4)

@@ -385,6 +385,19 @@ def test_a_stop_in_the_step_of_a_spike_saves_the_state_before_it(tmp_path: Path,
     assert curve(events) == curve(without(config, {SPIKE_STEP - 1}))[-len(events) :]
 
 
+@pytest.mark.parametrize(("mode", "precision"), [("Off", "fp32"), ("Skip", "fp16")])
+def test_a_stop_in_a_step_that_is_not_finite_saves_the_state_before_it(
+    tmp_path: Path, mode: str, precision: str
+) -> None:
+    config = spiky_config(tmp_path, mode, memory__precision=precision)
+    assert stop(config, TOO_LARGE, StopCommand(mode="suspend")) is Cause.INTERRUPTED
+    assert saved(tmp_path)[-1] == SPIKE_STEP - 1
+    assert newest(tmp_path)["lineage"]["skipped_batches"] == []
+    with pytest.raises(NonFinite, match=rf"step {SPIKE_STEP}: loss"):
+        run(config, TOO_LARGE)
+    assert curve(run(config, 1)) == curve(without(config, ()))[SPIKE_STEP - 1 :]
+
+
 @pytest.mark.parametrize(
     ("command", "cause"),
     [

@@ -244,6 +244,14 @@ def test_the_list_of_batches_survives_and_a_damaged_one_is_refused(tmp_path: Pat
         assert cause_of(caught.value) is Cause.STORAGE_ERROR  # CheckpointCorrupt would condemn every good save
 
 
+def test_a_list_of_batches_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    file = list_file(tmp_path, "job")
+    file.mkdir()
+    with pytest.raises(OSError, match=file.name):
+        write_skipped(file, [4])
+    assert list(tmp_path.iterdir()) == [file]
+
+
 TOO_LARGE = 1e37
 """A factor with which the losses of a batch add up to infinity, and their weights do not."""
 

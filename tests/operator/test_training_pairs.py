@@ -69,7 +69,7 @@ ZERO_BUBBLE = {"parallelism.pipelineSchedule": "ZeroBubble"}
 INTERLEAVED = {"parallelism.pipelineSchedule": "Interleaved"}
 CONTEXT = {"parallelism.context": 2}
 SELECTIVE = {"memory.activationCheckpointing": "selective"}
-NO_EFFECT = {
+NO_EFFECT: dict[str, Mapping[str, Any]] = {
     "sequence parallel alone": {"parallelism.sequenceParallel": True},
     "schedule alone": ZERO_BUBBLE,
     "context method alone": {"parallelism.contextMethod": "Ring"},
@@ -213,8 +213,8 @@ def test_the_plan_and_the_kernels_have_the_same_multiple_of_eight_bits() -> None
 
 
 BOTH_OFFLOADS = (
-    "memory.cpuOffload true is not supported yet with memory.nvmeOffload: both take the whole state; `stoker plan` shows "
-    "its size; allowed: false"
+    "memory.cpuOffload true is not supported yet with memory.nvmeOffload: both take the whole state; `stoker plan` "
+    "shows its size; allowed: false"
 )
 ROWS_OF_EXPERTS = (
     "training.deterministic AnyDataParallel needs expert 1, got 2: the rows of an expert come from several ranks into "
@@ -242,7 +242,8 @@ def test_heads_that_eight_bits_do_not_allow_are_named_alike() -> None:
     manifest["spec"]["model"]["headDim"] = 4
     trainer = refused_by_trainer(manifest, parse_model({**asdict(model), "head_dim": 4}))
     assert trainer == [
-        "memory.precision fp8 needs numKvHeads x headDim 16 / tensor 2 to be a multiple of 16; allowed: bf16, fp16, fp32"
+        "memory.precision fp8 needs numKvHeads x headDim 16 / tensor 2 to be a multiple of 16; "
+        "allowed: bf16, fp16, fp32"
     ]
     assert refused_by_admission(manifest) == [f"spec.{line}" for line in trainer]
 

@@ -301,7 +301,7 @@ BEFORE: dict[str, Any] = {
         ({"sequence_length": 64}, ["training.sequenceLength was 32, is 64"]),
         ({"packing": False, "held_out": 0.1}, ["data.packing was true, is false", FRACTION]),
         ({"sources": [["a", 1.0, "x"]]}, ["data.sources b is missing"]),
-        ({"sources": [["b", 2.0, "y"], ["a", 1.0, "x"]]}, ["data.sources were in the order a, b, are in the order b, a"]),
+        ({"sources": BEFORE["sources"][::-1]}, ["data.sources were in the order a, b, are in the order b, a"]),
     ],
     ids=["nothing", "length", "packing and validation", "a source less", "order"],
 )

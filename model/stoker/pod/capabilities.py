@@ -262,7 +262,8 @@ def _attention_row(kind: str, config: Any) -> dict[str, tuple[Row, str]]:
     section, field = _WITH_KERNELS[kind]
     kernels, device = (_value_at(config, f"{section}.{name}", "auto") for name in ("kernels", "device"))
     deterministic = _value_at(config, field, "Off")
-    key = _KERNELS_OF_DEVICE.get(device, "auto") if kernels == "auto" else kernels, deterministic not in (False, "Off")
+    chosen: Any = _KERNELS_OF_DEVICE.get(device) if kernels == "auto" else kernels
+    key = chosen, deterministic not in (False, "Off")
     if key not in ATTENTION:
         return {}
     choices = ATTENTION[key] if kind == "TrainingJob" else PAGED_ATTENTION[key]

@@ -124,8 +124,8 @@ class Loader:
         wrong = self._differences(cursor, self.cursor(step))
         if wrong:
             raise DataError(
-                f"the data differs from that of the checkpoint at step {step}: {'; '.join(wrong)}; go on with that data, "
-                "or begin another job"
+                f"the data differs from that of the checkpoint at step {step}: {'; '.join(wrong)}; go on with "
+                "that data, or begin another job"
             )
 
     def _differences(self, cursor: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -17,6 +17,7 @@ from stoker.trainer.errors import DataError
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.data.corpus import open_corpus
+from stoker.trainer.rank.data.differences import differences
 from stoker.trainer.rank.data.files import LocalFile
 from stoker.trainer.rank.data.loader import Loader
 from stoker.trainer.rank.data.shard import Encoded
@@ -258,19 +259,54 @@ def test_the_same_contents_elsewhere_are_the_same_corpus(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "named"),
     [
-        {"documents": 31},
-        {"weight": 2.0},
-        {"name": "wiki"},
+        ({"documents": 31}, "data.sources books has other contents, or another format or tokenizer"),
+        ({"weight": 2.0}, "data.sources books had weight 1.0, has 2.0"),
+        ({"name": "wiki"}, "data.sources wiki is new; data.sources books is missing"),
     ],
     ids=["contents", "weight", "name"],
 )
-def test_a_checkpoint_of_another_corpus_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
-    cursor = loader_for(tmp_path, {"sources": [text_source(tmp_path)]}).cursor(3)
+def test_a_checkpoint_of_another_corpus_is_refused_with_what_differs(
+    tmp_path: Path, change: dict[str, Any], named: str
+) -> None:
+    cursor = json.loads(json.dumps(loader_for(tmp_path, {"sources": [text_source(tmp_path)]}).cursor(3)))
     other = loader_for(tmp_path, {"sources": [text_source(tmp_path, **change)]})
+    with pytest.raises(DataError, match=f"differs from that of the checkpoint at step 3: {named}; go on with that"):
+        other.check(cursor)
+    del cursor["corpus"]  # as earlier versions wrote it
     with pytest.raises(DataError, match="the data differs from that of the checkpoint at step 3: fingerprint was"):
         other.check(cursor)
+
+
+def test_an_equal_corpus_goes_on_from_a_checkpoint_of_an_earlier_version(tmp_path: Path) -> None:
+    loader = loader_for(tmp_path, {"sources": [text_source(tmp_path)]})
+    loader.check({name: value for name, value in loader.cursor(3).items() if name != "corpus"})
+    loader.check(json.loads(json.dumps(loader.cursor(3))))
+
+
+FRACTION = "data.validation.fraction was none, is 0.1"
+BEFORE: dict[str, Any] = {
+    "sources": [["a", 1.0, "x"], ["b", 2.0, "y"]],
+    "sequence_length": 32,
+    "packing": True,
+    "held_out": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, []),
+        ({"sequence_length": 64}, ["training.sequenceLength was 32, is 64"]),
+        ({"packing": False, "held_out": 0.1}, ["data.packing was true, is false", FRACTION]),
+        ({"sources": [["a", 1.0, "x"]]}, ["data.sources b is missing"]),
+        ({"sources": BEFORE["sources"][::-1]}, ["data.sources were in the order a, b, are in the order b, a"]),
+    ],
+    ids=["nothing", "length", "packing and validation", "a source less", "order"],
+)
+def test_each_difference_of_two_corpora_is_named(change: dict[str, Any], expected: list[str]) -> None:
+    assert differences(BEFORE, BEFORE | change) == expected
 
 
 @pytest.mark.parametrize(

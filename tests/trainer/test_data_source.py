@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +39,44 @@ def test_a_glob_pattern_goes_down(tmp_path: Path) -> None:
     (tmp_path / "a" / "b" / "x.py").write_text("x")
     (tmp_path / "a" / "y.txt").write_text("y")
     assert read(f"{tmp_path}/**/*.py") == [Text("x")]
+
+
+NOT_ROOT = 65534
+
+
+@contextmanager
+def without_rights_of_root() -> Iterator[None]:
+    """Let permissions hold: root may read every folder."""
+    own = os.geteuid()
+    if own == 0:
+        os.seteuid(NOT_ROOT)
+    try:
+        yield
+    finally:
+        os.seteuid(own)
+
+
+@pytest.mark.parametrize("pattern", ["", "**/*.txt", "*/*.txt"])
+@pytest.mark.parametrize("mode", [0o000, 0o100], ids=["closed", "without its names"])
+def test_a_folder_that_may_not_be_read_is_refused_and_not_left_out(pattern: str, mode: int) -> None:
+    with tempfile.TemporaryDirectory() as made:
+        top = Path(made)
+        top.chmod(0o755)
+        for name in ("open/a.txt", "closed/b.txt", "lost+found/c.txt"):
+            (top / name).parent.mkdir()
+            (top / name).write_text(name)
+        with without_rights_of_root():
+            assert len(read(top / pattern)) == 3
+        (top / "lost+found").chmod(0o000)
+        with without_rights_of_root():
+            assert [document.text for document in read(top / pattern) if isinstance(document, Text)] == [
+                "closed/b.txt",
+                "open/a.txt",
+            ]
+        (top / "closed").chmod(mode)
+        with without_rights_of_root(), pytest.raises(DataError, match=r"books: .*/closed: Permission denied"):
+            read(top / pattern)
+        (top / "closed").chmod(0o755)
 
 
 def test_a_glob_pattern_goes_down_links_and_not_round_in_them(tmp_path: Path) -> None:

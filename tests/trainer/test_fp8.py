@@ -139,7 +139,7 @@ def test_sizes_that_tensor_cores_do_not_take_are_refused_with_the_arithmetic() -
     with pytest.raises(ConfigError, match=r"precision fp8 needs intermediateSize 72 to be a multiple of 16"):
         check_fp8(config, odd, CPU)
     cut = tiny_config(memory__precision="fp8", parallelism__tensor=4)
-    with pytest.raises(ConfigError, match=r"numKvHeads x headDim 32 / parallelism.tensor 4 to be a multiple of 16"):
+    with pytest.raises(ConfigError, match=r"numKvHeads x headDim 32 / tensor 4 to be a multiple of 16"):
         check_fp8(cut, MODEL, CPU)
     check_fp8(config, MODEL, CPU)
     check_fp8(tiny_config(memory__precision="bf16"), odd, CPU)

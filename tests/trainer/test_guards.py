@@ -18,12 +18,13 @@ from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.store import CheckpointRoot
 from stoker.pod.causes import Cause
 from stoker.trainer.errors import LossSpiked, NonFinite, StateDiverged, StorageFailed
-from stoker.trainer.protocol.config import TrainerConfig
+from stoker.trainer.protocol.config import GuardsConfig, TrainerConfig
 from stoker.trainer.protocol.messages import SourceProgress, StepEvent, StopCommand
 from stoker.trainer.protocol.parallel_dims import ParallelDims
 from stoker.trainer.rank.build import RankContext
 from stoker.trainer.rank.checksum import check_replicas, checksum, find_mismatches, holders
 from stoker.trainer.rank.data.batch import MicroBatch
+from stoker.trainer.rank.guards import MAX_REWINDS, Guards
 from stoker.trainer.rank.loss_spike import NEW_LEVEL, WARM_UP, WINDOW, LossHistory
 from stoker.trainer.rank.main import cause_of
 from stoker.trainer.rank.skipped_batches import MAX_BYTES, batch_of_step, list_file, read_skipped, write_skipped
@@ -155,6 +156,82 @@ def test_steps_train_the_batches_that_are_not_left_out(skipped: set[int]) -> Non
     assert [batch_of_step(step, skipped) for step in range(50)] == expected
 
 
+def attempts(losses: list[float], every: int) -> tuple[list[int], list[int], list[int]]:
+    """Return the batches that a run with `Rewind` has trained, left out and accepted, by the loss of each batch.
+
+    Each attempt goes on from the last save, of which there is one after every `every` steps.
+    """
+    trained: list[int] = []
+    left_out: list[int] = []
+    accepted: list[int] = []
+    step, saved = 0, (0, Guards(GuardsConfig(loss_spike="Rewind")).state())
+    guards = Guards(GuardsConfig(loss_spike="Rewind"))
+    while (batch := guards.batch_of_step(step)) < len(losses):
+        limit = guards.loss_limit(batch)
+        spike = guards.judge(step + 1, batch, losses[batch], (batch, batch + 1))
+        rewinds = spike is not None and spike["action"] == "Rewind"
+        assert rewinds == (losses[batch] > limit)  # an update is applied where no step is taken back
+        if rewinds:
+            guards.leave_out(batch)
+            left_out.append(batch)
+            step, state = saved
+            guards = Guards(GuardsConfig(loss_spike="Rewind"), left_out)
+            guards.restore(state)
+            del trained[step:]
+            continue
+        accepted += [batch] * (spike is not None)
+        trained.append(batch)
+        step += 1
+        saved = (step, guards.state()) if step % every == 0 else saved
+    return trained, left_out, sorted(set(accepted))
+
+
+@given(st.integers(WARM_UP, 2 * WINDOW), st.floats(3, 50), st.integers(1, 2 * WINDOW))
+def test_a_new_level_of_losses_is_accepted_after_some_rewinds(change: int, level: float, every: int) -> None:
+    losses = [2.0] * change + [level] * WINDOW
+    trained, left_out, accepted = attempts(losses, every)
+    assert left_out == list(range(change, change + MAX_REWINDS))
+    assert accepted == [change + MAX_REWINDS]
+    assert trained == [batch for batch in range(len(losses)) if batch not in left_out]
+
+
+@given(st.sets(st.integers(WARM_UP, WARM_UP + 60)), st.integers(1, WINDOW))
+def test_spikes_that_are_fewer_in_a_row_are_all_left_out(places: set[int], every: int) -> None:
+    spikes = {place for place in places if not all(place - back in places for back in range(1, MAX_REWINDS + 1))}
+    losses = [20.0 if batch in spikes else 2.0 for batch in range(2 * WINDOW)]
+    trained, left_out, accepted = attempts(losses, every)
+    assert (sorted(left_out), accepted) == (sorted(spikes), [])
+    assert trained == [batch for batch in range(len(losses)) if batch not in spikes]
+
+
+@given(st.lists(st.floats(0, 50), max_size=100), st.integers(1, WINDOW))
+def test_no_more_steps_in_a_row_are_taken_back_than_the_limit(losses: list[float], every: int) -> None:
+    _, left_out, _ = attempts(losses, every)
+    assert all(set(range(batch, batch + MAX_REWINDS + 1)) - set(left_out) for batch in left_out)
+
+
+def test_a_spike_that_is_not_finite_is_never_a_new_level(tmp_path: Path) -> None:
+    spikes = range(SPIKE_STEP - 1, SPIKE_STEP + MAX_REWINDS)
+    config = spiky_config(tmp_path, "Rewind", training__total_steps=SPIKE_STEP)
+    for batch in spikes:
+        with pytest.raises(LossSpiked, match=f"loss .* leaves out batch {batch}$"):
+            run(config, TOO_LARGE, spikes)
+    assert curve(run(config, TOO_LARGE, spikes)) == curve(without(config, spikes))[-3:]
+
+
+def test_a_run_goes_on_at_a_new_level_of_losses(tmp_path: Path) -> None:
+    spikes, first = range(SPIKE_STEP - 1, SPIKE_STEP + 99), SPIKE_STEP - 1
+    events = rewind(spiky_config(tmp_path, "Rewind"), spikes, MAX_REWINDS)
+    assert [event.loss > 100 for event in events[-5:]] == [False] + [True] * 4
+    assert events[-1].skipped_steps == 0
+    (kept,) = newest(tmp_path)["lineage"]["loss_spikes"]
+    assert (kept["step"], kept["action"], kept["samples"]) == (
+        *(SPIKE_STEP, "Accept"),
+        [first + MAX_REWINDS, first + MAX_REWINDS + 1],
+    )
+    assert newest(tmp_path)["lineage"]["skipped_batches"] == list(range(first, first + MAX_REWINDS))
+
+
 def test_the_list_of_batches_survives_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
     file = list_file(tmp_path / "root", "job")
     assert read_skipped(file) == ()
@@ -165,6 +242,14 @@ def test_the_list_of_batches_survives_and_a_damaged_one_is_refused(tmp_path: Pat
         with pytest.raises(StorageFailed, match=rf"{file.name}: not a list of batches") as caught:
             read_skipped(file)
         assert cause_of(caught.value) is Cause.STORAGE_ERROR  # CheckpointCorrupt would condemn every good save
+
+
+def test_a_list_of_batches_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    file = list_file(tmp_path, "job")
+    file.mkdir()
+    with pytest.raises(OSError, match=file.name):
+        write_skipped(file, [4])
+    assert list(tmp_path.iterdir()) == [file]
 
 
 TOO_LARGE = 1e37
@@ -306,6 +391,19 @@ def test_a_stop_in_the_step_of_a_spike_saves_the_state_before_it(tmp_path: Path,
     events = run(config, factor)
     assert [event.step for event in events] == list(range(SPIKE_STEP, SPIKE_STEP + 4))
     assert curve(events) == curve(without(config, {SPIKE_STEP - 1}))[-len(events) :]
+
+
+@pytest.mark.parametrize(("mode", "precision"), [("Off", "fp32"), ("Skip", "fp16")])
+def test_a_stop_in_a_step_that_is_not_finite_saves_the_state_before_it(
+    tmp_path: Path, mode: str, precision: str
+) -> None:
+    config = spiky_config(tmp_path, mode, memory__precision=precision)
+    assert stop(config, TOO_LARGE, StopCommand(mode="suspend")) is Cause.INTERRUPTED
+    assert saved(tmp_path)[-1] == SPIKE_STEP - 1
+    assert newest(tmp_path)["lineage"]["skipped_batches"] == []
+    with pytest.raises(NonFinite, match=rf"step {SPIKE_STEP}: loss"):
+        run(config, TOO_LARGE)
+    assert curve(run(config, 1)) == curve(without(config, ()))[SPIKE_STEP - 1 :]
 
 
 @pytest.mark.parametrize(

@@ -346,6 +346,9 @@ OFFLOADED = (
     Layout(shard=2, zero_stage=0, changes={"optimization__optimizer": "lamb"}),
     Layout(shard=4, zero_stage=3, changes={"optimization__optimizer": "lamb", "memory__precision": "bf16"}),
     Layout(tensor=2, shard=2, changes={**SEQUENCE, "optimization__optimizer": "lamb"}, model=TIED),
+    Layout(context=2, tensor=2, changes={**ULYSSES, **SEQUENCE}, zero_stage=3),
+    Layout(pipeline=2, context=2, changes={**ZERO_BUBBLE, **RING, **SELECTIVE}, zero_stage=3),
+    Layout(pipeline=2, stages=2, shard=2, expert=2, changes=INTERLEAVED, model=DEEP_SPARSE, zero_stage=2),
 )
 
 

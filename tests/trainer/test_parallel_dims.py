@@ -72,7 +72,7 @@ def test_sizes_that_do_not_multiply_out_are_refused_with_the_arithmetic() -> Non
         (
             "training__global_batch_size",
             6,
-            "globalBatchSize 6 is not a multiple of 4 data-parallel ranks x microBatchSize 1 = 4",
+            "globalBatchSize 6 is not a multiple of microBatchSize 1 x data-parallel size 4 = 4",
         ),
     ],
 )

@@ -265,7 +265,7 @@ def _signals() -> Iterator[None]:
         pytest.param(
             {"model": {**MODEL, "max_position_embeddings": 16}},
             Cause.CONFIG_INVALID,
-            "training.sequenceLength 32 is more than the model's maxPositionEmbeddings 16",
+            "training.sequenceLength 32 is above the model's maxPositionEmbeddings 16",
             id="sequences longer than the model's positions",
         ),
         pytest.param(

@@ -157,6 +157,7 @@ def refusals(program: str, config: Any, root: str = "") -> list[str]:
     if has_roles:
         rows |= {path: (row, " with prefill and decode pools") for path, row in BESIDE_ROLES.items()}
     if program in _WITH_KERNELS:
+        rows |= _kernels_row(program, config)
         rows |= _attention_row(program, config)
     if program in _OF_TRAINER:
         rows |= _context_attention_row(program, config, rows)
@@ -244,15 +245,30 @@ _WITH_KERNELS = {
 """Kind -> section with kernels and attention, and the field for determinism."""
 
 
+_KERNELS_OF_DEVICE: Mapping[str, KernelsName] = {"cpu": "reference", "cuda": "fused"}
+"""Device -> kernels of `auto`. An engine on CPUs may take `compiled` ones, which have the attention of `reference`."""
+
+
+def _kernels_row(kind: str, config: Any) -> dict[str, tuple[Row, str]]:
+    """The row of kernels on CPUs; none where the device is chosen when the program starts."""
+    section, _ = _WITH_KERNELS[kind]
+    if _value_at(config, f"{section}.device", "auto") != "cpu":
+        return {}
+    return {f"{section}.kernels": (only("auto", "reference"), f" with {section}.device cpu")}
+
+
 def _attention_row(kind: str, config: Any) -> dict[str, tuple[Row, str]]:
-    """The row of attention for chosen kernels; none for `auto`, which the device decides."""
+    """The row of attention for chosen kernels, or for those of a chosen device; none where both are `auto`."""
     section, field = _WITH_KERNELS[kind]
-    kernels, deterministic = _value_at(config, f"{section}.kernels", "auto"), _value_at(config, field, "Off")
-    key = kernels, deterministic not in (False, "Off")
+    kernels, device = (_value_at(config, f"{section}.{name}", "auto") for name in ("kernels", "device"))
+    deterministic = _value_at(config, field, "Off")
+    chosen: Any = _KERNELS_OF_DEVICE.get(device) if kernels == "auto" else kernels
+    key = chosen, deterministic not in (False, "Off")
     if key not in ATTENTION:
         return {}
     choices = ATTENTION[key] if kind == "TrainingJob" else PAGED_ATTENTION[key]
-    condition = f" with {section}.kernels {kernels}" + (f" and {field} {shown(deterministic)}" if key[1] else "")
+    condition = f" with {section}.device {device}" if kernels == "auto" else f" with {section}.kernels {kernels}"
+    condition += f" and {field} {shown(deterministic)}" if key[1] else ""
     return {f"{section}.attention": (only("auto", *choices), condition)}
 
 

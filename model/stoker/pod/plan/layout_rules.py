@@ -64,21 +64,34 @@ def problems_of_sums(*, data_parallel: int = 1, tensor: int = 1, context: int = 
     return [f"deterministic AnyDataParallel needs {line}; allowed: Off, SameLayout" for line in wrong]
 
 
-def _of_eight_bits(job: Job) -> Iterator[str]:
-    model, tensor = job.model, job.layout.tensor
+def _of_eight_bits(job: Job) -> list[str]:
+    model = job.model
     if job.precision != "fp8":
-        return
-    sizes = {
-        "hiddenSize": (model.hidden_size, 1),
-        "numHeads x headDim": (model.num_heads * model.head_dim, tensor),
-        "numKvHeads x headDim": (model.num_kv_heads * model.head_dim, tensor),
-    }
-    if model.is_mixed or not model.num_experts:
-        sizes["intermediateSize"] = (model.intermediate_size, tensor)
-    for name, (size, cut) in sizes.items():
-        if size % (cut * EIGHT_BIT_MULTIPLE):
-            shown = f" / tensor {cut}" if cut > 1 else ""
-            yield f"precision fp8 needs {name} {size}{shown} to be a multiple of {EIGHT_BIT_MULTIPLE}"
+        return []
+    return problems_of_eight_bits(
+        hidden=model.hidden_size,
+        queries=model.num_heads * model.head_dim,
+        keys=model.num_kv_heads * model.head_dim,
+        feed_forward=model.intermediate_size if model.is_mixed or not model.num_experts else None,
+        tensor=job.layout.tensor,
+    )
+
+
+def problems_of_eight_bits(
+    *, hidden: int, queries: int, keys: int, feed_forward: int | None, tensor: int = 1
+) -> list[str]:
+    """Return a line for each size that products in eight bits do not allow, without the path of the field.
+
+    `queries`, `keys`: of all heads together. `feed_forward`: of the layers without experts; None where there are none.
+    """
+    sizes = {"hiddenSize": (hidden, 1), "numHeads x headDim": (queries, tensor), "numKvHeads x headDim": (keys, tensor)}
+    sizes |= {} if feed_forward is None else {"intermediateSize": (feed_forward, tensor)}
+    return [
+        f"precision fp8 needs {name} {size}{f' / tensor {cut}' if cut > 1 else ''} to be a multiple of "
+        f"{EIGHT_BIT_MULTIPLE}; allowed: bf16, fp16, fp32"
+        for name, (size, cut) in sizes.items()
+        if size % (cut * EIGHT_BIT_MULTIPLE)
+    ]
 
 
 def _of_length(job: Job) -> Iterator[str]:

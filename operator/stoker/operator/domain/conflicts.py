@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.operator.domain.job_plan import gpu_of_spec
-from stoker.pod.plan.layout_rules import EIGHT_BIT_MULTIPLE, problems_of_sums
+from stoker.pod.plan.layout_rules import problems_of_eight_bits, problems_of_sums
 
 Section = Mapping[str, Any]
 
@@ -115,19 +115,15 @@ def _of_eight_bits(spec: Section) -> list[str]:
         return []  # the trainer checks what is behind modelFrom
     heads = model["numHeads"]
     head_size = model.get("headDim") or model["hiddenSize"] // heads
-    sizes = {
-        "hiddenSize": (model["hiddenSize"], 1),
-        "numHeads x headDim": (heads * head_size, tensor),
-        "numKvHeads x headDim": (model.get("numKvHeads", heads) * head_size, tensor),
-    }
-    if not model.get("numExperts") or model.get("mlpOnlyLayers") or model.get("decoderSparseStep", 1) > 1:
-        sizes["intermediateSize"] = (model["intermediateSize"], tensor)
-    return [
-        f"spec.memory.precision fp8 needs {name} {size}{f' / tensor {cut}' if cut > 1 else ''} to be a multiple of "
-        f"{EIGHT_BIT_MULTIPLE}; allowed: bf16, fp16, fp32"
-        for name, (size, cut) in sizes.items()
-        if size % (cut * EIGHT_BIT_MULTIPLE)
-    ]
+    has_dense = not model.get("numExperts") or model.get("mlpOnlyLayers") or model.get("decoderSparseStep", 1) > 1
+    found = problems_of_eight_bits(
+        hidden=model["hiddenSize"],
+        queries=heads * head_size,
+        keys=model.get("numKvHeads", heads) * head_size,
+        feed_forward=model["intermediateSize"] if has_dense else None,
+        tensor=tensor,
+    )
+    return [f"spec.memory.{line}" for line in found]
 
 
 def _of_length(spec: Section) -> list[str]:

@@ -208,8 +208,8 @@ def _batch_problems(config: TrainerConfig, dims: ParallelDims) -> list[str]:
     problems = []
     if training.global_batch_size % rows:
         problems.append(
-            f"training.globalBatchSize {training.global_batch_size} is not a multiple of {size} data-parallel ranks "
-            f"x microBatchSize {training.micro_batch_size} = {rows}"
+            f"training.globalBatchSize {training.global_batch_size} is not a multiple of microBatchSize "
+            f"{training.micro_batch_size} x data-parallel size {size} = {rows}"
         )
     if training.any_data_parallel:
         sizes = {name: getattr(dims, name) for name in ("data_parallel", "tensor", "context", "expert")}

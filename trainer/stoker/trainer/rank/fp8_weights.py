@@ -14,9 +14,10 @@ from torch import Tensor
 
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
-from stoker.model.kernels.fp8 import MULTIPLE, Cut, Fp8Weight, fp8_of, set_fp8
+from stoker.model.kernels.fp8 import Cut, Fp8Weight, fp8_of, set_fp8
 from stoker.model.parallel import ColumnParallelLinear, RowParallelLinear
 from stoker.pod.config_file import ConfigError
+from stoker.pod.plan.layout_rules import problems_of_eight_bits
 from stoker.trainer.protocol.config import TrainerConfig
 
 FIRST_CAPABILITY = (8, 9)
@@ -31,27 +32,22 @@ def check_fp8(config: TrainerConfig, model: ModelConfig, device: torch.device) -
     """
     if config.memory.precision != "fp8":
         return
-    problems = _size_problems(model, config.parallelism.tensor)
+    problems = problems_of_eight_bits(
+        hidden=model.hidden_size,
+        queries=model.num_heads * model.head_dim,
+        keys=model.num_kv_heads * model.head_dim,
+        feed_forward=model.intermediate_size if len(model.expert_layers) < model.num_layers else None,
+        tensor=config.parallelism.tensor,
+    )
     if device.type == "cuda" and (found := torch.cuda.get_device_capability(device)) < FIRST_CAPABILITY:
         shown = ".".join(map(str, found))
-        problems.append(f"needs a GPU of compute capability 8.9 or more, this one has {shown}")
+        needed = ".".join(map(str, FIRST_CAPABILITY))
+        problems.append(
+            f"precision fp8 needs a GPU of compute capability {needed} or more, this one has {shown}; "
+            "allowed: bf16, fp16, fp32"
+        )
     if problems:
-        raise ConfigError("\n".join(f"memory.precision fp8 {problem}; allowed: bf16" for problem in problems))
-
-
-def _size_problems(model: ModelConfig, tensor: int) -> list[str]:
-    sizes = {
-        "hiddenSize": (model.hidden_size, 1),
-        "numHeads x headDim": (model.num_heads * model.head_dim, tensor),
-        "numKvHeads x headDim": (model.num_kv_heads * model.head_dim, tensor),
-    }
-    if len(model.expert_layers) < model.num_layers:
-        sizes["intermediateSize"] = (model.intermediate_size, tensor)
-    return [
-        f"needs {name} {size}{f' / parallelism.tensor {cut}' if cut > 1 else ''} to be a multiple of {MULTIPLE}"
-        for name, (size, cut) in sizes.items()
-        if size % cut or size // cut % MULTIPLE
-    ]
+        raise ConfigError("\n".join(f"memory.{problem}" for problem in problems))
 
 
 def use_fp8(config: TrainerConfig, decoder: Decoder) -> None:

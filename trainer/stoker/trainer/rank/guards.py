@@ -6,12 +6,24 @@ Decides alone; the loop acts. Every rank has the same guards and sees the same l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal
 
 from stoker.trainer.protocol.config import GuardsConfig
 from stoker.trainer.rank.loss_spike import LossHistory
-from stoker.trainer.rank.skipped_batches import batch_of_step
+from stoker.trainer.rank.skipped_batches import batch_of_step, left_out_before
+
+Action = Literal["Off", "Record", "Skip", "Rewind", "Accept"]
+
+MAX_REWINDS = 4
+"""Steps with a spike that are taken back in a row. The next one is a new level of the losses, as data of another kind
+brings it: to leave out more batches would only end the job. Fewer than the default of `run.backoffLimit`, 6."""
+
+
+def action_at(mode: Literal["Off", "Record", "Skip", "Rewind"], batch: int, skipped: Collection[int]) -> Action:
+    """Return what a spike of a batch leads to."""
+    is_new_level = mode == "Rewind" and left_out_before(batch, skipped) >= MAX_REWINDS
+    return "Accept" if is_new_level else mode
 
 
 class Guards:
@@ -29,10 +41,9 @@ class Guards:
         self._write = write
         self.skipped_batches = tuple(skipped_batches)
 
-    @property
-    def loss_limit(self) -> float:
-        """A larger loss changes no weight."""
-        return self._history.limit if self._config.loss_spike in ("Skip", "Rewind") else math.inf
+    def loss_limit(self, batch: int) -> float:
+        """A larger loss of this batch changes no weight."""
+        return self._history.limit if self._action_at(batch) in ("Skip", "Rewind") else math.inf
 
     def batch_of_step(self, step: int) -> int:
         """The batch that step `step` (from 0) trains."""
@@ -43,21 +54,23 @@ class Guards:
         every = self._config.checksum_every_steps
         return every is not None and step % every == 0
 
-    def judge(self, step: int, loss: float, samples: tuple[int, int]) -> dict[str, Any] | None:
-        """Add a step's loss to the history; the facts of a spike, or None.
+    def judge(self, step: int, batch: int, loss: float, samples: tuple[int, int]) -> dict[str, Any] | None:
+        """Add a step's loss to the history; the facts of a spike, or None. Its `action` says what follows.
 
         `samples`: indices of the first sample in the global order, and of the one after the last.
         """
-        if self._config.loss_spike == "Off":
+        limit, action = self._history.limit, self._action_at(batch)
+        if action == "Off":
             return None
-        limit, action = self._history.limit, self._config.loss_spike
-        if action == "Rewind" and loss > limit:  # not added: the step is not a part of the run
-            return _facts(step, loss, limit, action, samples)
+        if action in ("Rewind", "Accept") and loss > limit:
+            if action == "Accept":
+                self._history.begin_anew(loss)
+            return _facts(step, loss, limit, action, samples)  # a step that is taken back is no part of the history
         return _facts(step, loss, limit, action, samples) if self._history.add(loss) else None
 
     @property
     def rewinds(self) -> bool:
-        """Whether a spike ends the attempt, and its batch is left out for good."""
+        """Whether a loss that is not finite ends the attempt, and its batch is left out for good."""
         return self._config.loss_spike == "Rewind"
 
     def facts_of_non_finite(self, step: int, samples: tuple[int, int]) -> dict[str, Any]:
@@ -81,6 +94,9 @@ class Guards:
         self._history.restore((state or {}).get("loss_history"))
         self.skipped_batches = tuple(sorted({*self.skipped_batches, *skipped_batches}))
 
+    def _action_at(self, batch: int) -> Action:
+        return action_at(self._config.loss_spike, batch, self.skipped_batches)
 
-def _facts(step: int, loss: float, limit: float, action: str, samples: tuple[int, int]) -> dict[str, Any]:
+
+def _facts(step: int, loss: float, limit: float, action: Action, samples: tuple[int, int]) -> dict[str, Any]:
     return {"step": step, "loss": loss, "limit": limit, "action": action, "samples": list(samples)}

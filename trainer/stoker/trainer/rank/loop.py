@@ -17,7 +17,7 @@ import torch
 from stoker.checkpoint.manifest import TensorInfo
 from stoker.model.parameter import Part
 from stoker.pod.causes import Cause
-from stoker.trainer.errors import LossSpiked, NonFinite
+from stoker.trainer.errors import LossSpiked, NonFinite, TrainerError
 from stoker.trainer.protocol.channel import RankChannel
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.messages import (
@@ -161,13 +161,13 @@ class Loop:
             result = self._train_batch(batch, rate)
         except NonFinite as error:
             if not self._guards.rewinds:
-                raise
+                return self._stop_before_step(error, scale)
             return self._rewind_non_finite(batch, error, scale)
-        step, limit = self.progress.step + 1, self._guards.loss_limit
-        spike = self._guards.judge(step, result.loss, self._samples_of(batch))
+        step, limit = self.progress.step + 1, self._guards.loss_limit(batch)
+        spike = self._guards.judge(step, batch, result.loss, self._samples_of(batch))
         if spike is not None:
             self._note_spike(spike)
-            if self._guards.rewinds:
+            if spike["action"] == "Rewind":
                 return self._rewind(batch, f"step {step}: loss {result.loss:.6g} is above {limit:.6g}", scale)
         if self._guards.compares(step):
             check_replicas(self._zero, step)
@@ -184,7 +184,7 @@ class Loop:
             rate,
             self._signals,
             num_skipped=self.progress.skipped_steps,
-            loss_limit=self._guards.loss_limit,
+            loss_limit=self._guards.loss_limit(batch),
         )
 
     def _samples_of(self, batch: int) -> tuple[int, int]:
@@ -212,10 +212,15 @@ class Loop:
         Raises:
             LossSpiked: without a stop. The next attempt resumes from the last checkpoint.
         """
-        self._guards.leave_out(batch)
-        signals = self._agree()  # and the list is written
+        self._guards.leave_out(batch)  # before the ranks agree, so that the list is written when one of them ends
+        then = "the next attempt resumes from the last checkpoint and leaves out batch"
+        return self._stop_before_step(LossSpiked(f"{why}; {then} {batch}"), scale)
+
+    def _stop_before_step(self, error: TrainerError, scale: Mapping[str, Any] | None) -> StepSignals:
+        """Return the signals of a stop that came in a step without an update, or raise its error (collective)."""
+        signals = self._agree()
         if signals.stop is None:
-            raise LossSpiked(f"{why}; the next attempt resumes from the last checkpoint and leaves out batch {batch}")
+            raise error
         if self._train_step.loss_scale is not None:
             self._train_step.loss_scale.restore(scale)
         return signals

@@ -49,6 +49,12 @@ class LossHistory:
             self._losses.append(loss)
         return is_spike
 
+    def begin_anew(self, loss: float) -> None:
+        """Take a loss for the first of a new level."""
+        self._losses.clear()
+        self._losses.append(loss)
+        self._in_a_row = 0
+
     def state(self) -> dict[str, Any]:
         """The state for a checkpoint."""
         return {"losses": list(self._losses), "in_a_row": self._in_a_row}

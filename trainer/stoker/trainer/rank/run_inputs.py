@@ -196,7 +196,7 @@ def check_length(config: TrainerConfig, model: ModelConfig) -> None:
     """
     length, most = config.training.sequence_length, model.max_position_embeddings
     if length > most:
-        raise ConfigError(f"training.sequenceLength {length} is more than the model's maxPositionEmbeddings {most}")
+        raise ConfigError(f"training.sequenceLength {length} is above the model's maxPositionEmbeddings {most}")
 
 
 def check_heads(config: TrainerConfig, model: ModelConfig) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from stoker.checkpoint.errors import CheckpointError
 from stoker.checkpoint.manifest_file import read_whole
 from stoker.checkpoint.place import storage_of
+from stoker.checkpoint.storage import Storage
 from stoker.trainer.errors import StorageFailed
 
 MAX_BYTES = 1 << 20
@@ -31,6 +32,14 @@ def batch_of_step(step: int, skipped: Collection[int]) -> int:
             break
         batch += 1
     return batch
+
+
+def left_out_before(batch: int, skipped: Collection[int]) -> int:
+    """Count the batches in a row that end just before `batch` and are left out: its step was taken back so often."""
+    count = 0
+    while batch - count - 1 in skipped:
+        count += 1
+    return count
 
 
 def list_file(root: Path, *order: object) -> Path:
@@ -63,10 +72,19 @@ def write_skipped(file: Path, batches: Iterable[int]) -> None:
     with suppress(FileExistsError):
         storage.make_folder(root)
     staged = root / f".{file.name}-{secrets.token_hex(4)}"
-    sink = storage.create(staged)
     try:
-        sink.write(memoryview(json.dumps({"batches": sorted(set(batches))}).encode()))
+        _write(storage, staged, json.dumps({"batches": sorted(set(batches))}).encode())
+        storage.rename(staged, file)
+    except OSError:
+        with suppress(OSError):
+            storage.remove_file(staged)  # else each attempt on a full disk leaves one
+        raise
+
+
+def _write(storage: Storage, file: Path, content: bytes) -> None:
+    sink = storage.create(file)
+    try:
+        sink.write(memoryview(content))
         sink.sync()
     finally:
         sink.close()
-    storage.rename(staged, file)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from stoker.trainer.errors import DataError
 from stoker.trainer.protocol.config import DataConfig, DataSourceConfig, TrainerConfig
 from stoker.trainer.rank.data.cache import cache_lock, content_digest
+from stoker.trainer.rank.data.differences import Facts
 from stoker.trainer.rank.data.files import DataFile, list_files, stored_bytes, text_bytes
 from stoker.trainer.rank.data.pack import Packing, pack
 from stoker.trainer.rank.data.percent import Report, percent_report
@@ -54,11 +55,14 @@ class Corpus:
     vocab_size: int
     """The tokenizer's, at most the model's; every token is smaller."""
     pad_id: int
-    fingerprint: str
-    """Digest of everything that decides the tokens of a sample.
+    facts: Facts
+    """Everything that decides the tokens of a sample: contents, tokenizer, sequence length, packing, weights, held-out
+    share."""
 
-    Contents, tokenizer, sequence length, packing, weights, held-out share.
-    """
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the facts."""
+        return _digest(self.facts)
 
     @property
     def num_sequences(self) -> int:
@@ -92,7 +96,7 @@ def open_corpus(
         validation=_validation(config, encoder, cache, report) or tuple(held),
         vocab_size=encoder.vocab_size,
         pad_id=encoder.pad_id,
-        fingerprint=_fingerprint(config, keys),
+        facts=_facts(config, keys),
     )
 
 
@@ -218,16 +222,14 @@ def _validation(config: TrainerConfig, encoder: Encoder, cache: Path, report: Re
     return (_packed(wanted.source.name, shard, np.ones(len(shard), dtype=bool), config),)
 
 
-def _fingerprint(config: TrainerConfig, keys: list[str]) -> str:
+def _facts(config: TrainerConfig, keys: list[str]) -> Facts:
     data: DataConfig = config.data
-    return _digest(
-        {
-            "sources": [[source.name, source.weight, key] for source, key in zip(data.sources, keys, strict=True)],
-            "sequence_length": config.training.sequence_length,
-            "packing": data.packing,
-            "held_out": data.validation.fraction if data.validation is not None else None,
-        }
-    )
+    return {
+        "sources": [[source.name, source.weight, key] for source, key in zip(data.sources, keys, strict=True)],
+        "sequence_length": config.training.sequence_length,
+        "packing": data.packing,
+        "held_out": data.validation.fraction if data.validation is not None else None,
+    }
 
 
 def _digest(facts: object) -> str:

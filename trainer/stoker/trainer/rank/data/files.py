@@ -23,6 +23,9 @@ from stoker.trainer.rank.data.remote_stream import READ_BYTES, RemoteStream
 _VERSIONS = ("ETag", "etag", "mtime", "LastModified", "Last-Modified", "created", "ino")
 """Facts of a remote file that change with its content."""
 
+LOST_AND_FOUND = "lost+found"
+"""A folder at the top of many volumes that only root may read. It holds no data of the user."""
+
 
 class DataFile(Protocol):
     """One file of a source."""
@@ -129,27 +132,46 @@ def list_files(source: DataSourceConfig) -> list[DataFile]:
     """The files of a source, sorted by path.
 
     Raises:
-        DataError: nothing is there.
+        DataError: nothing is there, or a folder on the way may not be read.
         ConfigError: a package that the URL needs is not installed.
         StorageFailed: the network or the server of a URL fails.
     """
-    found = _local_files(source, source.path) if source.path is not None else _remote_files(source, str(source.url))
+    if source.path is None:
+        found = _remote_files(source, str(source.url))
+    else:
+        try:
+            found = _local_files(source, source.path)
+        except PermissionError as error:
+            raise DataError(f"data source {source.name}: {error.filename}: {error.strerror}") from error
     if not found:
         raise DataError(f"data source {source.name}: {source.place} holds no file")
     return found
 
 
 def _local_files(source: DataSourceConfig, place: str) -> list[DataFile]:
+    """Raises PermissionError for a folder that may not be read: what is in it would be left out without a word."""
     path = Path(place)
     if path.is_file():
         return [LocalFile(path)]
     if path.is_dir():
-        found = (file for file in path.rglob("*") if file.is_file() and not _hidden(file.relative_to(path)))
+        found = (file for file in _files_below(path) if file.is_file())
     elif glob.has_magic(place):
         found = (file for file in _matches(path) if file.is_file())
     else:
         raise DataError(f"data source {source.name}: {place} does not exist; a file, folder or glob pattern is needed")
     return [LocalFile(file) for file in sorted(found)]
+
+
+def _files_below(top: Path) -> Iterator[Path]:
+    """Yield all below a folder that is no folder, without hidden ones."""
+    for folder, folders, names in os.walk(top, onerror=_refuse_unread):  # `rglob` leaves such a folder out
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (Path(folder, name) for name in names if not name.startswith("."))
+
+
+def _refuse_unread(error: OSError) -> None:
+    if Path(str(error.filename)).name != LOST_AND_FOUND:
+        raise error
 
 
 def _matches(pattern: Path) -> set[Path]:
@@ -178,8 +200,15 @@ def _names(folder: Path, pattern: str) -> list[str]:
     """Return what a part of a pattern names in a folder. What is there by that very name is meant: a mount may be below
     `runs[2]`.
     """
-    if (folder / pattern).exists():
-        return [pattern]
+    try:
+        if (folder / pattern).exists():
+            return [pattern]
+        if glob.has_magic(pattern):
+            os.scandir(folder).close()  # `glob` leaves out a folder that may not be read
+    except PermissionError as error:
+        if folder.name == LOST_AND_FOUND:
+            return []
+        raise PermissionError(error.errno, error.strerror, str(folder)) from error
     return glob.glob(pattern, root_dir=folder)  # noqa: PTH207  (Path.glob has hidden ones)
 
 

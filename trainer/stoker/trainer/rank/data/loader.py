@@ -22,6 +22,7 @@ from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.messages import SourceProgress
 from stoker.trainer.rank.data.batch import MicroBatch
 from stoker.trainer.rank.data.corpus import Corpus, PackedSource
+from stoker.trainer.rank.data.differences import differences
 from stoker.trainer.rank.data.order import Order, Sample, permute
 from stoker.trainer.rank.data.pack import Span
 from stoker.trainer.rank.skipped_batches import batch_of_step
@@ -108,6 +109,7 @@ class Loader:
             "global_batch_size": self.global_batch_size,
             "seed": self.seed,
             "fingerprint": self.fingerprint,
+            "corpus": dict(self.corpus.facts),
         }
 
     def check(self, cursor: Mapping[str, Any]) -> None:
@@ -119,17 +121,29 @@ class Loader:
         step = cursor.get("step")
         if not isinstance(step, int) or isinstance(step, bool) or step < 0:
             raise DataError(f"the checkpoint's data cursor has no usable step: {dict(cursor)!r}")
-        wanted = self.cursor(step)
-        wrong = [
-            f"{manifest_name(name)} was {cursor.get(name)!r}, is {wanted[name]!r}"
-            for name in wanted
-            if cursor.get(name) != wanted[name]
-        ]
+        wrong = self._differences(cursor, self.cursor(step))
         if wrong:
             raise DataError(
-                f"the data differs from that of the checkpoint at step {step}: {'; '.join(wrong)} "
-                "(the fingerprint covers contents, tokenizer, sequenceLength, packing, weights, held-out fraction)"
+                f"the data differs from that of the checkpoint at step {step}: {'; '.join(wrong)}; go on with "
+                "that data, or begin another job"
             )
+
+    def _differences(self, cursor: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+        """Return what differs from a checkpoint's cursor. One of an earlier version has no facts of its corpus."""
+        before = cursor.get("corpus")
+        of_corpus: list[str] = []
+        if cursor.get("fingerprint") != now["fingerprint"]:
+            of_corpus = differences(before, self.corpus.facts) if isinstance(before, dict) else []
+            of_corpus = of_corpus or [
+                f"fingerprint was {cursor.get('fingerprint')!r}, is {now['fingerprint']!r} (it covers contents, "
+                "tokenizer, sequenceLength, packing, weights, held-out fraction)"
+            ]
+        numbers = ("samples", "global_batch_size", "seed")
+        return [
+            f"{manifest_name(name)} was {cursor.get(name)!r}, is {now[name]!r}"
+            for name in numbers
+            if cursor.get(name) != now[name]
+        ] + of_corpus
 
     def _drawn(self, batches: int) -> NDArray[np.int64]:
         """[sources]; the samples of each source in the first `batches` batches."""

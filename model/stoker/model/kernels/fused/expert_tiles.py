@@ -37,7 +37,7 @@ PLAIN = LayerTiles(ExpertTile(16, 32, 32, 4, 2, False), ExpertTile(16, 32, 32, 4
 BY_MEAN_ROWS: tuple[tuple[int, LayerTiles], ...] = (
     (10, LayerTiles(ExpertTile(16, 64, 128, 4, 3), ExpertTile(16, 128, 128, 4, 3))),
     (24, LayerTiles(ExpertTile(32, 128, 128, 8, 3), ExpertTile(32, 128, 64, 8, 4))),
-    (64, LayerTiles(ExpertTile(64, 64, 64, 4, 4), ExpertTile(64, 128, 64, 8, 4))),
+    (56, LayerTiles(ExpertTile(64, 64, 64, 4, 4, mapped=True), ExpertTile(64, 128, 64, 4, 4, mapped=True))),
     (256, LayerTiles(ExpertTile(128, 128, 64, 8, 4, mapped=True), ExpertTile(128, 256, 64, 8, 4, mapped=True))),
 )
 """Most rows of a mean expert, and the tiles that were fastest on an H200 with Qwen3-30B-A3B's shape."""

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from stoker.engine.core.core_client import CoreLost, News, RunningRequest
-from stoker.engine.core.joined_deltas import joined
+from stoker.engine.core.joined_deltas import MOST_JOINED, joined
 from stoker.engine.core.messages import AddRequest, Delta, FinishReason, Message, Refused, RequestFacts
 from stoker.engine.errors import RequestRefused
 from stoker.engine.http.errors import ApiError
@@ -159,6 +159,19 @@ def test_output_before_a_failure_of_another_choice_is_seen() -> None:
     failure = Delta("r", 0, (), finish_reason="error", error="broken")
     before, beside = Delta("r", 0, (1,)), Delta("r", 1, (2,))
     assert joined([before, failure, beside]) == [before, beside, failure]
+
+
+def test_what_a_client_did_not_read_for_long_comes_in_events_of_a_bounded_size() -> None:
+    async def scenario() -> None:
+        running = RunningRequest(ignore, AddRequest("r", (1,), SamplingParams(), 0.0))
+        count = 2 * MOST_JOINED + 10
+        for token in range(count):
+            running.news.put_nowait(Delta("r", 0, (token,), finish_reason="length" if token == count - 1 else None))
+        pieces = [delta.tokens async for delta in running.deltas()]
+        assert [len(piece) for piece in pieces] == [MOST_JOINED, MOST_JOINED, 10]
+        assert [token for piece in pieces for token in piece] == list(range(count))
+
+    run(scenario)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import zmq
 import zmq.asyncio
 
 from stoker.engine.core.core_watch import LISTEN_S, CoreWatch, WatchLimits
-from stoker.engine.core.joined_deltas import joined
+from stoker.engine.core.joined_deltas import MOST_JOINED, joined
 from stoker.engine.core.messages import (
     Abort,
     AddRequest,
@@ -292,12 +292,12 @@ class RunningRequest:
                 raise end.to_error()
 
     async def _waiting(self) -> tuple[list[Delta], Refused | CoreLost | None]:
-        """The deltas that wait, at least one, or what ends the request behind them."""
+        """The deltas that wait, or the first of them, and what ends the request behind them."""
         deltas: list[Delta] = []
         news = await self.news.get()
         while isinstance(news, Delta):
             deltas.append(news)
-            if self.news.empty():
+            if self.news.empty() or len(deltas) == MOST_JOINED:
                 return deltas, None
             news = self.news.get_nowait()
         return deltas, news

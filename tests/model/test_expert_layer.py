@@ -128,7 +128,7 @@ def check_layer(device: str, shape: Shape, dtype: torch.dtype, normalise: bool) 
 
 
 def check_padding(device: str, shape: Shape, dtype: torch.dtype) -> None:
-    """Check that rows without a slot have no experts, whoever holds these, and that the others' results stay."""
+    """Check that rows without a slot have no experts on any rank, and that the results of the others stay."""
     from stoker.model.kernels.fused.expert_order import order_rows
     from stoker.model.kernels.fused.expert_router import route_rows, route_whole
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenizers.decoders import DecodeStream
 
-from stoker.model.tokenizer_limits import panics_named
+from stoker.model.tokenizer_limits import is_panic, panics_named
 
 REPLACEMENT = "\ufffd"
 """The text that a part of a character decodes to."""
@@ -58,7 +58,7 @@ class Detokenizer:
         try:
             return self._stream.step(self.backend, token) or ""
         except BaseException as error:
-            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            if not (isinstance(error, Exception) or is_panic(error)):
                 raise
         self._stream, self._has_streams = None, False
         return None

@@ -126,6 +126,11 @@ def refuse_exponential(pattern: str) -> None:
         plain = plain[: group.start()] + ("x+" if is_wide or repeated else "x") + plain[group.end() - len(group[2]) :]
 
 
+def is_panic(error: BaseException) -> bool:
+    """Whether the library has panicked: its PanicException has no public name."""
+    return type(error).__name__ == "PanicException"
+
+
 @contextmanager
 def panics_named() -> Iterator[None]:
     """Raise TokenizerLimitError where the library panics, for example at a pattern that needs too many steps.
@@ -135,6 +140,6 @@ def panics_named() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if type(error).__name__ != "PanicException":
+        if not is_panic(error):
             raise
         raise TokenizerLimitError(f"the tokenizer's library gave up: {error}") from None

@@ -174,7 +174,7 @@ def run_station(facts: StationFacts, parent: Connection) -> None:
         for request_id, refusal in list(station.refusals.items()):
             station.news.append(Refused(request_id, str(refusal)))
             del station.refusals[request_id]
-        if audits and station.idle and station.zone.zone.credits == station.zone.num_slots:
+        if audits and _holds_nothing(station):
             audits -= 1
             station.news.append(_audited(station))
         for one in station.news:
@@ -187,6 +187,13 @@ def _given_up(station: Station) -> Iterator[tuple[str, Delta]]:
     for front, name in list(station.engine.requests):
         if front.startswith("peer "):
             yield from station.engine.abort_request(name, front=front)
+
+
+def _holds_nothing(station: Station) -> bool:
+    """Whether nothing of its own or of its peers is under way, also no write of a prompt whose owner has gone on."""
+    callers = station.desk.prefill.callers.values()
+    helping = any(caller.helps or caller.closing for caller in callers)
+    return station.idle and not helping and station.zone.zone.credits == station.zone.num_slots
 
 
 def _audited(station: Station) -> Audited:

@@ -81,7 +81,7 @@ async def server(served: Any = app, **limits: Any) -> AsyncIterator[Connect]:
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
     async def limited() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(240):
             await scenario()
 
     asyncio.run(limited())

@@ -37,7 +37,7 @@ def zones(releases: Releases, story: Story) -> Iterator[None]:
 
 def upgrade(releases: Releases, workloads: object) -> None:
     values = {**VALUES, "workloads": workloads}
-    releases.upgrade("stoker", STOKER, NAMESPACE, "--wait", "--timeout=120s", values=values)
+    releases.upgrade("stoker", STOKER, NAMESPACE, "--wait", "--timeout=300s", values=values)
 
 
 @pytest.mark.usefixtures("zones")

@@ -24,7 +24,7 @@ def test_a_drained_node_costs_no_step(story: Story) -> None:
     [pod] = story.pods(job="moved")
     node = pod["spec"]["nodeName"]
 
-    story.cluster.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=60s")
+    story.cluster.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=300s")
 
     moved = story.wait(
         "TrainingJob", "moved", lambda found: found["status"]["attempt"]["number"] == 1, "in its second attempt"

@@ -52,7 +52,7 @@ def test_what_cannot_run_says_why_and_goes_without_a_trace(story: Story) -> None
 
     for manifest, _, _ in cases:
         story.delete(manifest["kind"], manifest["metadata"]["name"])
-    story.wait_until(lambda: set(story.left()) <= {"ConfigMap/stoker-control-keys"}, "gone without a trace", 120)
+    story.wait_until(lambda: set(story.left()) <= {"ConfigMap/stoker-control-keys"}, "gone without a trace")
     assert config.exists()
 
 
@@ -63,7 +63,7 @@ def test_a_corrupt_checkpoint_is_not_adopted_and_its_piece_is_named(story: Story
         claim("logs"),
         job("taught", {"training.totalSteps": 10, "checkpoint.intervalSteps": 10}),
     )
-    story.wait_for_phase("TrainingJob", "taught", "Completed", timeout_s=120)
+    story.wait_for_phase("TrainingJob", "taught", "Completed")
     (folder,) = story.folder("checkpoints").glob("*/step-*")
     data = max(
         (path for path in folder.iterdir() if path.name != "manifest.json"), key=lambda path: path.stat().st_size
@@ -84,7 +84,7 @@ def test_a_corrupt_checkpoint_is_not_adopted_and_its_piece_is_named(story: Story
     for kind, name in (("InferenceDeployment", "teller"), ("Checkpoint", "bitten"), ("TrainingJob", "taught")):
         story.delete(kind, name)
     story.kubectl("delete", "checkpoints", "--all")
-    story.wait_until(lambda: set(story.left()) <= {"ConfigMap/stoker-control-keys"}, "gone without a trace", 120)
+    story.wait_until(lambda: set(story.left()) <= {"ConfigMap/stoker-control-keys"}, "gone without a trace")
     assert data.exists(), "what was adopted is never deleted"
 
 

@@ -94,7 +94,7 @@ def asked_from_here(url: str) -> str:
         [sys.executable, "-m", "stoker.cli.main", "chat", url, *CHAT],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     return done.stdout + done.stderr
@@ -119,7 +119,7 @@ def files(folder: Path) -> set[str]:
 
 def install_again(releases: Releases) -> None:
     releases.upgrade("stoker-crds", CRDS, NAMESPACE)
-    releases.upgrade("stoker", STOKER, NAMESPACE, "--wait", "--timeout=120s", values=VALUES)
+    releases.upgrade("stoker", STOKER, NAMESPACE, "--wait", "--timeout=300s", values=VALUES)
 
 
 def volume(name: str, namespace: str, folder: Path) -> Manifest:

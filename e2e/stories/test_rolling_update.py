@@ -13,7 +13,7 @@ ENOUGH = 8
 def test_streams_go_on_through_a_rolling_update_to_a_newer_checkpoint(story: Story) -> None:
     steps = {"training.totalSteps": 40, "checkpoint.intervalSteps": 20}
     story.apply(corpus(), claim("checkpoints"), claim("logs"), job("taught", steps))
-    story.wait_for_phase("TrainingJob", "taught", "Completed", timeout_s=120)
+    story.wait_for_phase("TrainingJob", "taught", "Completed")
     older, newer = (found["metadata"]["name"] for found in story.all("Checkpoint", job="taught"))
     story.apply(teller(older))
     story.wait("InferenceDeployment", "teller", lambda found: serves(found, older), "serving the older checkpoint", 90)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from testing.stories.object_views import Object, ObjectViews
 
-TIMEOUT_S = 180.0
+TIMEOUT_S = 480.0
 """Long enough for a machine on which other work runs; a wait ends as soon as its state is there."""
 
 

@@ -67,7 +67,7 @@ def running(story: Story, attempt: int, save: int) -> None:
         number = (status.get("attempt") or {}).get("number", -1)
         return bool(number == attempt and (status.get("newestVerifiedCheckpoint") or {}).get("step", 0) >= save)
 
-    story.wait("TrainingJob", "hit", holds, f"step {save} saved by attempt {attempt}", 120)
+    story.wait("TrainingJob", "hit", holds, f"step {save} saved by attempt {attempt}")
 
 
 def newest(story: Story) -> int:

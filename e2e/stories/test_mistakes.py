@@ -48,7 +48,7 @@ def test_what_cannot_run_says_why_and_goes_without_a_trace(story: Story) -> None
     story.apply(*(manifest for manifest, _, _ in cases))
 
     for manifest, ends, text in cases:
-        story.wait(manifest["kind"], manifest["metadata"]["name"], says(ends, text), text, 180)
+        story.wait(manifest["kind"], manifest["metadata"]["name"], says(ends, text), text)
 
     for manifest, _, _ in cases:
         story.delete(manifest["kind"], manifest["metadata"]["name"])
@@ -77,7 +77,7 @@ def test_a_corrupt_checkpoint_is_not_adopted_and_its_piece_is_named(story: Story
     story.apply(adopted("bitten", "checkpoints", folder.parent.name, folder.name))
     story.apply(deployment("teller", {"checkpointRef": {"name": "bitten"}}))
 
-    story.wait("Checkpoint", "bitten", lambda found: phase(found) == "Corrupt", "corrupt", 90)
+    story.wait("Checkpoint", "bitten", lambda found: phase(found) == "Corrupt", "corrupt")
     assert data.name in conditions(story.get("Checkpoint", "bitten"))
     story.wait("InferenceDeployment", "teller", lambda found: "bitten" in conditions(found), "naming the checkpoint")
     assert not story.pods(role="engine")

@@ -34,7 +34,7 @@ def test_pods_and_requests_know_nothing_of_the_operators_restarts(
     story: Story, operator: OperatorPods, releases: Releases
 ) -> None:
     story.apply(corpus(), claim("checkpoints"), claim("logs"), job("long", STEPS))
-    story.wait("TrainingJob", "long", lambda found: saved(found) > 0, "a first save", 120)
+    story.wait("TrainingJob", "long", lambda found: saved(found) > 0, "a first save")
     story.apply(
         deployment("teller", {"checkpointRef": {"name": story.all("Checkpoint", job="long")[0]["metadata"]["name"]}})
     )
@@ -66,7 +66,7 @@ def goes_on(story: Story, load: Load) -> None:
     """Assert that requests are answered and that a new save of the job becomes a Checkpoint."""
     answers, step = len(load.answers), saved(story.get("TrainingJob", "long"))
     story.wait_until(lambda: load.failures or len(load.answers) >= answers + ENOUGH, f"{ENOUGH} more answers")
-    story.wait("TrainingJob", "long", lambda found: saved(found) > step, f"a save after step {step}", 90)
+    story.wait("TrainingJob", "long", lambda found: saved(found) > step, f"a save after step {step}")
 
 
 def saved(found: Object) -> int:

@@ -52,7 +52,7 @@ def test_the_quickstart_teaches_and_serves_a_model_and_outlives_the_charts(story
 
     story.kubectl("apply", "-f", str(QUICKSTART))
     story.kubectl("wait", "trainingjob/teach", "--for=condition=Ready", "--timeout=300s", timeout_s=320)
-    story.wait("InferenceDeployment", "stoker-chat", serves_the_end, "serving step 16", 120)
+    story.wait("InferenceDeployment", "stoker-chat", serves_the_end, "serving step 16")
 
     assert ANSWER in asked_from_a_pod(story)
     with story.cluster.forward(story.namespace, "service/stoker-chat", 8000) as url:
@@ -85,7 +85,7 @@ def kinds_left(story: Story) -> list[str]:
 def asked_from_a_pod(story: Story, name: str = "asks") -> str:
     """Return the answer to a pod that has only the Service's name."""
     story.apply(pod(name, ["stoker", "chat", "http://stoker-chat:8000", *CHAT]))
-    story.wait("Pod", name, lambda found: found["status"]["phase"] in ("Succeeded", "Failed"), "ended", 60)
+    story.wait("Pod", name, lambda found: found["status"]["phase"] in ("Succeeded", "Failed"), "ended")
     return story.log(story.get("Pod", name))
 
 

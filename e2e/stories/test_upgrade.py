@@ -64,7 +64,7 @@ def test_an_upgrade_restarts_nothing_and_fails_no_request_and_new_work_gets_the_
         install_again(previous)
         assert operator.image() == "localhost/stoker/control:e2e"
         story.apply(save_now("after", "train"))
-        story.wait("Checkpoint", "after", is_verified, "verified under the new release", 120)
+        story.wait("Checkpoint", "after", is_verified, "verified under the new release")
         story.more_answers(load, ENOUGH)
     assert load.failures == []
     assert len(load.fingerprints) == 1

@@ -264,7 +264,7 @@ def test_a_program_dies_with_the_process_that_started_it(tmp_path: Path) -> None
         env={**os.environ, "PYTHONPATH": "."},
     )
 
-    assert wait_until(lambda: started_at(int(done.stdout)) is None, timeout_s=30)
+    assert wait_until(lambda: started_at(int(done.stdout)) is None, timeout_s=120)
 
 
 @pytest.mark.timeout(120)

@@ -66,7 +66,7 @@ def start_pod(cluster: Cluster, name: str) -> None:
     spec = {"restartPolicy": "Never", "automountServiceAccountToken": False, "containers": [container]}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
     cluster.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(pod))
-    cluster.kubectl("wait", f"pod/{name}", "--for=condition=Ready", "--timeout=120s")
+    cluster.kubectl("wait", f"pod/{name}", "--for=condition=Ready", "--timeout=240s")
 
 
 class Followed:
@@ -90,7 +90,7 @@ class Followed:
     def wait_for_more(self) -> None:
         """Wait until a hundred more lines are printed."""
         seen = len(self.lines)
-        assert wait_until(lambda: len(self.lines) > seen + 100, timeout_s=120, every_s=0.2), self.said
+        assert wait_until(lambda: len(self.lines) > seen + 100, timeout_s=240, every_s=0.2), self.said
 
     def code(self) -> int:
-        return self.program.wait(timeout=120)
+        return self.program.wait(timeout=240)

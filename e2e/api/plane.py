@@ -27,7 +27,7 @@ class Plane:
     def access(self) -> Access:
         return read_kubeconfig(self.kubeconfig)
 
-    def kubectl(self, *given: str, stdin: Any = None, timeout_s: float = 30) -> str:
+    def kubectl(self, *given: str, stdin: Any = None, timeout_s: float = 240) -> str:
         """Run kubectl and return its output; `stdin` is an object that it reads as JSON.
 
         Raises:

@@ -17,6 +17,7 @@ import httpx
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("model", "operator")
+SHORT_LEASE = {"duration_s": 6, "renew_deadline_s": 4, "retry_s": 0.5}
 
 
 class Replica:
@@ -32,7 +33,7 @@ class Replica:
             "identity": name,
             "api": {"kubeconfig": str(kubeconfig)},
             "listen": {"host": "127.0.0.1", "port": 0},
-            "lease": {"duration_s": 6, "renew_deadline_s": 4, "retry_s": 0.5},
+            "lease": SHORT_LEASE,
             **given,
         }
         file = folder / f"{name}.json"
@@ -58,7 +59,7 @@ class Replica:
         return Path(self.log.name).read_text(encoding="utf-8")
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(f"http://127.0.0.1:{self.port}{path}", timeout=5, trust_env=False)
+        return httpx.get(f"http://127.0.0.1:{self.port}{path}", timeout=120, trust_env=False)
 
     def status(self) -> dict[str, Any]:
         return dict(self.get("/status").json()) if self.port else {}
@@ -72,10 +73,10 @@ class Replica:
     def end(self, number: int = signal.SIGTERM) -> int:
         if self.process.poll() is None:
             self.process.send_signal(number)
-        return self.process.wait(timeout=30)
+        return self.process.wait(timeout=240)
 
 
-def eventually(reached: Callable[[], bool], within_s: float = 60) -> float:
+def eventually(reached: Callable[[], bool], within_s: float = 240) -> float:
     """Wait until the condition holds and return the seconds that it took."""
     began = time.monotonic()
     while time.monotonic() < began + within_s:

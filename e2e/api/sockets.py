@@ -26,7 +26,7 @@ class Sockets:
         self._made = [one for one in self._made if _is_open(one)] + [made]
         return made
 
-    async def closed(self, within_s: float = 10) -> None:
+    async def closed(self, within_s: float = 120) -> None:
         """Wait until every socket is closed.
 
         Raises:

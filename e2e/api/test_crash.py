@@ -92,7 +92,7 @@ def test_a_dead_leaders_last_write_may_arrive_when_all_is_over(new_world: NewWor
         async with new_world() as world, world.operator(AtWrite(write, Hold())) as first:
             await begin(world)
             life = asyncio.create_task(to_the_end(world))
-            await asyncio.wait_for(first.proxy.hung.wait(), 40)
+            await asyncio.wait_for(first.proxy.hung.wait(), 240)
             await first.crash()
             async with world.operator() as second:
                 await life

@@ -161,7 +161,7 @@ def test_a_hanging_write_has_happened_and_never_answers() -> None:
     async def story(proxy: FaultProxy, client: aiohttp.ClientSession, seen: list[str]) -> None:
         assert (await client.post(PODS)).status == 200
         waiting = asyncio.ensure_future(client.delete(f"{PODS}/b"))
-        await asyncio.wait_for(proxy.hung.wait(), 5)
+        await asyncio.wait_for(proxy.hung.wait(), 120)
         assert len(seen) == 2
         assert not waiting.done()
         waiting.cancel()
@@ -172,7 +172,7 @@ def test_a_hanging_write_has_happened_and_never_answers() -> None:
 def test_a_held_write_arrives_after_its_sender_is_gone() -> None:
     async def story(proxy: FaultProxy, client: aiohttp.ClientSession, seen: list[str]) -> None:
         waiting = asyncio.ensure_future(client.post(PODS, data=b"text"))
-        await asyncio.wait_for(proxy.hung.wait(), 5)
+        await asyncio.wait_for(proxy.hung.wait(), 120)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         assert seen == []

@@ -80,7 +80,7 @@ async def gateway(config: ApiServerConfig, caller: str, namespace: str) -> Async
         stack.push_async_callback(server.stop, 1.0)
         headers = {"Authorization": f"Bearer {caller}"}
         client = httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{server.port}", headers=headers, timeout=30, trust_env=False
+            base_url=f"http://127.0.0.1:{server.port}", headers=headers, timeout=240, trust_env=False
         )
         yield await stack.enter_async_context(client)
 

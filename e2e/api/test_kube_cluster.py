@@ -133,7 +133,7 @@ def test_a_metadata_only_view_never_sees_content(plane: Plane) -> None:
         assert "data" not in found
         events = cluster.watch("ConfigMap", listing.resource_version, namespace=NAMESPACE)
         await cluster.create(config_map("later", key="value"))
-        event = await asyncio.wait_for(anext(events), 10)
+        event = await asyncio.wait_for(anext(events), 120)
         assert event.object["kind"] == "ConfigMap"
         assert "data" not in event.object
         assert (await cluster.get("ConfigMap", NAMESPACE, "later"))["data"] == {"key": "value"}

@@ -58,7 +58,7 @@ def test_the_plugin_answers_below_kubectl(plane: Plane, namespace: str, monkeypa
     plane.kubectl("create", "-f", "-", stdin=changed(GOOD["TrainingJob"], {"metadata.namespace": namespace}))
     program = str(binaries.bin_folder() / "kubectl")
     command = [program, "stoker", "get", "tj", "-n", namespace, "--json"]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
     assert [found["metadata"]["name"] for found in json.loads(answer.stdout)["items"]] == ["x"]
 
 
@@ -113,7 +113,9 @@ def test_a_job_tells_its_story_in_columns_and_ends_a_wait(run: Callable[[Story],
     async def story(world: World) -> None:
         async with world.operator():
             waiting = asyncio.create_task(
-                kubectl(world, "wait", "--for=condition=Ready", "--for=create", "tj/run", "--timeout=60s", timeout_s=70)
+                kubectl(
+                    world, "wait", "--for=condition=Ready", "--for=create", "tj/run", "--timeout=240s", timeout_s=300
+                )
             )
             world.kubelet.runs = lambda pod: False
             await begin(world)
@@ -211,7 +213,7 @@ def test_scale_changes_a_pool_that_is_scaled_from_outside(run: Callable[[Story],
             name = pool["metadata"]["name"]
             await kubectl(world, "scale", "epool", name, "--replicas=3", "--current-replicas=1")
             await eventually(lambda: serves(world, "3/3"), what="three engines serve")
-            await kubectl(world, "wait", "--for=condition=Ready", "infd/chat", f"epool/{name}", "--timeout=20s")
+            await kubectl(world, "wait", "--for=condition=Ready", "infd/chat", f"epool/{name}", "--timeout=200s")
             path = f"/apis/stoker.dev/v1alpha1/namespaces/{world.namespace}/enginepools/{name}/scale"
             scale = json.loads(await kubectl(world, "get", "--raw", path))
             assert (scale["spec"], scale["status"]["replicas"]) == ({"replicas": 3}, 3)

@@ -73,7 +73,7 @@ async def gang_of(world: World, api: str, installed: Installed, **spec: Any) -> 
         async def made() -> bool:
             return len([pod for pod in await world.list("Pod") if "-a0-" in pod["metadata"]["name"]]) == 2
 
-        await eventually(made, within_s=60, what=str(await world.status("TrainingJob", "run")))
+        await eventually(made, what=str(await world.status("TrainingJob", "run")))
         await running.rest()
         answer = await world.api.ask("GET", f"apis/{api}/namespaces/{world.namespace}/podgroups")
         (group,) = answer["items"]

@@ -6,6 +6,7 @@ import contextlib
 import json
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,11 @@ from typing import Any
 import pytest
 
 from e2e.api.plane import Plane
-from e2e.api.replica import Replica, eventually
+from e2e.api.replica import SHORT_LEASE, Replica, eventually
 from testing.operator.bad_manifests import JOB, changed
+
+LONG_LEASE = {"duration_s": 200, "renew_deadline_s": 150, "retry_s": 0.5}
+"""No replica loses it by a busy machine."""
 
 
 @pytest.fixture
@@ -33,14 +37,14 @@ def start(plane: Plane, namespace: str, tmp_path: Path) -> Iterator[Callable[...
 
 
 def test_of_two_replicas_one_works_and_a_clean_end_hands_over_at_once(start: Callable[..., Replica]) -> None:
-    one = start("one")
+    one = start("one", lease=LONG_LEASE)
     eventually(one.leads)
-    two = start("two")
+    two = start("two", lease=LONG_LEASE)
     eventually(two.is_ready)
     assert two.status()["leader"] == "one"
     assert not two.leads()
     assert one.end() == 0
-    assert eventually(two.leads) < 3
+    assert eventually(two.leads) < LONG_LEASE["duration_s"] / 2
     assert "Traceback" not in one.text
 
 
@@ -49,8 +53,10 @@ def test_a_killed_leader_is_replaced_when_its_lease_is_over(start: Callable[...,
     eventually(one.leads)
     two = start("two")
     eventually(two.is_ready)
+    killed_s = time.monotonic()
     one.end(signal.SIGKILL)
-    assert 3 < eventually(two.leads) < 9
+    eventually(two.leads)
+    assert time.monotonic() - killed_s > SHORT_LEASE["duration_s"] / 2
 
 
 def test_a_job_gets_its_pods_and_kopf_leaves_nothing_on_it(

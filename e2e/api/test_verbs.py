@@ -21,7 +21,7 @@ STOKER = Path(sys.executable).parent / "stoker"
 def stoker(config: Path, *words: str, code: int = 0) -> str:
     """Output of a verb, standard error with it."""
     environment = {**os.environ, "KUBECONFIG": str(config)}
-    run = subprocess.run([str(STOKER), *words], capture_output=True, text=True, timeout=120, env=environment)
+    run = subprocess.run([str(STOKER), *words], capture_output=True, text=True, timeout=300, env=environment)
     assert run.returncode == code, run.stdout + run.stderr
     return run.stdout + run.stderr
 

@@ -18,7 +18,7 @@ from e2e.api.world import Reached, World, eventually
 from stoker.operator.domain.schedulers import Installed
 from stoker.pod.causes import Cause
 
-WITHIN_S = 60
+WITHIN_S = 240
 SAVED = 60
 """Step of the save that a drain asks for."""
 

@@ -51,7 +51,7 @@ class Running:
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
 
-    async def rest(self, quiet_s: float = 0.3, within_s: float = 120) -> None:
+    async def rest(self, quiet_s: float = 0.3, within_s: float = 240) -> None:
         """Wait until it has sent no request for a while and its queue is empty."""
         async with asyncio.timeout(within_s):
             for informer in self.operator.informers:
@@ -160,7 +160,7 @@ async def world(plane: Plane, namespace: str, folder: Path) -> AsyncIterator[Wor
             yield World(plane, api, namespace, folder, agents, kubelet)
 
 
-async def eventually(reached: Reached, within_s: float = 40, what: str = "") -> None:
+async def eventually(reached: Reached, within_s: float = 240, what: str = "") -> None:
     """Wait until the condition holds.
 
     Raises:

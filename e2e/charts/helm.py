@@ -26,7 +26,7 @@ class HelmFailed(RuntimeError):
 
 
 def helm(
-    *arguments: str, kubeconfig: Path | None = None, values: Mapping[str, Any] | None = None, timeout_s: float = 180
+    *arguments: str, kubeconfig: Path | None = None, values: Mapping[str, Any] | None = None, timeout_s: float = 400
 ) -> str:
     """Run `helm ARGUMENTS` and return its output; `values` is passed as a values file.
 

@@ -49,7 +49,7 @@ class Releases:
 
     def _run(self, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
         command = [str(binaries.find([tools.KUBERNETES]) / "kubectl"), "--kubeconfig", str(self.kubeconfig), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, input=stdin, timeout=120, check=False)
+        return subprocess.run(command, capture_output=True, text=True, input=stdin, timeout=400, check=False)
 
     def flow_schema(self, account: str, path: str) -> str:
         """Return the uid of the FlowSchema by which the API server treats a read of the service account."""

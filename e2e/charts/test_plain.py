@@ -89,7 +89,7 @@ def test_removed_as_a_whole_nothing_stays(applied: Releases) -> None:
     """No operator runs here and the job has no finalizer, so the deletion waits for nothing."""
     applied.kubectl("apply", "-f", "-", stdin=json.dumps(JOB))
     applied.list_all_kinds()
-    applied.kubectl("delete", "-k", str(DEPLOY), "--timeout=60s")
+    applied.kubectl("delete", "-k", str(DEPLOY), "--timeout=300s")
     assert applied.kubectl("get", "crd", "-o", "name") == ""
     assert applied.kubectl("get", "namespace", NAMESPACE, "--ignore-not-found") == ""
     left = applied.kubectl(

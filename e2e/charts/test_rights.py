@@ -99,7 +99,7 @@ def operator(folder: Path, kubeconfig: Path, values: Mapping[str, Any]) -> Itera
             assert process.poll() is None, log.read_text()
         finally:
             process.terminate()
-            process.wait(timeout=30)
+            process.wait(timeout=240)
 
 
 def apply(releases: Releases, *objects: Mapping[str, Any]) -> None:
@@ -117,7 +117,7 @@ def phase(releases: Releases, name: str) -> str:
     return str(releases.get(name, "--namespace", PLACE).get("status", {}).get("phase", ""))
 
 
-def until(holds: Callable[[], object], what: str, timeout_s: float = 60) -> None:
+def until(holds: Callable[[], object], what: str, timeout_s: float = 240) -> None:
     deadline = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline, f"no {what} after {timeout_s:g} s"

@@ -17,7 +17,7 @@ class Api:
     def __init__(self, url: str, keys: Path, *, user: str = "admin") -> None:
         context = ssl.create_default_context(cafile=str(keys / "ca.crt"))
         context.load_cert_chain(keys / f"{user}-client.crt", keys / f"{user}-client.key")
-        self._client = httpx.Client(base_url=url, verify=context, timeout=10, trust_env=False)
+        self._client = httpx.Client(base_url=url, verify=context, timeout=60, trust_env=False)
 
     def __enter__(self) -> "Api":
         return self

@@ -32,7 +32,7 @@ from e2e.images.store import ImageStore
 
 LOST_AFTER_S = 12
 """Silence after which a node is NotReady: six heartbeats, some of which a loaded machine may keep a live node from."""
-READY_S = 60.0
+READY_S = 300.0
 
 
 class Cluster:
@@ -252,7 +252,7 @@ class Cluster:
         """Return the API as an administrator."""
         return Api(self._plane().url, self.kubeconfig.parent)
 
-    def kubectl(self, *arguments: str, stdin: str | None = None, timeout_s: float = 120) -> str:
+    def kubectl(self, *arguments: str, stdin: str | None = None, timeout_s: float = 400) -> str:
         """Run kubectl and return its output.
 
         Raises:

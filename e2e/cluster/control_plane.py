@@ -130,7 +130,7 @@ class ControlPlane:
                 self.controller_manager,
                 lambda: self._answers(path),
                 what="the default service account is there",
-                timeout_s=60,
+                timeout_s=240,
             )
 
     def stop(self) -> None:
@@ -199,7 +199,7 @@ class ControlPlane:
         ]
         self.api_server.start(command, detached=self._detached)
         wait_for_program(
-            self.api_server, lambda: self._answers("/readyz"), what="kube-apiserver is ready", timeout_s=90
+            self.api_server, lambda: self._answers("/readyz"), what="kube-apiserver is ready", timeout_s=300
         )
 
     @contextlib.contextmanager
@@ -231,7 +231,7 @@ class ControlPlane:
             "--auto-compaction-retention=5m",
         ]
         self.etcd.start(command, detached=self._detached)
-        wait_for_program(self.etcd, lambda: _listens(self._port("etcd")), what="etcd listens", timeout_s=30)
+        wait_for_program(self.etcd, lambda: _listens(self._port("etcd")), what="etcd listens", timeout_s=240)
 
     def _start_controller_manager(self) -> None:
         if self.controller_manager.alive:

@@ -18,7 +18,7 @@ def wait_until_established(kubectl: Callable[..., object], *named: str) -> None:
     """
     for left in reversed(range(TRIES)):
         try:
-            kubectl("wait", "--for=condition=Established", "--timeout=20s", *named)
+            kubectl("wait", "--for=condition=Established", "--timeout=60s", *named)
         except Exception:
             if not left:
                 raise

@@ -189,7 +189,7 @@ def running(plane: ControlPlane, controller: ForeignController) -> Iterator[Prog
     program.start(command, detached=False, environment=environment)
     try:
         wait_for_program(
-            program, lambda: _answers(controller.ready), what=f"{controller.tool.name} is ready", timeout_s=120
+            program, lambda: _answers(controller.ready), what=f"{controller.tool.name} is ready", timeout_s=300
         )
         with _webhooks(plane, controller, program, built / "files" / "manifests.yaml"):
             yield program
@@ -203,7 +203,7 @@ def _webhooks(plane: ControlPlane, controller: ForeignController, program: Progr
     if (port := controller.webhook_port) is None:
         yield
         return
-    wait_for_program(program, lambda: _listens(port), what="its webhooks listen", timeout_s=60)
+    wait_for_program(program, lambda: _listens(port), what="its webhooks listen", timeout_s=240)
     called = tuple(_called_webhooks(plane, controller, manifests))
     _apply(plane, *called)
     try:

@@ -10,7 +10,7 @@ from types import TracebackType
 from e2e.cluster.errors import ClusterError
 
 _LINE = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+)")
-START_S = 20.0
+START_S = 120.0
 
 
 class PortForward:

@@ -69,7 +69,7 @@ class Node:
         config = self._write_configuration(plane, bin_folder, archives)
         self._program.start([sys.executable, "-I", str(BOX), "open", str(config)], detached=detached)
         wait_for_program(
-            self._program, (self.folder / "opened").exists, what=f"node {self.name} opens its namespaces", timeout_s=30
+            self._program, (self.folder / "opened").exists, what=f"node {self.name} opens its namespaces", timeout_s=240
         )
         network.connect(self._network, self.slot, self.pid)
         (self.folder / "connected").touch()
@@ -91,7 +91,7 @@ class Node:
         """Kill every process of the node at once, as a power cut does; its disk stays."""
         inner = started_at(self.pid) if (self.folder / "opened").exists() else None
         self._program.stop(grace_s=0)
-        if inner is not None and not wait_until(lambda: started_at(self.pid) != inner, timeout_s=20):
+        if inner is not None and not wait_until(lambda: started_at(self.pid) != inner, timeout_s=120):
             raise ClusterError(f"node {self.name}: process {self.pid} does not end")
         network.disconnect(self._network, self.slot)
         groups.remove(groups.find(self._group))

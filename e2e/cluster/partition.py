@@ -24,4 +24,4 @@ def _change(verb: str, pids: Iterable[int], one: str, other: str) -> None:
         for source, target in permutations((one, other)):
             rule = ["FORWARD", "--source", source, "--destination", target, "--jump", "DROP"]
             inside = ["nsenter", f"--target={pid}", "--net", "iptables", "--wait", verb, *rule]
-            subprocess.run(inside, check=True, capture_output=True, text=True, timeout=30)
+            subprocess.run(inside, check=True, capture_output=True, text=True, timeout=120)

@@ -80,7 +80,7 @@ class Program:
                 env={**os.environ, **(environment or {})},
             )
         if bound:
-            wait_until(lambda: _is_bound(process.pid), timeout_s=60)  # from then on it dies with this thread
+            wait_until(lambda: _is_bound(process.pid), timeout_s=240)  # from then on it dies with this thread
         # reaped by the caller of `alive`; the handle itself is not kept, so that a later process stops it the same way
         process.returncode = 0
         self._note.write_text(json.dumps({"pid": process.pid, "started_at": started_at(process.pid)}))
@@ -110,7 +110,7 @@ class Program:
                 _signal(pid, signal.SIGTERM)
                 wait_until(lambda: not self.alive, timeout_s=grace_s)
             _signal(pid, signal.SIGKILL)
-            if not wait_until(lambda: not self.alive, timeout_s=10):
+            if not wait_until(lambda: not self.alive, timeout_s=120):
                 raise ClusterError(f"{self.name} (pid {pid}) does not end")
             _reap(pid)
         self._note.unlink(missing_ok=True)

@@ -24,7 +24,7 @@ OVERLAYFS = "io.containerd.snapshotter.v1.overlayfs"
 SNAPSHOTS = f"{OVERLAYFS}/snapshots"
 COLLECTABLE = "containerd.io/gc.root="
 """The label that `ctr` gives each snapshot it makes, taken off: from then on the image alone holds it."""
-START_S = 20.0
+START_S = 120.0
 CONFIG = """\
 version = 3
 root = "{root}"

@@ -54,7 +54,7 @@ def releases(cluster: Cluster) -> Iterator[Releases]:
     installed = found.kubectl("get", "namespaces", NAMESPACE, "--ignore-not-found", "-o", "name")
     yield found if installed else install(cluster)
     with cluster.api() as api:
-        assert wait_until(lambda: namespaces_gone(api), timeout_s=60, every_s=0.5)
+        assert wait_until(lambda: namespaces_gone(api), timeout_s=300, every_s=0.5)
 
 
 @pytest.fixture

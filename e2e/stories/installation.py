@@ -44,5 +44,5 @@ def install(cluster: Cluster, values: dict[str, Any] | None = None) -> Releases:
     releases.kubectl("create", "namespace", NAMESPACE)
     releases.kubectl("label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=restricted")
     releases.upgrade("stoker-crds", CRDS, NAMESPACE)
-    releases.upgrade("stoker", STOKER, NAMESPACE, "--wait", "--timeout=120s", values={**VALUES, **(values or {})})
+    releases.upgrade("stoker", STOKER, NAMESPACE, "--wait", "--timeout=300s", values={**VALUES, **(values or {})})
     return releases

@@ -36,7 +36,7 @@ class OperatorPods:
         self.wait_for_rollout()
 
     def wait_for_rollout(self) -> None:
-        self.cluster.kubectl("rollout", "status", "deployment/stoker", f"--namespace={NAMESPACE}", "--timeout=90s")
+        self.cluster.kubectl("rollout", "status", "deployment/stoker", f"--namespace={NAMESPACE}", "--timeout=300s")
 
     def image(self) -> str:
         """Return the image of every operator pod."""

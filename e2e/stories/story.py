@@ -16,6 +16,7 @@ from e2e.cluster.errors import ClusterError
 from e2e.cluster.groups import limit_processor
 from testing.stories.object_views import Object as Object
 from testing.stories.stage import Stage
+from testing.stories.waits import TIMEOUT_S
 
 PATHS = {
     "TrainingJob": "apis/stoker.dev/v1alpha1/{}trainingjobs",
@@ -54,11 +55,11 @@ class Story(Stage):
         """Make the namespace, enforce the restricted profile, and wait until it accepts pods."""
         labels = {"pod-security.kubernetes.io/enforce": "restricted", STORY: "yes"}
         path = f"/api/v1/namespaces/{self.namespace}"
-        self.wait_until(lambda: self.api.get(path) is None, "an earlier namespace of this name gone", 60)
+        self.wait_until(lambda: self.api.get(path) is None, "an earlier namespace of this name gone")
         namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace, "labels": labels}}
         self.api.apply(path, namespace)
         account = f"{path}/serviceaccounts/default"
-        self.wait_until(lambda: self.api.get(account), "the namespace has its service account", 30)
+        self.wait_until(lambda: self.api.get(account), "the namespace has its service account")
 
     def end(self) -> None:
         """Delete every object of the product, which must go by itself, then the namespace (see `namespaces_gone`).
@@ -74,11 +75,11 @@ class Story(Stage):
     def _delete_contents(self) -> None:
         for kind in (*OURS, "Pod"):
             self.api.delete(f"/{self._path(kind)}")
-        self.nothing_left(90)
-        self.wait_until(lambda: not self.pods(), "the story's own pods deleted", 30)
+        self.nothing_left()
+        self.wait_until(lambda: not self.pods(), "the story's own pods deleted")
         # a namespace that still finds a claim with a finalizer in it looks again after five seconds
         self.api.delete(f"/{self._path('PersistentVolumeClaim')}")
-        self.wait_until(lambda: not self.all("PersistentVolumeClaim"), "claims deleted", 30)
+        self.wait_until(lambda: not self.all("PersistentVolumeClaim"), "claims deleted")
 
     def close(self) -> None:
         """Close the connection to the API server."""
@@ -106,7 +107,7 @@ class Story(Stage):
         """Delete an object (`kubectl delete --wait=false`)."""
         self.api.delete(f"/{self._path(kind)}/{name}")
 
-    def kubectl(self, *arguments: str, stdin: str | None = None, timeout_s: float = 120) -> str:
+    def kubectl(self, *arguments: str, stdin: str | None = None, timeout_s: float = 400) -> str:
         """Run kubectl in the story's namespace."""
         return self.cluster.kubectl("--namespace", self.namespace, *arguments, stdin=stdin, timeout_s=timeout_s)
 
@@ -144,7 +145,7 @@ class Story(Stage):
         found = [(kind, item) for kind in (*OURS, *CHILDREN) for item in self.all(kind)]
         return [f"{kind}/{item['metadata']['name']}" for kind, item in found if kind in OURS or _is_ours(item)]
 
-    def nothing_left(self, timeout_s: float = 60) -> None:
+    def nothing_left(self, timeout_s: float = TIMEOUT_S) -> None:
         """Wait until the operator's children have gone after their resources.
 
         Raises:

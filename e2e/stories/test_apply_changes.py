@@ -20,9 +20,9 @@ def run(step_seconds: int) -> Manifest:
 
 def test_an_edit_saves_the_run_and_restarts_it_where_it_was(story: Story) -> None:
     story.apply(corpus(), claim("checkpoints"), claim("logs"), run(600))
-    story.wait("TrainingJob", "long", lambda found: step(found) > 0, "training", 120)
+    story.wait("TrainingJob", "long", lambda found: step(found) > 0, "training")
     story.apply(run(700))
-    found = story.wait("TrainingJob", "long", lambda found: attempt(found) == 1 and step(found) > 0, "restarted", 120)
+    found = story.wait("TrainingJob", "long", lambda found: attempt(found) == 1 and step(found) > 0, "restarted")
     status = found["status"]
     ended = status["attempts"][0]
     assert status["attempt"]["resumedFrom"]["step"] == ended["lastStep"] > 0, "it saved before it went"
@@ -30,7 +30,7 @@ def test_an_edit_saves_the_run_and_restarts_it_where_it_was(story: Story) -> Non
     assert (status.get("restarts", 0), status.get("lostSteps", 0)) == (0, 0)
     assert status["pinned"]["rendered"]["config"]["deadlines"]["step_s"] == 700
     assert story.events("TrainingJob", "long")["RestartForEdit"]
-    story.wait("TrainingJob", "long", lambda found: step(found) > ended["lastStep"], "training on", 120)
+    story.wait("TrainingJob", "long", lambda found: step(found) > ended["lastStep"], "training on")
 
 
 def attempt(found: Object) -> int:

@@ -18,7 +18,7 @@ RUN = {"training.totalSteps": 100_000, "checkpoint.intervalSteps": EVERY, "check
 
 def test_a_resume_passes_over_a_damaged_checkpoint_and_says_so(story: Story) -> None:
     story.apply(corpus(), claim("checkpoints"), claim("logs"), job("train", RUN))
-    story.wait("TrainingJob", "train", lambda _: len(verified(story)) >= 2, "saved twice", 120)
+    story.wait("TrainingJob", "train", lambda _: len(verified(story)) >= 2, "saved twice")
     story.patch("TrainingJob", "train", {"run": {"suspend": True}})
     story.wait_for_phase("TrainingJob", "train", "Suspended")
     before, newest = newest_two(story)
@@ -35,7 +35,7 @@ def test_a_resume_passes_over_a_damaged_checkpoint_and_says_so(story: Story) -> 
     assert newest["status"]["folder"] in failure["detail"]
     assert status["attempt"]["resumedFrom"]["folder"] == before["status"]["folder"]
     assert status["lostSteps"] == newest["status"]["step"] - before["status"]["step"]
-    [said] = story.events("TrainingJob", "train")["CheckpointCorrupt"]
+    [said] = story.wait_for_event("TrainingJob", "train", "CheckpointCorrupt")
     assert said.endswith("ResumeOlder")
 
     damaged = story.wait_for_phase("Checkpoint", newest["metadata"]["name"], "Corrupt")

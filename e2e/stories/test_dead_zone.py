@@ -37,21 +37,21 @@ def zones(releases: Releases, story: Story) -> Iterator[None]:
 
 def upgrade(releases: Releases, workloads: object) -> None:
     values = {**VALUES, "workloads": workloads}
-    releases.upgrade("stoker", STOKER, NAMESPACE, "--wait", "--timeout=120s", values=values)
+    releases.upgrade("stoker", STOKER, NAMESPACE, "--wait", "--timeout=300s", values=values)
 
 
 @pytest.mark.usefixtures("zones")
 def test_a_gang_moves_out_of_a_zone_that_stays_silent(story: Story) -> None:
     story.apply(corpus(), claim("checkpoints"), claim("logs"), job("hit", RUN))
-    story.wait("TrainingJob", "hit", lambda found: saved(found) >= EVERY, "a verified save", 120)
+    story.wait("TrainingJob", "hit", lambda found: saved(found) >= EVERY, "a verified save")
     (dead,) = {pod["spec"]["nodeName"] for pod in story.pods(job="hit")}
 
     story.cluster.kill_node(dead)
 
-    silent = story.wait("TrainingJob", "hit", is_in_outage, "an outage of the zone", 90)
+    silent = story.wait("TrainingJob", "hit", is_in_outage, "an outage of the zone")
     assert silent["status"]["attempt"]["number"] == 0, "no pod is lost in an outage"
     kept = saved(silent)
-    moved = story.wait("TrainingJob", "hit", has_moved, "a save of the next attempt", 180)
+    moved = story.wait("TrainingJob", "hit", has_moved, "a save of the next attempt")
     assert {pod["spec"]["nodeName"] for pod in story.pods(job="hit", attempt=str(attempt(moved)))} == {
         "node-b" if dead == "node-a" else "node-a"
     }

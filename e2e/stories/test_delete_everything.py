@@ -30,15 +30,15 @@ def test_nothing_is_left_but_the_data(story: Story, installed: Releases) -> None
     chat = deployment("teller", {"checkpointSelector": {"jobRef": {"name": "train"}}})
     story.apply(corpus(), claim("checkpoints"), claim("logs"), job("train", RUN), chat)
     story.apply(save_now("by-hand", "train", deletionPolicy="Delete"))
-    story.wait_for_phase("TrainingJob", "train", "Completed", timeout_s=120)
-    story.wait_for_phase("InferenceDeployment", "teller", "Serving", timeout_s=120)
+    story.wait_for_phase("TrainingJob", "train", "Completed")
+    story.wait_for_phase("InferenceDeployment", "teller", "Serving")
     data = story.folder("checkpoints") / "train"
     by_hand = data / story.status("Checkpoint", "by-hand")["folder"]
     kept = {path for path in data.rglob("*") if by_hand not in (path, *path.parents)}
     assert by_hand.is_dir()
     assert story.left()
 
-    story.kubectl("delete", ",".join(f"{kind}.stoker.dev".lower() for kind in OURS), "--all", "--timeout=90s")
+    story.kubectl("delete", ",".join(f"{kind}.stoker.dev".lower() for kind in OURS), "--all", "--timeout=300s")
 
     story.nothing_left()
     assert not by_hand.exists()
@@ -48,8 +48,8 @@ def test_nothing_is_left_but_the_data(story: Story, installed: Releases) -> None
     installed.uninstall("stoker", NAMESPACE)
     installed.uninstall("stoker-crds", NAMESPACE)
     assert len(installed.get("crd")["items"]) == 4, "definitions outlive the chart, and the objects with them"
-    installed.kubectl("delete", "crd", "--all", "--timeout=30s")
-    installed.kubectl("delete", "namespace", NAMESPACE, "--timeout=60s")
+    installed.kubectl("delete", "crd", "--all", "--timeout=300s")
+    installed.kubectl("delete", "namespace", NAMESPACE, "--timeout=300s")
     assert ours_anywhere(installed) == []
     assert set(data.rglob("*")) == kept
 

@@ -20,11 +20,11 @@ RUN = {
 
 def test_a_drained_node_costs_no_step(story: Story) -> None:
     story.apply(corpus(), claim("checkpoints"), claim("logs"), job("moved", RUN))
-    story.wait("TrainingJob", "moved", lambda found: step(found) >= 20, "at step 20", 90)
+    story.wait("TrainingJob", "moved", lambda found: step(found) >= 20, "at step 20")
     [pod] = story.pods(job="moved")
     node = pod["spec"]["nodeName"]
 
-    story.cluster.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=60s")
+    story.cluster.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=300s")
 
     moved = story.wait(
         "TrainingJob", "moved", lambda found: found["status"]["attempt"]["number"] == 1, "in its second attempt"
@@ -34,7 +34,7 @@ def test_a_drained_node_costs_no_step(story: Story) -> None:
     assert first["lastStep"] >= 20
     assert status["attempt"]["resumedFrom"]["step"] == first["lastStep"]
     assert (status["lostSteps"], status["failuresWithoutProgress"]) == (0, 0)
-    story.wait("TrainingJob", "moved", lambda found: step(found) > first["lastStep"], "further", 90)
+    story.wait("TrainingJob", "moved", lambda found: step(found) > first["lastStep"], "further")
     [elsewhere] = story.pods(job="moved", attempt="1")
     assert elsewhere["spec"]["nodeName"] != node
     [saved] = story.all("Checkpoint", job="moved")

@@ -23,7 +23,7 @@ def gang(gpus: int, steps: int, **more: Any) -> dict[str, Any]:
 
 def test_gangs_get_their_nodes_at_once_and_racks_hold_them_together(story: Story) -> None:
     story.apply(corpus(), claim("checkpoints"), claim("logs"), job("first", gang(4, 4000)))
-    story.wait_for_phase("TrainingJob", "first", "Running", timeout_s=120)
+    story.wait_for_phase("TrainingJob", "first", "Running")
     assert {pod["spec"]["nodeName"] for pod in story.pods(job="first")} == {"node-a", "node-b"}
 
     story.apply(job("second", gang(4, 40)))
@@ -38,11 +38,11 @@ def test_gangs_get_their_nodes_at_once_and_racks_hold_them_together(story: Story
     assert [pod["spec"].get("nodeName") for pod in pods] == [None, None], "not half a gang is bound"
 
     story.patch("TrainingJob", "first", {"run": {"cancel": True}})
-    story.wait_for_phase("TrainingJob", "second", "Completed", timeout_s=180)
+    story.wait_for_phase("TrainingJob", "second", "Completed")
 
     levels = [{"key": "kubernetes.io/hostname"}, {"key": RACK}, {"key": RACK, "mode": "Required"}]
     story.apply(job("together", gang(2, 40, **{"scheduling.topology": levels})))
-    story.wait_for_phase("TrainingJob", "together", "Completed", timeout_s=180)
+    story.wait_for_phase("TrainingJob", "together", "Completed")
     assert len({pod["spec"]["nodeName"] for pod in story.pods(job="together")}) == 1
 
     story.apply(job("apart", gang(3, 40, **{"scheduling.topology": levels})))

@@ -47,7 +47,7 @@ def test_a_killed_pod_and_a_killed_node_cost_steps_since_the_newest_verified_che
     assert waiting["status"]["phase"] == "Pending"
     story.cluster.add_node(next(node.spec for node in story.cluster.nodes.values() if node.name == lost))
 
-    story.wait_for_phase("TrainingJob", "hit", "Completed", timeout_s=120)
+    story.wait_for_phase("TrainingJob", "hit", "Completed")
     status = story.status("TrainingJob", "hit")
     resumed = [second_end["resumedFrom"]["step"], status["attempt"]["resumedFrom"]["step"]]
     assert [step % EVERY for step in resumed] == [0, 0]
@@ -67,7 +67,7 @@ def running(story: Story, attempt: int, save: int) -> None:
         number = (status.get("attempt") or {}).get("number", -1)
         return bool(number == attempt and (status.get("newestVerifiedCheckpoint") or {}).get("step", 0) >= save)
 
-    story.wait("TrainingJob", "hit", holds, f"step {save} saved by attempt {attempt}", 120)
+    story.wait("TrainingJob", "hit", holds, f"step {save} saved by attempt {attempt}")
 
 
 def newest(story: Story) -> int:

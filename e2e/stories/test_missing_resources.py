@@ -27,7 +27,7 @@ def test_a_job_says_which_resource_is_missing_and_starts_when_a_node_brings_it(s
 
     story.cluster.add_node(NodeSpec(name="node-large", gpus=8))
 
-    story.wait_for_phase("TrainingJob", "large", "Completed", timeout_s=120)
+    story.wait_for_phase("TrainingJob", "large", "Completed")
     [pod] = story.pods(job="large")
     assert pod["spec"]["nodeName"] == "node-large"
     assert story.status("TrainingJob", "large")["restarts"] == 0

@@ -48,11 +48,11 @@ def test_what_cannot_run_says_why_and_goes_without_a_trace(story: Story) -> None
     story.apply(*(manifest for manifest, _, _ in cases))
 
     for manifest, ends, text in cases:
-        story.wait(manifest["kind"], manifest["metadata"]["name"], says(ends, text), text, 180)
+        story.wait(manifest["kind"], manifest["metadata"]["name"], says(ends, text), text)
 
     for manifest, _, _ in cases:
         story.delete(manifest["kind"], manifest["metadata"]["name"])
-    story.wait_until(lambda: set(story.left()) <= {"ConfigMap/stoker-control-keys"}, "gone without a trace", 120)
+    story.wait_until(lambda: set(story.left()) <= {"ConfigMap/stoker-control-keys"}, "gone without a trace")
     assert config.exists()
 
 
@@ -63,7 +63,7 @@ def test_a_corrupt_checkpoint_is_not_adopted_and_its_piece_is_named(story: Story
         claim("logs"),
         job("taught", {"training.totalSteps": 10, "checkpoint.intervalSteps": 10}),
     )
-    story.wait_for_phase("TrainingJob", "taught", "Completed", timeout_s=120)
+    story.wait_for_phase("TrainingJob", "taught", "Completed")
     (folder,) = story.folder("checkpoints").glob("*/step-*")
     data = max(
         (path for path in folder.iterdir() if path.name != "manifest.json"), key=lambda path: path.stat().st_size
@@ -77,14 +77,14 @@ def test_a_corrupt_checkpoint_is_not_adopted_and_its_piece_is_named(story: Story
     story.apply(adopted("bitten", "checkpoints", folder.parent.name, folder.name))
     story.apply(deployment("teller", {"checkpointRef": {"name": "bitten"}}))
 
-    story.wait("Checkpoint", "bitten", lambda found: phase(found) == "Corrupt", "corrupt", 90)
+    story.wait("Checkpoint", "bitten", lambda found: phase(found) == "Corrupt", "corrupt")
     assert data.name in conditions(story.get("Checkpoint", "bitten"))
     story.wait("InferenceDeployment", "teller", lambda found: "bitten" in conditions(found), "naming the checkpoint")
     assert not story.pods(role="engine")
     for kind, name in (("InferenceDeployment", "teller"), ("Checkpoint", "bitten"), ("TrainingJob", "taught")):
         story.delete(kind, name)
     story.kubectl("delete", "checkpoints", "--all")
-    story.wait_until(lambda: set(story.left()) <= {"ConfigMap/stoker-control-keys"}, "gone without a trace", 120)
+    story.wait_until(lambda: set(story.left()) <= {"ConfigMap/stoker-control-keys"}, "gone without a trace")
     assert data.exists(), "what was adopted is never deleted"
 
 

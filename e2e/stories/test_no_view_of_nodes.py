@@ -46,7 +46,7 @@ def blind(releases: Releases, story: Story) -> Iterator[Releases]:
 
 
 def upgrade(releases: Releases, values: dict[str, Any]) -> None:
-    releases.upgrade("stoker", STOKER, NAMESPACE, "--wait", "--timeout=120s", values={**VALUES, **values})
+    releases.upgrade("stoker", STOKER, NAMESPACE, "--wait", "--timeout=300s", values={**VALUES, **values})
 
 
 def test_gangs_stay_in_one_rack_each_without_a_view_of_nodes(blind: Releases, story: Story) -> None:
@@ -77,7 +77,7 @@ def racks_of(story: Story, name: str) -> set[str]:
         nodes[:] = [pod["spec"]["nodeName"] for pod in story.pods(job=name) if pod["spec"].get("nodeName")]
         return len(nodes) == GANG["workers.replicas"]
 
-    story.wait_until(bound, f"{name} has its nodes", 120)
+    story.wait_until(bound, f"{name} has its nodes")
     return {RACKS[node] for node in nodes}
 
 

@@ -27,18 +27,18 @@ ENOUGH = 5
 def operator(story: Story, releases: Releases) -> Iterator[OperatorPods]:
     """The operator's pods, as installed before and after the story."""
     yield OperatorPods(story)
-    releases.upgrade("stoker", STOKER, NAMESPACE, "--wait", "--timeout=120s", values=VALUES)
+    releases.upgrade("stoker", STOKER, NAMESPACE, "--wait", "--timeout=300s", values=VALUES)
 
 
 def test_pods_and_requests_know_nothing_of_the_operators_restarts(
     story: Story, operator: OperatorPods, releases: Releases
 ) -> None:
     story.apply(corpus(), claim("checkpoints"), claim("logs"), job("long", STEPS))
-    story.wait("TrainingJob", "long", lambda found: saved(found) > 0, "a first save", 120)
+    story.wait("TrainingJob", "long", lambda found: saved(found) > 0, "a first save")
     story.apply(
         deployment("teller", {"checkpointRef": {"name": story.all("Checkpoint", job="long")[0]["metadata"]["name"]}})
     )
-    story.wait_for_phase("InferenceDeployment", "teller", "Serving", timeout_s=90)
+    story.wait_for_phase("InferenceDeployment", "teller", "Serving")
     before = runs(story)
     assert len(before) == 3
 
@@ -48,10 +48,10 @@ def test_pods_and_requests_know_nothing_of_the_operators_restarts(
 
         killed = operator.holder()
         story.kill(operator.leader())
-        story.wait_until(lambda: operator.holder() not in ("", killed), "led by another", 60)
+        story.wait_until(lambda: operator.holder() not in ("", killed), "led by another")
         goes_on(story, load)
 
-        releases.upgrade("stoker", STOKER, NAMESPACE, "--wait", "--timeout=120s", values={**VALUES, "images": NEXT})
+        releases.upgrade("stoker", STOKER, NAMESPACE, "--wait", "--timeout=300s", values={**VALUES, "images": NEXT})
         assert operator.image() == "localhost/stoker/control:e2e-next"
         goes_on(story, load)
 
@@ -66,7 +66,7 @@ def goes_on(story: Story, load: Load) -> None:
     """Assert that requests are answered and that a new save of the job becomes a Checkpoint."""
     answers, step = len(load.answers), saved(story.get("TrainingJob", "long"))
     story.wait_until(lambda: load.failures or len(load.answers) >= answers + ENOUGH, f"{ENOUGH} more answers")
-    story.wait("TrainingJob", "long", lambda found: saved(found) > step, f"a save after step {step}", 90)
+    story.wait("TrainingJob", "long", lambda found: saved(found) > step, f"a save after step {step}")
 
 
 def saved(found: Object) -> int:

@@ -45,7 +45,7 @@ def test_no_answer_is_lost_while_engines_die_lose_each_other_or_leave_their_node
         story.more_answers(load, ENOUGH)
 
         for node, reason in (("node-b", "NoDecodeEngine"), ("node-a", "NoPrefillEngine")):
-            story.cluster.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=120s")
+            story.cluster.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=300s")
             story.wait_until(lambda gone=reason: told(story) == gone, f"{reason} while {node} is drained")  # type: ignore[misc]
             story.more_answers(load, ENOUGH)
             story.cluster.kubectl("uncordon", node)

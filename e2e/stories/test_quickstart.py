@@ -52,7 +52,7 @@ def test_the_quickstart_teaches_and_serves_a_model_and_outlives_the_charts(story
 
     story.kubectl("apply", "-f", str(QUICKSTART))
     story.kubectl("wait", "trainingjob/teach", "--for=condition=Ready", "--timeout=300s", timeout_s=320)
-    story.wait("InferenceDeployment", "stoker-chat", serves_the_end, "serving step 16", 120)
+    story.wait("InferenceDeployment", "stoker-chat", serves_the_end, "serving step 16")
 
     assert ANSWER in asked_from_a_pod(story)
     with story.cluster.forward(story.namespace, "service/stoker-chat", 8000) as url:
@@ -85,7 +85,7 @@ def kinds_left(story: Story) -> list[str]:
 def asked_from_a_pod(story: Story, name: str = "asks") -> str:
     """Return the answer to a pod that has only the Service's name."""
     story.apply(pod(name, ["stoker", "chat", "http://stoker-chat:8000", *CHAT]))
-    story.wait("Pod", name, lambda found: found["status"]["phase"] in ("Succeeded", "Failed"), "ended", 60)
+    story.wait("Pod", name, lambda found: found["status"]["phase"] in ("Succeeded", "Failed"), "ended")
     return story.log(story.get("Pod", name))
 
 
@@ -94,7 +94,7 @@ def asked_from_here(url: str) -> str:
         [sys.executable, "-m", "stoker.cli.main", "chat", url, *CHAT],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     return done.stdout + done.stderr
@@ -119,7 +119,7 @@ def files(folder: Path) -> set[str]:
 
 def install_again(releases: Releases) -> None:
     releases.upgrade("stoker-crds", CRDS, NAMESPACE)
-    releases.upgrade("stoker", STOKER, NAMESPACE, "--wait", "--timeout=120s", values=VALUES)
+    releases.upgrade("stoker", STOKER, NAMESPACE, "--wait", "--timeout=300s", values=VALUES)
 
 
 def volume(name: str, namespace: str, folder: Path) -> Manifest:

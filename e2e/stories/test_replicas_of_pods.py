@@ -40,10 +40,10 @@ def test_a_replica_of_two_pods_waits_whole_and_is_placed_whole(story: Story) -> 
     assert [pod["metadata"]["uid"] for pod in placed] == [pod["metadata"]["uid"] for pod in pods]
     assert [pod["spec"]["nodeName"] for pod in placed] == ["node-b", "node-b"]
     assert story.status("InferenceDeployment", name)["ready"] == "1/1"
-    listed = httpx.get(f"http://{placed[0]['status']['podIP']}:8000/status", timeout=30).json()["ranks"]
+    listed = httpx.get(f"http://{placed[0]['status']['podIP']}:8000/status", timeout=240).json()["ranks"]
     assert [rank["rank"] for rank in listed] == [0, 1]
     body = {"model": "llama-405b", "prompt": "Then coal met", "max_tokens": 4, "temperature": 0}
-    answer = httpx.post(f"{story.url(name)}/v1/completions", json=body, timeout=60)
+    answer = httpx.post(f"{story.url(name)}/v1/completions", json=body, timeout=240)
     assert answer.status_code == 200, answer.text
 
 

@@ -13,19 +13,17 @@ ENOUGH = 8
 def test_streams_go_on_through_a_rolling_update_to_a_newer_checkpoint(story: Story) -> None:
     steps = {"training.totalSteps": 40, "checkpoint.intervalSteps": 20}
     story.apply(corpus(), claim("checkpoints"), claim("logs"), job("taught", steps))
-    story.wait_for_phase("TrainingJob", "taught", "Completed", timeout_s=120)
+    story.wait_for_phase("TrainingJob", "taught", "Completed")
     older, newer = (found["metadata"]["name"] for found in story.all("Checkpoint", job="taught"))
     story.apply(teller(older))
-    story.wait("InferenceDeployment", "teller", lambda found: serves(found, older), "serving the older checkpoint", 90)
+    story.wait("InferenceDeployment", "teller", lambda found: serves(found, older), "serving the older checkpoint")
     prints = [f"fp_{story.status('Checkpoint', name)['digest'][:10]}" for name in (older, newer)]
 
     with Load(story.ready_url("teller"), "teller") as load:
         story.more_answers(load, ENOUGH)
         assert load.fingerprints == prints[:1]
         story.apply(teller(newer))
-        story.wait(
-            "InferenceDeployment", "teller", lambda found: serves(found, newer), "moved to the newer checkpoint", 120
-        )
+        story.wait("InferenceDeployment", "teller", lambda found: serves(found, newer), "moved to the newer checkpoint")
         story.wait_until(lambda: len(story.pods(role="engine")) == 1, "the old engine gone")
         story.more_answers(load, ENOUGH)
 

@@ -30,7 +30,7 @@ def test_a_slow_rank_is_named_and_a_node_that_failed_twice_is_avoided(story: Sto
     assert float(straggler["ratio"]) > 1.2
     told = story.condition("TrainingJob", "ill", "Straggling")
     assert told["message"].startswith(f"rank 1 on node {node} computes "), told
-    assert story.events("TrainingJob", "ill")["StragglerFound"]
+    assert story.wait_for_event("TrainingJob", "ill", "StragglerFound")
 
     story.kill(slow)
     again = trains(story, attempt=1)[1]

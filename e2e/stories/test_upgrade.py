@@ -38,7 +38,7 @@ def previous(releases: Releases, tmp_path: Path) -> Iterator[Releases]:
         releases.uninstall(release, NAMESPACE)
     try:
         releases.upgrade("stoker-crds", charts / "stoker-crds", NAMESPACE)
-        releases.upgrade("stoker", charts / "stoker", NAMESPACE, "--wait", "--timeout=120s", values=OLD_VALUES)
+        releases.upgrade("stoker", charts / "stoker", NAMESPACE, "--wait", "--timeout=300s", values=OLD_VALUES)
         yield releases
     finally:
         install_again(releases)
@@ -50,11 +50,11 @@ def test_an_upgrade_restarts_nothing_and_fails_no_request_and_new_work_gets_the_
     operator = OperatorPods(story)
     assert operator.image() == f"localhost/stoker/control:{TAG}"
     story.apply(corpus(), claim("checkpoints"), claim("logs"), job("base", {"training.totalSteps": 20}))
-    story.wait_for_phase("TrainingJob", "base", "Completed", timeout_s=180)
+    story.wait_for_phase("TrainingJob", "base", "Completed")
     story.apply(job("train", {"training.totalSteps": 1_000_000, "checkpoint.intervalSteps": 1_000_000}))
     story.apply(deployment("teller", {"checkpointSelector": {"jobRef": {"name": "base"}}}))
-    story.wait_for_phase("InferenceDeployment", "teller", "Serving", timeout_s=180)
-    story.wait_for_phase("TrainingJob", "train", "Running", timeout_s=180)
+    story.wait_for_phase("InferenceDeployment", "teller", "Serving")
+    story.wait_for_phase("TrainingJob", "train", "Running")
     assert images(story, "trainer", "engine", "router") == {f"localhost/stoker/{name}:{TAG}" for name in IMAGES}
     before = runs(story)
     assert len(before) == 4, "a trainer that has ended, one that trains, an engine and a router"
@@ -64,7 +64,7 @@ def test_an_upgrade_restarts_nothing_and_fails_no_request_and_new_work_gets_the_
         install_again(previous)
         assert operator.image() == "localhost/stoker/control:e2e"
         story.apply(save_now("after", "train"))
-        story.wait("Checkpoint", "after", is_verified, "verified under the new release", 120)
+        story.wait("Checkpoint", "after", is_verified, "verified under the new release")
         story.more_answers(load, ENOUGH)
     assert load.failures == []
     assert len(load.fingerprints) == 1
@@ -73,7 +73,7 @@ def test_an_upgrade_restarts_nothing_and_fails_no_request_and_new_work_gets_the_
     assert (status["attempt"]["number"], status.get("restarts", 0)) == (0, 0)
 
     story.apply(job("later", {"training.totalSteps": 20}))
-    story.wait_for_phase("TrainingJob", "later", "Completed", timeout_s=180)
+    story.wait_for_phase("TrainingJob", "later", "Completed")
     assert images(story, "trainer", job="later") == {"localhost/stoker/runtime:e2e"}
 
 

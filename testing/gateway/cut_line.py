@@ -45,6 +45,10 @@ class CutLine:
         with contextlib.suppress(OSError):
             up_reader, up_writer = await asyncio.open_connection(*self.target)
             pair = {writer, up_writer}
+            if self._broken:  # it was cut meanwhile
+                for one in pair:
+                    one.transport.abort()
+                return
             self._writers |= pair
             try:
                 await asyncio.gather(_pump(reader, up_writer), _pump(up_reader, writer))

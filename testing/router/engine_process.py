@@ -58,7 +58,7 @@ class Engine:
             os.killpg(self.process.pid, number)
 
     def status(self) -> dict[str, Any]:
-        return dict(httpx.get(f"{self.url}/status", timeout=60).json())
+        return dict(httpx.get(f"{self.url}/status", timeout=240).json())
 
     def kill(self) -> None:
         self.signal(signal.SIGKILL)

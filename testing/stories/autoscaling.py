@@ -45,7 +45,7 @@ def grows_goes_to_zero_and_wakes(stage: Stage, checkpoint: str) -> None:
     answer = httpx.post(f"{url}/v1/completions", json=body, timeout=HELD_S + 5)
     assert answer.status_code == 200, answer.text
     assert decisions(stage)[-1]["reason"] == "Wake"
-    assert "Wake" in stage.events("InferenceDeployment", "teller")
+    assert stage.wait_for_event("InferenceDeployment", "teller", "Wake")
     stage.delete("InferenceDeployment", "teller")
 
 

@@ -64,7 +64,7 @@ def is_rolled_back_then_promoted(stage: Stage, older: str, newer: str, again: Ma
     assert load.failures == []
     second = stage.status("InferenceDeployment", "teller")["currentRevision"]
     assert second not in (first, failed)
-    stage.wait_until(lambda: "CanaryPromoted" in stage.events("InferenceDeployment", "teller"), "told as an event")
+    stage.wait_for_event("InferenceDeployment", "teller", "CanaryPromoted")
     events = stage.events("InferenceDeployment", "teller")
     assert (len(events["CanaryFailed"]), len(events["CanaryPromoted"])) == (1, 1)
     stage.delete("InferenceDeployment", "teller")

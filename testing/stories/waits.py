@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from testing.stories.object_views import Object, ObjectViews
 
-TIMEOUT_S = 180.0
+TIMEOUT_S = 480.0
 """Long enough for a machine on which other work runs; a wait ends as soon as its state is there."""
 
 
@@ -48,6 +48,11 @@ class Waits(ObjectViews):
 
     def wait_until_gone(self, kind: str, name: str, timeout_s: float = TIMEOUT_S) -> None:
         self.wait_until(lambda: self.find(kind, name) is None, f"{kind} {name} gone", timeout_s)
+
+    def wait_for_event(self, kind: str, name: str, reason: str) -> list[str]:
+        """Wait for an event, which the operator writes after the status, and return the messages of its reason."""
+        self.wait_until(lambda: reason in self.events(kind, name), f"{reason} told about {kind} {name}")
+        return self.events(kind, name)[reason]
 
     def wait_until(self, holds: Callable[[], Any], what: str, timeout_s: float = TIMEOUT_S) -> None:
         deadline = time.monotonic() + timeout_s

@@ -33,12 +33,12 @@ from testing.forked import forked
 from testing.trainer.shared_network import share_network
 from testing.trainer.tiny_run import tiny_config
 
-START_S = 180.0
+START_S = 400.0
 """Limit for the start of the processes and `setup`: imports, rendezvous, and the communicators of NCCL."""
 GRACE_S = 5.0
 """Time for the other ranks to report their errors after one has raised its own."""
 LEAVE_S = 120.0
-DUMP_S = 3.0
+DUMP_S = 20.0
 
 Setup = Callable[[int, int], Any]
 
@@ -78,7 +78,7 @@ class RankWorld:
         self._ranks: list[Rank] = []
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
 
-    def call(self, function: Callable[..., Any], *args: Any, timeout_s: float = 60.0) -> list[Any]:
+    def call(self, function: Callable[..., Any], *args: Any, timeout_s: float = 240.0) -> list[Any]:
         """Call `function(held, *args)` in every process; return the results by rank. `timeout_s` is a hard limit."""
         if not self._ranks:
             self._start()

@@ -228,7 +228,7 @@ def test_a_supervisor_of_an_earlier_version_holds_the_file_alone(folders: StateF
         with pytest.raises(StateFolderTaken), lock_state(folders, patience_s=0):
             pass
     finally:
-        process.communicate("\n", timeout=60)
+        process.communicate("\n", timeout=240)
     assert not is_held(folders)
 
 

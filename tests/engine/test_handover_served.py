@@ -34,7 +34,7 @@ class Served:
     log: Path
 
     def status(self) -> dict[str, Any]:
-        return dict(httpx.get(f"{self.url}/status", timeout=30).json())
+        return dict(httpx.get(f"{self.url}/status", timeout=240).json())
 
     @property
     def endpoint(self) -> str:

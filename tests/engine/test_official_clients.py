@@ -25,7 +25,7 @@ PYTHON = Path(__file__).parents[2] / ".clients/bin/python"
 SCRIPT = Path(__file__).parents[2] / "testing/clients/official_clients.py"
 FOLDER = Path(os.environ.get("STOKER_CACHE", Path.home() / ".cache/stoker")) / "models/smollm2-135m-instruct"
 NAMES = ("langchain", "litellm", "llama_index", "instructor", "lm_eval")
-LIMIT_S = 300
+LIMIT_S = 600
 WITHOUT_NETWORK = {
     "HF_HUB_OFFLINE": "1",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",

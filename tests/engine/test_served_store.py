@@ -71,7 +71,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
     fleet = Fleet(tmp_path)
     cache = {
         "num_blocks": 24, "block_size": 4, "host_memory_bytes": 40960, "preemption": "swap",
-        "store": {"paths": [str(tmp_path / "volume")], "bytes": 1 << 20},
+        "store": {"paths": [str(tmp_path / "volume")], "bytes": 1 << 24},  # evicts none
     }  # fmt: skip
     try:
         made = fleet.start("s", "colocated", cache=cache)

@@ -40,7 +40,7 @@ def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-async def until(check: Callable[[], bool], seconds: float = 60) -> None:
+async def until(check: Callable[[], bool], seconds: float = 240) -> None:
     end = time.monotonic() + seconds
     while not check():
         assert time.monotonic() < end, "it did not happen in time"

@@ -30,7 +30,7 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
 
 
 def fetch(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=60) as answer:
+    with urllib.request.urlopen(url, timeout=300) as answer:
         return str(answer.read().decode())
 
 
@@ -74,11 +74,11 @@ def test_the_gateway_of_a_running_cluster(terminal: Terminal) -> None:
         address = next(line.rpartition(" ")[2].strip() for line in lines if "listens on http://" in line)
         key = (terminal.state / "gateway.key").read_text()
         assert (terminal.state / "gateway.key").stat().st_mode & 0o777 == 0o600
-        nodes = httpx.get(f"{address}/v1/cluster/nodes", headers={"Authorization": f"Bearer {key}"}, timeout=60)
+        nodes = httpx.get(f"{address}/v1/cluster/nodes", headers={"Authorization": f"Bearer {key}"}, timeout=300)
         assert [node["status"] for node in nodes.json()] == ["Ready"]
-        assert httpx.get(f"{address}/v1/cluster/nodes", timeout=60).status_code == 401
+        assert httpx.get(f"{address}/v1/cluster/nodes", timeout=300).status_code == 401
         process.terminate()
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=300) == 0
     terminal.run("down")
 
 

@@ -203,7 +203,8 @@ def test_engines_whose_roles_flip_under_streams_lose_none_and_compute_for_each_o
             await asyncio.gather(*(task for _, task in (*streams, *later)))
         assert_equal([client.text for client, _ in streams], expected[0])
         assert_equal([client.text for client, _ in later], expected[1])
-        assert await outcomes(engines["p"]) != counted, "the prefill engine has answered requests that were split"
+        while await outcomes(engines["p"]) == counted:  # until it reports that it has answered split requests
+            await asyncio.sleep(0.05)
 
     run(scenario, limit_s=600)
 

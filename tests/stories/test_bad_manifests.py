@@ -50,7 +50,7 @@ def test_what_cannot_run_says_why_and_goes_without_a_trace(cluster: StoryCluster
             "Fail",
             0,
         )
-        cluster.wait_until(partial(tells, cluster, name, cause), f"an event {cause}")  # written after the status
+        cluster.wait_for_event("TrainingJob", name, cause)
     for manifest, _, _ in cases:
         cluster.delete(manifest["kind"], manifest["metadata"]["name"])
     for kind in ("TrainingJob", "Checkpoint", "InferenceDeployment", "EnginePool", "Pod", "Service"):
@@ -67,10 +67,6 @@ def test_a_job_that_waits_for_a_claim_starts_when_it_comes(cluster: StoryCluster
     assert "attempt" not in waiting["status"]
     cluster.apply(claim("checkpoints"))
     cluster.wait_for_phase("TrainingJob", "patient", "Completed")
-
-
-def tells(cluster: StoryCluster, job: str, reason: str) -> bool:
-    return reason in cluster.events("TrainingJob", job)
 
 
 def no_more(cluster: StoryCluster, kind: str) -> bool:

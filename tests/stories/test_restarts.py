@@ -121,10 +121,7 @@ def test_an_operator_that_is_replaced_by_a_newer_one_restarts_no_pod(
             async with machine.operator("2"):
                 after = await machine.until(lambda status: newest(status) > newest(before) + 25)
                 (same,) = machine.objects.of_kind("Pod")
-                assert (same["metadata"]["uid"], same["metadata"]["resourceVersion"]) == (
-                    pod["metadata"]["uid"],
-                    pod["metadata"]["resourceVersion"],
-                )
+                assert rendered(same) == rendered(pod)
                 assert (after["attempt"]["number"], after["restarts"]) == (0, 0)
                 assert after["pinned"]["images"] == {"trainer": "runtime:1"}
                 ref = Ref(*JOB, machine.objects.get(JOB)["metadata"]["uid"])
@@ -161,6 +158,12 @@ def test_a_killed_supervisor_takes_its_pods_along_and_the_next_one_goes_on_from_
     saved = last["attempt"]["resumedFrom"]["step"]
     assert (last["attempts"][0]["failure"]["cause"], last["attempts"][0]["lastStep"]) == ("Interrupted", saved)
     assert saved > resumed
+
+
+def rendered(pod: Object) -> Object:
+    """What an operator writes of a pod. Its status is the kubelet's, which may find it not ready on a busy machine."""
+    metadata = {name: value for name, value in pod["metadata"].items() if name != "resourceVersion"}
+    return {"metadata": metadata, "spec": pod["spec"]}
 
 
 def newest(status: Object) -> int:

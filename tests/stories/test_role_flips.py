@@ -12,7 +12,7 @@ from testing.stories.object_views import Object
 from testing.stories.story_cluster import StoryCluster
 
 NAME, LENT_TO = "teller", "stoker.dev/lent-to"
-PATIENT_S = 600
+PATIENT_S = 1200
 """The prefill pool drains none of its two replicas within the story: what it has to spare can only be lent."""
 REVIEWS_S = 20.0
 """Four reviews of the autoscaler."""
@@ -49,6 +49,9 @@ def test_a_prefill_engine_serves_the_decode_pool_while_that_has_too_much_to_do(
         assert {pod["metadata"]["uid"] for pod in cluster.pods(role="engine")} == began, "none was started"
     assert load.failures == []
     cluster.wait_until(lambda: not lent(cluster), "the engine given back")
+    cluster.wait_until(
+        lambda: [len(flips(cluster, name)) for name in ("decode", "prefill")] == [2, 2], "all flips told"
+    )
 
     took, gave = flips(cluster, "decode"), flips(cluster, "prefill")
     assert [(one["before"], one["after"]) for one in took] == [(1, 2), (2, 1)]

@@ -31,6 +31,9 @@ from stoker.trainer.agent.pod_rank import find_pod_rank
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.messages import PhaseEvent
 
+LONGEST_S = 240.0
+"""Longest wait for a process or an answer; a busy machine is slow."""
+
 RANK = """
 import argparse, faulthandler, os, signal, socket, sys, time
 from stoker.trainer.protocol.channel import RankChannel
@@ -71,7 +74,7 @@ def end(cause, code, step=None, detail=""):
     sys.exit(code)
 
 def stuck_here():
-    time.sleep(60)
+    time.sleep(600)
 
 def train(forever=False, deaf=False, unread=False, validates=False):
     channel.phase("FirstStep")
@@ -90,7 +93,7 @@ def train(forever=False, deaf=False, unread=False, validates=False):
                     save(number, "interrupt", verified=None if unread else True)
                 channel.phase("Validating" if validates else "Saving")
                 if unread or validates:
-                    time.sleep(60)
+                    time.sleep(600)
                 end(*(("Cancelled", 79) if command.mode == "cancel" else ("Interrupted", 78)), number)
     channel.phase("Finishing")
     if rank == 0:
@@ -110,6 +113,7 @@ def wait_for(question):
         time.sleep(0.02)
 
 marker = os.path.join(os.path.dirname(args.stacks), "pid-of-rank-1")
+gate = os.path.join(os.path.dirname(__file__), "gate")
 channel.phase("Loading", "LoadingWeights 43 %")
 if args.behaviour == "train":
     train()
@@ -129,7 +133,10 @@ elif args.behaviour == "unread":
 elif args.behaviour == "validates":
     train(forever=True, validates=True)
 elif args.behaviour == "load":
-    time.sleep(60)
+    time.sleep(600)
+elif args.behaviour == "gated":
+    wait_for(lambda: os.path.exists(gate))
+    train(forever=True)
 if rank == 1:
     with open(marker + ".part", "w") as file:
         file.write(str(os.getpid()))
@@ -147,7 +154,7 @@ elif rank == 1 and args.behaviour == "silent":
     sys.exit(0)
 elif rank == 1 and args.behaviour == "babble":
     channel._connection.sendall(b"{}\\n")
-    time.sleep(60)
+    time.sleep(600)
 elif rank == 1 and args.behaviour == "hang":
     channel.phase("Training")
     stuck_here()
@@ -173,6 +180,7 @@ def config_for(tmp_path: Path, **fields: Any) -> TrainerConfig:
             "termination_log": str(tmp_path / "termination-log"),
             "work_dir": str(tmp_path / "work"),
             "device": "cpu",
+            "grace_period_s": 600,
             "model": {"vocab_size": 259},
             "training": {"total_steps": 5},
             "data": {"sources": [{"name": "a", "path": "/nowhere"}]},
@@ -219,8 +227,13 @@ def run(agent: Agent, act: Act | None = None) -> TerminationMessage:
     return message
 
 
+def client_of(agent: Agent) -> httpx.AsyncClient:
+    """A client of the agent's port."""
+    return httpx.AsyncClient(base_url=f"http://127.0.0.1:{agent.port}", trust_env=False, timeout=LONGEST_S)
+
+
 async def until(question: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(LONGEST_S):
         while not question():
             await asyncio.sleep(0.01)
 
@@ -320,8 +333,10 @@ def test_at_the_end_of_the_grace_period_a_save_that_was_not_read_back_is_not_ver
     async def act(agent: Agent) -> None:
         await until(steps(agent, 2))
         agent.interrupt("SIGTERM")
+        await until(lambda: any(save.state == "Committed" for save in agent.state.saves.values()))
+        agent.interrupt("SIGTERM")
 
-    message = run(agent_for(tmp_path, "unread", grace_period_s=0.5), act)
+    message = run(agent_for(tmp_path, "unread", grace_period_s=600), act)
     assert message.cause is Cause.INTERRUPTED
     assert "no time was left for a last save" in message.detail
     assert [save.verified for save in message.saves] == [False]
@@ -351,8 +366,8 @@ def test_ranks_that_do_not_listen_are_ended_by_the_second_interrupt(tmp_path: Pa
         agent.interrupt("SIGINT")
         interrupted_at = time.monotonic()
 
-    assert run(agent_for(tmp_path, "deaf"), act).cause is Cause.INTERRUPTED
-    assert time.monotonic() - interrupted_at < 20, "the grace period is 30 s"
+    assert run(agent_for(tmp_path, "deaf", grace_period_s=3600), act).cause is Cause.INTERRUPTED
+    assert time.monotonic() - interrupted_at < LONGEST_S, "the grace period is an hour"
 
 
 def test_an_interrupt_while_loading_ends_at_once(tmp_path: Path) -> None:
@@ -382,8 +397,8 @@ def test_a_drain_saves_and_ends(tmp_path: Path, mode: str, cause: Cause) -> None
 
     async def act(agent: Agent) -> None:
         await until(steps(agent, 1))
-        async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(socket))) as client:
-            body = {"id": "d1", "mode": mode, "deadline_s": 10}
+        async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(socket)), timeout=LONGEST_S) as client:
+            body = {"id": "d1", "mode": mode, "deadline_s": 600}
             answer = await client.post("http://agent/drain", json=body)
             assert (answer.status_code, answer.json()["state"]) == (202, "Pending")
 
@@ -399,7 +414,7 @@ def test_a_save_on_request_is_done_once_per_id(tmp_path: Path) -> None:
     async def act(agent: Agent) -> None:
         await until(steps(agent, 1))
         assert stat.S_IMODE(socket.stat().st_mode) == 0o600
-        async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(socket))) as client:
+        async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(socket)), timeout=LONGEST_S) as client:
             first = await client.post("http://agent/checkpoint", json={"id": "c1"})
             assert (first.status_code, first.json()) == (
                 202,
@@ -436,7 +451,7 @@ def test_a_wrong_control_call_is_answered_with_what_is_allowed(
 
     async def act(agent: Agent) -> None:
         await until(socket.exists)
-        async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(socket))) as client:
+        async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(socket)), timeout=LONGEST_S) as client:
             answer = await client.post(f"http://agent{path}", json=body)
         agent.interrupt("SIGTERM")
         assert (answer.status_code, message in answer.json()["error"]) == (400, True)
@@ -474,7 +489,7 @@ def test_only_a_fresh_token_for_this_call_opens_a_control_route(tmp_path: Path) 
             good,
             good,
         ]
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{agent.port}", trust_env=False) as client:
+        async with client_of(agent) as client:
             answers = [
                 await client.post(
                     "/checkpoint", content=body, headers={"Authorization": f"Bearer {call}"} if call else {}
@@ -490,7 +505,7 @@ def test_only_a_fresh_token_for_this_call_opens_a_control_route(tmp_path: Path) 
 def test_without_keys_the_port_has_no_control_routes(tmp_path: Path) -> None:
     async def act(agent: Agent) -> None:
         await until(lambda: agent.port != 0)
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{agent.port}", trust_env=False) as client:
+        async with client_of(agent) as client:
             answer = await client.post("/drain", json={"id": "a", "mode": "cancel", "deadline_s": 1})
         agent.interrupt("SIGTERM")
         assert answer.status_code == 404
@@ -501,8 +516,9 @@ def test_without_keys_the_port_has_no_control_routes(tmp_path: Path) -> None:
 def test_the_agent_answers_while_ranks_load_and_train(tmp_path: Path) -> None:
     async def act(agent: Agent) -> None:
         await until(lambda: agent.port != 0)
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{agent.port}", trust_env=False) as client:
+        async with client_of(agent) as client:
             loading = [(await client.get(path)).status_code for path in ("/livez", "/readyz")]
+            (tmp_path / "gate").touch()
             await until(lambda: steps(agent, 2)() and agent.state.phase == "Training")
             training = [(await client.get(path)).status_code for path in ("/livez", "/readyz")]
             metrics = (await client.get("/metrics")).text
@@ -522,9 +538,9 @@ def test_the_agent_answers_while_ranks_load_and_train(tmp_path: Path) -> None:
             2,
         )
         assert status["phase"] == "Training"
-        assert abs(status["progressed_at"] - time.time()) < 5
+        assert abs(status["progressed_at"] - time.time()) < LONGEST_S, "the time of day"
 
-    run(agent_for(tmp_path, "forever"), act)
+    run(agent_for(tmp_path, "gated"), act)
 
 
 def test_the_first_pods_agent_gathers_the_others(tmp_path: Path) -> None:
@@ -545,7 +561,7 @@ def test_the_first_pods_agent_gathers_the_others(tmp_path: Path) -> None:
             gang={**gang, "agents": agents},
         )
         own = asyncio.create_task(first.run())
-        await until(lambda: bool(first.state.peers))
+        await until(lambda: 1 in first.state.peers and first.state.peers[1].reachable)
         together = first.state.status()
         second.interrupt("SIGTERM")
         await other
@@ -622,7 +638,7 @@ def test_a_signal_saves_and_the_exit_code_says_interrupted(tmp_path: Path, numbe
     process = start(tmp_path, "forever")
     wait_for_line(process, "step 2/5  loss 1.5000  lr 1.0e-03  norm 1.00  64 tokens/s  ETA 3s")
     process.send_signal(number)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=LONGEST_S)
     assert process.returncode == 78
     assert "committed, verified" in output
     message = termination_message(tmp_path)
@@ -636,7 +652,7 @@ def test_a_signal_saves_and_the_exit_code_says_interrupted(tmp_path: Path, numbe
 
 def test_a_killed_rank_gives_its_exit_code_and_last_word(tmp_path: Path) -> None:
     process = start(tmp_path, "kill")
-    process.communicate(timeout=60)
+    process.communicate(timeout=LONGEST_S)
     assert process.returncode == 73
     assert termination_message(tmp_path).detail == "rank 1 was killed by SIGKILL"
 
@@ -648,7 +664,7 @@ def test_no_rank_outlives_a_killed_agent(tmp_path: Path) -> None:
     assert len(ranks) == 2
     process.kill()
     process.communicate()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + LONGEST_S
     while any(alive(rank) for rank in ranks) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not any(alive(rank) for rank in ranks)
@@ -675,7 +691,7 @@ def test_a_configuration_that_cannot_be_used_is_the_last_word(tmp_path: Path, co
 def test_a_work_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     process = start(tmp_path, "train", work_dir=str(tmp_path / "file"))
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=LONGEST_S)
     assert process.returncode == 68
     assert "Traceback" not in output
     assert termination_message(tmp_path).detail == f"{tmp_path / 'file' / 'stacks'}: Not a directory"
@@ -684,7 +700,7 @@ def test_a_work_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) ->
 def test_what_is_not_built_is_refused(tmp_path: Path) -> None:
     unbuilt = {"memory": {"cpu_offload": True, "nvme_offload": {"path": "/nowhere"}}}
     process = start(tmp_path, "train", **unbuilt)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=LONGEST_S)
     assert (process.returncode, termination_message(tmp_path).cause) == (64, Cause.CONFIG_INVALID)
     assert "memory.cpuOffload true is not supported yet with memory.nvmeOffload" in output
 

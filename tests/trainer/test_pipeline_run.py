@@ -172,7 +172,7 @@ def test_a_pipeline_equals_one_rank(
     tmp_path: Path, world: RankWorld, reference: Callable[[dict[str, Any]], Reference], name: str
 ) -> None:
     layout = LAYOUTS[name]
-    answers = world.call(run_layout, layout, str(tmp_path), timeout_s=120.0)[: layout.ranks]
+    answers = world.call(run_layout, layout, str(tmp_path))[: layout.ranks]
     losses, validation, state = reference(layout.fields)
     assert all(answer[:2] == answers[0][:2] for answer in answers), "every rank has the same numbers"
     cause, found, found_validation = answers[0]
@@ -186,12 +186,12 @@ def test_a_stopped_pipeline_continues_bitwise(tmp_path: Path, world: RankWorld) 
     """The stop comes from the last rank; then a rank of the second stage is killed."""
     layout = LAYOUTS["2 x 2 data, zero-bubble, stage 3"]
     whole, parts = str(tmp_path / "whole"), str(tmp_path / "parts")
-    _, uninterrupted, _ = world.call(run_layout, layout, whole, timeout_s=120.0)[0]
-    cause, first, _ = world.call(run_layout, layout, parts, True, timeout_s=120.0)[0]
+    _, uninterrupted, _ = world.call(run_layout, layout, whole)[0]
+    cause, first, _ = world.call(run_layout, layout, parts, True)[0]
     assert (cause, first) == (Cause.INTERRUPTED, uninterrupted[:1])
     with pytest.raises(AssertionError, match="rank 2 ended with exit code -9"):
-        world.call(run_and_die, layout, parts, 3, timeout_s=120.0)
-    cause, rest, _ = world.call(run_layout, layout, parts, timeout_s=120.0)[0]
+        world.call(run_and_die, layout, parts, 3)
+    cause, rest, _ = world.call(run_layout, layout, parts)[0]
     assert cause == Cause.COMPLETED
     assert rest == uninterrupted[2:], "it resumed from the save of step 2"
     left, right = final_state(Path(whole)), final_state(Path(parts))
@@ -229,7 +229,7 @@ def test_a_checkpoint_moves_between_pipelines_and_one_rank(
     found, unvalidated = [], {"data__validation": None}
     for name in ("2 ranks, interleaved", "4 ranks"):
         layout = replace(LAYOUTS[name], changes={**LAYOUTS[name].changes, **unvalidated})
-        cause, numbers_, _ = world.call(run_layout, layout, str(tmp_path), True, timeout_s=120.0)[0]
+        cause, numbers_, _ = world.call(run_layout, layout, str(tmp_path), True)[0]
         assert cause == Cause.INTERRUPTED
         found += numbers_
         first = alone()

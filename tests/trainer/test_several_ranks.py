@@ -45,7 +45,7 @@ from testing.trainer.tiny_run import (
 
 Losses = list[tuple[int, float, float]]
 STEPS = 4
-CASE_S = 90.0
+CASE_S = 240.0
 """Limit for one case of several ranks, including the compilation of kernels."""
 CASES: dict[str, dict[str, Any]] = {
     "any": {},

@@ -19,6 +19,8 @@ from stoker.pod.causes import Cause
 from stoker.pod.termination_message import TerminationMessage, parse_termination_message
 
 TOTAL_STEPS = 100
+LONGEST_S = 600.0
+"""Longest time of a run or of an answer; a busy machine is slow."""
 TOPICS = ("the fire", "the boiler", "a ship", "the harbour", "coal", "steam", "the captain", "a whistle")
 
 
@@ -55,7 +57,9 @@ class Run:
         return message
 
     def client(self) -> httpx.Client:
-        return httpx.Client(transport=httpx.HTTPTransport(uds=str(self.socket)), base_url="http://agent")
+        return httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(self.socket)), base_url="http://agent", timeout=LONGEST_S
+        )
 
     def _config(self, corpus: Path, ranks: int) -> dict[str, Any]:
         return {
@@ -107,7 +111,7 @@ def wait_for_line(process: subprocess.Popen[str], text: str) -> list[str]:
 
 def wait_for_request(client: httpx.Client, name: str) -> str:
     """Return the folder that answers a request for a save."""
-    until_s = time.monotonic() + 120
+    until_s = time.monotonic() + LONGEST_S
     while time.monotonic() < until_s:
         request = client.get("/status").json()["requests"][name]
         if request["state"] != "Pending":
@@ -142,7 +146,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Run
     """The same run on one rank, from beginning to end."""
     run = Run(tmp_path_factory.mktemp("alone") / "run", corpus, ranks=1)
     process = run.start()
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=LONGEST_S)
     assert process.returncode == 0, output
     return run
 
@@ -164,7 +168,7 @@ def test_killed_resumed_interrupted_and_resumed_the_losses_are_those_of_one_unin
     agent = run.start()
     wait_for_line(agent, "step 10  save step-00000010.0a1b2c3d committed, verified")
     os.kill(pid_of_rank(agent, 1), signal.SIGKILL)
-    agent.communicate(timeout=60)
+    agent.communicate(timeout=LONGEST_S)
     assert (agent.returncode, run.termination_message.cause, run.termination_message.rank) == (73, Cause.RANK_KILLED, 1)
     assert run.termination_message.detail == "rank 1 was killed by SIGKILL"
 
@@ -175,7 +179,7 @@ def test_killed_resumed_interrupted_and_resumed_the_losses_are_those_of_one_unin
         assert client.post("/checkpoint", json={"id": "by-hand"}).status_code == 202
         folder = wait_for_request(client, "by-hand")
     agent.send_signal(signal.SIGTERM)
-    agent.communicate(timeout=60)
+    agent.communicate(timeout=LONGEST_S)
     assert (agent.returncode, run.termination_message.cause) == (78, Cause.INTERRUPTED)
     assert [
         save.verified for save in run.termination_message.saves if save.id == "by-hand" and save.folder == folder
@@ -190,7 +194,7 @@ def test_killed_resumed_interrupted_and_resumed_the_losses_are_those_of_one_unin
     agent = run.start()
     lines = wait_for_line(agent, "tokens/s")
     assert lines[-1].startswith(f"step {interrupted_at + 1}/")
-    agent.communicate(timeout=60)
+    agent.communicate(timeout=LONGEST_S)
     assert (agent.returncode, run.termination_message.cause) == (0, Cause.COMPLETED)
     assert run.losses == uninterrupted.losses
 
@@ -199,16 +203,16 @@ def test_a_tensor_parallel_run_that_was_killed_resumes_bitwise(tmp_path: Path, c
     cut = {"tensor": 2, "sequence_parallel": True}
     calm, hit = Run(tmp_path / "calm", corpus, 2, cut), Run(tmp_path / "hit", corpus, 2, cut)
     undisturbed = calm.start()
-    output, _ = undisturbed.communicate(timeout=240)
+    output, _ = undisturbed.communicate(timeout=LONGEST_S)
     assert undisturbed.returncode == 0, output
 
     agent = hit.start()
     wait_for_line(agent, "step 10  save step-00000010.0a1b2c3d committed, verified")
     os.kill(pid_of_rank(agent, random.randrange(2)), signal.SIGKILL)
-    agent.communicate(timeout=60)
+    agent.communicate(timeout=LONGEST_S)
     assert (agent.returncode, hit.termination_message.cause) == (73, Cause.RANK_KILLED)
 
     agent = hit.start()
-    output, _ = agent.communicate(timeout=240)
+    output, _ = agent.communicate(timeout=LONGEST_S)
     assert agent.returncode == 0, output
     assert hit.losses == calm.losses

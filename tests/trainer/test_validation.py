@@ -236,7 +236,7 @@ def test_all_ranks_see_the_stop_of_one_between_the_same_micro_batches(
     size = LAYOUTS[name][0].world_size
 
     def run(folder: str, stops_at: int = NEVER) -> list[tuple[Cause, Numbers, Numbers]]:
-        return world.call(attempt_of_rank, name, str(tmp_path / folder), stops_at, timeout_s=120.0)[:size]
+        return world.call(attempt_of_rank, name, str(tmp_path / folder), stops_at)[:size]
 
     whole, stopped, rest = run("whole"), run("parts", size - 1), run("parts")
     (_, steps, _), validations = whole[0], [found for *_, found in whole]

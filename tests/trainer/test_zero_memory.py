@@ -91,12 +91,12 @@ def world() -> Iterator[RankWorld]:
 
 @pytest.fixture(scope="module")
 def measured(world: RankWorld) -> dict[int, Measured]:
-    return {stage: world.call(measure, data_parallel(RANKS), stage, timeout_s=120.0)[0] for stage in range(4)}
+    return {stage: world.call(measure, data_parallel(RANKS), stage)[0] for stage in range(4)}
 
 
 @pytest.fixture(scope="module")
 def piped(world: RankWorld) -> dict[int, list[Measured]]:
-    return {stage: world.call(measure, PIPELINE, stage, timeout_s=120.0) for stage in (1, 2, 3)}
+    return {stage: world.call(measure, PIPELINE, stage) for stage in (1, 2, 3)}
 
 
 def theory(stage: int, numels: list[int], ranks: int = RANKS) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from stoker.operator.domain.plan import Key
+from stoker.operator.reconcile.enginepool.step import resolve
 from stoker.pod.causes import Cause
 from testing.operator.canary_world import CanaryServing, Quality
 from testing.operator.serving_world import CHAT, EVENTS, POOL, condition_of, disturb
@@ -199,13 +202,129 @@ def test_a_slow_revision_keeps_what_the_old_one_cannot_take_and_an_abort_takes_t
     assert serving.shares == {slow: 0, old: 100}
 
 
+def newer(serving: CanaryServing) -> None:
+    serving.checkpoint(30)
+
+
+def back(serving: CanaryServing) -> None:
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(model={"checkpointRef": {"name": "run-10"}}))
+
+
+def rolling(serving: CanaryServing) -> None:
+    serving.cluster.change_spec(CHAT, lambda spec: spec["rollout"].update(type="rolling", canary=None))
+
+
+def slow(serving: CanaryServing) -> None:
+    serving.quality[target_of(serving)] = Quality(first_token_s=0.5)
+    while serving.canary["phase"] == "Holding":
+        serving.round()
+
+
+def promoted(serving: CanaryServing) -> None:
+    serving.cluster.change_spec(CHAT, lambda spec: spec["rollout"].update(promote=target_of(serving)))
+    serving.round()
+
+
+ENDS: dict[str, list[Callable[[CanaryServing], None]]] = {
+    "newer revision": [newer],
+    "back to the old one": [back],
+    "no canary any more": [rolling],
+    "no canary any more and a newer revision": [rolling, newer],
+    "no canary any more and back": [rolling, back],
+    "slow": [slow],
+    "slow and a newer revision": [slow, newer],
+    "slow and back": [slow, back],
+    "promoted and a newer revision": [promoted, newer],
+    "promoted and back": [promoted, back],
+}
+
+
+def parts(serving: CanaryServing, revision: str) -> tuple[float, float]:
+    """Percent of the traffic that a revision gets, and of the pool's replicas that serve it."""
+    ready, replicas = in_use(serving, revision), int(serving.cluster.objects[POOL]["spec"]["replicas"])
+    whole = sum(in_use(serving, found["name"]) for found in serving.status["revisions"])
+    percent = serving.shares.get(revision, 0) if serving.shares else 100 * ready / max(whole, 1)
+    return percent, 100 * ready / replicas
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@example(end="newer revision", replicas=8, limits=(1, 0), percent=100)
+@example(end="back to the old one", replicas=8, limits=("25%", "25%"), percent=10)
+@example(end="promoted and a newer revision", replicas=8, limits=(1, 0), percent=100)
+@example(end="slow and back", replicas=8, limits=(0, 1), percent=100)
+@given(
+    end=st.sampled_from(sorted(ENDS)),
+    replicas=st.integers(1, 9),
+    limits=st.sampled_from([(1, 0), (0, 1), ("25%", "25%"), (3, 2)]),
+    percent=st.sampled_from([10, 50, 100]),
+)
+def test_however_a_canary_ends_its_traffic_goes_back_no_faster_than_old_replicas_are_there(
+    end: str, replicas: int, limits: tuple[Any, Any], percent: int
+) -> None:
+    serving = CanaryServing(replicas=replicas, canary={"metricGates": [{"metric": "ttftP95Ms", "max": "200"}]})
+    pool = {"name": "main", "replicas": replicas, "maxSurge": limits[0], "maxUnavailable": limits[1]}
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(pools=[pool]))
+    old, left = begun(serving, percent)
+    for act in ENDS[end]:
+        act(serving)
+    least = min(replicas - resolve(limits[1], replicas, up=False), math.ceil(replicas / 2))
+    kept, goes_on = float(max(percent, serving.canary["percent"])), end == "no canary any more"
+    for _ in range(14):
+        serving.round()
+        carried, there = parts(serving, old)
+        assert carried <= 2 * there or serving.status["currentRevision"] != old
+        assert goes_on or parts(serving, left)[0] <= kept, "it gets no more than it had"
+        kept = parts(serving, left)[0]
+        assert sum(in_use(serving, found["name"]) for found in serving.status["revisions"]) >= least
+    rounds(serving, 80)
+    wanted = left if goes_on else old if end.endswith(("back", "old one", "slow")) else target_of(serving)
+    assert (serving.status["currentRevision"], in_use(serving, wanted)) == (wanted, replicas)
+    assert (left in (wanted, target_of(serving))) or serving.engines(left) == []
+    assert serving.rollout["phase"] == ("RolledBack" if end == "slow" else "Completed")
+    assert serving.cluster.plan(CHAT).empty
+    assert serving.cluster.plan(POOL).empty
+
+
 def test_replicas_of_an_interrupted_canary_go_at_once() -> None:
     serving = CanaryServing(replicas=8)
     old, interrupted = begun(serving, 100)
     serving.checkpoint(30)
-    rounds(serving, 6)
+    serving.round()
+    assert serving.shares == {interrupted: 75, old: 25}, "one replica of the old revision takes twice its part"
+    text = f"revision {interrupted} is given up: Interrupted: revision r"
+    assert serving.status["message"].startswith(text)
+    assert serving.status["message"].endswith(f"{old} serves; it keeps 75 % until more replicas are ready")
+    assert (serving.status["phase"], serving.condition("Stalled")) == ("Updating", "absent")
+    rounds(serving, 8)
     assert (in_use(serving, old), serving.engines(interrupted)) == (7, []), "one of 8 is the new canary's"
     assert serving.cluster.objects[POOL]["spec"]["maxUnavailable"] == 0
+    assert serving.cluster.events.count("CanaryInterrupted") == 1
+
+
+def test_a_canary_that_is_wanted_again_begins_anew_when_its_traffic_is_back() -> None:
+    serving = CanaryServing(replicas=8)
+    old, left = begun(serving, 100)
+    back(serving)
+    serving.round()
+    selector = {"checkpointSelector": {"jobRef": {"name": "run"}}}
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(model=selector))
+    seen = []
+    for _ in range(150):
+        serving.round()
+        seen.append(serving.canary.get("percent", 0))
+    assert list(dict.fromkeys(seen)) == [75, 0, 10, 50, 100]
+    assert (serving.status["currentRevision"], serving.engines(old)) == (left, [])
+
+
+def test_an_interrupted_canary_that_is_aborted_gives_its_traffic_back_at_once() -> None:
+    serving = CanaryServing(replicas=8)
+    old, left = begun(serving, 100)
+    newer(serving)
+    serving.round()
+    assert serving.shares == {left: 75, old: 25}
+    serving.cluster.change_spec(CHAT, lambda spec: spec["rollout"].update(abort=left))
+    serving.round()
+    assert serving.shares.get(left, 0) == 0
 
 
 @pytest.mark.parametrize("what", ["rate", "reports"])

@@ -20,7 +20,12 @@ from stoker.operator.domain.labels import POOL, ROLE
 from stoker.operator.domain.plan import Event, Object, Ref, Scale
 from stoker.operator.reconcile.inferencedeployment.autoscaling import external_bounds, wanted_replicas
 from stoker.operator.reconcile.inferencedeployment.availability import max_unavailable
-from stoker.operator.reconcile.inferencedeployment.canary import CanaryTurn, plan_canary, with_canary
+from stoker.operator.reconcile.inferencedeployment.canary import (
+    CanaryTurn,
+    plan_canary,
+    plan_return,
+    with_canary,
+)
 from stoker.operator.reconcile.inferencedeployment.evaluation import stale_tasks
 from stoker.operator.reconcile.inferencedeployment.model_choice import ModelChoice, NoModel
 from stoker.operator.reconcile.inferencedeployment.revision import last_target, revision_of, source_of
@@ -69,10 +74,12 @@ def plan_rollout(view: DeploymentView, choice: ModelChoice | NoModel) -> Rollout
     wanted = revision_of(view, choice) if isinstance(choice, ModelChoice) else None
     revisions = _with_wanted(view, wanted)
     last = last_target(view)
-    target = _next_target(view, wanted, last)
+    asked = _asked(view, wanted, last)
+    left = plan_return(view, status.current_revision, asked)
+    target = last if asked is None or left is not None else asked
     if target is None:
         return RolloutStep(revisions, None, None, None)
-    canary = plan_canary(view, status.current_revision, target)
+    canary = left if left is not None else plan_canary(view, status.current_revision, target)
     moving = canary is None or canary.promoted
     updated, obsolete = moving and _all_updated(view, target), tuple(map(_pool_ref, former_pools(view)))
     done = updated and not obsolete
@@ -111,10 +118,10 @@ def until_deadline_s(view: DeploymentView, rollout: RolloutStep) -> float | None
     return left_s if left_s is not None and left_s > 0 else None
 
 
-def _next_target(view: DeploymentView, wanted: RevisionStatus | None, last: str | None) -> str | None:
-    """The wanted revision. While the rollout is paused or no model is found, the last target stays."""
+def _asked(view: DeploymentView, wanted: RevisionStatus | None, last: str | None) -> str | None:
+    """The wanted revision; None while the rollout is paused or no model is found, so that the last target stays."""
     paused = view.deployment.spec.rollout.paused and last is not None
-    return last if wanted is None or paused else wanted.name
+    return None if wanted is None or paused else wanted.name
 
 
 def _with_wanted(view: DeploymentView, wanted: RevisionStatus | None) -> tuple[RevisionStatus, ...]:
@@ -250,7 +257,7 @@ def _reunited_pool(view: DeploymentView, live: EnginePool, revisions: Sequence[R
 def _abandoned_pools(view: DeploymentView, shares: Shares) -> tuple[Ref, ...]:
     """EnginePools that came with a revision that is given up, and have no other one."""
     kept = {name for name, _ in shares}
-    found = [live for pool in view.deployment.spec.pools if (live := view.engine_pool(pool)) and not live.deleting]
+    found = (live for live in view.pools if not live.deleting)
     return tuple(_pool_ref(live) for live in found if kept.isdisjoint(one.name for one in live.spec.revisions))
 
 

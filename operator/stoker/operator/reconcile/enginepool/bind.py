@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from stoker.operator.api.enginepool import EngineTemplate
 from stoker.operator.api.topology import PoolScheduling
+from stoker.operator.domain.clock import rest_s
 from stoker.operator.domain.conditions import Condition
 from stoker.operator.domain.labels import PLACED_AT
 from stoker.operator.domain.placement.device_catalog import needs_of
@@ -174,7 +175,7 @@ def _time_left_s(view: PoolView, replica: Replica) -> float | None:
     if template is None or not stamps:
         return None
     timeout_s = (template.scheduling or PoolScheduling()).gang_timeout_seconds
-    return (min(stamps) + timedelta(seconds=timeout_s) - view.now).total_seconds()
+    return rest_s(min(stamps), timeout_s, view.now)
 
 
 def _placed_at(pod: Object) -> datetime | None:

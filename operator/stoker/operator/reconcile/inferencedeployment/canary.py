@@ -6,11 +6,11 @@ Pure. Called by `rollout`; decides nothing itself (`domain/rollout/canary`).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from stoker.operator.api.inferencedeployment import CanaryStatus, GateStatus, RolloutStatus
 from stoker.operator.api.rollout import Canary
-from stoker.operator.domain.clock import timestamp
+from stoker.operator.domain.clock import rest_s, timestamp
 from stoker.operator.domain.plan import Event, Object, Report
 from stoker.operator.domain.pods import is_ready
 from stoker.operator.domain.rollout.canary import (
@@ -281,7 +281,7 @@ def _written(view: DeploymentView, known: CanaryStatus | None, old: CanaryState,
 
 def _is_young(view: DeploymentView, known: CanaryStatus) -> bool:
     judged = datetime.fromisoformat(known.judged_at) if known.judged_at else None
-    return judged is not None and view.now - judged < timedelta(seconds=FIGURES_S)
+    return judged is not None and rest_s(judged, FIGURES_S, view.now) > 0
 
 
 def _gate(found: GateResult) -> GateStatus:

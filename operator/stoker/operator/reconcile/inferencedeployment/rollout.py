@@ -335,13 +335,14 @@ def _rollout_status(
             started_at=view.time,
             progressed_at=view.time,
         )
+    progressed = old.step != updated or old.phase == "Completed" or old.progressed_at is None
     return RolloutStatus(
         phase="Paused" if view.deployment.spec.rollout.paused else "Progressing",
         from_revision=old.from_revision,
         to_revision=target,
         step=updated,
         started_at=old.started_at,
-        progressed_at=view.time if old.step != updated or old.phase == "Completed" else old.progressed_at,
+        progressed_at=view.time if progressed else min(old.progressed_at or view.time, view.time),
         canary=old.canary,
     )
 

@@ -714,3 +714,78 @@ def test_a_canary_whose_deployment_is_scaled_to_zero_says_so_and_goes_on_afterwa
     serving.cluster.change_spec(CHAT, lambda spec: spec["pools"][0].update(replicas=2))
     rounds(serving, 30)
     assert (serving.status["phase"], serving.canary["phase"]) == ("Serving", "Promoted")
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    percent=st.sampled_from([10, 50, 100]),
+    sizes=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 6)), min_size=1, max_size=3),
+    limits=st.sampled_from([(1, 0), (0, 1), ("25%", "25%"), (3, 2)]),
+    errors=st.booleans(),
+)
+def test_an_edit_of_the_replicas_during_a_step_changes_neither_the_share_nor_the_end(
+    percent: int, sizes: list[tuple[int, int]], limits: tuple[Any, Any], errors: bool
+) -> None:
+    serving = CanaryServing(replicas=4)
+    pool = {"name": "main", "replicas": 4, "maxSurge": limits[0], "maxUnavailable": limits[1]}
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(pools=[pool]))
+    old, new = begun(serving, percent)
+    serving.quality[new] = Quality(error_percent=50 if errors else 0)
+    for replicas, number in sizes:
+        pool["replicas"], before = replicas, serving.canary
+        serving.cluster.change_spec(CHAT, lambda spec: spec.update(pools=[dict(pool)]))
+        serving.cluster.settle_once()
+        assert target_of(serving) == new, "a number of replicas makes no revision"
+        assert serving.canary.get("percent", 0) <= max(before["percent"], percent) or before["phase"] != "Holding"
+        rounds(serving, number)
+    serving.cluster.change_spec(CHAT, lambda spec: spec["pools"][0].update(replicas=3))
+    rounds(serving, 150)
+    assert serving.rollout["phase"] == ("RolledBack" if errors else "Completed")
+    assert (in_use(serving, old if errors else new), len(serving.engines())) == (3, 3)
+    assert serving.cluster.plan(CHAT).empty
+    assert serving.cluster.plan(POOL).empty
+
+
+EDITS: dict[str, Callable[[dict[str, Any]], None]] = {
+    "engine": lambda spec: spec.update(engine={"threads": 2}),
+    "engine again": lambda spec: spec.update(engine={"threads": 4}),
+    "replicas": lambda spec: spec["pools"][0].update(replicas=3),
+    "layout": lambda spec: spec.update(pools=[{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode"}]),
+    "back": lambda spec: spec.update(pools=[{"name": "main", "replicas": 4}], engine={}),
+    "rolling": lambda spec: spec.update(rollout={"type": "rolling"}),
+    "model": lambda spec: spec.update(model={"checkpointRef": {"name": "run-10"}}),
+    "no model": lambda spec: spec.update(model={"checkpointRef": {"name": "run-99"}}),
+    "paused": lambda spec: spec["rollout"].update(paused=True),
+    "refused": lambda spec: spec["pools"][0].update(gpusPerPod=1, parallelism={"tensor": 8}),
+}
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    percent=st.sampled_from([10, 100]),
+    edits=st.lists(st.tuples(st.sampled_from(sorted(EDITS)), st.sampled_from([0, 0, 1, 3, 9])), max_size=5),
+)
+def test_any_edits_between_two_passes_end_where_the_last_spec_leads(percent: int, edits: list[tuple[str, int]]) -> None:
+    serving = CanaryServing(replicas=4, canary={"metricGates": []})
+    begun(serving, percent)
+    for name, number in edits:
+        serving.cluster.change_spec(CHAT, EDITS[name])
+        for _ in range(number):
+            serving.round()
+            usable = [found for found in serving.snapshot()["backends"] if not found["draining"]]
+            assert usable
+    last = {
+        "pools": [{"name": "main", "replicas": 4}], "engine": {"threads": 8}, "rollout": {"type": "rolling"},
+        "model": {"checkpointRef": {"name": "run-20"}},
+    }  # fmt: skip
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(last))
+    for _ in range(80):
+        serving.round()
+        usable = [found for found in serving.snapshot()["backends"] if not found["draining"]]
+        assert usable
+    assert (serving.status["phase"], serving.rollout["phase"]) == ("Serving", "Completed")
+    assert serving.status["currentCheckpoint"]["step"] == 20
+    assert len(serving.engines()) == 4
+    assert pools_of(serving) == ["chat-main"]
+    assert serving.cluster.plan(CHAT).empty
+    assert serving.cluster.plan(POOL).empty

@@ -196,7 +196,7 @@ def test_a_slow_revision_keeps_what_the_old_one_cannot_take_and_an_abort_takes_t
     while serving.canary["phase"] != "Failed":
         serving.round()
     assert (in_use(serving, old), serving.shares) == (1, {slow: 75, old: 25})
-    assert f"{old} serves; it keeps 75 % until more replicas are ready" in serving.status["message"]
+    assert f"{old} serves; {slow} keeps 75 % until more replicas of {old} are ready" in serving.status["message"]
     serving.cluster.change_spec(CHAT, lambda spec: spec["rollout"].update(abort=slow))
     serving.cluster.settle_once()
     assert serving.shares == {slow: 0, old: 100}
@@ -293,7 +293,7 @@ def test_replicas_of_an_interrupted_canary_go_at_once() -> None:
     assert serving.shares == {interrupted: 75, old: 25}, "one replica of the old revision takes twice its part"
     text = f"revision {interrupted} is given up: Interrupted: revision r"
     assert serving.status["message"].startswith(text)
-    assert serving.status["message"].endswith(f"{old} serves; it keeps 75 % until more replicas are ready")
+    assert serving.status["message"].endswith(f"{interrupted} keeps 75 % until more replicas of {old} are ready")
     assert (serving.status["phase"], serving.condition("Stalled")) == ("Updating", "absent")
     rounds(serving, 8)
     assert (in_use(serving, old), serving.engines(interrupted)) == (7, []), "one of 8 is the new canary's"
@@ -384,9 +384,10 @@ def test_a_name_that_is_no_revision_is_told_and_changes_nothing() -> None:
 
 def test_replicas_that_never_get_ready_end_the_canary_at_the_deadline() -> None:
     serving = CanaryServing(progressDeadlineSeconds=60)
-    old = serving.started()
+    old, seen = serving.started(), set[str]()
     for _ in range(60):
         serving.cluster.settle_once()
+        seen.add(str(serving.status.get("message")))
         for pod in serving.cluster.pods("router"):
             serving.cluster.run(pod)
         serving.take_snapshots()
@@ -395,6 +396,7 @@ def test_replicas_that_never_get_ready_end_the_canary_at_the_deadline() -> None:
         serving.cluster.advance(2)
     assert serving.canary["reason"] == "NotReady"
     assert serving.shares[old] == 100
+    assert any(line.startswith("step 1 of 3 (10 %) waits for its replicas: ") for line in seen), seen
 
 
 @pytest.mark.parametrize("failed", [False, True], ids=["holding", "failed"])

@@ -284,6 +284,22 @@ def test_a_save_that_retention_gave_up_is_served_only_once_it_is_pinned(pinned: 
     assert serving.status["currentCheckpoint"]["step"] == step
 
 
+@pytest.mark.parametrize(
+    ("metadata", "verified", "says"),
+    [
+        ({}, False, "is not verified yet"),
+        ({"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["a/b"]}, True, "is being deleted"),
+        ({"labels": {"stoker.dev/expired": "true"}}, True, "is beyond checkpoint.maxToKeep of its job, and not pinned"),
+    ],
+)
+def test_a_named_checkpoint_that_cannot_be_served_says_why(metadata: dict[str, Any], verified: bool, says: str) -> None:
+    serving = Serving(model={"checkpointRef": {"name": "run-10"}})
+    serving.checkpoint(10, verified=verified)["metadata"].update(metadata)
+    serving.rest(2)
+    assert serving.status["message"] == f"Checkpoint run-10 {says} (spec.model.checkpointRef)"
+    assert serving.engines() == []
+
+
 def test_a_corrupt_checkpoint_by_name_stalls_and_names_the_object() -> None:
     serving = Serving(model={"checkpointRef": {"name": "run-10"}})
     serving.checkpoint(10, phase="Corrupt")
@@ -309,7 +325,7 @@ def test_a_checkpoint_that_is_made_anew_with_other_content_is_another_revision()
     assert [label_of(pod, "revision") for pod in serving.engines()] == [old, old], "they are replaced as they were"
     serving.checkpoint(10, verified=False, digest="other", folder="step-00000010.11111111")
     serving.rest(4)
-    assert serving.status["message"] == "Checkpoint run-10 is not verified yet"
+    assert serving.status["message"] == "Checkpoint run-10 is not verified yet (spec.model.checkpointRef)"
     assert (serving.status["currentCheckpoint"], len(serving.engines(old))) == (first, 2)
     serving.cluster.objects[key]["status"]["conditions"] = [
         {"type": "Verified", "status": "True", "reason": "ByTask", "lastTransitionTime": "2026-01-01T00:00:00Z"}

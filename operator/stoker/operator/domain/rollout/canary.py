@@ -20,6 +20,8 @@ from stoker.operator.domain.rollout.evidence import Evidence
 from stoker.operator.domain.rollout.gates import ENOUGH, ERROR_RATE, EVAL, Gate, GateResult, judge
 
 Phase = Literal["Waiting", "Holding", "Promoted", "Failed"]
+WAITS = "WaitingForReplicas"
+"""Reason while the replicas of a step are not ready."""
 INTERRUPTED = "Interrupted"
 """Reason of a canary that ends because another revision is wanted."""
 
@@ -117,9 +119,11 @@ def _by_hand(state: CanaryState, hand: Hand) -> CanaryState:
     if hand.instead is not None:
         return _failed(state, INTERRUPTED, f"revision {hand.instead} is wanted in its place")
     if hand.promote and state.phase != "Promoted":
-        return replace(state, phase="Promoted", percent=100, reason="PromotedByHand", message="spec.rollout.promote")
+        return replace(
+            state, phase="Promoted", percent=100, reason="PromotedByHand", message="spec.rollout.promote names it"
+        )
     if hand.abort and not state.over:
-        return _failed(state, "AbortedByHand", "spec.rollout.abort")
+        return _failed(state, "AbortedByHand", "spec.rollout.abort names it")
     return state
 
 
@@ -167,7 +171,7 @@ def _wait(plan: CanaryPlan, state: CanaryState, ready: bool, hand: Hand, now: da
         )
     if now - state.since > timedelta(seconds=plan.deadline_s):
         return _failed(state, "NotReady", f"the replicas for {step.percent} % were not ready in {plan.deadline_s:g} s")
-    return replace(state, reason="WaitingForReplicas", message=f"{_at(plan, state)} waits for its replicas")
+    return replace(state, reason=WAITS, message=f"{_at(plan, state)} waits for its replicas")
 
 
 def _hold(plan: CanaryPlan, state: CanaryState, seen: Evidence, hand: Hand, now: datetime) -> CanaryState:
@@ -179,9 +183,8 @@ def _hold(plan: CanaryPlan, state: CanaryState, seen: Evidence, hand: Hand, now:
         return replace(state, reason=reason, message=f"{_at(plan, state)}: {text}")
     if state.step + 1 == len(plan.steps):
         return replace(state, phase="Promoted", percent=100, reason="GatesPassed", message="every step has passed")
-    return replace(
-        state, step=state.step + 1, phase="Waiting", since=now, reason="GatesPassed", message="the step has passed"
-    )
+    text = f"{_at(plan, state)} has passed"
+    return replace(state, step=state.step + 1, phase="Waiting", since=now, reason="GatesPassed", message=text)
 
 
 def evaluated(state: CanaryState) -> tuple[GateResult, ...]:

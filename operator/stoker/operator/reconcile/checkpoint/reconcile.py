@@ -163,6 +163,7 @@ def _answered(view: CheckpointView, uid: str, answer: Mapping[str, Any]) -> Repo
 def _call(view: CheckpointView, plan: Plan, *, acknowledged: bool) -> CheckpointOutcome:
     """Send the request to the leader, again and again until it is acknowledged."""
     assert view.leader is not None
+    assert view.job is not None
     status, uid = view.checkpoint.status, view.checkpoint.metadata.uid
     changes = CheckpointChanges(request_id=uid)
     asked = datetime.fromisoformat(status.requested_at) if status.requested_at is not None else None
@@ -175,7 +176,7 @@ def _call(view: CheckpointView, plan: Plan, *, acknowledged: bool) -> Checkpoint
         phase="Saving",
         health=Health.PROGRESSING,
         reason="Saving",
-        message="the job was asked to save",
+        message=f"TrainingJob {view.job.metadata.name} was asked to save",
         changes=changes,
         plan=replace(plan, requeue_after_s=REPEAT_CALL_S),
     )

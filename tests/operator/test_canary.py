@@ -301,6 +301,26 @@ def test_replicas_of_an_interrupted_canary_go_at_once() -> None:
     assert serving.cluster.events.count("CanaryInterrupted") == 1
 
 
+def test_the_way_back_keeps_the_engines_of_a_pool_that_was_made_again_without_the_old_revision() -> None:
+    serving = CanaryServing()
+    serving.checkpoint(10)
+    rounds(serving, 10)
+    old = serving.status["currentRevision"]
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(engine={"threads": 2}))
+    while serving.canary.get("percent") != 10:
+        serving.round()
+    serving.cluster.delete(POOL)
+    rounds(serving, 10)
+    left = target_of(serving)
+    assert (serving.engines(old), in_use(serving, left)) == ([], 4), "its template is lost, so the new one has all"
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(engine={}))
+    for _ in range(40):
+        serving.round()
+        assert in_use(serving, left) + in_use(serving, old) >= 2
+    assert (serving.status["currentRevision"], in_use(serving, old), serving.engines(left)) == (old, 4, [])
+    assert serving.cluster.plan(CHAT).empty
+
+
 def test_a_canary_that_is_wanted_again_begins_anew_when_its_traffic_is_back() -> None:
     serving = CanaryServing(replicas=8)
     old, left = begun(serving, 100)

@@ -214,12 +214,11 @@ def _is_ready(view: DeploymentView, plan: CanaryPlan, state: CanaryState, curren
 
 
 def _replicas_of(view: DeploymentView, current: str) -> list[tuple[int, int]]:
-    """(ready replicas of the old revision, replicas) of each pool that has it."""
-    return [
-        (ready_by_revision(view, live)[current], live.spec.bounded_replicas)
-        for live in view.pools
-        if any(found.name == current for found in live.spec.revisions) and not live.deleting
-    ]
+    """(ready replicas of the old revision, replicas) of each pool that has it; of every pool where none has it any
+    more, because its pool was deleted."""
+    pools = [live for live in view.pools if not live.deleting]
+    having = [live for live in pools if any(found.name == current for found in live.spec.revisions)]
+    return [(ready_by_revision(view, live)[current], live.spec.bounded_replicas) for live in having or pools]
 
 
 def _replica_shares(

@@ -86,7 +86,7 @@ def plan_rollout(view: DeploymentView, choice: ModelChoice | NoModel) -> Rollout
     current = target if done or status.current_revision is None else status.current_revision
     shares = canary.shares if canary is not None else ((target, 100),)
     pools = _pool_changes(view, choice, shares, current, canary)
-    abandoned = _abandoned_pools(view, shares) if canary is not None and canary.rolled_back else ()
+    abandoned = _abandoned_pools(view, shares, pools) if canary is not None and canary.rolled_back else ()
     stale = stale_tasks(view, target if canary is not None and canary.evaluating else None)
     chosen = _chosen_event(wanted) if wanted is not None and target == wanted.name != last else ()
     progress = _rollout_status(view, status.rollout or RolloutStatus(), current, target, done=done)
@@ -254,10 +254,10 @@ def _reunited_pool(view: DeploymentView, live: EnginePool, revisions: Sequence[R
     }
 
 
-def _abandoned_pools(view: DeploymentView, shares: Shares) -> tuple[Ref, ...]:
-    """EnginePools that came with a revision that is given up, and have no other one."""
-    kept = {name for name, _ in shares}
-    found = (live for live in view.pools if not live.deleting)
+def _abandoned_pools(view: DeploymentView, shares: Shares, changes: PoolChanges) -> tuple[Ref, ...]:
+    """EnginePools that came with a revision that is given up, and neither have another one nor get it now."""
+    kept, changed = {name for name, _ in shares}, {body["metadata"]["name"] for body in changes.apply}
+    found = (live for live in view.pools if not live.deleting and live.metadata.name not in changed)
     return tuple(_pool_ref(live) for live in found if kept.isdisjoint(one.name for one in live.spec.revisions))
 
 

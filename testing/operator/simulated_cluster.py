@@ -36,7 +36,7 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Crash(Exception):
-    """Raised where the operator dies in the middle of a plan."""
+    """Raised where the operator dies in the middle of a plan, or a write of it is refused."""
 
 
 class SimulatedCluster:
@@ -52,7 +52,9 @@ class SimulatedCluster:
         self.gone: list[Object] = []
         """Pods that were evicted: they ended by themselves, and were removed before any pass."""
         self.ending: set[str] = set()
-        """Namespaces that refuse new objects."""
+        """Namespaces that are known to refuse new objects."""
+        self.closed: set[str] = set()
+        """Those that refuse new objects; the operator learns it from the first that it makes."""
         self.scaling: dict[str, PoolScaling] = {}
         """The autoscaler's decisions about the pools of every deployment."""
         self.losses: NodeLoss | None = None
@@ -223,12 +225,18 @@ class SimulatedCluster:
         return actions
 
     def _create(self, body: Object) -> None:
+        namespace = body["metadata"].get("namespace", "default")
+        if namespace in self.closed:
+            self.ending.add(namespace)
+            raise Crash
         self.add(body)
 
     def _apply(self, body: Object) -> None:
         key = _key(body)
         labelled = with_applied_hash(body)
         if key not in self.objects:
+            if key.namespace in self.closed:
+                raise Crash
             self.add(labelled)
             return
         found = self.objects[key]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from stoker.operator.domain.plan import Key
+from stoker.operator.reconcile.enginepool.step import resolve
 from stoker.pod.causes import Cause
 from testing.operator.canary_world import CanaryServing, Quality
 from testing.operator.serving_world import CHAT, EVENTS, POOL, condition_of, disturb
@@ -193,19 +196,155 @@ def test_a_slow_revision_keeps_what_the_old_one_cannot_take_and_an_abort_takes_t
     while serving.canary["phase"] != "Failed":
         serving.round()
     assert (in_use(serving, old), serving.shares) == (1, {slow: 75, old: 25})
-    assert f"{old} serves; it keeps 75 % until more replicas are ready" in serving.status["message"]
+    assert f"{old} serves; {slow} keeps 75 % until more replicas of {old} are ready" in serving.status["message"]
     serving.cluster.change_spec(CHAT, lambda spec: spec["rollout"].update(abort=slow))
     serving.cluster.settle_once()
     assert serving.shares == {slow: 0, old: 100}
+
+
+def newer(serving: CanaryServing) -> None:
+    serving.checkpoint(30)
+
+
+def back(serving: CanaryServing) -> None:
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(model={"checkpointRef": {"name": "run-10"}}))
+
+
+def rolling(serving: CanaryServing) -> None:
+    serving.cluster.change_spec(CHAT, lambda spec: spec["rollout"].update(type="rolling", canary=None))
+
+
+def slow(serving: CanaryServing) -> None:
+    serving.quality[target_of(serving)] = Quality(first_token_s=0.5)
+    while serving.canary["phase"] == "Holding":
+        serving.round()
+
+
+def promoted(serving: CanaryServing) -> None:
+    serving.cluster.change_spec(CHAT, lambda spec: spec["rollout"].update(promote=target_of(serving)))
+    serving.round()
+
+
+ENDS: dict[str, list[Callable[[CanaryServing], None]]] = {
+    "newer revision": [newer],
+    "back to the old one": [back],
+    "no canary any more": [rolling],
+    "no canary any more and a newer revision": [rolling, newer],
+    "no canary any more and back": [rolling, back],
+    "slow": [slow],
+    "slow and a newer revision": [slow, newer],
+    "slow and back": [slow, back],
+    "promoted and a newer revision": [promoted, newer],
+    "promoted and back": [promoted, back],
+}
+
+
+def parts(serving: CanaryServing, revision: str) -> tuple[float, float]:
+    """Percent of the traffic that a revision gets, and of the pool's replicas that serve it."""
+    ready, replicas = in_use(serving, revision), int(serving.cluster.objects[POOL]["spec"]["replicas"])
+    whole = sum(in_use(serving, found["name"]) for found in serving.status["revisions"])
+    percent = serving.shares.get(revision, 0) if serving.shares else 100 * ready / max(whole, 1)
+    return percent, 100 * ready / replicas
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@example(end="newer revision", replicas=8, limits=(1, 0), percent=100)
+@example(end="back to the old one", replicas=8, limits=("25%", "25%"), percent=10)
+@example(end="promoted and a newer revision", replicas=8, limits=(1, 0), percent=100)
+@example(end="slow and back", replicas=8, limits=(0, 1), percent=100)
+@given(
+    end=st.sampled_from(sorted(ENDS)),
+    replicas=st.integers(1, 9),
+    limits=st.sampled_from([(1, 0), (0, 1), ("25%", "25%"), (3, 2)]),
+    percent=st.sampled_from([10, 50, 100]),
+)
+def test_however_a_canary_ends_its_traffic_goes_back_no_faster_than_old_replicas_are_there(
+    end: str, replicas: int, limits: tuple[Any, Any], percent: int
+) -> None:
+    serving = CanaryServing(replicas=replicas, canary={"metricGates": [{"metric": "ttftP95Ms", "max": "200"}]})
+    pool = {"name": "main", "replicas": replicas, "maxSurge": limits[0], "maxUnavailable": limits[1]}
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(pools=[pool]))
+    old, left = begun(serving, percent)
+    for act in ENDS[end]:
+        act(serving)
+    least = min(replicas - resolve(limits[1], replicas, up=False), math.ceil(replicas / 2))
+    kept, goes_on = float(max(percent, serving.canary["percent"])), end == "no canary any more"
+    for _ in range(14):
+        serving.round()
+        carried, there = parts(serving, old)
+        assert carried <= 2 * there or serving.status["currentRevision"] != old
+        assert goes_on or parts(serving, left)[0] <= kept, "it gets no more than it had"
+        kept = parts(serving, left)[0]
+        assert sum(in_use(serving, found["name"]) for found in serving.status["revisions"]) >= least
+    rounds(serving, 80)
+    wanted = left if goes_on else old if end.endswith(("back", "old one", "slow")) else target_of(serving)
+    assert (serving.status["currentRevision"], in_use(serving, wanted)) == (wanted, replicas)
+    assert (left in (wanted, target_of(serving))) or serving.engines(left) == []
+    assert serving.rollout["phase"] == ("RolledBack" if end == "slow" else "Completed")
+    assert serving.cluster.plan(CHAT).empty
+    assert serving.cluster.plan(POOL).empty
 
 
 def test_replicas_of_an_interrupted_canary_go_at_once() -> None:
     serving = CanaryServing(replicas=8)
     old, interrupted = begun(serving, 100)
     serving.checkpoint(30)
-    rounds(serving, 6)
+    serving.round()
+    assert serving.shares == {interrupted: 75, old: 25}, "one replica of the old revision takes twice its part"
+    text = f"revision {interrupted} is given up: Interrupted: revision r"
+    assert serving.status["message"].startswith(text)
+    assert serving.status["message"].endswith(f"{interrupted} keeps 75 % until more replicas of {old} are ready")
+    assert (serving.status["phase"], serving.condition("Stalled")) == ("Updating", "absent")
+    rounds(serving, 8)
     assert (in_use(serving, old), serving.engines(interrupted)) == (7, []), "one of 8 is the new canary's"
     assert serving.cluster.objects[POOL]["spec"]["maxUnavailable"] == 0
+    assert serving.cluster.events.count("CanaryInterrupted") == 1
+
+
+def test_the_way_back_keeps_the_engines_of_a_pool_that_was_made_again_without_the_old_revision() -> None:
+    serving = CanaryServing()
+    serving.checkpoint(10)
+    rounds(serving, 10)
+    old = serving.status["currentRevision"]
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(engine={"threads": 2}))
+    while serving.canary.get("percent") != 10:
+        serving.round()
+    serving.cluster.delete(POOL)
+    rounds(serving, 10)
+    left = target_of(serving)
+    assert (serving.engines(old), in_use(serving, left)) == ([], 4), "its template is lost, so the new one has all"
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(engine={}))
+    for _ in range(40):
+        serving.round()
+        assert in_use(serving, left) + in_use(serving, old) >= 2
+    assert (serving.status["currentRevision"], in_use(serving, old), serving.engines(left)) == (old, 4, [])
+    assert serving.cluster.plan(CHAT).empty
+
+
+def test_a_canary_that_is_wanted_again_begins_anew_when_its_traffic_is_back() -> None:
+    serving = CanaryServing(replicas=8)
+    old, left = begun(serving, 100)
+    back(serving)
+    serving.round()
+    selector = {"checkpointSelector": {"jobRef": {"name": "run"}}}
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(model=selector))
+    seen = []
+    for _ in range(150):
+        serving.round()
+        seen.append(serving.canary.get("percent", 0))
+    assert list(dict.fromkeys(seen)) == [75, 0, 10, 50, 100]
+    assert (serving.status["currentRevision"], serving.engines(old)) == (left, [])
+
+
+def test_an_interrupted_canary_that_is_aborted_gives_its_traffic_back_at_once() -> None:
+    serving = CanaryServing(replicas=8)
+    old, left = begun(serving, 100)
+    newer(serving)
+    serving.round()
+    assert serving.shares == {left: 75, old: 25}
+    serving.cluster.change_spec(CHAT, lambda spec: spec["rollout"].update(abort=left))
+    serving.round()
+    assert serving.shares.get(left, 0) == 0
 
 
 @pytest.mark.parametrize("what", ["rate", "reports"])
@@ -265,9 +404,10 @@ def test_a_name_that_is_no_revision_is_told_and_changes_nothing() -> None:
 
 def test_replicas_that_never_get_ready_end_the_canary_at_the_deadline() -> None:
     serving = CanaryServing(progressDeadlineSeconds=60)
-    old = serving.started()
+    old, seen = serving.started(), set[str]()
     for _ in range(60):
         serving.cluster.settle_once()
+        seen.add(str(serving.status.get("message")))
         for pod in serving.cluster.pods("router"):
             serving.cluster.run(pod)
         serving.take_snapshots()
@@ -276,6 +416,7 @@ def test_replicas_that_never_get_ready_end_the_canary_at_the_deadline() -> None:
         serving.cluster.advance(2)
     assert serving.canary["reason"] == "NotReady"
     assert serving.shares[old] == 100
+    assert any(line.startswith("step 1 of 3 (10 %) waits for its replicas: ") for line in seen), seen
 
 
 @pytest.mark.parametrize("failed", [False, True], ids=["holding", "failed"])
@@ -595,3 +736,78 @@ def test_a_canary_whose_deployment_is_scaled_to_zero_says_so_and_goes_on_afterwa
     serving.cluster.change_spec(CHAT, lambda spec: spec["pools"][0].update(replicas=2))
     rounds(serving, 30)
     assert (serving.status["phase"], serving.canary["phase"]) == ("Serving", "Promoted")
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    percent=st.sampled_from([10, 50, 100]),
+    sizes=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 6)), min_size=1, max_size=3),
+    limits=st.sampled_from([(1, 0), (0, 1), ("25%", "25%"), (3, 2)]),
+    errors=st.booleans(),
+)
+def test_an_edit_of_the_replicas_during_a_step_changes_neither_the_share_nor_the_end(
+    percent: int, sizes: list[tuple[int, int]], limits: tuple[Any, Any], errors: bool
+) -> None:
+    serving = CanaryServing(replicas=4)
+    pool = {"name": "main", "replicas": 4, "maxSurge": limits[0], "maxUnavailable": limits[1]}
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(pools=[pool]))
+    old, new = begun(serving, percent)
+    serving.quality[new] = Quality(error_percent=50 if errors else 0)
+    for replicas, number in sizes:
+        pool["replicas"], before = replicas, serving.canary
+        serving.cluster.change_spec(CHAT, lambda spec: spec.update(pools=[dict(pool)]))
+        serving.cluster.settle_once()
+        assert target_of(serving) == new, "a number of replicas makes no revision"
+        assert serving.canary.get("percent", 0) <= max(before["percent"], percent) or before["phase"] != "Holding"
+        rounds(serving, number)
+    serving.cluster.change_spec(CHAT, lambda spec: spec["pools"][0].update(replicas=3))
+    rounds(serving, 150)
+    assert serving.rollout["phase"] == ("RolledBack" if errors else "Completed")
+    assert (in_use(serving, old if errors else new), len(serving.engines())) == (3, 3)
+    assert serving.cluster.plan(CHAT).empty
+    assert serving.cluster.plan(POOL).empty
+
+
+EDITS: dict[str, Callable[[dict[str, Any]], None]] = {
+    "engine": lambda spec: spec.update(engine={"threads": 2}),
+    "engine again": lambda spec: spec.update(engine={"threads": 4}),
+    "replicas": lambda spec: spec["pools"][0].update(replicas=3),
+    "layout": lambda spec: spec.update(pools=[{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode"}]),
+    "back": lambda spec: spec.update(pools=[{"name": "main", "replicas": 4}], engine={}),
+    "rolling": lambda spec: spec.update(rollout={"type": "rolling"}),
+    "model": lambda spec: spec.update(model={"checkpointRef": {"name": "run-10"}}),
+    "no model": lambda spec: spec.update(model={"checkpointRef": {"name": "run-99"}}),
+    "paused": lambda spec: spec["rollout"].update(paused=True),
+    "refused": lambda spec: spec["pools"][0].update(gpusPerPod=1, parallelism={"tensor": 8}),
+}
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    percent=st.sampled_from([10, 100]),
+    edits=st.lists(st.tuples(st.sampled_from(sorted(EDITS)), st.sampled_from([0, 0, 1, 3, 9])), max_size=5),
+)
+def test_any_edits_between_two_passes_end_where_the_last_spec_leads(percent: int, edits: list[tuple[str, int]]) -> None:
+    serving = CanaryServing(replicas=4, canary={"metricGates": []})
+    begun(serving, percent)
+    for name, number in edits:
+        serving.cluster.change_spec(CHAT, EDITS[name])
+        for _ in range(number):
+            serving.round()
+            usable = [found for found in serving.snapshot()["backends"] if not found["draining"]]
+            assert usable
+    last = {
+        "pools": [{"name": "main", "replicas": 4}], "engine": {"threads": 8}, "rollout": {"type": "rolling"},
+        "model": {"checkpointRef": {"name": "run-20"}},
+    }  # fmt: skip
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(last))
+    for _ in range(80):
+        serving.round()
+        usable = [found for found in serving.snapshot()["backends"] if not found["draining"]]
+        assert usable
+    assert (serving.status["phase"], serving.rollout["phase"]) == ("Serving", "Completed")
+    assert serving.status["currentCheckpoint"]["step"] == 20
+    assert len(serving.engines()) == 4
+    assert pools_of(serving) == ["chat-main"]
+    assert serving.cluster.plan(CHAT).empty
+    assert serving.cluster.plan(POOL).empty

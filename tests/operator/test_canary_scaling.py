@@ -103,3 +103,20 @@ def test_a_canary_goes_to_zero_with_its_pool_and_both_revisions_come_back_for_a_
         serving.round()
     assert (serving.replicas, serving.held) == (1, 0)
     assert [len(serving.serving_engines(name)) for name in (old, new)] == [1, 1]
+
+
+def test_the_second_engine_of_a_canary_proves_nothing_about_the_one_replica_that_stays() -> None:
+    serving = scaled(MODES[1], 1, 1, replicas=1)
+    serving.offer(4.0)
+    while serving.canary.get("phase") != "Holding":
+        serving.round()
+    for _ in range(10):
+        serving.round()
+    assert (serving.replicas, len(serving.serving_engines()), serving.canary["percent"]) == (1, 2, 20)
+    seen = next(found for _, _, found, _ in serving.watch.inputs())
+    assert (seen.replicas, seen.ready, seen.evidence.first_token_s.total) == (1, 2, 0)
+    for _ in range(120):
+        serving.round()
+    assert (serving.rollout["phase"], len(serving.engines())) == ("Completed", 1)
+    seen = next(found for _, _, found, _ in serving.watch.inputs())
+    assert seen.evidence.first_token_s.total > 0, "alone it shows what it can do"

@@ -430,3 +430,47 @@ def test_an_elastic_run_trains_on_where_another_waits_for_the_node() -> None:
     assert elastic > 1.3 * waiting
     assert spent["productive"] > waited["productive"] + 0.8 * lost_s
     assert waited["queued"] + waited["restarting"] > 0.8 * lost_s
+
+
+@pytest.mark.parametrize("moment", ["asked", "saving", "ended", "gated"])
+def test_a_job_that_is_deleted_while_its_size_changes_leaves_nothing_but_its_saves(moment: str) -> None:
+    run = world("n0", "n1", "n2", "n3")
+    run.start()
+    run.train(30, (run.save(30),))
+    run.cluster.advance(PACE.rest_s + 1)
+    run.cluster.reconcile(JOB)
+    assert "Resized" in run.cluster.events
+    if moment != "asked":
+        run.cluster.reconcile(JOB)
+        assert run.status["phase"] == "Restarting"
+    if moment in ("ended", "gated"):
+        for pod in run.gang:
+            run.cluster.end(pod, Cause.INTERRUPTED, saves=(run.word(30),))
+    if moment == "gated":
+        run.cluster.settle_once()
+        run.cluster.collect()
+        run.answer_tasks("list", saves=[])
+        for _ in range(3):
+            run.cluster.reconcile(JOB)
+        assert (len(run.gang), run.attempt) == (4, 1)
+    run.cluster.delete(JOB)
+    for _ in range(4):
+        run.cluster.settle()
+        run.cluster.collect()
+    assert [key.kind for key in run.cluster.objects if key.kind in ("TrainingJob", "Pod")] == []
+    assert run.checkpoint(30)["status"]["phase"] == "Complete"
+    assert all(run.cluster.plan(key).empty for key in run.cluster.objects if key.kind == "Checkpoint")
+
+
+def test_a_job_with_a_finalizer_that_is_deleted_while_its_size_changes_makes_no_pod_any_more() -> None:
+    run = world("n0", "n1", "n2", "n3")
+    run.start()
+    run.cluster.advance(PACE.rest_s + 1)
+    run.cluster.reconcile(JOB)
+    run.job["metadata"]["finalizers"] = ["other/one"]
+    run.cluster.delete(JOB)
+    for _ in range(4):
+        run.cluster.settle()
+        run.cluster.collect()
+    assert run.gang == []
+    assert run.cluster.plan(JOB).empty

@@ -263,3 +263,59 @@ def test_a_flip_that_is_cut_short_at_any_write_is_carried_out_once(events: list[
     assert len(world.lent) <= 1
     assert world.scales[0] == 3
     assert world.scales[1] in (1, 2)
+
+
+def test_a_deployment_that_is_deleted_during_a_flip_leaves_nothing_and_makes_nothing() -> None:
+    world = World()
+    world.serve(10, 4, 10)
+    cluster = world.serving.cluster
+    flips = {
+        "pre": Decision(0.0, 3, 2, "RoleFlip", "m", flips=-1), "dec": Decision(0.0, 1, 2, "RoleFlip", "m", flips=1),
+    }  # fmt: skip
+    cluster.scaling = {name: first_record(found, "2026-01-01T00:00:00Z") for name, found in flips.items()}
+    assert [patch.body["metadata"]["labels"] for patch in cluster.plan(CHAT).patch] == [{LENT_TO: "dec"}]
+    cluster.objects[CHAT]["metadata"].update(deletionTimestamp="2026-01-01T00:00:00Z", finalizers=["other/one"])
+    assert cluster.plan(CHAT).empty, "neither a label, nor an event in each pass"
+    cluster.objects[CHAT]["metadata"].update(finalizers=[])
+    cluster.delete(CHAT)
+    for _ in range(3):
+        cluster.settle_once()
+        cluster.collect()
+    assert [key for key in cluster.objects if key.kind in ("InferenceDeployment", "EnginePool", "Pod")] == []
+    world.store = world.watch.store = cluster._store()
+    world.watch.review_all()
+    assert world.watch.scaling(CHAT) == {}
+
+
+@pytest.mark.parametrize(
+    "roles", [("decode", "prefill"), ("prefill", "decode")], ids=["exchanged", "only another edit"]
+)
+def test_roles_that_are_edited_during_a_flip_hold_for_the_new_engines_of_each_pool(roles: tuple[str, str]) -> None:
+    world = flipped()
+    assert world.lent
+    spec = [{**found, "role": role, "startupSeconds": 700} for found, role in zip(pools(), roles, strict=True)]
+    world.serving.cluster.change_spec(CHAT, lambda found: found.update(pools=spec))
+    for _ in range(30):
+        world.serve(5, 10, 10)
+        world.serving.rest(2)
+        world.take()
+    live = {found["pod_uid"]: found for found in world.serving.snapshot()["backends"] if not found["draining"]}
+    for pod in world.engines():
+        found = live[pod["metadata"]["uid"]]
+        assert found["role"] == dict(zip(("pre", "dec"), roles, strict=True))[served_pool(pod)]
+    assert {found["role"] for found in live.values()} == {"prefill", "decode"}
+    assert world.serving.status["phase"] == "Serving"
+    assert world.serving.cluster.plan(CHAT).empty
+
+
+def test_two_pools_that_become_one_leave_no_engine_lent() -> None:
+    world = flipped()
+    one = [{"name": "dec", "replicas": 2, "autoscaling": SCALED}]
+    world.serving.cluster.change_spec(CHAT, lambda found: found.update(pools=one))
+    for _ in range(30):
+        world.serving.rest(2)
+    world.take()
+    assert (world.lent, PRE in world.serving.cluster.objects) == ([], False)
+    assert {found["role"] for found in world.serving.snapshot()["backends"]} == {"colocated"}
+    assert world.serving.status["phase"] == "Serving"
+    assert world.serving.cluster.plan(CHAT).empty

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stoker.operator.domain.plan import Key
 from stoker.pod.causes import Cause
+from testing.operator.serving_world import Serving
+from testing.operator.simulated_cluster import Crash, SimulatedCluster
 from testing.operator.training_world import SAVE_METRICS, Run
 
 
@@ -373,6 +378,45 @@ def test_in_an_ending_namespace_the_data_stays_and_the_finalizer_goes() -> None:
     assert key not in run.cluster.objects
     assert run.cluster.pods("task") == []
     assert any("Retained" in event for event in run.cluster.events)
+
+
+@settings(max_examples=15, deadline=None)
+@given(data=st.data(), waits=st.booleans(), serves=st.booleans(), passes=st.integers(0, 3))
+def test_a_namespace_that_is_deleted_with_everything_in_it_comes_to_its_end(
+    data: st.DataObject, waits: bool, serves: bool, passes: int
+) -> None:
+    run = Run(checkpoint={"storage": {"claimName": "claim"}, "deletionPolicy": "Delete"})
+    cluster = run.cluster
+    run.start()
+    run.train(20, (run.save(10), run.save(20)))
+    name = run.checkpoint(10)["metadata"]["name"]
+    if serves:
+        cluster.reconcilers = {**cluster.reconcilers, **Serving().cluster.reconcilers}
+        spec = {"model": {"checkpointRef": {"name": name}}, "pools": [{"name": "main"}]}
+        cluster.add({"apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceDeployment", "metadata": {"name": "chat"},
+                     "spec": spec})  # fmt: skip
+    if waits:
+        cluster.delete(Key("Checkpoint", "default", name))
+    for _ in range(passes):
+        cluster.settle_once()
+    cluster.closed.add("default")
+    for key in data.draw(st.permutations(sorted(cluster.objects))):
+        cluster.delete(key)
+        if data.draw(st.booleans()):
+            pass_over(cluster)
+    for _ in range(6):
+        cluster.collect()
+        pass_over(cluster)
+        cluster.advance(120)
+    assert cluster.objects == {}
+
+
+def pass_over(cluster: SimulatedCluster) -> None:
+    """Run one pass over everything; what is refused is tried again with the next."""
+    for key in sorted(cluster.objects):
+        if key.kind in cluster.reconcilers and key in cluster.objects:
+            with contextlib.suppress(Crash):
+                cluster.reconcile(key)
 
 
 def test_a_save_whose_validation_diverged_is_not_the_jobs_best() -> None:

@@ -284,6 +284,22 @@ def test_a_save_that_retention_gave_up_is_served_only_once_it_is_pinned(pinned: 
     assert serving.status["currentCheckpoint"]["step"] == step
 
 
+@pytest.mark.parametrize(
+    ("metadata", "verified", "says"),
+    [
+        ({}, False, "is not verified yet"),
+        ({"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["a/b"]}, True, "is being deleted"),
+        ({"labels": {"stoker.dev/expired": "true"}}, True, "is beyond checkpoint.maxToKeep of its job, and not pinned"),
+    ],
+)
+def test_a_named_checkpoint_that_cannot_be_served_says_why(metadata: dict[str, Any], verified: bool, says: str) -> None:
+    serving = Serving(model={"checkpointRef": {"name": "run-10"}})
+    serving.checkpoint(10, verified=verified)["metadata"].update(metadata)
+    serving.rest(2)
+    assert serving.status["message"] == f"Checkpoint run-10 {says} (spec.model.checkpointRef)"
+    assert serving.engines() == []
+
+
 def test_a_corrupt_checkpoint_by_name_stalls_and_names_the_object() -> None:
     serving = Serving(model={"checkpointRef": {"name": "run-10"}})
     serving.checkpoint(10, phase="Corrupt")
@@ -291,6 +307,36 @@ def test_a_corrupt_checkpoint_by_name_stalls_and_names_the_object() -> None:
     assert "Checkpoint run-10 is Corrupt" in serving.status["message"]
     stalled = [c for c in serving.status["conditions"] if c["type"] == "Stalled"]
     assert stalled
+
+
+def test_a_checkpoint_that_is_made_anew_with_other_content_is_another_revision() -> None:
+    """Its name alone says nothing: the engines that serve keep the data of the one that is gone until they are left."""
+    key = Key("Checkpoint", "default", "run-10")
+    serving = Serving(model={"checkpointRef": {"name": "run-10"}}, replicas=2)
+    serving.checkpoint(10)
+    serving.rest()
+    first, old = serving.status["currentCheckpoint"], serving.status["currentRevision"]
+    serving.cluster.delete(key)
+    serving.rest(4)
+    text = "Checkpoint run-10 does not exist (spec.model.checkpointRef)"
+    assert (serving.status["phase"], serving.status["message"]) == ("Serving", text)
+    serving.cluster.kill(serving.engines()[0])
+    serving.rest(6)
+    assert [label_of(pod, "revision") for pod in serving.engines()] == [old, old], "they are replaced as they were"
+    serving.checkpoint(10, verified=False, digest="other", folder="step-00000010.11111111")
+    serving.rest(4)
+    assert serving.status["message"] == "Checkpoint run-10 is not verified yet (spec.model.checkpointRef)"
+    assert (serving.status["currentCheckpoint"], len(serving.engines(old))) == (first, 2)
+    serving.cluster.objects[key]["status"]["conditions"] = [
+        {"type": "Verified", "status": "True", "reason": "ByTask", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    ]
+    serving.rest(40)
+    assert serving.status["currentCheckpoint"] == {
+        **first, "uid": serving.cluster.objects[key]["metadata"]["uid"], "digest": "other",
+        "folder": "step-00000010.11111111",
+    }  # fmt: skip
+    assert (serving.engines(old), serving.status["phase"], serving.status["ready"]) == ([], "Serving", "2/2")
+    assert serving.cluster.plan(CHAT).empty
 
 
 def test_a_deployment_whose_engines_cannot_start_fails_with_their_words_until_its_model_changes() -> None:

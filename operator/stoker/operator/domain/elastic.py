@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from stoker.operator.domain.clock import rest_s
 from stoker.operator.domain.job_plan import gpu_of_spec, job_of_spec, too_large
 from stoker.operator.domain.unsupported import unsupported
 from stoker.pod.plan.job import Layout
@@ -60,12 +61,9 @@ class Moment:
 
 def due_in_s(moment: Moment, pace: Pace) -> float:
     """Seconds until the size may change; 0: now."""
-    waits = [pace.patience_s - (moment.now - moment.since).total_seconds() if not moment.runs else 0.0]
-    if moment.changed is not None:
-        waits.append(pace.rest_s - (moment.now - moment.changed).total_seconds())
-    elif moment.runs:
-        waits.append(pace.rest_s - (moment.now - moment.since).total_seconds())
-    return max(0.0, *waits)
+    patience_s = 0.0 if moment.runs else rest_s(moment.since, pace.patience_s, moment.now)
+    began = moment.changed if moment.changed is not None else moment.since if moment.runs else None
+    return max(patience_s, rest_s(began, pace.rest_s, moment.now) if began is not None else 0.0)
 
 
 def resized(

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
+from stoker.operator.domain.clock import rest_s
 from stoker.operator.domain.labels import NODE_RANK
 from stoker.operator.domain.plan import Object
 from stoker.operator.domain.pods import PodExit, PodState, exit_of, label_number, pod_state
@@ -85,10 +86,11 @@ def task_delay_s(tries: int) -> float:
 
 
 def left_s(ended: datetime | None, delay_s: float, now: datetime) -> float:
-    """Rest of a delay after an end that another clock noted; never more than the whole delay."""
-    if ended is None:
-        return 0.0
-    return min(max((ended - now).total_seconds() + delay_s, 0.0), delay_s)
+    """Rest of a delay after an end that another clock noted; never more than the whole delay.
+
+    It is over where the end seems to lie more than the whole delay ahead: a clock was put back.
+    """
+    return 0.0 if ended is None else min(rest_s(ended, delay_s, now), delay_s)
 
 
 def exhausted(failures_in_a_row: int, backoff_limit: int) -> bool:

@@ -184,17 +184,20 @@ class LoadWatch:
     ) -> Reviewed:
         """Review one pool with the engines that serve it."""
         serving = [pod for pod in engines if served_pool(pod) == pool.name]
-        seen = self._input(kept, live, pool, serving, routers)
         lent, borrowed = count_lent(engines, pool.name), count_borrowed(engines, pool.name)
-        kept.seen = replace(seen, replicas=seen.replicas + borrowed - lent, borrowed=borrowed, lent=lent)
+        replicas = live.spec.replicas + borrowed - lent
+        seen = self._input(kept, live, pool, serving, routers, replicas)
+        kept.seen = replace(seen, borrowed=borrowed, lent=lent)
         existing = {replica_name(pod) for pod in serving if not ended(pod)}
         limits = replace(_limits(pool, self._room(live, len(existing))), puts_late_behind=kept.puts_late_behind)
         decision, kept.memory = review(self.clock.monotonic(), limits, kept.seen, kept.memory)
         return Reviewed(limits, kept.seen, decision, kept.memory)
 
     def _input(
-        self, kept: _Pool, live: EnginePool, pool: Pool, engines: list[Object], routers: list[Object]
+        self, kept: _Pool, live: EnginePool, pool: Pool, engines: list[Object], routers: list[Object], replicas: int
     ) -> PoolInput:
+        """What a review needs. Engines beyond the replicas (of a canary, or that take the place of others) show
+        nothing of what the replicas can do without them."""
         now_s = self.clock.monotonic()
         ready = {pod["metadata"]["uid"]: pod for pod in engines if is_ready(pod) and not ended(pod)}
         heard = [pod for pod in routers if self._age_s(pod) <= MAX_AGE_S]
@@ -208,8 +211,9 @@ class LoadWatch:
         names = {uid: str(pod["metadata"]["name"]) for uid, pod in ready.items()}
         lines = (stale(kept.window, uid, name, kept.ready_since[uid], now_s) for uid, name in names.items())
         newest = kept.window.newest(ready)
+        endpoints = max(map(num_endpoints, engines), default=1)
         return PoolInput(
-            replicas=live.spec.replicas,
+            replicas=replicas,
             ready=_count_ready(ready.values()),
             copies=pool.parallelism.data,
             unknown=(*(line for line in lines if line is not None), *self._silent(live, routers)),
@@ -218,7 +222,7 @@ class LoadWatch:
             curve=kept.window.curve(),
             shape=_shape_of_copy(kept.window.shape, pool),
             measured=kept.window.measured(now_s),
-            evidence=kept.window.evidence(now_s, len(ready)),
+            evidence=kept.window.evidence(now_s, min(len(ready), replicas * endpoints)),
             arrivals=kept.window.arrivals(now_s),
             running=sum(found.running for found in newest),
             waiting=sum(found.waiting for found in newest) + kept.window.waiting_in_routers,

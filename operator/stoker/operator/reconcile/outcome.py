@@ -80,10 +80,11 @@ def derive_plan(
         status: as the resource has it.
         fields: the kind's changed fields, from its TypedDict.
         conditions: further conditions that follow from the view alone, for instance of an edit that is refused.
-        events: what happened besides the plan's own events.
+        events: what happened besides the plan's own events; of a resource that is being deleted they are left out.
     """
-    plan = replace(with_lost_pods(outcome.plan, seen), events=(*outcome.plan.events, *events))
     deleting = bool(seen.resource["metadata"].get("deletionTimestamp"))
+    told = () if deleting else events  # a status that stays as it is would bring them again in each pass
+    plan = replace(with_lost_pods(outcome.plan, seen), events=(*outcome.plan.events, *told))
     if deleting and outcome.silent and seen.refusal is None:
         return plan
     outage, outage_events = _outage(seen, status) if not deleting else ((), ())

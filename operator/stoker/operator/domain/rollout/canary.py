@@ -1,8 +1,9 @@
 """The next state of a canary: which share the new revision gets, or that it is given up. Pure.
 
 1. A step's share begins when the replicas for it are ready; its window begins with it.
-2. A failed gate ends the canary at once, and its share never rises again. It keeps none, or, where its answers are
-   only slow, what the replicas of the old revision cannot take until they are back.
+2. A canary that ends without promotion is `Failed`: by a gate, by hand, at its deadline, or because another revision is
+   wanted. Its share never rises again; it keeps what the replicas of the old revision cannot take until they are back.
+   It keeps none where its answers help no client (`errorRate`), or where a person takes it away (abort).
 3. A share rises only when every report is there, every gate has passed on enough answers, and the step's time is over.
 4. A pause keeps the share; gates are judged on. Abort and promotion by hand count before everything else.
 
@@ -19,6 +20,10 @@ from stoker.operator.domain.rollout.evidence import Evidence
 from stoker.operator.domain.rollout.gates import ENOUGH, ERROR_RATE, EVAL, Gate, GateResult, judge
 
 Phase = Literal["Waiting", "Holding", "Promoted", "Failed"]
+WAITS = "WaitingForReplicas"
+"""Reason while the replicas of a step are not ready."""
+INTERRUPTED = "Interrupted"
+"""Reason of a canary that ends because another revision is wanted."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,8 @@ class Hand:
     paused: bool = False
     abort: bool = False
     promote: bool = False
+    instead: str | None = None
+    """Another revision that is wanted in place of this one."""
 
 
 def decide(
@@ -91,39 +98,33 @@ def decide(
         checks: verdicts that must be there before the first share.
         carried: percent of the traffic that the old revision can take now.
     """
-    state = _next(plan, state, seen, ready=ready, hand=hand, now=now, checks=checks)
+    state = _by_hand(state, hand)
+    if not state.over:
+        since = min(state.since or now, now)  # a clock that was put back begins the time of the step anew
+        state = _judge(plan, replace(state, step=min(state.step, len(plan.steps) - 1), since=since), seen)
+    if not state.over:
+        if state.phase == "Holding":
+            state = _hold(plan, state, seen, hand, now)
+        elif state.percent == 0 and ready and checks:
+            state = _check(plan, replace(state, results=checks), hand, now)
+        else:
+            state = _wait(plan, state, ready, hand, now)
     if state.phase != "Failed":
         return state
     return replace(state, percent=0 if hand.abort else min(state.percent, 100 - carried))
 
 
-def _next(
-    plan: CanaryPlan,
-    state: CanaryState,
-    seen: Evidence,
-    *,
-    ready: bool,
-    hand: Hand,
-    now: datetime,
-    checks: tuple[GateResult, ...],
-) -> CanaryState:
-    """Decide the next state; one that has failed still has the share that it may keep at most."""
+def _by_hand(state: CanaryState, hand: Hand) -> CanaryState:
+    """The state as the spec ends it, if it does."""
+    if hand.instead is not None:
+        return _failed(state, INTERRUPTED, f"revision {hand.instead} is wanted in its place")
     if hand.promote and state.phase != "Promoted":
-        return replace(state, phase="Promoted", percent=100, reason="PromotedByHand", message="spec.rollout.promote")
-    if state.over:
-        return state
-    if hand.abort:
-        return _failed(state, "AbortedByHand", "spec.rollout.abort")
-    since = min(state.since or now, now)  # a clock that was put back begins the time of the step anew
-    state = replace(state, step=min(state.step, len(plan.steps) - 1), since=since)
-    state, bad = _judge(plan, state, seen)
-    if bad is not None:
-        failed = _failed(state, "GateFailed", f"{bad.metric} at {state.percent} %: {bad.message}")
-        return replace(failed, percent=0) if bad.metric == ERROR_RATE else failed
-    first = state.phase == "Waiting" and state.percent == 0
-    if first and ready and checks:
-        return _check(plan, replace(state, results=checks), hand, now)
-    return _wait(plan, state, ready, hand, now) if state.phase == "Waiting" else _hold(plan, state, seen, hand, now)
+        return replace(
+            state, phase="Promoted", percent=100, reason="PromotedByHand", message="spec.rollout.promote names it"
+        )
+    if hand.abort and not state.over:
+        return _failed(state, "AbortedByHand", "spec.rollout.abort names it")
+    return state
 
 
 def window_step(state: CanaryState) -> int | None:
@@ -170,7 +171,7 @@ def _wait(plan: CanaryPlan, state: CanaryState, ready: bool, hand: Hand, now: da
         )
     if now - state.since > timedelta(seconds=plan.deadline_s):
         return _failed(state, "NotReady", f"the replicas for {step.percent} % were not ready in {plan.deadline_s:g} s")
-    return replace(state, reason="WaitingForReplicas", message=f"{_at(plan, state)} waits for its replicas")
+    return replace(state, reason=WAITS, message=f"{_at(plan, state)} waits for its replicas")
 
 
 def _hold(plan: CanaryPlan, state: CanaryState, seen: Evidence, hand: Hand, now: datetime) -> CanaryState:
@@ -182,9 +183,8 @@ def _hold(plan: CanaryPlan, state: CanaryState, seen: Evidence, hand: Hand, now:
         return replace(state, reason=reason, message=f"{_at(plan, state)}: {text}")
     if state.step + 1 == len(plan.steps):
         return replace(state, phase="Promoted", percent=100, reason="GatesPassed", message="every step has passed")
-    return replace(
-        state, step=state.step + 1, phase="Waiting", since=now, reason="GatesPassed", message="the step has passed"
-    )
+    text = f"{_at(plan, state)} has passed"
+    return replace(state, step=state.step + 1, phase="Waiting", since=now, reason="GatesPassed", message=text)
 
 
 def evaluated(state: CanaryState) -> tuple[GateResult, ...]:
@@ -192,14 +192,20 @@ def evaluated(state: CanaryState) -> tuple[GateResult, ...]:
     return tuple(found for found in state.results if found.metric.startswith(EVAL))
 
 
-def _judge(plan: CanaryPlan, state: CanaryState, seen: Evidence) -> tuple[CanaryState, GateResult | None]:
-    """Judge the gates of the present share; also return the one that failed, before others that of wrong answers."""
+def _judge(plan: CanaryPlan, state: CanaryState, seen: Evidence) -> CanaryState:
+    """Judge the gates of the present share. The first one that failed ends the canary, before others that of wrong
+    answers, which leave it no share."""
     step = window_step(state)
     if step is None:
-        return state, None
+        return state
     judged = tuple(_judged(gate, seen, plan.needed(plan.steps[step]), state) for gate in plan.gates)
-    bad = sorted((found for found in judged if found.verdict == "Failed"), key=lambda found: found.metric != ERROR_RATE)
-    return replace(state, results=(*evaluated(state), *judged)), next(iter(bad), None)
+    state = replace(state, results=(*evaluated(state), *judged))
+    failed = sorted((found for found in judged if found.verdict == "Failed"), key=lambda one: one.metric != ERROR_RATE)
+    if not failed:
+        return state
+    text = f"{failed[0].metric} at {state.percent} %: {failed[0].message}"
+    percent = 0 if failed[0].metric == ERROR_RATE else state.percent
+    return replace(_failed(state, "GateFailed", text), percent=percent)
 
 
 def _judged(gate: Gate, seen: Evidence, needed: int, state: CanaryState) -> GateResult:

@@ -55,7 +55,8 @@ def delete(view: CheckpointView) -> CheckpointOutcome:
         text = "the data stays: its namespace is being deleted, and no task can run there any more"
         return _release(view, Event("Warning", "Retained", text))
     if not owns_data(view) or folder is None:
-        return _release(view, Event("Normal", "Retained", "the data stays"))
+        why = "no folder of it is known" if folder is None else "it is imported or spec.deletionPolicy is Retain"
+        return _release(view, Event("Normal", "Retained", f"the data stays: {why}"))
     if view.users:
         text = "in use, deleted afterwards: " + ", ".join(f"{user.kind} {user.name}" for user in view.users)
         return _waiting("InUse", text)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Literal
 
 from stoker.operator.api.checkpoint import CheckpointPhase, Origin
+from stoker.operator.domain.clock import rest_s
 from stoker.operator.domain.conditions import Condition, Health
 from stoker.operator.domain.labels import JOB, JOB_UID
 from stoker.operator.domain.plan import ControlCall, Event, Observed, Patch, Plan
@@ -162,10 +163,11 @@ def _answered(view: CheckpointView, uid: str, answer: Mapping[str, Any]) -> Repo
 def _call(view: CheckpointView, plan: Plan, *, acknowledged: bool) -> CheckpointOutcome:
     """Send the request to the leader, again and again until it is acknowledged."""
     assert view.leader is not None
+    assert view.job is not None
     status, uid = view.checkpoint.status, view.checkpoint.metadata.uid
     changes = CheckpointChanges(request_id=uid)
-    repeat = timedelta(seconds=REPEAT_CALL_S)
-    due = status.requested_at is None or view.now >= datetime.fromisoformat(status.requested_at) + repeat
+    asked = datetime.fromisoformat(status.requested_at) if status.requested_at is not None else None
+    due = asked is None or not rest_s(asked, REPEAT_CALL_S, view.now)
     if not acknowledged and due:
         call = ControlCall(ref_of(view.leader), "POST", "/checkpoint", {"id": uid, "reason": "request"})
         plan = replace(plan, calls=(call,))
@@ -174,7 +176,7 @@ def _call(view: CheckpointView, plan: Plan, *, acknowledged: bool) -> Checkpoint
         phase="Saving",
         health=Health.PROGRESSING,
         reason="Saving",
-        message="the job was asked to save",
+        message=f"TrainingJob {view.job.metadata.name} was asked to save",
         changes=changes,
         plan=replace(plan, requeue_after_s=REPEAT_CALL_S),
     )

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from stoker.operator.api.enginepool import EngineTemplate
 from stoker.operator.api.topology import PoolScheduling
+from stoker.operator.domain.clock import rest_s
 from stoker.operator.domain.conditions import Condition
 from stoker.operator.domain.labels import PLACED_AT
 from stoker.operator.domain.placement.device_catalog import needs_of
@@ -162,19 +163,23 @@ def _watch_scheduling(view: PoolView) -> Binding:
             found = found.then(Binding(requeue_after_s=left_s))
         else:
             late = ", ".join(pod["metadata"]["name"] for pod in _unscheduled(replica))
-            text = f"replica {replica.name}: not scheduled in time: {late}; placed anew"
+            seconds = f"{_gang_timeout_s(view, replica)} s (scheduling.gangTimeoutSeconds)"
+            text = f"replica {replica.name}: not scheduled in {seconds}: {late}; placed anew"
             found = found.then(Binding(given_back=(replica,), events=(Event("Warning", GANG_TIMEOUT, text),)))
     return found
 
 
 def _time_left_s(view: PoolView, replica: Replica) -> float | None:
     """Seconds until its pods must all be scheduled; None where nothing is waited for."""
-    template, late = _template(view, replica), _unscheduled(replica)
-    stamps = [at for pod in late if (at := _placed_at(pod)) is not None]
-    if template is None or not stamps:
+    stamps = [at for pod in _unscheduled(replica) if (at := _placed_at(pod)) is not None]
+    if _template(view, replica) is None or not stamps:
         return None
-    timeout_s = (template.scheduling or PoolScheduling()).gang_timeout_seconds
-    return (min(stamps) + timedelta(seconds=timeout_s) - view.now).total_seconds()
+    return rest_s(min(stamps), _gang_timeout_s(view, replica), view.now)
+
+
+def _gang_timeout_s(view: PoolView, replica: Replica) -> int:
+    template = _template(view, replica)
+    return ((template.scheduling if template else None) or PoolScheduling()).gang_timeout_seconds
 
 
 def _placed_at(pod: Object) -> datetime | None:

@@ -86,7 +86,7 @@ def _engine_status(view: PoolView, pod: Object, broken: bool) -> EngineStatus:
     body = view.report(pod)
     if body is None:
         body = _remembered_report(known)
-    requested_at = known.drain_requested_at if known else None
+    requested_at = (known.drain_requested_at if known else None) or view.time
     return EngineStatus(
         name=pod["metadata"]["name"],
         uid=pod["metadata"]["uid"],
@@ -97,7 +97,7 @@ def _engine_status(view: PoolView, pod: Object, broken: bool) -> EngineStatus:
         draining=draining(pod),
         message=shortened(str(body.get("message") or "")) or None,
         model_digest=str(body.get("model_digest") or "")[:128] or None,
-        drain_requested_at=(requested_at or view.time) if draining(pod) else None,
+        drain_requested_at=min(requested_at, view.time) if draining(pod) else None,  # anew when a clock is put back
     )
 
 

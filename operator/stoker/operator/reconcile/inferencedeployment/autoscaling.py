@@ -99,14 +99,14 @@ def _limit(view: DeploymentView, pool: Pool, settings: Autoscaling) -> tuple[str
     if newest.infeasible is not None:
         return "InfeasibleGoal", f"spec.pools[{pool.name}].autoscaling: {newest.infeasible}"
     if newest.reason in BLOCKING:
-        return newest.reason, f"spec.pools[{pool.name}].autoscaling: {_steady(newest.reason)}"
+        return newest.reason, f"spec.pools[{pool.name}].autoscaling: {_steady(newest.reason, settings)}"
     return None
 
 
-def _steady(reason: str) -> str:
+def _steady(reason: str, settings: Autoscaling) -> str:
     """A line that does not change with each figure: the figures are in the decision."""
     steady = {
-        "AtMax": "the goals need more replicas than max",
+        "AtMax": f"the goals need more replicas than max {settings.max}",
         "WaitingForRoom": "WaitingForGPUs: the goals need more replicas than there is room for",
     }
     return steady.get(reason, "the load of an engine is not known, so the replicas stay")

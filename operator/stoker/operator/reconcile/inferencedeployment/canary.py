@@ -6,14 +6,15 @@ Pure. Called by `rollout`; decides nothing itself (`domain/rollout/canary`).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from stoker.operator.api.inferencedeployment import CanaryStatus, GateStatus, RolloutStatus
 from stoker.operator.api.rollout import Canary
-from stoker.operator.domain.clock import timestamp
+from stoker.operator.domain.clock import rest_s, timestamp
 from stoker.operator.domain.plan import Event, Object, Report
 from stoker.operator.domain.pods import is_ready
 from stoker.operator.domain.rollout.canary import (
+    INTERRUPTED,
     CanaryPlan,
     CanaryState,
     Hand,
@@ -22,11 +23,12 @@ from stoker.operator.domain.rollout.canary import (
     left_s,
     window_step,
 )
-from stoker.operator.domain.rollout.evidence import read_evidence
+from stoker.operator.domain.rollout.evidence import Evidence, read_evidence
 from stoker.operator.domain.rollout.gates import Gate, GateResult
 from stoker.operator.domain.rollout.headroom import carried_percent
 from stoker.operator.domain.text import shortened
 from stoker.operator.reconcile.inferencedeployment.evaluation import Evaluation, evaluate_gates
+from stoker.operator.reconcile.inferencedeployment.revision import was_interrupted
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView, ready_by_revision
 
 FIGURES_S = 10.0
@@ -54,6 +56,11 @@ class CanaryTurn:
         return self.status.phase == "Failed"
 
     @property
+    def interrupted(self) -> bool:
+        """Whether it ends because another revision is wanted."""
+        return self.status.reason == INTERRUPTED
+
+    @property
     def promoted(self) -> bool:
         return self.status.phase == "Promoted"
 
@@ -65,7 +72,7 @@ def plan_canary(view: DeploymentView, current: str | None, target: str) -> Canar
     compare with.
     """
     settings, rollout = view.deployment.spec.rollout, view.deployment.status.rollout or RolloutStatus()
-    known = rollout.canary if rollout.to_revision == target else None
+    known = rollout.canary if rollout.to_revision == target and not was_interrupted(view) else None
     if settings.canary is None or current is None or current == target:
         return None
     if known is None and not any(live.spec.bounded_replicas for live in view.pools):
@@ -92,6 +99,42 @@ def plan_canary(view: DeploymentView, current: str | None, target: str) -> Canar
     )
 
 
+def plan_return(view: DeploymentView, current: str | None, wanted: str | None) -> CanaryTurn | None:
+    """The end of a canary that another revision interrupts; None when nothing of it is left, or nothing interrupts it.
+
+    Its revision stays the target until the old one can take all of its traffic. Where no canary follows, routers get no
+    shares and would use its replicas again, so those go before.
+
+    Args:
+        wanted: the revision to go to; None while the rollout is paused or no model is found.
+    """
+    settings, rollout = view.deployment.spec.rollout, view.deployment.status.rollout or RolloutStatus()
+    known, left = rollout.canary, rollout.to_revision
+    if known is None or current is None or left is None or left == current:
+        return None
+    if wanted in (None, left) and not was_interrupted(view):
+        return None
+    old, carried = _read(known), carried_percent(_replicas_of(view, current))
+    hand = Hand(abort=settings.abort == left, instead=wanted)
+    state = decide(CanaryPlan(()), old, Evidence(), ready=False, hand=hand, now=view.now, carried=carried)
+    if wanted is not None and not state.percent and not _must_go(view, left, current, wanted):
+        return None
+    return CanaryTurn(
+        status=_written(view, known, old, state),
+        shares=((current, 100),),
+        serving=frozenset({current, left} if state.percent else {current}),
+        events=_events(left, old, state),
+    )
+
+
+def _must_go(view: DeploymentView, left: str, current: str, wanted: str) -> bool:
+    """Whether replicas of an interrupted canary would get requests again because no canary follows that leaves them
+    out."""
+    if wanted == left or (wanted != current and view.deployment.spec.rollout.canary is not None):
+        return False
+    return any(ready_by_revision(view, live)[left] for live in view.pools if not live.deleting)
+
+
 def with_canary(progress: RolloutStatus, turn: CanaryTurn | None, time: str) -> RolloutStatus:
     """The rollout's progress with the canary's; a new state of the canary is progress.
 
@@ -103,7 +146,7 @@ def with_canary(progress: RolloutStatus, turn: CanaryTurn | None, time: str) -> 
     old = progress.canary
     moved = old is None or (old.phase, old.step) != (turn.status.phase, turn.status.step)
     changes = {"canary": turn.status, "progressed_at": time if moved else progress.progressed_at}
-    if turn.rolled_back:
+    if turn.rolled_back and not turn.interrupted:
         changes["phase"] = "RolledBack"
     return progress.model_copy(update=changes)
 
@@ -171,12 +214,11 @@ def _is_ready(view: DeploymentView, plan: CanaryPlan, state: CanaryState, curren
 
 
 def _replicas_of(view: DeploymentView, current: str) -> list[tuple[int, int]]:
-    """(ready replicas of the old revision, replicas) of each pool that has it."""
-    return [
-        (ready_by_revision(view, live)[current], live.spec.bounded_replicas)
-        for live in view.pools
-        if any(found.name == current for found in live.spec.revisions) and not live.deleting
-    ]
+    """(ready replicas of the old revision, replicas) of each pool that has it; of every pool where none has it any
+    more, because its pool was deleted."""
+    pools = [live for live in view.pools if not live.deleting]
+    having = [live for live in pools if any(found.name == current for found in live.spec.revisions)]
+    return [(ready_by_revision(view, live)[current], live.spec.bounded_replicas) for live in having or pools]
 
 
 def _replica_shares(
@@ -220,6 +262,7 @@ def _read(known: CanaryStatus) -> CanaryState:
 def _written(view: DeploymentView, known: CanaryStatus | None, old: CanaryState, state: CanaryState) -> CanaryStatus:
     """The state for the status. Figures alone change it only each `FIGURES_S`."""
     same = replace(state, results=(), message="") == replace(old, results=(), message="")
+    same = same and (not state.over or shortened(state.message) == old.message)
     verdicts = [found.verdict for found in state.results] == [found.verdict for found in old.results]
     if known is not None and same and verdicts and (state.over or _is_young(view, known)):
         return known
@@ -237,7 +280,7 @@ def _written(view: DeploymentView, known: CanaryStatus | None, old: CanaryState,
 
 def _is_young(view: DeploymentView, known: CanaryStatus) -> bool:
     judged = datetime.fromisoformat(known.judged_at) if known.judged_at else None
-    return judged is not None and view.now - judged < timedelta(seconds=FIGURES_S)
+    return judged is not None and rest_s(judged, FIGURES_S, view.now) > 0
 
 
 def _gate(found: GateResult) -> GateStatus:
@@ -256,6 +299,8 @@ def _events(target: str, old: CanaryState, state: CanaryState) -> tuple[Event, .
     """An Event for each share that begins, and for the end."""
     if (old.phase, old.step) == (state.phase, state.step) or state.phase == "Waiting":
         return ()
+    if state.reason == INTERRUPTED:
+        return (Event("Normal", "CanaryInterrupted", shortened(f"revision {target}: {state.message}")),)
     kind = "Warning" if state.phase == "Failed" else "Normal"
     reason = {"Holding": "CanaryStep", "Promoted": "CanaryPromoted", "Failed": "CanaryFailed"}[state.phase]
     return (Event(kind, reason, shortened(f"revision {target}: {state.message}")),)

@@ -64,8 +64,14 @@ def _choose_by_name(view: DeploymentView, name: str) -> ModelChoice | NoModel:
     if found.status.phase in {"Corrupt", "Failed", "Deleted", "Deleting"}:
         text = f"Checkpoint {name} is {found.status.phase} (spec.model.checkpointRef)"
         return NoModel(f"Checkpoint{found.status.phase}", text, stalled=True)
+    if found.deleting:
+        text = f"Checkpoint {name} is being deleted (spec.model.checkpointRef)"
+        return NoModel("CheckpointDeleting", text, stalled=True)
+    if is_given_up(found):
+        text = f"Checkpoint {name} is beyond checkpoint.maxToKeep of its job, and not pinned (spec.model.checkpointRef)"
+        return NoModel("CheckpointExpired", text)
     if not _is_usable(found):
-        return NoModel("CheckpointNotVerified", f"Checkpoint {name} is not verified yet")
+        return NoModel("CheckpointNotVerified", f"Checkpoint {name} is not verified yet (spec.model.checkpointRef)")
     return _choice_of(found)
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stoker.operator.api.inferencedeployment import DeploymentPhase, PoolSummary, RolloutStatus
+from stoker.operator.api.inferencedeployment import CanaryStatus, DeploymentPhase, PoolSummary, RolloutStatus
 from stoker.operator.domain.conditions import Health
 from stoker.operator.domain.pods import ended, exit_of
+from stoker.operator.domain.rollout.canary import WAITS
 from stoker.operator.domain.waiting import waiting
 from stoker.operator.reconcile.enginepool.view import FAILURES_TO_STALL
 from stoker.operator.reconcile.inferencedeployment.backends import engine_known
@@ -43,7 +44,7 @@ def deployment_state(
         return DeploymentState(Health.STALLED, "Serving", _rolled_back(rollout))
     empty = [pool.name for pool in pools if pool.replicas == 0]
     if rollout.status is not None and rollout.status.phase not in ("Completed", "RolledBack"):
-        obstacle = _obstacle(choice, rollout.status)
+        obstacle = _obstacle(choice, rollout, why)
         if rollout.status.canary is not None and len(empty) == len(pools):
             return _scaled_to_zero(view, empty, f"; canary: {obstacle}" if obstacle else "")
         return _rollout_state(view, rollout.status, ready, why, obstacle)
@@ -89,12 +90,19 @@ def _rollout_state(
     return DeploymentState(Health.PROGRESSING, "Updating" if updating else "Starting", text)
 
 
-def _obstacle(choice: ModelChoice | NoModel, status: RolloutStatus) -> str | None:
-    """What keeps the target revision from getting replicas, where that is no replica's own failure."""
+def _obstacle(choice: ModelChoice | NoModel, rollout: RolloutStep, why: str | None) -> str | None:
+    """What keeps the target revision from getting replicas, where that is no replica's own failure.
+
+    A canary that waits for replicas also says what a pool says of them (`why`).
+    """
     if isinstance(choice, NoModel):
         return choice.message
+    status = rollout.status or RolloutStatus()
+    if status.canary is not None and status.canary.phase == "Failed":
+        return f"revision {rollout.target} is given up: {_given_up(status.canary, rollout)}"
     if status.canary is not None and status.canary.message:
-        return status.canary.message
+        waits = status.canary.reason == WAITS and why
+        return f"{status.canary.message}: {why}" if waits else status.canary.message
     return "spec.rollout.paused holds the rollout" if status.phase == "Paused" else None
 
 
@@ -103,10 +111,14 @@ def _rolled_back(rollout: RolloutStep) -> str:
     canary = rollout.status.canary if rollout.status is not None else None
     if canary is None:
         return f"revision {rollout.target} was rolled back; {rollout.current} serves"
-    kept = f"; it keeps {canary.percent} % until more replicas are ready" if canary.percent else ""
-    return (
-        f"revision {rollout.target} was rolled back: {canary.reason}: {canary.message}; {rollout.current} serves{kept}"
-    )
+    return f"revision {rollout.target} was rolled back: {_given_up(canary, rollout)}"
+
+
+def _given_up(canary: CanaryStatus, rollout: RolloutStep) -> str:
+    """Why a canary ended without promotion, and which revisions serve."""
+    keeps = f"; {rollout.target} keeps {canary.percent} % until more replicas of {rollout.current} are ready"
+    kept = keeps if canary.percent else ""
+    return f"{canary.reason}: {canary.message}; {rollout.current} serves{kept}"
 
 
 def _lost_pools(view: DeploymentView, rollout: RolloutStep) -> list[str]:

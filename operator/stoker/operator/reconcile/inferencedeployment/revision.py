@@ -9,6 +9,7 @@ Called by `rollout`.
 from __future__ import annotations
 
 from stoker.operator.api.inferencedeployment import InferenceDeploymentSpec, RevisionStatus
+from stoker.operator.domain.rollout.canary import INTERRUPTED
 from stoker.operator.reconcile.inferencedeployment.model_choice import ModelChoice, NoModel, checkpoint_choice
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
 from stoker.operator.render.engine import ModelSource
@@ -52,6 +53,12 @@ def last_target(view: DeploymentView) -> str | None:
     return (rollout.to_revision if rollout else None) or view.deployment.status.current_revision
 
 
+def was_interrupted(view: DeploymentView) -> bool:
+    """Return whether the last target is the revision of a canary in whose place another one is wanted."""
+    rollout = view.deployment.status.rollout
+    return rollout is not None and rollout.canary is not None and rollout.canary.reason == INTERRUPTED
+
+
 def _intent(spec: InferenceDeploymentSpec, choice: ModelChoice) -> str:
     """Return the hash of the fields that shape engines, and of the checkpoint."""
     wire = spec.to_wire()
@@ -67,10 +74,10 @@ def _revision_of_last_pass(view: DeploymentView, choice: ModelChoice, intent: st
     """Return the target of the last pass, if that pass worked with the same spec and checkpoint.
 
     Both specs are read with the defaults of this version, so an upgrade of the operator is no edit. After a pass that
-    was paused or had no model, the target says nothing about the spec.
+    was paused, had no model or ended an interrupted canary, the target says nothing about the spec.
     """
     last, target = view.last_spec(), view.revision(last_target(view))
-    if last is None or target is None or last.rollout.paused or not _had_model(view):
+    if last is None or target is None or last.rollout.paused or not _had_model(view) or was_interrupted(view):
         return None
     before, now = target.checkpoint, choice.checkpoint
     same_model = (before.uid, before.digest) == (now.uid, now.digest) if before and now else before is now

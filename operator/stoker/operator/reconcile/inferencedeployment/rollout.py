@@ -20,7 +20,12 @@ from stoker.operator.domain.labels import POOL, ROLE
 from stoker.operator.domain.plan import Event, Object, Ref, Scale
 from stoker.operator.reconcile.inferencedeployment.autoscaling import external_bounds, wanted_replicas
 from stoker.operator.reconcile.inferencedeployment.availability import max_unavailable
-from stoker.operator.reconcile.inferencedeployment.canary import CanaryTurn, plan_canary, with_canary
+from stoker.operator.reconcile.inferencedeployment.canary import (
+    CanaryTurn,
+    plan_canary,
+    plan_return,
+    with_canary,
+)
 from stoker.operator.reconcile.inferencedeployment.evaluation import stale_tasks
 from stoker.operator.reconcile.inferencedeployment.model_choice import ModelChoice, NoModel
 from stoker.operator.reconcile.inferencedeployment.revision import last_target, revision_of, source_of
@@ -69,17 +74,19 @@ def plan_rollout(view: DeploymentView, choice: ModelChoice | NoModel) -> Rollout
     wanted = revision_of(view, choice) if isinstance(choice, ModelChoice) else None
     revisions = _with_wanted(view, wanted)
     last = last_target(view)
-    target = _next_target(view, wanted, last)
+    asked = _asked(view, wanted, last)
+    left = plan_return(view, status.current_revision, asked)
+    target = last if asked is None or left is not None else asked
     if target is None:
         return RolloutStep(revisions, None, None, None)
-    canary = plan_canary(view, status.current_revision, target)
+    canary = left if left is not None else plan_canary(view, status.current_revision, target)
     moving = canary is None or canary.promoted
     updated, obsolete = moving and _all_updated(view, target), tuple(map(_pool_ref, former_pools(view)))
     done = updated and not obsolete
     current = target if done or status.current_revision is None else status.current_revision
     shares = canary.shares if canary is not None else ((target, 100),)
     pools = _pool_changes(view, choice, shares, current, canary)
-    abandoned = _abandoned_pools(view, shares) if canary is not None and canary.rolled_back else ()
+    abandoned = _abandoned_pools(view, shares, pools) if canary is not None and canary.rolled_back else ()
     stale = stale_tasks(view, target if canary is not None and canary.evaluating else None)
     chosen = _chosen_event(wanted) if wanted is not None and target == wanted.name != last else ()
     progress = _rollout_status(view, status.rollout or RolloutStatus(), current, target, done=done)
@@ -111,10 +118,10 @@ def until_deadline_s(view: DeploymentView, rollout: RolloutStep) -> float | None
     return left_s if left_s is not None and left_s > 0 else None
 
 
-def _next_target(view: DeploymentView, wanted: RevisionStatus | None, last: str | None) -> str | None:
-    """The wanted revision. While the rollout is paused or no model is found, the last target stays."""
+def _asked(view: DeploymentView, wanted: RevisionStatus | None, last: str | None) -> str | None:
+    """The wanted revision; None while the rollout is paused or no model is found, so that the last target stays."""
     paused = view.deployment.spec.rollout.paused and last is not None
-    return last if wanted is None or paused else wanted.name
+    return None if wanted is None or paused else wanted.name
 
 
 def _with_wanted(view: DeploymentView, wanted: RevisionStatus | None) -> tuple[RevisionStatus, ...]:
@@ -247,10 +254,10 @@ def _reunited_pool(view: DeploymentView, live: EnginePool, revisions: Sequence[R
     }
 
 
-def _abandoned_pools(view: DeploymentView, shares: Shares) -> tuple[Ref, ...]:
-    """EnginePools that came with a revision that is given up, and have no other one."""
-    kept = {name for name, _ in shares}
-    found = [live for pool in view.deployment.spec.pools if (live := view.engine_pool(pool)) and not live.deleting]
+def _abandoned_pools(view: DeploymentView, shares: Shares, changes: PoolChanges) -> tuple[Ref, ...]:
+    """EnginePools that came with a revision that is given up, and neither have another one nor get it now."""
+    kept, changed = {name for name, _ in shares}, {body["metadata"]["name"] for body in changes.apply}
+    found = (live for live in view.pools if not live.deleting and live.metadata.name not in changed)
     return tuple(_pool_ref(live) for live in found if kept.isdisjoint(one.name for one in live.spec.revisions))
 
 
@@ -328,13 +335,14 @@ def _rollout_status(
             started_at=view.time,
             progressed_at=view.time,
         )
+    progressed = old.step != updated or old.phase == "Completed" or old.progressed_at is None
     return RolloutStatus(
         phase="Paused" if view.deployment.spec.rollout.paused else "Progressing",
         from_revision=old.from_revision,
         to_revision=target,
         step=updated,
         started_at=old.started_at,
-        progressed_at=view.time if old.step != updated or old.phase == "Completed" else old.progressed_at,
+        progressed_at=view.time if progressed else min(old.progressed_at or view.time, view.time),
         canary=old.canary,
     )
 

@@ -12,10 +12,10 @@ Pure. Called by `start`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import Any
 
 from stoker.operator.api.trainingjob_status import Attempt
+from stoker.operator.domain.clock import rest_s
 from stoker.operator.domain.labels import NODE_RANK
 from stoker.operator.domain.placement.job_gang import gang_of_rendering
 from stoker.operator.domain.placement.node_capacity import pinned_node
@@ -85,7 +85,7 @@ def _cannot_be_whole(view: TrainingView) -> str:
         return f"{len(view.gang)} of {gang_size(view)} pods were made: {view.seen.refusal}"
     seconds = view.job.spec.scheduling.gang_timeout_seconds
     made = min((at for pod in view.gang if (at := created_at(pod)) is not None), default=view.now)
-    late = view.now - made > timedelta(seconds=seconds)
+    late = not rest_s(made, seconds, view.now)
     return f"{len(view.gang)} of {gang_size(view)} pods were made in {seconds} s" if late else ""
 
 

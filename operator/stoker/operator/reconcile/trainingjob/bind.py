@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 from stoker.operator.api.trainingjob_status import Attempt
+from stoker.operator.domain.clock import rest_s
 from stoker.operator.domain.conditions import Condition, Health
 from stoker.operator.domain.placement.device_catalog import DeviceNeeds, needs_of
 from stoker.operator.domain.placement.job_gang import gang_of_rendering
@@ -180,12 +180,11 @@ def _watch_scheduling(view: TrainingView, attempt: Attempt) -> JobOutcome | None
     late = [pod for pod in view.gang if pod_state(pod) is PodState.PENDING and not pod["spec"].get("nodeName")]
     if attempt.placed_at is None or not late or not any(map(pinned_node, late)):
         return None
-    timeout = timedelta(seconds=view.job.spec.scheduling.gang_timeout_seconds)
-    left_s = (moment(attempt.placed_at) + timeout - view.now).total_seconds()
+    seconds = view.job.spec.scheduling.gang_timeout_seconds
+    left_s = rest_s(moment(attempt.placed_at), seconds, view.now)
     if left_s > 0:
         return _requeued(follow(view), left_s)
     reasons = sorted({reason for pod in late if (reason := waiting_reason(pod))})
-    seconds = view.job.spec.scheduling.gang_timeout_seconds
     return give_back(view, attempt, f"{_names(late)} not scheduled in {seconds} s: {'; '.join(reasons)}")
 
 

@@ -6,10 +6,10 @@ Pure. Called by `stop` and `apply_edit`.
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
 from typing import Literal
 
 from stoker.operator.api.trainingjob_status import PendingRequest, Resumption, TrainingPhase
+from stoker.operator.domain.clock import rest_s
 from stoker.operator.domain.conditions import Health
 from stoker.operator.domain.plan import ControlCall, Event, Plan
 from stoker.operator.domain.pods import PodState, pod_state, ref_of
@@ -69,7 +69,7 @@ def _nothing_to_list(view: TrainingView) -> JobChanges:
 
 def _overdue(view: TrainingView, asked: PendingRequest) -> bool:
     limit_s = view.job.spec.workers.grace_period_seconds + STOP_MARGIN_S
-    return view.now >= moment(asked.requested_at or view.time) + timedelta(seconds=limit_s)
+    return not rest_s(moment(asked.requested_at or view.time), limit_s, view.now)
 
 
 def _call(view: TrainingView, asked: PendingRequest) -> ControlCall:

@@ -64,7 +64,7 @@ def _resolve_checkpoint(view: TrainingView, name: str) -> StartCheckpoint | Bloc
             "CheckpointDeleting", f"Checkpoint {name} is being deleted (spec.modelFrom.checkpoint)", stalled=True
         )
     if not status.verified or status.storage is None or status.folder is None or status.digest is None:
-        return Blocked("CheckpointNotVerified", f"Checkpoint {name} is not verified yet")
+        return Blocked("CheckpointNotVerified", f"Checkpoint {name} is not verified yet (spec.modelFrom.checkpoint)")
     return StartCheckpoint(
         storage=status.storage,
         folder=status.folder,

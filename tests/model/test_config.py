@@ -121,6 +121,7 @@ def test_rope_is_read_in_both_spellings() -> None:
         ({"num_key_value_heads": 3}, "num_heads 4 must be a multiple of num_kv_heads 3"),
         ({"head_dim": 7}, "head_dim must be even"),
         ({"vocab_size": 0}, "vocab_size must be >= 1, not 0"),
+        ({"num_hidden_layers": 10**9}, "config.json: num_hidden_layers must be at most 4096, not 1000000000"),
     ],
 )
 def test_a_config_that_cannot_be_computed_is_refused_by_name(change: dict[str, Any], message: str) -> None:

@@ -11,7 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from stoker.model.config_json import given, number, read_experts, read_window, refuse_unsupported, whole_number
+from stoker.model.config_json import (
+    MOST_EXPERTS,
+    MOST_LAYERS,
+    given,
+    number,
+    read_experts,
+    read_window,
+    refuse_unsupported,
+    whole_number,
+)
 from stoker.model.family import ARCHITECTURES, BY_MODEL_TYPE, FAMILIES, Architecture, Family
 from stoker.model.rope_json import read_rope
 from stoker.model.rope_scaling import RopeScaling
@@ -75,6 +84,9 @@ class ModelConfig:
         for name in (*sizes, "head_dim", "max_position_embeddings", "decoder_sparse_step", "sliding_window"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} must be >= 1, not {value}")
+        for name, most in (("num_layers", MOST_LAYERS), ("num_experts", MOST_EXPERTS)):
+            if (value := getattr(self, name)) is not None and value > most:
+                raise ValueError(f"{name} must be at most {most}, not {value}")
         for name in ("rope_theta", "norm_eps"):
             if not 0 < (value := getattr(self, name)) < math.inf:
                 raise ValueError(f"{name} must be a finite number above 0, not {value}")

@@ -19,6 +19,7 @@ from stoker.model.config_json import (
     read_experts,
     read_window,
     refuse_unsupported,
+    token_ids,
     whole_number,
 )
 from stoker.model.family import ARCHITECTURES, BY_MODEL_TYPE, FAMILIES, Architecture, Family
@@ -199,7 +200,6 @@ class ModelConfig:
         raw = {**FAMILIES[architecture].defaults, **raw}
         hidden_size, num_heads = whole_number(raw, "hidden_size"), whole_number(raw, "num_attention_heads")
         rope = read_rope(raw)
-        eos = raw.get("eos_token_id")
         return cls(
             architecture=cast("Architecture", architecture),
             vocab_size=whole_number(raw, "vocab_size"),
@@ -219,7 +219,7 @@ class ModelConfig:
             max_position_embeddings=rope.max_position_embeddings,
             initializer_range=number({"initializer_range": 0.02} | given(raw), "initializer_range"),
             bos_token_id=raw.get("bos_token_id"),
-            eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),),
+            eos_token_ids=token_ids(raw, "eos_token_id", "config.json"),
             pad_token_id=raw.get("pad_token_id"),
         )
 

@@ -78,6 +78,15 @@ def whole_number(raw: Mapping[str, Any], name: str) -> int:
     return int(value)
 
 
+def token_ids(raw: Mapping[str, Any], name: str, file: str) -> tuple[int, ...]:
+    """Return a token id, or a list of them; nulls are left out. Raises ValueError."""
+    value = raw.get(name)
+    listed = [token for token in (value if isinstance(value, list) else [value]) if token is not None]
+    if any(isinstance(token, bool) or not isinstance(token, int) for token in listed):
+        raise ValueError(f"{file}: {name} must be a token id or a list of them, not {reprlib.repr(value)}")
+    return tuple(listed)
+
+
 def number(raw: Mapping[str, Any], name: str) -> float:
     """Return a finite number: Python's JSON has NaN and Infinity, too."""
     value = needed(raw, name)

@@ -273,8 +273,9 @@ def _last(
     stop_token: int | None = None,
     error: str | None = None,
 ) -> Outputs:
-    facts = _facts(request, count)
-    return Outputs((Delta(request.request_id, choice, (), None, None, reason, stop_token, error, facts),))  # type: ignore[arg-type]
+    facts, alternatives = _facts(request, count), request.params.logprobs
+    scores = (scored(stop_token, alternatives),) if stop_token is not None and alternatives is not None else None
+    return Outputs((Delta(request.request_id, choice, (), scores, None, reason, stop_token, error, facts),))  # type: ignore[arg-type]
 
 
 def _facts(request: AddRequest, count: int) -> RequestFacts:

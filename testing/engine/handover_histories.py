@@ -275,7 +275,8 @@ class History:
             expected = whole.tokens[: len(answer.tokens)] if cut_short else whole.tokens
             assert answer.tokens == expected, f"{where}: wrong tokens"
             if one.request.params.logprobs is not None:
-                assert answer.logprobs == whole.logprobs[: len(answer.tokens)], f"{where}: wrong log-probabilities"
+                kept = len(answer.logprobs) if cut_short else None
+                assert answer.logprobs == whole.logprobs[:kept], f"{where}: wrong log-probabilities"
             if not cut_short:
                 assert answer.ends == whole.ends, f"{where}: another end"
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from stoker.cli.programs import missing_part
@@ -24,3 +28,10 @@ def test_what_is_absent_is_named_with_its_cure(module: str, absent: str, cure: s
     message = missing_part(module, lambda name: None if name == absent else object())
     assert f"has no {absent}" in message
     assert cure in message
+
+
+def test_a_file_of_the_working_folder_stands_for_no_module_of_a_program(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('the module of the working folder')")
+    command = [sys.executable, "-P", "-m", "stoker.cli.main", "checkpoint", "list", str(tmp_path)]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout, found.stderr) == (0, "", "")

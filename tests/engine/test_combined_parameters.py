@@ -139,19 +139,29 @@ def check_meaning(request: dict[str, Any], choice: dict[str, Any]) -> None:
 
 
 def check_best_of(http: httpx.Client, request: dict[str, Any], choices: Choices) -> None:
-    """Check that the choices are the best of as many whole ones: by the mean log-probability of a token."""
-    scored = {key: value for key, value in request.items() if key != "echo"} | {"logprobs": 0}
+    """Check that the choices are the best of as many whole ones: by the mean log-probability of a generated token."""
+    scored = {key: value for key, value in request.items() if key != "echo"} | {"logprobs": 0, "return_token_ids": True}
     best = whole(http, scored)[1]
     echoed = request["prompt"] if request.get("echo") else ""
     assert [echoed + choice["text"] for choice in best.values()] == [choice["text"] for choice in choices.values()]
     every = whole(http, {key: value for key, value in scored.items() if key != "best_of"} | {"n": request["best_of"]})[
         1
     ]
-    assert means_of(best) == pytest.approx(sorted(means_of(every), reverse=True)[: len(best)], abs=1e-3)
+    assert means_of(http, best) == pytest.approx(sorted(means_of(http, every), reverse=True)[: len(best)], abs=1e-3)
 
 
-def means_of(choices: Choices) -> list[float]:
-    return [mean(choice["logprobs"]["token_logprobs"]) for choice in choices.values()]
+def means_of(http: httpx.Client, choices: Choices) -> list[float]:
+    return [mean(choice["logprobs"]["token_logprobs"] + score_of_end(http, choice)) for choice in choices.values()]
+
+
+def score_of_end(http: httpx.Client, choice: dict[str, Any]) -> list[float]:
+    """The log-probability of a choice's end token, which is not listed: that of a prompt with all of its tokens."""
+    if len(choice["token_ids"]) == len(choice["logprobs"]["tokens"]):
+        return []
+    tokens = choice["prompt_token_ids"] + choice["token_ids"]
+    scored = whole(http, {"prompt": tokens, "echo": True, "max_tokens": 0, "logprobs": 0})[1][0]
+    last: float = scored["logprobs"]["token_logprobs"][-1]
+    return [last]
 
 
 def mean(scores: list[float]) -> float:

@@ -289,6 +289,32 @@ def test_a_folder_among_the_files_stays_and_the_others_are_used(
     assert [sum(f"{folder} is a folder among files" in text for text in caplog.messages) for folder in odd] == [1, 1, 1]
 
 
+def test_a_folder_in_place_of_a_block_gives_way_and_keeps_its_files(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = DiskBench(tmp_path)
+    assert bench.write(1)
+    (lane,) = tmp_path.iterdir()
+    empty, odd = (
+        lane / digest[:2] / f"{digest}{SUFFIX}" for digest in (content_of(number).digest.hex() for number in (2, 3))
+    )
+    for folder in (empty, odd):
+        folder.mkdir(parents=True)
+    (odd / "data").write_text("x")
+    assert bench.write(2)
+    assert bench.write(3)
+    assert (bench.read(2), bench.read(3), bench.tier.state) == (sum_of(2), sum_of(3), "ok")
+    assert [path.read_text() for path in odd.parent.glob("*.aside-*/data")] == ["x"]
+    assert sum(f"{odd} is a folder in place of a cache block" in text for text in caplog.messages) == 1
+    odd.unlink()
+    odd.mkdir()
+    assert bench.read(3) is None, "its file has gone"
+    assert bench.tier.stats().state == "ok"
+    bench.poll_until(lambda: not bench.tier.busy)
+    assert bench.write(3)
+    bench.tier.close()
+
+
 def test_a_number_whose_files_are_no_engine_s_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tag = FINGERPRINT.hex()[:TAG_DIGITS]
     strange = [tmp_path / f"blocks-{tag}-0" / LOCK, tmp_path / f"blocks-{'0' * TAG_DIGITS}-0" / LOCK]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -209,6 +210,8 @@ def test_models_are_listed_loaded_beside_each_other_used_and_unloaded(tmp_path: 
 
             await s.load("two")
             await s.ready("two")
+            unnamed = (await s.complete("say:x")).json()["error"]["message"]
+            assert unnamed == "model is needed: 2 models are loaded; allowed: one, two"
             chat = {"model": "two", "messages": [{"role": "user", "content": "say:hi"}]}
             assert (await s.http.post("/v1/chat/completions", json=chat)).json()["model"] == "two"
             tokens = (await s.http.post("/tokenize", json={"model": "one", "prompt": "ab"})).json()["tokens"]
@@ -248,6 +251,38 @@ def test_a_model_that_cannot_be_loaded_says_why_and_may_be_tried_again(tmp_path:
     run(scenario)
 
 
+def test_a_request_to_a_model_that_loads_is_to_be_repeated(tmp_path: Path) -> None:
+    checked = threading.Event()
+
+    def check(_: ModelFolder) -> None:
+        assert checked.wait(240)
+
+    async def scenario() -> None:
+        async with shelf(tmp_path, check=check) as s:
+            await s.load("one")
+            for ask in ({"model": "one", "stream": True}, {"model": "one"}, {}):
+                refused = await s.complete("say:x", **ask)
+                assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+                assert refused.json()["error"]["message"] == (
+                    "The model one is not ready: its files are read, or others end before it. Try again; "
+                    "GET /v1/models/one shows its status."
+                )
+            checked.set()
+            engine = s.program.shelf.entries["one"]
+            await until(lambda: engine.engine is not None)
+            await s.ready("one")
+            assert (await s.complete("say:x")).status_code == 200
+
+    run(scenario)
+
+
+DRAINING = {
+    "message": "The model one is being unloaded and takes no new requests. POST /v1/models/one/load loads it again "
+    "once its requests have ended.",
+    "type": "server_error", "param": "model", "code": "model_draining",
+}  # fmt: skip
+
+
 def test_unloading_lets_requests_end_and_takes_no_new_ones(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with shelf(tmp_path) as s:
@@ -261,7 +296,11 @@ def test_unloading_lets_requests_end_and_takes_no_new_ones(tmp_path: Path) -> No
             await until(lambda: engine.front.served.draining)
             assert await s.statuses() == {"broken": "unloaded", "one": "draining", "two": "unloaded"}
             assert (await s.load("one")).json()["error"]["code"] == "model_draining"
-            assert (await s.complete("say:x", model="one")).json()["error"]["code"] == "draining"
+            for stream in (False, True):
+                refused = await s.complete("say:x", model="one", stream=stream)
+                assert (refused.status_code, refused.json()["error"]) == (503, DRAINING)
+                assert refused.headers["x-should-retry"] == "false"
+            assert "0 models are loaded. POST /v1" in (await s.complete("say:x")).json()["error"]["message"]
             release(engine.folder)
             assert (await running).json()["choices"][0]["text"] == "x" * 40
             assert (await unloading).status_code == 200
@@ -282,6 +321,9 @@ def test_a_server_that_ends_loads_no_further_model(tmp_path: Path) -> None:
             await until(lambda: s.program.shelf.closing)
             refused = await s.load("two")
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+            refused = await s.complete("say:x", model="one", stream=True)
+            assert refused.json()["error"]["message"] == "This server is ending and takes no new requests."
+            assert refused.headers["retry-after"] == "1"
             assert set(s.program.shelf.entries) == {"one"}
             release(engine.folder)
             assert (await running).status_code == 200

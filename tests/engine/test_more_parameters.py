@@ -153,13 +153,20 @@ def test_the_best_of_several_answers_is_returned(tmp_path: Path) -> None:
     run(scenario)
 
 
-def test_an_answer_without_tokens_is_not_the_best(tmp_path: Path) -> None:
-    """Choice 0 ends with its first token, choice 1 says its number before."""
+def test_the_end_token_counts_for_the_best_answer(tmp_path: Path) -> None:
+    """The end token is the least probable one here: -2.57. The longer an answer is, the less it weighs in the mean.
+
+    Choice 0 of the first prompt ends with its first token, choice 1 says its number before. Both of the second prompt
+    have the same number of tokens but for the limit, which cuts choice 1 before its end.
+    """
 
     async def scenario() -> None:
         async with serving(tmp_path) as s:
             answer = (await s.post(COMPLETIONS, prompt="say:", n=1, best_of=2)).json()
             assert [choice["text"] for choice in answer["choices"]] == ["1"]
+            answer = (await s.post(COMPLETIONS, prompt="say:!!!", n=2, best_of=3, max_tokens=4)).json()
+            found = [(choice["text"], choice["finish_reason"]) for choice in answer["choices"]]
+            assert found == [("1!!!", "length"), ("2!!!", "length")], "the mean of !!! is higher without its end"
 
     run(scenario)
 
@@ -169,7 +176,7 @@ def test_an_echoed_prompt_does_not_change_the_best_answer(tmp_path: Path) -> Non
 
     async def scenario() -> None:
         async with serving(tmp_path) as s:
-            body = {"prompt": "say:!!!!!!!!", "best_of": 2, "stop": ["1"], "max_tokens": 20}
+            body = {"prompt": "say:!!!!!!!!", "best_of": 2, "stop": ["1"], "max_tokens": 8}
             for echo in (False, True):
                 (choice,) = (await s.post(COMPLETIONS, **body, echo=echo)).json()["choices"]
                 assert choice["text"].endswith("say:!!!!!!!!!!!!!!!!" if echo else "!!!!!!!!")

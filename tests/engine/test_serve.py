@@ -115,6 +115,13 @@ def test_options_that_cannot_be_used_are_named(model: Path, capsys: pytest.Captu
     assert refused(capsys, model, "--port", 99999).startswith("stoker serve: listen.port: ")
     assert refused(capsys, model, "--api-key-file", "/gone") == "stoker serve: /gone: No such file or directory"
     assert refused(capsys, model, "--api-key-file", model) == f"stoker serve: {model}: Is a directory"
+    assert refused(capsys, model, "--threads", 10**20).startswith("stoker serve: threads: ")
+    assert refused(capsys, model, "--data", 99999).startswith("stoker serve: parallelism.data: ")
+    for origin in ("example.org", "https://example.org/"):
+        message = f"api.allowed_origins: *, null or SCHEME://HOST[:PORT] without a path is needed, got {origin!r}"
+        assert message in refused(capsys, model, "--allowed-origins", origin)
+    (model / "keys").write_bytes(b"\xff")
+    assert "one per line in UTF-8 (byte 0 is not)" in refused(capsys, model, "--api-key-file", model / "keys")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert refused(capsys, model, "--port", port) == f"stoker serve: 127.0.0.1:{port}: Address already in use"

@@ -9,6 +9,7 @@ from transformers import AutoConfig
 
 from stoker.model.config import ModelConfig
 from stoker.model.rope_scaling import Llama3Scaling
+from stoker.model.weights.config_file import read_config
 
 RAW: dict[str, Any] = {
     "model_type": "llama",
@@ -121,11 +122,21 @@ def test_rope_is_read_in_both_spellings() -> None:
         ({"num_key_value_heads": 3}, "num_heads 4 must be a multiple of num_kv_heads 3"),
         ({"head_dim": 7}, "head_dim must be even"),
         ({"vocab_size": 0}, "vocab_size must be >= 1, not 0"),
+        ({"eos_token_id": "x"}, "config.json: eos_token_id must be a token id or a list of them, not 'x'"),
+        ({"eos_token_id": [2, {}]}, r"config.json: eos_token_id must be a token id or a list of them, not \[2, {}\]"),
+        ({"num_hidden_layers": 10**9}, "config.json: num_hidden_layers must be at most 4096, not 1000000000"),
     ],
 )
 def test_a_config_that_cannot_be_computed_is_refused_by_name(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ModelConfig.from_hugging_face(RAW | change)
+
+
+def test_end_tokens_of_the_generation_config_are_checked() -> None:
+    files = {"generation_config.json": b'{"eos_token_id": [1, null, 7]}'}
+    assert read_config(RAW, files).eos_token_ids == (1, 7)
+    with pytest.raises(ValueError, match=r"generation_config.json: eos_token_id must be a token id or .* not True"):
+        read_config(RAW, {"generation_config.json": b'{"eos_token_id": true}'})
 
 
 def test_a_null_means_a_missing_number() -> None:

@@ -162,6 +162,7 @@ MIXTRAL = CONFIGS["mixtral"]
     ("config", "change", "message"),
     [
         (MIXTRAL, {"num_experts": None}, "num_experts and num_experts_per_token are needed for mixtral"),
+        (MIXTRAL, {"num_experts": 5000}, "num_experts must be at most 4096, not 5000"),
         (MIXTRAL, {"num_experts_per_token": 7}, "must lie between 1 and num_experts 6, not 7"),
         (MIXTRAL, {"moe_intermediate_size": 8}, "moe_intermediate_size: mixtral has None there, got 8"),
         (MIXTRAL, {"norm_topk_prob": False}, "norm_topk_prob: mixtral has True there"),

@@ -50,6 +50,11 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
         "spec.model.ropeTheta 0 is 0 in fp32; it must be at least 1.2e-38",
         "spec.model.initializerRange 0 is 0 in fp32; it must be at least 1.2e-38",
     ]),
+    ("TrainingJob", {"optimization": {"schedule": "constant", "minLearningRate": "0.0"}}, []),
+    ("TrainingJob", {"optimization": {"schedule": "linear", "minLearningRate": "1e-5"}}, []),
+    ("TrainingJob", {"optimization": {"schedule": "constant", "minLearningRate": "1e-5"}}, [
+        'spec.optimization.minLearningRate 1e-5 has no effect with schedule constant; allowed: "0", or schedule cosine or linear',
+    ]),
     ("TrainingJob", {"training": {"totalTokens": 100_000, "sequenceLength": 1024}, "optimization": {"warmupSteps": 13}}, []),
     ("TrainingJob", {"training": {"totalTokens": 100_000, "sequenceLength": 1024}, "optimization": {"warmupSteps": 14}}, [
         "spec.optimization.warmupSteps 14 is above the 13 steps of totalTokens 100000 in batches of 8192 tokens",

@@ -261,7 +261,7 @@ def test_the_same_contents_elsewhere_are_the_same_corpus(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"documents": 31}, "data.sources books has other contents, or another format or tokenizer"),
+        ({"documents": 31}, "data.sources books has other contents, or another format"),
         ({"weight": 2.0}, "data.sources books had weight 1.0, has 2.0"),
         ({"name": "wiki"}, "data.sources wiki is new; data.sources books is missing"),
     ],
@@ -279,12 +279,29 @@ def test_a_checkpoint_of_another_corpus_is_refused_with_what_differs(
         other.check(cursor)
 
 
+def test_a_checkpoint_of_another_tokenizer_is_refused_by_the_tokenizer_and_names_only_sources_that_changed(
+    tmp_path: Path,
+) -> None:
+    def loader(fingerprint: str, **change: Any) -> Loader:
+        sources = [text_source(tmp_path, **change), text_source(tmp_path, "wiki")]
+        config = config_for(tmp_path, {"sources": sources})
+        return Loader(open_corpus(config, Bytes(fingerprint=fingerprint)), config)
+
+    cursor = json.loads(json.dumps(loader("of 30").cursor(3)))
+    tokenizer = r"data.tokenizer is another: its fingerprint was of 30, is of 31 \(one of kind train .*\)"
+    with pytest.raises(DataError, match=f"at step 3: {tokenizer}; go on with that"):
+        loader("of 31").check(cursor)
+    with pytest.raises(DataError, match=f"{tokenizer}; data.sources books has other contents, or another format; go"):
+        loader("of 31", documents=31).check(cursor)
+
+
 def test_an_equal_corpus_goes_on_from_a_checkpoint_of_an_earlier_version(tmp_path: Path) -> None:
     loader = loader_for(tmp_path, {"sources": [text_source(tmp_path)]})
     loader.check({name: value for name, value in loader.cursor(3).items() if name != "corpus"})
     loader.check(json.loads(json.dumps(loader.cursor(3))))
 
 
+CONTENTS = "data.sources {} has other contents, or another format or tokenizer"
 FRACTION = "data.validation.fraction was none, is 0.1"
 BEFORE: dict[str, Any] = {
     "sources": [["a", 1.0, "x"], ["b", 2.0, "y"]],
@@ -298,12 +315,13 @@ BEFORE: dict[str, Any] = {
     ("change", "expected"),
     [
         ({}, []),
+        ({"sources": [["a", 1.0, "z"], ["b", 2.0, "y"]]}, [CONTENTS.format("a")]),
         ({"sequence_length": 64}, ["training.sequenceLength was 32, is 64"]),
         ({"packing": False, "held_out": 0.1}, ["data.packing was true, is false", FRACTION]),
         ({"sources": [["a", 1.0, "x"]]}, ["data.sources b is missing"]),
         ({"sources": BEFORE["sources"][::-1]}, ["data.sources were in the order a, b, are in the order b, a"]),
     ],
-    ids=["nothing", "length", "packing and validation", "a source less", "order"],
+    ids=["nothing", "contents of an earlier version", "length", "packing and validation", "a source less", "order"],
 )
 def test_each_difference_of_two_corpora_is_named(change: dict[str, Any], expected: list[str]) -> None:
     assert differences(BEFORE, BEFORE | change) == expected

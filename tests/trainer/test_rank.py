@@ -260,6 +260,12 @@ def _signals() -> Iterator[None]:
             "memory: fp8_recipe Rowwise needs precision fp8, got bf16",
             id="a recipe without eight bits",
         ),
+        pytest.param(
+            {"optimization": {"schedule": "constant", "min_learning_rate": 1e-5}},
+            Cause.CONFIG_INVALID,
+            "optimization: min_learning_rate 1e-05 has no effect with schedule constant; allowed: 0, or",
+            id="a floor that a constant rate never reaches",
+        ),
         pytest.param({"attention": "flash"}, Cause.CONFIG_INVALID, "flash", id="a missing kernel"),
         pytest.param(
             {"model": {**MODEL, "wings": 2}}, Cause.CONFIG_INVALID, "wings", id="an unknown field of the model"

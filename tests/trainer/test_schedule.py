@@ -29,8 +29,9 @@ from stoker.trainer.rank.schedule import learning_rate
     ],
 )
 def test_rate_follows_the_closed_form(schedule: str, step: int, expected: float) -> None:
+    floor = 0.0 if schedule == "constant" else 0.1
     config = OptimizationConfig.model_validate(
-        {"learning_rate": 1.0, "min_learning_rate": 0.1, "schedule": schedule, "warmup_steps": 4}
+        {"learning_rate": 1.0, "min_learning_rate": floor, "schedule": schedule, "warmup_steps": 4}
     )
     assert learning_rate(config, step, 24) == pytest.approx(expected, rel=1e-12)
 

@@ -6,12 +6,15 @@ Frozen. Read by `__main__` and by the core's process; `plan` turns it into decis
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from stoker.pod.config_file import Config
 from stoker.pod.listen import ListenConfig
+
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s]+")
 
 
 class EngineIdentity(Config):
@@ -142,18 +145,26 @@ class EngineApiConfig(Config):
     fronts: int = Field(default=1, ge=1, le=64)
     """Processes that serve HTTP and tokenise. A single one is the engine's first process, several have their own."""
     allowed_origins: tuple[str, ...] = ()
-    """Origins whose web pages may call the API (CORS); `*` is any. Default: none."""
+    """Origins whose web pages may call the API (CORS), as browsers send them; `*` is any. Default: none."""
     tool_call_parser: Literal["auto", "none", "hermes", "llama3_json", "mistral"] = "auto"
     """The form in which the model writes tool calls; `auto` finds it in the chat template."""
     reasoning_parser: Literal["auto", "none", "think"] = "auto"
     """`think`: text between <think> and </think> goes to `reasoning`; `auto`: if the chat template has <think>."""
 
+    @field_validator("allowed_origins")
+    @classmethod
+    def _as_browsers_send_them(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError(f"*, null or SCHEME://HOST[:PORT] without a path is needed, got {origin!r}")
+        return origins
+
 
 class EngineParallelismConfig(Config):
-    tensor: int = Field(default=1, ge=1)
-    pipeline: int = Field(default=1, ge=1)
-    data: int = Field(default=1, ge=1)
-    expert: int = Field(default=1, ge=1)
+    tensor: int = Field(default=1, ge=1, le=1024)
+    pipeline: int = Field(default=1, ge=1, le=1024)
+    data: int = Field(default=1, ge=1, le=1024)
+    expert: int = Field(default=1, ge=1, le=1024)
 
 
 Role = Literal["colocated", "prefill", "decode"]
@@ -271,7 +282,7 @@ class EngineConfig(Config):
     capture_s: float = Field(default=0.3, ge=0, le=600)
     """Longest time that graphs are captured before the engine is ready, beyond the first few; the others follow when no
     request runs, or rarely between two steps. Until then larger graphs stand in."""
-    threads: int | None = Field(default=None, ge=1)
+    threads: int | None = Field(default=None, ge=1, le=1024)
     """Intra-op threads on the CPU; default: the cores this process may use. `deterministic` needs 1."""
     model: ServedModelConfig
     cache: CacheConfig = CacheConfig()

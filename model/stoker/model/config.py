@@ -11,7 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from stoker.model.config_json import given, number, read_experts, read_window, refuse_unsupported, whole_number
+from stoker.model.config_json import (
+    MOST_EXPERTS,
+    MOST_LAYERS,
+    given,
+    number,
+    read_experts,
+    read_window,
+    refuse_unsupported,
+    token_ids,
+    whole_number,
+)
 from stoker.model.family import ARCHITECTURES, BY_MODEL_TYPE, FAMILIES, Architecture, Family
 from stoker.model.rope_json import read_rope
 from stoker.model.rope_scaling import RopeScaling
@@ -75,6 +85,9 @@ class ModelConfig:
         for name in (*sizes, "head_dim", "max_position_embeddings", "decoder_sparse_step", "sliding_window"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} must be >= 1, not {value}")
+        for name, most in (("num_layers", MOST_LAYERS), ("num_experts", MOST_EXPERTS)):
+            if (value := getattr(self, name)) is not None and value > most:
+                raise ValueError(f"{name} must be at most {most}, not {value}")
         for name in ("rope_theta", "norm_eps"):
             if not 0 < (value := getattr(self, name)) < math.inf:
                 raise ValueError(f"{name} must be a finite number above 0, not {value}")
@@ -187,7 +200,6 @@ class ModelConfig:
         raw = {**FAMILIES[architecture].defaults, **raw}
         hidden_size, num_heads = whole_number(raw, "hidden_size"), whole_number(raw, "num_attention_heads")
         rope = read_rope(raw)
-        eos = raw.get("eos_token_id")
         return cls(
             architecture=cast("Architecture", architecture),
             vocab_size=whole_number(raw, "vocab_size"),
@@ -207,7 +219,7 @@ class ModelConfig:
             max_position_embeddings=rope.max_position_embeddings,
             initializer_range=number({"initializer_range": 0.02} | given(raw), "initializer_range"),
             bos_token_id=raw.get("bos_token_id"),
-            eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),),
+            eos_token_ids=token_ids(raw, "eos_token_id", "config.json"),
             pad_token_id=raw.get("pad_token_id"),
         )
 

@@ -9,6 +9,9 @@ from typing import Any
 
 from stoker.model.family import BY_MODEL_TYPE, Family
 
+MOST_LAYERS = MOST_EXPERTS = 4096
+"""Far above any model: a number in a damaged file would make lists that no memory holds."""
+
 
 def read_window(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """Read the sliding window. Raises ValueError where `layer_types` gives other layers a window."""
@@ -16,6 +19,8 @@ def read_window(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
     if family.window == "never" or (family.window != "always" and not raw.get("use_sliding_window")):
         window = None
     layers = whole_number(raw, "num_hidden_layers")
+    if layers > MOST_LAYERS:
+        raise ValueError(f"config.json: num_hidden_layers must be at most {MOST_LAYERS}, not {layers}")
     if window is not None and family.window == "switched by layer":
         full = min(whole_number(raw, "max_window_layers"), layers)
     if full == layers:
@@ -71,6 +76,15 @@ def whole_number(raw: Mapping[str, Any], name: str) -> int:
     if not (isinstance(value, int) or (isinstance(value, float) and value.is_integer())):
         raise ValueError(f"config.json: {name} must be a whole number, not {value!r}")
     return int(value)
+
+
+def token_ids(raw: Mapping[str, Any], name: str, file: str) -> tuple[int, ...]:
+    """Return a token id, or a list of them; nulls are left out. Raises ValueError."""
+    value = raw.get(name)
+    listed = [token for token in (value if isinstance(value, list) else [value]) if token is not None]
+    if any(isinstance(token, bool) or not isinstance(token, int) for token in listed):
+        raise ValueError(f"{file}: {name} must be a token id or a list of them, not {reprlib.repr(value)}")
+    return tuple(listed)
 
 
 def number(raw: Mapping[str, Any], name: str) -> float:

@@ -40,7 +40,7 @@ class RenderProcess:
 
     def __init__(self) -> None:
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "stoker.model.render_child"],
+            [sys.executable, "-P", "-m", "stoker.model.render_child"],  # -P: no module of the working folder
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from importlib.util import find_spec
 from typing import NoReturn
 
@@ -30,6 +30,14 @@ def become(module: str, arguments: Sequence[str]) -> NoReturn:
         sys.exit(WRONG_INPUT)
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
+
+
+def keep_modules_of_the_working_folder_out(environment: MutableMapping[str, str]) -> None:
+    """Let no file in the user's folder, such as `http.py`, stand for a module of a program that this one starts.
+
+    `python -m` looks there first.
+    """
+    environment.setdefault("PYTHONSAFEPATH", "1")
 
 
 def missing_part(module: str, find: Callable[[str], object | None] = find_spec) -> str:

@@ -25,7 +25,7 @@ def first_or_final_delta(
         request_id=request_id,
         choice=sequence.choice,
         tokens=shown,
-        logprobs=(logprobs,) * len(shown) if logprobs is not None else None,
+        logprobs=(logprobs,) * (len(shown) + (sequence.stop_token is not None)) if logprobs is not None else None,
         prompt_logprobs=tuple(sequence.prompt_logprobs) if scores_prompt else None,
         finish_reason=reason,
         stop_token=sequence.stop_token,

@@ -207,7 +207,7 @@ class Delta(NamedTuple):
     tokens: tuple[int, ...]
     """New output tokens. An end or stop token that ended the choice is not among them; see `stop_token`."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
-    """One per token, if requested."""
+    """One per token, then that of `stop_token`, if requested."""
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     """If requested, with the first delta of choice 0; the first entry is None."""
     finish_reason: FinishReason | None = None

@@ -17,12 +17,16 @@ def load_api_keys(path: str | None) -> tuple[str, ...]:
     """Read the API keys of a file, one per line; none without a file.
 
     Raises:
-        ValueError: the file holds no key; no request could ever be authorised.
+        ValueError: the file is not text, or holds no key; no request could ever be authorised.
         OSError: it cannot be read.
     """
     if path is None:
         return ()
-    keys = tuple(line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip())
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: API keys are needed, one per line in UTF-8 (byte {error.start} is not)") from error
+    keys = tuple(line.strip() for line in text.splitlines() if line.strip())
     if not keys:
         raise ValueError(f"{path}: at least one API key is needed")
     return keys

@@ -95,7 +95,7 @@ def too_long(max_model_len: int, prompt_tokens: int, output_tokens: int, field: 
 
 
 def model_not_found(name: str, names: tuple[str, ...]) -> ApiError:
-    message = f"The model `{shortened(name)}` does not exist; served here: {', '.join(names)}."
+    message = f"The model `{shortened(name)}` does not exist; served here: {', '.join(names) or 'none'}."
     return ApiError(404, message, param="model", code="model_not_found")
 
 

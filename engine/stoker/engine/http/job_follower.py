@@ -137,11 +137,18 @@ class JobFollower:
             finish=finish,
             stop_reason=named if piece.stop is None else piece.stop,
             end_token=None if piece.stopped else delta.stop_token,
+            end_logprob=None if piece.stopped else end_logprob(delta),
         )
 
 
 def _finish(delta: Delta) -> Finish | None:
     return delta.finish_reason if delta.finish_reason in ("stop", "length") else None
+
+
+def end_logprob(delta: Delta) -> float | None:
+    """The log-probability of the end or stop token; None where there is none, or it is not known."""
+    behind = (delta.logprobs or ())[len(delta.tokens) :]
+    return behind[0].logprob if behind else None
 
 
 def given_up(delta: Delta) -> ApiError:

@@ -30,6 +30,8 @@ class Update:
     """The stop text or token of the request that ended it."""
     end_token: int | None = None
     """The end or stop token behind `tokens`, which usage counts."""
+    end_logprob: float | None = None
+    """That of the end or stop token, where it is known."""
 
     @property
     def all_tokens(self) -> tuple[int, ...]:

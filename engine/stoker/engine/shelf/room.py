@@ -43,6 +43,9 @@ def models_to_unload(
 
     while not fits():
         if not rest:
-            raise NoRoom(f"it needs about {needed_bytes} bytes, and {free_bytes} are free without any other model")
+            raise NoRoom(
+                f"it needs about {needed_bytes} bytes, and {free_bytes} are free without any other model; "
+                "allowed: a smaller model, or less --cache-bytes"
+            )
         gone.append(rest.pop(0))
     return tuple(model.name for model in gone)

@@ -99,7 +99,7 @@ class ModelShelf:
             raise ApiError(503, message, param="model", code="draining", retry_after_s=1)
         entry = self.entries.get(name)
         if entry is not None and entry.status == "draining":
-            message = f"The model {name} is being unloaded; try again."
+            message = f"The model {name} is being unloaded; it can be loaded again once its requests have ended."
             raise ApiError(409, message, param="model", code="model_draining", retry_after_s=1)
         if entry is None or entry.error:
             others = [self._loaded(one) for other, one in self.entries.items() if other != name and not one.error]
@@ -112,7 +112,8 @@ class ModelShelf:
         try:
             return models_to_unload(self._bytes(folder), self._free_bytes(), others, self.max_models)
         except NoRoom as error:
-            raise ApiError(409, f"The model {folder.name} cannot be loaded: {error}.", code="no_room") from error
+            message = f"The model {folder.name} cannot be loaded: {error}."
+            raise ApiError(409, message, param="model", code="no_room") from error
 
     def _free_bytes(self) -> int | None:
         """Free memory without what models that are still loading will take."""
@@ -242,27 +243,30 @@ class ModelShelf:
         raise model_not_found(name, tuple(self._models()))
 
     def _front(self, name: str | None) -> Front:
-        """The front of a loaded model; without a name that of the only one.
+        """The front of a ready model; without a name that of the only one.
 
         Raises:
-            ApiError: 400, a name is needed; 404, there is no such model; 503, it is not loaded.
+            ApiError: 400, a name is needed; 404, there is no such model; 503, it takes no requests now.
         """
-        if name is None:
-            loaded = [own for own, entry in self.entries.items() if not entry.error]
-            if len(loaded) != 1:
-                raise bad_request(f"model is needed: {len(loaded)} models are loaded", "model", "model_needed")
-            name = loaded[0]
-        folder = self._folder(name)
+        if self.closing:
+            raise ApiError(503, "This server is ending and takes no new requests.", code="draining", retry_after_s=1)
+        name = name if name is not None else self._only_one()
+        self._folder(name)
         entry = self.entries.get(name)
-        if entry is None or entry.error:
-            failed = f": {entry.error}" if entry is not None else ""
-            message = f"The model {name} is not loaded{failed}. POST /v1/models/{name}/load loads it."
-            raise ApiError(503, message, param="model", code="model_not_loaded")
+        if entry is None or entry.status in ("failed", "draining"):
+            raise _not_taken(name, entry)
         entry.used_s = self.clock()
-        if entry.engine is None:
-            message = f"The model {folder.name} waits until others have ended."
-            raise ApiError(503, message, param="model", code="not_ready", retry_after_s=1)
+        if entry.engine is None or not entry.engine.front.ready:
+            raise _not_ready(name, entry.engine)
         return entry.engine.front
+
+    def _only_one(self) -> str:
+        """The name of the only model that is loaded. Raises ApiError 400."""
+        loaded = [name for name, entry in self.entries.items() if entry.status in ("loading", "ready")]
+        if len(loaded) == 1:
+            return loaded[0]
+        named = f"; allowed: {', '.join(loaded)}" if loaded else ". POST /v1/models/{name}/load loads one"
+        raise bad_request(f"model is needed: {len(loaded)} models are loaded{named}", "model", "model_needed")
 
     async def completion(
         self,
@@ -298,6 +302,24 @@ class ModelShelf:
 
     async def detokenize(self, body: DetokenizeBody) -> dict[str, Any]:
         return await self._front(body.model).detokenize(body)
+
+
+def _not_taken(name: str, entry: LoadedEntry | None) -> ApiError:
+    """The error of a request to a model that is not loaded, or not for long; to repeat it would not help."""
+    if entry is not None and entry.status == "draining":
+        again = f"POST /v1/models/{name}/load loads it again once its requests have ended"
+        message = f"The model {name} is being unloaded and takes no new requests. {again}."
+        return ApiError(503, message, param="model", code="model_draining")
+    failed = f": {entry.error}" if entry is not None else ""
+    message = f"The model {name} is not loaded{failed}. POST /v1/models/{name}/load loads it."
+    return ApiError(503, message, param="model", code="model_not_loaded")
+
+
+def _not_ready(name: str, engine: Engine | None) -> ApiError:
+    """The error of a request to a model that is still loading, or whose core is silent."""
+    problem = engine.front.served.problem if engine is not None else "its files are read, or others end before it"
+    message = f"The model {name} is not ready: {problem}. Try again; GET /v1/models/{name} shows its status."
+    return ApiError(503, message, param="model", code="not_ready", retry_after_s=1)
 
 
 def _reason(message: TerminationMessage) -> str:

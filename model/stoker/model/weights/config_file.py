@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from stoker.model.config import ModelConfig
+from stoker.model.config_json import token_ids
 
 
 def read_config(raw: Mapping[str, Any], files: Mapping[str, bytes]) -> ModelConfig:
@@ -19,9 +20,7 @@ def read_config(raw: Mapping[str, Any], files: Mapping[str, bytes]) -> ModelConf
     Chat models often end a turn with a token that only that file lists.
     """
     config = ModelConfig.from_hugging_face(raw)
-    listed = read_generation_config(files).get("eos_token_id")
-    ends = listed if isinstance(listed, list) else [listed]
-    ids = tuple(int(number) for number in ends if number is not None)
+    ids = token_ids(read_generation_config(files), "eos_token_id", "generation_config.json")
     return replace(config, eos_token_ids=ids) if ids else config
 
 

@@ -28,6 +28,7 @@ def conflicts(spec: Section) -> list[str]:
         *_of_determinism(spec),
         *_of_precision(spec),
         *_of_length(spec),
+        *_of_schedule(spec),
         *_of_numbers(spec),
         *_of_data(spec),
     ]
@@ -139,6 +140,17 @@ def _of_length(spec: Section) -> list[str]:
     return [
         f"spec.optimization.warmupSteps {warmup} is above the {steps} steps of totalTokens {tokens} in batches of "
         f"{step_tokens} tokens"
+    ]
+
+
+def _of_schedule(spec: Section) -> list[str]:
+    optimization = _section(spec, "optimization")
+    floor, schedule = optimization.get("minLearningRate", "0"), optimization.get("schedule", "cosine")
+    if schedule != "constant" or float(floor) == 0:
+        return []
+    return [
+        f"spec.optimization.minLearningRate {floor} has no effect with schedule constant; "
+        'allowed: "0", or schedule cosine or linear'
     ]
 
 

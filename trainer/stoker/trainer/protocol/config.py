@@ -119,6 +119,18 @@ class OptimizationConfig(Config):
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     warmup_steps: int = Field(default=0, ge=0)
 
+    @model_validator(mode="after")
+    def _floor_has_an_effect(self) -> Self:
+        floor, peak = self.min_learning_rate, self.learning_rate
+        if floor and self.schedule == "constant":
+            raise ValueError(
+                f"min_learning_rate {floor:g} has no effect with schedule constant; "
+                "allowed: 0, or schedule cosine or linear"
+            )
+        if floor > peak:
+            raise ValueError(f"min_learning_rate {floor:g} is above learning_rate {peak:g}")
+        return self
+
 
 class NvmeOffloadConfig(Config):
     path: str

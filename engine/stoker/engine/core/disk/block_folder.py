@@ -103,10 +103,16 @@ class PosixFiles:
         return path.open("rb")
 
     def rename(self, source: Path, target: Path) -> None:
-        source.rename(target)
+        """A folder in place of the target gives way: an empty one is removed, any other gets another name."""
+        try:
+            source.rename(target)
+        except IsADirectoryError:
+            _give_way(target)
+            source.rename(target)
 
     def remove(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
+        with suppress(IsADirectoryError):  # no engine's file is there
+            path.unlink(missing_ok=True)
 
     def touch(self, path: Path) -> None:
         os.utime(path)
@@ -129,6 +135,15 @@ class PosixFiles:
         if path not in self._noted:
             self._noted.add(path)
             log.warning("%s is a folder among files of cache blocks, and stays there: no engine made it", path)
+
+
+def _give_way(folder: Path) -> None:
+    """Make room for a file of this name. Raises OSError."""
+    try:
+        folder.rmdir()
+    except OSError:
+        aside = folder.rename(folder.with_name(f"{folder.name}.aside-{uuid.uuid4().hex}"))
+        log.warning("%s is a folder in place of a cache block: no engine made it, and it is now %s", folder, aside.name)
 
 
 class BlockFolder:

@@ -9,7 +9,10 @@ from stoker.engine.transfer.port import LayoutMismatch
 from stoker.engine.transfer.ticket import TransferError
 
 CAUSES = ("foreign", "damaged", "failed", "missing")
-"""Of something else; cut or changed; the disk's failure; gone. The first of several ranks' counts."""
+"""Of something else; cut or changed; the disk's failure; gone, or a folder has its place.
+
+The first of several ranks' counts.
+"""
 
 
 class FileFailed(Exception):
@@ -28,7 +31,7 @@ def cause_of(error: BaseException) -> str:
         return "foreign"
     if isinstance(error, TransferError | BlockRefused):
         return "damaged"
-    return "missing" if isinstance(error, FileNotFoundError) else "failed"
+    return "missing" if isinstance(error, FileNotFoundError | IsADirectoryError) else "failed"
 
 
 def worst(failures: Iterable[FileFailed]) -> FileFailed | None:

@@ -42,7 +42,10 @@ class _Choice:
     offsets: list[int] = field(default_factory=list)
     scores: list[TokenLogprobs | None] = field(default_factory=list)
     output_scores: list[float] = field(default_factory=list)
-    """The output tokens' log-probabilities, where they are known; `scores` has those of an echoed prompt, too."""
+    """Log-probabilities of the output tokens and the end token, where they are known.
+
+    `scores` has those of an echoed prompt, too, and none of an end token.
+    """
     prompt_scores: list[dict[str, dict[str, Any]] | None] | None = None
     ids: list[int] = field(default_factory=list)
     """Output tokens with the end token."""
@@ -51,7 +54,7 @@ class _Choice:
 
     @property
     def mean(self) -> float:
-        """Mean log-probability of an output token: what `best_of` compares. Any output is better than none."""
+        """Mean log-probability of a generated token: what `best_of` compares. Any output is better than none."""
         return sum(self.output_scores) / len(self.output_scores) if self.output_scores else -math.inf
 
 
@@ -109,6 +112,8 @@ class CompletionAnswer:
             async for update in updates:
                 choice = choices[self._index(update)]
                 choice.output_scores += (score.logprob for score in update.logprobs or ())
+                if update.end_logprob is not None:
+                    choice.output_scores.append(update.end_logprob)
                 for part in self._parts(update):
                     _add(choice, part)
         bodies = [self._choice(index, choice) for index, choice in enumerate(self._best(choices))]

@@ -180,7 +180,7 @@ class CompletionBody(GenerationBody):
     echo: bool = False
     logprobs: Int | bool | None = None
     best_of: Annotated[Int, Field(ge=1)] | None = None
-    """Answers that are made; the `n` with the highest mean log-probability of a token are returned."""
+    """Answers that are made; the `n` with the highest mean log-probability of a generated token are returned."""
     suffix: str | None = None
 
     prompt_field: ClassVar[str] = "prompt"

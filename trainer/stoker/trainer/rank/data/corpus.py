@@ -11,7 +11,7 @@ import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from blake3 import blake3
@@ -46,6 +46,15 @@ class PackedSource:
         return len(self.packing)
 
 
+class SourceDigests(NamedTuple):
+    """Digests of all that decides what a source gives."""
+
+    tokens: str
+    """Of its tokens; the name of its shard in the cache."""
+    documents: str
+    """Of its documents, before they are tokenised."""
+
+
 @dataclass(frozen=True)
 class Corpus:
     sources: tuple[PackedSource, ...]
@@ -61,8 +70,8 @@ class Corpus:
 
     @property
     def fingerprint(self) -> str:
-        """Digest of the facts."""
-        return _digest(self.facts)
+        """Digest of the facts, as old checkpoints have it: that of a source covers its contents and the tokenizer."""
+        return _digest({name: value for name, value in self.facts.items() if name not in ("tokenizer", "contents")})
 
     @property
     def num_sequences(self) -> int:
@@ -80,23 +89,23 @@ def open_corpus(
     _check_vocabulary(config, encoder, model_vocab_size)
     data, cache = config.data, cache_folder(config)
     held_out = data.validation.fraction if data.validation is not None else None
-    keys: list[str] = []
+    digests: list[SourceDigests] = []
     sources: list[PackedSource] = []
     held: list[PackedSource] = []
     for source in data.sources:
-        key, shard = _shard(source, encoder, cache, report)
+        digest, shard = _shard(source, encoder, cache, report)
         chosen = _held_out(source, shard, held_out)
         sources.append(_packed(source.name, shard, ~chosen, config))
         if chosen.any():
             held.append(_packed(source.name, shard, chosen, config))
-        keys.append(key)
+        digests.append(digest)
     return Corpus(
         sources=tuple(sources),
         weights=tuple(source.weight for source in data.sources),
         validation=_validation(config, encoder, cache, report) or tuple(held),
         vocab_size=encoder.vocab_size,
         pad_id=encoder.pad_id,
-        facts=_facts(config, keys),
+        facts=_facts(config, encoder, digests),
     )
 
 
@@ -113,13 +122,13 @@ def _check_vocabulary(config: TrainerConfig, encoder: Encoder, model_vocab_size:
         )
 
 
-def _shard(source: DataSourceConfig, encoder: Encoder, cache: Path, report: Report) -> tuple[str, Shard]:
+def _shard(source: DataSourceConfig, encoder: Encoder, cache: Path, report: Report) -> tuple[SourceDigests, Shard]:
     files = data_files(source, list_files(source))
     with cache_lock(cache, report) as report_to_all:
         remove_abandoned(cache, time.time())
         unchanged = UnchangedFiles(source.name, files)
-        key = _key(source, files, encoder, cache, report_to_all)
-        folder = cache / key
+        digests = _digests(source, files, encoder, cache, report_to_all)
+        folder = cache / digests.tokens
         if not folder.is_dir():
             documents = read_documents(source, files, encoder.end_id)
             write_shard(
@@ -131,13 +140,15 @@ def _shard(source: DataSourceConfig, encoder: Encoder, cache: Path, report: Repo
     shard = open_shard(folder)
     if (shard.lengths > 1).sum() == 0:
         raise DataError(f"data source {source.name}: {source.place} holds no document ({len(files)} files, all empty)")
-    return key, shard
+    return digests, shard
 
 
-def _key(source: DataSourceConfig, files: list[DataFile], encoder: Encoder, cache: Path, report: Report) -> str:
-    """The name of a source's shard: a digest of all that decides its tokens."""
+def _digests(
+    source: DataSourceConfig, files: list[DataFile], encoder: Encoder, cache: Path, report: Report
+) -> SourceDigests:
     contents = content_digest(files, cache, percent_report(report, f"Hashing {source.name}", stored_bytes(files)))
-    return _digest({"format": FORMAT, "contents": contents, **_forms(source, files), "tokenizer": encoder.fingerprint})
+    facts = {"format": FORMAT, "contents": contents, **_forms(source, files)}
+    return SourceDigests(_digest({**facts, "tokenizer": encoder.fingerprint}), _digest(facts))
 
 
 def _forms(source: DataSourceConfig, files: list[DataFile]) -> dict[str, Any]:
@@ -222,10 +233,13 @@ def _validation(config: TrainerConfig, encoder: Encoder, cache: Path, report: Re
     return (_packed(wanted.source.name, shard, np.ones(len(shard), dtype=bool), config),)
 
 
-def _facts(config: TrainerConfig, keys: list[str]) -> Facts:
+def _facts(config: TrainerConfig, encoder: Encoder, digests: list[SourceDigests]) -> Facts:
     data: DataConfig = config.data
+    sources = list(zip(data.sources, digests, strict=True))
     return {
-        "sources": [[source.name, source.weight, key] for source, key in zip(data.sources, keys, strict=True)],
+        "sources": [[source.name, source.weight, digest.tokens] for source, digest in sources],
+        "contents": {source.name: digest.documents for source, digest in sources},
+        "tokenizer": encoder.fingerprint,
         "sequence_length": config.training.sequence_length,
         "packing": data.packing,
         "held_out": data.validation.fraction if data.validation is not None else None,

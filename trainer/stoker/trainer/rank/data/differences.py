@@ -5,11 +5,14 @@ Called by `corpus`, which makes the facts, and by the loader, which finds those 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 Facts = Mapping[str, Any]
-"""`sources`: [name, weight, digest of contents and tokenizer] of each; `sequence_length`, `packing`, `held_out`."""
+"""`sources`: [name, weight, digest of contents and tokenizer] of each; `sequence_length`, `packing`, `held_out`.
+
+Since checkpoints have them: `tokenizer`, its fingerprint, and `contents`, name -> digest without the tokenizer.
+"""
 
 _FIELDS = {
     "sequence_length": "training.sequenceLength",
@@ -25,15 +28,25 @@ def differences(before: Facts, now: Facts) -> list[str]:
         for name, shown in _FIELDS.items()
         if before.get(name) != now.get(name)
     ]
-    return fields + list(_of_sources(before.get("sources") or (), now["sources"]))
+    return fields + _of_tokenizer(before, now) + list(_of_sources(before, now))
 
 
 def _value(value: Any) -> str:
     return str(value).lower()  # as a manifest has true and false
 
 
-def _of_sources(before: Sequence[Any], now: Sequence[Any]) -> Iterator[str]:
-    old, new = ({name: (weight, digest) for name, weight, digest in sources} for sources in (before, now))
+def _of_tokenizer(before: Facts, now: Facts) -> list[str]:
+    old, new = before.get("tokenizer"), now.get("tokenizer")
+    if old is None or old == new:
+        return []
+    return [
+        f"data.tokenizer is another: its fingerprint was {old}, is {new} (one of kind train follows its sources and "
+        "vocabSize)"
+    ]
+
+
+def _of_sources(before: Facts, now: Facts) -> Iterator[str]:
+    old, new = _sources(before), _sources(now)
     for name, (weight, digest) in new.items():
         if name not in old:
             yield f"data.sources {name} is new"
@@ -41,7 +54,21 @@ def _of_sources(before: Sequence[Any], now: Sequence[Any]) -> Iterator[str]:
         if old[name][0] != weight:
             yield f"data.sources {name} had weight {old[name][0]}, has {weight}"
         if old[name][1] != digest:
-            yield f"data.sources {name} has other contents, or another format or tokenizer"
+            yield from _of_contents(name, before, now)
     yield from (f"data.sources {name} is missing" for name in old if name not in new)
     if old.keys() == new.keys() and list(old) != list(new):
         yield f"data.sources were in the order {', '.join(old)}, are in the order {', '.join(new)}"
+
+
+def _sources(facts: Facts) -> dict[str, tuple[Any, Any]]:
+    """Name -> weight and digest."""
+    return {name: (weight, digest) for name, weight, digest in facts.get("sources") or ()}
+
+
+def _of_contents(name: str, before: Facts, now: Facts) -> Iterator[str]:
+    """Name a source whose tokens differ, unless they differ by the tokenizer alone."""
+    old, new = (facts.get("contents") or {} for facts in (before, now))
+    if name not in old:
+        yield f"data.sources {name} has other contents, or another format or tokenizer"
+    elif old[name] != new[name]:
+        yield f"data.sources {name} has other contents, or another format"

@@ -68,11 +68,20 @@ def test_a_checkpoint_goes_to_a_bucket_and_a_registry_as_its_export_and_comes_ba
         assert sorted(path.name for path in tmp_path.iterdir()) == ["export", "out0", "out1", "root"]
 
 
+USAGE = 2
+"""Of a wrong command line, as click has it; the program makes the table's code of it."""
+
+
 def test_what_cannot_be_pushed_is_refused(checkpoint: Path, tmp_path: Path) -> None:
-    for arguments, text in (
-        ([checkpoint, "ftp://a/b"], "'ftp://a/b' names no model; allowed: hf://"),
-        ([tmp_path / "root", "s3://models/tiny"], "is neither a checkpoint (manifest.json) nor a Hugging Face folder"),
-        ([tmp_path / "gone", "s3://models/tiny"], "gone does not exist"),
+    for arguments, code, text in (
+        (["push", checkpoint, "ftp://a/b"], USAGE, "'ftp://a/b' names no model; allowed: hf://"),
+        (["pull", "ftp://a/b", tmp_path / "out"], USAGE, "'ftp://a/b' names no model; allowed: hf://"),
+        (
+            ["push", tmp_path / "root", "s3://models/tiny"],
+            67,
+            "neither a checkpoint (manifest.json) nor a Hugging Face",
+        ),
+        (["push", tmp_path / "gone", "s3://models/tiny"], 67, "gone does not exist"),
     ):
-        done = run(["push", *arguments])
-        assert (done.exit_code, text in done.output) == (67, True), done.output
+        done = run(arguments)
+        assert (done.exit_code, text in done.output) == (code, True), done.output

@@ -18,7 +18,7 @@ from stoker.engine.http.api_keys import load_api_keys
 from stoker.engine.http.errors import ApiError
 from stoker.engine.http.openai.params import GenerationDefaults
 from stoker.engine.http.openai.protocol import ChatBody, CompletionBody
-from testing.engine.fake_core import FACTS
+from testing.engine.fake_core import FACTS, ByteCodec
 from testing.engine.serving import events, run, serving, until
 
 CHAT = {"messages": [{"role": "user", "content": "say:x"}]}
@@ -261,6 +261,31 @@ def test_whatever_a_field_holds_the_answer_is_its_own_or_names_the_field(tmp_pat
                         assert named in wrong or error["code"] == "invalid_json", (wrong, error)
 
     run(scenario)
+
+
+class LargerCodec(ByteCodec):
+    """The tokenizer of another model: a bracket is a token that this one does not have."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return [
+            FACTS.vocab_size if token == ord("[") else token for token in super().encode(text, add_special_tokens=False)
+        ]
+
+
+def test_a_token_that_the_tokenizer_alone_has_is_no_mistake_of_the_client(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path, codec=LargerCodec) as s:
+            for path, body in (("completions", {"prompt": "say:["}), ("chat/completions", {"messages": [SAYS]})):
+                answer = await s.http.post(f"/v1/{path}", json=body)
+                assert (answer.status_code, answer.json()["error"]["code"]) == (500, "foreign_tokenizer")
+                assert "made the token 258 of the prompt, and the model has those up to 257" in answer.text
+                assert answer.headers["x-should-retry"] == "false"
+            assert (await s.http.post("/v1/completions", json={"prompt": "say:x"})).status_code == 200
+
+    run(scenario)
+
+
+SAYS = {"role": "user", "content": "say:["}
 
 
 def test_too_long_a_prompt_is_refused_in_the_words_that_clients_look_for(tmp_path: Path) -> None:

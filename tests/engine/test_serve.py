@@ -56,6 +56,11 @@ def test_an_empty_name_is_refused(model: Path, capsys: pytest.CaptureFixture[str
     assert "model.names.0: String should have at least 1 character" in refused(capsys, model, "--served-name", "")
 
 
+def test_a_name_of_two_lines_is_refused(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    message = "model.names: names must have no line breaks and no control characters, got 'a\\nb'"
+    assert message in refused(capsys, model, "--served-name", "a\nb")
+
+
 def test_a_name_that_is_given_twice_is_refused(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--served-name", "one", "--served-name", "two", "--served-name", "one"]
     assert "model.names: names must differ from each other, 'one' is there twice" in refused(capsys, model, *flags)
@@ -117,6 +122,8 @@ def test_options_that_cannot_be_used_are_named(model: Path, capsys: pytest.Captu
     assert refused(capsys, model, "--api-key-file", model) == f"stoker serve: {model}: Is a directory"
     assert refused(capsys, model, "--threads", 10**20).startswith("stoker serve: threads: ")
     assert refused(capsys, model, "--data", 99999).startswith("stoker serve: parallelism.data: ")
+    many = refused(capsys, model, "--max-batch-tokens", 10**13)
+    assert many.startswith("stoker serve: scheduler.max_batch_tokens: Input should be less than or equal to 1048576")
     for origin in ("example.org", "https://example.org/"):
         message = f"api.allowed_origins: *, null or SCHEME://HOST[:PORT] without a path is needed, got {origin!r}"
         assert message in refused(capsys, model, "--allowed-origins", origin)

@@ -98,8 +98,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "from stoker.pod.causes import EXIT_CODES;"
         "told = lambda port: (Path(sys.argv[2] + '.part').write_text(str(port)),"
         " os.replace(sys.argv[2] + '.part', sys.argv[2]));"
-        "config = load(EngineConfig, sys.argv[1]);"
-        "end = run_engine(config, Environment(pod_uid='pod-7', on_listen=told));"
+        "config, phases = load(EngineConfig, sys.argv[1]), open(sys.argv[2] + '.phases', 'a', buffering=1);"
+        "note = lambda state: phases.write(state.phase + chr(10));"
+        "end = run_engine(config, Environment(pod_uid='pod-7', on_listen=told, on_state=note));"
         "end.write(config.termination_log); sys.exit(EXIT_CODES[end.cause])"
     )
     (folder / "config.json").write_text(json.dumps(config))
@@ -179,6 +180,12 @@ def test_answers_are_those_of_one_front(served: Server, pair: tuple[httpx.Client
         outputs = llm.generate([prompt for prompt in PROMPTS for _ in params], params * len(PROMPTS), progress=False)
     expected = [output.completions[0].text for output in outputs for _ in range(2)]
     assert found == expected
+
+
+def test_observers_are_told_that_the_engine_serves_once(served: Server) -> None:
+    """A core that serves, and a second front, are no news."""
+    phases = (served.folder / "port.phases").read_text().split()
+    assert (phases.count("Serving"), phases[-1]) == (1, "Serving")
 
 
 def test_each_front_shows_the_pages_of_all(served: Server, pair: tuple[httpx.Client, httpx.Client]) -> None:

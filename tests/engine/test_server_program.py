@@ -11,7 +11,7 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,14 +72,16 @@ async def program(
     command: Any = fake_core,
     open_codec: Any = ByteCodec,
     watch: WatchLimits = WATCH,
+    on_state: Callable[[CoreState], None] = lambda _: None,
     **settings: Any,
 ) -> AsyncIterator[Program]:
     base = {"model": {"path": "/models/tiny"}, "listen": {"port": 0}, "grace_period_s": 6}
     config = parse(EngineConfig, {**base, **settings})
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     environment = Environment(
-        pod_uid="pod-1", command=command, open_codec=open_codec, on_listen=port.set_result, watch=watch
-    )
+        pod_uid="pod-1", command=command, open_codec=open_codec, on_listen=port.set_result, watch=watch,
+        on_state=on_state,
+    )  # fmt: skip
     engine = Engine(config, environment, folder)
     ended = asyncio.create_task(engine.run())
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{await port}", timeout=120) as http:
@@ -278,8 +280,12 @@ def test_it_is_warming_until_the_tokenizer_is_read(tmp_path: Path) -> None:
             assert opened.wait(120)
             return ByteCodec(folder)
 
-        async with program(tmp_path, open_codec=slow_codec) as p:
+        told: list[tuple[str, str]] = []
+        async with program(
+            tmp_path, open_codec=slow_codec, on_state=lambda state: told.append((state.phase, state.message))
+        ) as p:
             await until(lambda: p.engine.core.serving)
+            assert told[-1] == ("Warming", "the tokenizer is being read")
             status = (await p.http.get("/status")).json()
             assert (status["phase"], status["message"]) == ("Warming", "the tokenizer is being read")
             refused = await p.http.post(COMPLETIONS, json={"prompt": "say:x"})
@@ -290,6 +296,7 @@ def test_it_is_warming_until_the_tokenizer_is_read(tmp_path: Path) -> None:
             await until(lambda: p.engine.front.ready)
             status = (await p.http.get("/status")).json()
             assert (status["phase"], status["message"]) == ("Serving", "")
+            assert [phase for phase, _ in told].index("Serving") == len(told) - 1
 
     run(scenario)
 

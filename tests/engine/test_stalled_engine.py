@@ -10,6 +10,7 @@ import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from stoker.engine.core.core_watch import WatchLimits
 from stoker.engine.core_start import core_command
@@ -27,7 +28,7 @@ QUIET_S = 8
 def test_a_stopped_core_is_noticed_and_its_streams_go_on_after_it(tmp_path: Path) -> None:
     write_model(tmp_path / "tiny")
     (tmp_path / "work").mkdir()
-    settings = {
+    settings: dict[str, Any] = {
         "model": {"path": str(tmp_path / "tiny"), "dtype": "float32"},
         "cache": {"num_blocks": 60, "block_size": 4},
         "threads": 1,

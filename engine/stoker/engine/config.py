@@ -43,9 +43,11 @@ class ServedModelConfig(Config):
 
     @field_validator("names")
     @classmethod
-    def _names_differ(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+    def _names_are_clear(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         if twice := next((name for place, name in enumerate(names) if name in names[:place]), None):
             raise ValueError(f"names must differ from each other, {twice!r} is there twice")
+        if unclear := next((name for name in names if not name.isprintable()), None):
+            raise ValueError(f"names must have no line breaks and no control characters, got {unclear!r}")
         return names
 
 
@@ -117,12 +119,12 @@ class ExpertsConfig(Config):
 
 
 class SchedulerConfig(Config):
-    max_batch_tokens: int = Field(default=2048, ge=1)
+    max_batch_tokens: int = Field(default=2048, ge=1, le=2**20)
     """Token budget of one step, for decode and prefill chunks together."""
     mixed_tokens: int | None = Field(default=None, ge=1)
     """Prompt tokens of a step beside sequences that decode, while few prompts wait: fewer shorten the gaps between
     tokens, more the time to the first. Default: what a GPU computes in about 11 ms; on a CPU the step's budget."""
-    max_requests: int = Field(default=256, ge=1)
+    max_requests: int = Field(default=256, ge=1, le=2**16)
     """Sequences in one step."""
     max_queued_requests: int = Field(default=1024, ge=1)
     """Longest queue; further requests are refused with 429."""

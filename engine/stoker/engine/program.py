@@ -17,7 +17,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -115,7 +115,9 @@ class Engine:
             self.answering = self._pool()
             registry.register(FrontsCollector(self.answering))
         self.served.on_broken = lambda _: self.stop.set()
+        self.served.on_answers = self._tell_again
         self.core.on_state = self._follow
+        self._told: CoreState | None = None
         self.drain_route = ControlRoute("POST", "/drain", self._drain)
 
     @property
@@ -222,8 +224,21 @@ class Engine:
     def _follow(self, state: CoreState) -> None:
         self.served.follow(state)
         log.info("core: %s %s", state.phase, state.message)
+        self._tell(state)
+
+    def _tell_again(self) -> None:
+        if self._told is not None:
+            self._tell(self.core.state)
+
+    def _tell(self, state: CoreState) -> None:
+        """Tell the observers of a change. A core that serves is not enough: requests are refused until a front does."""
+        if state.phase == "Serving" and self.served.phase == "Warming":
+            state = replace(state, phase="Warming", message=self.served.problem)
+        if state == self._told:
+            return
         if state.phase == "Serving":
             self.environment.on_serving()
+        self._told = state
         self.environment.on_state(state)
 
     def _on_signal(self) -> None:

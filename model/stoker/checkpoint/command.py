@@ -26,6 +26,7 @@ from stoker.checkpoint.manifest_file import read_manifest
 from stoker.checkpoint.place import exists, storage_of
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.remote.listing import RemoteFile
+from stoker.checkpoint.remote.model_uri import parse_model_uri
 from stoker.checkpoint.store import Broken, CheckpointRoot, Found
 from stoker.checkpoint.transfer_commands import pull, push, pushed_facts
 from stoker.checkpoint.verify import OnProgress, verify
@@ -36,6 +37,21 @@ DIFFERENT = 1
 """Exit code of `diff` when the two differ, as in diff(1)."""
 
 FOLDER = click.Path(path_type=Path)
+
+
+class ModelUriType(click.ParamType):  # type: ignore[type-arg]
+    """A text that names a model elsewhere; a wrong one is a wrong command line."""
+
+    name = "uri"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            parse_model_uri(value)
+        except CheckpointError as error:
+            self.fail(str(error), param, ctx)
+        return value
+
+
 as_json = click.option("--json", "json_output", is_flag=True, help="Print one JSON object.")
 
 
@@ -201,7 +217,7 @@ def export_command(
 
 @program.command("push", epilog="Example: stoker checkpoint push runs/tiny/step-00001200.1a2b3c4d hf://team/tiny@main")
 @click.argument("folder", type=FOLDER)
-@click.argument("uri")
+@click.argument("uri", type=ModelUriType())
 @click.option(
     "--dtype",
     type=click.Choice(["stored", "float32", "bfloat16", "float16"]),
@@ -232,7 +248,7 @@ def push_command(folder: Path, uri: str, dtype: Dtype, replace: bool, work: Path
 
 
 @program.command("pull", epilog="Example: stoker checkpoint pull hf://team/tiny tiny/")
-@click.argument("uri")
+@click.argument("uri", type=ModelUriType())
 @click.argument("out", type=FOLDER)
 @as_json
 def pull_command(uri: str, out: Path, json_output: bool) -> int:

@@ -25,8 +25,11 @@ FrontCommand = Callable[[int, bytes, int, int], Sequence[str]]
 class FrontProcess:
     """One run of a front. A front that is started again is another object with the same number."""
 
-    def __init__(self, number: int, identity: bytes, handlers: Mapping[str, Handler]) -> None:
-        self.number = number
+    def __init__(
+        self, number: int, identity: bytes, handlers: Mapping[str, Handler], on_state: Callable[[], None]
+    ) -> None:
+        """`on_state`: called when it tells whether it serves."""
+        self.number, self.on_state = number, on_state
         self.identity = identity
         """Of its sockets at the cores."""
         self.joined = False
@@ -120,6 +123,7 @@ class FrontProcess:
 
     async def _take_state(self, state: Mapping[str, Any]) -> None:
         self.joined, self.ready = True, bool(state["ready"])
+        self.on_state()
 
     async def _take_share(self, share: Sequence[Any]) -> None:
         self.share = LoadShare.from_wire(share)

@@ -74,6 +74,8 @@ class FrontPool:
         self.broken: str | None = None
         self.broken_cause = Cause.INTERNAL
         self.on_broken: Callable[[str], None] = lambda _: None
+        self.on_answers: Callable[[], None] = lambda: None
+        """Called when a front tells whether it serves."""
         self._draining = False
         self._ending = False
         self._runs = 0
@@ -211,6 +213,7 @@ class FrontPool:
                 "find": find,
                 "broken": self._broken,
             },
+            lambda: self.on_answers(),
         )
 
     def _end_of(self, front: FrontProcess, number: int) -> None:

@@ -51,6 +51,7 @@ from stoker.engine.http.openai.resume import ResumeState, begun_job, check_resum
 from stoker.engine.http.openai.tool_parser import ReasoningParser
 from stoker.engine.http.openai.tools import tool_use
 from stoker.engine.http.prompts import (
+    check_prompt,
     check_tokens,
     decode,
     echo_all,
@@ -403,7 +404,7 @@ def _check(facts: ModelFacts, body: CompletionBody | ChatBody, prompt: tuple[int
     """Refuse a prompt that does not fit. Raises ApiError 400."""
     assert params.max_tokens is not None
     check_length(body, facts.max_model_len, len(prompt), params.max_tokens)
-    check_tokens(prompt, facts.vocab_size)  # of a length that takes no time
+    check_prompt(body, prompt, facts.vocab_size)  # of a length that takes no time
 
 
 def _fingerprint(facts: ModelFacts) -> str | None:

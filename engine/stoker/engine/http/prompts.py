@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stoker.engine.http.errors import bad_request, shown
+from stoker.engine.http.errors import ApiError, bad_request, shown
 from stoker.engine.http.openai.completions import EchoedPrompt
 from stoker.engine.http.openai.protocol import ChatBody, ChatMessage, CompletionBody, GenerationBody
 from stoker.engine.http.text import TextCodec
@@ -21,10 +21,25 @@ INSTRUCTING = ("system", DEVELOPER)
 
 
 def check_tokens(tokens: Sequence[int], vocab_size: int, field: str = "prompt") -> None:
-    wrong = next((token for token in tokens if not 0 <= token < vocab_size), None)
+    """Check token ids that a client sent. Raises ApiError 400."""
+    wrong = _unknown(tokens, vocab_size)
     if wrong is not None:
         message = f"{field}: token ids from 0 to {vocab_size - 1} are allowed, got {shown(wrong)}"
         raise bad_request(message, field, "invalid_value")
+
+
+def check_prompt(body: CompletionBody | ChatBody, tokens: Sequence[int], vocab_size: int) -> None:
+    """Check the token ids of a prompt. Raises ApiError: 400, or 500 where the tokenizer made them of a text."""
+    sent = isinstance(body, CompletionBody) and not any(isinstance(prompt, str) for prompt in body.prompts)
+    if sent:
+        check_tokens(tokens, vocab_size)
+    elif (wrong := _unknown(tokens, vocab_size)) is not None:
+        message = f"The tokenizer made the token {wrong} of the prompt, and the model has those up to {vocab_size - 1}"
+        raise ApiError(500, f"{message}: they do not belong together.", code="foreign_tokenizer")
+
+
+def _unknown(tokens: Sequence[int], vocab_size: int) -> int | None:
+    return next((token for token in tokens if not 0 <= token < vocab_size), None)
 
 
 def encode(codec: TextCodec, text: str, special: bool) -> list[int]:

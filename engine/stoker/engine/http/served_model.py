@@ -31,6 +31,8 @@ class ServedModel:
         """Problem of this front that keeps it from serving although the core could."""
         self.broken_cause = Cause.MODEL_ERROR
         self.on_broken: Callable[[str], None] = lambda _: None
+        self.on_answers: Callable[[], None] = lambda: None
+        """Called once this front has what it needs beside a core that serves."""
         self._open_codec = open_codec
         self._codec: TextCodec | None = None
         self._opening: asyncio.Task[None] | None = None
@@ -101,6 +103,8 @@ class ServedModel:
         except Exception as error:  # noqa: BLE001 - `/status` shows any reason
             self.broken = f"{folder}: {error}"
             self.on_broken(self.broken)
+            return
+        self.on_answers()
 
     def taken(self) -> tuple[ModelFacts, TextCodec]:
         """Return facts and tokenizer of the model, where it takes requests.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cli.programs import missing_part
+from stoker.cli.programs import missing_part, program_environment
 
 
 def test_a_whole_installation_misses_nothing() -> None:
@@ -35,3 +35,10 @@ def test_a_file_of_the_working_folder_stands_for_no_module_of_a_program(tmp_path
     command = [sys.executable, "-P", "-m", "stoker.cli.main", "checkpoint", "list", str(tmp_path)]
     found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
+
+
+def test_a_program_gets_the_variables_of_its_starter_which_keeps_its_own() -> None:
+    given = {"HOME": "/home/me"}
+    assert program_environment(given) == {"HOME": "/home/me", "PYTHONSAFEPATH": "1"}
+    assert given == {"HOME": "/home/me"}
+    assert program_environment({"PYTHONSAFEPATH": ""}) == {"PYTHONSAFEPATH": ""}, "who sets it decides"

@@ -21,6 +21,7 @@ from pathlib import Path
 import click
 
 from stoker.cli.local_gateway import write_gateway_files
+from stoker.cli.programs import program_environment
 from stoker.operator.cluster.local.folders import StateFolders
 
 LISTENS = re.compile(r"the gateway listens on (http://\S+)")
@@ -62,7 +63,7 @@ def start_gateway(folders: StateFolders, namespace: str, log: Path) -> subproces
     with log.open("wb") as stream:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, start_new_session=True,
-            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            env=program_environment(os.environ), preexec_fn=_end_with_parent if sys.platform == "linux" else None,
         )  # fmt: skip
 
 

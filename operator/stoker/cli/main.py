@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import os
 
 import click
 
-from stoker.cli.programs import keep_modules_of_the_working_folder_out
 from stoker.pod.command_line import run_click
 
 VERBS: dict[str, tuple[str, str]] = {
@@ -79,13 +77,11 @@ def stoker() -> None:
 
 def main() -> None:
     """Entry point of the program."""
-    keep_modules_of_the_working_folder_out(os.environ)
     run_click(stoker, "stoker")
 
 
 def kubectl_main() -> None:
     """Entry point of the plugin `kubectl stoker`."""
-    keep_modules_of_the_working_folder_out(os.environ)
     run_click(stoker, "kubectl stoker")
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import NoReturn
 
@@ -29,15 +29,15 @@ def become(module: str, arguments: Sequence[str]) -> NoReturn:
         click.echo(missing, err=True)
         sys.exit(WRONG_INPUT)
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
+    os.execve(sys.executable, [sys.executable, "-m", module, *arguments], program_environment(os.environ))
 
 
-def keep_modules_of_the_working_folder_out(environment: MutableMapping[str, str]) -> None:
-    """Let no file in the user's folder, such as `http.py`, stand for a module of a program that this one starts.
+def program_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a program that starts in the user's folder, and of those that it starts.
 
-    `python -m` looks there first.
+    `python -m` looks there first: a file such as `http.py` would stand for a module.
     """
-    environment.setdefault("PYTHONSAFEPATH", "1")
+    return {"PYTHONSAFEPATH": "1", **environment}
 
 
 def missing_part(module: str, find: Callable[[str], object | None] = find_spec) -> str:

@@ -109,6 +109,15 @@ class Serving:
             )
             self.cluster.report(pod, {"phase": phase})
 
+    def begin_drain(self) -> None:
+        """Serve, then want one replica of two: an engine is asked to drain, and has not ended."""
+        self.checkpoint(10)
+        self.rest()
+        self.cluster.change_spec(CHAT, lambda spec: spec["pools"][0].update(replicas=1))
+        for _ in range(3):
+            self.cluster.settle_once()
+        assert any("stoker.dev/draining" in pod["metadata"]["labels"] for pod in self.engines())
+
     def rest(self, rounds: int = 30) -> None:
         """Run rounds until nothing changes any more."""
         for _ in range(rounds):

@@ -267,15 +267,15 @@ class LargerCodec(ByteCodec):
     """The tokenizer of another model: a bracket is a token that this one does not have."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        return [
-            FACTS.vocab_size if token == ord("[") else token for token in super().encode(text, add_special_tokens=False)
-        ]
+        tokens = super().encode(text, add_special_tokens=add_special_tokens)
+        return [FACTS.vocab_size if token == ord("[") else token for token in tokens]
 
 
 def test_a_token_that_the_tokenizer_alone_has_is_no_mistake_of_the_client(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path, codec=LargerCodec) as s:
-            for path, body in (("completions", {"prompt": "say:["}), ("chat/completions", {"messages": [SAYS]})):
+            messages = [{"role": "user", "content": "say:["}]
+            for path, body in (("completions", {"prompt": "say:["}), ("chat/completions", {"messages": messages})):
                 answer = await s.http.post(f"/v1/{path}", json=body)
                 assert (answer.status_code, answer.json()["error"]["code"]) == (500, "foreign_tokenizer")
                 assert "made the token 258 of the prompt, and the model has those up to 257" in answer.text
@@ -283,9 +283,6 @@ def test_a_token_that_the_tokenizer_alone_has_is_no_mistake_of_the_client(tmp_pa
             assert (await s.http.post("/v1/completions", json={"prompt": "say:x"})).status_code == 200
 
     run(scenario)
-
-
-SAYS = {"role": "user", "content": "say:["}
 
 
 def test_too_long_a_prompt_is_refused_in_the_words_that_clients_look_for(tmp_path: Path) -> None:

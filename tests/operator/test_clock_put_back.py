@@ -13,7 +13,7 @@ from stoker.operator.domain.elastic import Moment, Pace, due_in_s
 from stoker.operator.domain.recovery import left_s
 from stoker.pod.causes import Cause
 from testing.operator.canary_world import CanaryServing
-from testing.operator.serving_world import CHAT, Serving, condition_of
+from testing.operator.serving_world import Serving, condition_of
 from testing.operator.training_world import JOB, Run
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -84,11 +84,7 @@ def test_a_router_that_failed_is_replaced() -> None:
 
 def test_a_drain_that_no_engine_ends_has_its_time_from_then_on() -> None:
     serving = Serving(replicas=2)
-    serving.checkpoint(10)
-    serving.rest()
-    serving.cluster.change_spec(CHAT, lambda spec: spec["pools"][0].update(replicas=1))
-    for _ in range(3):
-        serving.cluster.settle_once()
+    serving.begin_drain()
     assert len(serving.engines()) == 2
     serving.cluster.advance(BACK_S)
     for _ in range(2):

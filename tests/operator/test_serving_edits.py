@@ -59,12 +59,7 @@ def test_after_a_refused_edit_engines_and_routers_are_replaced_and_the_snapshot_
 
 def test_after_a_refused_edit_a_drain_ends() -> None:
     serving = Serving(replicas=2)
-    serving.checkpoint(10)
-    serving.rest()
-    serving.cluster.change_spec(CHAT, lambda spec: spec["pools"][0].update(replicas=1))
-    for _ in range(3):
-        serving.cluster.settle_once()
-    assert any("stoker.dev/draining" in pod["metadata"]["labels"] for pod in serving.engines())
+    serving.begin_drain()
     refuse_edit(serving)
     serving.rest()
     assert (serving.status["phase"], serving.status["ready"], len(serving.engines())) == ("Serving", "1/1", 1)

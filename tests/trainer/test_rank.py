@@ -266,6 +266,12 @@ def _signals() -> Iterator[None]:
             "optimization: min_learning_rate 1e-05 has no effect with schedule constant; allowed: 0, or",
             id="a floor that a constant rate never reaches",
         ),
+        pytest.param(
+            {"optimization": {"learning_rate": 1e-5, "min_learning_rate": 1e-4}},
+            Cause.CONFIG_INVALID,
+            "optimization: min_learning_rate 0.0001 is above learning_rate; allowed: 0 to 1e-05",
+            id="a floor above the peak",
+        ),
         pytest.param({"attention": "flash"}, Cause.CONFIG_INVALID, "flash", id="a missing kernel"),
         pytest.param(
             {"model": {**MODEL, "wings": 2}}, Cause.CONFIG_INVALID, "wings", id="an unknown field of the model"

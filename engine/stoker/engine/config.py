@@ -15,6 +15,7 @@ from stoker.pod.config_file import Config
 from stoker.pod.listen import ListenConfig
 
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s]+")
+"""The header `Origin` of browsers (RFC 6454, 7), or any."""
 
 
 class EngineIdentity(Config):

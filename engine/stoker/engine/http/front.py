@@ -401,7 +401,7 @@ async def _nowhere(_: str) -> None:
 
 
 def _check(facts: ModelFacts, body: CompletionBody | ChatBody, prompt: tuple[int, ...], params: SamplingParams) -> None:
-    """Refuse a prompt that does not fit. Raises ApiError 400."""
+    """Refuse a prompt that does not fit. Raises ApiError: 400, or 500 for a tokenizer of another model."""
     assert params.max_tokens is not None
     check_length(body, facts.max_model_len, len(prompt), params.max_tokens)
     check_prompt(body, prompt, facts.vocab_size)  # of a length that takes no time

@@ -20,26 +20,35 @@ INSTRUCTING = ("system", DEVELOPER)
 """Roles whose messages a shortened conversation keeps."""
 
 
-def check_tokens(tokens: Sequence[int], vocab_size: int, field: str = "prompt") -> None:
+def check_tokens(tokens: Sequence[int], vocab_size: int, field: str) -> None:
     """Check token ids that a client sent. Raises ApiError 400."""
     wrong = _unknown(tokens, vocab_size)
     if wrong is not None:
-        message = f"{field}: token ids from 0 to {vocab_size - 1} are allowed, got {shown(wrong)}"
-        raise bad_request(message, field, "invalid_value")
+        raise _unknown_token(wrong, vocab_size, field)
 
 
 def check_prompt(body: CompletionBody | ChatBody, tokens: Sequence[int], vocab_size: int) -> None:
-    """Check the token ids of a prompt. Raises ApiError: 400, or 500 where the tokenizer made them of a text."""
-    sent = isinstance(body, CompletionBody) and not any(isinstance(prompt, str) for prompt in body.prompts)
-    if sent:
-        check_tokens(tokens, vocab_size)
-    elif (wrong := _unknown(tokens, vocab_size)) is not None:
-        message = f"The tokenizer made the token {wrong} of the prompt, and the model has those up to {vocab_size - 1}"
-        raise ApiError(500, f"{message}: they do not belong together.", code="foreign_tokenizer")
+    """Check the token ids of one of the body's prompts.
+
+    Raises:
+        ApiError: 400, the client sent one that the model does not have; 500, the tokenizer made it of a text.
+    """
+    wrong = _unknown(tokens, vocab_size)
+    if wrong is None:
+        return
+    if isinstance(body, CompletionBody) and not any(isinstance(prompt, str) for prompt in body.prompts):
+        raise _unknown_token(wrong, vocab_size, "prompt")
+    message = f"The tokenizer made the token {wrong} of the prompt, and the model has those up to {vocab_size - 1}"
+    raise ApiError(500, f"{message}: they do not belong together.", code="foreign_tokenizer")
 
 
 def _unknown(tokens: Sequence[int], vocab_size: int) -> int | None:
     return next((token for token in tokens if not 0 <= token < vocab_size), None)
+
+
+def _unknown_token(token: int, vocab_size: int, field: str) -> ApiError:
+    message = f"{field}: token ids from 0 to {vocab_size - 1} are allowed, got {shown(token)}"
+    return bad_request(message, field, "invalid_value")
 
 
 def encode(codec: TextCodec, text: str, special: bool) -> list[int]:

@@ -87,9 +87,9 @@ class ExpertSettings(Value):
 class SchedulerSettings(Value):
     """Limits of one step."""
 
-    max_batch_tokens: Count = 2048
-    """Tokens of one step, decode and prefill together."""
-    max_requests: Count = 256
+    max_batch_tokens: Annotated[int, Field(ge=1, le=2**20)] = 2048
+    """Tokens of one step, of decodes and prompts."""
+    max_requests: Annotated[int, Field(ge=1, le=2**16)] = 256
     """Sequences of one step."""
     max_queued_requests: Count = 1024
     """Waiting requests; further ones get 429."""
@@ -98,9 +98,9 @@ class SchedulerSettings(Value):
     chunk_tokens: Count | None = None
     """Longest prefill chunk; default: `maxBatchTokens`."""
     max_model_len: Count | None = None
-    """Longest prompt plus output in tokens; default: what model and cache allow."""
+    """Longest prompt plus output; default: what model and cache allow."""
     overlap: bool | None = None
-    """Prepare the next step while one runs; default: true on a GPU."""
+    """Prepare the next step while one runs; default: on a GPU."""
 
 
 class EngineApi(Value):

@@ -128,7 +128,7 @@ class OptimizationConfig(Config):
                 "allowed: 0, or schedule cosine or linear"
             )
         if floor > peak:
-            raise ValueError(f"min_learning_rate {floor:g} is above learning_rate {peak:g}")
+            raise ValueError(f"min_learning_rate {floor:g} is above learning_rate; allowed: 0 to {peak:g}")
         return self
 
 

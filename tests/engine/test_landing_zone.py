@@ -42,6 +42,15 @@ def test_a_slot_goes_once_around() -> None:
     assert again == Grant(0, 2)
 
 
+def test_the_lowest_free_slots_are_granted_so_that_neighbours_go_in_one_copy() -> None:
+    zone = LandingZone(6)
+    first = zone.grant(ALICE, 4, 0.0, SECONDS)
+    for grant in (first[2], first[0], first[3], first[1]):
+        copied(zone, grant)
+        zone.free(grant)
+    assert [grant.slot for grant in zone.grant(BOB, 5, 0.0, SECONDS)] == [0, 1, 2, 3, 4]
+
+
 def test_what_is_stale_foreign_late_or_repeated_is_refused_and_counted() -> None:
     zone = LandingZone(2)
     first, second = zone.grant(ALICE, 2, 0.0, SECONDS)

@@ -101,9 +101,9 @@ class CudaDriver:
 
     def _copy_batch(self, name: str, copies: Sequence[Copy], stream: int) -> None:
         count = len(copies)
-        targets = (c_uint64 * count)(*(copy.target for copy in copies))
-        sources = (c_uint64 * count)(*(copy.source for copy in copies))
-        sizes = (c_size_t * count)(*(copy.num_bytes for copy in copies))
+        from_N, to_N, bytes_N = zip(*copies, strict=True)
+        sources, targets = (c_uint64 * count)(*from_N), (c_uint64 * count)(*to_N)
+        sizes = (c_size_t * count)(*bytes_N)
         attributes, first = _CopyAttributes(order=_ORDER_OF_STREAM), (c_size_t * 1)(0)
         failed = c_size_t(0)
         which = () if name.endswith("_v2") else (byref(failed),)

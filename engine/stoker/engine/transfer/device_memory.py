@@ -87,10 +87,12 @@ class DeviceMemory(Protocol):
 def merged(copies: Sequence[Copy]) -> list[Copy]:
     """The same bytes with neighbours joined: what follows in source and target at once is one copy."""
     runs: list[Copy] = []
+    source = target = size = 0
     for copy in copies:
-        last = runs[-1] if runs else None
-        if last and (last.source + last.num_bytes, last.target + last.num_bytes) == (copy.source, copy.target):
-            runs[-1] = last._replace(num_bytes=last.num_bytes + copy.num_bytes)
-        else:
-            runs.append(copy)
-    return runs
+        if size and copy.source == source + size and copy.target == target + size:
+            size += copy.num_bytes
+            continue
+        if size:
+            runs.append(Copy(source, target, size))
+        source, target, size = copy
+    return [*runs, Copy(source, target, size)] if size else runs

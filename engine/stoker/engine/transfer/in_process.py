@@ -106,8 +106,7 @@ class InProcessPort:
                 memory[:] = data_N.data
                 self.zone.end_write(grant.slot, cell)
                 written.append(grant)
-        slots = tuple((grant.slot, grant.generation) for grant in written)
-        self._arrivals.append(Arrival(write.source, write.tag, slots))
+        self._arrivals.append(Arrival(write.source, write.tag, tuple(written)))
         return written
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from stoker.engine.transfer.checksum import raw_sums, seeded
-from stoker.engine.transfer.landing_zone import BlockRefused, Grant, LandingZone, Owner, SlotState
+from stoker.engine.transfer.landing_zone import BlockRefused, Grant, LandingZone, Owner
 
 
 class Sums(Protocol):
@@ -103,8 +103,8 @@ class Intake:
         while self._copying and self._copying[0][1].done():
             copied, sums = self._copying.popleft()
             for one, raw in zip(copied, sums.values(), strict=True):
-                self.zone.end_copy(one.grant)
-                self._compare(one, int(raw), now_s, taken)
+                if self.zone.end_copy(one.grant):  # else the request has gone, and with it the cache block
+                    self._compare(one, int(raw), now_s, taken)
         return taken
 
     def _is_ready(self, one: Announcement, now_s: float, taken: Taken) -> bool:
@@ -116,8 +116,6 @@ class Intake:
         return True
 
     def _compare(self, one: Announcement, raw: int, now_s: float, taken: Taken) -> None:
-        if not self.zone.is_current(one.grant, SlotState.COPIED):
-            return  # the request went meanwhile, and with it the cache block
         if seeded(raw, self.seed(one.place)) == one.sum:
             self.zone.free(one.grant)
             taken.sound.append(one.place)

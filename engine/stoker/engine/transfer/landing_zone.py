@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from heapq import heappop, heappush
 from typing import Literal, NamedTuple
 
 Reason = Literal["stale", "foreign", "late", "duplicate", "damaged"]
@@ -93,7 +94,8 @@ class LandingZone:
         self.num_slots = num_slots
         self.refused: Counter[Reason] = Counter(dict.fromkeys(REASONS, 0))
         self._slots = [_Slot(index) for index in range(num_slots)]
-        self._free = list(range(num_slots - 1, -1, -1))
+        self._free = list(range(num_slots))
+        """A heap: the lowest ones are granted first, so that neighbours come together and go in one copy."""
 
     @property
     def credits(self) -> int:
@@ -111,7 +113,7 @@ class LandingZone:
 
     def grant(self, owner: Owner, count: int, now_s: float, seconds: float) -> list[Grant]:
         """Grant up to `count` free slots for `seconds`. Fewer are flow control: ask again as slots come free."""
-        granted = [self._free.pop() for _ in range(min(count, len(self._free)))]
+        granted = [heappop(self._free) for _ in range(min(count, len(self._free)))]
         return [self._begin(slot, owner, now_s, seconds) for slot in granted]
 
     def renew(self, owner: Owner, now_s: float) -> None:
@@ -161,13 +163,11 @@ class LandingZone:
     def begin_write(self, grant: Grant, peer: str, now_s: float, cell: int = 0) -> None:
         """A transport of this process is about to write the slot, or a cell of it, for a peer. Raises BlockRefused,
         counted."""
-        slot = self._checked(grant, now_s)
-        assert slot.owner is not None
-        if slot.owner.peer != peer:
-            raise self._refusal("foreign", f"slot {grant.slot} is granted to {slot.owner.peer}, {peer} wrote it")
-        if cell in slot.writing:
-            raise self._refusal("duplicate", f"slot {grant.slot} is being written already")
-        slot.writing.add(cell)
+        self._writable(grant, peer, now_s, cell).writing.add(cell)
+
+    def check_write(self, grant: Grant, peer: str, now_s: float, cell: int = 0) -> None:
+        """A peer writes the slot, or a cell of it, by itself. Raises BlockRefused, counted."""
+        self._writable(grant, peer, now_s, cell)
 
     def end_write(self, slot: int, cell: int = 0) -> None:
         """The transport has ended, in whatever way."""
@@ -190,17 +190,22 @@ class LandingZone:
         slot = self._current(grant, SlotState.READY)
         slot.copying = True
 
-    def end_copy(self, grant: Grant) -> None:
-        """The bytes are in the cache: READY -> COPIED; free if its request has gone meanwhile."""
+    def end_copy(self, grant: Grant) -> bool:
+        """The bytes are in the cache: READY -> COPIED. False: its request has gone meanwhile, and it is free."""
         slot = self._slots[grant.slot]
         assert slot.copying, f"no copy of slot {grant.slot} has begun"
         slot.copying = False
         slot.state = SlotState.COPIED
+        if slot.owner is not None:
+            return True
         self._free_if_unused(slot)
+        return False
 
     def free(self, grant: Grant) -> None:
         """What was stored is sound: COPIED -> FREE."""
-        self._disown(self._current(grant, SlotState.COPIED))
+        slot = self._current(grant, SlotState.COPIED)
+        slot.owner, slot.state = None, SlotState.FREE  # nothing writes or copies it in this state
+        heappush(self._free, slot.index)
 
     def grant_again(self, grant: Grant, now_s: float) -> Grant:
         """What was stored is damaged, counted: COPIED -> GRANTED to the same owner, with a new generation."""
@@ -211,7 +216,7 @@ class LandingZone:
 
     def is_current(self, grant: Grant, state: SlotState) -> bool:
         slot = self._slots[grant.slot]
-        return (slot.generation, slot.state) == (grant.generation, state) and slot.owner is not None
+        return slot.generation == grant.generation and slot.state is state and slot.owner is not None
 
     # Audit.
 
@@ -243,16 +248,33 @@ class LandingZone:
 
     def _checked(self, grant: Grant, now_s: float) -> _Slot:
         """The slot of a grant that may still be used. Raises BlockRefused."""
-        if not 0 <= grant.slot < self.num_slots:
-            raise self._refusal("foreign", f"slot must be 0 to {self.num_slots - 1}, got {grant.slot}")
-        slot = self._slots[grant.slot]
+        slot = self._slots[grant.slot] if 0 <= grant.slot < self.num_slots else None
+        if (
+            slot is None or slot.generation != grant.generation or slot.state is not SlotState.GRANTED
+            or slot.owner is None or now_s >= slot.until_s
+        ):  # fmt: skip
+            raise self._why_ended(grant, slot)
+        return slot
+
+    def _why_ended(self, grant: Grant, slot: _Slot | None) -> BlockRefused:
+        """The refusal of a grant that may not be used, counted."""
+        if slot is None:
+            return self._refusal("foreign", f"slot must be 0 to {self.num_slots - 1}, got {grant.slot}")
         if slot.generation != grant.generation:
             detail = f"generation {grant.generation} of slot {grant.slot}, the present one is {slot.generation}"
-            raise self._refusal("stale", detail)
+            return self._refusal("stale", detail)
         if slot.state in (SlotState.READY, SlotState.COPIED) and slot.owner is not None:
-            raise self._refusal("duplicate", f"slot {grant.slot} is {slot.state.value} already")
-        if slot.state is not SlotState.GRANTED or slot.owner is None or now_s >= slot.until_s:
-            raise self._refusal("late", f"the grant of slot {grant.slot} has ended")
+            return self._refusal("duplicate", f"slot {grant.slot} is {slot.state.value} already")
+        return self._refusal("late", f"the grant of slot {grant.slot} has ended")
+
+    def _writable(self, grant: Grant, peer: str, now_s: float, cell: int) -> _Slot:
+        """The slot of a grant that this peer may write. Raises BlockRefused."""
+        slot = self._checked(grant, now_s)
+        assert slot.owner is not None
+        if slot.owner.peer != peer:
+            raise self._refusal("foreign", f"slot {grant.slot} is granted to {slot.owner.peer}, {peer} wrote it")
+        if cell in slot.writing:
+            raise self._refusal("duplicate", f"slot {grant.slot} is being written already")
         return slot
 
     def _current(self, grant: Grant, state: SlotState) -> _Slot:
@@ -281,4 +303,4 @@ class LandingZone:
         if slot.owner is not None or slot.writing or slot.copying or slot.state is SlotState.FREE:
             return
         slot.state = SlotState.FREE
-        self._free.append(slot.index)
+        heappush(self._free, slot.index)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
+from stoker.engine.transfer.landing_zone import Grant
 from stoker.engine.transfer.layout import ONE_CELL, BlockLayout, Grid
 from stoker.engine.transfer.ticket import LinkMeter, SummedTicket, Ticket, TransferError
 
@@ -147,8 +148,8 @@ class Arrival(NamedTuple):
 
     peer: str
     tag: bytes
-    slots: tuple[tuple[int, int], ...]
-    """(slot, generation) that were written; those that were refused are left out."""
+    slots: tuple[Grant, ...]
+    """Those that were written; those that were refused are left out."""
 
 
 class BlockPort(Protocol):

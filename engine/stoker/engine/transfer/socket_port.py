@@ -119,12 +119,7 @@ class SocketPort(ABC):
     def taken(self, writer: Writer, cells: Sequence[Cell]) -> list[Grant]:
         """Check a write that has happened: the writer maps the zone, or a network card writes into it. What was written
         into another's slot fails its checksum there."""
-        written = []
-        for grant, number in cells:
-            if self.zone.begin_write(grant, writer.peer, number):
-                self.zone.end_write(grant.slot, number)
-                written.append(grant)
-        return written
+        return self.zone.checked(writer.peer, cells)
 
     def describe(self) -> PortInfo:
         endpoints = ((self.transport, self.endpoint()),)
@@ -306,10 +301,10 @@ class SocketPort(ABC):
         if len(message) != 3 or message[0] != "write" or len(message[2]) > MOST_MOVES:
             raise TransferError(f"not a write of at most {MOST_MOVES} blocks")
         _, tag, pairs = message
-        places = [(*divmod(int(place), writer.joins), int(generation)) for place, generation in pairs]
-        cells = [Cell(Grant(slot, generation), number) for slot, number, generation in places]
+        joins = writer.joins
+        cells = [Cell(Grant(place // joins, generation), place % joins) for place, generation in pairs]
         written = self.take_blocks(wire, writer, cells)
-        self._arrivals.put(Arrival(writer.peer, tag, tuple((grant.slot, grant.generation) for grant in written)))
+        self._arrivals.put(Arrival(writer.peer, tag, tuple(written)))
         wire.send(["written", len(written)])
 
 

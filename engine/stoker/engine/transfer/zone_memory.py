@@ -6,7 +6,7 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 import numpy as np
@@ -67,6 +67,19 @@ class SharedZone(LockedZone):
             except BlockRefused:
                 return False
         return True
+
+    def checked(self, peer: str, cells: Iterable[tuple[Grant, int]]) -> list[Grant]:
+        """Those slots, or cells of them, that this peer may write by itself. A refusal is counted."""
+        written = []
+        with self.lock:
+            now_s = self.clock()
+            for grant, cell in cells:
+                try:
+                    self.zone.check_write(grant, peer, now_s, cell)
+                except BlockRefused:
+                    continue
+                written.append(grant)
+        return written
 
     def end_write(self, slot: int, cell: int = 0) -> None:
         with self.lock:

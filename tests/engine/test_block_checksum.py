@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -80,7 +83,12 @@ def check_sums(device: str, sizes: tuple[int, ...]) -> None:
     """Check that the kernel and torch give numpy's sums, and that the kernel stores what it sums, and only there."""
     import torch
 
-    from stoker.engine.transfer.checksum_kernel import copy_and_sum, sums, torch_sums
+    from stoker.engine.transfer.checksum_kernel import copy_and_sum, sums, torch_copy_and_sum, torch_sums
+
+    def summed(work: Callable[..., None], *arguments: Any) -> list[int]:
+        totals = torch.zeros(len(arguments[1]), dtype=torch.int64, device=device)
+        work(*arguments, totals)
+        return totals.tolist()
 
     for size in sizes:
         blocks = blocks_of(size, 5)
@@ -89,13 +97,15 @@ def check_sums(device: str, sizes: tuple[int, ...]) -> None:
         target = torch.full((6, size), 7, dtype=torch.uint8, device=device)
         targets = torch.tensor([1, 5, 3], device=device)
         expected = raw_sums(blocks[[4, 0, 2]]).view(np.int64).tolist()
-        assert copy_and_sum(source, rows, target, targets).tolist() == expected
+        assert summed(copy_and_sum, source, rows, target, targets) == expected
         stored = np.full((6, size), 7, dtype=np.uint8)
         stored[[1, 5, 3]] = blocks[[4, 0, 2]]
         assert np.array_equal(target.cpu().numpy(), stored)
-        assert sums(source, rows).tolist() == expected
-        assert torch_sums(source, rows).tolist() == expected
-        assert copy_and_sum(source, rows[:0], target, targets[:0]).tolist() == []
+        assert summed(sums, source, rows) == expected
+        assert summed(torch_sums, source, rows) == expected
+        assert summed(torch_copy_and_sum, source, rows, target.zero_(), targets) == expected
+        assert np.array_equal(target[[1, 5, 3]].cpu().numpy(), stored[[1, 5, 3]])
+        assert summed(copy_and_sum, source, rows[:0], target, targets[:0]) == []
 
 
 def test_the_kernel_and_torch_give_the_same_sums(interpreted: Interpreted) -> None:
@@ -105,3 +115,21 @@ def test_the_kernel_and_torch_give_the_same_sums(interpreted: Interpreted) -> No
 @pytest.mark.gpu
 def test_the_kernel_gives_the_same_sums_on_a_gpu() -> None:
     check_sums("cuda", (*SIZES, 9 << 20))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("count", [1, 2, 3, 28])
+def test_lists_of_rows_and_their_sums_travel_together_and_aligned(count: int) -> None:
+    import torch
+
+    from stoker.engine.transfer.staged_rows import StagedRows
+
+    first, second = list(range(count)), list(range(count, 2 * count))
+    staged = StagedRows([first, second], torch.device("cuda"))
+    assert [rows.tolist() for rows in staged.rows] == [first, second]
+    assert all(tensor.data_ptr() % 16 == 0 for tensor in (*staged.rows, staged.sums_B))  # for one kernel of all lengths
+    assert staged.sums_B.tolist() == [0] * count
+    staged.sums_B += torch.arange(count, device="cuda")
+    found = staged.read_back()
+    torch.cuda.synchronize()
+    assert found.tolist() == first

@@ -64,8 +64,8 @@ def launch_checksums(block_bytes: int) -> None:
     from stoker.engine.transfer.checksum_kernel import copy_and_sum, sums  # imports triton
 
     blocks_BN, rows_B = torch.empty(2, block_bytes, dtype=torch.uint8), torch.arange(2)
-    sums(blocks_BN, rows_B)
-    copy_and_sum(blocks_BN, rows_B, blocks_BN, rows_B)
+    sums(blocks_BN, rows_B, rows_B)
+    copy_and_sum(blocks_BN, rows_B, blocks_BN, rows_B, rows_B)
 
 
 def plan_ahead(config: ModelConfig, sizes: ServerSizes) -> EnginePlan:

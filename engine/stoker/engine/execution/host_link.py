@@ -20,6 +20,7 @@ from torch import Tensor
 from stoker.engine.transfer.checksum import raw_sums
 from stoker.engine.transfer.checksum_kernel import sums, torch_sums
 from stoker.engine.transfer.port import Move
+from stoker.engine.transfer.staged_rows import StagedRows
 from stoker.engine.transfer.ticket import LinkMeter, SummedTicket, ThreadTicket, Ticket, TransferError
 from stoker.model.paged_attend import KVCache, zero_pages
 
@@ -148,9 +149,9 @@ class PinnedMemoryLink:
         return StreamTicket(len(moves) * self.blocks.shape[1], totals, begin, end, self.meter)
 
     def _sum_of(self, blocks: list[int]) -> Tensor:
-        rows = torch.tensor(blocks).pin_memory().to(self.blocks.device, non_blocking=True)
-        totals = self._sums(self.blocks, rows)
-        return torch.empty(totals.shape, dtype=totals.dtype, pin_memory=True).copy_(totals, non_blocking=True)
+        rows = StagedRows([blocks], self.blocks.device)
+        self._sums(self.blocks, rows.rows[0], rows.sums_B)
+        return rows.read_back()
 
 
 class StreamTicket:

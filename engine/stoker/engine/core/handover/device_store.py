@@ -17,6 +17,7 @@ from stoker.engine.transfer.checksum_kernel import copy_and_sum, sums, torch_cop
 from stoker.engine.transfer.intake import CopyAndSum
 from stoker.engine.transfer.layout import ONE_CELL, Grid
 from stoker.engine.transfer.part_plan import PartPlan
+from stoker.engine.transfer.staged_rows import StagedRows
 
 
 class StreamSums:
@@ -47,9 +48,9 @@ class DeviceStore:
         self._copy = copy_and_sum if fused else torch_copy_and_sum
         self._sums = sums if fused else torch_sums
         self._stream = torch.cuda.Stream(cache_BN.device)  # type: ignore[no-untyped-call]
-        for rows in ([0], [0, 0]):  # the second of the two lists that are sent as one may be aligned otherwise
-            first_B, second_B = self._rows([*rows, *rows]).chunk(2)
-            self._copy(cache_BN, first_B, cache_BN, second_B)
+        rows = StagedRows([[0], [0]], cache_BN.device)
+        first_B, second_B = rows.rows
+        self._copy(cache_BN, first_B, cache_BN, second_B, rows.sums_B)  # compiles the kernels
         self.cell_sums([0], ONE_CELL).values()
 
     def copier(self, plan: PartPlan) -> CopyAndSum:
@@ -62,21 +63,16 @@ class DeviceStore:
     def copy_cells(self, slots: Sequence[int], blocks: Sequence[int], cells: Grid) -> StreamSums:
         """Begin to copy slots into cache blocks, behind what this thread has launched before."""
         assert cells == ONE_CELL, "the ports of a GPU refuse other widths"
-        stream = torch.cuda.current_stream(self.cache_BN.device)
-        slots_B, blocks_B = self._rows([*slots, *blocks]).chunk(2)
-        return self._read_back(self._copy(self.zone_SN, slots_B, self.cache_BN, blocks_B), stream)
+        rows = StagedRows([slots, blocks], self.cache_BN.device)
+        slots_B, blocks_B = rows.rows
+        self._copy(self.zone_SN, slots_B, self.cache_BN, blocks_B, rows.sums_B)
+        return StreamSums(rows.read_back(), torch.cuda.current_stream(self.cache_BN.device))
 
     @torch.inference_mode()
     def cell_sums(self, blocks: Sequence[int], cells: Grid) -> StreamSums:
         """Begin to sum cache blocks, beside what is computed: the steps that computed them have ended."""
         assert cells == ONE_CELL, "the ports of a GPU refuse other widths"
         with torch.cuda.stream(self._stream):
-            return self._read_back(self._sums(self.cache_BN, self._rows(blocks)), self._stream)
-
-    def _rows(self, rows: Sequence[int]) -> Tensor:
-        return torch.tensor(list(rows), dtype=torch.int64).pin_memory().to(self.cache_BN.device, non_blocking=True)
-
-    @staticmethod
-    def _read_back(sums_B: Tensor, stream: torch.cuda.Stream) -> StreamSums:
-        pinned_B = torch.empty(sums_B.shape, dtype=torch.int64, pin_memory=True)
-        return StreamSums(pinned_B.copy_(sums_B, non_blocking=True), stream)
+            rows = StagedRows([blocks], self.cache_BN.device)
+            self._sums(self.cache_BN, rows.rows[0], rows.sums_B)
+            return StreamSums(rows.read_back(), self._stream)

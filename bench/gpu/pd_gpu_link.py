@@ -86,8 +86,9 @@ def write(gpu: str, pipe: Connection) -> None:
             if kind == "copy":
                 pipe.send(copied(link, work))
                 continue
+            work, ends = work
             posted_s = time.monotonic()
-            places = list(pieces(len(work), LAYOUT.block_bytes))
+            places = list(pieces(len(work), LAYOUT.block_bytes, ends=ends))
             tickets = [link.write([Move(*one) for one in work[place]], b"") for place in places]
             sums = side.store.cell_sums([block for block, _, _ in work], ONE_CELL)
             flying += [
@@ -170,23 +171,22 @@ def verified(side: Side, pipe: Connection, blocks: int) -> tuple[float, float]:
     begun_s, posting_s, given, sound = None, 0.0, 0, 0
     while sound < blocks:
         if given < blocks and (grants := grants_of(side, blocks - given)):
-            pipe.send(("write", [(given + i, grant.slot, grant.generation) for i, grant in enumerate(grants)]))
+            work = [(given + i, grant.slot, grant.generation) for i, grant in enumerate(grants)]
             given += len(grants)
-        taken = None
-        if pipe.poll(0):
+            pipe.send(("write", (work, given == blocks)))
+        announced = []
+        while pipe.poll(0):
             message = pipe.recv()
             if message[0] == "posted":
                 begun_s = message[1] if begun_s is None else begun_s
                 posting_s += message[2]
                 continue
             ready = zip(message[1], message[2], strict=True)
-            announced = [
+            announced += [
                 Announcement(block, Grant(slot, generation), total) for (block, slot, generation), total in ready
             ]
+        if announced or intake.copying:
             taken = intake.take(announced, side.zone.clock())
-        elif intake.copying:
-            taken = intake.settled(side.zone.clock())
-        if taken is not None:
             assert (taken.again, taken.lost, taken.refused) == ([], [], []), taken
             sound += len(taken.sound)
     assert begun_s is not None

@@ -12,7 +12,7 @@ MIB = 1 << 20
 
 @given(st.integers(0, 3000), st.sampled_from([1000, MIB, 9 * MIB, 300 * MIB]))
 def test_writes_hold_every_block_once_and_end_small(count: int, block_bytes: int) -> None:
-    found = list(pieces(count, block_bytes))
+    found = list(pieces(count, block_bytes, ends=True))
     assert [index for piece in found for index in range(count)[piece]] == list(range(count))
     sizes = [piece.stop - piece.start for piece in found]
     assert sizes == sorted(sizes, reverse=True) or sizes[-1] <= sizes[-2] + 1  # an odd rest is one block larger
@@ -20,3 +20,10 @@ def test_writes_hold_every_block_once_and_end_small(count: int, block_bytes: int
         assert blocks == 1 or blocks * block_bytes <= PIECE_BYTES
     if sizes:
         assert sizes[-1] == 1 or sizes[-1] * block_bytes <= UNCUT_BYTES
+
+
+@given(st.integers(1, 3000), st.sampled_from([1000, MIB, 9 * MIB, 300 * MIB]))
+def test_writes_before_the_end_of_a_request_are_as_few_as_may_be(count: int, block_bytes: int) -> None:
+    found = list(pieces(count, block_bytes, ends=False))
+    assert [index for piece in found for index in range(count)[piece]] == list(range(count))
+    assert len(found) == -(-count // max(PIECE_BYTES // block_bytes, 1))

@@ -11,6 +11,7 @@ from dataclasses import asdict
 
 from stoker.engine.core.deltas import Addressed
 from stoker.engine.core.handover.decode_desk import DecodeDesk
+from stoker.engine.core.handover.joined_letters import joined
 from stoker.engine.core.handover.office import Office
 from stoker.engine.core.handover.prefill_desk import FRONT, PrefillDesk
 from stoker.engine.core.messages import AddRequest, CoreMessage, Outputs, Refused, RequestProgress
@@ -41,7 +42,7 @@ class Desk:
 
     def turn(self) -> None:
         """Read letters, then act on time."""
-        for letter in self.office.post.letters():
+        for letter in joined(self.office.post.letters()):
             if letter.peer.startswith(CALLER):
                 self.prefill.read(letter.peer, letter.message)
             else:

@@ -217,7 +217,7 @@ class PrefillDesk:
             return
         sources = self._sources(caller, one, taken)
         tickets: list[tuple[Ticket, int, tuple[tuple[int, Grant], ...]]] = []
-        for places in pieces(len(taken), caller.hello.block_bytes):
+        for places in pieces(len(taken), caller.hello.block_bytes, ends=one.all_begun):
             piece = tuple(taken[places])
             moves = list(moves_of(sources[places], [grant for _, grant in piece]))
             tickets.append((caller.link.result().write(moves, one.id.encode()), places.start, piece))

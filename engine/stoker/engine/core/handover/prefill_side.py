@@ -101,6 +101,11 @@ class Help:
         """Blocks of the peer that can be sent: what is in full blocks here."""
         return self.blocks_in(self.num_own)
 
+    @property
+    def all_begun(self) -> bool:
+        """Whether no block is left that has not been sent once."""
+        return self.next_block >= self.num_blocks
+
     def blocks_in(self, num_own: int) -> int:
         """Full blocks of the peer in so many of this engine."""
         return num_own * self.own_size // self.block_size

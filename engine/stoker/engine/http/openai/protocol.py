@@ -9,7 +9,7 @@ Values; parsed by `server` and read by the front.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -221,9 +221,9 @@ class CompletionBody(GenerationBody):
         prompt = self.prompt
         if isinstance(prompt, str):
             return [prompt]
-        if isinstance(prompt[0], int):
-            return [[token for token in prompt if isinstance(token, int)]]
-        return [item for item in prompt if not isinstance(item, int)]
+        if isinstance(prompt[0], int):  # all of them are, and looking at 8,192 would take 0.1 ms
+            return [prompt]
+        return cast("list[str | list[int]]", prompt)
 
     @property
     def num_logprobs(self) -> int | None:

@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from stoker.operator.domain.plan import Key, Object
+from stoker.operator.loop.store import key_of
 from stoker.operator.reconcile.enginepool.reconcile import reconcile_enginepool
 from stoker.operator.reconcile.inferencedeployment.reconcile import reconcile_inferencedeployment
 from testing.operator.simulated_cluster import Crash, SimulatedCluster
@@ -133,6 +134,25 @@ class Serving:
     def snapshot(self) -> dict[str, Any]:
         stored = next(c for c in self.cluster.of_kind("ConfigMap") if c["metadata"]["name"].endswith("-backends"))
         return dict(json.loads(stored["data"]["backends.json"]))
+
+
+def renamed_as_by_an_older_version(serving: Serving) -> dict[str, str]:
+    """Make the revisions those of a version with other hashes, in every object; return their new names by the old."""
+    cluster = serving.cluster
+    hashes = {found["name"][1:]: f"{number:010d}" for number, found in enumerate(serving.status["revisions"])}
+
+    def renamed(body: Object) -> Object:
+        text = json.dumps(body)
+        for now, older in hashes.items():
+            text = text.replace(now, older)
+        return dict(json.loads(text))
+
+    bodies = [renamed(cluster.objects.pop(key)) for key in list(cluster.objects)]
+    for body in bodies:
+        cluster.objects[key_of(body)] = body
+        cluster._touch(body)
+    cluster.reports = {uid: renamed(report) for uid, report in cluster.reports.items()}
+    return {f"r{now}": f"r{older}" for now, older in hashes.items()}
 
 
 def condition_of(status: dict[str, Any], name: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from stoker.operator.domain.plan import Key
 from stoker.operator.reconcile.enginepool.step import resolve
 from stoker.pod.causes import Cause
 from testing.operator.canary_world import CanaryServing, Quality
-from testing.operator.serving_world import CHAT, EVENTS, POOL, condition_of, disturb
+from testing.operator.serving_world import CHAT, EVENTS, POOL, condition_of, disturb, renamed_as_by_an_older_version
 
 
 def target_of(serving: CanaryServing) -> str:
@@ -318,6 +318,24 @@ def test_the_way_back_keeps_the_engines_of_a_pool_that_was_made_again_without_th
         serving.round()
         assert in_use(serving, left) + in_use(serving, old) >= 2
     assert (serving.status["currentRevision"], in_use(serving, old), serving.engines(left)) == (old, 4, [])
+    assert serving.cluster.plan(CHAT).empty
+
+
+def test_a_version_with_other_hashes_goes_on_with_the_way_back_to_the_old_revision() -> None:
+    serving = CanaryServing(replicas=8)
+    serving.checkpoint(10)
+    rounds(serving, 10)
+    old = serving.status["currentRevision"]
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(engine={"threads": 2}))
+    while serving.canary.get("percent") != 100:
+        serving.round()
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(engine={}))
+    serving.round()
+    assert serving.canary["reason"] == "Interrupted"
+    older = renamed_as_by_an_older_version(serving)
+    rounds(serving, 40)
+    assert (serving.status["currentRevision"], in_use(serving, older[old])) == (older[old], 8)
+    assert {found["name"] for found in serving.status["revisions"]} == set(older.values())
     assert serving.cluster.plan(CHAT).empty
 
 

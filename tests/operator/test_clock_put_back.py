@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker.operator.domain.clock import rest_s
+from stoker.operator.domain.clock import rest_s, timestamp
 from stoker.operator.domain.elastic import Moment, Pace, due_in_s
 from stoker.operator.domain.recovery import left_s
 from stoker.pod.causes import Cause
@@ -104,6 +104,34 @@ def test_a_run_whose_trainer_never_answers_a_suspension_is_stopped() -> None:
     run.cluster.advance(BACK_S)
     run.cluster.settle_once()
     assert all(pod["metadata"].get("deletionTimestamp") for pod in run.gang)
+
+
+def test_the_deadline_of_a_run_begins_anew() -> None:
+    run = Run(run={"activeDeadlineSeconds": 600})
+    run.start()
+    run.cluster.advance(BACK_S)
+    run.cluster.settle()
+    assert run.cluster.plan(JOB).requeue_after_s == 600
+    assert (run.status["phase"], run.status["startedAt"]) == ("Running", timestamp(run.cluster.now))
+    run.cluster.advance(601)
+    run.cluster.settle()
+    assert (run.status["phase"], run.condition(run.job, "Stalled")) == ("Failed", "True")
+
+
+@pytest.mark.parametrize("ttl_s", [0, 600])
+def test_a_finished_job_is_deleted_after_its_time_from_then_on(ttl_s: int) -> None:
+    run = Run(run={"ttlSecondsAfterFinished": 86400})
+    run.start()
+    for pod in run.gang:
+        run.cluster.end(pod, Cause.COMPLETED)
+    run.cluster.settle()
+    run.cluster.advance(BACK_S)
+    run.cluster.change_spec(JOB, lambda spec: spec["run"].update(ttlSecondsAfterFinished=ttl_s))
+    run.cluster.reconcile(JOB)
+    assert JOB in run.cluster.objects, "not before its time, however far the clock was put back"
+    run.cluster.advance(ttl_s)
+    run.cluster.reconcile(JOB)
+    assert JOB not in run.cluster.objects
 
 
 def test_a_rollout_without_progress_has_its_deadline_from_then_on() -> None:

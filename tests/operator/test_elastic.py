@@ -249,6 +249,59 @@ def test_an_edit_of_the_size_ends_the_elastic_one() -> None:
     assert sizes(run)[0] == 4
 
 
+def attempt_of_the_written_size() -> Run:
+    """A run that got smaller, and without `run.elastic` began an attempt with its two workers again."""
+    run = world("n0")
+    run.cluster.settle()
+    go_on(run, 2 * PACE.patience_s)
+    run.cluster.run(run.gang[0])
+    run.train(10, (run.save(10),))
+    run.cluster.change_spec(JOB, lambda spec: spec["run"].pop("elastic"))
+    run.cluster.add(ready_node("n1", 1))
+    run.cluster.end(run.gang[0], Cause.INTERRUPTED, saves=(run.word(10),))
+    go_on(run, 60)
+    for pod in run.gang:
+        run.cluster.run(pod)
+    run.train(20, (run.save(20),))
+    assert sizes(run) == (2, ["n0", "n1"])
+    return run
+
+
+def test_a_size_that_was_given_up_restarts_no_run_when_its_placement_is_edited() -> None:
+    run = attempt_of_the_written_size()
+    topology = [{"key": "zone", "mode": "Preferred"}]
+    run.cluster.change_spec(JOB, lambda spec: spec["scheduling"].update(topology=topology))
+    run.cluster.reconcile(JOB)
+    run.cluster.reconcile(JOB)
+    assert run.cluster.calls == []
+    pending = next(found for found in run.status["conditions"] if found["type"] == "EditPending")
+    assert pending["message"].startswith("takes effect with the next attempt:")
+
+
+def test_a_size_that_was_given_up_does_not_come_back_with_the_limits() -> None:
+    run = attempt_of_the_written_size()
+    run.cluster.change_spec(JOB, lambda spec: spec["run"].update(elastic={"minWorkers": 1, "maxWorkers": 2}))
+    run.cluster.advance(PACE.rest_s + 1)
+    run.cluster.reconcile(JOB)
+    run.cluster.reconcile(JOB)
+    assert (run.cluster.calls, run.status["phase"]) == ([], "Running")
+
+
+def test_limits_that_are_put_back_before_the_next_attempt_leave_the_size_as_it_is() -> None:
+    run = world("n0", applyChanges="NextAttempt")
+    run.cluster.settle()
+    go_on(run, 2 * PACE.patience_s)
+    run.cluster.run(run.gang[0])
+    run.train(10, (run.save(10),))
+    elastic = run.job["spec"]["run"]["elastic"]
+    run.cluster.change_spec(JOB, lambda spec: spec["run"].pop("elastic"))
+    run.cluster.settle()
+    assert run.condition(run.job, "EditPending") == "True"
+    run.cluster.change_spec(JOB, lambda spec: spec["run"].update(elastic=elastic))
+    run.cluster.settle()
+    assert (run.condition(run.job, "EditPending"), run.cluster.calls) == ("absent", [])
+
+
 def test_a_run_that_the_operator_does_not_place_says_that_its_size_is_fixed() -> None:
     run = world(places=False)
     run.start()

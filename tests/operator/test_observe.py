@@ -135,6 +135,31 @@ def test_a_checkpoint_follows_the_trainer_until_its_save_is_read_back(status: di
 
 
 @pytest.mark.parametrize(
+    ("loss", "report", "wakes"),
+    [
+        (None, {"start_validation": {"step": 5, "loss": 0.5}}, True),
+        ("0.5", {"start_validation": {"step": 5, "loss": 0.5}}, False),
+        (None, {"start_validation": None, "validation_loss": 0.5}, False),
+    ],
+    ids=["validated", "known", "not validated"],
+)
+def test_a_save_looks_again_when_the_attempt_that_resumes_it_has_validated_it(
+    loss: str | None, report: dict[str, Any], wakes: bool
+) -> None:
+    store = world()
+    pod, job = store.get(Key("Pod", NAMESPACE, "trainer-0")), store.get(Key("TrainingJob", NAMESPACE, "job"))
+    assert pod is not None
+    assert job is not None
+    resumes = {"attempt": {"number": 1, "resumedFrom": {"name": "old"}}}
+    store.put({**job, "metadata": {**job["metadata"], "resourceVersion": "2"}, "status": resumes})
+    saved = thing("Checkpoint", "old", job_uid="uid-job")
+    saved["status"] = {"phase": "Complete", "verifiedAt": "now", "validationLoss": loss}
+    store.put(saved)
+    store.put_report("uid-trainer-0", report)
+    assert (Key("Checkpoint", NAMESPACE, "old") in interested(store, pod)) is wakes
+
+
+@pytest.mark.parametrize(
     ("newer", "looks"),
     [
         ({"status": {"phase": "Corrupt"}}, True),

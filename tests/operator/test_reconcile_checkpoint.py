@@ -13,7 +13,7 @@ from stoker.operator.domain.plan import Key
 from stoker.pod.causes import Cause
 from testing.operator.serving_world import Serving
 from testing.operator.simulated_cluster import Crash, SimulatedCluster
-from testing.operator.training_world import SAVE_METRICS, Run
+from testing.operator.training_world import JOB, SAVE_METRICS, Run
 
 
 def test_each_committed_save_becomes_a_checkpoint_and_is_verified_by_the_agent() -> None:
@@ -427,3 +427,41 @@ def test_a_save_whose_validation_diverged_is_not_the_jobs_best() -> None:
     run.cluster.settle()
     assert run.status["newestVerifiedCheckpoint"]["step"] == 30
     assert run.status["bestVerifiedCheckpoint"]["step"] == 20
+
+
+def resumed_after_a_stop() -> Run:
+    """A run that goes on from the save of step 10, with which it was suspended during a validation."""
+    run = Run()
+    run.start()
+    run.train(10, (run.save(10),))
+    run.cluster.change_spec(JOB, lambda spec: spec.setdefault("run", {}).update(suspend=True))
+    run.cluster.settle_once()
+    for pod in run.gang:
+        run.cluster.end(pod, Cause.INTERRUPTED, saves=(run.word(10),))
+    run.cluster.settle()
+    run.cluster.change_spec(JOB, lambda spec: spec["run"].update(suspend=False))
+    run.next_attempt()
+    assert run.status["attempt"]["resumedFrom"]["step"] == 10
+    assert "validationLoss" not in run.checkpoint(10)["status"]
+    return run
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["reported", "in the termination message"])
+def test_a_save_gets_the_validation_loss_that_the_attempt_that_resumes_it_begins_with(ends: bool) -> None:
+    run = resumed_after_a_stop()
+    validated = {"start_validation": {"step": 10, "loss": 1.25}}
+    if ends:
+        run.cluster.end(run.gang[0], Cause.INTERRUPTED, step=10, result={"step": 10, **validated})
+    else:
+        run.cluster.report(run.gang[0], {"attempt": 1, "phase": "Training", "step": 12, "saves": [], **validated})
+    run.cluster.settle()
+    assert run.checkpoint(10)["status"]["validationLoss"] == "1.25"
+    assert run.status["bestVerifiedCheckpoint"]["step"] == 10
+
+
+def test_a_validation_of_other_weights_is_not_that_of_the_save_that_was_resumed() -> None:
+    run = resumed_after_a_stop()
+    other = {"start_validation": {"step": 20, "loss": 1.25}, "validation_loss": 1.0}
+    run.cluster.report(run.gang[0], {"attempt": 1, "phase": "Training", "step": 20, "saves": [], **other})
+    run.cluster.settle()
+    assert "validationLoss" not in run.checkpoint(10)["status"]

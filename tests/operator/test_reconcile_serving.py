@@ -22,6 +22,7 @@ from testing.operator.serving_world import (
     condition_of,
     disturb,
     label_of,
+    renamed_as_by_an_older_version,
     running_engines,
     running_routers,
 )
@@ -166,6 +167,38 @@ def test_an_edit_or_a_newer_checkpoint_beside_an_upgrade_makes_a_new_revision() 
         serving.rest()
         assert serving.status["currentRevision"] != old, change
         assert serving.engines(old) == [], change
+
+
+def test_a_version_with_other_hashes_keeps_the_revision_of_a_deployment_that_is_paused() -> None:
+    serving = Serving(replicas=2)
+    serving.checkpoint(10)
+    serving.rest()
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(rollout={"paused": True}))
+    serving.rest()
+    (older,) = renamed_as_by_an_older_version(serving).values()
+    before = {pod["metadata"]["uid"] for pod in serving.engines()}
+    serving.rest(5)
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(rollout={"paused": False}))
+    serving.rest()
+    assert {pod["metadata"]["uid"] for pod in serving.engines()} == before
+    assert [found["name"] for found in serving.status["revisions"]] == [older]
+
+
+def test_a_version_with_other_hashes_keeps_the_edit_of_a_deployment_that_is_paused() -> None:
+    serving = Serving(replicas=2)
+    serving.checkpoint(10)
+    serving.rest()
+    old = serving.status["currentRevision"]
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(rollout={"paused": True}, engine={"threads": 3}))
+    serving.rest()
+    edited = next(found["name"] for found in serving.status["revisions"] if found["name"] != old)
+    older = renamed_as_by_an_older_version(serving)
+    serving.rest(5)
+    assert serving.status["currentRevision"] == older[old]
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(rollout={"paused": False}))
+    serving.rest()
+    assert serving.status["currentRevision"] == older[edited]
+    assert {found["name"] for found in serving.status["revisions"]} == set(older.values())
 
 
 def test_a_newer_checkpoint_rolls_without_losing_a_ready_replica() -> None:

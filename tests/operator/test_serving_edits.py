@@ -181,3 +181,23 @@ def test_a_router_that_the_operator_does_not_reach_is_named_where_it_holds_an_up
     serving.rest()
     text = f"1 of 2 replicas are updated: router {silent['name']} has not reported to reach replica chat-main-"
     assert serving.status["message"].startswith(text)
+
+
+def test_an_update_that_a_pause_holds_is_told_until_it_goes_on() -> None:
+    serving = Serving(replicas=2)
+    serving.checkpoint(10)
+    serving.rest()
+    old = serving.status["currentRevision"]
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(rollout={"paused": True}))
+    serving.rest(5)
+    assert "message" not in serving.status, "the pause holds nothing yet"
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(engine={"threads": 3}))
+    serving.rest(5)
+    edited = next(found["name"] for found in serving.status["revisions"] if found["name"] != old)
+    text = f"spec.rollout.paused holds the update to revision {edited} of Checkpoint run-10 (step 10)"
+    assert (serving.status["phase"], serving.status["message"]) == ("Serving", text)
+    assert condition_of(serving.status, "Ready")["message"] == text
+    assert serving.cluster.plan(CHAT).empty
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(rollout={"paused": False}))
+    serving.rest()
+    assert (serving.status["currentRevision"], serving.status.get("message")) == (edited, None)

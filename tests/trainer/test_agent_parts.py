@@ -34,6 +34,7 @@ from stoker.trainer.protocol.messages import (
     SourcesEvent,
     StepEvent,
     StragglersEvent,
+    ValidationEvent,
 )
 
 
@@ -223,6 +224,17 @@ def test_the_phase_is_the_earliest_while_ranks_start() -> None:
 def step(**fields: Any) -> StepEvent:
     numbers = dict.fromkeys(("loss", "learning_rate", "grad_norm", "tokens_per_s", "step_s", "eta_s"), 1.0)
     return StepEvent(**{"step": 1, "total_steps": 5, "tokens": 8, **numbers, **fields})
+
+
+def test_the_validation_before_the_first_step_is_kept_to_the_end() -> None:
+    state = state_of()
+    assert state.status()["start_validation"] is None
+    events: list[Event] = [ValidationEvent(step=7, loss=0.5, tokens=9), step(step=8)]
+    for event in (*events, ValidationEvent(step=8, loss=0.4, tokens=9)):
+        state.apply(0, event, clock=1, unix=1)
+    assert state.status()["start_validation"] == {"step": 7, "loss": 0.5}
+    assert state.last_numbers()["start_validation"] == {"step": 7, "loss": 0.5}
+    assert state.status()["validation_loss"] == 0.4
 
 
 def test_a_moment_of_the_start_is_that_of_the_last_rank() -> None:

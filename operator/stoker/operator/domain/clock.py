@@ -41,11 +41,14 @@ def timestamp(moment: datetime) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def rest_s(since: datetime, limit_s: float, now: datetime) -> float:
-    """Seconds left of a wait that the operator began at `since`; 0 when it is over.
+def is_ahead(since: datetime, limit_s: float, now: datetime) -> bool:
+    """Whether a wait seems to begin later than a whole one from now: the clock was put back.
 
-    A wait that seems to begin later than a whole one from now is over, too: the clock was put back, and would hold the
-    wait for as long as it had been ahead.
+    Such a wait would last for as long as the clock had been ahead.
     """
-    left_s = limit_s - (now - since).total_seconds()
-    return 0.0 if left_s > 2 * limit_s else max(left_s, 0.0)
+    return (since - now).total_seconds() > limit_s
+
+
+def rest_s(since: datetime, limit_s: float, now: datetime) -> float:
+    """Seconds left of a wait that the operator began at `since`; 0 when it is over, or lies ahead."""
+    return 0.0 if is_ahead(since, limit_s, now) else max(limit_s - (now - since).total_seconds(), 0.0)

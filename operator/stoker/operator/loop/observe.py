@@ -18,6 +18,7 @@ from stoker.operator.domain.lost_nodes import NodeLoss
 from stoker.operator.domain.plan import Key, Object, Observed, Report
 from stoker.operator.domain.references import references
 from stoker.operator.domain.retention import takes_place
+from stoker.operator.domain.start_validation import start_validation
 from stoker.operator.loop.lost_pods import mark_lost
 from stoker.operator.loop.store import Store, key_of
 
@@ -184,12 +185,23 @@ def _both_ways(store: Store, changed: Object) -> Iterator[Key]:
         job = Key("TrainingJob", changed["metadata"].get("namespace", ""), _label(changed, JOB))
         saves = [*store.labelled(JOB_UID, _label(changed, JOB_UID), "Checkpoint"), *store.referring_to(job)]
         yield from _keys(found for found in saves if _waits_for_word(found))
+        yield from _keys(_resumed_without_loss(store, changed, store.get(job)))
 
 
 def _waits_for_word(found: Object) -> bool:
     """Whether the trainer may report something new about a Checkpoint: its save is requested, or not read back yet."""
     phase = (found.get("status") or {}).get("phase", "Pending")
     return found["kind"] == "Checkpoint" and (phase in ("Pending", "Saving") or _is_unverified(found))
+
+
+def _resumed_without_loss(store: Store, leader: Object, job: Object | None) -> Iterator[Object]:
+    """The save that an attempt resumed and has validated, while its Checkpoint lacks the loss."""
+    if job is None or start_validation(leader, store.report(leader["metadata"]["uid"])) is None:
+        return
+    resumed = ((job.get("status") or {}).get("attempt") or {}).get("resumedFrom") or {}
+    found = store.get(Key("Checkpoint", job["metadata"].get("namespace", ""), resumed.get("name") or ""))
+    if found is not None and not (found.get("status") or {}).get("validationLoss"):
+        yield found
 
 
 def _waiting_saves(store: Store, changed: Object) -> Iterator[Object]:

@@ -93,6 +93,8 @@ class RunState:
     ranks: dict[int, RankState] = field(init=False)
     last_step: StepEvent | None = None
     last_validation: ValidationEvent | None = None
+    start_validation: ValidationEvent | None = None
+    """The one before the first step: of the save that is resumed, where a stop had left it."""
     plan: PlanEvent | None = None
     startup: Startup = field(init=False)
     stragglers: list[dict[str, Any]] = field(default_factory=list)
@@ -129,6 +131,8 @@ class RunState:
                     self.last_step = event
             case ValidationEvent():
                 self.last_validation = event
+                if self.last_step is None:
+                    self.start_validation = event
                 self._validated[event.step] = event.loss
                 while len(self._validated) > MAX_REQUESTS:
                     self._validated.pop(next(iter(self._validated)))
@@ -226,7 +230,8 @@ class RunState:
         reasons = {save.folder: save.reason for save in self._committed()[-MAX_SAVES:]}
         numbers = {name: value for name, value in self._progress().items() if value is not None}
         last = {"progressed_at": self.progressed_at, "save_reasons": reasons, "startup": self.startup.status()}
-        return numbers and {**numbers, **last, **sources}
+        began = {"start_validation": self._start()} if self.start_validation else {}
+        return numbers and {**numbers, **last, **began, **sources}
 
     def status(self) -> dict[str, Any]:
         """The body of `/status`."""
@@ -239,6 +244,7 @@ class RunState:
             "message": self.message,
             **self._progress(),
             "progressed_at": self.progressed_at,
+            "start_validation": self._start(),
             "sources": self.sources,
             "plan": {name: getattr(self.plan, name) for name in _PLAN} if self.plan else None,
             "startup": self.startup.status(),
@@ -265,6 +271,9 @@ class RunState:
         """Values of the last step and validation; None before the first."""
         found = {name: getattr(self.last_step, name) if self.last_step else None for name in _PROGRESS}
         return found | {"validation_loss": self.last_validation.loss if self.last_validation else None}
+
+    def _start(self) -> dict[str, Any] | None:
+        return {"step": found.step, "loss": found.loss} if (found := self.start_validation) else None
 
     def _save_metrics(self, save: SaveEvent) -> dict[str, Any]:
         """The numbers of a save. `validation_loss` is that of the same step, if it was validated."""

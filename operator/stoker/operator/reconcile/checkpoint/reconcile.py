@@ -201,6 +201,8 @@ def _check(view: CheckpointView, folder: str) -> CheckpointOutcome:
         return _corrupt(["an attempt that resumed it found it corrupt"], CheckpointChanges())
     report = view.save_report(folder, status.digest)
     metrics = save_metrics(report.metrics) if report else CheckpointChanges()
+    if view.late_loss is not None:
+        metrics |= CheckpointChanges(validation_loss=view.late_loss)
     if status.verified and (status.verified_by != "Manifest" or _manifest_suffices(view)):
         done = tuple(ref_of(pod) for pod in view.tasks if ended(pod) and not pod["metadata"].get("deletionTimestamp"))
         return CheckpointOutcome(changes=metrics, plan=Plan(delete=done))

@@ -11,11 +11,13 @@ from stoker.operator.api.checkpoint import Checkpoint, User
 from stoker.operator.api.metadata import read
 from stoker.operator.api.storage import StorageSpec
 from stoker.operator.api.trainingjob import TrainingJob
+from stoker.operator.api.value import measured
 from stoker.operator.domain.clock import timestamp
 from stoker.operator.domain.labels import ATTEMPT, JOB_UID, NODE_RANK, ROLE, PodRole
 from stoker.operator.domain.plan import Object, Observed
 from stoker.operator.domain.pods import PodState, ended, exit_of, is_owned, label, pod_state
 from stoker.operator.domain.settings import Settings
+from stoker.operator.domain.start_validation import start_validation
 from stoker.operator.reconcile.intent import Intent, read_in_force
 from stoker.operator.render.storage import settled
 
@@ -49,6 +51,8 @@ class CheckpointView:
     saves: tuple[ReportedSave, ...]
     requests: Mapping[str, Any]
     """The leader's answers to save requests, by id."""
+    late_loss: str | None
+    """Validation loss of these weights that a later attempt of the job found before its first step."""
     leader_reports: bool
     """Whether the leader's agent has answered at least once, so that it can take a request."""
     tasks: tuple[Object, ...]
@@ -117,6 +121,7 @@ def checkpoint_view(seen: Observed, settings: Settings, now: datetime) -> Checkp
         leader=leader,
         saves=tuple(_saves(trainers, seen)),
         requests=dict((report or {}).get("requests") or {}),
+        late_loss=_late_loss(checkpoint, job, trainers, seen) if job is not None else None,
         leader_reports=report is not None,
         tasks=tuple(pod for pod in seen.of_kind("Pod") if is_owned(pod, checkpoint.metadata.uid)),
         users=tuple(sorted(_users(seen, checkpoint), key=lambda user: (user.kind, user.name))),
@@ -150,6 +155,17 @@ def _saves(trainers: list[Object], seen: Observed) -> Iterator[ReportedSave]:
         message = exit_of(pod).message if ended(pod) else None
         for save in message.saves if message else ():
             yield ReportedSave(save.id, save.folder, save.step, save.digest, save.verified, save.metrics)
+
+
+def _late_loss(checkpoint: Checkpoint, job: TrainingJob, trainers: list[Object], seen: Observed) -> str | None:
+    attempts = (*((job.status.attempt,) if job.status.attempt else ()), *job.status.attempts)
+    resumed = {str(found.number): found.resumed_from.folder for found in attempts if found.resumed_from}
+    for pod in trainers:
+        found = start_validation(pod, seen.reports.get(pod["metadata"]["uid"]))
+        same = resumed.get(label(pod, ATTEMPT)) == checkpoint.status.folder
+        if found is not None and same and found.step == checkpoint.status.step:
+            return measured(found.loss)
+    return None
 
 
 def _place(checkpoint: Checkpoint) -> tuple[str, str, str] | None:

@@ -64,7 +64,8 @@ def deployment_state(
         return DeploymentState(Health.PROGRESSING, "Degraded" if served else "Starting", text)
     if isinstance(choice, NoModel):
         return DeploymentState(Health.STALLED if choice.stalled else Health.READY, "Serving", choice.message)
-    return DeploymentState(Health.READY, "Serving")
+    held = f"spec.rollout.paused holds the update to {rollout.held}" if rollout.held else None
+    return DeploymentState(Health.READY, "Serving", held)
 
 
 def _without_model(choice: NoModel) -> DeploymentState:

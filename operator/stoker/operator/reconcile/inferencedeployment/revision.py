@@ -20,18 +20,17 @@ _POOL_ONLY = {"replicas", "autoscaling", "maxSurge", "maxUnavailable"}
 
 
 def revision_of(view: DeploymentView, choice: ModelChoice) -> RevisionStatus:
-    """Return the known revision of this intent, or a new one."""
+    """Return the known revision of this intent, or a new one, with the generation of the spec that asks for it now."""
     intent = _intent(view.deployment.spec, choice)
     known = next((found for found in view.deployment.status.revisions if found.intent == intent), None)
+    known = known or _revision_of_last_pass(view, choice, intent)
+    generation = None if view.intent.refused else view.deployment.metadata.generation
     if known is not None:
-        return known
-    unedited = _revision_of_last_pass(view, choice, intent)
-    if unedited is not None:
-        return unedited.model_copy(update={"intent": intent})
+        return known.model_copy(update={"intent": intent, "generation": generation or known.generation})
     return RevisionStatus(
         name=f"r{intent}",
         intent=intent,
-        generation=None if view.intent.refused else view.deployment.metadata.generation,
+        generation=generation,
         created_at=view.time,
         checkpoint=choice.checkpoint,
     )
@@ -71,17 +70,33 @@ def _intent(spec: InferenceDeploymentSpec, choice: ModelChoice) -> str:
 
 
 def _revision_of_last_pass(view: DeploymentView, choice: ModelChoice, intent: str) -> RevisionStatus | None:
-    """Return the target of the last pass, if that pass worked with the same spec and checkpoint.
+    """Return the revision that the last pass wanted, if that pass worked with the same spec and checkpoint.
 
-    Both specs are read with the defaults of this version, so an upgrade of the operator is no edit. After a pass that
-    was paused, had no model or ended an interrupted canary, the target says nothing about the spec.
+    Both specs are read with the defaults of this version, so an upgrade of the operator is no edit.
     """
-    last, target = view.last_spec(), view.revision(last_target(view))
-    if last is None or target is None or last.rollout.paused or not _had_model(view) or was_interrupted(view):
+    last, wanted = view.last_spec(), _wanted_by_last_pass(view, choice)
+    if last is None or wanted is None or not _had_model(view) or not _is_of(wanted, choice):
         return None
-    before, now = target.checkpoint, choice.checkpoint
-    same_model = (before.uid, before.digest) == (now.uid, now.digest) if before and now else before is now
-    return target if same_model and _intent(last, choice) == intent else None
+    return wanted if _intent(last, choice) == intent else None
+
+
+def _wanted_by_last_pass(view: DeploymentView, choice: ModelChoice) -> RevisionStatus | None:
+    """Return the revision of the newest generation that was worked with.
+
+    Without one (an edit of it is refused, or a version before this one left another number) it is the target, which
+    says nothing about the spec after a pass that was paused or ended an interrupted canary.
+    """
+    status, last = view.deployment.status, view.last_spec()
+    asked = (found for found in status.revisions if found.generation == status.observed_generation)
+    newest = next((found for found in asked if _is_of(found, choice)), None)
+    if newest is not None or last is None or last.rollout.paused or was_interrupted(view):
+        return newest
+    return view.revision(last_target(view))
+
+
+def _is_of(revision: RevisionStatus, choice: ModelChoice) -> bool:
+    before, now = revision.checkpoint, choice.checkpoint
+    return (before.uid, before.digest) == (now.uid, now.digest) if before and now else before is now
 
 
 def _had_model(view: DeploymentView) -> bool:

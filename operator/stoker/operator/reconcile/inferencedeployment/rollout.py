@@ -57,6 +57,8 @@ class RolloutStep:
     events: tuple[Event, ...] = ()
     requeue_after_s: float | None = None
     """Until time alone changes the step."""
+    held: str | None = None
+    """The wanted revision, in words, that `rollout.paused` keeps from being the target."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ def plan_rollout(view: DeploymentView, choice: ModelChoice | NoModel) -> Rollout
         delete=(*(obsolete if updated else ()), *abandoned, *stale),
         events=(*chosen, *(canary.events if canary is not None else ())),
         requeue_after_s=canary.requeue_after_s if canary is not None else None,
+        held=_held(view, wanted, target),
     )
 
 
@@ -122,6 +125,13 @@ def _asked(view: DeploymentView, wanted: RevisionStatus | None, last: str | None
     """The wanted revision; None while the rollout is paused or no model is found, so that the last target stays."""
     paused = view.deployment.spec.rollout.paused and last is not None
     return None if wanted is None or paused else wanted.name
+
+
+def _held(view: DeploymentView, wanted: RevisionStatus | None, target: str) -> str | None:
+    if not view.deployment.spec.rollout.paused or wanted is None or wanted.name == target:
+        return None
+    found = wanted.checkpoint
+    return f"revision {wanted.name}" + (f" of Checkpoint {found.name} (step {found.step})" if found is not None else "")
 
 
 def _with_wanted(view: DeploymentView, wanted: RevisionStatus | None) -> tuple[RevisionStatus, ...]:

@@ -48,8 +48,7 @@ def applies_at_once(view: TrainingView) -> bool:
 
     By the user's wish, for another size, or because nothing has run that would have to end.
     """
-    size = view.job.status.elastic
-    other_size = size is not None and size.base == view.base and size.workers != gang_size(view)
+    other_size = view.size is not None and view.size.workers != gang_size(view)
     return other_size or view.job.spec.run.apply_changes == "Restart" or never_ran(view)
 
 

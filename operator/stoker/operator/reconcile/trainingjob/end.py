@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from stoker.operator.api.trainingjob_status import TrainingPhase
+from stoker.operator.domain.clock import is_ahead
 from stoker.operator.domain.conditions import Condition, Health
 from stoker.operator.domain.plan import Event, Plan
 from stoker.operator.domain.pods import ref_of
@@ -27,13 +28,15 @@ def clean_up(view: TrainingView) -> JobOutcome:
 def after_end(view: TrainingView) -> JobOutcome:
     """Delete pods that still run, record saves, and delete the job once these are objects and its time is over."""
     plan = Plan(create=new_checkpoints(view), patch=expired(view), delete=undeleted(view.live))
-    ttl = view.job.spec.run.ttl_seconds_after_finished
-    if ttl is not None and view.job.status.finished_at:
-        left_s = (moment(view.job.status.finished_at) + timedelta(seconds=ttl) - view.now).total_seconds()
-        if left_s <= 0 and not (plan.create or omits_saves(view)):
-            return JobOutcome(plan=Plan(delete=(ref_of(view.seen.resource),)))
-        plan = replace(plan, requeue_after_s=left_s if left_s > 0 else None)
-    return JobOutcome(plan=plan)
+    ttl, finished = view.job.spec.run.ttl_seconds_after_finished, view.job.status.finished_at
+    if ttl is None or not finished:
+        return JobOutcome(plan=plan)
+    if is_ahead(moment(finished), ttl, view.now):  # the clock was put back: the time begins anew
+        return JobOutcome(changes=JobChanges(finished_at=view.time), plan=replace(plan, requeue_after_s=float(ttl)))
+    left_s = (moment(finished) + timedelta(seconds=ttl) - view.now).total_seconds()
+    if left_s <= 0 and not (plan.create or omits_saves(view)):
+        return JobOutcome(plan=Plan(delete=(ref_of(view.seen.resource),)))
+    return JobOutcome(plan=replace(plan, requeue_after_s=left_s if left_s > 0 else None))
 
 
 def finish(

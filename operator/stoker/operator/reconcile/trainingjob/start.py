@@ -76,6 +76,7 @@ def _open_attempt(view: TrainingView, last: Attempt | None) -> JobOutcome:
         started_at=view.job.status.started_at or view.time,
         pinned=pinned,
         requests=(),
+        elastic=view.size,  # one that is not in force must not come back with limits or a spec of before
         world_size=view.job.spec.world_size,
         data_parallel=view.job.spec.data_parallel,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
+from stoker.operator.domain.clock import is_ahead
 from stoker.operator.domain.conditions import Health
 from stoker.operator.domain.plan import Plan
 from stoker.operator.reconcile.trainingjob.attempt import closed, completed, moment
@@ -40,17 +41,25 @@ def stop(view: TrainingView) -> JobOutcome | None:
 
 
 def by_deadline(view: TrainingView, outcome: JobOutcome) -> JobOutcome:
-    """The outcome, requeued no later than the run's deadline."""
+    """The outcome, requeued no later than the run's deadline, whose time begins anew where the clock was put back."""
     waits = [wait for wait in (outcome.plan.requeue_after_s, deadline_left_s(view)) if wait]
-    return replace(outcome, plan=replace(outcome.plan, requeue_after_s=min(waits, default=None)))
+    begun = outcome.changes | JobChanges(started_at=view.time) if _starts_ahead(view) else outcome.changes
+    return replace(outcome, changes=begun, plan=replace(outcome.plan, requeue_after_s=min(waits, default=None)))
 
 
 def deadline_left_s(view: TrainingView) -> float | None:
-    run, started = view.job.spec.run, view.job.status.started_at
-    if run.active_deadline_seconds is None or not started:
+    """Seconds until the deadline; 0 when it has passed, None without one."""
+    limit_s, started = view.job.spec.run.active_deadline_seconds, view.job.status.started_at
+    if limit_s is None or not started:
         return None
-    over_at = moment(started) + timedelta(seconds=run.active_deadline_seconds)
-    return max((over_at - view.now).total_seconds(), 0.0)
+    if _starts_ahead(view):
+        return float(limit_s)
+    return max((moment(started) + timedelta(seconds=limit_s) - view.now).total_seconds(), 0.0)
+
+
+def _starts_ahead(view: TrainingView) -> bool:
+    limit_s, started = view.job.spec.run.active_deadline_seconds, view.job.status.started_at
+    return limit_s is not None and started is not None and is_ahead(moment(started), limit_s, view.now)
 
 
 def _suspended(view: TrainingView) -> JobOutcome:

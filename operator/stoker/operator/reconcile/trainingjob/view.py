@@ -15,7 +15,7 @@ from typing import Any
 from stoker.operator.api.checkpoint import Checkpoint
 from stoker.operator.api.storage import StorageSpec
 from stoker.operator.api.trainingjob import TrainingJob, TrainingJobSpec
-from stoker.operator.api.trainingjob_status import Attempt, SavedStep
+from stoker.operator.api.trainingjob_status import Attempt, ElasticSize, SavedStep
 from stoker.operator.domain.clock import timestamp
 from stoker.operator.domain.elastic import with_form
 from stoker.operator.domain.labels import ATTEMPT, CHECKPOINT_UID, JOB_UID, NODE_RANK, ROLE, PodRole
@@ -41,6 +41,8 @@ class TrainingView:
     """The spec in force as it was written, without that size."""
     base: str
     """Hash of the parts of `written` that shape pods."""
+    size: ElasticSize | None
+    """The size of an elastic run, as long as spec and limits are those that it was chosen for."""
     seen: Observed
     settings: Settings
     now: datetime
@@ -101,7 +103,8 @@ def training_view(seen: Observed, settings: Settings, now: datetime) -> Training
     """The observation, sorted."""
     job, intent = read_in_force(TrainingJob, seen.resource, controls=CONTROLS)
     written, base = intent.spec, intent_of(job.spec)
-    job, intent = _in_size(job, intent, base)
+    size = _size_in_force(job, base)
+    job, intent = _in_size(job, intent, size) if size is not None else (job, intent)
     mine = [pod for pod in seen.of_kind("Pod") if is_owned(pod, job.metadata.uid)]
     trainers = [pod for pod in mine if label(pod, ROLE) == PodRole.TRAINER]
     number = str(job.status.attempt.number) if job.status.attempt else ""
@@ -111,6 +114,7 @@ def training_view(seen: Observed, settings: Settings, now: datetime) -> Training
         intent=intent,
         written=written,
         base=base,
+        size=size,
         seen=seen,
         settings=settings,
         now=now,
@@ -122,13 +126,15 @@ def training_view(seen: Observed, settings: Settings, now: datetime) -> Training
     )
 
 
-def _in_size(job: TrainingJob, intent: Intent, base: str) -> tuple[TrainingJob, Intent]:
-    """Job and spec in force in the size of an elastic run, as long as they are those that it was chosen for."""
+def _size_in_force(job: TrainingJob, base: str) -> ElasticSize | None:
     size, limits = job.status.elastic, job.spec.run.elastic
     if size is None or limits is None or size.base != base:
-        return job, intent
-    if not limits.min_workers <= size.workers <= limits.max_workers:
-        return job, intent
+        return None
+    return size if limits.min_workers <= size.workers <= limits.max_workers else None
+
+
+def _in_size(job: TrainingJob, intent: Intent, size: ElasticSize) -> tuple[TrainingJob, Intent]:
+    """Job and spec in force in the size of an elastic run."""
     spec = with_form(intent.spec, size.form)
     return job.model_copy(update={"spec": TrainingJobSpec.model_validate(spec)}), replace(intent, spec=spec)
 

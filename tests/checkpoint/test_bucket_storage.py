@@ -231,6 +231,29 @@ def test_a_refused_key_is_named(root: CheckpointRoot, monkeypatch: pytest.Monkey
         CheckpointRoot(Path(f"s3://{BUCKET}")).scan()
 
 
+def expire_from(server: S3Server, first: int) -> None:
+    """Refuse the credentials from the request `first` of those that follow."""
+    server.requests = 0
+    server.fault = lambda number, _method: "expired" if number >= first else ""
+
+
+@in_memory
+def test_credentials_that_expire_in_a_list_deny_no_save(root: CheckpointRoot, server: S3Server) -> None:
+    """An operator would take such a save for lost."""
+    done = save_small(root, 1)
+    url = f"s3://{root.root.relative_to('s3:')}"
+    for first in range(1, 4):  # the list, the manifest's size, its content
+        expire_from(server, first)
+        with pytest.raises(PermissionError, match="403 Forbidden"):
+            list_task(root.root)
+        expire_from(server, first)
+        listed = CliRunner().invoke(program, ["list", url], standalone_mode=False)
+        assert 68 in (listed.return_value, listed.exit_code)
+    assert f"{done.folder_name}  cannot be read: " in listed.output
+    server.fault = lambda _number, _method: ""
+    assert [found["folder"] for found in list_task(root.root)["saves"]] == [done.folder_name]
+
+
 DENIED = """The operation failed for path x/y: Error performing PUT http://host/b/x/y - Server returned non-2xx \
 status code: 403 Forbidden: <?xml version="1.0" encoding="UTF-8"?>
 <Error><Code>SignatureDoesNotMatch</Code><Message>Check your key.</Message><StringToSign>AWS4</StringToSign></Error>

@@ -124,8 +124,14 @@ def list_task(root: Path, writer: str | None = None, after_step: int | None = No
 
     A save is `{folder, step, digest}`. `omitted` newer ones had no room: they follow with the last step of these as
     `after_step`.
+
+    Raises:
+        OSError: one of them cannot be read, so that a list without it would deny a save.
     """
     items = [item for item in CheckpointRoot(root).scan() if writer is None or item.folder_name.endswith(f".{writer}")]
+    for item in items:
+        if isinstance(item, Broken) and isinstance(item.error, OSError):
+            raise item.error
     found = [item for item in items if isinstance(item, Found) and (after_step is None or item.step > after_step)]
     saves = [
         {"folder": item.folder_name, "step": item.step, "digest": facts_of(item.manifest).digest}

@@ -19,7 +19,7 @@ import click
 
 from stoker.checkpoint import task as tasks
 from stoker.checkpoint.diff import diff
-from stoker.checkpoint.errors import CheckpointError, CheckpointExists
+from stoker.checkpoint.errors import CheckpointError, CheckpointExists, StorageUnusable
 from stoker.checkpoint.export import SHARD_BYTES, Dtype, export_adapter, export_hugging_face
 from stoker.checkpoint.facts import facts_of
 from stoker.checkpoint.manifest_file import read_manifest
@@ -382,7 +382,7 @@ def _row(item: Found | Broken) -> dict[str, Any]:
 def _errors() -> Iterator[None]:
     try:
         yield
-    except CheckpointExists as error:
+    except (CheckpointExists, StorageUnusable) as error:
         _fail(str(error), Cause.CONFIG_INVALID)
     except CheckpointError as error:
         _fail(str(error), Cause.CHECKPOINT_CORRUPT)

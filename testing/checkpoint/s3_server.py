@@ -22,7 +22,9 @@ PAGE = 20
 """Keys in one answer of a list: few, so that lists of several checkpoints have pages."""
 
 Fault = Callable[[int, str], str]
-"""(number of the request, method) -> "" to answer, "cut" to close before the work, "lost" to close after it, "503"."""
+"""(number of the request, method) -> "" to answer, "cut" to close before the work, "lost" to close after it, "503",
+"expired" to refuse credentials whose time is over."""
+EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
 
 
 class S3Server(MemoryServer):
@@ -58,6 +60,9 @@ class _Handler(MemoryHandler):
             return
         if fault == "503":
             self._answer(503, b"", {})
+            return
+        if fault == "expired":
+            self._answer(403, EXPIRED, {})
             return
         if f"Credential={KEY}/" not in self.headers.get("Authorization", ""):
             self._answer(403, b"<Error><Code>AccessDenied</Code></Error>", {})

@@ -6,11 +6,12 @@ bucket named `stoker-test`; what cuts connections is then left out.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,10 @@ from stoker.checkpoint.place import storage_of
 from stoker.checkpoint.reader import CheckpointReader
 from stoker.checkpoint.storage import PosixStorage
 from stoker.checkpoint.store import CheckpointRoot, Published
-from stoker.checkpoint.task import Target, delete_task, inspect_task, list_task, verify_task
+from stoker.checkpoint.task import Result, Target, delete_task, inspect_task, list_task, verify_task
+from stoker.checkpoint.task import run as run_task
 from stoker.checkpoint.verify import verify
+from stoker.pod.causes import Cause
 from testing.checkpoint.s3_server import S3Server
 from testing.checkpoint.synthetic import LAYOUTS, SMALL, make_state, same_bits, save
 
@@ -229,6 +232,91 @@ def test_a_refused_key_is_named(root: CheckpointRoot, monkeypatch: pytest.Monkey
         save_small(other, 1)
     with pytest.raises(PermissionError, match=r"403 Forbidden: AccessDenied: 's3://stoker-test'"):
         CheckpointRoot(Path(f"s3://{BUCKET}")).scan()
+
+
+def expire_from(server: S3Server, first: int) -> None:
+    """Refuse the credentials from the request `first` of those that follow."""
+    server.requests = 0
+    server.fault = lambda number, _method: "expired" if number >= first else ""
+
+
+@in_memory
+def test_credentials_that_expire_in_a_list_deny_no_save(root: CheckpointRoot, server: S3Server) -> None:
+    """An operator would take such a save for lost."""
+    done = save_small(root, 1)
+    url = f"s3://{root.root.relative_to('s3:')}"
+    for first in range(1, 4):  # the list, the manifest's size, its content
+        expire_from(server, first)
+        with pytest.raises(PermissionError, match="403 Forbidden"):
+            list_task(root.root)
+        expire_from(server, first)
+        listed = CliRunner().invoke(program, ["list", url], standalone_mode=False)
+        assert 68 in (listed.return_value, listed.exit_code)
+    assert f"{done.folder_name}  cannot be read: " in listed.output
+    server.fault = lambda _number, _method: ""
+    assert [found["folder"] for found in list_task(root.root)["saves"]] == [done.folder_name]
+
+
+@in_memory
+def test_credentials_that_expire_in_a_save_publish_nothing_and_are_named(
+    root: CheckpointRoot, server: S3Server
+) -> None:
+    messages = list[str]()
+    saved = None
+    for first in itertools.count(1):
+        expire_from(server, first)
+        try:
+            saved = save_small(root, first)
+        except PermissionError as error:
+            messages.append(str(error))
+        server.fault = lambda _number, _method: ""
+        if saved is not None:
+            break
+        assert root.committed() == []
+    assert saved is not None
+    assert_whole(root, saved)
+    assert len(messages) > 10
+    uploads = [message for message in messages if "performing PUT" in message]
+    assert len(uploads) == 5, "three data files, a file that travels along, the manifest"
+    for message in uploads:
+        assert "403 Forbidden: ExpiredToken: The provided token has expired.: 's3://" in message
+
+
+@pytest.fixture
+def secret(root: CheckpointRoot, server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The mounted Secret from which the root's credentials come."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        (tmp_path / name).write_text(os.environ[name])
+    section = {"endpoint": os.environ["AWS_ENDPOINT_URL"], "credentials": str(tmp_path)}
+    monkeypatch.setenv("STOKER_BUCKETS", json.dumps({BUCKET: section}))
+    return tmp_path
+
+
+def test_a_secret_without_a_key_is_no_verdict_on_a_checkpoint(
+    root: CheckpointRoot, secret: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator would take every save of the job for corrupt, one after the other."""
+    done = save_small(root, 1)
+    target = Target(root.root, done.folder_name, done.digest)
+    (secret / "AWS_ACCESS_KEY_ID").unlink()
+    tasks: dict[str, Callable[[], Result]] = {
+        "verify": lambda: verify_task(target),
+        "inspect": lambda: inspect_task(target),
+        "delete": lambda: delete_task(target),
+        "list": lambda: list_task(root.root),
+    }
+    for name, task in tasks.items():
+        told = run_task(task, name, done.folder_name)
+        assert (told.cause, told.result) == (Cause.STORAGE_ERROR, {"task": name, "folder": done.folder_name})
+        assert (
+            f"needs the keys AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY: '{secret}/AWS_ACCESS_KEY_ID'" in told.detail
+        )
+    monkeypatch.setenv("STOKER_BUCKETS", "[]")
+    for name, task in tasks.items():
+        told = run_task(task, name, done.folder_name)
+        assert (told.cause, told.detail) == (Cause.CONFIG_INVALID, "STOKER_BUCKETS must be an object of buckets")
+    shown = CliRunner().invoke(program, ["list", f"s3://{BUCKET}/runs"])
+    assert (shown.exit_code, shown.output) == (64, "error: STOKER_BUCKETS must be an object of buckets\n")
 
 
 DENIED = """The operation failed for path x/y: Error performing PUT http://host/b/x/y - Server returned non-2xx \

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -274,6 +276,27 @@ def test_a_root_on_a_file_system_without_locks_is_named(tmp_path: Path, monkeypa
     with pytest.raises(OSError, match="needs a file system with locks") as caught, CheckpointRoot(tmp_path).lock():
         pass
     assert caught.value.filename == str(tmp_path / ".lock")
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Let no file of this process have a byte more."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_on_a_full_disk_a_run_still_removes_what_a_killed_save_left(tmp_path: Path) -> None:
+    root = CheckpointRoot(tmp_path)
+    staging = root.begin(1, WRITER)
+    (staging / "rank-00000.bin").write_bytes(bytes(100))
+    with full_disk(), root.lock():
+        assert root.discard_unfinished() == [staging.name]
+        with pytest.raises(CheckpointLocked, match="in use by another run"), root.lock():
+            pass
 
 
 def test_a_root_is_locked_by_one_process_and_freed_by_its_death(tmp_path: Path) -> None:

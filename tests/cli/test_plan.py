@@ -210,6 +210,7 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
 
 CONFIGS = [
     ("{", "not a JSON file (Expecting property name"),
+    ("[" * 100_000, "not a JSON file (maximum recursion depth exceeded"),
     ("[]", "an object is needed, got list"),
     ('{"model_type": "gpt2"}', "not supported yet: model_type 'gpt2'; allowed: llama, "),
     (json.dumps({**QWEN3_8B, "hidden_size": None}), "hidden_size is missing"),
@@ -218,7 +219,7 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.parametrize(("content", "message"), CONFIGS)
+@pytest.mark.parametrize(("content", "message"), CONFIGS, ids=[message for _, message in CONFIGS])
 def test_a_config_json_that_the_trainer_cannot_use_is_named(tmp_path: Path, content: str, message: str) -> None:
     (file := tmp_path / "config.json").write_text(content)
     found = run(tmp_path, FROM_ELSEWHERE, "--model", str(tmp_path))

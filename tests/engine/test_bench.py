@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +191,38 @@ def test_throughput_tells_every_round(model_folder: Path, capsys: pytest.Capture
     assert [line.partition(":")[0] for line in shown[1:3]] == ["round 1", "round 2"]
     assert shown[3].startswith("The figure is that of round 2")
     assert err.splitlines() == [f"Loading {model_folder.name}", "Round 1 of 2", "Round 2 of 2"]
+
+
+class LostOutput(io.StringIO):
+    """A standard output that takes nothing."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__()
+        self.error = error
+
+    def flush(self) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), 1, ""),
+        (
+            OSError(errno.ENOSPC, "No space left on device"), 68,
+            "stoker bench throughput: standard output: No space left on device\n",
+        ),
+    ],
+    ids=["closed", "full"],
+)  # fmt: skip
+def test_an_output_that_takes_no_figures_is_no_fault_of_the_model(
+    model_folder: Path, error: OSError, code: int, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in (SMALL, SMALL[:-1]):  # JSON at the end, and lines as they come
+        with redirect_stdout(LostOutput(error)):
+            assert main(["throughput", str(model_folder), "--rounds", "1", "--requests", "1", *words]) == code
+        lines = capsys.readouterr().err.splitlines(keepends=True)
+        assert "".join(line for line in lines if line.startswith("stoker bench")) == told
 
 
 def test_latency_counts_the_rounds_behind_the_first(model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

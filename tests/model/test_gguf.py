@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import resource
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -402,9 +404,38 @@ def test_the_command_converts_and_describes(file: Path, tmp_path: Path) -> None:
 
 def test_the_command_refuses_with_one_line(file: Path, tmp_path: Path) -> None:
     run = CliRunner().invoke(main, ["convert", str(file), str(tmp_path)])
-    assert run.exit_code == 1
-    assert "exists already" in run.output
+    assert (run.exit_code, run.output.splitlines()[-1]) == (
+        *(2, f"Error: OUT: {tmp_path} exists already; choose another folder or delete it"),
+    )  # click's own code for wrong usage, of which `run_click` makes 64
     (tmp_path / "bad").write_text("x")
     run = CliRunner().invoke(main, ["info", str(tmp_path / "bad")])
-    assert run.exit_code == 1
+    assert run.exit_code == 66
     assert "not a valid GGUF file" in run.output
+
+
+def test_each_refusal_has_the_code_of_its_cause(file: Path, tmp_path: Path) -> None:
+    convert(file, tmp_path / "folder")
+    (tmp_path / "folder" / "model.safetensors").unlink()
+    (tmp_path / "folder" / "model.safetensors").mkdir()
+    (tmp_path / "corrupt").mkdir()
+    (tmp_path / "corrupt" / "manifest.json").write_text("{")
+    for name, code, message in (
+        ("none", 64, "neither a Hugging Face folder (config.json), nor a checkpoint folder"),
+        ("folder", 66, "model.safetensors: a file with the weights is needed, this is none"),
+        ("corrupt", 67, "corrupt: manifest: "),
+    ):
+        (tmp_path / name).mkdir(exist_ok=True)
+        run = CliRunner().invoke(main, ["info", str(tmp_path / name)])
+        assert (run.exit_code, message in run.output) == (code, True), run.output
+
+
+def test_a_conversion_onto_a_full_disk_names_the_file_and_leaves_nothing(file: Path, tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, limits[1]))
+    try:
+        run = CliRunner().invoke(main, ["convert", str(file), str(tmp_path / "out")])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert run.exit_code == 68, run.output
+    assert re.fullmatch(r"Error: .*/\.out\.\d+\.partial/model\.safetensors: cannot be written: .*\n", run.output)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]

@@ -20,7 +20,7 @@ from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.model.kernels.ops import Ops
 from stoker.model.weights.hugging_face import HuggingFaceWeights, load_hugging_face, save_hugging_face
-from stoker.model.weights.loading import WeightsError
+from stoker.model.weights.loading import NoWeights, WeightsError
 from stoker.model.weights.source import open_weights
 
 FILES = {
@@ -187,7 +187,7 @@ def test_an_index_that_is_none_is_refused_with_the_file(
         open_weights(tmp_path / "out")
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]"])
+@pytest.mark.parametrize("content", [b"{", b"[]", b"[" * 100_000], ids=["cut", "list", "deep"])
 def test_damaged_generation_settings_are_refused_with_the_file(
     content: bytes, llama: ModelConfig, make_decoder: Callable[..., Decoder], tmp_path: Path
 ) -> None:
@@ -230,7 +230,7 @@ def test_nothing_is_written_over_a_folder(
 
 def test_a_path_that_holds_no_weights_is_refused(tmp_path: Path) -> None:
     for path, message in ((tmp_path, "neither a Hugging Face folder"), (tmp_path / "none", "does not exist")):
-        with pytest.raises(WeightsError, match=message):
+        with pytest.raises(NoWeights, match=message):
             open_weights(path)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(WeightsError, match="a digest was given, but this is no checkpoint folder"):

@@ -201,6 +201,10 @@ def test_files_of_tokens_of_other_forms_are_refused(tmp_path: Path) -> None:
     (tmp_path / "other.bin.json").write_text('{"dtype": "uint32"}')
     (tmp_path / "facts.bin").write_bytes(b"\1\0")
     (tmp_path / "facts.bin.json").write_text('{"dtype": "int8"}')
+    (tmp_path / "deep.bin").write_bytes(b"\1\0")
+    (tmp_path / "deep.bin.json").write_text('{"dtype":' * 10_000)
+    np.save(tmp_path / "endless.npy", tokens_of(["abc"]))
+    (tmp_path / "endless.npy.json").write_text('{"eos_token_id": 65536}')
     (tmp_path / "a.txt").write_text("text")
     for name, message in [
         ("floats.npy", r"one dimension of uint16 or uint32 is needed, got float64 \[3\]"),
@@ -211,6 +215,8 @@ def test_files_of_tokens_of_other_forms_are_refused(tmp_path: Path) -> None:
         ("odd.bin", "ends within a token of 2 bytes"),
         ("other.bin", "its header says uint16, .*other.bin.json has dtype uint32; leave that out"),
         ("facts.bin", "dtype 'int8' is unknown; allowed: uint16, uint32"),
+        ("deep.bin", r"deep.bin.json: not JSON \(maximum recursion"),
+        ("endless.npy", r"never end: the end token 65536 is none of uint16, 0 to 65535; write the tokens as uint32"),
         ("a.txt", "a.txt is no file of tokens; allowed: .npy, .bin"),
     ]:
         with pytest.raises(DataError, match=message):
@@ -218,6 +224,10 @@ def test_files_of_tokens_of_other_forms_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "ok.npy", tokens_of(["abc"]))
     with pytest.raises(DataError, match=r"the tokenizer has no end token: .*ok.npy.json must give eos_token_id"):
         read(source_of(tmp_path / "ok.npy", format="tokens"), end_id=None)
+    with pytest.raises(
+        DataError, match=r"ok.npy: its documents would never end: the end token 128001 is none of uint16"
+    ):
+        read(source_of(tmp_path / "ok.npy", format="tokens"), end_id=128_001)
 
 
 def test_tokens_outside_of_the_vocabulary_are_refused(tmp_path: Path) -> None:

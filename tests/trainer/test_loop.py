@@ -282,6 +282,21 @@ def test_without_an_operator_a_damaged_checkpoint_is_passed_over(tmp_path: Path)
     assert "step 4" in phase.message
 
 
+def test_a_damaged_manifest_sends_no_run_back_to_step_0(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, checkpoint__interval_steps=2, training__total_steps=4)
+    train_alone(config)
+    newest, before = (found.path / "manifest.json" for found in CheckpointRoot(tmp_path / "root").committed())
+    newest.write_text("{}")
+    context = alone()
+    with pytest.raises(StorageFailed, match="step-00000004"):
+        train(config, context)
+    assert isinstance(context.channel, RecordingChannel)
+    assert [event.step for event in context.channel.all(StepEvent)] == [3, 4]
+    before.write_text("{}")
+    with pytest.raises(CheckpointCorrupt, match=r"no checkpoint verifies: .*step-00000004.*step-00000002"):
+        train(config, alone())
+
+
 def test_under_an_operator_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
     config = tiny_config(tmp_path, retention="external")
     context = alone()

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from stoker.checkpoint.errors import CheckpointLocked
+from stoker.checkpoint.errors import CheckpointLocked, StorageUnusable
 from stoker.checkpoint.store import CheckpointRoot
 from stoker.pod.causes import EXIT_CODES, Cause
 from stoker.pod.config_file import ConfigError, load
@@ -338,6 +338,7 @@ def test_weights_of_a_checkpoint_start_another_run(
         (ConfigError("x"), Cause.CONFIG_INVALID),
         (DataError("x"), Cause.DATA_ERROR),
         (CheckpointLocked("x"), Cause.CONFIG_INVALID),
+        (StorageUnusable("x"), Cause.CONFIG_INVALID),
         (StorageFailed("x"), Cause.STORAGE_ERROR),
         (NonFinite("x"), Cause.NON_FINITE),
         (OtherModel("x"), Cause.MODEL_ERROR),

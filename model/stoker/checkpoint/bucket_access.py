@@ -11,6 +11,7 @@ Called by `place`. Holds no secret: credentials are read when a client is opened
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from stoker.checkpoint.errors import CheckpointError
+from stoker.checkpoint.errors import StorageUnusable
 
 VARIABLE = "STOKER_BUCKETS"
 DEFAULT_REGION = "us-east-1"
@@ -44,7 +45,7 @@ class BucketAccess:
         """Return the credentials in the folder, as the client wants them.
 
         Raises:
-            CheckpointError: a file is missing.
+            PermissionError: a file is missing or cannot be read.
         """
         assert self.credentials is not None
         found: dict[str, Any] = {name: _text(self.credentials, file) for name, file in _REQUIRED.items()}
@@ -58,7 +59,7 @@ def access_of(place: str, environment: Mapping[str, str]) -> BucketAccess:
     """Return the access to a place, `BUCKET/PREFIX/...`.
 
     Raises:
-        CheckpointError: `STOKER_BUCKETS` is not what this module describes.
+        StorageUnusable: `STOKER_BUCKETS` is not what this module describes.
     """
     section = _section(place, environment.get(VARIABLE))
     endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
@@ -86,13 +87,13 @@ def _parsed(text: str | None) -> dict[str, Mapping[str, str]]:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise CheckpointError(f"{VARIABLE} is not JSON: {error}") from error
+        raise StorageUnusable(f"{VARIABLE} is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise CheckpointError(f"{VARIABLE} must be an object of buckets")
+        raise StorageUnusable(f"{VARIABLE} must be an object of buckets")
     for name, section in found.items():
         wrong = not isinstance(section, dict) or section.keys() - _MEMBERS
         if wrong or not all(isinstance(value, str) for value in section.values()):
-            raise CheckpointError(f"{VARIABLE}.{name} must be an object of texts: {', '.join(sorted(_MEMBERS))}")
+            raise StorageUnusable(f"{VARIABLE}.{name} must be an object of texts: {', '.join(sorted(_MEMBERS))}")
     return found
 
 
@@ -101,4 +102,5 @@ def _text(folder: Path, file: str) -> str:
         return (folder / file).read_text().strip()
     except OSError as error:
         wanted = " and ".join(_REQUIRED.values())
-        raise CheckpointError(f"{folder / file} cannot be read: the Secret needs the keys {wanted}") from error
+        text = f"{error.strerror}: the Secret with the credentials of the bucket needs the keys {wanted}"
+        raise PermissionError(errno.EACCES, text, str(folder / file)) from error

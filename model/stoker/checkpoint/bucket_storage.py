@@ -33,7 +33,7 @@ from typing import Any
 from stoker.checkpoint.bucket_access import BucketAccess, access_of
 from stoker.checkpoint.bucket_errors import as_os_error
 from stoker.checkpoint.entries import MANIFEST_FILE
-from stoker.checkpoint.errors import CheckpointError
+from stoker.checkpoint.errors import CheckpointError, StorageUnusable
 from stoker.checkpoint.file_lock import ReadLock
 from stoker.checkpoint.storage import Sink
 
@@ -66,7 +66,8 @@ class BucketStorage:
         """Open the client; nothing is sent. Without `access` the environment says how to reach the bucket.
 
         Raises:
-            CheckpointError: the package obstore is missing, or credentials cannot be read.
+            StorageUnusable: the package obstore is missing.
+            PermissionError: credentials cannot be read.
         """
         self._client, self._store = open_store(bucket, access or access_of(bucket, os.environ), retries)
         self._bucket = bucket
@@ -173,8 +174,12 @@ class BucketStorage:
         """Turn the client's errors into OSError with the object's place."""
         try:
             yield
-        except (self._client.exceptions.BaseError, FileNotFoundError) as error:
+        except self._client.exceptions.BaseError as error:
             raise as_os_error(error, self._place(path)) from error
+        except OSError as error:
+            if error.errno is not None:  # of this machine, or of here
+                raise
+            raise as_os_error(error, self._place(path)) from error  # uploads raise Python's own, with a text alone
 
     def _place(self, path: Path) -> str:
         """A file or folder as people write it. The bucket itself has no key."""
@@ -269,13 +274,14 @@ def open_store(bucket: str, access: BucketAccess, retries: int = RETRIES) -> tup
     """Return the client's module and a bucket of it.
 
     Raises:
-        CheckpointError: the package obstore is missing, or credentials cannot be read.
+        StorageUnusable: the package obstore is missing.
+        PermissionError: credentials cannot be read.
     """
     try:
         import obstore
         from obstore.store import S3Store
     except ImportError as error:
-        raise CheckpointError(f"s3://{bucket} needs the package obstore: pip install 'stoker[bucket]'") from error
+        raise StorageUnusable(f"s3://{bucket} needs the package obstore: pip install 'stoker[bucket]'") from error
     config: dict[str, Any] = {"region": access.region, **dict(access.given)}
     if access.endpoint:
         config |= {"endpoint": access.endpoint.rstrip("/"), "virtual_hosted_style_request": False}

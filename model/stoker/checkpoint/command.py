@@ -19,7 +19,7 @@ import click
 
 from stoker.checkpoint import task as tasks
 from stoker.checkpoint.diff import diff
-from stoker.checkpoint.errors import CheckpointError, CheckpointExists
+from stoker.checkpoint.errors import CheckpointError, CheckpointExists, StorageUnusable
 from stoker.checkpoint.export import SHARD_BYTES, Dtype, export_adapter, export_hugging_face
 from stoker.checkpoint.facts import facts_of
 from stoker.checkpoint.manifest_file import read_manifest
@@ -266,24 +266,17 @@ def pull_command(uri: str, out: Path, json_output: bool) -> int:
 @click.argument("root", type=FOLDER)
 @as_json
 def list_command(root: Path, json_output: bool) -> int:
-    """List the checkpoints below ROOT, newest first, and the folders that are not committed."""
+    """List the checkpoints below ROOT, newest first, and the folders that are not committed or cannot be read."""
     if not exists(root):
         _fail(f"{root} {'is not a folder' if root.exists() else 'does not exist'}", Cause.CHECKPOINT_CORRUPT)
     with _errors():
         items = CheckpointRoot(root).scan()
     if json_output:
         _print_json({"checkpoints": [_row(item) for item in items]})
-        return 0
-    for item in items:
-        if isinstance(item, Broken):
-            click.echo(f"{item.folder_name}  not committed: {item.problem}")
-        else:
-            facts = facts_of(item.manifest)
-            click.echo(
-                f"{item.folder_name}  {_size(item.bytes):>9}  tokens {_plain(facts.tokens)}  loss {_plain(facts.loss)} "
-                f" {item.digest[:16]}"
-            )
-    return 0
+    else:
+        for item in items:
+            click.echo(_line(item))
+    return EXIT_CODES[Cause.STORAGE_ERROR] if any(map(_is_unread, items)) else 0
 
 
 @program.group("task")
@@ -363,9 +356,25 @@ def _leave(message: TerminationMessage, termination_log: Path | None) -> int:
     return EXIT_CODES[message.cause]
 
 
+def _is_unread(item: Found | Broken) -> bool:
+    """Whether the storage failed, so that nothing is known of the checkpoint."""
+    return isinstance(item, Broken) and isinstance(item.error, OSError)
+
+
+def _line(item: Found | Broken) -> str:
+    if isinstance(item, Broken):
+        return f"{item.folder_name}  {'cannot be read' if _is_unread(item) else 'not committed'}: {item.problem}"
+    facts = facts_of(item.manifest)
+    return (
+        f"{item.folder_name}  {_size(item.bytes):>9}  tokens {_plain(facts.tokens)}  loss {_plain(facts.loss)} "
+        f" {item.digest[:16]}"
+    )
+
+
 def _row(item: Found | Broken) -> dict[str, Any]:
     if isinstance(item, Broken):
-        return {"folder": item.folder_name, "committed": False, "problem": item.problem}
+        committed = None if _is_unread(item) else False
+        return {"folder": item.folder_name, "committed": committed, "problem": item.problem}
     return {"folder": item.folder_name, "committed": True} | facts_of(item.manifest).as_json()
 
 
@@ -373,7 +382,7 @@ def _row(item: Found | Broken) -> dict[str, Any]:
 def _errors() -> Iterator[None]:
     try:
         yield
-    except CheckpointExists as error:
+    except (CheckpointExists, StorageUnusable) as error:
         _fail(str(error), Cause.CONFIG_INVALID)
     except CheckpointError as error:
         _fail(str(error), Cause.CHECKPOINT_CORRUPT)

@@ -5,9 +5,11 @@ CheckpointError (a ValueError)
 ├── CheckpointCorrupt   what is there is not what was written, or was never a valid checkpoint
 ├── CheckpointExists    the name is published already, and names are published once
 ├── CheckpointLocked    another run holds the folder
-└── CheckpointInUse     it is being read, so retention leaves it alone
+├── CheckpointInUse     it is being read, so retention leaves it alone
+└── StorageUnusable     the way to the storage is not known, so nothing is known of what is there
 
-Failures of the disk itself (full, lost mount, no permission) stay OSError and carry the path.
+Failures of the disk itself (full, lost mount, no permission) stay OSError and carry the path. So do credentials that
+cannot be read.
 """
 
 from __future__ import annotations
@@ -35,3 +37,7 @@ class CheckpointLocked(CheckpointError):
 
 class CheckpointInUse(CheckpointError):
     """The checkpoint is being read; retention does not delete it."""
+
+
+class StorageUnusable(CheckpointError):
+    """The configuration names no storage, or its client is not installed. No checkpoint is to blame for it."""

@@ -124,5 +124,6 @@ def _take(folder: Path, handle: int) -> None:
     except OSError as error:
         why = f"a run without an operator needs a file system with locks: {error.strerror}"
         raise OSError(error.errno, why, str(folder / LOCK_FILE)) from error
-    os.ftruncate(handle, 0)
-    os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+    with suppress(OSError):  # a full disk: the name helps who is refused, and the holder is to free what a save left
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stoker.checkpoint.bucket_access import access_of
 from stoker.checkpoint.bucket_storage import BucketStorage, is_bucket_path
-from stoker.checkpoint.errors import CheckpointError
+from stoker.checkpoint.errors import StorageUnusable
 from stoker.checkpoint.storage import PosixStorage, Storage
 
 
@@ -15,12 +15,13 @@ def storage_of(path: Path) -> Storage:
     """Return the storage of a checkpoint root, a checkpoint's folder or one of its files.
 
     Raises:
-        CheckpointError: a URL names no bucket, or the client of buckets is not installed.
+        StorageUnusable: a URL names no bucket, or the client of buckets is not installed.
+        PermissionError: the credentials of a bucket cannot be read.
     """
     if not is_bucket_path(path):
         return PosixStorage()
     if len(path.parts) < 2:
-        raise CheckpointError(f"{path} names no bucket; s3://BUCKET/PREFIX does")
+        raise StorageUnusable(f"{path} names no bucket; s3://BUCKET/PREFIX does")
     return BucketStorage(path.parts[1], access_of("/".join(path.parts[1:]), os.environ))
 
 

@@ -77,11 +77,21 @@ class Found:
 
 @dataclass(frozen=True)
 class Broken:
-    """A folder with a checkpoint's name that is not committed."""
+    """A folder with a checkpoint's name that is not committed, or of which that cannot be told."""
 
     folder_name: str
     path: Path
-    problem: str
+    error: CheckpointError | OSError
+    """OSError: the storage failed, so the checkpoint may be as good as ever."""
+
+    @property
+    def step(self) -> int:
+        step, _ = parse_folder_name(self.folder_name) or (0, "")
+        return step
+
+    @property
+    def problem(self) -> str:
+        return str(self.error)
 
 
 @dataclass(frozen=True)
@@ -303,14 +313,13 @@ class CheckpointRoot:
         try:
             return self.find(name)
         except (CheckpointError, OSError) as error:
-            return Broken(name, self.root / name, str(error))
+            return Broken(name, self.root / name, error)
 
     def _age(self, item: Found | Broken) -> tuple[int, float, str]:
-        step, _ = parse_folder_name(item.folder_name) or (0, "")
         try:
-            return step, self.storage.modified(item.path / MANIFEST_FILE), item.folder_name
+            return item.step, self.storage.modified(item.path / MANIFEST_FILE), item.folder_name
         except OSError:
-            return step, 0.0, item.folder_name
+            return item.step, 0.0, item.folder_name
 
     def _check_unpublished(self, name: str) -> None:
         if name in self.storage.folders(self.root):

@@ -9,7 +9,7 @@ cause          exit code  when
 Completed      0          done; for verify and import: everything is right
 TaskFailed     76         the checkpoint is damaged, missing, or has another digest
 StorageError   68         the disk or the mount failed, so nothing is known; worth another try
-ConfigInvalid  64         the command line is wrong
+ConfigInvalid  64         the command line or the way to the storage is wrong, so nothing is known
 =============  =========  ======================================================================
 
 Called by `command` alone. Only `delete_task` changes a checkpoint; the others read.
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.checkpoint.bucket_storage import is_bucket_path
-from stoker.checkpoint.errors import CheckpointError
+from stoker.checkpoint.errors import CheckpointError, StorageUnusable
 from stoker.checkpoint.facts import facts_of
 from stoker.checkpoint.manifest import Manifest
 from stoker.checkpoint.manifest_file import read_manifest
@@ -107,6 +107,8 @@ def delete_task(target: Target) -> Result:
         if target.digest is None:
             raise CheckpointError("delete needs the recorded digest")
         gone = CheckpointRoot(target.path.parent).delete(target.name, target.digest)
+    except StorageUnusable:
+        raise
     except CheckpointError as error:
         raise TaskRefused(str(error), {"task": "delete", "folder": target.name, "deleted": []}) from error
     deleted = [target.name] if gone.files else []
@@ -124,8 +126,14 @@ def list_task(root: Path, writer: str | None = None, after_step: int | None = No
 
     A save is `{folder, step, digest}`. `omitted` newer ones had no room: they follow with the last step of these as
     `after_step`.
+
+    Raises:
+        OSError: one of them cannot be read, so that a list without it would deny a save.
     """
     items = [item for item in CheckpointRoot(root).scan() if writer is None or item.folder_name.endswith(f".{writer}")]
+    for item in items:
+        if isinstance(item, Broken) and isinstance(item.error, OSError):
+            raise item.error
     found = [item for item in items if isinstance(item, Found) and (after_step is None or item.step > after_step)]
     saves = [
         {"folder": item.folder_name, "step": item.step, "digest": facts_of(item.manifest).digest}
@@ -143,18 +151,25 @@ def run(task: Callable[[], Result], name: str, folder: str) -> TerminationMessag
     except TaskRefused as refused:
         result = refused.result
         return TerminationMessage(cause=Cause.TASK_FAILED, step=result.get("step"), detail=str(refused), result=result)
+    except StorageUnusable as error:
+        return _no_verdict(Cause.CONFIG_INVALID, error, name, folder)
     except CheckpointError as error:
         result = {"task": name, "folder": Path(folder).name, "ok": False, "problems": [_shortened(str(error))]}
         return TerminationMessage(cause=Cause.TASK_FAILED, detail=str(error), result=result)
     except OSError as error:
-        return TerminationMessage(
-            cause=Cause.STORAGE_ERROR, detail=str(error), result={"task": name, "folder": Path(folder).name}
-        )
+        return _no_verdict(Cause.STORAGE_ERROR, error, name, folder)
+
+
+def _no_verdict(cause: Cause, error: Exception, task: str, folder: str) -> TerminationMessage:
+    """Return the outcome of a task that has learned nothing of its checkpoint."""
+    return TerminationMessage(cause=cause, detail=str(error), result={"task": task, "folder": Path(folder).name})
 
 
 def _manifest(target: Target, task: str) -> Manifest:
     try:
         return read_manifest(target.path, storage_of(target.path), target.digest)
+    except StorageUnusable:
+        raise
     except CheckpointError as error:
         result = {"task": task, "folder": target.name, "ok": False, "problems": [_shortened(str(error))]}
         raise TaskRefused(str(error), result) from error

@@ -10,10 +10,15 @@ from typing import Any
 
 import click
 
+from stoker.pod.causes import EXIT_CODES, Cause, CauseRule, cause_of_error
 from stoker.pod.command_line import run_click
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    epilog="Exit codes: 0 done, 64 wrong command line or no model at the path, 66 the model cannot be used, "
+    "67 checkpoint corrupt, 68 disk error.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 def main() -> None:
     """Convert and describe the weights of models."""
 
@@ -31,6 +36,8 @@ def convert(file: Path, out: Path, dtype: str | None) -> None:
 
     Example: stoker model convert model.gguf model/
     """
+    if out.exists():
+        raise click.UsageError(f"OUT: {out} exists already; choose another folder or delete it")
     import torch  # after the arguments are checked: importing torch takes seconds
 
     from stoker.model.weights.gguf_weights import convert as convert_gguf
@@ -81,13 +88,35 @@ def info(path: Path, as_json: bool) -> None:
 
 
 class refusing:  # noqa: N801  reads as a statement
-    """Foreign input that is refused ends with its message, not with a stack."""
+    """Foreign input that is refused ends with its message and the code of its cause, not with a stack."""
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, ValueError | OSError):
-            raise click.ClickException(str(error)) from error
+            click.ClickException(message_of(error)).show()
+            sys.exit(EXIT_CODES[cause_of_error(error, refusal_causes(), Cause.INTERNAL)])
+
+
+def message_of(error: ValueError | OSError) -> str:
+    """Return what an error says, without Python's number of an error of the disk."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
+def refusal_causes() -> tuple[CauseRule, ...]:
+    """The causes of what is refused; the first that fits counts."""
+    from stoker.checkpoint.errors import CheckpointError, StorageUnusable  # imported already with the weights
+    from stoker.model.weights.loading import NoWeights
+
+    return (
+        CauseRule(NoWeights, Cause.CONFIG_INVALID),
+        CauseRule(StorageUnusable, Cause.CONFIG_INVALID),
+        CauseRule(CheckpointError, Cause.CHECKPOINT_CORRUPT),
+        CauseRule(ValueError, Cause.MODEL_ERROR),
+        CauseRule(OSError, Cause.STORAGE_ERROR),
+    )
 
 
 def progress_line(what: str) -> Any:

@@ -219,7 +219,7 @@ def _read_size(file: Path) -> ModelSize:
         raw = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"{file}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file}: not a JSON file ({error})") from error
     if not isinstance(raw, dict):
         raise ValueError(f"{file}: an object is needed, got {type(raw).__name__}")

@@ -23,9 +23,16 @@ from stoker.pod.causes import EXIT_CODES, Cause, is_explained
 from stoker.pod.command_line import INTERRUPTED
 from stoker.pod.config_file import parse
 
+CLOSED_OUTPUT = 1
+"""Exit code where the reader of a pipe has gone, as that of the verbs made with click."""
+
+
+class OutputLost(Exception):
+    """Standard output takes no more figures: no fault of the model."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the bench; 0, or a code of docs/exit-codes.md, or 130 after Ctrl-C."""
+    """Run the bench; 0, or a code of docs/exit-codes.md, 130 after Ctrl-C, or 1 where its pipe was closed."""
     arguments = options().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     try:
@@ -36,16 +43,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     measure = _throughput if arguments.verb == "throughput" else _latency
     try:
         found = measure(arguments, config, progress)
+        if arguments.json:
+            _say([json.dumps(found, indent=1)])
     except KeyboardInterrupt:
         progress.clear()
         return INTERRUPTED
+    except OutputLost as error:
+        progress.clear()
+        closed = isinstance(error.__cause__, BrokenPipeError)
+        return CLOSED_OUTPUT if closed else _end(arguments, Cause.STORAGE_ERROR, error)
     except Exception as error:  # noqa: BLE001 - the engine has a cause for each, with its exit code
         from stoker.engine.core.loaded_model import cause_of_loading  # imports torch
 
         progress.clear()
         return _end(arguments, cause_of_loading(error), error)
-    if arguments.json:
-        _say([json.dumps(found, indent=1)])
     return 0
 
 
@@ -105,5 +116,9 @@ def _show(arguments: argparse.Namespace, progress: BenchProgress, lines: Iterabl
 
 
 def _say(lines: Iterable[str]) -> None:
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
-    sys.stdout.flush()
+    """Print lines. Raises OutputLost."""
+    try:
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        sys.stdout.flush()
+    except OSError as error:
+        raise OutputLost(f"standard output: {error.strerror}") from error

@@ -13,7 +13,8 @@ def open_source(uri: ModelUri, environment: Environment) -> RemoteSource:
     """Make the client of a source; nothing is sent.
 
     Raises:
-        CheckpointError: its package is missing, or its credentials cannot be read.
+        CheckpointError: its package is missing, or its login is not valid.
+        PermissionError: the credentials of a bucket cannot be read.
     """
     if uri.scheme == "hf":
         return HubModel(uri, environment)

@@ -28,7 +28,7 @@ def read_generation_config(files: Mapping[str, bytes]) -> dict[str, Any]:
     """Return the settings; empty where the file is missing. Raises ValueError where it holds no object."""
     try:
         settings = json.loads(files.get("generation_config.json", b"{}"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"generation_config.json: not valid JSON: {error}") from error
     if not isinstance(settings, dict):
         raise ValueError("generation_config.json: must hold an object")

@@ -7,6 +7,7 @@ Read-only. Made by `source`.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -89,7 +90,8 @@ def save_folder(
 ) -> None:
     """Write a new folder under a temporary name, then rename it.
 
-    At most one shard is in memory. Raises ValueError where the folder exists.
+    At most one shard is in memory. Raises ValueError where the folder exists, and OSError where it cannot be written;
+    nothing of it is left then.
     """
     folder = Path(folder)
     if folder.exists():
@@ -133,9 +135,7 @@ def save_shards(
     weight_map: dict[str, str] = {}
     for number, names in enumerate(shards, 1):
         file = SINGLE_FILE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        save_file(
-            {name: make(name).to(tensors[name].dtype).contiguous() for name in names}, folder / file, {"format": "pt"}
-        )
+        save_tensors(folder / file, {name: make(name).to(tensors[name].dtype).contiguous() for name in names})
         (folder / file).chmod(
             (folder / "config.json").stat().st_mode
         )  # safetensors makes files that only their owner can read
@@ -148,6 +148,14 @@ def save_shards(
             "weight_map": weight_map,
         }
         (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def save_tensors(file: Path, tensors: dict[str, Tensor]) -> None:
+    """Write one file. Raises OSError with its path: the library's error for a full disk is its own."""
+    try:
+        save_file(tensors, file, {"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(errno.EIO, f"cannot be written: {error}", str(file)) from error
 
 
 class SafetensorsStore:
@@ -201,6 +209,8 @@ def weight_files(folder: Path) -> list[Path]:
     if not index.exists():
         if not (folder / SINGLE_FILE).exists():
             raise WeightsError(f"{folder}: neither {SINGLE_FILE} nor {INDEX_FILE} is there")
+        if not (folder / SINGLE_FILE).is_file():
+            raise WeightsError(f"{folder / SINGLE_FILE}: a file with the weights is needed, this is none")
         return [folder / SINGLE_FILE]
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict):

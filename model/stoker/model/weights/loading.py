@@ -26,6 +26,10 @@ class WeightsError(ValueError):
     """The weights do not fit the model: a name is missing, unknown, or has another shape."""
 
 
+class NoWeights(WeightsError):
+    """There is nothing at the path that could be weights: it is another path that is meant."""
+
+
 class TensorStore(Protocol):
     """Global tensors under Hugging Face names."""
 

@@ -17,7 +17,7 @@ from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.model.weights.checkpoint import CheckpointWeights
 from stoker.model.weights.hugging_face import HuggingFaceWeights
-from stoker.model.weights.loading import OnProgress, TensorStore, WeightsError
+from stoker.model.weights.loading import NoWeights, OnProgress, TensorStore, WeightsError
 
 
 class WeightsSource(Protocol):
@@ -62,7 +62,13 @@ class WeightsSource(Protocol):
 
 
 def open_weights(path: Path | str, digest: str | None = None) -> WeightsSource:
-    """Look at `path` and open it. `digest`: a checkpoint's manifest digest that must match; refused for other kinds."""
+    """Look at `path` and open it. `digest`: a checkpoint's manifest digest that must match; refused for other kinds.
+
+    Raises:
+        NoWeights: there are none of a kind that is known.
+        ValueError: they cannot be used (WeightsError, GgufError, CheckpointError).
+        OSError: they cannot be read.
+    """
     path = Path(path)
     if is_bucket_path(path) or (path / "manifest.json").is_file():
         return CheckpointWeights(path, digest)
@@ -75,7 +81,7 @@ def open_weights(path: Path | str, digest: str | None = None) -> WeightsSource:
 
         return GgufWeights(path)
     if not path.exists():
-        raise WeightsError(f"{path} does not exist")
-    raise WeightsError(
+        raise NoWeights(f"{path} does not exist")
+    raise NoWeights(
         f"{path}: neither a Hugging Face folder (config.json), nor a checkpoint folder (manifest.json), nor a GGUF file"
     )

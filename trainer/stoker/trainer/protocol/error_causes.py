@@ -5,7 +5,7 @@ A constant table, read where a program ends: by `agent/program` and by `rank/mai
 
 from __future__ import annotations
 
-from stoker.checkpoint.errors import CheckpointError, CheckpointLocked
+from stoker.checkpoint.errors import CheckpointError, CheckpointLocked, StorageUnusable
 from stoker.pod.causes import Cause, CauseRule, is_explained
 from stoker.pod.config_file import ConfigError
 from stoker.trainer.errors import (
@@ -29,6 +29,7 @@ ERROR_CAUSES: tuple[CauseRule, ...] = (
     CauseRule(ModelUnusable, Cause.MODEL_ERROR),
     CauseRule(OtherModel, Cause.MODEL_ERROR),  # not CheckpointCorrupt: an older checkpoint would not fit either
     CauseRule(CheckpointLocked, Cause.CONFIG_INVALID),  # another run without an operator writes there
+    CauseRule(StorageUnusable, Cause.CONFIG_INVALID),  # an older checkpoint would not be found either
     CauseRule(CheckpointError, Cause.CHECKPOINT_CORRUPT),
     CauseRule(StorageFailed, Cause.STORAGE_ERROR),
     CauseRule(NonFinite, Cause.NON_FINITE),

@@ -46,7 +46,7 @@ def parse_facts(content: bytes, where: str) -> TokenFacts:
     """
     try:
         fields = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: not JSON ({error})") from error
     if not isinstance(fields, dict) or set(fields) - {"dtype", "eos_token_id"}:
         raise DataError(f"{where}: an object with dtype and eos_token_id is needed, got {fields!r:.60}")
@@ -64,7 +64,7 @@ def read_token_documents(
     """Yield the token ids of each document, with its end token, and whether that is there (not in a cut last one).
 
     Raises:
-        DataError: the file has no known form, is cut short, or no end token is known.
+        DataError: the file has no known form, is cut short, no end token is known, or its dtype cannot hold it.
     """
     end = facts.eos_token_id if facts.eos_token_id is not None else end_id
     if end is None:
@@ -72,6 +72,7 @@ def read_token_documents(
     begun = b"" if is_npy else _read(stream, HEADER_BYTES)
     header = _npy_header(stream, where) if is_npy else _bin_header(begun)
     dtype, count = _form(header, where, facts)
+    _check_end(end, dtype, where)
     left = np.empty(0, dtype=np.uint32)
     for chunk in _chunks(stream, where, dtype, count, b"" if header else begun):
         tokens = np.concatenate([left, chunk])
@@ -82,6 +83,16 @@ def read_token_documents(
         left = tokens[begin:]
     if len(left):
         yield left, False
+
+
+def _check_end(end: int, dtype: np.dtype[Any], where: str) -> None:
+    """Refuse an end token that no token of the file can be: all documents would be one. Raises DataError."""
+    most = int(np.iinfo(dtype).max)
+    if end > most:
+        raise DataError(
+            f"{where}: its documents would never end: the end token {end} is none of {dtype}, 0 to {most}; write the "
+            f"tokens as uint32, or give the token that ends its documents as eos_token_id in {where}.json"
+        )
 
 
 def _form(header: tuple[np.dtype[Any], int] | None, where: str, facts: TokenFacts) -> tuple[np.dtype[Any], int | None]:

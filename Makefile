@@ -18,7 +18,7 @@ export PYTHONDONTWRITEBYTECODE :=
 COMPILE = $(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --universal --python-version 3.11
 
 .PHONY: help setup model clients quickstart pretrain pretrain-parallel test test-properties test-gpu check format crds lock bench clean
-.PHONY: bench-gpu bench-kube bench-gangs bench-recovery charts kube-packages kube-check kube-binaries kube-controllers images cluster cluster-down kind test-kube test-kueue test-volcano test-flux test-gateway test-upgrade e2e
+.PHONY: bench-gpu bench-kube bench-gangs bench-recovery charts kube-packages kube-check kube-binaries kube-controllers images cluster cluster-down kind test-kube test-kueue test-volcano test-flux test-gateway test-servers test-upgrade e2e
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -145,6 +145,10 @@ test-flux: setup kube-binaries ## jobs and deployments under Flux's own kustomiz
 test-gateway: setup kube-binaries ## an HTTPRoute through Traefik's own gateway to real routers and engines (no root, no nodes; builds Traefik the first time)
 	@$(BIN)/python -m e2e.cluster.binaries traefik
 	@$(BIN)/python -m pytest e2e/gateway_api $(ARGS)
+
+test-servers: setup ## models and checkpoints in a real S3 server and a real registry of images (no root; builds them the first time)
+	@$(BIN)/python -m e2e.cluster.binaries versitygw registry
+	@$(BIN)/python -m pytest e2e/servers $(ARGS)
 
 test-upgrade: setup kube-binaries ## from the previous release to this one while a job trains and clients stream (no root, no nodes)
 	@$(BIN)/python -m pytest e2e/upgrade $(ARGS)

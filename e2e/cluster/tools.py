@@ -138,7 +138,12 @@ VOLCANO = Tool(
 )
 """Volcano's scheduler; its types are volcano.sh/apis v1.14.0, the newest version in the module proxy."""
 
+REGISTRY = Tool("registry", {"github.com/distribution/distribution/v3/cmd/registry": "registry"})
+"""A registry of OCI images, the one that others are measured by."""
+VERSITYGW = Tool("versitygw", {"github.com/versity/versitygw/cmd/versitygw": "versitygw"})
+"""A server of the S3 protocol over a folder."""
+
 ALL = (ETCD, KUBERNETES, HELM, CONTAINERD, COREDNS)
 """Tools in the order of their build; those that most tests need come first."""
-OPTIONAL = (KWOK, KUEUE, JOBSET, KUSTOMIZE_CONTROLLER, TRAEFIK, VOLCANO)
+OPTIONAL = (KWOK, KUEUE, JOBSET, KUSTOMIZE_CONTROLLER, TRAEFIK, VOLCANO, REGISTRY, VERSITYGW)
 """Programs of others, which only the targets of their own tests and measurements need; each keeps its own folder."""

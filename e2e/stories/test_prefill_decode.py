@@ -1,5 +1,5 @@
-"""Prefill and decode pools on two nodes: either engine is killed, both lose each other, and each node is drained under
-load; no answer is lost.
+"""The example of prefill and decode pools on two nodes: either engine is killed, both lose each other, and each node is
+drained under load; no answer is lost.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ import itertools
 from e2e.cluster.partition import partition
 from e2e.stories.story import Object, Story
 from testing.stories.load import Load
-from testing.stories.manifests import EXACT, Manifest, claim, corpus, deployment, job
+from testing.stories.manifests import Manifest, claim, corpus, job
+from testing.stories.served_examples import in_pairs
 from testing.stories.split_probe import is_split, paired
 
-NAME = "pairs"
+NAME = "long-context"
 PROMPT = "Then the boiler met the captain. Then the captain met coal. Then steam met a whistle."
 ENOUGH = 6
 """Answers to wait for in each state."""
@@ -57,25 +58,12 @@ def test_no_answer_is_lost_while_engines_die_lose_each_other_or_leave_their_node
 
 
 def pairs(checkpoint: str) -> Manifest:
-    """A deployment with a prefill engine on one node and a decode engine on the other, and two routers."""
-    pools = [
-        {
-            "name": role,
-            "role": role,
-            "replicas": 1,
-            "gracePeriodSeconds": 20,
-            "nodeSelector": {"kubernetes.io/hostname": node},
-        }
-        for role, node in (("prefill", "node-a"), ("decode", "node-b"))
-    ]
-    changes = {
-        "pools": pools,
-        "engine.transfer": {"require": "any"},
-        "router.policy": "cacheAware",
-        "router.holdSeconds": 60,
-        "router.replicas": 2,
-    }
-    return deployment(NAME, {"checkpointRef": {"name": checkpoint}, "dtype": EXACT}, changes)
+    """The example with a prefill engine on one node and a decode engine on the other, and two routers."""
+    manifest = in_pairs({"checkpointRef": {"name": checkpoint}})
+    for pool, node in zip(manifest["spec"]["pools"], ("node-a", "node-b"), strict=True):
+        pool["nodeSelector"] = {"kubernetes.io/hostname": node}
+    manifest["spec"]["router"]["replicas"] = 2
+    return manifest
 
 
 def comes_to_share(story: Story) -> None:

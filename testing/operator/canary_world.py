@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,14 +30,19 @@ class Quality:
     error_percent: int = 0
     first_token_s: float = 0.1
     queue_s: float = 0.01
+    failed_split_percent: int = 0
+    """Of its requests, each of which another engine is to compute."""
 
 
 class CanaryServing(Serving):
     """A deployment of type canary on the simulated cluster; every round brings `rate` requests."""
 
-    def __init__(self, *, replicas: int = 4, rate: int = 300, **rollout: Any) -> None:
+    def __init__(
+        self, *, replicas: int = 4, rate: int = 300, pools: Sequence[dict[str, Any]] = (), **rollout: Any
+    ) -> None:
         canary = {"steps": STEPS, "metricGates": GATES, **rollout.pop("canary", {})}
-        super().__init__(replicas=replicas, rollout={"type": "canary", "canary": canary, **rollout})
+        layout: dict[str, Any] = {"pools": list(pools)} if pools else {}
+        super().__init__(replicas=replicas, rollout={"type": "canary", "canary": canary, **rollout}, **layout)
         self.rate = rate
         self.quality: defaultdict[str, Quality] = defaultdict(Quality)
         self.answered: defaultdict[str, int] = defaultdict(int)
@@ -93,6 +99,8 @@ class CanaryServing(Serving):
             "first_token_s": first.to_wire(),
             "token_gap_s": first.to_wire(),
             "queue_s": queue.to_wire(),
+            "splits": old.get("splits", 0) + number,
+            "failed_splits": old.get("failed_splits", 0) + number * quality.failed_split_percent // 100,
         }
 
     def started(self) -> str:

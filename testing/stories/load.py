@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,25 +66,27 @@ class Load:
                         return
 
     def _stream(self, client: httpx.Client, length: int) -> Answer:
-        body = {
-            "model": self.model,
-            "prompt": "Then the boiler met",
-            "max_tokens": length,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
+        body: dict[str, Any] = {"model": self.model, "prompt": "Then the boiler met", "max_tokens": length}
         if self.sessions:
             body["user"] = f"{threading.get_ident()}-{len(self.answers)}"
-        with client.stream("POST", "/v1/completions", json=body) as response:
-            lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
-            assert response.status_code == 200, (response.status_code, lines)
-        assert lines[-1:] == ["[DONE]"], lines[-3:]
-        chunks: list[dict[str, Any]] = [json.loads(line) for line in lines[:-1]]
-        assert not any("error" in chunk for chunk in chunks), chunks[-1]
-        choices = [choice for chunk in chunks for choice in chunk["choices"]]
-        assert choices[-1]["finish_reason"] == "length", choices[-1]
-        tokens = chunks[-1]["usage"]["completion_tokens"]
-        assert tokens == length, f"{tokens} tokens came"
-        return Answer(chunks[0]["system_fingerprint"], tokens, "".join(choice["text"] for choice in choices))
+        return read_stream(client, body)
+
+
+def read_stream(client: httpx.Client, body: Mapping[str, Any]) -> Answer:
+    """Ask for a greedy completion of exactly `max_tokens` as a stream, and read it to its end.
+
+    Raises:
+        AssertionError, httpx.HTTPError: it failed, or is not whole.
+    """
+    fixed = {"temperature": 0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
+    with client.stream("POST", "/v1/completions", json={**body, **fixed}) as response:
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line and not line.startswith(":")]
+        assert response.status_code == 200, (response.status_code, lines)
+    assert lines[-1:] == ["[DONE]"], lines[-3:]
+    chunks: list[dict[str, Any]] = [json.loads(line) for line in lines[:-1]]
+    assert not any("error" in chunk for chunk in chunks), chunks[-1]
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    assert choices[-1]["finish_reason"] == "length", choices[-1]
+    tokens = chunks[-1]["usage"]["completion_tokens"]
+    assert tokens == body["max_tokens"], f"{tokens} tokens came"
+    return Answer(chunks[0]["system_fingerprint"], tokens, "".join(choice["text"] for choice in choices))

@@ -71,6 +71,7 @@ def test_a_prefill_engine_reports_what_it_computes_for_others(tmp_path: Path) ->
             report = s.front.reports.report()
             counts = {"requests": 2, "waiting": 1, "waiting_tokens": 300, "prefill_tokens_per_s": 5000.0}
             assert {**counts, "role": "colocated", "queue_s": {-9: 2}}.items() <= report.items()
+            assert (report["splits"], report["failed_splits"]) == (sum(TRANSFER.outcomes.values()), 1)
             peer = {
                 "endpoint": "0.0.0.0:8101",
                 "fingerprint": "ab" * 32,

@@ -127,6 +127,23 @@ def test_a_failed_gate_takes_the_traffic_away_in_seconds_and_for_good(quality: Q
     assert serving.cluster.plan(CHAT).empty
 
 
+def test_a_revision_whose_pools_do_not_reach_each_other_is_rolled_back_although_no_client_sees_it() -> None:
+    pools = [{"name": role[:3], "role": role, "replicas": 4} for role in ("prefill", "decode")]
+    serving = CanaryServing(pools=pools)
+    old = serving.started()
+    serving.round()
+    new = target_of(serving)
+    serving.quality[new] = Quality(failed_split_percent=20)
+    for _ in range(200):
+        serving.round()
+        if serving.rollout["phase"] == "RolledBack":
+            break
+    assert (serving.rollout["phase"], serving.status["currentRevision"]) == ("RolledBack", old)
+    (gate,) = [found for found in serving.canary["gates"] if found["verdict"] == "Failed"]
+    assert (gate["metric"], float(gate["value"]), float(gate["base"])) == ("transferErrorRate", 0.2, 0)
+    assert "GateFailed: transferErrorRate at 10 %: " in serving.status["message"]
+
+
 def test_the_next_revision_gets_its_own_canary_after_a_roll_back() -> None:
     serving = CanaryServing()
     old, bad = rolled_back(serving)

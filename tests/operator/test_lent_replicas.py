@@ -41,8 +41,8 @@ def pools(prefill: int = 3, decode: int = 1, **changes: Any) -> list[dict[str, A
 class World:
     """A deployment of two pools whose engines report the load that the test gives the pool that they serve."""
 
-    def __init__(self, **changes: Any) -> None:
-        self.serving = Serving(pools=pools(**changes))
+    def __init__(self, layout: list[dict[str, Any]] | None = None, **changes: Any) -> None:
+        self.serving = Serving(pools=layout or pools(**changes), router={"holdSeconds": 60})
         self.serving.checkpoint(10)
         self.serving.rest(10)
         self.clock = FakeClock()

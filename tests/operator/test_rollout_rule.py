@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stoker.operator.domain.rollout.canary import CanaryPlan, CanaryState, Hand, Step, decide, left_s, window_step
 from stoker.operator.domain.rollout.evidence import Evidence, RevisionCounts, read_evidence
-from stoker.operator.domain.rollout.gates import ENOUGH, Gate, judge
+from stoker.operator.domain.rollout.gates import ENOUGH, Gate, judge, judge_transfers
 from stoker.operator.domain.rollout.headroom import OVERLOAD, carried_percent
 from stoker.pod.histogram import Histogram
 
@@ -61,6 +61,34 @@ def test_a_gate_judges_the_new_revision_on_enough_answers(gate: Gate, seen: Evid
     assert text in result.message
 
 
+@pytest.mark.parametrize(
+    ("new", "old", "verdict", "text"),
+    [
+        ((100, 5), (900, 0), "Passed", "5 of 100 transfers between its pools failed, 0.00% of the old revision"),
+        ((100, 6), (900, 0), "Failed", "6 of 100 transfers between its pools failed, 0.00% of the old revision: more"),
+        ((100, 6), (900, 36), "Passed", "4.00% of the old revision"),
+        ((100, 9), (900, 36), "Failed", "more than 8.00%"),
+        ((100, 6), (19, 19), "Failed", "more than 5.00%"),
+        ((19, 19), (900, 0), "Passed", "19 of 19"),
+        ((0, 0), (0, 0), "Passed", "0 of 0"),
+    ],
+)
+def test_transfers_that_fail_more_often_than_those_of_the_old_revision_fail_the_canary(
+    new: tuple[int, int], old: tuple[int, int], verdict: str, text: str
+) -> None:
+    """Few prove nothing and hold nothing: idle engines never split a request."""
+    ours, theirs = (replace(counts(100), splits=splits, failed_splits=failed) for splits, failed in (new, old))
+    seen = Evidence(ours, theirs)
+    result = judge_transfers(seen)
+    assert (result.metric, result.verdict, result.samples) == ("transferErrorRate", verdict, new[0])
+    assert text in result.message
+    plan = replace(PLAN, gates=(), transfers=True)
+    state = CanaryState(phase="Holding", percent=10, since=NOW)
+    after = decide(plan, state, seen, ready=True, hand=FREE, now=NOW)
+    assert [one.metric for one in after.results] == ["transferErrorRate"]
+    assert (after.phase, after.reason) == (("Failed", "GateFailed") if verdict == "Failed" else ("Holding", "Holding"))
+
+
 def test_a_metric_that_is_not_measured_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"metric latencyP95Ms is not measured; allowed: errorRate"):
         judge(Gate("latencyP95Ms", max=1), GOOD, 1)
@@ -74,9 +102,11 @@ def test_the_reports_of_all_routers_add_up_and_missing_ones_are_named() -> None:
     assert (seen.old.requests, seen.missing) == (0, ())
     assert seen.new.queue_s.total == 0  # routers of an older version
     pools = [{"revision": "new", "pool": pool, **entry, "queue_s": {"-9": 4}} for pool in ("prefill", "decode")]
+    pools[1] |= {"splits": 30, "failed_splits": 3}
     both, late = ({"window": {"id": "w", "revisions": listed}} for listed in (pools, pools[:1]))
     seen = read_evidence({"a": both, "b": late}, "w", "new", "old")
     assert seen.new.queue_s.counts == {-9: 8}  # each router has the times of all: they do not add up
+    assert (seen.new.splits, seen.new.failed_splits) == (30, 3)
     bad: dict[str, Any] = {
         "no": None, "old": {}, "late": {"window": {"id": "v", "revisions": []}},
         "odd": {"window": {"id": "w", "revisions": [{"revision": "new"}]}},

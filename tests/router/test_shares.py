@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -162,13 +164,16 @@ def test_a_failing_revision_is_counted_although_the_other_one_answers() -> None:
 def test_times_in_engines_queues_are_counted_by_revision_once() -> None:
     async def scenario() -> None:
         old, new = await FakeEngine("a").start(), await FakeEngine("b").start()
-        old.load, new.load = queued({-9: 5}), queued({})
+        old.load, new.load = queued({-9: 5}, splits=(7, 7)), queued({})
         async with routed(old, new) as (router, client):
             entries = [old.entry(revision=OLD, pool="main"), new.entry(revision=NEW, pool="main")]
 
             async def begin(version: int, window: str) -> None:
                 body = {**snapshot(version, *entries), "shares": shares(50), "window": window}
                 assert (await client.put("/backends", json=body)).is_success
+
+            def counts() -> list[dict[str, Any]]:
+                return list(router.metrics.revisions.status()["revisions"])
 
             def counted(window: str) -> dict[str, dict[str, int]]:
                 found = router.metrics.revisions.status()
@@ -178,18 +183,24 @@ def test_times_in_engines_queues_are_counted_by_revision_once() -> None:
             assert all(backend.load is None for backend in router.backends.all)  # nothing compares revisions
             await begin(2, "w1")
             await until(lambda: all(backend.load is not None for backend in router.backends.all))
-            old.load, new.load = queued({-9: 6, 3: 1}), queued({4: 2})
+            old.load, new.load = queued({-9: 6, 3: 1}, splits=(10, 8)), queued({4: 2})
             await until(lambda: counted("w1") == {OLD: {"-9": 1, "3": 1}, NEW: {"4": 2}})
+            splits = {one["revision"]: (one["splits"], one["failed_splits"]) for one in counts()}
+            assert splits == {OLD: (3, 1), NEW: (0, 0)}
             await begin(3, "w2")
             assert counted("w2") == {}
-            new.load = queued({4: 1}, epoch="after a restart")
+            new.load = queued({4: 1}, epoch="after a restart", splits=(5, 2))
             await until(lambda: counted("w2") == {NEW: {"4": 1}})
+            assert [(one["splits"], one["failed_splits"]) for one in counts()] == [(5, 2)]
             metrics = (await client.get("/metrics")).text
             assert 'stoker_router_revision_queue_p95_seconds{pool="main",revision="r-new"} 1.46' in metrics
+            assert 'stoker_router_revision_splits_total{pool="main",revision="r-old"} 3.0' in metrics
+            assert 'stoker_router_revision_failed_splits_total{pool="main",revision="r-new"} 2.0' in metrics
 
     run(scenario)
 
 
-def queued(times: dict[int, int], epoch: str = "e") -> dict[str, object]:
-    """A report of an engine with these times in its queue so far."""
-    return {"epoch": epoch, "requests": 0, "waiting": 0, "waiting_tokens": 0, "queue_s": times}
+def queued(times: dict[int, int], epoch: str = "e", splits: tuple[int, int] = (0, 0)) -> dict[str, object]:
+    """A report of an engine with these times in its queue so far, and these transfers, of which some failed."""
+    counted = {"splits": splits[0], "failed_splits": splits[1]}
+    return {"epoch": epoch, "requests": 0, "waiting": 0, "waiting_tokens": 0, "queue_s": times, **counted}

@@ -7,32 +7,19 @@ import os
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from testing.stories.load import Load
-from testing.stories.manifests import EXACT, Manifest, claim
+from testing.stories.manifests import Manifest, claim
+from testing.stories.served_examples import in_pairs
 from testing.stories.split_probe import is_split, paired
 from testing.stories.story_cluster import Object, StoryCluster
 
 NAME = "long-context"
-EXAMPLE = Path(__file__).parents[2] / "examples" / "serve-prefill-decode" / "serve.yaml"
-SMALL: dict[str, Any] = {
-    "threads": 1,
-    "cache": {"memoryBytes": 16 << 20},
-    "scheduler": {"maxBatchTokens": 256, "maxRequests": 16, "maxModelLen": 256},
-}
-"""The test's engines; the example has the defaults, for a larger model."""
 PROMPT = "Then the boiler met the captain. Then the captain met coal. Then steam met a whistle."
 
 
 def example() -> Manifest:
-    manifest: Manifest = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
-    manifest["spec"]["model"]["dtype"] = EXACT
-    manifest["spec"]["engine"] |= SMALL
-    manifest["spec"]["router"]["service"] = {"port": 8000}
-    return manifest
+    return in_pairs({"uri": "pvc://models/smollm2-135m-instruct"})
 
 
 def test_engines_of_both_pools_pair_up_and_either_serves_alone(

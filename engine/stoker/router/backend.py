@@ -15,6 +15,7 @@ from stoker.pod.histogram import Histogram
 from stoker.router.connection import BackendError, Connection, Outgoing, Silent
 from stoker.router.counted_place import CountedPlace
 from stoker.router.data_rank import DataRank
+from stoker.router.engine_counts import EngineCounts
 from stoker.router.kept_stream import KeptStream
 from stoker.router.load import SILENT_S, Load, reports
 from stoker.router.node import Node
@@ -131,23 +132,26 @@ class Backend(CountedPlace):
         """Whether an engine that reported its load has not done so for long."""
         return self.report is not None and self.clock() - self._reported_s > SILENT_S
 
-    def reported(self, load: Load) -> Histogram:
+    def reported(self, load: Load) -> EngineCounts:
         """Take a report; one that is older than the newest has no effect.
 
-        Returns the times in the engine's queue that it adds to the newest before it. The first report adds none.
+        Returns what it adds to the newest before it. The first report adds nothing.
         """
         newest = self.report
         if newest is not None and newest.epoch == load.epoch and newest.seq >= load.seq:
-            return Histogram()
+            return EngineCounts(Histogram())
         self._reported_s = self.clock()
         self.identity = self.entry.pod_uid, load.epoch
         self.take(load)
         self._update_role()
         self._take_ranks(load)
         if newest is None:
-            return Histogram()
-        before = newest.queue_s if newest.epoch == load.epoch else {}
-        return Histogram(load.queue_s).since(Histogram(before))
+            return EngineCounts(Histogram())
+        if newest.epoch != load.epoch:
+            return EngineCounts(Histogram(load.queue_s), load.splits, load.failed_splits)
+        queued = Histogram(load.queue_s).since(Histogram(newest.queue_s))
+        splits, failed = load.splits - newest.splits, load.failed_splits - newest.failed_splits
+        return EngineCounts(queued, max(splits, 0), max(failed, 0))
 
     def _update_role(self) -> None:
         reported = self.report.role if self.report is not None and self.entry.role == "colocated" else None
@@ -166,9 +170,9 @@ class Backend(CountedPlace):
             rank.take(part)
 
     async def follow_load(
-        self, queued: Callable[[BackendEntry, Histogram], None], took: Callable[[Backend, Load], None] = _ignore
+        self, counted: Callable[[BackendEntry, EngineCounts], None], took: Callable[[Backend, Load], None] = _ignore
     ) -> None:
-        """Take the engine's reports until the stream ends; pass each on, and the times in its queue that it adds.
+        """Take the engine's reports until the stream ends; pass each on, and what it adds to the counts of revisions.
 
         Raises:
             NotReported: the engine has no such stream.
@@ -177,10 +181,10 @@ class Backend(CountedPlace):
         connection = await self.connect(fresh=True)
         try:
             async for load in reports(connection, max(SILENT_S, self.times.probe_s)):
-                times = self.reported(load)
+                added = self.reported(load)
                 took(self, load)
-                if times.counts:
-                    queued(self.entry, times)
+                if added:
+                    counted(self.entry, added)
         finally:
             connection.close()
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from stoker.pod.histogram import Histogram
 from stoker.router.backend import Backend, Candidate, Timeouts
 from stoker.router.connection import BackendError
 from stoker.router.endpoint import Endpoint
+from stoker.router.engine_counts import EngineCounts
 from stoker.router.load import Load, NotReported
 from stoker.router.other_models import OtherModels
 from stoker.router.pairs import Pair, PairPolicy, cheapest, of_role, split_or_whole
@@ -43,7 +43,7 @@ def by_rank(backends: Sequence[Backend]) -> Sequence[Candidate]:
     return [candidate for one in backends for candidate in one.candidates]
 
 
-def _ignore(_: BackendEntry, __: Histogram) -> None:
+def _ignore(_: BackendEntry, __: EngineCounts) -> None:
     pass
 
 
@@ -83,8 +83,8 @@ class Backends:
         """Another deployment, for requests that no backend can take."""
         self.others: OtherModels | None = None
         """Models of other deployments; None: there are none."""
-        self.queued: Callable[[BackendEntry, Histogram], None] = _ignore
-        """Called with times in an engine's queue."""
+        self.counted: Callable[[BackendEntry, EngineCounts], None] = _ignore
+        """Called with what an engine has reported of its requests."""
         self._turn = 0
         self._changed = asyncio.Event()
 
@@ -155,7 +155,7 @@ class Backends:
         while not backend.retired:
             pause_s = RECONNECT_S
             try:
-                await backend.follow_load(self.queued, self._took)
+                await backend.follow_load(self.counted, self._took)
             except NotReported:
                 pause_s = UNREPORTED_S
             except BackendError as error:

@@ -143,6 +143,10 @@ class Load(RankLoad):
     """None: it shares none."""
     queue_s: dict[Bucket, Count] = {}
     """Time in seconds from arrival to the first step of all its requests so far: buckets of a `Histogram`."""
+    splits: Count = 0
+    """Requests so far whose prompt another engine was to compute."""
+    failed_splits: Count = 0
+    """Those of them that it computed itself, because the other engine or the link failed."""
     ranks: tuple[RankLoad, ...] = ()
     """Its data ranks, where it has several; the other fields are of all together."""
 
@@ -159,7 +163,7 @@ class Load(RankLoad):
         own = {name: value for name in RankLoad.model_fields if (value := getattr(rank, name)) is not None}
         return Load.model_construct(
             **{name: getattr(self, name) for name in Load.model_fields} | {"busy_tokens_per_s": None} | own
-            | {"peer": peer, "queue_s": {}, "ranks": ()}
+            | {"peer": peer, "queue_s": {}, "splits": 0, "failed_splits": 0, "ranks": ()}
         )  # fmt: skip
 
     @property

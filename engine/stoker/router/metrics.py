@@ -59,7 +59,7 @@ class RouterMetrics:
         ProcessCollector(registry=registry)
         self.revisions = RevisionCounts(backends.clock)
         """What canaries are judged by."""
-        backends.queued = self.revisions.queued
+        backends.counted = self.revisions.reported
         registry.register(self.revisions)
         self.held = 0
         """Requests that wait for a backend."""

@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from stoker.pod.histogram import RATIO, Histogram, bucket_of, merged
+from stoker.router.engine_counts import EngineCounts
 from stoker.router.snapshot import BackendEntry
 
 EDGES = range(-72, 73, 8)
@@ -39,6 +40,10 @@ class Counts:
     """Between two parts of a stream."""
     queue_s: Histogram = field(default_factory=Histogram)
     """In engines' queues, by their reports, of the requests of all routers."""
+    splits: int = 0
+    """Requests whose prompt another engine was to compute, by the engines' reports, of all routers."""
+    failed_splits: int = 0
+    """Those of them whose transfer failed: the engine that answers computed the prompt itself."""
     first_token_sum_s: float = 0.0
     token_gap_sum_s: float = 0.0
 
@@ -49,6 +54,8 @@ class Counts:
             "first_token_s": self.first_token_s.to_wire(),
             "token_gap_s": self.token_gap_s.to_wire(),
             "queue_s": self.queue_s.to_wire(),
+            "splits": self.splits,
+            "failed_splits": self.failed_splits,
         }
 
 
@@ -95,10 +102,12 @@ class RevisionCounts(Collector):
             counts.token_gap_s.put(bucket)
             counts.token_gap_sum_s += seconds
 
-    def queued(self, entry: BackendEntry, times: Histogram) -> None:
-        """Count times in an engine's queue."""
+    def reported(self, entry: BackendEntry, added: EngineCounts) -> None:
+        """Count what an engine has reported."""
         for counts in self._both(entry):
-            counts.queue_s = merged((counts.queue_s, times))
+            counts.queue_s = merged((counts.queue_s, added.queue_s))
+            counts.splits += added.splits
+            counts.failed_splits += added.failed_splits
 
     def status(self) -> Mapping[str, Any]:
         """Return the field `window` of `/status`."""
@@ -116,14 +125,18 @@ class RevisionCounts(Collector):
         first = HistogramMetricFamily(f"{name}_first_token_seconds", "First token of streams.", labels=labels)
         gaps = HistogramMetricFamily(f"{name}_token_gap_seconds", "Between parts of streams.", labels=labels)
         queue = GaugeMetricFamily(f"{name}_queue_p95_seconds", "In engines' queues, since the start.", labels=labels)
+        splits = CounterMetricFamily(f"{name}_splits", "Prompts for another engine, by its report.", labels=labels)
+        failed = CounterMetricFamily(f"{name}_failed_splits", "Those whose transfer failed.", labels=labels)
         for place, counts in sorted(self._totals.items()):
+            splits.add_metric(place, counts.splits)
+            failed.add_metric(place, counts.failed_splits)
             requests.add_metric(place, counts.requests)
             errors.add_metric(place, counts.errors)
             first.add_metric(place, _buckets(counts.first_token_s), counts.first_token_sum_s)
             gaps.add_metric(place, _buckets(counts.token_gap_s), counts.token_gap_sum_s)
             if (p95_s := counts.queue_s.quantile(0.95)) is not None:
                 queue.add_metric(place, p95_s)
-        yield from (requests, errors, first, gaps, queue)
+        yield from (requests, errors, first, gaps, queue, splits, failed)
 
     def _both(self, entry: BackendEntry) -> tuple[Counts, Counts]:
         place = entry.revision, entry.pool

@@ -18,7 +18,7 @@ from stoker.engine.core.stats import SharedStoreStats, TransferStats
 from stoker.engine.http.load_ledger import LoadLedger
 from stoker.engine.http.load_share import LoadShare
 from stoker.engine.http.openai.sse import event
-from stoker.engine.http.peer_report import peer_of
+from stoker.engine.http.peer_report import peer_of, split_counts
 
 REPORT_S = 0.1
 """Shortest time between two reports."""
@@ -64,6 +64,7 @@ class LoadReports:
             "role": self.role,
             "peer": peer_of(helps),
             "queue_s": dict(self._queue_s()),
+            **split_counts(helps),
             **({} if store is None else {"store": asdict(store)}),
             **({"ranks": list(map(self._rank_report, range(len(self.ledger.ranks))))} if self.ledger.ranks else {}),
         }

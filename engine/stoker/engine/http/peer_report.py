@@ -9,6 +9,9 @@ from typing import Any
 
 from stoker.engine.core.stats import TransferStats
 
+TRANSFER_FAILURES = ("unreachable", "lost", "silent", "incompatible", "transport", "damaged", "late")
+"""Reasons of fall-backs that tell of a link or a peer that fails, not of one that is busy or has nothing to do."""
+
 
 def peer_of(transfer: TransferStats | None) -> dict[str, Any] | None:
     """What routers, and the operator, know of an engine as a peer of others; None without hand-over."""
@@ -31,6 +34,14 @@ def peer_of(transfer: TransferStats | None) -> dict[str, Any] | None:
         "helping": transfer.helping,
         **({"copies": [copy._asdict() for copy in transfer.copies]} if transfer.copies else {}),
     }
+
+
+def split_counts(transfer: TransferStats | None) -> dict[str, int]:
+    """The requests whose prompt another engine was to compute, since the start, and those whose transfer failed."""
+    if transfer is None:
+        return {"splits": 0, "failed_splits": 0}
+    failed = sum(transfer.fallbacks.get(reason, 0) for reason in TRANSFER_FAILURES)
+    return {"splits": sum(transfer.outcomes.values()), "failed_splits": failed}
 
 
 def transfer_status(transfer: TransferStats | None) -> dict[str, Any] | None:

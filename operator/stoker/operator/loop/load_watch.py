@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -19,7 +19,7 @@ from stoker.operator.api.enginepool import EnginePool
 from stoker.operator.api.inferencedeployment import InferenceDeployment
 from stoker.operator.api.metadata import read
 from stoker.operator.api.pool import SCALED_BY_STOKER, Pool, flipping_pools
-from stoker.operator.domain.autoscaling.decision import MAX_AGE_S, REVIEW_S, Decision, Limits, Memory, PoolInput
+from stoker.operator.domain.autoscaling.decision import MAX_AGE_S, REVIEW_S, Decision, Limits, Memory, Others, PoolInput
 from stoker.operator.domain.autoscaling.goal_report import read_goals
 from stoker.operator.domain.autoscaling.load_report import read_load
 from stoker.operator.domain.autoscaling.load_window import LoadWindow, stale
@@ -159,12 +159,16 @@ class LoadWatch:
         routers = [
             pod for pod in self.store.owned_by(deployment["metadata"]["uid"]) if _label(pod, ROLE) == PodRole.ROUTER
         ]
-        reviews: dict[str, Reviewed] = {}
-        for pool in pools:
-            if (found := live[pool.name]) is not None:
-                kept = self._pools[key_of(deployment), pool.name]
-                kept.puts_late_behind = scaled.puts_late_behind
-                reviews[pool.name] = self._review_pool(kept, found, pool, engines, routers)
+        watched = {pool.name: (self._pools[key_of(deployment), pool.name], pool, live[pool.name]) for pool in pools}
+        present = {name: (kept, pool, found) for name, (kept, pool, found) in watched.items() if found is not None}
+        for kept, pool, found in present.values():
+            kept.puts_late_behind = scaled.puts_late_behind
+            self._look(kept, found, pool, engines, routers)
+        states = {name: _state(kept.seen) for name, (kept, _, _) in present.items()} | self._fixed(deployment, scaled)
+        reviews = {
+            name: self._review_pool(kept, found, pool, engines, _joined(states, name))
+            for name, (kept, pool, found) in present.items()
+        }
         decisions = {name: found.decision for name, found in reviews.items()}
         pair = flipping_pools(pools)
         if pair is not None and all(pool.name in reviews for pool in pair):
@@ -179,15 +183,26 @@ class LoadWatch:
         owned = self.store.owned_by(live.metadata.uid or "")
         return [pod for pod in owned if pod["kind"] == "Pod" and is_endpoint(pod)]
 
-    def _review_pool(
-        self, kept: _Pool, live: EnginePool, pool: Pool, engines: list[Object], routers: list[Object]
-    ) -> Reviewed:
-        """Review one pool with the engines that serve it."""
+    def _look(self, kept: _Pool, live: EnginePool, pool: Pool, engines: list[Object], routers: list[Object]) -> None:
+        """Note what one pool does, by the engines that serve it."""
         serving = [pod for pod in engines if served_pool(pod) == pool.name]
         lent, borrowed = count_lent(engines, pool.name), count_borrowed(engines, pool.name)
         replicas = live.spec.replicas + borrowed - lent
         seen = self._input(kept, live, pool, serving, routers, replicas)
         kept.seen = replace(seen, borrowed=borrowed, lent=lent)
+
+    def _fixed(self, deployment: Object, scaled: _Scaled) -> dict[str, Others]:
+        """What pools do that Stoker does not scale: they serve as long as they have replicas."""
+        live = {name: self._engine_pool(deployment, name) for name in scaled.fixed}
+        return {name: "busy" if found and found.spec.bounded_replicas else "idle" for name, found in live.items()}
+
+    def _review_pool(
+        self, kept: _Pool, live: EnginePool, pool: Pool, engines: list[Object], others: Others
+    ) -> Reviewed:
+        """Review one pool, beside what the other ones do."""
+        assert kept.seen is not None
+        kept.seen = replace(kept.seen, others=others)
+        serving = (pod for pod in engines if served_pool(pod) == pool.name)
         existing = {replica_name(pod) for pod in serving if not ended(pod)}
         limits = replace(_limits(pool, self._room(live, len(existing))), puts_late_behind=kept.puts_late_behind)
         decision, kept.memory = review(self.clock.monotonic(), limits, kept.seen, kept.memory)
@@ -262,6 +277,8 @@ class _Scaled:
     """What Stoker scales of a deployment, by the spec in force."""
 
     pools: tuple[Pool, ...] = ()
+    fixed: tuple[str, ...] = ()
+    """Names of the others."""
     puts_late_behind: bool = False
     """Whether a class of requests has a class for late ones."""
 
@@ -273,7 +290,19 @@ def _scaled(deployment: Object) -> _Scaled:
         return _Scaled()
     spec = read(InferenceDeployment, {**deployment, "spec": accepted}).spec
     pools = [pool for pool in spec.pools if pool.autoscaling and pool.autoscaling.mode in SCALED_BY_STOKER]
-    return _Scaled(tuple(pools), any(one.late_class is not None for one in spec.router.classes))
+    fixed = [pool.name for pool in spec.pools if pool not in pools]
+    return _Scaled(tuple(pools), tuple(fixed), any(one.late_class is not None for one in spec.router.classes))
+
+
+def _state(seen: PoolInput | None) -> Others:
+    """What a pool does by its newest input."""
+    return "unknown" if seen is None or seen.unknown else "idle" if seen.idle else "busy"
+
+
+def _joined(states: Mapping[str, Others], name: str) -> Others:
+    """What the pools beside the named one do together."""
+    others = [state for other, state in states.items() if other != name]
+    return next((state for state in ("busy", "unknown") if state in others), "idle")
 
 
 def _limits(pool: Pool, room: int | None) -> Limits:

@@ -49,6 +49,10 @@ class Measured:
     """Share of the requests whose goal was missed before an engine had them: refused, or kept waiting by routers."""
 
 
+Others = Literal["idle", "unknown", "busy"]
+"""What the other pools of a deployment do; a replica can serve alone, so a pool at zero shows no work of its own."""
+
+
 @dataclass(frozen=True)
 class PoolInput:
     """A pool at one moment."""
@@ -83,6 +87,8 @@ class PoolInput:
     """Replicas of this pool that serve another one."""
     copies: int = 1
     """Of the model in a replica, each with a cache and requests of its own."""
+    others: Others = "idle"
+    """Pools go to zero together: the last replica of one stays while another one serves, or where that is unknown."""
 
     @property
     def idle(self) -> bool:

@@ -8,7 +8,9 @@
    does not rise.
 5. A goal that is missed for more than a minute although the prediction met it adds a replica, and keeps it while the
    demand lasts.
-6. A pool that went up again after going down needs a longer proof for a while, so that it does not swing. One that
+6. Pools of a deployment go to zero together: while another one serves, the last replica stays, and one is woken. What
+   the others compute in the place of a pool at zero is no work that it could see.
+7. A pool that went up again after going down needs a longer proof for a while, so that it does not swing. One that
    has just begun to go down gets replicas only for what outlasts their start: a burst is over before they are ready.
 
 Called by the loop's `LoadWatch` and by the clocked simulation, each `REVIEW_S`.
@@ -55,10 +57,11 @@ class Needs:
 
 def review(now_s: float, limits: Limits, seen: PoolInput, memory: Memory) -> tuple[Decision, Memory]:
     """Decide the number of replicas now. `now_s` is monotonic."""
-    bounded = min(max(seen.replicas, limits.min), limits.max)
-    if seen.replicas == 0 < limits.max and seen.held:
-        text = f"routers hold {seen.held} requests and the pool has no replica"
+    if seen.replicas == 0 < limits.max and (text := _wake(seen)):
         return _decided(now_s, limits, seen, memory, max(limits.min, 1), "Wake", text)
+    if seen.replicas and seen.others != "idle":
+        limits = replace(limits, min=max(limits.min, 1))
+    bounded = min(max(seen.replicas, limits.min), limits.max)
     if bounded != seen.replicas:
         text = f"min {limits.min}, max {limits.max}"
         return _decided(now_s, limits, seen, memory, bounded, "Bounds", text)
@@ -79,6 +82,13 @@ def review(now_s: float, limits: Limits, seen: PoolInput, memory: Memory) -> tup
     if max(needs.up.replicas, floor) > seen.replicas:
         return _go_up(now_s, limits, seen, memory, needs, floor)
     return _go_down(now_s, limits, seen, memory, needs)
+
+
+def _wake(seen: PoolInput) -> str:
+    """Why a pool without replicas needs one; empty if it does not."""
+    if seen.held:
+        return f"routers hold {seen.held} requests and the pool has no replica"
+    return "another pool of the deployment serves requests and this one has no replica" * (seen.others == "busy")
 
 
 def _needs(limits: Limits, seen: PoolInput) -> Needs:

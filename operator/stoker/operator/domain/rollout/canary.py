@@ -17,7 +17,15 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from stoker.operator.domain.rollout.evidence import Evidence
-from stoker.operator.domain.rollout.gates import ENOUGH, ERROR_RATE, EVAL, Gate, GateResult, judge
+from stoker.operator.domain.rollout.gates import (
+    ENOUGH,
+    ERROR_RATE,
+    EVAL,
+    Gate,
+    GateResult,
+    judge,
+    judge_transfers,
+)
 
 Phase = Literal["Waiting", "Holding", "Promoted", "Failed"]
 WAITS = "WaitingForReplicas"
@@ -41,6 +49,8 @@ class CanaryPlan:
 
     steps: tuple[Step, ...]
     gates: tuple[Gate, ...] = ()
+    transfers: bool = False
+    """Whether the pools hand requests over to each other, so that transfers are judged."""
     deadline_s: float = 1800.0
     """Time in which the replicas of a step must become ready."""
 
@@ -199,6 +209,7 @@ def _judge(plan: CanaryPlan, state: CanaryState, seen: Evidence) -> CanaryState:
     if step is None:
         return state
     judged = tuple(_judged(gate, seen, plan.needed(plan.steps[step]), state) for gate in plan.gates)
+    judged += (judge_transfers(seen),) if plan.transfers else ()
     state = replace(state, results=(*evaluated(state), *judged))
     failed = sorted((found for found in judged if found.verdict == "Failed"), key=lambda one: one.metric != ERROR_RATE)
     if not failed:

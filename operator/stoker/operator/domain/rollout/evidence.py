@@ -19,6 +19,10 @@ class RevisionCounts:
     token_gap_s: Histogram = field(default_factory=Histogram)
     queue_s: Histogram = field(default_factory=Histogram)
     """In engines' queues. Every router counts the requests of all routers here."""
+    splits: int = 0
+    """Requests whose prompt another engine was to compute; of all routers, too."""
+    failed_splits: int = 0
+    """Those of them whose transfer failed."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,8 @@ def _read(revisions: Any) -> list[tuple[str, RevisionCounts]] | None:
                     Histogram.from_wire(entry["first_token_s"]),
                     Histogram.from_wire(entry["token_gap_s"]),
                     Histogram.from_wire(entry.get("queue_s", {})),
+                    int(entry.get("splits", 0)),
+                    int(entry.get("failed_splits", 0)),
                 ),
             )
             for entry in revisions
@@ -76,12 +82,15 @@ def _read(revisions: Any) -> list[tuple[str, RevisionCounts]] | None:
 
 
 def _sum(reports: Sequence[list[tuple[str, RevisionCounts]]], name: str) -> RevisionCounts:
-    queues = [merged(counts.queue_s for revision, counts in report if revision == name) for report in reports]
-    mine = [counts for report in reports for revision, counts in report if revision == name]
+    by_router = [[counts for revision, counts in report if revision == name] for report in reports]
+    mine = [counts for own in by_router for counts in own]
+    queues = [merged(counts.queue_s for counts in own) for own in by_router]
+    splits = [(sum(one.splits for one in own), sum(one.failed_splits for one in own)) for own in by_router]
     return RevisionCounts(
         sum(counts.requests for counts in mine),
         sum(counts.errors for counts in mine),
         merged(counts.first_token_s for counts in mine),
         merged(counts.token_gap_s for counts in mine),
         max(queues, key=lambda queue: queue.total, default=Histogram()),
+        *max(splits, default=(0, 0)),
     )

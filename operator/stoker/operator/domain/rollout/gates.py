@@ -17,6 +17,10 @@ ENOUGH = 20
 ERROR_RATE = "errorRate"
 """Metric of a revision whose answers help no client, while those of a slow one do."""
 METRICS = (ERROR_RATE, "ttftP95Ms", "itlP95Ms", "queueP95Ms")
+TRANSFERS = "transferErrorRate"
+"""Metric of the gate that every canary of prefill and decode pools has: what fails there, no client sees."""
+MOST_FAILED, MOST_RATIO = 0.05, 2.0
+"""Share of failed transfers that fails it, if it is also so many times that of the old revision."""
 EVAL = "eval:"
 """Beginning of the metric of an eval gate's result."""
 Verdict = Literal["Passed", "Failed", "Waiting"]
@@ -117,6 +121,20 @@ def judge(gate: Gate, seen: Evidence, needed: int) -> GateResult:
     if value > limit:
         return result("Failed", f"{both}: more than {gate.max_ratio:g} times as much")
     return result("Passed", f"{both}: at most {gate.max_ratio:g} times as much")
+
+
+def judge_transfers(seen: Evidence) -> GateResult:
+    """Judge the hand-overs between the pools of the new revision. It passes on too few: requests need not be split."""
+    new, old = seen.new, seen.old
+    value = new.failed_splits / new.splits if new.splits else None
+    base = old.failed_splits / old.splits if old.splits >= ENOUGH else None
+    limit = max(MOST_FAILED, MOST_RATIO * (base or 0.0))
+    beside = f", {base:.2%} of the old revision" if base is not None else ""
+    text = f"{new.failed_splits} of {new.splits} transfers between its pools failed{beside}"
+    failed = value is not None and new.splits >= ENOUGH and value > limit
+    if failed:
+        text = f"{text}: more than {limit:.2%}"
+    return GateResult(TRANSFERS, "Failed" if failed else "Passed", value, base, new.splits, old.splits, text)
 
 
 def _measure(metric: str, counts: RevisionCounts) -> tuple[float | None, int]:

@@ -182,7 +182,8 @@ def _with_unknown_names(view: DeploymentView, state: CanaryState, target: str) -
 def _plan(view: DeploymentView, canary: Canary) -> CanaryPlan:
     steps = tuple(Step(step.percent, float(step.hold_seconds), step.min_requests) for step in canary.steps)
     gates = tuple(Gate(gate.metric, _number(gate.max), _number(gate.max_ratio)) for gate in canary.metric_gates)
-    return CanaryPlan(steps, gates, float(view.deployment.spec.rollout.progress_deadline_seconds))
+    pairs = any(pool.role != "colocated" for pool in view.deployment.spec.pools)
+    return CanaryPlan(steps, gates, pairs, float(view.deployment.spec.rollout.progress_deadline_seconds))
 
 
 def _reports(view: DeploymentView) -> dict[str, Report | None]:

@@ -1,0 +1,56 @@
+"""A trace of requests, replayed in an open loop: each is sent when it is due, whatever the server does."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import httpx
+
+from testing.clocked.trace import TracedRequest
+from testing.stories.load import Answer, read_stream
+from testing.stories.waits import TIMEOUT_S
+
+WORDS = ("Then", "the", "boiler", "met", "coal")
+
+
+@dataclass
+class TracedLoad:
+    """The trace, from the beginning again at its end, until the context is left; then open streams are read."""
+
+    url: str
+    model: str
+    trace: Sequence[TracedRequest]
+    answers: list[Answer] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    def __enter__(self) -> TracedLoad:
+        self._stop, self._sent = threading.Event(), list[threading.Thread]()
+        self._player = threading.Thread(target=self._play)
+        self._player.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in (self._player, *self._sent):
+            thread.join()
+
+    def _play(self) -> None:
+        while not self._stop.is_set():
+            began_s = time.monotonic()
+            for request in self.trace:
+                if self._stop.wait(began_s + request.at_s - time.monotonic()):
+                    return
+                self._sent.append(threading.Thread(target=self._send, args=(request,)))
+                self._sent[-1].start()
+
+    def _send(self, request: TracedRequest) -> None:
+        prompt = " ".join(WORDS[place % len(WORDS)] for place in range(request.prompt))
+        body = {"model": self.model, "prompt": prompt, "max_tokens": request.output}
+        try:
+            with httpx.Client(base_url=self.url, timeout=TIMEOUT_S) as client:
+                self.answers.append(read_stream(client, body))
+        except (httpx.HTTPError, AssertionError, ValueError, KeyError) as error:
+            self.failures.append(f"request {request.number}: {type(error).__name__}: {error}")

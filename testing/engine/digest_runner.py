@@ -45,10 +45,10 @@ class DigestRunner:
             self._compute(seat, start, start + length)
             for seat, start, length in zip(step.seats, step.starts, step.lengths, strict=True)
         ]
-        tokens, scores = [], []
+        tokens, scores, masks = [], [], dict(step.masks)
         for chunk, seat in zip(step.sample_chunks, step.sample_seats, strict=True):
             end = step.starts[chunk] + step.lengths[chunk]
-            token, score = self._sample(seat, ends[chunk], end)
+            token, score = self._sample(seat, ends[chunk], end, masks.get(seat))
             tokens.append(token)
             scores.append(score)
         valid = (True,) * len(tokens)
@@ -73,10 +73,10 @@ class DigestRunner:
         return np.concatenate(self._places(seat, position), axis=1).tobytes()
 
     def _store(self, seat: int, position: int, word: bytes) -> None:
-        places = self._places(seat, position)
-        halves = np.split(np.frombuffer(word, dtype=np.uint8).reshape(2, -1), len(places), axis=1)
-        for place, half in zip(places, halves, strict=True):
-            place[:] = half
+        whole, begin = np.frombuffer(word, dtype=np.uint8).reshape(2, -1), 0
+        for place in self._places(seat, position):
+            place[:] = whole[:, begin : begin + place.shape[1]]
+            begin += place.shape[1]
 
     def _compute(self, seat: int, start: int, end: int) -> bytes:
         """Continue the digest behind what the cache holds. Returns the last one."""
@@ -86,14 +86,21 @@ class DigestRunner:
             self._store(seat, position, digest)
         return digest
 
-    def _sample(self, seat: int, digest: bytes, position: int) -> tuple[int, TokenLogprobs | None]:
+    def _sample(self, seat: int, digest: bytes, position: int, mask: bytes | None) -> tuple[int, TokenLogprobs | None]:
+        """Draw a token. `mask`: the bits of those that a grammar allows; None: any but the first."""
         params, choice = self._params[seat]
         drawn = hashlib.blake2b(digest + repr((params.seed, choice, position)).encode(), digest_size=8).digest()
         number = int.from_bytes(drawn, "little")
-        token = 1 + number % (self.vocab - 1)
+        allowed = range(1, self.vocab) if mask is None else tokens_of(mask)
+        token = int(allowed[number % len(allowed)])
         del self._tokens[seat][position:]
         self._tokens[seat].append(token)
         return token, TokenLogprobs(-(number % 1000) / 1000, ()) if params.logprobs is not None else None
+
+
+def tokens_of(mask: bytes) -> np.ndarray:
+    """The tokens whose bits are set."""
+    return np.flatnonzero(np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little"))
 
 
 def _next(digest: bytes, token: int) -> bytes:

@@ -17,24 +17,33 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 
 from stoker.engine.core.blocks import BlockManager
 from stoker.engine.core.engine import LLMEngine
+from stoker.engine.core.grammars import GrammarCompiler
 from stoker.engine.core.messages import AddRequest
 from stoker.engine.core.request_check import ModelLimits
 from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.execution.executor import InProcess
+from stoker.engine.output_grammar import OutputGrammar
 from stoker.engine.sampling import SamplingParams
 from stoker.engine.transfer.in_process import Network
 from testing.engine.audits import assert_sound
 from testing.engine.digest_runner import DigestRunner
 from testing.engine.stations import Answer, Clock, Mail, Station
+from testing.engine.tiny_tokenizer import EOS, tokenizer_json
 
 VOCAB, LONGEST, BLOCK = 500, 120, 4
 OTHER_BLOCKS = (2, 6, 8)
 """Sizes of blocks beside the common one: a divisor, a multiple, and one that is neither."""
 MOST_TURNS = 4000
 PROMPT_TOKENS = (3, 70)
+GRAMMARS = (
+    OutputGrammar.regex("[a-f]{2,30}"),
+    OutputGrammar.json_schema({"type": "array", "items": {"type": "integer"}, "minItems": 3, "maxItems": 5}),
+)
+"""Of structured output: what may come next follows from all that came, also at the engine that goes on."""
 
 
 def make_engine(blocks: int, chunk: int, block_size: int = BLOCK, ranks: int = 1) -> LLMEngine:
@@ -48,7 +57,18 @@ def make_engine(blocks: int, chunk: int, block_size: int = BLOCK, ranks: int = 1
         max_queued_requests=50,
         chunk_tokens=chunk,
     )
-    return LLMEngine(InProcess(runner), scheduler, ModelLimits(VOCAB, LONGEST, (0,)))
+    return LLMEngine(InProcess(runner), scheduler, ModelLimits(VOCAB, LONGEST, (EOS,)), grammars=compiler())
+
+
+@cache
+def compiler() -> GrammarCompiler:
+    """One for all engines of this process: it takes longer to make than an engine."""
+    return GrammarCompiler(tokenizer_json(), VOCAB, (EOS,))
+
+
+def some_grammar(chance: random.Random) -> OutputGrammar | None:
+    """The grammar of every fifth request."""
+    return chance.choice(GRAMMARS) if chance.random() < 0.2 else None
 
 
 @dataclass
@@ -124,10 +144,11 @@ class History:
         params = SamplingParams(
             n=chance.choice((1, 1, 2, 3)), max_tokens=chance.randrange(1, 24), seed=chance.randrange(1000),
             stop_token_ids=tuple(range(1, VOCAB, 17)) if chance.random() < 0.3 else (),
-            logprobs=0 if chance.random() < 0.3 else None,
+            logprobs=0 if chance.random() < 0.3 else None, grammar=some_grammar(chance),
         )  # fmt: skip
         to, helper = (self.d, self.p) if chance.random() < 0.8 else (self.p, self.d)  # each can do both
         prefill = chance.choice((helper.name,) * 8 + ("", "gone:9"))
+        self.events["structured"] += params.grammar is not None
         request = AddRequest(f"r{len(self.asked)}", prompt, params, self.clock(), prefill=prefill)
         self.asked.append(Asked(request, to))
         to.ask(request)

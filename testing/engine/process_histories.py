@@ -23,7 +23,7 @@ from multiprocessing.process import BaseProcess
 from stoker.engine.config import Transport
 from stoker.engine.core.messages import AddRequest, Delta
 from stoker.engine.sampling import SamplingParams
-from testing.engine.handover_histories import BLOCK, OTHER_BLOCKS, PROMPT_TOKENS, VOCAB, undisturbed
+from testing.engine.handover_histories import BLOCK, OTHER_BLOCKS, PROMPT_TOKENS, VOCAB, some_grammar, undisturbed
 from testing.engine.station_process import Audited, Refused, Started, StationFacts, Told, run_station
 from testing.engine.stations import Answer
 from testing.engine.transfers import wait_for
@@ -224,7 +224,7 @@ class ProcessHistory:
         params = SamplingParams(
             n=chance.choice((1, 1, 2, 3)), max_tokens=chance.randrange(4, 40), seed=chance.randrange(1000),
             stop_token_ids=tuple(range(1, VOCAB, 17)) if chance.random() < 0.3 else (),
-            logprobs=0 if chance.random() < 0.3 else None,
+            logprobs=0 if chance.random() < 0.3 else None, grammar=some_grammar(chance),
         )  # fmt: skip
         request = AddRequest(f"r{len(self.clients)}", prompt, params, time.monotonic(), prefill=helper.endpoint)
         self.clients.append(Client(request, to, [Answer() for _ in range(params.n)]))

@@ -24,7 +24,8 @@ PROCESS_HISTORIES = 3
 
 def test_histories_lose_nothing_double_nothing_and_leave_nothing() -> None:
     events, outcomes = run_histories(0, HISTORIES)
-    happened = ("on devices", "kill p", "kill d", "cut", "repeat", "swap", "late block", "cancel", "drain p", "resume")
+    happened = ("on devices", "kill p", "kill d", "cut", "repeat", "swap", "late block", "cancel", "drain p", "resume",
+                "structured")  # fmt: skip
     assert all(events[name] for name in happened)
     assert all(outcomes[name] for name in ("split", "prefill_only", "local", "cancelled", "local lost", "local silent"))
     assert outcomes["refused late"] > 0

@@ -6,6 +6,7 @@ import itertools
 import os
 import shutil
 import signal
+from functools import partial
 from pathlib import Path
 
 from testing.stories.load import Load
@@ -73,6 +74,58 @@ def test_a_prefill_engine_over_two_pods_computes_prompts_for_two_data_ranks_in_o
     with Load(cluster.ready_url(NAME), NAME, lengths=(16, 24)) as load:
         cluster.more_answers(load, 4)
     assert load.failures == []
+
+
+def test_streams_go_on_while_both_pools_move_to_a_revision_and_change_their_size(
+    cluster: StoryCluster, taught: Path, tmp_path: Path
+) -> None:
+    models = tmp_path / "models"
+    shutil.copytree(sorted(taught.glob("step-*"))[-1], models / "smollm2-135m-instruct")
+    cluster.apply(claim("models", models), example())
+    first = cluster.wait("InferenceDeployment", NAME, paired, "serving in pairs")["status"]["currentRevision"]
+
+    with Load(cluster.ready_url(NAME), NAME, lengths=(16, 24, 100)) as load:
+        cluster.more_answers(load, 6)
+        cluster.apply(changed(1))
+        cluster.wait(
+            "InferenceDeployment", NAME, lambda found: paired(found) and moved(found, first), "in pairs, moved"
+        )
+        cluster.wait_until(lambda: len(cluster.pods(role="engine")) == 2, "the old engines gone")
+        cluster.more_answers(load, 6)
+        for replicas in (2, 1):
+            cluster.apply(changed(replicas))
+            cluster.wait(
+                "InferenceDeployment", NAME, partial(serves, ready=f"{2 * replicas}/{2 * replicas}"), "resized"
+            )
+            cluster.wait_until(partial(has_engines, cluster, 2 * replicas), "as many engines as replicas")
+            cluster.more_answers(load, 6)
+    assert load.failures == []
+    same = {(answer.tokens, answer.text) for answer in load.answers}
+    assert len(same) == len(set(load.lengths)), "greedy answers depend on nothing but the model"
+    cluster.delete("InferenceDeployment", NAME)
+
+
+def changed(replicas: int) -> Manifest:
+    """The example with another limit of its engines, which makes a new revision of both pools."""
+    manifest = example()
+    manifest["spec"]["engine"]["scheduler"]["maxRequests"] = 12
+    for pool in manifest["spec"]["pools"]:
+        pool["replicas"] = replicas
+    return manifest
+
+
+def has_engines(cluster: StoryCluster, count: int) -> bool:
+    return len(cluster.pods(role="engine")) == count
+
+
+def moved(found: Object, first: str) -> bool:
+    status = found["status"]
+    return status["currentRevision"] != first and all(pool["updated"] == pool["replicas"] for pool in status["pools"])
+
+
+def serves(found: Object, ready: str) -> bool:
+    status = found.get("status") or {}
+    return (status.get("phase"), status.get("ready")) == ("Serving", ready)
 
 
 def engine(cluster: StoryCluster, pool: str) -> Object:

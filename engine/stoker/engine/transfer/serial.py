@@ -3,8 +3,8 @@
     magic, length of the header, header (a msgpack array), length of the sums, sums, blocks one after the other, digest
 
 The digest is blake3 over all before it. A reader names what it expects; whatever differs is refused before a byte of a
-block is used. Numbers are little-endian. `codec` is always `none`: compression is not built, because keys and values in
-bfloat16 hardly shrink without loss.
+block is used. Numbers are little-endian. `codec` is always `none`: compression is not built. Without loss, bfloat16
+keys and values keep two thirds of their bytes, at rates that pay on no link of ours (`bench/block_compression.py`).
 """
 
 from __future__ import annotations

@@ -159,6 +159,14 @@ def test_a_save_looks_again_when_the_attempt_that_resumes_it_has_validated_it(
     assert (Key("Checkpoint", NAMESPACE, "old") in interested(store, pod)) is wakes
 
 
+def test_a_config_map_of_trainers_concerns_its_job_and_has_no_report() -> None:
+    store = world()
+    config = thing("ConfigMap", "job-config", job="job", role="trainer")
+    config.pop("spec", None)
+    store.put(config)
+    assert Key("TrainingJob", NAMESPACE, "job") in interested(store, config)
+
+
 @pytest.mark.parametrize(
     ("newer", "looks"),
     [

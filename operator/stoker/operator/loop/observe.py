@@ -196,7 +196,9 @@ def _waits_for_word(found: Object) -> bool:
 
 def _resumed_without_loss(store: Store, leader: Object, job: Object | None) -> Iterator[Object]:
     """The save that an attempt resumed and has validated, while its Checkpoint lacks the loss."""
-    if job is None or start_validation(leader, store.report(leader["metadata"]["uid"])) is None:
+    if leader["kind"] != "Pod" or job is None:  # Services and ConfigMaps of trainers have their role, too
+        return
+    if start_validation(leader, store.report(leader["metadata"]["uid"])) is None:
         return
     resumed = ((job.get("status") or {}).get("attempt") or {}).get("resumedFrom") or {}
     found = store.get(Key("Checkpoint", job["metadata"].get("namespace", ""), resumed.get("name") or ""))

@@ -88,7 +88,9 @@ def _wake(seen: PoolInput) -> str:
     """Why a pool without replicas needs one; empty if it does not."""
     if seen.held:
         return f"routers hold {seen.held} requests and the pool has no replica"
-    return "another pool of the deployment serves requests and this one has no replica" * (seen.others == "busy")
+    if seen.others == "busy":
+        return "another pool of the deployment serves requests and this one has no replica"
+    return ""
 
 
 def _needs(limits: Limits, seen: PoolInput) -> Needs:

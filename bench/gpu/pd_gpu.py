@@ -165,7 +165,7 @@ class Load:
             firsts: dict[str, list[float]] = {way: [] for way in WAYS}
             longest = []
             for _ in range(self.arguments.count):
-                for way in WAYS:
+                for way in self.chance.sample(WAYS, len(WAYS)):  # what ran before leaves a GPU warm
                     (stream,) = run_all([self.ask_by(way, tokens)])
                     firsts[way].append(stream.first_s)
                     longest += [max(gaps_of([stream]))] if way == "split" else []

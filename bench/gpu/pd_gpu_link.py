@@ -3,11 +3,12 @@
 A writer (first GPU) and a receiver (second GPU) are processes that see one GPU each. 8,192 and 32,768 tokens are 128
 and 512 blocks of 9 MiB; the landing zone has 256 slots. `verified`: from the first copy's posting until the last
 block is in the receiver's cache and its checksum, of what was stored, equals the sender's. `copied`: the copies alone.
-Run by `bench.gpu.pd_gpu`.
+`cut`: each block in two cells of half of its heads, as between engines of other widths. Run by `bench.gpu.pd_gpu`.
 """
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import statistics
@@ -25,15 +26,18 @@ from stoker.engine.transfer.cuda_ipc import CudaIpcPort
 from stoker.engine.transfer.cuda_memory import CudaMemory, DeviceBlocks
 from stoker.engine.transfer.device_zone import DeviceZone
 from stoker.engine.transfer.intake import Announcement, Intake
+from stoker.engine.transfer.joint_link import JointLink
 from stoker.engine.transfer.landing_zone import Grant, Owner
-from stoker.engine.transfer.layout import ONE_CELL, BlockLayout
-from stoker.engine.transfer.part_plan import WHOLE
-from stoker.engine.transfer.port import Move
+from stoker.engine.transfer.layout import ONE_CELL, BlockLayout, Grid
+from stoker.engine.transfer.part_plan import WHOLE, Part, PartPlan
+from stoker.engine.transfer.port import Link, Move
 
 LAYOUT = BlockLayout(0, 36, 64, 0, 8, 128, "bfloat16")
 SLOTS, BLOCKS = 256, 512
 KEY, FINGERPRINT = b"k" * 32, b"f" * 32
 ROUNDS = 12
+HALVES = Grid(heads=2)
+PLANS = {"verified": WHOLE, "cut": PartPlan((Part(0, 0, 0, 0), Part(0, 1, 0, 1)), (HALVES,), (HALVES,))}
 
 
 def measure_link(gpus: tuple[str, str]) -> dict[str, Any]:
@@ -65,7 +69,7 @@ class Side:
         self.memory = CudaMemory(device, "host")
         self.zone = DeviceZone(slots, LAYOUT.block_bytes, self.memory)
         zone_SN = self.memory.tensor(self.zone.address, slots, LAYOUT.block_bytes)
-        self.store = DeviceStore(zone_SN, self.cache_BN, fused=True)
+        self.store = DeviceStore(zone_SN, self.cache_BN, LAYOUT, fused=True)
         blocks = DeviceBlocks(self.cache_BN, self.memory)
         self.port = CudaIpcPort(name, 1, FINGERPRINT, LAYOUT, blocks, self.zone, key=KEY, host="127.0.0.1")
 
@@ -73,7 +77,11 @@ class Side:
 def write(gpu: str, pipe: Connection) -> None:
     """The writer: fills the slots it is given, and announces them as their copies end."""
     side = Side(gpu, "writer", 1)
-    link = side.port.connect(pipe.recv())
+    peer = pipe.recv()
+    pair = (0, 0)
+    links: dict[str, Link] = {
+        name: JointLink(plan, {pair: side.port.connect(peer, plan.cells(pair))}) for name, plan in PLANS.items()
+    }
     pipe.send({"nvlinks": side.memory.nvlinks, "batch": side.memory.driver.batch})
     batch = side.memory.driver.batch
     flying: list[tuple[list[tuple[int, int, int]], Any, Any, int]] = []
@@ -84,13 +92,13 @@ def write(gpu: str, pipe: Connection) -> None:
                 side.memory.driver.batch = batch if work else None
                 continue
             if kind == "copy":
-                pipe.send(copied(link, work))
+                pipe.send(copied(links["verified"], work))
                 continue
-            work, ends = work
+            work, ends, way = work
             posted_s = time.monotonic()
             places = list(pieces(len(work), LAYOUT.block_bytes, ends=ends))
-            tickets = [link.write([Move(*one) for one in work[place]], b"") for place in places]
-            sums = side.store.cell_sums([block for block, _, _ in work], ONE_CELL)
+            tickets = [links[way].write([Move(*one) for one in work[place]], b"") for place in places]
+            sums = side.store.sums([[block] for block, _, _ in work], PLANS[way])
             flying += [
                 (work[place], ticket, sums, place.start) for place, ticket in zip(places, tickets, strict=True)
             ]  # fmt: skip
@@ -121,10 +129,10 @@ def receive(gpu: str, results: Connection, pipe: Connection) -> None:
         name = "batched" if batched else "one_by_one"
         facts[name] = {f"copied_{blocks * 64}_ms": copies(side, pipe, blocks) for blocks in (128, 256)}
     pipe.send(("batch", True))
-    for blocks in (128, 512):
-        rounds = [verified(side, pipe, blocks) for _ in range(ROUNDS)]
+    for way, blocks in itertools.product(PLANS, (128, 512)):
+        rounds = [verified(side, pipe, blocks, way) for _ in range(ROUNDS)]
         warm = [one[0] for one in rounds[2:]]
-        facts[f"verified_{blocks * 64}_ms"] = {
+        facts[f"{way}_{blocks * 64}_ms"] = {
             "p50": round(1000 * statistics.median(warm), 3), "max": round(1000 * max(warm), 3),
             "posting": round(1000 * statistics.median(one[1] for one in rounds[2:]), 3),
         }  # fmt: skip
@@ -163,17 +171,18 @@ def copies(side: Side, pipe: Connection, blocks: int) -> dict[str, float]:
     return {"ms": round(1000 * best, 3), "gb_s": round(blocks * LAYOUT.block_bytes / best / 1e9, 1)}
 
 
-def verified(side: Side, pipe: Connection, blocks: int) -> tuple[float, float]:
+def verified(side: Side, pipe: Connection, blocks: int, way: str) -> tuple[float, float]:
     """(seconds from the first posting until the last block is verified, seconds of posting)."""
     intake = Intake(
-        side.zone.zone, Owner("writer/1", "r"), side.store.copier(WHOLE), target=lambda place: place, seed=lambda _: 0
-    )
+        side.zone.zone, Owner("writer/1", "r"), side.store.copier(PLANS[way]), target=lambda place: place,
+        seed=lambda _: 0,
+    )  # fmt: skip
     begun_s, posting_s, given, sound = None, 0.0, 0, 0
     while sound < blocks:
         if given < blocks and (grants := grants_of(side, blocks - given)):
             work = [(given + i, grant.slot, grant.generation) for i, grant in enumerate(grants)]
             given += len(grants)
-            pipe.send(("write", (work, given == blocks)))
+            pipe.send(("write", (work, given == blocks, way)))
         announced = []
         while pipe.poll(0):
             message = pipe.recv()

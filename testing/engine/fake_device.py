@@ -11,12 +11,12 @@ import mmap
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from stoker.engine.transfer.device_memory import Copy, DeviceError
+from stoker.engine.transfer.device_memory import CellCopy, Copy, DeviceError
 from stoker.engine.transfer.local_blocks import HostBlocks
 
 
@@ -41,10 +41,10 @@ class FakeQueue:
         self.device = device
         self.posted: deque[tuple[Sequence[Copy], FakeMark]] = deque()
 
-    def post(self, copies: Sequence[Copy]) -> FakeMark:
+    def post(self, copies: Sequence[Copy], cells: Sequence[CellCopy] = ()) -> FakeMark:
         self.device.check("post")
         mark = FakeMark(self)
-        self.posted.append((copies, mark))
+        self.posted.append(([*copies, *(row for cell in cells for row in rows_of(cell))], mark))
         return mark
 
     def run(self, mark: FakeMark) -> None:
@@ -58,6 +58,17 @@ class FakeQueue:
     def close(self) -> None:
         while self.posted:
             self.run(self.posted[-1][1])
+
+
+def rows_of(cell: CellCopy) -> Iterator[Copy]:
+    """The rows of a cell as the driver copies them. It refuses rows that overlap and planes that begin within a row."""
+    row_pitch, plane = cell.row_pitch or cell.row_bytes, cell.target_pitch or cell.rows * cell.row_bytes
+    assert row_pitch >= cell.row_bytes
+    assert cell.plane_pitch % row_pitch == plane % cell.row_bytes == 0
+    assert cell.planes == 1 or cell.plane_pitch >= (cell.rows - 1) * row_pitch + cell.row_bytes
+    for number, row in itertools.product(range(cell.planes), range(cell.rows)):
+        source = cell.source + number * cell.plane_pitch + row * row_pitch
+        yield Copy(source, cell.target + number * plane + row * cell.row_bytes, cell.row_bytes)
 
 
 class FakeDevice:
@@ -132,6 +143,10 @@ class FakeDevice:
 
     def move(self, copy: Copy) -> None:
         self.copied.append(copy)
+        self.move_bytes(copy)
+
+    @staticmethod
+    def move_bytes(copy: Copy) -> None:
         ctypes.memmove(copy.target, copy.source, copy.num_bytes)
 
     def _map(self, path: Path) -> int:

@@ -101,7 +101,7 @@ class Mail:
 class Postman:
     """One station's end of the mail."""
 
-    wake_fd = None
+    wakers = ()
 
     def __init__(self, mail: Mail, endpoint: str) -> None:
         self.mail, self.endpoint = mail, endpoint
@@ -174,8 +174,10 @@ class Station:
     def __init__(
         self, name: str, engine: LLMEngine, mail: Mail, network: Network, clock: Clock, *, slots: int = 8,
         facts: Fingerprint = FACTS, epoch: int = 1, late: random.Random | None = None,
+        hello: Callable[..., PeerHello] = PeerHello,
     ) -> None:  # fmt: skip
-        """`late`: blocks are copied as a device does it, with delays by this chance."""
+        """`late`: blocks are copied as a device does it, with delays by this chance. `hello`: how it introduces itself,
+        from the fields of `PeerHello`."""
         self.mail, self.network = mail, network
         engine.clock = clock
         cache_BN, layout = memory_of(engine)
@@ -183,7 +185,7 @@ class Station:
         self.port = OnePort(InProcessPort(network, name, epoch, facts.digest, layout, cache_BN, zone))
         host = HostStore(zone.memory_SN, cache_BN, layout)
         self.device = LateStore(host, late) if late is not None else None
-        self._open(name, engine, zone, Postman(mail, name), self.port, facts, self.device or host)
+        self._open(name, engine, zone, Postman(mail, name), self.port, facts, self.device or host, hello)
 
     @classmethod
     def over(
@@ -197,13 +199,14 @@ class Station:
 
     def _open(
         self, name: str, engine: LLMEngine, zone: LockedZone, post: Post, port: LocalPort, facts: Fingerprint,
-        store: BlockStore,
+        store: BlockStore, hello: Callable[..., PeerHello] = PeerHello,
     ) -> None:  # fmt: skip
         self.name, self.engine, self.zone = name, engine, zone
         first, *others = port.describe()
-        hello = PeerHello(first, facts, "host", tuple(others))
         front = Front(self.add, self.withdraw, self.send)
-        office = Office(engine, hello, zone, store, port, post, front, engine.clock)
+        office = Office(
+            engine, hello(first, facts, "host", tuple(others)), zone, store, port, post, front, engine.clock
+        )
         self.desk = Desk(office, endpoint=name)
         self.tally = office.tally
         self.answers: dict[str, list[Answer]] = {}

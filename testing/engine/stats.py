@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stoker.engine.core.load_counters import LoadCounters
 from stoker.engine.core.stats import Stats, TransferStats
 
 STATS = Stats(
@@ -39,4 +40,5 @@ TRANSFER = TransferStats(
     helping_waiting=1, helping_tokens=300, prefill_tokens_per_s=5000.0, handover_s=0.01,
     outcomes={"split": 3, "local": 1}, fallbacks={"lost": 1, "late": 0}, helps={"handed": 4}, blocks={"sent": 9},
     refused={"stale": 2}, bytes={"tcp": 4096, "shared-memory": 0}, seconds={"tcp": 0.5}, rates={"tcp": 8192.0},
+    load=LoadCounters().to_wire(),
 )  # fmt: skip

@@ -127,9 +127,9 @@ def test_lists_of_rows_and_their_sums_travel_together_and_aligned(count: int) ->
     first, second = list(range(count)), list(range(count, 2 * count))
     staged = StagedRows([first, second], torch.device("cuda"))
     assert [rows.tolist() for rows in staged.rows] == [first, second]
-    assert all(tensor.data_ptr() % 16 == 0 for tensor in (*staged.rows, staged.sums_B))  # for one kernel of all lengths
-    assert staged.sums_B.tolist() == [0] * count
-    staged.sums_B += torch.arange(count, device="cuda")
+    assert all(tensor.data_ptr() % 16 == 0 for tensor in (*staged.rows, staged.sums_S))  # for one kernel of all lengths
+    assert staged.sums_S.tolist() == [0] * count
+    staged.sums_S += torch.arange(count, device="cuda")
     found = staged.read_back()
     torch.cuda.synchronize()
     assert found.tolist() == first

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
@@ -17,14 +20,16 @@ import zmq
 
 from stoker.engine.config import CacheConfig, EngineConfig, ServedModelConfig
 from stoker.engine.core import messages as m
+from stoker.engine.core.capture_pace import REST_S
 from stoker.engine.core.core import Core
 from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.handover.desk import Desk
 from stoker.engine.core.run import run_core
 from stoker.engine.core.stats import Stats
+from stoker.engine.core.step_clock import StepClock
 from stoker.engine.core.step_pace import QuietLimits
 from stoker.engine.errors import ExecutorLost
-from stoker.engine.execution.executor import InProcess
+from stoker.engine.execution.executor import InProcess, OnDevice
 from stoker.engine.execution.runner import Runner
 from stoker.engine.execution.step import StepInput, StepOutput
 from stoker.engine.output_grammar import OutputGrammar
@@ -448,9 +453,13 @@ def test_a_lost_device_ends_every_request_and_the_core(start: Callable[..., tupl
 
 
 class RankLostAtTheDesk:
-    """A desk that finds a lost rank while it moves blocks."""
+    """A desk that finds a lost rank while it moves blocks. The core may find it there at any point of its turn."""
 
-    office = SimpleNamespace(post=SimpleNamespace(wake_fd=None))
+    busy = False
+    num_open = 0
+
+    def __init__(self, *wakers: int) -> None:
+        self.office = SimpleNamespace(post=SimpleNamespace(wakers=wakers), tally=SimpleNamespace(changes=0))
 
     def turn(self) -> None:
         raise ExecutorLost("rank 1: killed by signal 9")
@@ -465,6 +474,9 @@ class RankLostAtTheDesk:
         return False
 
     def abort_all(self) -> list[Any]:
+        return []
+
+    def drop(self, front: str) -> list[Any]:
         return []
 
     def close(self) -> None:
@@ -499,10 +511,8 @@ def test_a_rank_that_the_idle_engine_finds_lost_is_named_as_the_cause(
 class OneAtAnother(RankLostAtTheDesk):
     """A desk with a request whose prompt another engine computes."""
 
-    busy = False
-
     def __init__(self) -> None:
-        self.office = SimpleNamespace(post=SimpleNamespace(wake_fd=None), tally=SimpleNamespace(changes=0))
+        super().__init__()
         self.num_open, self.aborted = 1, 0
 
     def turn(self) -> None:
@@ -511,6 +521,51 @@ class OneAtAnother(RankLostAtTheDesk):
     def abort_all(self) -> list[Any]:
         self.aborted, self.num_open = self.aborted + self.num_open, 0
         return []
+
+
+class ReadsLetters(RankLostAtTheDesk):
+    """A desk at which a letter may come."""
+
+    def __init__(self) -> None:
+        self.letter = os.eventfd(0, os.EFD_NONBLOCK)
+        super().__init__(self.letter)
+        self.read = threading.Event()
+
+    def turn(self) -> None:
+        with suppress(BlockingIOError):
+            os.eventfd_read(self.letter)
+            self.read.set()
+
+    def close(self) -> None:
+        os.close(self.letter)
+
+
+class OpenForEver(StepClock):
+    """Foresees no end of the step that the device computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = threading.Event()
+
+    def open_until(self, size: tuple[bool, int], began_s: float) -> float:
+        self.asked.set()
+        return began_s + 3600.0
+
+
+def test_a_letter_of_another_engine_is_read_while_the_device_computes(
+    start: Callable[..., tuple[Front, Running]], make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    clock = OpenForEver()
+    engine = make_engine(execute=OnDevice, overlap=True)
+    engine.step_clock = clock
+    front, running = start(build=lambda config, progress: (engine, replace(PLAN, model_path=str(tmp_path))))
+    front.phase("Serving")
+    desk = ReadsLetters()
+    running.core.desk = cast(Desk, desk)
+    front.ask("a", (3, 4, 5), LONG)
+    assert clock.asked.wait(240)
+    os.eventfd_write(desk.letter, 1)
+    assert desk.read.wait(240)
 
 
 @pytest.mark.parametrize("in_time", [True, False])
@@ -537,8 +592,11 @@ class Warming(InProcess):
     def __init__(self, runner: Runner) -> None:
         super().__init__(runner)
         self.warmed = 0
+        self.asked: list[bool] = []
+        """For each call whether only a wanted graph was to be captured."""
 
     def capture_next_graph(self, *, wanted: bool = False) -> bool:
+        self.asked.append(wanted)
         self.warmed += self.warmed < 4
         return self.warmed < 4
 
@@ -554,6 +612,49 @@ def test_idle_time_makes_things_ready_and_requests_come_first(
     assert front.answer("a")[-1].finish_reason == "length"
     front.hear(Stats, lambda stats: stats.generation_tokens == 4)
     wait_for(lambda: engine.executor.warmed == 4, "the warm-up")  # type: ignore[attr-defined]
+
+
+def test_soon_after_a_request_only_wanted_graphs_are_captured(
+    start: Callable[..., tuple[Front, Running]], make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    """The next request would wait for the others."""
+    engine, now_s = make_engine(execute=Warming), [100.0]
+    executor = cast(Warming, engine.executor)
+    plan = replace(PLAN, model_path=str(tmp_path))
+    front, _ = start(lambda config, progress: (engine, plan), clock=lambda: now_s[0])
+    front.phase("Serving")
+    front.ask("a", (3, 4, 5), SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
+    front.answer("a")
+    before = len(executor.asked)
+    wait_for(lambda: len(executor.asked) > before + 3, "captures at rest")
+    assert all(executor.asked[before + 1 :])
+    now_s[0] += REST_S
+    wait_for(lambda: not executor.asked[-1], "captures of any graph")
+
+
+def test_while_another_engine_computes_a_prompt_is_no_rest(
+    start: Callable[..., tuple[Front, Running]], make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    """Its first token would wait for a capture."""
+    engine, now_s = make_engine(execute=Warming), [100.0]
+    executor = cast(Warming, engine.executor)
+    plan = replace(PLAN, model_path=str(tmp_path))
+    front, running = start(lambda config, progress: (engine, plan), clock=lambda: now_s[0])
+    front.phase("Serving")
+    front.ask("a", (3, 4, 5), SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
+    front.answer("a")
+    desk = OneAtAnother()
+    running.core.desk = cast(Desk, desk)
+    before = len(executor.asked)
+    wait_for(lambda: len(executor.asked) > before + 1, "a turn with the desk")
+    for _ in range(3):
+        now_s[0] += REST_S
+        before = len(executor.asked)
+        wait_for(lambda before=before: len(executor.asked) > before + 1, "captures")  # type: ignore[misc]
+        assert all(executor.asked[before:])
+    desk.num_open = 0
+    now_s[0] += REST_S
+    wait_for(lambda: not executor.asked[-1], "captures of any graph")
 
 
 def test_a_core_whose_parent_is_gone_ends(start: Callable[..., tuple[Front, Running]]) -> None:

@@ -196,14 +196,17 @@ def test_cores_are_told_apart_as_peers_and_what_they_exchange_adds_up() -> None:
     slow = replace(
         TRANSFER, endpoint="0.0.0.0:8104", epoch="pod-1.1/9", unmet="no NVLink", avoided={"10.0.0.8:8101": "damaged"},
         handover_s=0.03, prefill_tokens_per_s=None, helping_tokens=7, bytes={"tcp": 4096}, seconds={"tcp": 1.5},
+        load={**TRANSFER.load, "arrived": 3, "uncached": {"70": 2}},
     )  # fmt: skip
-    merged = merged_stats([replace(STATS, transfer=TRANSFER), replace(STATS, waiting=4, transfer=slow)]).transfer
+    own = replace(TRANSFER, load={**TRANSFER.load, "arrived": 4, "uncached": {"70": 1, "80": 5}})
+    merged = merged_stats([replace(STATS, transfer=own), replace(STATS, waiting=4, transfer=slow)]).transfer
     assert merged == replace(
         TRANSFER, unmet="no NVLink", avoided={**TRANSFER.avoided, **slow.avoided}, handover_s=0.02, zone_slots=16,
         free_slots=12, receiving=2, helping=4, helping_waiting=2, helping_tokens=307, outcomes={"split": 6, "local": 2},
         fallbacks={"lost": 2, "late": 0}, helps={"handed": 8}, blocks={"sent": 18}, refused={"stale": 4},
         bytes={"tcp": 8192, "shared-memory": 0}, seconds={"tcp": 2.0}, rates={"tcp": 4096.0},
         copies=(PeerCopy("0.0.0.0:8101", "pod-1/7", 1, 300), PeerCopy("0.0.0.0:8104", "pod-1.1/9", 5, 7)),
+        load={**TRANSFER.load, "arrived": 7, "uncached": {"70": 3, "80": 5}},
     )  # fmt: skip
     assert unpack(pack(replace(STATS, transfer=merged))) == replace(STATS, transfer=merged)
 

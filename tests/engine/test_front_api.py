@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from stoker.engine.http.load_counters import LoadCounters
+import pytest
+
+from stoker.engine.core.load_counters import LoadCounters
+from stoker.engine.core.messages import RequestFacts
 from testing.engine.fake_core import BOS, FACTS
 from testing.engine.serving import run, serving
-from testing.engine.stats import STATS
+from testing.engine.stats import STATS, TRANSFER
 
 
 def test_models_say_how_long_and_with_which_defaults(tmp_path: Path) -> None:
@@ -71,6 +75,25 @@ def test_arrivals_that_a_full_queue_refused_are_counted_once() -> None:
     assert STATS.refused == {"queue_full": 2}
     assert report is not None
     assert report["arrived"] == 7
+
+
+def test_a_load_has_the_prompts_that_the_core_computes_for_other_engines() -> None:
+    load, helped = LoadCounters(), LoadCounters()
+    load.arrived, helped.arrived = 7, 5
+    helped.uncached.add(3000, 4)
+    stats = replace(STATS, transfer=replace(TRANSFER, load=helped.to_wire()))
+    report = load.report(stats, FACTS, max_requests=8, max_batch_tokens=64)
+    assert report is not None
+    assert (report["arrived"], report["uncached"]) == (12, helped.uncached.to_wire())
+    assert load.arrived == 7
+
+
+@pytest.mark.parametrize(("helped", "computed"), [(True, 1), (False, 1200)])
+def test_a_prompt_that_another_engine_computed_is_not_counted_as_computed_here(helped: bool, computed: int) -> None:
+    load = LoadCounters()
+    load.finished(RequestFacts(2000, 800, 5, 0, 0.0, 0.1, 0.2, 0.3, 0.3, helped=helped))
+    assert load.prompt.moment() == pytest.approx(2000, rel=0.06)
+    assert load.uncached.moment() == pytest.approx(computed, rel=0.06)
 
 
 def test_metrics_have_the_names_that_dashboards_know(tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
-from stoker.engine.core.handover.messages import BlocksReady, Cancel, Tokens
+from stoker.engine.core.handover.messages import HANDOVER_PROTOCOL, BlocksReady, Cancel, PeerHello, Tokens
+from stoker.engine.core.load_counters import LoadCounters
 from stoker.engine.core.messages import AddRequest
 from stoker.engine.sampling import SamplingParams
 from stoker.engine.transfer.in_process import Network
@@ -115,6 +117,20 @@ def test_a_split_answer_is_that_of_one_engine(pair: Pair, kind: str) -> None:
     assert pair.d.tally.outcomes[outcome] == 1, pair.d.tally
     assert pair.d.tally.blocks["received"] == 9
     pair.assert_right(request)
+
+
+def test_the_prefill_engine_counts_what_it_computes_for_others(pair: Pair) -> None:
+    """Its fronts have none of these requests, so an autoscaler would take it for idle."""
+    for name, first in (("r", 200), ("s", 201)):
+        request = pair.ask(name, prompt=(first, *PROMPT), **PARAMS["greedy"])
+        pair.run()
+        pair.assert_right(request)
+    counted = LoadCounters.from_wire(pair.p.desk.stats().load)
+    assert (counted.arrived, counted.first_tokens, counted.first_token_s.total) == (2, 2, 2)
+    assert counted.uncached.total == counted.output.total == 2
+    assert counted.uncached.moment() == counted.prompt.moment() == pytest.approx(40, rel=0.06)
+    assert counted.output.moment() < 12, "the rest is decoded by the owner"
+    assert LoadCounters.from_wire(pair.d.desk.stats().load).arrived == 0
 
 
 def test_a_prompt_longer_than_the_zone_gets_more_credits(make_engine: Callable[..., Any]) -> None:
@@ -403,6 +419,24 @@ class TestFailures:
         assert pair.d.desk.stats().avoided == {"p:1": "incompatible: revision is 1 here and 2 there"}
         pair.run()
         pair.assert_right(again)
+
+    def test_the_protocol_differs(self, pair: Pair) -> None:
+        """As between an engine of before an upgrade and one of after it."""
+        pair.d = pair.station("d:1", hello=partial(PeerHello, protocol=HANDOVER_PROTOCOL - 1))
+        self.assert_not_of_one_protocol(pair, pair.ask(**PARAMS["greedy"]))
+
+    def test_the_protocol_differs_and_p_does_not_look(self, pair: Pair) -> None:
+        request = pair.ask(**PARAMS["greedy"])
+        pair.d.desk.decode.read("p:1", replace(pair.p.desk.office.hello, protocol=HANDOVER_PROTOCOL - 1))
+        self.assert_not_of_one_protocol(pair, request)
+
+    def assert_not_of_one_protocol(self, pair: Pair, request: AddRequest) -> None:
+        for _ in range(30):
+            pair.turn()
+        self.assert_local(pair, request, "incompatible")
+        (why,) = pair.d.desk.stats().avoided.values()
+        assert "protocol" in why
+        assert str(HANDOVER_PROTOCOL - 1) in why
 
     def test_no_transport_reaches_d(self, pair: Pair) -> None:
         pair.network.ports.pop("d:1/1")

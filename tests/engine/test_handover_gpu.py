@@ -28,10 +28,12 @@ def gpu(place: int) -> str:
     return str(place % torch.cuda.device_count())
 
 
-def start(fleet: Fleet, name: str, role: str, place: int, *transports: str) -> Served:
+def start(fleet: Fleet, name: str, role: str, place: int, *transports: str, block_size: int = 8) -> Served:
     transfer = {"listen": "127.0.0.1:0", "zone_blocks": 8, "key_file": str(fleet.folder / "key")}
     more = {"transports": transports} if transports else {}
-    return fleet.start(name, role, environment={"CUDA_VISIBLE_DEVICES": gpu(place)}, transfer=transfer | more, **ON_GPU)
+    settings = ON_GPU | {"cache": {"num_blocks": 200, "block_size": block_size}}
+    visible = {"CUDA_VISIBLE_DEVICES": gpu(place)}
+    return fleet.start(name, role, environment=visible, transfer=transfer | more, **settings)
 
 
 def until_ready(*served: Served) -> None:
@@ -59,6 +61,21 @@ def test_a_split_answer_is_that_of_one_engine(fleet: Fleet, transport: str) -> N
     wait_for(lambda: p.status()["transfer"]["transport"] == transport, "the transport in use")
     wait_for(lambda: d.status()["transfer"]["free_slots"] == 8, "free slots")
     wait_for(lambda: d.status()["free_blocks"] == 200, "free blocks")
+    assert d.status()["transfer"]["refused_blocks"]["damaged"] == 0
+
+
+@pytest.mark.parametrize("transport", ["cuda-ipc", "shared-memory", "tcp"])
+@pytest.mark.parametrize(("of_p", "of_d"), [(8, 16), (16, 8)])
+def test_blocks_of_another_size_are_cut_and_joined(fleet: Fleet, transport: str, of_p: int, of_d: int) -> None:
+    d = start(fleet, "d", "decode", 1, *([] if transport == "cuda-ipc" else [transport]), block_size=of_d)
+    p = start(fleet, "p", "prefill", 0, block_size=of_p)
+    until_ready(d, p)
+    for first in range(3, 9):
+        body: dict[str, Any] = {"prompt": [first, *PROMPT]}
+        assert texts(d.ask(p.endpoint, **body)) == texts(p.ask(**body))
+    assert d.outcomes()["split"] > 0
+    wait_for(lambda: p.status()["transfer"]["transport"] == transport, "the transport in use")
+    wait_for(lambda: d.status()["transfer"]["free_slots"] == 8, "free slots")
     assert d.status()["transfer"]["refused_blocks"]["damaged"] == 0
 
 

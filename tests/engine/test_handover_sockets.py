@@ -8,12 +8,12 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from select import select
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
+import zmq
 
 from stoker.engine.config import EngineConfig, Transport
 from stoker.engine.core.handover.host_ports import HostPorts
@@ -228,9 +228,8 @@ class TestPeersThatComeAgain:
         for _ in range(12):
             clock.now_s += 1.0
             d.turn()
-        unread = p.desk.office.post.wake_fd
-        assert unread is not None
-        wait_for(lambda: bool(select([unread], [], [], 0)[0]), "a beat")  # else d has been silent for p
+        unread = p.desk.office.post.wakers
+        wait_for(lambda: any(cast(zmq.Socket[bytes], one).poll(0) for one in unread), "a beat")  # else d was silent
         made[0].slow = True
         self.split(wired, d, p, "second", tuple(range(90, 129)))
         (peer,) = d.desk.decode.peers

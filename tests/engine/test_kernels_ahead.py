@@ -32,7 +32,7 @@ def test_every_launch_of_a_start_and_of_servers_of_other_sizes_is_shipped(facts:
 @pytest.mark.parametrize(
     "kernel",
     ["attention_kernel", "attention_decode_kernel", "rotation_kernel", "pass_inputs_kernel", "finish_rows_kernel",
-     "draw_kernel", "select_kernel", "penalise_kernel", "log_softmax_kernel", "sum_kernel"],
+     "draw_kernel", "select_kernel", "penalise_kernel", "log_softmax_kernel", "sum_kernel", "cell_kernel"],
 )  # fmt: skip
 def test_kernels_of_every_part_of_a_step_are_shipped(facts: Any, kernel: str) -> None:
     assert kernel in facts["shipped"]

@@ -29,6 +29,8 @@ from stoker.engine.ranks.block_calls import (
 from stoker.engine.ranks.wire import pack, unpack
 from stoker.engine.transfer.block_part import part_of
 from stoker.engine.transfer.cells import CellBlocks, cell_rows, place_of
+from stoker.engine.transfer.cuda_ipc import CudaIpcPort
+from stoker.engine.transfer.device_zone import DeviceZone
 from stoker.engine.transfer.joint_link import JointLink, JointTicket, Pair, pairs_of
 from stoker.engine.transfer.landing_zone import Grant, Owner
 from stoker.engine.transfer.layout import ONE_CELL, BlockLayout, Grid
@@ -41,6 +43,7 @@ from stoker.engine.transfer.shared_memory import SharedMemoryPort
 from stoker.engine.transfer.tcp import TcpPort
 from stoker.engine.transfer.ticket import LinkMeter, ThreadTicket, TransferError
 from stoker.engine.transfer.zone_memory import SharedZone
+from testing.engine.fake_device import FakeBlocks, FakeDevice
 from testing.engine.transfers import FINGERPRINT, KEY, random_blocks, wait_for
 
 HEADS = 4
@@ -232,7 +235,12 @@ def test_a_rank_refuses_writes_that_are_older_than_what_it_has_seen() -> None:
     assert not seen.begin(Grant(2, 1), 0), "no such slot"
 
 
-@pytest.mark.parametrize("transport", ["shared-memory", "tcp"])
+Listening = SharedMemoryPort | TcpPort | CudaIpcPort
+
+
+@pytest.mark.parametrize(
+    "transport", ["shared-memory", "tcp", "cuda-ipc", "tcp to a device", "shared-memory to a device"]
+)
 @pytest.mark.parametrize(
     ("sent", "received"),
     [
@@ -246,19 +254,31 @@ def test_cells_travel_by_sockets_into_one_zone(
 ) -> None:
     """Two writers fill the cells of one slot; one writer fills slots of two receivers."""
     plan = plan_parts(sent, received)
-    ports = []
+    ports: list[Listening] = []
 
-    def port(name: str, layout: BlockLayout, blocks: np.ndarray) -> SharedMemoryPort | TcpPort:
-        zone = SharedZone(4, layout.block_bytes, named=True)
-        if transport == "tcp":
-            made: SharedMemoryPort | TcpPort = TcpPort(
-                name, 1, FINGERPRINT, layout, blocks, zone, key=KEY, host="127.0.0.1"
-            )
+    def port(name: str, layout: BlockLayout, blocks: np.ndarray) -> Listening:
+        common = name, 1, FINGERPRINT, layout
+        if "device" in transport or transport == "cuda-ipc":
+            zone: SharedZone = DeviceZone(4, layout.block_bytes, FakeDevice(tmp_path))
+        else:
+            zone = SharedZone(4, layout.block_bytes, named=True)
+        if transport == "cuda-ipc":
+            assert isinstance(zone, DeviceZone)
+            ports.append(CudaIpcPort(*common, FakeBlocks(blocks), zone, key=KEY, host="127.0.0.1"))
+        elif transport.startswith("tcp"):
+            ports.append(TcpPort(*common, blocks, zone, key=KEY, host="127.0.0.1"))
         else:
             (tmp_path / name).mkdir()
-            made = SharedMemoryPort(name, 1, FINGERPRINT, layout, blocks, zone, tmp_path / name)
-        ports.append(made)
-        return made
+            ports.append(SharedMemoryPort(*common, blocks, zone, tmp_path / name))
+        return ports[-1]
+
+    def cell_in(zone: SharedZone, slot: int, cell: int, cells: int) -> bytes:
+        """What the receiver copies from."""
+        if not isinstance(zone, DeviceZone):
+            return bytes(zone.cell_memory(slot, cell, cells))
+        assert isinstance(zone.device, FakeDevice)
+        slots_SN = zone.device.bytes_at(zone.address, zone.num_slots, zone.slot_bytes)
+        return bytes(slots_SN[slot].reshape(cells, -1)[cell])
 
     whole = ranks_of(1)[0]
     blocks = random_blocks(2, 3, whole)
@@ -297,7 +317,7 @@ def test_cells_travel_by_sockets_into_one_zone(
             for part in (part for part in plan.parts if part.receiver == number):
                 slot = slots[part.sender, number].slot
                 grid = plan.joins[number]
-                found = bytes(reader.zone.cell_memory(slot, part.receiver_cell, grid.cells))
+                found = cell_in(reader.zone, slot, part.receiver_cell, grid.cells)
                 rows = cell_rows(layout, expected[0], grid)[place_of(part.receiver_cell, grid)]
                 assert found == np.ascontiguousarray(rows).tobytes()
     finally:
@@ -309,7 +329,7 @@ def owner_of(peer: str) -> Owner:
     return Owner(peer, "r")
 
 
-def grant_of(port: SharedMemoryPort | TcpPort, peer: str) -> Grant:
+def grant_of(port: Listening, peer: str) -> Grant:
     (slot,) = port.zone.zone.held(owner_of(peer))
     return Grant(slot, 1)
 

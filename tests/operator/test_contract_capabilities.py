@@ -54,6 +54,7 @@ WHOLLY_BUILT: dict[str, dict[str, list[str]]] = {
         "engine.device": ["auto", "cpu", "cuda"],
         "engine.transfer.require": ["any", "nvlink", "rdma"],
         "pools[].role": ["colocated", "prefill", "decode"],
+        "pools[].scheduling.backend": ["auto", "stoker", "kueue", "volcano"],
         "pools[].scheduling.topology[].mode": ["Preferred", "Required"],
         "router.policy": ["leastPending", "roundRobin", "powerOfTwo", "random", "cacheAware", "locality"],
         "rollout.canary.metricGates[].metric": ["errorRate", "ttftP95Ms", "itlP95Ms", "queueP95Ms"],
@@ -64,6 +65,7 @@ WHOLLY_BUILT: dict[str, dict[str, list[str]]] = {
     },
     "EnginePool": {
         "revisions[].template.role": ["colocated", "prefill", "decode"],
+        "revisions[].template.scheduling.backend": ["auto", "stoker", "kueue", "volcano"],
         "revisions[].template.scheduling.topology[].mode": ["Preferred", "Required"],
     },
 }

@@ -10,7 +10,6 @@ No torch is imported here, so every program can read it.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -128,8 +127,7 @@ BESIDE_ROLES: Mapping[str, Row] = {
 }
 """Rows of an InferenceDeployment with prefill and decode pools, beside those above.
 
-Blocks travel from the ranks of one copy of the model to those of another, and land in the prefix cache. On GPUs both
-have the same ranks (`_uneven_widths`); `data` may differ, because each copy is a peer of its own.
+Blocks travel from the ranks of one copy of the model to those of another, and land in the prefix cache.
 """
 
 
@@ -162,8 +160,6 @@ def refusals(program: str, config: Any, root: str = "") -> list[str]:
     if program in _OF_TRAINER:
         rows |= _context_attention_row(program, config, rows)
     found = _refused(config, rows, root, manifest_name if program == "trainer" else str)
-    if has_roles:
-        found += _uneven_widths(config, root)
     if program in _WITH_PODS:
         found += [
             line for where, pool in values_at(config, _WITH_PODS[program], root) for line in _of_pods(where, pool)
@@ -184,20 +180,6 @@ def _of_pods(where: str, pool: Any) -> list[str]:
         return []
     condition = f"is not supported yet with podsPerReplica {pods}"
     return [f"{where}.{name} {data} {condition}; allowed: 1, its divisors and multiples"]
-
-
-def _uneven_widths(config: Any, root: str) -> list[str]:
-    """A line for each pool on GPUs whose ranks are not those of the first: only on CPUs blocks are repacked."""
-    if _value_at(config, "engine.device", "auto") == "cpu":
-        return []
-    pools = [(where, pool) for where, pool in values_at(config, "pools[]", root) if _value_at(pool, "gpusPerPod", 0)]
-    found = []
-    for field, (where, pool) in itertools.product(("tensor", "pipeline"), pools[1:]):
-        width, first = (_value_at(one, f"parallelism.{field}", 1) for one in (pool, pools[0][1]))
-        if width != first:
-            condition = "with prefill and decode pools on GPUs, which all have the ranks of the first"
-            found.append(f"{where}.parallelism.{field} {width} is not supported yet {condition}; allowed: {first}")
-    return found
 
 
 def _refused(

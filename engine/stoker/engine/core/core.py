@@ -8,6 +8,7 @@ Run by `main` in its own process. Owns the engine; fronts see messages only.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -21,11 +22,11 @@ import torch
 from stoker.engine.config import EngineConfig
 from stoker.engine.core.audit_pace import SHOWN, AuditPace, failure_of
 from stoker.engine.core.build import build_engine, warm_up
-from stoker.engine.core.capture_pace import CapturePace
 from stoker.engine.core.deltas import Addressed
 from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.front_requests import FrontRequests, refusal
-from stoker.engine.core.front_wire import FrontWire
+from stoker.engine.core.front_wire import FrontWire, Waker
+from stoker.engine.core.graph_captures import GraphCaptures
 from stoker.engine.core.handover.desk import Desk
 from stoker.engine.core.handover.office import Front
 from stoker.engine.core.handover.open_desk import open_desk
@@ -71,6 +72,8 @@ SPIN_S = 0.001
 """Waits below it are shorter than a poll can be."""
 TELL_S = 0.1
 """Shortest time between two reports of changes at the desk."""
+DESK_S = 0.002
+"""Before the device needs its next step other engines are not served: a push of blocks takes the host that long."""
 BUSY_MS = 1
 """Longest wait for a message while blocks are on their way to another engine."""
 COMPILING_MS = 1
@@ -118,10 +121,8 @@ class Core:
         self._progress = self.state.message
         self._drain_until_s: float | None = None
         self._ticked_s = clock()
-        self._captures = False
-        """Graphs are left to capture in idle time."""
         self._heartbeats = Heartbeats(quiet, self.wire.broadcast)
-        self._capture_pace = CapturePace()
+        self._captures = GraphCaptures(self._heartbeats, clock)
         self._audit_pace = AuditPace(clock())
         self._told_changes, self._told_s = 0, clock()
         """Changes at the desk that fronts know of, and since when."""
@@ -147,9 +148,8 @@ class Core:
 
     def _turn(self, loading: Future[tuple[LLMEngine, EnginePlan]]) -> None:
         """One turn of the loop: read messages, then load, step or capture, then regular duties."""
-        self._listen(wait=self.engine is None or not (self.engine.has_unfinished or self._captures))
-        if self.desk is not None:
-            self._turn_desk(self.desk)
+        self._listen(wait=self.engine is None or not (self.engine.has_unfinished or self._captures.follows))
+        self._turn_desk()
         if self.engine is not None and self.engine.has_unfinished:
             self._listen_until(self.engine.open_until_s)
         if self.requests is not None:
@@ -158,6 +158,7 @@ class Core:
             self._follow_loading(loading)
         else:
             self._work(self.engine)
+            self._tell_changes(self.engine)
         self._check_ranks()
         self._follow_drain()
         self._audit_when_due()
@@ -197,7 +198,7 @@ class Core:
         front = Front(requests.add, requests.withdraw, self._send)
         self.desk = requests.desk = open_desk(self.config, engine, plan, self.work_dir, front, self.clock)
         engine.before_step = self._heartbeats.before_step
-        self.engine, self.requests, self._captures = engine, requests, True
+        self.engine, self.requests = engine, requests
         self.on_loaded()
         self.startup.enter("")
         self.wire.broadcast(self._stats(engine))  # before the state, so that no ready front lacks them
@@ -243,20 +244,25 @@ class Core:
 
     # Working.
 
-    def _turn_desk(self, desk: Desk) -> None:
-        """Serve other engines; tell the fronts at once what their routers should know."""
+    def _turn_desk(self) -> None:
+        """Serve other engines, where there are any."""
+        if self.desk is None:
+            return
         try:
-            desk.turn()
+            self.desk.turn()
         except ExecutorLost as error:
             self._fail(Cause.RANK_FAILED, error)
-            return
         except Exception as error:  # noqa: BLE001 - a defect of the hand-over
             self._fail(Cause.INTERNAL, error)
+
+    def _tell_changes(self, engine: LLMEngine) -> None:
+        """Tell the fronts at once what their routers should know of the desk; behind a step, which is not to wait."""
+        if self.desk is None or self.cause is not None:
             return
-        now_s, changes = self.clock(), desk.office.tally.changes
-        if changes != self._told_changes and now_s - self._told_s >= TELL_S and self.engine is not None:
+        now_s, changes = self.clock(), self.desk.office.tally.changes
+        if changes != self._told_changes and now_s - self._told_s >= TELL_S:
             self._told_changes, self._told_s = changes, now_s
-            self.wire.broadcast(self._stats(self.engine))
+            self.wire.broadcast(self._stats(engine))
 
     def _stats(self, engine: LLMEngine) -> Stats:
         stats = engine.stats()
@@ -267,7 +273,7 @@ class Core:
         begun = engine.num_steps
         if engine.has_unfinished:
             self._step(engine)
-            self._capture_when_due(engine)
+            self._captures.after_step(engine)
         else:
             self._rest(engine)
         if engine.shared_steps is not None and engine.num_steps == begun and self.cause is None:
@@ -298,26 +304,7 @@ class Core:
         """Use idle time: go on with the tiers' transfers, capture graphs."""
         with self._failing():
             engine.rest()
-        if self._captures:
-            self._heartbeats.before_capture()
-            self._captures = self._capture(engine, wanted=False)
-            self._heartbeats.beat()  # else a silence soon after it would be excused for as long
-
-    def _capture_when_due(self, engine: LLMEngine) -> None:
-        """Capture a graph that steps lack, although requests run; rarely. In idle time more are captured."""
-        self._captures = True
-        if self._capture_pace.due(self.clock()):
-            began_s = self.clock()
-            if self._capture(engine, wanted=True):
-                self._capture_pace.record(began_s, self.clock())
-
-    def _capture(self, engine: LLMEngine, *, wanted: bool) -> bool:
-        """Capture one graph: one that steps lack, or any. False: none is left."""
-        began_s = self.clock()
-        captured = engine.executor.capture_next_graph(wanted=wanted)
-        if captured:
-            engine.timeline.captured(began_s)
-        return captured
+        self._captures.at_rest(engine, awaited=self.desk is not None and self.desk.num_open > 0)
 
     def _check_ranks(self) -> None:
         """Notice a lost rank while no step is computed."""
@@ -373,19 +360,29 @@ class Core:
         """Wait for a message of a front, for a letter of another engine, or until another rank asks for a step. Whether
         a message of a front has come."""
         timeout_ms = COMPILING_MS if self.requests is not None and self.requests.compiling else IDLE_MS
-        wake_fds = []
+        wakers: list[Waker] = []
         if self.engine is not None and self.engine.shared_steps is not None:
-            wake_fds.append(self.engine.shared_steps.wake_fd)
-        if self.desk is not None and (letters_fd := self.desk.office.post.wake_fd) is not None:
+            wakers.append(self.engine.shared_steps.wake_fd)
+        if self.desk is not None:
             timeout_ms = BUSY_MS if self.desk.busy else timeout_ms
-            wake_fds.append(letters_fd)
-        return self.wire.wait(timeout_ms, *wake_fds)
+            wakers += self.desk.office.post.wakers
+        return self.wire.wait(timeout_ms, *wakers)
 
     def _listen_until(self, until_s: float) -> None:
-        """Handle messages until a time shortly before the device needs its next step."""
+        """Handle messages, and serve other engines, until a time shortly before the device needs its next step."""
         while self.cause is None and (left_s := until_s - self.clock()) > 0:
-            if not self._read_one() and left_s > SPIN_S:
-                self.wire.wait(int(1000 * left_s))  # whole milliseconds; the rest passes in turns of this loop
+            if self._read_one() or left_s <= SPIN_S:
+                continue  # the last moment passes in turns of this loop
+            if self.desk is None or left_s <= DESK_S:
+                self.wire.wait(int(1000 * left_s))  # whole milliseconds
+            else:
+                self._serve_peers(self.desk, left_s - DESK_S)
+
+    def _serve_peers(self, desk: Desk, most_s: float) -> None:
+        """Wait so long for a message or a letter, and see to the letters."""
+        timeout_ms = BUSY_MS if desk.busy else math.ceil(1000 * most_s)
+        self.wire.wait(timeout_ms, *desk.office.post.wakers)
+        self._turn_desk()
 
     def _read_one(self) -> bool:
         """Handle one waiting message. False: there is none."""

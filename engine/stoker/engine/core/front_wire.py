@@ -11,6 +11,9 @@ import zmq
 
 from stoker.engine.core.messages import CoreMessage, pack
 
+Waker = int | zmq.Socket[bytes]
+"""What ends a wait once it is readable: a file descriptor or a socket."""
+
 FRONT_SILENT_S = 30.0
 AWAY_S = 5.0
 """After a pause of the loop this long, the pause does not count as silence of the fronts."""
@@ -39,14 +42,14 @@ class FrontWire:
         self._socket.close()
         self._context.term()
 
-    def wait(self, timeout_ms: int, *wake_fds: int) -> bool:
-        """Wait for a message, or until one of `wake_fds` is readable. Whether a message has come."""
-        if not wake_fds:
+    def wait(self, timeout_ms: int, *wakers: Waker) -> bool:
+        """Wait for a message, or until one of `wakers` is readable. Whether a message has come."""
+        if not wakers:
             return bool(self._socket.poll(timeout_ms))
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
-        for wake_fd in wake_fds:
-            poller.register(wake_fd, zmq.POLLIN)
+        for waker in wakers:
+            poller.register(waker, zmq.POLLIN)
         return self._socket in dict(poller.poll(timeout_ms))
 
     def read(self) -> tuple[str, bytes] | None:

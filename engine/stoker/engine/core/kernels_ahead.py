@@ -18,6 +18,7 @@ from stoker.engine.execution.runner import Runner
 from stoker.engine.execution.step import StepInput, StepOutput
 from stoker.engine.plan import BLOCK_SIZES, EnginePlan
 from stoker.engine.sampling import SamplingParams
+from stoker.engine.transfer.layout import ONE_CELL
 from stoker.model.config import ModelConfig
 from stoker.model.kernels.ops import Ops
 from stoker.model.paged_attend import KVCache
@@ -60,12 +61,15 @@ def launch_kernels(config: ModelConfig, sizes: ServerSizes) -> None:
 
 
 def launch_checksums(block_bytes: int) -> None:
-    """Launch the sums of blocks that leave the GPU: to the host tier, and to another engine."""
-    from stoker.engine.transfer.checksum_kernel import copy_and_sum, sums  # imports triton
+    """Launch the sums of blocks that leave the GPU: to the host tier, and to another engine, also of other widths."""
+    from stoker.engine.transfer import cell_kernel, checksum_kernel  # import triton
 
     blocks_BN, rows_B = torch.empty(2, block_bytes, dtype=torch.uint8), torch.arange(2)
-    sums(blocks_BN, rows_B, rows_B)
-    copy_and_sum(blocks_BN, rows_B, blocks_BN, rows_B, rows_B)
+    checksum_kernel.sums(blocks_BN, rows_B, rows_B)
+    checksum_kernel.copy_and_sum(blocks_BN, rows_B, blocks_BN, rows_B, rows_B)
+    whole = cell_kernel.CellShape(ONE_CELL, 1, 1, block_bytes // 4)
+    cell_kernel.sum_cells(blocks_BN, rows_B, rows_B, whole)
+    cell_kernel.join_cells(blocks_BN, rows_B, blocks_BN, rows_B, rows_B, whole)
 
 
 def plan_ahead(config: ModelConfig, sizes: ServerSizes) -> EnginePlan:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from stoker.engine.core.load_counters import LoadCounters
 from stoker.engine.core.stats import PeerCopy, Stats, TransferStats
 
 COUNTS = ("zone_slots", "free_slots", "receiving", "helping", "helping_waiting", "helping_tokens")
@@ -32,6 +33,7 @@ def merged_transfer(cores: Sequence[Stats]) -> TransferStats | None:
         handover_s=_mean([part.handover_s for part in parts]),
         rates={name: sums["bytes"][name] / seconds for name, seconds in sums["seconds"].items() if seconds > 0},
         copies=tuple(copy_of(one) for one in cores if one.transfer is not None),
+        load=_added_loads(part.load for part in parts),
     )
 
 
@@ -41,6 +43,13 @@ def copy_of(core: Stats) -> PeerCopy:
     return PeerCopy(
         core.transfer.endpoint, core.transfer.epoch, core.running + core.waiting, core.transfer.helping_tokens
     )
+
+
+def _added_loads(parts: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
+    total = LoadCounters()
+    for part in parts:
+        total.add(LoadCounters.from_wire(part))
+    return total.to_wire()
 
 
 def _added(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -45,7 +45,7 @@ from stoker.engine.execution.step import TokenLogprobs
 from stoker.engine.output_grammar import OutputGrammar
 from stoker.engine.sampling import SamplingParams
 
-PROTOCOL = 15
+PROTOCOL = 16
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 RequestState = Literal["QUEUED", "PREFILLING", "DECODING", "PREEMPTED"]
@@ -302,6 +302,7 @@ _FORMAT = FrameFormat(
             "facts": one(RequestFacts),
         },
     },
+    packed={AddRequest: ("prompt_tokens",)},
 )  # fmt: skip
 
 

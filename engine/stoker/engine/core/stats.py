@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from stoker.engine.execution.executor import RankState
 
@@ -179,6 +179,8 @@ class TransferStats:
     """Time of these transfers."""
     rates: Mapping[str, float]
     """Measured bytes per second by transport."""
+    load: Mapping[str, Any]
+    """Prompts computed for others, as `LoadCounters.to_wire`."""
     copies: tuple[PeerCopy, ...] = ()
     """Where a front has several cores: each of them. `endpoint` and `epoch` are then those of the first."""
 

@@ -150,7 +150,7 @@ class PinnedMemoryLink:
 
     def _sum_of(self, blocks: list[int]) -> Tensor:
         rows = StagedRows([blocks], self.blocks.device)
-        self._sums(self.blocks, rows.rows[0], rows.sums_B)
+        self._sums(self.blocks, rows.rows[0], rows.sums_S)
         return rows.read_back()
 
 

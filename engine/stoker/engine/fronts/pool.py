@@ -22,13 +22,13 @@ from typing import Any
 
 from stoker.engine.core.core_group import Cores
 from stoker.engine.core.front_phase import front_phase
+from stoker.engine.core.load_counters import LoadCounters
 from stoker.engine.core.messages import CoreState, Phase
 from stoker.engine.fronts.acceptor import Acceptor
 from stoker.engine.fronts.front_process import FrontCommand, FrontProcess
 from stoker.engine.fronts.link import AskFailed, LinkLost
 from stoker.engine.fronts.report import FrontReport, added
 from stoker.engine.fronts.restarts import RestartBudget
-from stoker.engine.http.load_counters import LoadCounters
 from stoker.engine.http.load_reports import REPORT_S
 from stoker.pod.causes import Cause
 

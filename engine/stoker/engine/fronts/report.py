@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.samples import Sample
 
-from stoker.engine.http.load_counters import LoadCounters
+from stoker.engine.core.load_counters import LoadCounters
 
 CREATED = "_created"
 """Ends the name of a sample that holds a time; of several the earliest counts."""

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple, TypeVar
 from stoker.engine.config import Role
 from stoker.engine.core.core_client import CoreLost
 from stoker.engine.core.core_group import Cores
+from stoker.engine.core.load_counters import LoadCounters
 from stoker.engine.core.messages import ModelFacts
 from stoker.engine.http.errors import ApiError, bad_request, model_not_found, shortened
 from stoker.engine.http.generation import Generation
 from stoker.engine.http.job import Job
-from stoker.engine.http.load_counters import LoadCounters
 from stoker.engine.http.load_ledger import LoadLedger
 from stoker.engine.http.load_reports import LoadReports
 from stoker.engine.http.metrics import FrontMetrics

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Summary
 
+from stoker.engine.core.load_counters import LoadCounters
 from stoker.engine.core.messages import RequestFacts
-from stoker.engine.http.load_counters import LoadCounters
 from stoker.engine.sampling import SamplingParams
 
 FIRST_TOKEN_S = (

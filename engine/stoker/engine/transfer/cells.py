@@ -6,6 +6,7 @@ The bytes are moved, never converted. `repack` is the slow twin, for any two lay
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 import numpy as np
 
@@ -37,10 +38,14 @@ class CellBlocks:
         self.count, self.block_bytes = blocks.count * grid.cells, blocks.block_bytes // grid.cells
 
     def read(self, blocks: Sequence[int]) -> Iterator[np.ndarray]:
-        whole = self._blocks.read([number // self._grid.cells for number in blocks])
-        for number, data_N in zip(blocks, whole, strict=True):
-            place = place_of(number % self._grid.cells, self._grid)
-            yield np.ascontiguousarray(cell_rows(self._layout, data_N, self._grid)[place]).reshape(-1)
+        """Each cell's bytes; a block is read once for neighbours that are in it."""
+        cells = self._grid.cells
+        runs = [(block, list(numbers)) for block, numbers in groupby(blocks, lambda number: number // cells)]
+        whole = self._blocks.read([block for block, _ in runs])
+        for (_, numbers), data_N in zip(runs, whole, strict=True):
+            rows = cell_rows(self._layout, data_N, self._grid)
+            for number in numbers:
+                yield np.ascontiguousarray(rows[place_of(number % cells, self._grid)]).reshape(-1)
 
 
 def join_cells(layout: BlockLayout, slot_N: np.ndarray, block_N: np.ndarray, grid: Grid) -> None:

@@ -10,12 +10,13 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
 
-from stoker.engine.transfer.device_memory import Copy, DeviceError
+from stoker.engine.transfer.device_memory import CellCopy, Copy, DeviceError
 
 HANDLE_BYTES = 64
 MOST_NVLINKS = 18
 _LAZY_PEER_ACCESS = 1
 _ORDER_OF_STREAM = 1
+_UNIFIED_MEMORY = 4
 
 
 class _Handle(ctypes.Structure):
@@ -26,6 +27,24 @@ class _CopyAttributes(ctypes.Structure):
     """CUmemcpyAttributes: order of access to the source, hints of location, flags."""
 
     _fields_ = (("order", c_int), ("source", c_int * 2), ("target", c_int * 2), ("flags", c_uint))
+
+
+class _Corner(ctypes.Structure):
+    """Half of CUDA_MEMCPY3D: where a box of bytes begins in memory, and how its rows and planes lie."""
+
+    _fields_ = (
+        ("x_bytes", c_size_t), ("y", c_size_t), ("z", c_size_t), ("level", c_size_t), ("memory_type", c_uint),
+        ("host", c_void_p), ("device", c_uint64), ("array", c_void_p), ("reserved", c_void_p), ("pitch", c_size_t),
+        ("height", c_size_t),
+    )  # fmt: skip
+
+
+class _BoxCopy(ctypes.Structure):
+    """CUDA_MEMCPY3D."""
+
+    _fields_ = (
+        ("source", _Corner), ("target", _Corner), ("width", c_size_t), ("height", c_size_t), ("depth", c_size_t),
+    )  # fmt: skip
 
 
 class CudaDriver:
@@ -111,6 +130,19 @@ class CudaDriver:
             name, targets, sources, sizes, c_size_t(count), byref(attributes), first, c_size_t(1), *which,
             c_void_p(stream),
         )  # fmt: skip
+
+    def copy_cells(self, cells: Sequence[CellCopy], stream: int) -> None:
+        """Post copies of cells to a stream."""
+        for cell in cells:
+            row_pitch = cell.row_pitch or cell.row_bytes
+            source_rows = cell.plane_pitch // row_pitch or cell.rows
+            target_rows = cell.target_pitch // cell.row_bytes or cell.rows
+            box = _BoxCopy(
+                _Corner(memory_type=_UNIFIED_MEMORY, device=cell.source, pitch=row_pitch, height=source_rows),
+                _Corner(memory_type=_UNIFIED_MEMORY, device=cell.target, pitch=cell.row_bytes, height=target_rows),
+                cell.row_bytes, cell.rows, cell.planes,
+            )  # fmt: skip
+            self._call("cuMemcpy3DAsync_v2", byref(box), c_void_p(stream))
 
     def bus_id(self) -> bytes:
         """Of the current context's device on the PCI bus, as NVML names it."""

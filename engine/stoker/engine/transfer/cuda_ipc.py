@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from stoker.engine.transfer.device_cells import DeviceCells
 from stoker.engine.transfer.device_memory import Copy, DeviceError, DeviceMemory, Mark
 from stoker.engine.transfer.device_zone import DeviceZone
 from stoker.engine.transfer.landing_zone import Grant
@@ -58,18 +59,19 @@ class CudaIpcPort(SocketPort):
         return dialed(endpoint)
 
     def connect(self, peer: PortInfo, cells: Cells = ONE_RANK) -> CudaIpcLink:
-        if cells.repacks:
-            raise TransportRefused([(self.transport, "blocks of a GPU are not repacked for other widths")])
         wire, (_, num_slots, slot_bytes) = self.introduce(self.connected(peer), cells)
+        self.refuse_sizes(wire, slot_bytes, cells)
+        cut = cells.cuts.cells > 1
+        local = DeviceCells(self.mappable, self.layout, cells) if cut else self.mappable
         try:
-            link = CudaIpcLink(wire, self.mappable, num_slots, self.device, self._map(wire, slot_bytes))
+            link = CudaIpcLink(wire, local, num_slots * cells.joins, self.device, self._map(wire))
         except TransferError as error:
             wire.close()
             raise TransportRefused([(self.transport, str(error))]) from error
         self.keep(link)
         return link
 
-    def _map(self, wire: Wire, slot_bytes: int) -> int:
+    def _map(self, wire: Wire) -> int:
         """The address here of the peer's zone. Raises TransferError."""
         message = wire.receive()
         if len(message) != 3 or message[0] != "memory":
@@ -77,8 +79,6 @@ class CudaIpcPort(SocketPort):
         _, host_id, handle = message
         if host_id != self.device.host_id:
             raise TransferError("the peer is on another host")
-        if slot_bytes != self.layout.block_bytes:
-            raise TransferError(f"the peer's slots have {slot_bytes} bytes, blocks here {self.layout.block_bytes}")
         return self.device.open(handle)
 
     def welcome(self, wire: Wire) -> None:
@@ -98,10 +98,11 @@ class CudaIpcLink(SocketLink):
     transport = "cuda-ipc"
 
     def __init__(
-        self, wire: Wire, local: MappableBlocks, num_slots: int, device: DeviceMemory, zone_address: int
+        self, wire: Wire, local: MappableBlocks | DeviceCells, num_slots: int, device: DeviceMemory, zone_address: int
     ) -> None:
+        """`num_slots`: of their cells, where slots are made of several."""
         self._device, self._copies = device, device.queue()
-        self._source, self._zone = local.address, zone_address
+        self._blocks, self._zone = local, zone_address
         self._mapped = True
         super().__init__(wire, local, num_slots)
 
@@ -109,12 +110,18 @@ class CudaIpcLink(SocketLink):
         """Post the copies of a write; returns their end."""
         if self._lost is not None:
             return FailedMark(PeerLost(self._lost))
-        size = self._local.block_bytes
-        copies = [Copy(self._source + local * size, self._zone + slot * size, size) for local, slot, _ in moves]
         try:
-            return self._copies.post(copies)
+            return self._post(moves)
         except DeviceError as error:
             return FailedMark(error)
+
+    def _post(self, moves: Sequence[Move]) -> Mark:
+        blocks, size = self._blocks, self._blocks.block_bytes
+        if isinstance(blocks, DeviceCells):
+            return self._copies.post([], list(blocks.copies(moves, self._zone)))
+        return self._copies.post(
+            [Copy(blocks.address + local * size, self._zone + slot * size, size) for local, slot, _ in moves]
+        )
 
     def send_blocks(self, wire: Wire, message: list[Any], moves: Sequence[Move]) -> None:  # noqa: ARG002
         wire.send(message)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stoker.engine.transfer.cuda_driver import CudaDriver, active_nvlinks
-from stoker.engine.transfer.device_memory import Copy, DeviceError, Mark, merged
+from stoker.engine.transfer.device_memory import CellCopy, Copy, DeviceError, Mark, merged
 
 log = logging.getLogger("stoker.engine")
 
@@ -42,9 +42,10 @@ class StreamQueue:
         self._memory = memory
         self._stream = torch.cuda.Stream(memory.device)  # type: ignore[no-untyped-call]
 
-    def post(self, copies: Sequence[Copy]) -> EventMark:
+    def post(self, copies: Sequence[Copy], cells: Sequence[CellCopy] = ()) -> EventMark:
         self._memory.enter()
         self._memory.driver.copy(merged(copies), self._stream.cuda_stream)
+        self._memory.driver.copy_cells(cells, self._stream.cuda_stream)
         return EventMark(self._stream)
 
     def close(self) -> None:

@@ -23,6 +23,28 @@ class Copy(NamedTuple):
     num_bytes: int
 
 
+class CellCopy(NamedTuple):
+    """Rows of equal length at equal distances, in planes at equal distances. In the target a plane's rows follow one
+    another."""
+
+    source: int
+    target: int
+    row_bytes: int
+    rows: int = 1
+    """Of a plane."""
+    row_pitch: int = 0
+    """Bytes from one row of the source to the next."""
+    planes: int = 1
+    plane_pitch: int = 0
+    """Bytes from one plane of the source to the next: a multiple of `row_pitch`, or of the row where there is one."""
+    target_pitch: int = 0
+    """Bytes from one plane of the target to the next: a multiple of the row; 0: they follow one another."""
+
+    @property
+    def num_bytes(self) -> int:
+        return self.row_bytes * self.rows * self.planes
+
+
 class Mark(Protocol):
     """A place in the order of work of a device."""
 
@@ -38,7 +60,7 @@ class Mark(Protocol):
 class CopyQueue(Protocol):
     """Copies in order, beside the computation. One thread posts; others may wait for the marks."""
 
-    def post(self, copies: Sequence[Copy]) -> Mark:
+    def post(self, copies: Sequence[Copy], cells: Sequence[CellCopy] = ()) -> Mark:
         """Begin copies; returns the mark of their end. Raises DeviceError."""
         ...
 

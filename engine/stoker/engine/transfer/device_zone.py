@@ -17,8 +17,6 @@ from stoker.engine.transfer.zone_memory import SharedZone
 class DeviceZone(SharedZone):
     """Slots on a device. `fill` brings what came by way of main memory there."""
 
-    joins_cells = False
-
     def __init__(
         self, num_slots: int, slot_bytes: int, device: DeviceMemory, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
@@ -41,7 +39,7 @@ class DeviceZone(SharedZone):
             raise
         self._queue = device.queue()
 
-    def fill(self, slot: int) -> None:
+    def fill(self, slot: int, cell: int, cells: int) -> None:
         with self._filling:
             if self._closed:
                 raise TransferError("the landing zone is closed")
@@ -49,8 +47,9 @@ class DeviceZone(SharedZone):
                 staged = self.memory_SN.ctypes.data
                 self.device.pin(staged, self.memory_SN.nbytes)
                 self._staged = staged
-            begin = slot * self.slot_bytes
-            copy = Copy(self._staged + begin, self.address + begin, self.slot_bytes)
+            size = self.slot_bytes // cells
+            begin = slot * self.slot_bytes + cell * size
+            copy = Copy(self._staged + begin, self.address + begin, size)
             self._queue.post([copy]).wait()
 
     def close(self) -> None:

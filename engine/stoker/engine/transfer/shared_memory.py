@@ -91,7 +91,7 @@ class SharedMemoryPort(SocketPort):
         for grant, number in cells:
             if self.zone.begin_write(grant, writer.peer, number):
                 try:
-                    self.zone.fill(grant.slot)
+                    self.zone.fill(grant.slot, number, writer.joins)
                 finally:
                     self.zone.end_write(grant.slot, number)
                 written.append(grant)

@@ -26,7 +26,7 @@ from stoker.engine.transfer.cells import CellBlocks
 from stoker.engine.transfer.device_memory import Mark
 from stoker.engine.transfer.landing_zone import Grant
 from stoker.engine.transfer.layout import BlockLayout
-from stoker.engine.transfer.local_blocks import HostBlocks, LocalBlocks, local_blocks
+from stoker.engine.transfer.local_blocks import LocalBlocks, local_blocks
 from stoker.engine.transfer.port import (
     MOST_MOVES,
     ONE_RANK,
@@ -157,9 +157,6 @@ class SocketPort(ABC):
 
     def introduce(self, sock: socket.socket, cells: Cells = ONE_RANK) -> tuple[Wire, list[Any]]:
         """Open the wire as the writer; return the answer. Raises LayoutMismatch or TransportRefused."""
-        if cells.cuts.cells > 1 and not isinstance(self.local, HostBlocks):
-            sock.close()
-            raise TransportRefused([(self.transport, "blocks of a GPU are not cut for other widths")])
         wire = None
         try:
             sock.settimeout(CONNECT_S)
@@ -277,8 +274,6 @@ class SocketPort(ABC):
         layers, heads, tokens = self.layout.num_layers, self.layout.num_heads, self.layout.block_size
         if joins < 1 or layers * heads * tokens % joins:
             raise TransferError(f"slots of {layers} layers, {heads} heads and {tokens} tokens have no {joins} cells")
-        if joins > 1 and not self.zone.joins_cells:
-            raise TransferError("blocks of a GPU are not joined from other widths")
         return Writer(f"{pod_uid}/{epoch}", int(joins), int(ranks), int(links))
 
     def _welcome(self, wire: Wire, writer: Writer) -> None:

@@ -66,7 +66,7 @@ class TcpPort(SocketPort):
                 continue
             try:
                 wire.receive_into(self.zone.cell_memory(grant.slot, number, writer.joins))
-                self.zone.fill(grant.slot)
+                self.zone.fill(grant.slot, number, writer.joins)
             finally:
                 self.zone.end_write(grant.slot, number)
             written.append(grant)

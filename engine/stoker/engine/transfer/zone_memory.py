@@ -42,9 +42,6 @@ class SharedZone(LockedZone):
     The memory itself needs no lock: the states say who may touch a slot.
     """
 
-    joins_cells = True
-    """Whether a block may come in cells of several writers."""
-
     def __init__(
         self, num_slots: int, slot_bytes: int, *, clock: Callable[[], float] = time.monotonic, named: bool = False
     ) -> None:
@@ -89,8 +86,8 @@ class SharedZone(LockedZone):
         """`slot_bytes / cells` bytes: the place of one of the slot's cells, which lie one after the other."""
         return memoryview(self.memory_SN[slot].reshape(cells, -1)[cell])
 
-    def fill(self, slot: int) -> None:
-        """A port has written the slot's bytes into `memory_SN`. Called between `begin_write` and `end_write`."""
+    def fill(self, slot: int, cell: int, cells: int) -> None:
+        """A port has written one of the slot's cells into `memory_SN`. Called between `begin_write` and `end_write`."""
 
     def close(self) -> None:
         """Release the memory. May be called twice."""

@@ -23,7 +23,7 @@ _FOREIGN = (
 )
 MAX_BYTES = 40_000
 """Size of a CRD, as file and as JSON: client-side apply keeps a copy in an annotation, and people read it."""
-MAX_BYTES_OF = {"TrainingJob": 49_000, "InferenceDeployment": 44_000}
+MAX_BYTES_OF = {"TrainingJob": 49_000, "InferenceDeployment": 49_000}
 """Kinds with more fields."""
 
 

@@ -61,7 +61,10 @@ def open_memory(
     memory = CudaMemory(cache_BN.device, host_id())
     device_zone = DeviceZone(zone_blocks, layout.block_bytes, memory, clock=clock)
     return BlockMemory(
-        DeviceBlocks(cache_BN, memory), device_zone, _device_store(memory, device_zone, cache_BN, plan), memory.nvlinks
+        DeviceBlocks(cache_BN, memory),
+        device_zone,
+        _device_store(memory, device_zone, cache_BN, layout, plan),
+        memory.nvlinks,
     )
 
 
@@ -74,7 +77,10 @@ def open_rank_memory(runner: Runner, layout: BlockLayout, zone_blocks: int, plan
     memory = CudaMemory(cache_BN.device, host_id())
     device_zone = DeviceRankZone(zone_blocks, layout.block_bytes, memory)
     return RankMemory(
-        DeviceBlocks(cache_BN, memory), device_zone, _device_store(memory, device_zone, cache_BN, plan), memory.nvlinks
+        DeviceBlocks(cache_BN, memory),
+        device_zone,
+        _device_store(memory, device_zone, cache_BN, layout, plan),
+        memory.nvlinks,
     )
 
 
@@ -84,9 +90,11 @@ def _rows(runner: Runner) -> torch.Tensor:
     return data.view(data.shape[0], -1).view(torch.uint8)
 
 
-def _device_store(memory: CudaMemory, zone: DeviceZone, cache_BN: torch.Tensor, plan: EnginePlan) -> DeviceStore:
+def _device_store(
+    memory: CudaMemory, zone: DeviceZone, cache_BN: torch.Tensor, layout: BlockLayout, plan: EnginePlan
+) -> DeviceStore:
     zone_SN = memory.tensor(zone.address, zone.num_slots, zone.slot_bytes)
-    return DeviceStore(zone_SN, cache_BN, fused=plan.kernels == "fused")
+    return DeviceStore(zone_SN, cache_BN, layout, fused=plan.kernels == "fused")
 
 
 def host_id() -> str:

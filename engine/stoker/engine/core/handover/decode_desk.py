@@ -51,6 +51,7 @@ from stoker.engine.errors import RequestRefused
 from stoker.engine.transfer.intake import Announcement, Intake, Taken
 from stoker.engine.transfer.landing_zone import Grant, Owner
 from stoker.engine.transfer.part_plan import PartPlan
+from stoker.engine.transfer.port import LayoutMismatch
 
 log = logging.getLogger("stoker.engine")
 
@@ -224,6 +225,11 @@ class DecodeDesk:
                 pass
 
     def _welcome(self, peer: Peer, hello: PeerHello, now_s: float) -> None:
+        try:
+            self.office.hello.refuse_other(hello)
+        except LayoutMismatch as refused:
+            self._lose(peer, "incompatible", why=str(refused))
+            return
         if not peer.meet(hello, self.office.hello.layouts):
             self._lose(peer, "incompatible", why="its blocks cannot be repacked for this engine")
             return

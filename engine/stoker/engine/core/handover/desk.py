@@ -121,6 +121,7 @@ class Desk:
             bytes={name: num_bytes for name, (num_bytes, _) in meters.items()},
             seconds={name: seconds for name, (_, seconds) in meters.items()},
             rates={name: num_bytes / seconds for name, (num_bytes, seconds) in meters.items() if seconds > 0},
+            load=tally.load.to_wire(),
         )
 
     def close(self) -> None:

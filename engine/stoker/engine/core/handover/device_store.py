@@ -7,15 +7,16 @@ a stream of their own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from stoker.engine.transfer.cell_kernel import join_cells, shape_of, sum_cells, torch_join_cells, torch_sum_cells
 from stoker.engine.transfer.checksum_kernel import copy_and_sum, sums, torch_copy_and_sum, torch_sums
-from stoker.engine.transfer.intake import CopyAndSum
-from stoker.engine.transfer.layout import ONE_CELL, Grid
+from stoker.engine.transfer.intake import CopyAndSum, Sums
+from stoker.engine.transfer.layout import ONE_CELL, BlockLayout, Grid
 from stoker.engine.transfer.part_plan import PartPlan
 from stoker.engine.transfer.staged_rows import StagedRows
 
@@ -38,41 +39,79 @@ class StreamSums:
         return found
 
 
+class PlannedSums:
+    """Sums of blocks from those of their cells."""
+
+    def __init__(self, cells: Sums, of_blocks: Callable[[Sequence[int]], Sequence[int]]) -> None:
+        self._cells, self._of_blocks = cells, of_blocks
+        self._found: Sequence[int] | None = None
+
+    def done(self) -> bool:
+        return self._cells.done()
+
+    def values(self) -> Sequence[int]:
+        """Computed once, though each piece of a push asks for them."""
+        if self._found is None:
+            self._found = self._of_blocks(self._cells.values())
+        return self._found
+
+
 class DeviceStore:
     """A GPU rank's cache and its landing zone. As a `BlockStore` it is an engine of one rank."""
 
     @torch.inference_mode()
-    def __init__(self, zone_SN: Tensor, cache_BN: Tensor, *, fused: bool) -> None:
-        """Both uint8 on one GPU. `fused`: copy and sum by the Triton kernel, which is compiled here."""
-        self.zone_SN, self.cache_BN = zone_SN, cache_BN
+    def __init__(self, zone_SN: Tensor, cache_BN: Tensor, layout: BlockLayout, *, fused: bool) -> None:
+        """Both uint8 on one GPU. `fused`: copy and sum by Triton kernels, which are compiled here."""
+        self.zone_SN, self.cache_BN, self.layout = zone_SN, cache_BN, layout
         self._copy = copy_and_sum if fused else torch_copy_and_sum
         self._sums = sums if fused else torch_sums
+        self._join = join_cells if fused else torch_join_cells
+        self._sum_cells = sum_cells if fused else torch_sum_cells
         self._stream = torch.cuda.Stream(cache_BN.device)  # type: ignore[no-untyped-call]
-        rows = StagedRows([[0], [0]], cache_BN.device)
-        first_B, second_B = rows.rows
-        self._copy(cache_BN, first_B, cache_BN, second_B, rows.sums_B)  # compiles the kernels
+        self._compile()
+
+    def _compile(self) -> None:
+        """Launch each kernel once: later launches stand between steps."""
+        rows = StagedRows([[0], [0]], self.cache_BN.device)
+        arguments = self.cache_BN, rows.rows[0], self.cache_BN, rows.rows[1], rows.sums_S
+        whole = shape_of(self.layout, ONE_CELL)
+        self._copy(*arguments)
+        self._join(*arguments, whole)
+        self._sum_cells(self.cache_BN, rows.rows[0], rows.sums_S, whole)
         self.cell_sums([0], ONE_CELL).values()
 
     def copier(self, plan: PartPlan) -> CopyAndSum:
-        return lambda slots, blocks: self.copy_cells(slots, blocks, plan.joins[0])
+        if not plan.repacks:
+            return lambda slots, blocks: self.copy_cells(slots, blocks, ONE_CELL)
+        return lambda slots, blocks: PlannedSums(
+            self.copy_cells(slots, blocks, plan.joins[0]), lambda values: plan.received_sums([values])
+        )
 
-    def sums(self, blocks: Sequence[Sequence[int]], plan: PartPlan) -> StreamSums:
-        return self.cell_sums([run for runs in blocks for run in runs], plan.cuts[0])  # a run is a block
+    def sums(self, blocks: Sequence[Sequence[int]], plan: PartPlan) -> Sums:
+        if not plan.repacks:
+            return self.cell_sums([run for runs in blocks for run in runs], ONE_CELL)  # a run is a block
+        cells = self.cell_sums(plan.sources(blocks), plan.cuts[0])
+        return PlannedSums(cells, lambda values: plan.sent_sums(blocks, [values]))
 
     @torch.inference_mode()
     def copy_cells(self, slots: Sequence[int], blocks: Sequence[int], cells: Grid) -> StreamSums:
-        """Begin to copy slots into cache blocks, behind what this thread has launched before."""
-        assert cells == ONE_CELL, "the ports of a GPU refuse other widths"
-        rows = StagedRows([slots, blocks], self.cache_BN.device)
-        slots_B, blocks_B = rows.rows
-        self._copy(self.zone_SN, slots_B, self.cache_BN, blocks_B, rows.sums_B)
+        """Begin to join slots' cells into cache blocks, behind what this thread has launched before. The sums are those
+        of all cells, one block after the other."""
+        rows = StagedRows([slots, blocks], self.cache_BN.device, cells.cells)
+        arguments = self.zone_SN, rows.rows[0], self.cache_BN, rows.rows[1], rows.sums_S
+        if cells == ONE_CELL:
+            self._copy(*arguments)
+        else:
+            self._join(*arguments, shape_of(self.layout, cells))
         return StreamSums(rows.read_back(), torch.cuda.current_stream(self.cache_BN.device))
 
     @torch.inference_mode()
     def cell_sums(self, blocks: Sequence[int], cells: Grid) -> StreamSums:
-        """Begin to sum cache blocks, beside what is computed: the steps that computed them have ended."""
-        assert cells == ONE_CELL, "the ports of a GPU refuse other widths"
+        """Begin to sum the cells of cache blocks, beside what is computed: the steps that computed them have ended."""
         with torch.cuda.stream(self._stream):
-            rows = StagedRows([blocks], self.cache_BN.device)
-            self._sums(self.cache_BN, rows.rows[0], rows.sums_B)
+            rows = StagedRows([blocks], self.cache_BN.device, cells.cells)
+            if cells == ONE_CELL:
+                self._sums(self.cache_BN, rows.rows[0], rows.sums_S)
+            else:
+                self._sum_cells(self.cache_BN, rows.rows[0], rows.sums_S, shape_of(self.layout, cells))
             return StreamSums(rows.read_back(), self._stream)

@@ -21,9 +21,9 @@ from stoker.engine.sampling import SamplingParams
 from stoker.engine.transfer.fingerprint import Fingerprint
 from stoker.engine.transfer.landing_zone import Grant
 from stoker.engine.transfer.layout import BlockLayout
-from stoker.engine.transfer.port import PortInfo
+from stoker.engine.transfer.port import LayoutMismatch, PortInfo
 
-HANDOVER_PROTOCOL = 6
+HANDOVER_PROTOCOL = 7
 
 FailureCode = Literal["refused", "transport", "aborted", "unknown"]
 
@@ -40,6 +40,12 @@ class PeerHello:
     others: tuple[PortInfo, ...] = ()
     """Ports of the further ranks, by rank."""
     protocol: int = HANDOVER_PROTOCOL
+
+    def refuse_other(self, theirs: PeerHello) -> None:
+        """Compare what the two must have in common. Raises LayoutMismatch with the first field that differs."""
+        if theirs.protocol != self.protocol:
+            raise LayoutMismatch("protocol", self.protocol, theirs.protocol)
+        self.facts.refuse_other(theirs.facts)
 
     @property
     def ports(self) -> tuple[PortInfo, ...]:
@@ -196,6 +202,7 @@ _FORMAT = FrameFormat(
         Tokens: {"parts": many(Part)},
         Part: {"logprobs": many(TokenLogprobs)},
     },
+    packed={Prefill: ("prompt",)},
 )  # fmt: skip
 
 

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 from stoker.engine.core.engine import LLMEngine
+from stoker.engine.core.front_wire import Waker
 from stoker.engine.core.handover.messages import PeerHello, PeerMessage
+from stoker.engine.core.load_counters import LoadCounters
 from stoker.engine.core.messages import AddRequest, Outputs, RequestFacts
 from stoker.engine.transfer.fingerprint import root_digest
 from stoker.engine.transfer.intake import CopyAndSum, Sums
@@ -54,11 +56,11 @@ class Letter(NamedTuple):
 
 
 class Post(Protocol):
-    """Carries messages between cores, in threads of its own."""
+    """Carries messages between cores. Called by the core's thread alone."""
 
     @property
-    def wake_fd(self) -> int | None:
-        """Readable while letters wait; None where they are read in each turn."""
+    def wakers(self) -> Sequence[Waker]:
+        """What is readable while letters wait; nothing where they are read in each turn."""
         ...
 
     def call(self, endpoint: str, message: PeerMessage) -> None:
@@ -141,6 +143,8 @@ class Tally:
     """Mean of the last ones: from the last token of P to the first one here."""
     prefill_tokens_per_s: float | None = None
     """Mean over the last prompts that were computed for others."""
+    load: LoadCounters = field(default_factory=LoadCounters)
+    """Of prompts that are computed for others."""
     changes: int = 0
     """Grows when what routers know has changed."""
     last_transport: str = ""
@@ -152,6 +156,7 @@ class Tally:
         """Note the first token of a prompt that was computed for another engine."""
         if facts.scheduled_s is None or facts.first_token_s is None:
             return
+        self.load.first_token(facts.first_token_s - facts.arrival_s)
         tokens, seconds = facts.prompt_tokens - facts.cached_tokens, facts.first_token_s - facts.scheduled_s
         if tokens >= FEWEST_TOKENS and seconds > 0:
             self.prefill_tokens_per_s = _mean(self.prefill_tokens_per_s, tokens / seconds)

@@ -1,18 +1,18 @@
-"""Messages between cores over ZeroMQ, in a thread of its own: the core's loop only takes from and puts into queues.
+"""Messages between cores over ZeroMQ, sent and read by the core's own thread.
 
 The core listens with a ROUTER and calls each peer with a DEALER, all with CURVE where there is a key: one key pair,
 made from the deployment's secret, is both the servers' and the clients', so only who has the secret can talk or listen.
 The end of a connection that this side opened is noticed at once by the socket's monitor.
+
+ZeroMQ moves the bytes in a thread that needs no lock of the interpreter. A thread of Python would: a letter then waits
+for as long as the core computes behind the call, up to the interpreter's switch interval of 5 ms.
 """
 
 from __future__ import annotations
 
 import hmac
 import logging
-import os
-import queue
-import threading
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -63,7 +63,7 @@ class OneKey:
 
 
 class PeerPost:
-    """The thread, its sockets and its queues. `wake_fd` is readable while letters wait."""
+    """The sockets. All but the check of keys belongs to the thread that calls."""
 
     def __init__(self, host: str, port: int, keys: CurveKeys | None) -> None:
         """Bind at once. Raises OSError: the address cannot be used."""
@@ -85,98 +85,66 @@ class PeerPost:
             self._end_context()
             raise OSError(str(error)) from error
         self.port = int(self._router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
-        self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._inbox: queue.SimpleQueue[Letter] = queue.SimpleQueue()
-        self._outbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._doorbell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._inbox: list[Letter] = []
         self._dealers: dict[str, tuple[zmq.Socket[bytes], zmq.Socket[bytes]]] = {}
         """By endpoint: the connection and its monitor."""
         self._poller = zmq.Poller()
+        self._poller.register(self._router, zmq.POLLIN)
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="peers", daemon=True)
-        self._thread.start()
 
-    # By the core's thread.
+    @property
+    def wakers(self) -> Sequence[zmq.Socket[bytes]]:
+        return [socket for socket, _ in self._poller.sockets]
 
     def call(self, endpoint: str, message: PeerMessage) -> None:
-        frame = pack_peer(message)
-        self._put(lambda: self._call(endpoint, frame))
+        if self._closed:
+            return
+        if endpoint not in self._dealers:
+            try:
+                self._dealers[endpoint] = self._dial(endpoint)
+            except zmq.ZMQError as error:
+                self._inbox.append(Letter(endpoint, Gone(str(error))))
+                return
+        with suppress(zmq.Again):
+            self._dealers[endpoint][0].send(pack_peer(message), zmq.NOBLOCK)
 
     def answer(self, caller: str, message: PeerMessage) -> None:
-        frames = [bytes.fromhex(caller.removeprefix(CALLER)), pack_peer(message)]
-        self._put(lambda: self._answer(frames))
-
-    def hang_up(self, endpoint: str) -> None:
-        self._put(lambda: self._end_call(endpoint))
+        if self._closed:
+            return
+        with suppress(zmq.ZMQError):  # the caller has gone
+            self._router.send_multipart([bytes.fromhex(caller.removeprefix(CALLER)), pack_peer(message)], zmq.NOBLOCK)
 
     def letters(self) -> list[Letter]:
-        with suppress(BlockingIOError):
-            os.eventfd_read(self.wake_fd)
-        letters = []
-        with suppress(queue.Empty):
-            while True:
-                letters.append(self._inbox.get_nowait())
+        if self._closed:
+            return []
+        ready = {item for item, _ in self._poller.poll(0)}
+        if self._router in ready:
+            self._read_router()
+        for endpoint, (dealer, monitor) in list(self._dealers.items()):
+            if dealer in ready:
+                self._read_dealer(endpoint, dealer)
+            if monitor in ready:
+                self._read_monitor(endpoint, dealer, monitor)
+        letters, self._inbox = self._inbox, []
         return letters
+
+    def hang_up(self, endpoint: str) -> None:
+        dealer, monitor = self._dealers.pop(endpoint, (None, None))
+        if dealer is None or monitor is None:
+            return
+        self._poller.unregister(dealer)
+        self._poller.unregister(monitor)
+        self._close_dealer(dealer, monitor)
 
     def close(self) -> None:
         """Send what waits, for a moment, and end. May be called twice."""
         if self._closed:
             return
         self._closed = True
-        self._put(None)
-        self._thread.join()
-        os.close(self.wake_fd)
-        os.close(self._doorbell)
-
-    def _put(self, work: Callable[[], None] | None) -> None:
-        if self._closed and work is not None:
-            return
-        self._outbox.put(work)
-        os.eventfd_write(self._doorbell, 1)
-
-    # By the thread.
-
-    def _run(self) -> None:
-        self._poller.register(self._doorbell, zmq.POLLIN)
-        self._poller.register(self._router, zmq.POLLIN)
-        going_on = True
-        while going_on:
-            ready = {item for item, _ in self._poller.poll()}
-            if self._doorbell in ready:
-                going_on = self._work()
-            if self._router in ready:
-                self._read_router()
-            for endpoint, (dealer, monitor) in list(self._dealers.items()):
-                if dealer in ready:
-                    self._read_dealer(endpoint, dealer)
-                if monitor in ready:
-                    self._read_monitor(endpoint, dealer, monitor)
         for endpoint in list(self._dealers):
-            self._end_call(endpoint)
+            self.hang_up(endpoint)
         self._router.close()
         self._end_context()
-
-    def _work(self) -> bool:
-        """Do what the core asked for. False: end."""
-        with suppress(BlockingIOError):
-            os.eventfd_read(self._doorbell)
-        with suppress(queue.Empty):
-            while True:
-                work = self._outbox.get_nowait()
-                if work is None:
-                    return False
-                work()
-        return True
-
-    def _call(self, endpoint: str, frame: bytes) -> None:
-        if endpoint not in self._dealers:
-            try:
-                self._dealers[endpoint] = self._dial(endpoint)
-            except zmq.ZMQError as error:
-                self._give(Letter(endpoint, Gone(str(error))))
-                return
-        with suppress(zmq.Again):
-            self._dealers[endpoint][0].send(frame, zmq.NOBLOCK)
 
     def _dial(self, endpoint: str) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
         dealer = self._socket(zmq.DEALER)
@@ -192,23 +160,11 @@ class PeerPost:
         self._poller.register(monitor, zmq.POLLIN)
         return dealer, monitor
 
-    def _end_call(self, endpoint: str) -> None:
-        dealer, monitor = self._dealers.pop(endpoint, (None, None))
-        if dealer is None or monitor is None:
-            return
-        self._poller.unregister(dealer)
-        self._poller.unregister(monitor)
-        self._close_dealer(dealer, monitor)
-
     @staticmethod
     def _close_dealer(dealer: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
         dealer.disable_monitor()
         monitor.close(0)
         dealer.close(LINGER_MS)
-
-    def _answer(self, frames: list[bytes]) -> None:
-        with suppress(zmq.ZMQError):  # the caller has gone
-            self._router.send_multipart(frames, zmq.NOBLOCK)
 
     def _read_router(self) -> None:
         with suppress(zmq.Again):
@@ -225,18 +181,15 @@ class PeerPost:
     def _read_monitor(self, endpoint: str, dealer: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
         event = recv_monitor_message(monitor)["event"]
         self._read_dealer(endpoint, dealer)  # what came before the end
-        self._give(Letter(endpoint, Gone("the connection has ended" if event == zmq.EVENT_DISCONNECTED else "refused")))
-        self._end_call(endpoint)
+        why = "the connection has ended" if event == zmq.EVENT_DISCONNECTED else "refused"
+        self._inbox.append(Letter(endpoint, Gone(why)))
+        self.hang_up(endpoint)
 
     def _take(self, name: str, frame: bytes) -> None:
         try:
-            self._give(Letter(name, unpack_peer(frame)))
+            self._inbox.append(Letter(name, unpack_peer(frame)))
         except ProtocolError as error:
             log.error("peer %s: %s", name, error)
-
-    def _give(self, letter: Letter) -> None:
-        self._inbox.put(letter)
-        os.eventfd_write(self.wake_fd, 1)
 
     def _socket(self, kind: int) -> zmq.Socket[bytes]:
         sock: zmq.Socket[bytes] = self._context.socket(kind)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stoker.engine.core.handover.contents import BlockSeeds
 from stoker.engine.core.handover.messages import (
@@ -134,7 +134,7 @@ class PrefillDesk:
     def _greet(self, name: str, hello: PeerHello) -> None:
         """Compare the two engines; open the link in a thread."""
         try:
-            self.office.hello.facts.refuse_other(hello.facts)
+            self.office.hello.refuse_other(hello)
             plan = plan_parts(self.office.hello.layouts, hello.layouts)
         except LayoutMismatch as refused:
             self.office.post.answer(name, PeerRefused(refused.field, str(refused.ours), str(refused.theirs)))
@@ -162,6 +162,7 @@ class PrefillDesk:
         one = Help(caller.name, prefill, size, self.blocks.block_size)
         caller.helps[prefill.id] = one
         self.tally.changes += 1
+        self.tally.load.arrived += 1
         self._seeds[one] = BlockSeeds(self.office.hello.port.fingerprint, prefill.prompt, size, one.salt)
         request = AddRequest(
             prefill.id, prefill.prompt, prefill.params, self.office.clock(), prefill.priority, place=prefill.place
@@ -188,8 +189,9 @@ class PrefillDesk:
             self._fail(caller, one, "aborted", given_up.error or "the engine is going down")
             return
         if one.stage is not HelpStage.STREAMING and deltas[0].facts is not None:
-            self.tally.prefilled(deltas[0].facts)
-            prompt_spans(self.office.tracer, one.prefill.trace, deltas[0].facts)
+            one.facts = deltas[0].facts
+            self.tally.prefilled(one.facts)
+            prompt_spans(self.office.tracer, one.prefill.trace, one.facts)
             self.tally.changes += 1
         parts = one.parts_of(deltas)
         if one.unfinished:  # the client waits for the tokens
@@ -286,6 +288,9 @@ class PrefillDesk:
             self.office.post.answer(caller.name, end)
 
     def _release(self, one: Help) -> None:
+        """Count an ended help, with the tokens that were decoded here, and give its blocks back."""
+        if one.facts is not None:
+            self.tally.load.finished(replace(one.facts, output_tokens=max(one.counts)))
         self._seeds.pop(one, None)
         if self.blocks.owns(one):
             self.blocks.release(one)

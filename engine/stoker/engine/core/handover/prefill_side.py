@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from stoker.engine.core.handover.messages import Part, Prefill, ReadyBlock
-from stoker.engine.core.messages import Delta
+from stoker.engine.core.messages import Delta, RequestFacts
 from stoker.engine.transfer.checksum import seeded
 from stoker.engine.transfer.fingerprint import salt_digest
 from stoker.engine.transfer.intake import Sums
@@ -75,6 +75,8 @@ class Help:
     """Tokens sent, by choice."""
     unfinished: set[int] = field(default_factory=set)
     cached_tokens: int = 0
+    facts: RequestFacts | None = None
+    """Of its first token."""
 
     def __post_init__(self) -> None:
         self.slots.extend(self.prefill.slots)

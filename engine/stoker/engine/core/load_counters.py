@@ -1,7 +1,8 @@
 """The load of one engine as `/status` reports it: counters that only grow, for the operator's autoscaler.
 
 A reader takes the difference of two reports, so it needs no agreement on windows and loses nothing between two polls.
-Changed by `FrontMetrics`; read by the program.
+Each front counts its own requests (`FrontMetrics`), and the core the prompts that it computes for other engines
+(`PrefillDesk`); the program reports the sum.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ HISTOGRAMS = ("uncached", "prompt", "output", "first_token_s", "token_gap_s")
 
 
 class LoadCounters:
-    """Requests and their times since the start of this front. Times in seconds, sizes in tokens."""
+    """Requests and their times since the start of a front or a core. Times in seconds, sizes in tokens."""
 
     def __init__(self) -> None:
         self.arrived = 0
         """Requests that went to the core, also those that its full queue refused."""
         self.first_tokens = 0
         self.uncached = Histogram()
-        """Prompt tokens that were computed, not read from the prefix cache."""
+        """Prompt tokens that were computed here: neither read from the prefix cache nor computed by another engine."""
         self.prompt = Histogram()
         self.output = Histogram()
         self.first_token_s = Histogram()
@@ -39,15 +40,19 @@ class LoadCounters:
         self.token_gap_s.add(seconds / count, count)
 
     def finished(self, facts: RequestFacts) -> None:
-        """Count a choice that ended. One that never ran has no sizes worth knowing."""
+        """Count a choice that ended. One that never ran has no sizes worth knowing.
+
+        One that ended at another engine, which helped, was not computed here. What was taken over found its blocks in
+        the cache.
+        """
         if facts.first_token_s is None:
             return
         self.prompt.add(facts.prompt_tokens)
-        self.uncached.add(max(facts.prompt_tokens - facts.cached_tokens, 1))
+        self.uncached.add(1 if facts.helped else max(facts.prompt_tokens - facts.cached_tokens, 1))
         self.output.add(facts.output_tokens)
 
     def add(self, other: LoadCounters) -> None:
-        """Add the counts of another front."""
+        """Add the counts of another front or core."""
         for name in COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in HISTOGRAMS:
@@ -68,6 +73,14 @@ class LoadCounters:
             setattr(counters, name, Histogram.from_wire(wire[name]))
         return counters
 
+    def with_helped(self, stats: Stats) -> LoadCounters:
+        """The sum with the prompts that the core computes for other engines."""
+        found = LoadCounters()
+        found.add(self)
+        if stats.transfer is not None:
+            found.add(LoadCounters.from_wire(stats.transfer.load))
+        return found
+
     def report(
         self, stats: Stats | None, facts: ModelFacts | None, *, max_requests: int, max_batch_tokens: int
     ) -> Mapping[str, Any] | None:
@@ -75,17 +88,11 @@ class LoadCounters:
         if stats is None or facts is None:
             return None
         return {
-            "arrived": self.arrived,
-            "first_tokens": self.first_tokens,
+            **self.with_helped(stats).to_wire(),
             "generated": stats.generation_tokens,
             "steps": stats.steps,
             "step_tokens": stats.step_tokens_sum,
             "busy_s": round(stats.busy_s, 6),
-            "prompt": self.prompt.to_wire(),
-            "uncached": self.uncached.to_wire(),
-            "output": self.output.to_wire(),
-            "first_token_s": self.first_token_s.to_wire(),
-            "token_gap_s": self.token_gap_s.to_wire(),
             "running": stats.running,
             "waiting": stats.waiting,
             "owned_tokens": stats.owned_blocks * facts.block_size,

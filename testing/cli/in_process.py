@@ -12,7 +12,8 @@ from unittest import mock
 
 import pytest
 
-from stoker.cli.main import main
+from stoker.cli.main import stoker
+from stoker.pod.command_line import click_code
 
 
 def run_in_process(*words: str) -> tuple[int, str]:
@@ -23,7 +24,7 @@ def run_in_process(*words: str) -> tuple[int, str]:
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(err))
         ended = stack.enter_context(pytest.raises(SystemExit))
-        main()
+        sys.exit(click_code(stoker, "stoker"))
     code = ended.value.code
     assert isinstance(code, int)
     return code, out.getvalue() + err.getvalue()

@@ -46,6 +46,17 @@ def test_submit_get_describe_delete(server: KubeServer, tmp_path: Path) -> None:
     assert "does not exist" in run(server, "delete", "-f", file), "what is gone already is no failure of a file"
 
 
+def test_a_refused_edit_names_the_fields_that_would_change(server: KubeServer, tmp_path: Path) -> None:
+    file = manifest(tmp_path)
+    run(server, "submit", "-f", file)
+    stored = json.loads(run(server, "get", "tj/run", "--json"))["spec"]["training"]
+    said = run(server, "submit", "-f", file, "--set", "spec.training.totalSteps=7", code=64)
+    told = (
+        f"training is fixed: make a new TrainingJob (spec.training.totalSteps is {stored['totalSteps']}, given is 7)\n"
+    )
+    assert said.endswith(told)
+
+
 def test_what_the_cluster_refuses_is_an_exit_code_and_a_message(server: KubeServer, tmp_path: Path) -> None:
     refused = run(server, "submit", "-f", manifest(tmp_path, nonsense=1), code=64)
     assert refused.startswith('trainingjob/run refused: TrainingJob.stoker.dev "run" is invalid: spec.nonsense: ')

@@ -22,6 +22,7 @@ from stoker.cli.load.main import main
 from stoker.cli.load.sending import send_all
 from stoker.cli.load.workload import TRACE_BLOCK, Writer, arrivals, drawn, of_dataset, of_trace
 from stoker.pod.token_lengths import TokenLengths
+from testing.cli.small_disk import room_for
 
 IDS = Writer("ids", 0, 1000)
 FIVE = TokenLengths(5, 5)
@@ -388,6 +389,20 @@ def test_the_program_prints_figures_and_writes_records(
     assert chat == {**common, "model": "m", "max_tokens": 3}
     assert all(b"Authorization: Bearer secret" in head for head in fake.heads)
     assert b"POST /v1/chat/completions " in fake.heads[-1]
+
+
+def test_records_without_room_lose_no_figures_and_no_earlier_records(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = tmp_path / "records.jsonl"
+    records.write_text("earlier\n")
+    with serving(tell) as fake, room_for(50):
+        words = ["--requests", "3", "--output-tokens", "3", "--records", str(records), "--json"]
+        assert main(["serve", f"127.0.0.1:{fake.port}", *words]) == 68
+    out, err = capsys.readouterr()
+    assert json.loads(out)["requests"] == 3
+    assert err == f"stoker bench serve: --records {records}: File too large\n"
+    assert records.read_text() == "earlier\n"
 
 
 def test_a_server_without_counts_is_told_and_not_taken_for_empty_prompts(capsys: pytest.CaptureFixture[str]) -> None:

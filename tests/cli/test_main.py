@@ -218,3 +218,44 @@ def test_a_program_brings_its_own_exit_code_and_help(tmp_path: Path) -> None:
     assert direct.returncode != 0
     assert stoker("checkpoint", "verify", str(tmp_path), code=direct.returncode) == direct.stdout + direct.stderr
     assert "Verify the checkpoint FOLDER." in stoker("checkpoint", "verify", "--help")
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["stoker.cli.main", "completion", "bash"], "stoker"),
+        (["stoker.cli.main", "checkpoint", "list", "--help"], "stoker checkpoint"),
+        (["stoker.cli.main", "chat", "--help"], "stoker chat"),
+        (["stoker.gateway", "--help"], "python -m stoker.gateway"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_a_program_whose_output_is_on_a_full_disk_says_so_in_one_line(words: list[str], name: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        run = subprocess.run(
+            [sys.executable, "-m", *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=300
+        )
+    assert (run.returncode, run.stderr) == (68, f"{name}: standard output: No space left on device\n")
+
+
+LONG = "x" * 300
+"""A name that no file system takes: it cannot be looked up, as a file in a folder that may not be read."""
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["plot", LONG], 64),
+        (["plan", "-f", LONG], 64),
+        (["train", "-f", LONG], 64),
+        (["local", "apply", "-f", LONG], 64),
+        (["get", "tj", "--kubeconfig", LONG], 64),
+        (["checkpoint", "list", LONG], 68),
+    ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else "",
+)
+def test_a_path_that_cannot_be_looked_up_is_told_in_one_line(words: list[str], code: int) -> None:
+    output = stoker(*words, code=code)
+    assert output.count("\n") == 1
+    assert "File name too long" in output
+    assert "--storage" not in output

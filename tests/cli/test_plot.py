@@ -16,6 +16,7 @@ from stoker.cli.braille import BLANK, drawn
 from stoker.cli.curves import Curve, read_curves
 from stoker.cli.exit_status import WRONG_INPUT
 from stoker.cli.plot import plot
+from testing.cli.small_disk import room_for
 
 
 def line(step: int, loss: float, kind: str = "step") -> str:
@@ -100,6 +101,19 @@ def test_a_picture_is_written(tmp_path: Path) -> None:
     assert content.startswith(b"\x89PNG")
     width, height = struct.unpack_from(">II", content, 16)
     assert (width, height) == (1080, 936)  # three panels
+
+
+def test_a_picture_without_room_leaves_the_one_before(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    png = tmp_path / "loss.png"
+    png.write_bytes(b"before")
+    points = log(tmp_path, line(1, 4), line(2, 3))
+    run(points, "--png", "/dev/null")  # matplotlib writes its list of fonts the first time
+    with room_for(5000):
+        found = run(points, "--png", str(png))
+    assert (found.exit_code, found.output) == (68, f"error: --png {png}: File too large\n")
+    assert png.read_bytes() == b"before"
+    assert run(points, "--png", "/dev/full").exit_code == 68
 
 
 BAD = [

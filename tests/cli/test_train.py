@@ -12,6 +12,7 @@ import yaml
 from stoker.pod.config_file import parse
 from stoker.trainer.protocol.config import TrainerConfig
 from testing.cli.in_process import run_in_process
+from testing.cli.small_disk import room_for
 from testing.operator.unbuilt import UNBUILT, UNBUILT_FIELD
 
 
@@ -141,3 +142,12 @@ def test_a_model_of_the_hub_and_a_bucket_need_no_claim(tmp_path: Path) -> None:
         "hf://org/model@v1",
         str(tmp_path / "storage" / ".models"),
     )
+
+
+def test_a_full_disk_behind_the_storage_is_no_fault_of_the_manifest(tmp_path: Path) -> None:
+    train(tmp_path, job(), MORE)
+    storage = tmp_path / "full"
+    words = ["-f", str(tmp_path / "job.yaml"), "--claim", f"corpus={tmp_path / 'corpus'}", "--storage", str(storage)]
+    with room_for(10):
+        ended, output = run_in_process("train", *words, "--render")
+    assert (ended, output) == (68, f"error: --storage {storage}: File too large\n")

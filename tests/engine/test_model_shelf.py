@@ -57,7 +57,7 @@ def test_models_of_a_directory_are_found_by_their_files(tmp_path: Path) -> None:
     for path in ("llama/config.json", "llama/model.safetensors", "saved/manifest.json", "notes/readme.txt", "q4.gguf"):
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text("12345")
-    found = model_folders(tmp_path)
+    found = model_folders(tmp_path).models
     assert {name: (model.path.name, model.num_bytes) for name, model in found.items()} == {
         "llama": ("llama", 10),
         "q4": ("q4.gguf", 5),
@@ -69,7 +69,7 @@ def test_a_file_beside_a_folder_of_its_name_is_listed_with_its_ending(tmp_path: 
     (tmp_path / "llama").mkdir()
     for path in ("llama/config.json", "llama.gguf", "q4.gguf"):
         (tmp_path / path).write_text("{}")
-    found = model_folders(tmp_path)
+    found = model_folders(tmp_path).models
     assert {name: (model.name, model.path.name) for name, model in found.items()} == {
         "llama": ("llama", "llama"),
         "llama.gguf": ("llama.gguf", "llama.gguf"),
@@ -367,6 +367,28 @@ def test_a_directory_that_cannot_be_read_takes_no_loaded_model_with_it(tmp_path:
             away.rename(models)
             assert (await s.http.get("/health")).json()["status"] == "healthy"
             assert (await s.load("two")).status_code == 200
+
+    run(scenario)
+
+
+def test_a_folder_that_cannot_be_read_is_told_with_the_reason(tmp_path: Path) -> None:
+    """The name is too long for the file system: root may read every folder, but not this one."""
+
+    async def scenario() -> None:
+        async with shelf(tmp_path) as s:
+            secret = tmp_path / "models" / "secret"
+            secret.symlink_to("x" * 300)
+            (tmp_path / "models" / "gone").symlink_to("nowhere")
+            reason = f"{secret} cannot be read: File name too long"
+            assert (await s.http.get("/status")).json()["unreadable"] == {"secret": reason}
+            assert await s.statuses() == {"broken": "unloaded", "one": "unloaded", "two": "unloaded"}
+            for refused in (await s.load("secret"), await s.complete("say:x", model="secret")):
+                assert (refused.status_code, refused.json()["error"]["code"]) == (409, "model_unreadable")
+                assert refused.json()["error"]["message"] == f"The model secret cannot be loaded: {reason}."
+            assert (await s.load("gone")).json()["error"]["code"] == "model_not_found"
+            await s.load("one")
+            await s.ready("one")
+            assert (await s.http.get("/health")).json()["status"] == "healthy", "such as lost+found of a volume"
 
     run(scenario)
 

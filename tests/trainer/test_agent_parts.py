@@ -6,6 +6,7 @@ import io
 import json
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from rich.console import Console as RichConsole
 from stoker.pod.causes import EXIT_CODES, Cause
 from stoker.pod.config_file import ConfigError, parse
 from stoker.pod.termination_message import TerminationMessage
-from stoker.trainer.agent.console import Console, Screen, duration
+from stoker.trainer.agent.console import Console, duration, run_output
 from stoker.trainer.agent.metrics import registry_of
 from stoker.trainer.agent.outcome import NOT_OF_RANKS, RankEnd, RunOutcome, diagnose, read_oom_kills
 from stoker.trainer.agent.pod_rank import find_pod_rank, open_rendezvous, rank_environment
@@ -435,8 +436,23 @@ def test_progress_by_source_is_in_the_status_and_in_the_metrics() -> None:
 def test_a_reader_that_leaves_ends_the_output_and_not_the_run() -> None:
     reading, writing = os.pipe()
     os.close(reading)
+    complaints = io.StringIO()
     with os.fdopen(writing, "w") as file:
-        console = Console(Screen(file=file), every_steps=1)
+        console = Console(RichConsole(file=run_output(file, complaints)), every_steps=1)
         for _ in range(2):
             console.line("a line for a reader that has left")
         console.close(None)
+    assert complaints.getvalue() == ""
+
+
+def test_a_full_disk_loses_lines_of_the_log_says_so_once_and_the_run_goes_on(tmp_path: Path) -> None:
+    complaints = io.StringIO()
+    with Path("/dev/full").open("w") as full, (tmp_path / "log").open("w") as log:
+        output = run_output(full, complaints)
+        console = Console(RichConsole(file=output), every_steps=1)
+        for _ in range(2):
+            console.line("a line for a full disk")
+        os.dup2(log.fileno(), full.fileno())  # there is room again
+        console.line("a line with room")
+    assert complaints.getvalue() == ("standard output: No space left on device; the run goes on, its log lacks lines\n")
+    assert (tmp_path / "log").read_text() == "a line with room\n"

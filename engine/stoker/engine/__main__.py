@@ -9,7 +9,6 @@ import asyncio
 import logging
 import os
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from stoker.engine.ranks.pod_place import find_place
 from stoker.engine.ranks.pod_share import share_of_pod
 from stoker.pod.causes import EXIT_CODES, Cause
 from stoker.pod.collection import imports, spare_from_collection
-from stoker.pod.command_line import CommandParser
+from stoker.pod.command_line import CommandParser, run_program
 from stoker.pod.config_file import load
 from stoker.pod.termination_message import TerminationMessage
 from stoker.pod.tracing import NoTracer, Tracer, tracer_of
@@ -85,4 +84,4 @@ async def _run_engine(config: EngineConfig, pod_uid: str, tracer: Tracer, folder
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main, "python -m stoker.engine")

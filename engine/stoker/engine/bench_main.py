@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-
 from stoker.pod.collection import imports
-from stoker.pod.command_line import INTERRUPTED
+from stoker.pod.command_line import INTERRUPTED, run_program
 
 
 def main() -> int:
@@ -20,4 +18,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main, "stoker bench")

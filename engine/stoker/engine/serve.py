@@ -31,7 +31,7 @@ from stoker.engine.shelf.folders import ModelFolder, model_folders
 from stoker.engine.shelf.program import run_shelf
 from stoker.pod.causes import EXIT_CODES, Cause
 from stoker.pod.collection import spare_from_collection
-from stoker.pod.command_line import CommandParser
+from stoker.pod.command_line import CommandParser, run_program
 from stoker.pod.config_file import ConfigError, parse
 from stoker.pod.termination_message import TerminationMessage
 from stoker.pod.tracing import tracer_of
@@ -108,8 +108,10 @@ def _serve_directory(arguments: argparse.Namespace) -> TerminationMessage:
         return parse(EngineConfig, values, "stoker serve")
 
     def listening(port: int) -> None:
-        names = ", ".join(model_folders(directory)) or "no models yet"
-        sys.stderr.write(f"Serving {directory} on http://{arguments.host}:{port}/v1: {names}\n")
+        found = model_folders(directory)
+        names = ", ".join(found.models) or "no models yet"
+        lines = [f"Serving {directory} on http://{arguments.host}:{port}/v1: {names}", *found.unreadable.values()]
+        sys.stderr.write("".join(f"{line}\n" for line in lines))
         sys.stderr.flush()
 
     return run_shelf(directory, config_of, max_models=arguments.max_models, on_listen=listening)
@@ -266,4 +268,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main, "stoker serve")

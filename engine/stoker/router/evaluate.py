@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import json
 import logging
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from stoker.pod.causes import EXIT_CODES, Cause
-from stoker.pod.command_line import CommandParser
+from stoker.pod.command_line import CommandParser, run_program
 from stoker.pod.termination_message import TerminationMessage
 from stoker.router.connection import BackendError, Connection, Outgoing
 
@@ -197,4 +196,4 @@ def _first_key(file: str | None) -> str | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main, "python -m stoker.router.evaluate")

@@ -31,6 +31,7 @@ from stoker.checkpoint.store import Broken, CheckpointRoot, Found
 from stoker.checkpoint.transfer_commands import pull, push, pushed_facts
 from stoker.checkpoint.verify import OnProgress, verify
 from stoker.pod.causes import EXIT_CODES, Cause
+from stoker.pod.command_line import run_click
 from stoker.pod.termination_message import TerminationMessage
 
 DIFFERENT = 1
@@ -55,15 +56,9 @@ class ModelUriType(click.ParamType):  # type: ignore[type-arg]
 as_json = click.option("--json", "json_output", is_flag=True, help="Print one JSON object.")
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Run the program; a wrong command line ends with the table's code for it."""
-    try:
-        sys.exit(program.main(prog_name="stoker checkpoint", standalone_mode=False))
-    except click.ClickException as error:
-        error.show()
-        sys.exit(EXIT_CODES[Cause.CONFIG_INVALID])
-    except click.Abort:
-        sys.exit(130)
+    run_click(program, "stoker checkpoint")
 
 
 @click.group(
@@ -267,9 +262,9 @@ def pull_command(uri: str, out: Path, json_output: bool) -> int:
 @as_json
 def list_command(root: Path, json_output: bool) -> int:
     """List the checkpoints below ROOT, newest first, and the folders that are not committed or cannot be read."""
-    if not exists(root):
-        _fail(f"{root} {'is not a folder' if root.exists() else 'does not exist'}", Cause.CHECKPOINT_CORRUPT)
     with _errors():
+        if not exists(root):
+            _fail(f"{root} {'is not a folder' if root.exists() else 'does not exist'}", Cause.CHECKPOINT_CORRUPT)
         items = CheckpointRoot(root).scan()
     if json_output:
         _print_json({"checkpoints": [_row(item) for item in items]})

@@ -86,7 +86,13 @@ CAUSES: tuple[CauseRow, ...] = (
         *(Cause.DATA_ERROR, 65, Action.FAIL, True),
         "the corpus is missing, empty, unreadable, or not the one of the checkpoint",
     ),
-    CauseRow(Cause.STORAGE_ERROR, 68, Action.RETRY, True, "a save, the token cache or the log could not be written"),
+    CauseRow(
+        Cause.STORAGE_ERROR,
+        68,
+        Action.RETRY,
+        True,
+        "a save, the token cache, the log or standard output could not be written",
+    ),
     CauseRow(Cause.INTERNAL, 77, Action.RETRY, False, "a defect of Stoker, or an exit code that is not in this table"),
     CauseRow(
         Cause.TASK_FAILED, 76, Action.FAIL, True, "a task (verify, inspect, import, delete, list) found a problem"

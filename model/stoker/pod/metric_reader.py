@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.pod.causes import EXIT_CODES, Cause
-from stoker.pod.command_line import CommandParser
+from stoker.pod.command_line import CommandParser, run_program
 from stoker.pod.metric_log import COLUMNS, LogReader, Sample
 from stoker.pod.metric_thinning import FEWEST, thinned
 from stoker.pod.termination_message import TerminationMessage
@@ -108,4 +108,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main, "python -m stoker.pod.metric_reader")

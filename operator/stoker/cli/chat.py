@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 
 from stoker.pod.causes import EXIT_CODES, Cause
-from stoker.pod.command_line import CommandParser
+from stoker.pod.command_line import CommandParser, run_program
 from stoker.pod.whole_lines import lines_of
 
 CONTENT, REASONING = "content", ("reasoning", "reasoning_content")
@@ -291,4 +291,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main, "stoker chat")

@@ -70,8 +70,9 @@ class Verbs(click.Group):
 def stoker() -> None:
     """Train language models, keep verified checkpoints, and serve them.
 
-    Exit codes: 0 done, 1 failed or not found, 64 wrong command line or manifest, 130 interrupted. Programs that a verb
-    starts (train, serve, chat, model, checkpoint, bench) end with the codes of docs/exit-codes.md.
+    Exit codes: 0 done, 1 failed or not found, 64 wrong command line or manifest, 68 output that cannot be written, 130
+    interrupted. Programs that a verb starts (train, serve, chat, model, checkpoint, bench) end with the codes of
+    docs/exit-codes.md.
     """
 
 

@@ -71,18 +71,17 @@ def _documents(path: Path) -> Iterator[dict[str, Any]]:
     if str(path) == "-":
         yield from _parsed("standard input", sys.stdin.read())
         return
-    if path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
-        for file in files:
-            yield from _documents(file)
-        return
     try:
-        content = path.read_text(encoding="utf-8")
+        files = [file for file in path.iterdir() if file.suffix in SUFFIXES] if path.is_dir() else None
+        content = path.read_text(encoding="utf-8") if files is None else ""
     except UnicodeDecodeError as error:
         raise ManifestError(f"{path}: not a text in UTF-8: {error}") from error
     except OSError as error:
         raise ManifestError(f"{path}: {error.strerror}") from error
-    yield from _parsed(str(path), content)
+    if files is None:
+        yield from _parsed(str(path), content)
+    for file in sorted(files or ()):
+        yield from _documents(file)
 
 
 def _parsed(where: str, content: str) -> Iterator[dict[str, Any]]:

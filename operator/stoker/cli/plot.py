@@ -5,6 +5,7 @@ Called by the table of `main`.
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
@@ -18,8 +19,9 @@ import click
 from stoker.cli.braille import drawn
 from stoker.cli.context import cluster_options, opened
 from stoker.cli.curves import Curve, curves_of, read_curves
-from stoker.cli.exit_status import FAILED, WRONG_INPUT
+from stoker.cli.exit_status import FAILED, WRONG_INPUT, code_of_file
 from stoker.cli.object_source import named
+from stoker.cli.output_file import OutputFile, OutputFileError
 from stoker.cli.run_history import KubePaths, NoHistory, PathError, run_history
 from stoker.cli.targets import Target, fail
 from stoker.gateway.domain.metric_task import Span
@@ -75,7 +77,10 @@ def plot(
 
     TARGET is a metrics log (logging.jsonl), or a job of a cluster: its name, or tj/NAME.
     """
-    job = None if Path(target).exists() else job_named(target)
+    try:
+        job = None if Path(target).exists() else job_named(target)
+    except OSError as error:
+        _refuse(f"{target}: {error.strerror}")
     if job is None:
         if after_step or until_step is not None:
             raise click.UsageError("--after-step and --until-step are for a job")
@@ -134,9 +139,10 @@ def show(curves: list[Curve], title: str, *, png: Path | None, as_json: bool, wi
     """Write the picture, print the points, or draw in the terminal."""
     if png is not None:
         try:
-            write_png(curves, png, title)
-        except OSError as error:
-            _refuse(f"--png {png}: {error.strerror}")
+            with OutputFile(png) as file:
+                file.write(picture(curves, title))
+        except OutputFileError as error:
+            fail(f"--png {error}", code_of_file(error))
         except ValueError as error:
             _refuse(str(error))
         click.echo(f"wrote {png}")
@@ -147,12 +153,11 @@ def show(curves: list[Curve], title: str, *, png: Path | None, as_json: bool, wi
         click.echo("\n\n".join(drawn(curve, columns, HEIGHT) for curve in curves))
 
 
-def write_png(curves: list[Curve], png: Path, title: str) -> None:
-    """Write one picture with a panel for each curve; validation loss goes into the panel of the loss.
+def picture(curves: list[Curve], title: str) -> bytes:
+    """A PNG with a panel for each curve; validation loss goes into the panel of the loss.
 
     Raises:
         ValueError: matplotlib is not installed.
-        OSError: the file cannot be written.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -172,7 +177,9 @@ def write_png(curves: list[Curve], png: Path, title: str) -> None:
         axes.set_xlabel("step")
         axes.legend()
         axes.grid(visible=True, alpha=0.3)
-    figure.savefig(png, format="png", dpi=120)
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=120)
+    return content.getvalue()
 
 
 def _refuse(message: str) -> NoReturn:

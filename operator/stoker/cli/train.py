@@ -14,9 +14,10 @@ from typing import NoReturn
 
 import click
 
-from stoker.cli.exit_status import WRONG_INPUT
+from stoker.cli.exit_status import WRONG_INPUT, code_of_file
 from stoker.cli.manifest_options import claims_option, files_option
 from stoker.cli.programs import become
+from stoker.cli.targets import fail
 
 
 @click.command(
@@ -46,16 +47,17 @@ def train(files: tuple[Path, ...], storage: Path, claims: tuple[str, ...], rende
     try:
         manifests = [*read_manifests(files), *(claim_manifest(name, path, "default") for name, path in folders.items())]
         run = prepare_run(manifests, storage.expanduser().resolve(), folders, os.environ)
+        file = run.folder / "config.json"
+        file.write_text(json.dumps(run.config, indent=1))
     except (ManifestError, ValueError) as error:
         _refuse(str(error))
     except OSError as error:
-        _refuse(f"--storage {storage}: {error.filename}: {error.strerror}")
+        place = f"{error.filename}: " if error.filename else ""  # a failed write names no file
+        fail(f"--storage {storage}: {place}{error.strerror}", code_of_file(error))
     if render:
-        click.echo(json.dumps(run.config, indent=1))
         shutil.rmtree(run.folder)
+        click.echo(json.dumps(run.config, indent=1))
         return
-    file = run.folder / "config.json"
-    file.write_text(json.dumps(run.config, indent=1))
     os.environ.update(run.environment)
     become("stoker.trainer", ["--config", str(file)])
 

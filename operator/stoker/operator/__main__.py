@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-
 from stoker.pod.collection import imports
+from stoker.pod.command_line import run_program
 
 
 def main() -> int:
@@ -15,4 +14,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main, "python -m stoker.operator")

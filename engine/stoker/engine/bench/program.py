@@ -22,17 +22,15 @@ from stoker.engine.model_path import check_model
 from stoker.pod.causes import EXIT_CODES, Cause, is_explained
 from stoker.pod.command_line import INTERRUPTED
 from stoker.pod.config_file import parse
-
-CLOSED_OUTPUT = 1
-"""Exit code where the reader of a pipe has gone, as that of the verbs made with click."""
-
-
-class OutputLost(Exception):
-    """Standard output takes no more figures: no fault of the model."""
+from stoker.pod.standard_streams import OutputLost
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the bench; 0, or a code of docs/exit-codes.md, 130 after Ctrl-C, or 1 where its pipe was closed."""
+    """Run the bench; 0, or a code of docs/exit-codes.md, or 130 after Ctrl-C.
+
+    Raises:
+        OutputLost: standard output takes no more figures.
+    """
     arguments = options().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     try:
@@ -48,10 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         progress.clear()
         return INTERRUPTED
-    except OutputLost as error:
+    except OutputLost:  # no fault of the model
         progress.clear()
-        closed = isinstance(error.__cause__, BrokenPipeError)
-        return CLOSED_OUTPUT if closed else _end(arguments, Cause.STORAGE_ERROR, error)
+        raise
     except Exception as error:  # noqa: BLE001 - the engine has a cause for each, with its exit code
         from stoker.engine.core.loaded_model import cause_of_loading  # imports torch
 
@@ -117,8 +114,5 @@ def _show(arguments: argparse.Namespace, progress: BenchProgress, lines: Iterabl
 
 def _say(lines: Iterable[str]) -> None:
     """Print lines. Raises OutputLost."""
-    try:
-        sys.stdout.write("".join(f"{line}\n" for line in lines))
-        sys.stdout.flush()
-    except OSError as error:
-        raise OutputLost(f"standard output: {error.strerror}") from error
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()

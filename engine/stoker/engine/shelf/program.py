@@ -118,7 +118,7 @@ class ShelfProgram:
         return TerminationMessage(cause=Cause.INTERRUPTED, detail="stopped after its requests")
 
     def status(self) -> Mapping[str, Any]:
-        """The `/status` page: that of each loaded model."""
+        """The `/status` page: that of each loaded model, and what of the directory cannot be read."""
         return {
             "program": "engine",
             "models": {
@@ -129,6 +129,7 @@ class ShelfProgram:
                 }
                 for name, entry in self.shelf.entries.items()
             },
+            "unreadable": self.shelf.unreadable(),
             "uptime_s": round(time.monotonic() - self.began_s, 3),
         }
 

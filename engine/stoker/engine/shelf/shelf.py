@@ -26,7 +26,7 @@ from stoker.engine.http.openai.responses import ResponsesAnswer
 from stoker.engine.http.openai.responses_body import ResponsesBody
 from stoker.engine.http.openai.resume import ResumeState
 from stoker.engine.program import Engine
-from stoker.engine.shelf.folders import ModelFolder
+from stoker.engine.shelf.folders import ModelFolder, ModelFolders
 from stoker.engine.shelf.room import LoadedModel, NoRoom, models_to_unload
 from stoker.pod.termination_message import TerminationMessage
 
@@ -64,7 +64,7 @@ class ModelShelf:
 
     def __init__(
         self,
-        models: Callable[[], Mapping[str, ModelFolder]],
+        models: Callable[[], ModelFolders],
         start: Start,
         *,
         max_models: int,
@@ -91,7 +91,8 @@ class ModelShelf:
         """`POST /v1/models/{name}/load`: begin to load a model, unless that has begun.
 
         Raises:
-            ApiError: 404, there is no such model; 409, it does not fit, or it is being unloaded; 503, all are.
+            ApiError: 404, there is no such model; 409, it cannot be read, does not fit or is being unloaded; 503, the
+                server ends.
         """
         folder = self._folder(name)
         if self.closing:
@@ -210,36 +211,43 @@ class ModelShelf:
             card["max_model_len"] = facts.max_model_len
         return card
 
-    def _found(self) -> tuple[Mapping[str, ModelFolder], str]:
+    def unreadable(self) -> Mapping[str, str]:
+        """What may be models -> why it cannot be read."""
+        return self._found()[0].unreadable
+
+    def _found(self) -> tuple[ModelFolders, str]:
         """The models of the directory, and why there are none where it cannot be read."""
         try:
             return self.models_found(), ""
         except OSError as error:
-            return {}, f"{error.filename} cannot be read: {error.strerror}"
+            return ModelFolders({}), f"{error.filename} cannot be read: {error.strerror}"
 
     def _models(self) -> Mapping[str, ModelFolder]:
         """The models of the directory, and loaded ones whose files have gone since: they can still be unloaded."""
         found, _ = self._found()
-        gone = {name: entry.folder for name, entry in self.entries.items() if name not in found}
-        return {**found, **gone}
+        gone = {name: entry.folder for name, entry in self.entries.items() if name not in found.models}
+        return {**found.models, **gone}
 
     def _folder(self, name: str) -> ModelFolder:
         """A model by its name. The directory is not asked for one that is loaded.
 
         Raises:
-            ApiError: 404, there is none of the name; 503, the directory cannot be read.
+            ApiError: 404, there is none of the name; 409, it cannot be read; 503, the directory cannot be read.
         """
         entry = self.entries.get(name)
         if entry is not None and not entry.error:
             return entry.folder
         found, problem = self._found()
-        if name in found:
-            return found[name]
+        if name in found.models:
+            return found.models[name]
         if entry is not None:
             return entry.folder
         if problem:
             message = f"The model {shortened(name)} is not loaded, and {problem}."
             raise ApiError(503, message, param="model", code="model_not_loaded")
+        if name in found.unreadable:
+            message = f"The model {shortened(name)} cannot be loaded: {found.unreadable[name]}."
+            raise ApiError(409, message, param="model", code="model_unreadable")
         raise model_not_found(name, tuple(self._models()))
 
     def _front(self, name: str | None) -> Front:

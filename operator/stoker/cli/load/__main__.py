@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-
 from stoker.cli.load.main import main
+from stoker.pod.command_line import run_program
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main, "stoker bench serve")

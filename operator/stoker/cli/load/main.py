@@ -10,19 +10,21 @@ import os
 import ssl
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
 
 import httpx
 
-from stoker.cli.exit_status import FAILED, INTERRUPTED, WRONG_INPUT
+from stoker.cli.exit_status import FAILED, INTERRUPTED, WRONG_INPUT, code_of_file
 from stoker.cli.load.exchange import Answer, Target
 from stoker.cli.load.figures import figures, parse_goal
 from stoker.cli.load.options import DEFAULT_REQUESTS, options
 from stoker.cli.load.report import AT_ONCE, report
 from stoker.cli.load.sending import send_all
 from stoker.cli.load.workload import Kind, Request, Writer, arrivals, drawn, of_dataset, of_trace, parse_object
+from stoker.cli.output_file import OutputFile, OutputFileError
 
 WARMUP_AT_ONCE = 4
 LINE_S = 10.0
@@ -34,12 +36,21 @@ class NoServer(Exception):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the bench. 0: all requests were answered; 1: one failed, or no server; 64: wrong input; 130: Ctrl-C."""
+    """Run the bench.
+
+    0: all requests were answered; 1: one failed, or no server; 64: wrong input; 68: the records cannot be written; 130:
+    Ctrl-C.
+    """
     arguments = options().parse_args(argv)
     try:
-        if arguments.records is not None:
-            arguments.records.write_text("")  # a path that cannot be written is an error before the load, not after it
-        found, answers = measure(arguments)
+        with nullcontext() if arguments.records is None else OutputFile(arguments.records) as records:
+            found, answers = measure(arguments)
+            _print_figures(found, as_json=arguments.json)  # first: a full disk shall not lose them, too
+            if records is not None:
+                records.write("".join(json.dumps(asdict(answer)) + "\n" for answer in answers).encode())
+    except OutputFileError as error:
+        sys.stderr.write(f"stoker bench serve: --records {error}\n")
+        return code_of_file(error)
     except (ValueError, OSError, httpx.InvalidURL) as error:
         sys.stderr.write(f"stoker bench serve: {error}\n")
         return WRONG_INPUT
@@ -48,10 +59,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
-    if arguments.records is not None:
-        arguments.records.write_text("".join(json.dumps(asdict(answer)) + "\n" for answer in answers))
-    sys.stdout.write(json.dumps(found, indent=1) + "\n" if arguments.json else "\n".join(report(found)) + "\n")
     return FAILED if found["failed"] else 0
+
+
+def _print_figures(found: Mapping[str, Any], *, as_json: bool) -> None:
+    sys.stdout.write(json.dumps(found, indent=1) + "\n" if as_json else "\n".join(report(found)) + "\n")
+    sys.stdout.flush()
 
 
 def measure(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[Answer]]:
@@ -204,7 +217,3 @@ def _progress(total: int) -> Callable[[int, int, int], None]:
             sys.stderr.write(f"{text}\n")
 
     return told
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,8 +5,9 @@ Made by `program`, called by the agent at each event. It shows state and changes
 
 from __future__ import annotations
 
+import io
 import math
-import os
+from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console as RichConsole
 from rich.live import Live
@@ -24,16 +25,35 @@ from stoker.trainer.protocol.messages import (
     ValidationEvent,
 )
 
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
-class Screen(RichConsole):
-    """A terminal or log whose reader may leave (`stoker train ... | head`); the run goes on without it."""
 
-    def on_broken_pipe(self) -> None:
-        """Print nothing from here on. What is left in the stream's buffer goes to the null device."""
-        self.quiet = True
-        nothing = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, self.file.fileno())
-        os.close(nothing)
+class RunOutput(io.FileIO):
+    """Standard output of a run. The run goes on without it: after a reader that leaves, and while a disk is full."""
+
+    def __init__(self, descriptor: int, complaints: TextIO) -> None:
+        """`complaints`: where the first loss is told."""
+        super().__init__(descriptor, "wb", closefd=False)
+        self._complaints, self._is_complete = complaints, True
+
+    def write(self, content: ReadableBuffer, /) -> int:
+        """Write what there is room for. The next lines are tried, too: a disk may have room again."""
+        try:
+            return super().write(content)
+        except BrokenPipeError:
+            pass  # `stoker train ... | head` is no fault
+        except OSError as error:
+            if self._is_complete:
+                self._complaints.write(f"standard output: {error.strerror}; the run goes on, its log lacks lines\n")
+            self._is_complete = False
+        return memoryview(content).nbytes
+
+
+def run_output(stream: TextIO, complaints: TextIO) -> TextIO:
+    """Return the run's output: the file of `stream`, in its encoding."""
+    raw = RunOutput(stream.fileno(), complaints)
+    return io.TextIOWrapper(raw, stream.encoding, stream.errors, write_through=True)  # the screen joins its lines
 
 
 class Console:

@@ -12,12 +12,14 @@ import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rich.console import Console as RichConsole
+
 from stoker.pod.causes import EXIT_CODES, Cause, cause_of_error, is_explained
 from stoker.pod.command_line import CommandParser
 from stoker.pod.config_file import load
 from stoker.pod.termination_message import TerminationMessage
 from stoker.trainer.agent.agent import Agent
-from stoker.trainer.agent.console import Console, Screen
+from stoker.trainer.agent.console import Console, run_output
 from stoker.trainer.agent.pod_rank import find_pod_rank
 from stoker.trainer.protocol.config import TrainerConfig
 from stoker.trainer.protocol.error_causes import ERROR_CAUSES, describe_error
@@ -50,7 +52,8 @@ async def run_pod(
     config: TrainerConfig, rank_command: Sequence[str], environment: Mapping[str, str]
 ) -> TerminationMessage:
     """Run this pod's part; SIGTERM, SIGHUP and Ctrl-C save within the grace period."""
-    console = Console(Screen(highlight=False), config.logging.every_steps)
+    output = None if sys.stdout is None else run_output(sys.stdout, sys.stderr)
+    console = Console(RichConsole(file=output, highlight=False), config.logging.every_steps)
     agent = Agent(
         config,
         find_pod_rank(config, environment),

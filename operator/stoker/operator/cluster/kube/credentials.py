@@ -87,12 +87,16 @@ def _readable(name: str, files: str) -> Iterator[None]:
     """Read a kubeconfig inside; `files` may be several, with the system's separator.
 
     Raises:
-        NoCredentials: none of them exists, or what they hold is no kubeconfig.
+        NoCredentials: none of them exists or can be read, or what they hold is no kubeconfig.
     """
     import yaml
     from kubernetes.aio import config
 
-    if not any(Path(file).expanduser().exists() for file in files.split(os.pathsep)):
+    try:
+        is_there = any(Path(file).expanduser().exists() for file in files.split(os.pathsep))
+    except OSError as error:
+        raise NoCredentials(f"{name}: {error.strerror}") from error
+    if not is_there:
         raise NoCredentials(f"{name}: no such file")
     try:
         yield

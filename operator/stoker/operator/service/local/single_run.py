@@ -69,7 +69,7 @@ def prepare_run(
         return _Run(manifests, resource, storage, folder, number).prepared()
     except (MountError, OSError) as error:
         shutil.rmtree(folder, ignore_errors=True)
-        raise ValueError(str(error)) from error
+        raise error if isinstance(error, OSError) else ValueError(str(error)) from error
 
 
 class _Run:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -32,6 +32,8 @@ from testing.clocked.replica import ClockedReplica, EngineSettings, Served
 from testing.clocked.trace import TracedRequest
 
 POLL_S = 2.0
+TURNS_S = 600.0
+"""Time in which changes of direction are counted."""
 
 
 @dataclass(frozen=True)
@@ -67,13 +69,16 @@ class FleetResult:
         """Share of requests that met both goals: the first token, and their mean gap between tokens."""
         return sum(found.meets(goals) for found in self.served) / len(self.served)
 
-    def most_turns(self, seconds: float = 600.0) -> int:
-        """Most changes of direction in any window of that length."""
-        pairs = itertools.pairwise(self.decisions)
-        turns = [
-            after.at_s for before, after in pairs if (before.after > before.before) != (after.after > after.before)
-        ]
-        return max((sum(begin <= at < begin + seconds for at in turns) for begin in turns), default=0)
+    def most_turns(self) -> int:
+        """Most changes of direction in ten minutes."""
+        return most_turns(self.decisions)
+
+
+def most_turns(decisions: Iterable[Decision]) -> int:
+    """Most changes of direction of one pool in ten minutes."""
+    pairs = itertools.pairwise(decisions)
+    turns = [after.at_s for before, after in pairs if (before.after > before.before) != (after.after > after.before)]
+    return max((sum(begin <= at < begin + TURNS_S for at in turns) for begin in turns), default=0)
 
 
 class Fleet:

@@ -12,13 +12,13 @@ from typing import Any
 
 from stoker.engine.core.blocks import BlockManager
 from stoker.engine.core.engine import LLMEngine
+from stoker.engine.core.load_counters import LoadCounters
 from stoker.engine.core.messages import Delta, ModelFacts
 from stoker.engine.core.request_check import ModelLimits
 from stoker.engine.core.scheduler import Scheduler
 from stoker.engine.core.step_budget import StepBudget
 from stoker.engine.execution.executor import RankState
 from stoker.engine.execution.step import StepInput, StepOutput
-from stoker.engine.http.load_counters import LoadCounters
 from stoker.engine.http.load_ledger import LoadLedger
 from stoker.engine.http.load_reports import REPORT_S, LoadReports
 from stoker.engine.sampling import SamplingParams

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from stoker.operator.domain.autoscaling.decision import REVIEW_S, Change, Decision, Limits, Measured, Memory, PoolInput
 from stoker.operator.domain.autoscaling.demand import Demand
 from stoker.operator.domain.autoscaling.need import BUSY, needed_by_goals
-from stoker.operator.domain.autoscaling.prediction import EngineShape, Goals, PoolModel, Role
+from stoker.operator.domain.autoscaling.prediction import EngineShape, Goals, PoolModel
 from stoker.operator.domain.autoscaling.record import first_record
 from stoker.operator.domain.autoscaling.rule import MEASURED_S, review
 from stoker.operator.domain.autoscaling.step_curve import StepCurve
@@ -154,23 +153,32 @@ def test_a_goal_that_no_number_reaches_is_named_and_the_pool_keeps_up() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.floats(0.1, 3000), st.integers(0, 3), st.integers(0, 300), st.integers(1, 3), st.sampled_from(get_args(Role)),
+    st.floats(0.1, 3000), st.integers(0, 3), st.integers(0, 300), st.integers(1, 3),
     st.integers(100, 400_000), st.integers(1, 256), st.one_of(st.just(0.0), st.floats(1e-6, 0.05)),
 )  # fmt: skip
 def test_a_pool_that_cannot_reach_its_goals_has_the_first_number_that_keeps_up(
-    rate: float, least: int, most: int, copies: int, role: Role, kv_tokens: int, max_requests: int, token_s: float
+    rate: float, least: int, most: int, copies: int, kv_tokens: int, max_requests: int, token_s: float
 ) -> None:
     """The slow twin tries one number after the other."""
-    limits = Limits(min(least, most), most, goals=Goals(first_token_s=1e-6), role=role)
+    limits = Limits(min(least, most), most, goals=Goals(first_token_s=1e-6))
     shape, curve = EngineShape(kv_tokens, max_requests, 4096), replace(CURVE, decode_token_s=token_s)
     seen = pool(1, rate, copies=copies, shape=shape, curve=curve)
     assert seen.demand is not None
-    model = PoolModel(seen.demand, curve, shape, role, copies)
+    model = PoolModel(seen.demand, curve, shape, copies)
     predicted = ((count, model.at(count)) for count in range(max(limits.min, 1), limits.max + 1))
     expected = next((count for count, found in predicted if found.fits and found.busy <= BUSY), limits.max)
     need = needed_by_goals(limits, seen, 0.8)
     assert need.infeasible is not None
     assert need.replicas == expected
+
+
+def test_a_decode_pool_needs_more_replicas_for_the_prompts_that_it_computes_itself() -> None:
+    limits, rate = Limits(1, 100, goals=Goals(gap_s=0.03)), 60.0
+    helped = pool(1, rate)
+    assert helped.demand is not None
+    helped = replace(helped, demand=replace(helped.demand, uncached=sizes(*[20] * 95, *[1500] * 5)))
+    few, all_here = (needed_by_goals(limits, seen, 0.75).replicas for seen in (helped, pool(1, rate)))
+    assert few < all_here
 
 
 def test_a_pool_grows_to_its_max_and_says_that_it_needs_more() -> None:

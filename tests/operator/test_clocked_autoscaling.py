@@ -49,7 +49,7 @@ def test_the_predicted_first_token_is_that_of_the_scheduler(rate: float, replica
         prompts.add(request.prompt)
     demand = Demand(rate, 1.0, prompts, prompts.moment(), 16)
     shape = EngineShape(ENGINE.kv_tokens, ENGINE.max_requests, ENGINE.max_batch_tokens)
-    predicted = predict(demand, CURVE, shape, replicas, "colocated").first_token_s
+    predicted = predict(demand, CURVE, shape, replicas).first_token_s
     found = first_token_p95(simulate(replace(SETTINGS, replicas=replicas), requests).served)
     assert found / 2 < predicted < found * 2
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +120,31 @@ def test_copies_over_pods_are_scaled_by_replica_and_by_the_load_of_each(role: st
     assert seen.ready == 1, "a replica that lacks an endpoint is not ready"
 
 
+def decode_loads(computed: int) -> Iterator[dict[str, Any]]:
+    """Loads of an engine that answers ten requests per second, each 2 s; steps and prompts vary."""
+    chance, steps, prompts = random.Random(0), 0, 0
+    for ended in range(0, 600, 20):
+        steps, prompts = steps + chance.randint(50, 150), prompts + chance.randint(0, 40) * computed
+        busy_s = steps * 0.01 + prompts * 5e-5 + 49 * ended * 2e-4
+        yield load(ended, ended, computed, steps=steps, step_tokens=prompts + 49 * ended, busy_s=busy_s)
+
+
+def test_a_decode_pool_is_sized_for_the_prompts_that_it_computes_itself() -> None:
+    """A router splits a request only where that is cheaper, so short prompts stay, and those of a full prefill pool."""
+    goals = {**GOALS, "itlMs": 100}
+    del goals["ttftMs"]
+    needs = []
+    for computed in (1, 1600):
+        watched = Watched(goals, role="decode")
+        for found in decode_loads(computed):
+            watched.clock.passed_s += 2
+            watched.watch.note(watched.engines()[0], {"load": found})
+            watched.watch.review_all()
+        assert float(watched.newest.inputs["promptTokens"]) == pytest.approx(computed, rel=0.06)
+        needs.append(watched.newest.needed or 0)
+    assert needs[0] == 1 < needs[1]
+
+
 def test_what_routers_keep_back_is_load_that_no_engine_has_seen() -> None:
     watched = Watched()
     watched.serve(60, 1.0)
@@ -192,6 +219,21 @@ def test_a_pool_waits_for_room_on_the_nodes() -> None:
     assert watched.newest.reason == "WaitingForRoom"
     watched.follow()
     assert "WaitingForGPUs" in condition_of(watched.serving.status, "AutoscalingLimited")["message"]
+
+
+def test_a_pool_whose_replica_waits_for_a_node_asks_for_no_other_one() -> None:
+    full = NodeCapacity(name="n", free={"cpu": 0, "memory": 0, "pods": 0})
+    watched = Watched({**GOALS, "min": 1}, (full,))
+    watched.serve(60, 40.0)
+    watched.follow()
+    *_, pending = watched.engines()
+    version = str(int(pending["metadata"]["resourceVersion"]) + 1000)
+    spec = {name: value for name, value in pending["spec"].items() if name != "nodeName"}
+    metadata = {**pending["metadata"], "resourceVersion": version}
+    watched.store.put({**pending, "metadata": metadata, "spec": spec, "status": {"phase": "Pending"}})
+    watched.watch.review_all()
+    assert (watched.newest.before, watched.newest.after) == (2, 2)
+    assert (watched.newest.reason, watched.newest.inputs["placeable"]) == ("WaitingForRoom", "1")
 
 
 def test_only_pools_that_stoker_scales_are_reviewed() -> None:

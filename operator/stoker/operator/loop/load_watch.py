@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -19,23 +19,33 @@ from stoker.operator.api.enginepool import EnginePool
 from stoker.operator.api.inferencedeployment import InferenceDeployment
 from stoker.operator.api.metadata import read
 from stoker.operator.api.pool import SCALED_BY_STOKER, Pool, flipping_pools
-from stoker.operator.domain.autoscaling.decision import MAX_AGE_S, REVIEW_S, Decision, Limits, Memory, Others, PoolInput
+from stoker.operator.domain.autoscaling.decision import MAX_AGE_S, REVIEW_S, Limits, Memory, Others, PoolInput
 from stoker.operator.domain.autoscaling.goal_report import read_goals
 from stoker.operator.domain.autoscaling.load_report import read_load
 from stoker.operator.domain.autoscaling.load_window import LoadWindow, stale
+from stoker.operator.domain.autoscaling.pair_review import Member, review_pair, reviewed
 from stoker.operator.domain.autoscaling.prediction import EngineShape, Goals
 from stoker.operator.domain.autoscaling.record import PoolScaling, first_record
-from stoker.operator.domain.autoscaling.role_flip import Reviewed, flip_roles
-from stoker.operator.domain.autoscaling.rule import review
+from stoker.operator.domain.autoscaling.role_flip import Reviewed
 from stoker.operator.domain.clock import Clock, timestamp
-from stoker.operator.domain.labels import DEPLOYMENT_UID, POOL, ROLE, PodRole
+from stoker.operator.domain.labels import DEPLOYMENT_UID, POOL, ROLE, SCHEDULER, PodRole
 from stoker.operator.domain.lent_pods import count_borrowed, count_lent, is_lent, served_pool
+from stoker.operator.domain.placement.beside import Kind, count_beside
 from stoker.operator.domain.placement.gang import Level
-from stoker.operator.domain.placement.node_capacity import NodeCapacity
+from stoker.operator.domain.placement.node_capacity import NodeCapacity, pod_use
 from stoker.operator.domain.placement.place import count_placeable
 from stoker.operator.domain.placement.replica_gang import gang_of_replica
 from stoker.operator.domain.plan import Key, Object, Report
-from stoker.operator.domain.pods import ended, is_endpoint, is_ready, num_endpoints, replica_name
+from stoker.operator.domain.pods import (
+    created_at,
+    ended,
+    is_endpoint,
+    is_ready,
+    num_endpoints,
+    replica_name,
+    scheduled_at,
+    waits_in_queue,
+)
 from stoker.operator.domain.queue.reading import DeviceNeedsOf, no_devices
 from stoker.operator.loop.store import Store, key_of
 
@@ -65,9 +75,9 @@ class _Pool:
         ordered = sorted(self.startups)
         return ordered[math.ceil(0.9 * len(ordered)) - 1] if ordered else STARTUP_S
 
-    def note(self, decision: Decision, time: str) -> bool:
-        """Record a decision; True when the deployment must look at it."""
-        before = self.scaling
+    def take(self, found: Reviewed, time: str) -> bool:
+        """Keep a review's memory and record its decision; True when the deployment must look at it."""
+        self.memory, self.seen, decision, before = found.memory, found.seen, found.decision, self.scaling
         self.scaling = before.then(decision, time) if before else first_record(decision, time)
         changed = before is None or (before.newest.reason, before.newest.infeasible) != (
             decision.reason, decision.infeasible,
@@ -165,18 +175,29 @@ class LoadWatch:
             kept.puts_late_behind = scaled.puts_late_behind
             self._look(kept, found, pool, engines, routers)
         states = {name: _state(kept.seen) for name, (kept, _, _) in present.items()} | self._fixed(deployment, scaled)
-        reviews = {
-            name: self._review_pool(kept, found, pool, engines, _joined(states, name))
+        members = {
+            name: self._member(kept, found, pool, engines, _joined(states, name))
             for name, (kept, pool, found) in present.items()
         }
-        decisions = {name: found.decision for name, found in reviews.items()}
-        pair = flipping_pools(pools)
-        if pair is not None and all(pool.name in reviews for pool in pair):
-            one, other = (pool.name for pool in pair)
-            decisions[one], decisions[other] = flip_roles(self.clock.monotonic(), reviews[one], reviews[other])
+        reviews = self._reviews(pools, members, live, engines)
         time = timestamp(self.clock.now())
-        changes = [self._pools[key_of(deployment), name].note(found, time) for name, found in decisions.items()]
+        changes = [self._pools[key_of(deployment), name].take(found, time) for name, found in reviews.items()]
         return any(changes)
+
+    def _reviews(
+        self, pools: Sequence[Pool], members: Mapping[str, Member], live: Mapping[str, EnginePool | None],
+        engines: list[Object],
+    ) -> dict[str, Reviewed]:  # fmt: skip
+        """Review a prefill and a decode pool together, and others each by itself."""
+        now_s, names = self.clock.monotonic(), {pool.role: pool.name for pool in pools if pool.name in members}
+        if len(members) != 2 or not {"prefill", "decode"} <= names.keys():
+            return {name: reviewed(now_s, found) for name, found in members.items()}
+        prefill, decode = names["prefill"], names["decode"]
+        pair = members[prefill], members[decode]
+        waiting = max(sum(found.seen.replicas for found in pair) - len(_placed(engines)), 0)
+        beside = self._beside(live[prefill], live[decode], engines, waiting)
+        one, other = review_pair(now_s, *pair, beside, flips=flipping_pools(pools) is not None)
+        return {prefill: one, decode: other}
 
     def _engines(self, live: EnginePool) -> list[Object]:
         """The pods of a pool that answer requests: of a replica one, or one for each of its data-parallel ranks."""
@@ -196,17 +217,13 @@ class LoadWatch:
         live = {name: self._engine_pool(deployment, name) for name in scaled.fixed}
         return {name: "busy" if found and found.spec.bounded_replicas else "idle" for name, found in live.items()}
 
-    def _review_pool(
-        self, kept: _Pool, live: EnginePool, pool: Pool, engines: list[Object], others: Others
-    ) -> Reviewed:
-        """Review one pool, beside what the other ones do."""
+    def _member(self, kept: _Pool, live: EnginePool, pool: Pool, engines: list[Object], others: Others) -> Member:
+        """One pool before its review, beside what the other ones do."""
         assert kept.seen is not None
         kept.seen = replace(kept.seen, others=others)
-        serving = (pod for pod in engines if served_pool(pod) == pool.name)
-        existing = {replica_name(pod) for pod in serving if not ended(pod)}
-        limits = replace(_limits(pool, self._room(live, len(existing))), puts_late_behind=kept.puts_late_behind)
-        decision, kept.memory = review(self.clock.monotonic(), limits, kept.seen, kept.memory)
-        return Reviewed(limits, kept.seen, decision, kept.memory)
+        serving = [pod for pod in engines if served_pool(pod) == pool.name]
+        limits = replace(_limits(pool, self._room(live, serving)), puts_late_behind=kept.puts_late_behind)
+        return Member(limits, kept.seen, kept.memory, pool.gpus_per_pod * pool.pods_per_replica)
 
     def _input(
         self, kept: _Pool, live: EnginePool, pool: Pool, engines: list[Object], routers: list[Object], replicas: int
@@ -256,16 +273,36 @@ class LoadWatch:
             if is_ready(pod) and MAX_AGE_S < (age_s := self._age_s(pod)) < math.inf:
                 yield f"router {pod['metadata']['name']} has not answered for {age_s:.0f} s"
 
-    def _room(self, live: EnginePool, existing: int) -> int | None:
-        """Replicas for which there is room, with the existing ones; None where nodes are not visible."""
-        template = live.spec.revisions[0].template
-        devices = self.devices(live.metadata.namespace, template.pod.get("spec") or {})
-        nodes = self.nodes()
+    def _room(self, live: EnginePool, serving: Sequence[Object]) -> int | None:
+        """Replicas for which there is room, with those that have a place; None where nodes are not visible.
+
+        There is none for more while one waits in the queue of its scheduler, whatever nodes have left.
+        """
+        placed, nodes = len(_placed(serving)), self.nodes()
+        if any(map(waits_in_queue, serving)):
+            return placed
         if nodes is None:
             return None
+        kind = self._kind(live)
+        return placed + count_placeable(kind.gang, nodes, kind.levels)
+
+    def _beside(
+        self, prefill: EnginePool | None, decode: EnginePool | None, engines: Sequence[Object], waiting: int
+    ) -> tuple[int, ...] | None:
+        """The decode replicas that have room beside 0, 1 ... further prefill replicas and those that wait for room;
+        None where nodes are not visible, or a queue decides."""
+        nodes = self.nodes()
+        if nodes is None or prefill is None or decode is None or any(map(waits_in_queue, engines)):
+            return None
+        counts = [count - waiting for count in count_beside(self._kind(prefill), self._kind(decode), nodes)]
+        return tuple(count for count in counts if count >= 0) or (max(counts),)
+
+    def _kind(self, live: EnginePool) -> Kind:
+        """What a replica of the pool takes of the nodes."""
+        template = live.spec.revisions[0].template
+        devices = self.devices(live.metadata.namespace, template.pod.get("spec") or {})
         levels = [Level(found.key, found.mode) for found in template.scheduling.topology] if template.scheduling else []
-        gang = gang_of_replica(template.pod, template.pods_per_replica, template.config, devices)
-        return existing + count_placeable(gang, nodes, levels)
+        return Kind(gang_of_replica(template.pod, template.pods_per_replica, template.config, devices), tuple(levels))
 
     def _engine_pool(self, deployment: Object, name: str) -> EnginePool | None:
         found = self.store.labelled(DEPLOYMENT_UID, deployment["metadata"]["uid"], "EnginePool")
@@ -313,7 +350,6 @@ def _limits(pool: Pool, room: int | None) -> Limits:
         max=settings.max,
         mode="load" if settings.mode == "load" else "slo",
         goals=Goals(_seconds(settings.ttft_ms), _seconds(settings.itl_ms)),
-        role=pool.role,
         placeable=room,
     )
     wait_s = settings.scale_down_after_seconds
@@ -322,6 +358,11 @@ def _limits(pool: Pool, room: int | None) -> Limits:
 
 def _uids(pods: Iterable[Object]) -> list[str]:
     return [str(pod["metadata"]["uid"]) for pod in pods]
+
+
+def _placed(pods: Iterable[Object]) -> set[str]:
+    """Names of the replicas that have their place on the nodes: what is free is not for them."""
+    return {replica_name(pod) for pod in pods if not ended(pod) and (is_ready(pod) or pod_use(pod) is not None)}
 
 
 def _count_ready(pods: Collection[Object]) -> int:
@@ -338,13 +379,13 @@ def _shape_of_copy(shape: EngineShape | None, pool: Pool) -> EngineShape | None:
 
 
 def _startup_s(pod: Object) -> float | None:
-    """Seconds from the pod's creation until it was ready."""
+    """Seconds from the pod's creation until it was ready; without the time in the queue of another scheduler."""
     conditions = (pod.get("status") or {}).get("conditions") or ()
     since = next((found.get("lastTransitionTime") for found in conditions if found["type"] == "Ready"), None)
-    made = pod["metadata"].get("creationTimestamp")
-    if not since or not made:
+    began = scheduled_at(pod) if _label(pod, SCHEDULER) else created_at(pod)
+    if not since or began is None:
         return None
-    return max((datetime.fromisoformat(since) - datetime.fromisoformat(made)).total_seconds(), 0.0)
+    return max((datetime.fromisoformat(since) - began).total_seconds(), 0.0)
 
 
 def _mean(values: Iterable[float]) -> float:

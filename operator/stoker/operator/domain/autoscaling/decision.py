@@ -8,7 +8,7 @@ from typing import Literal
 
 from stoker.operator.domain.autoscaling.demand import Demand
 from stoker.operator.domain.autoscaling.evidence import Evidence
-from stoker.operator.domain.autoscaling.prediction import EngineShape, Goals, Role
+from stoker.operator.domain.autoscaling.prediction import EngineShape, Goals
 from stoker.operator.domain.autoscaling.step_curve import StepCurve
 
 MAX_AGE_S = 15.0
@@ -32,11 +32,12 @@ class Limits:
     mode: Mode = "slo"
     goals: Goals = field(default_factory=Goals)
     scale_down_after_s: float = 300.0
-    role: Role = "colocated"
     puts_late_behind: bool = False
     """Whether routers let requests that would be late wait behind the others."""
     placeable: int | None = None
     """Replicas for which there is room, those that exist included; None where that is not known."""
+    beside_other: int | None = None
+    """The most replicas beside the other pool of a pair, where not both can have what they need."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,8 @@ class PoolInput:
     """Replicas of another pool that serve this one."""
     lent: int = 0
     """Replicas of this pool that serve another one."""
+    relief: int = 0
+    """Replicas with which it can do a part of the other pool's work, too, where that one cannot have what it needs."""
     copies: int = 1
     """Of the model in a replica, each with a cache and requests of its own."""
     others: Others = "idle"

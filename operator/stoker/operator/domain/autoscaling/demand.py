@@ -27,11 +27,11 @@ class Demand:
     burstiness: float
     """Variance of arrivals over that of a Poisson process; 1 for independent clients."""
     uncached: Histogram
-    """Prompt tokens to compute, by request."""
+    """Prompt tokens to compute here, by request: few of a request whose prompt another engine computes."""
     prompt: float
     """Mean prompt tokens that a sequence holds in the cache."""
     output: float
-    """Mean output tokens."""
+    """Mean output tokens: of a prefill engine those until it is relieved."""
 
 
 def forecast_rate(arrivals: Sequence[int], slot_s: float, horizon_s: float) -> float:

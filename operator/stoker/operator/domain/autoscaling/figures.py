@@ -24,6 +24,10 @@ def shown_inputs(limits: Limits, seen: PoolInput, prediction: Prediction | None)
         shown["copies"] = str(seen.copies)
     if limits.placeable is not None:
         shown["placeable"] = str(limits.placeable)
+    if limits.beside_other is not None:
+        shown["besideOther"] = str(limits.beside_other)
+    if seen.relief:
+        shown["relief"] = str(seen.relief)
     if seen.demand is not None:
         shown["forecastPerSecond"] = _number(seen.demand.rate)
         shown["burstiness"] = f"{seen.demand.burstiness:.1f}"

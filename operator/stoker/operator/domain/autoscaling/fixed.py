@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
-from stoker.operator.domain.autoscaling.prediction import Role
+Role = Literal["colocated", "prefill", "decode"]
 
 
 @dataclass(frozen=True)

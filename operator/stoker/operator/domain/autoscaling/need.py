@@ -34,7 +34,7 @@ def needed_by_goals(limits: Limits, seen: PoolInput, share: float) -> Need:
         return Need(limits.min, "no requests")
     if seen.demand is None or seen.curve is None or seen.shape is None or not seen.demand.rate:
         return Need(max(seen.replicas, limits.min), "no step has been measured yet")
-    model = PoolModel(seen.demand, seen.curve, seen.shape, limits.role, seen.copies)
+    model = PoolModel(seen.demand, seen.curve, seen.shape, seen.copies)
     best = model.alone().used(limits.goals)
     if best >= 1:
         return _keeping_up(limits, model)

@@ -5,19 +5,21 @@ A replica computes prompts in chunks beside the sequences that decode (Sarathi, 
 number of sequences follow from each other without iteration. Prompts queue for the tokens of a step: an M/G/c queue
 with Erlang's C and the correction of Allen and Cunneen for burstiness (1978). The 95th percentile of the first token is
 the longer of a long prompt after a usual wait and a usual prompt after a long wait.
+
+A prefill and a decode pool are predicted alike: what their engines compute is measured. A decode engine computes the
+prompts that routers do not split, and of those that arrive by transfer the rest; a prefill engine decodes until it is
+relieved, and the whole answers of requests that no decode engine takes.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from stoker.operator.domain.autoscaling.demand import Demand
 from stoker.operator.domain.autoscaling.step_curve import StepCurve
 from stoker.pod.step_tokens import prompt_steps, prompt_tokens
 
-Role = Literal["colocated", "prefill", "decode"]
 TAIL = 0.05
 """Share of requests that may be slower: goals are 95th percentiles."""
 SURE_OF_ROOM = 1.65
@@ -82,29 +84,24 @@ class PoolModel:
     demand: Demand
     curve: StepCurve
     shape: EngineShape
-    role: Role = "colocated"
-    """`prefill` ends with the first token, `decode` begins there."""
     copies: int = 1
     """Of the model in a replica."""
 
     def at(self, replicas: int) -> Prediction:
         """Latencies with `replicas` that share the demand evenly."""
-        return predict(self.demand, self.curve, self.shape, replicas * self.copies, self.role)
+        return predict(self.demand, self.curve, self.shape, replicas * self.copies)
 
     def alone(self) -> Prediction:
         """Latencies of an engine with hardly a request: the best that any number of replicas can reach."""
-        return predict(replace(self.demand, rate=1e-6, burstiness=1.0), self.curve, self.shape, 1, self.role)
+        return predict(replace(self.demand, rate=1e-6, burstiness=1.0), self.curve, self.shape, 1)
 
 
-def predict(
-    demand: Demand, curve: StepCurve, shape: EngineShape, replicas: int, role: Role = "colocated"
-) -> Prediction:
+def predict(demand: Demand, curve: StepCurve, shape: EngineShape, replicas: int) -> Prediction:
     """Latencies with `replicas` that share the demand evenly."""
     if replicas < 1:
         return _overrun(1.0) if demand.rate > 0 else Prediction(0.0, 0.0, 0.0, 0.0, 0.0)
     rate = demand.rate / replicas
-    prompt = 0.0 if role == "decode" else demand.uncached.moment()
-    output = 1.0 if role == "prefill" else demand.output
+    prompt, output = demand.uncached.moment(), demand.output
     busy = rate * (curve.prompt_token_s * prompt + curve.decode_token_s * output)
     if busy >= 1:
         return _overrun(busy)
@@ -116,9 +113,8 @@ def predict(
     kv_use = (most * (demand.prompt + output / 2) + demand.prompt) / (MAX_KV_USE * max(shape.kv_tokens, 1))
     chunk = max(shape.max_batch_tokens - sequences, 1.0)
     state = _Steps(demand, curve, chunk, shape.mixed_tokens or math.inf, prompt, sequences, step_s)
-    gap_s = state.gap_s(rate)
-    first_s = gap_s if role == "decode" else state.first_token_s(replicas)
-    return Prediction(first_s, gap_s if role != "prefill" else 0.0, busy, kv_use, sequences, step_s, state.full_s)
+    first_s, gap_s = state.first_token_s(replicas), state.gap_s(rate)
+    return Prediction(first_s, gap_s, busy, kv_use, sequences, step_s, state.full_s)
 
 
 def _overrun(busy: float) -> Prediction:

@@ -71,9 +71,7 @@ def review(now_s: float, limits: Limits, seen: PoolInput, memory: Memory) -> tup
         return _decided(now_s, limits, seen, memory, seen.replicas, "Unknown", text)
     if seen.replicas and not seen.ready:
         memory = replace(memory, needs=(), since_s=None)  # a pool that has not begun to serve proves nothing
-    needs, proven = _needs(limits, seen), _has_proof(limits, seen)
-    if proven:
-        needs = replace(needs, up=_proven_need(limits, seen, needs.up))
+    needs, proven = needs_of(limits, seen)
     memory = replace(memory, late_s=None) if proven else _with_miss(now_s, limits, seen, memory, needs)
     floor = _floor(now_s, seen, memory)
     floor = min(floor, seen.replicas) if proven else floor
@@ -91,6 +89,23 @@ def _wake(seen: PoolInput) -> str:
     if seen.others == "busy":
         return "another pool of the deployment serves requests and this one has no replica"
     return ""
+
+
+def needs_of(limits: Limits, seen: PoolInput) -> tuple[Needs, bool]:
+    """The replicas that a pool needs, and whether the present ones were measured to suffice."""
+    needs, proven = _needs(limits, seen), _has_proof(limits, seen)
+    if proven:
+        needs = replace(needs, up=_proven_need(limits, seen, needs.up))
+    return _relieving(seen, needs), proven
+
+
+def _relieving(seen: PoolInput, needs: Needs) -> Needs:
+    """The needs with the other pool's work, whatever was measured for this pool's own."""
+    if seen.relief <= needs.up.replicas:
+        return needs
+    text = f"{seen.relief} needed with work of the other pool, which has no replicas for it"
+    up = replace(needs.up, replicas=seen.relief, text=text)
+    return Needs(up, up if seen.relief > needs.down.replicas else needs.down)
 
 
 def _needs(limits: Limits, seen: PoolInput) -> Needs:
@@ -142,18 +157,31 @@ def _go_up(
     """
     need = max(needs.up.replicas, floor)
     wanted = min(need, max(2 * seen.replicas, seen.replicas + 1), limits.max)
-    room = wanted if limits.placeable is None else max(limits.placeable + 1, seen.replicas)
-    after = min(wanted, room)
+    after = min(wanted, _room(limits, seen, wanted))
     reason: Reason = "Load" if needs.up.replicas > seen.replicas else "Missed"
     text = needs.up.text if reason == "Load" else f"a goal is missed with {memory.missed_at} replicas"
     if left_s := _burst_left_s(now_s, seen, memory):
         text = f"{text}; that has to last {left_s:.0f} s more, because the pool has just gone down"
         return _decided(now_s, limits, seen, memory, seen.replicas, "Burst", text, needs.up)
     if after < wanted:
-        reason, text = "WaitingForRoom", f"{text}; there is room for {limits.placeable} replicas"
+        reason, text = "WaitingForRoom", f"{text}; {_room_text(limits)}"
     elif after == seen.replicas:
         reason, text = "AtMax", f"{text}; max is {limits.max}"
     return _decided(now_s, limits, seen, memory, after, reason, text, needs.up)
+
+
+def _room(limits: Limits, seen: PoolInput, wanted: int) -> int:
+    """The most replicas that the nodes, and the other pool of a pair, leave to this one."""
+    most = wanted if limits.placeable is None else limits.placeable + 1
+    return max(most if limits.beside_other is None else min(most, limits.beside_other), seen.replicas)
+
+
+def _room_text(limits: Limits) -> str:
+    """What of both leaves less."""
+    placeable, beside = limits.placeable, limits.beside_other
+    if beside is None or (placeable is not None and placeable < beside):
+        return f"there is room for {placeable} replicas"
+    return f"the other pool leaves room for {beside} replicas"
 
 
 def _with_shortage(now_s: float, limits: Limits, seen: PoolInput, memory: Memory, needs: Needs, floor: int) -> Memory:
@@ -161,7 +189,7 @@ def _with_shortage(now_s: float, limits: Limits, seen: PoolInput, memory: Memory
     need = needs.up.replicas
     if limits.mode == "slo" and seen.demand is not None and need > seen.replicas:
         now = replace(seen, demand=replace(seen.demand, rate=seen.rate))
-        need = _needed(limits, now, 1.0).replicas
+        need = max(_needed(limits, now, 1.0).replicas, seen.relief)
     if need > seen.replicas or (floor > seen.replicas and _is_missed(limits, seen.measured)):
         return memory if memory.short_s is not None else replace(memory, short_s=now_s)
     return replace(memory, short_s=None)

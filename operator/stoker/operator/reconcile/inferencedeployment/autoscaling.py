@@ -99,15 +99,18 @@ def _limit(view: DeploymentView, pool: Pool, settings: Autoscaling) -> tuple[str
     if newest.infeasible is not None:
         return "InfeasibleGoal", f"spec.pools[{pool.name}].autoscaling: {newest.infeasible}"
     if newest.reason in BLOCKING:
-        return newest.reason, f"spec.pools[{pool.name}].autoscaling: {_steady(newest.reason, settings)}"
+        live = view.engine_pool(pool)
+        queued = live is not None and live.status.queued_replicas > 0
+        return newest.reason, f"spec.pools[{pool.name}].autoscaling: {_steady(newest.reason, settings, queued=queued)}"
     return None
 
 
-def _steady(reason: str, settings: Autoscaling) -> str:
+def _steady(reason: str, settings: Autoscaling, *, queued: bool) -> str:
     """A line that does not change with each figure: the figures are in the decision."""
+    room = "WaitingForGPUs: the goals need more replicas than there is room for"
     steady = {
         "AtMax": f"the goals need more replicas than max {settings.max}",
-        "WaitingForRoom": "WaitingForGPUs: the goals need more replicas than there is room for",
+        "WaitingForRoom": "Queued: the goals need more replicas than their queue admits" if queued else room,
     }
     return steady.get(reason, "the load of an engine is not known, so the replicas stay")
 

@@ -130,11 +130,11 @@ kind: ## the same cluster with kind, where Docker is there
 test-kube: setup kube-binaries ## operator, CRDs and charts against a real API server (no root, no nodes)
 	@$(BIN)/python -m pytest e2e/test_cluster_parts.py e2e/api e2e/charts $(ARGS)
 
-test-kueue: setup kube-binaries ## jobs in the queue of Kueue's own controller, on a real API server (no root; builds Kueue the first time)
+test-kueue: setup kube-binaries ## jobs and replicas in the queue of Kueue's own controller, on a real API server, as root on real nodes, too (builds Kueue the first time)
 	@$(BIN)/python -m e2e.cluster.binaries kueue
 	@$(BIN)/python -m pytest e2e/kueue $(ARGS)
 
-test-volcano: setup kube-binaries ## gangs for Volcano's own scheduler, on a real API server (no root; builds it the first time)
+test-volcano: setup kube-binaries ## gangs and replicas for Volcano's own scheduler, on a real API server (no root; builds it the first time)
 	@$(BIN)/python -m e2e.cluster.binaries volcano
 	@$(BIN)/python -m pytest e2e/volcano $(ARGS)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis.internal.conjecture.providers import HypothesisProvider
+from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
 
@@ -11,5 +11,7 @@ def draw_from_tests_alone() -> None:
 
     One draw of twenty is a literal of a module that has been imported. The cases would depend on which tests the
     process ran before, and a new literal anywhere in the product would draw other cases for every property.
+
+    No process looks for such literals either: it would parse every module of the product and of the tests.
     """
-    HypothesisProvider._local_constants = Constants()  # type: ignore[assignment]
+    providers._get_local_constants = Constants

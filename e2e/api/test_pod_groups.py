@@ -15,6 +15,7 @@ from e2e.api.api_client import Object
 from e2e.api.plane import Plane
 from e2e.api.training_story import CLAIM
 from e2e.api.two_gangs import take_turns
+from e2e.api.whole_replicas import start_whole
 from e2e.api.world import Story, World, eventually, job, world
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.definitions import wait_until_established
@@ -148,5 +149,14 @@ def test_kubernetes_own_scheduler_starts_whole_gangs_one_after_the_other(tmp_pat
         async with with_own_groups(tmp_path) as found:
             reason = "WaitingForGPUs: 2 of 2 nodes lack nvidia.com/gpu"
             await take_turns(found, await found_by(found.plane), "kubernetes", reason, {})
+
+    asyncio.run(story())
+
+
+def test_kubernetes_own_scheduler_starts_whole_replicas(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with with_own_groups(tmp_path) as found:
+            installed, reason = await found_by(found.plane), "waits for kubernetes: .*WaitingForGPUs"
+            await start_whole(found, installed, installed.pod_groups, reason, {"backend": "auto"})
 
     asyncio.run(story())

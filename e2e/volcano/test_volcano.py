@@ -1,4 +1,4 @@
-"""Gangs under Volcano's own scheduler: room or a queue's quota for one of two, and a gang that comes back."""
+"""Gangs and replicas under Volcano's own scheduler: room or a queue's quota for one of two, and a gang that returns."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from e2e.api.plane import Plane
 from e2e.api.test_gang_placement import gang
 from e2e.api.test_pod_groups import found_by
 from e2e.api.two_gangs import bound, held_back, in_phase, pods, scheduled, take_turns
+from e2e.api.whole_replicas import start_whole
 from e2e.api.world import Story, World
 from e2e.volcano.queues import open_queue
 from stoker.pod.causes import Cause
@@ -43,6 +44,14 @@ def test_two_gangs_share_the_quota_of_a_queue(with_volcano: Plane, run: Callable
         await asyncio.to_thread(open_queue, with_volcano, world.namespace)
         scheduling = {"backend": "volcano", "queueName": world.namespace}
         await take_turns(world, await found_by(with_volcano), "volcano", REASON, scheduling, gpus={"a": 4, "b": 4})
+
+    run(story)
+
+
+def test_replicas_start_whole_and_one_waits_for_a_node(with_volcano: Plane, run: Callable[[Story], None]) -> None:
+    async def story(world: World) -> None:
+        installed, reason = await found_by(with_volcano), f"waits for volcano: .*{REASON}"
+        await start_whole(world, installed, "scheduling.volcano.sh/v1beta1", reason, {"backend": "volcano"})
 
     run(story)
 

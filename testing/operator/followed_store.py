@@ -6,12 +6,12 @@ stay as they are.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stoker.operator.domain.plan import Key, Object, Report
 from stoker.operator.loop.store import Store, key_of, version_of
+from testing.operator.json_copy import json_copy
 
 
 @dataclass
@@ -45,11 +45,11 @@ class FollowedStore:
         """Tell the store what has changed. `gone`: evicted pods; `ending`: namespaces that are being deleted."""
         for key, found in objects.items():
             if self._objects.get(key) != found:
-                self._objects[key] = copy.deepcopy(found)
+                self._objects[key] = json_copy(found)
                 self.store.put(self._objects[key])
         for uid, body in reports.items():
             if self._reports.get(uid) != body and self.store.by_uid(uid) is not None:
-                self._reports[uid] = copy.deepcopy(body)
+                self._reports[uid] = json_copy(body)
                 self.store.put_report(uid, self._reports[uid])
         for pod in gone[self._gone :]:
             self.store.put(pod)

@@ -6,7 +6,6 @@ and a test drives the pods through every behaviour that pods can have.
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -30,6 +29,7 @@ from stoker.operator.loop.store import Store, key_of
 from stoker.pod.causes import EXIT_CODES, Cause
 from stoker.pod.termination_message import SaveReport, TerminationMessage
 from testing.operator.followed_store import FollowedStore
+from testing.operator.json_copy import json_copy
 
 Reconciler = Callable[[Observed, Settings, datetime], Plan]
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -72,7 +72,7 @@ class SimulatedCluster:
         key = _key(body)
         if key in self.objects:
             return self.objects[key]
-        made = copy.deepcopy(body)
+        made: Object = json_copy(body)
         self.uids += 1
         metadata = made["metadata"]
         metadata.setdefault("namespace", "default")
@@ -104,7 +104,7 @@ class SimulatedCluster:
     def evict(self, pod: Object) -> None:
         """Evict a pod: its object goes at once, and only the informers saw its termination message."""
         pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-        self.gone.append(copy.deepcopy(pod))
+        self.gone.append(json_copy(pod))
         self._remove(key_of(pod))
 
     def of_kind(self, kind: str) -> list[Object]:
@@ -244,15 +244,15 @@ class SimulatedCluster:
             if part == "metadata":
                 found["metadata"]["labels"] = {**found["metadata"].get("labels", {}), **value.get("labels", {})}
             elif part != "status" and not (part == "spec" and body["kind"] == "EnginePool"):
-                found[part] = copy.deepcopy(value)
+                found[part] = json_copy(value)
             elif part == "spec":
-                found["spec"] = {**copy.deepcopy(value), "replicas": found["spec"].get("replicas", 1)}
+                found["spec"] = {**json_copy(value), "replicas": found["spec"].get("replicas", 1)}
         found["metadata"]["generation"] += 1
         self._touch(found)
 
     def _status(self, key: Key, status: dict[str, Any]) -> None:
         if key in self.objects:
-            self.objects[key]["status"] = copy.deepcopy(status)
+            self.objects[key]["status"] = json_copy(status)
             self._touch(self.objects[key])
 
     def _finalizers(self, key: Key, names: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from stoker.operator.domain.plan import Key
 from testing.operator.serving_world import CHAT, Serving, condition_of
 
 SMALL = {"name": "tiny", "deploymentRef": {"name": "small"}}
@@ -87,3 +88,15 @@ def test_the_deployment_itself_and_its_own_name_are_no_other_models() -> None:
     assert "spec.router.models[1]: chat is a name of the deployment's own model" in found["message"]
     assert [one["name"] for one in serving.snapshot()["models"]] == ["self"]
     assert "problem" in serving.snapshot()["models"][0]
+
+
+def test_a_model_is_ready_while_its_deployment_gets_more_replicas() -> None:
+    serving = with_models(SMALL)
+    other(serving, "small")
+    serving.rest(20)
+    small = Key("InferenceDeployment", "default", "small")
+    serving.cluster.change_spec(small, lambda spec: spec["pools"][0].update(replicas=2))
+    for _ in range(3):
+        serving.cluster.settle_once()
+    assert serving.cluster.objects[small]["status"]["ready"] == "1/2"
+    assert [one["ready"] for one in serving.status["otherModels"]] == [True]

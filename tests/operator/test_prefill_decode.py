@@ -362,3 +362,13 @@ def config_of(world: Serving, pod: Object) -> EngineConfig:
     volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
     stored = world.cluster.objects[Key("ConfigMap", "default", volumes["stoker-config"]["configMap"]["name"])]
     return parse(EngineConfig, json.loads(stored["data"]["config.json"]), "config")
+
+
+def test_of_two_pools_the_one_that_is_not_ready_is_named() -> None:
+    world = serving()
+    world.rest(10)
+    world.cluster.vanish(engines_of(world, "dec")[0])
+    for _ in range(2):
+        world.cluster.settle_once()
+    assert (world.status["phase"], world.status["ready"]) == ("Scaling", "1/2")
+    assert world.status["message"].startswith("pool dec: 0 of 1 replicas are ready")

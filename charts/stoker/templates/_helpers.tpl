@@ -154,7 +154,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [""]
   resources: [secrets]  # the key of prefill and decode pools, which it cannot read
   verbs: [create]
-- apiGroups: [scheduling.volcano.sh, scheduling.k8s.io]  # gangs of jobs whose scheduling.backend needs them
+- apiGroups: [scheduling.volcano.sh, scheduling.k8s.io]  # gangs of jobs and replicas of engines whose scheduling.backend needs them
   resources: [podgroups]
   verbs: [get, create, patch]
 {{- end }}

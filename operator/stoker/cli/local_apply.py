@@ -116,7 +116,7 @@ def _apply(
     client: SupervisorClient, objects: list[dict[str, Any]], *, recreate_lost: bool, as_json: bool
 ) -> tuple[int, int]:
     """Apply the objects and print a line for each; the exit code, and how many were stored."""
-    results = ask(lambda: client.apply(objects, recreate_lost=recreate_lost))
+    results = ask(lambda: apply_to(client, objects, recreate_lost=recreate_lost))
     for result in results:
         error = f": {result['error']}" if "error" in result else ""
         text = f"{str(result['kind']).lower()}/{result.get('name')} {result['result']}{error}"
@@ -124,6 +124,29 @@ def _apply(
     outcomes = [result["result"] for result in results]
     code = WRONG_INPUT if "refused" in outcomes else FAILED if "failed" in outcomes else 0
     return code, sum("error" not in result for result in results)
+
+
+def apply_to(
+    client: SupervisorClient, objects: list[dict[str, Any]], *, recreate_lost: bool = False
+) -> list[dict[str, Any]]:
+    """Apply the objects; a result for each, whose error names what would change of a fixed section."""
+    from stoker.cli.fixed_fields import with_changes
+
+    results = client.apply(objects, recreate_lost=recreate_lost)
+    for result, body in zip(results, objects, strict=True):
+        if result["result"] == "refused":
+            result["error"] = with_changes(result["error"], _stored(client, body), body)
+    return results
+
+
+def _stored(client: SupervisorClient, body: dict[str, Any]) -> dict[str, Any] | None:
+    """The object that a refused manifest would have changed; None where there is none."""
+    metadata = body["metadata"]
+    try:
+        (found,) = client.objects(body["kind"], namespace=metadata["namespace"], name=metadata["name"])
+    except SupervisorError:
+        return None
+    return found
 
 
 def _follow(

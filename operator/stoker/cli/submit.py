@@ -87,6 +87,7 @@ def _check_options(*, dry_run: bool, wait: bool, follow: bool, as_json: bool, ti
 
 def _apply(client: ClusterClient, objects: list[dict[str, Any]], *, dry_run: bool, as_json: bool) -> int:
     """Apply each object on its own and print a line for each; the exit code."""
+    from stoker.cli.fixed_fields import with_changes
     from stoker.operator.cluster.interface import ClusterError, Invalid
 
     code = 0
@@ -97,6 +98,8 @@ def _apply(client: ClusterClient, objects: list[dict[str, Any]], *, dry_run: boo
             error = ""
         except ClusterError as refused:
             result, error = "refused" if isinstance(refused, Invalid) else "failed", client.explain(refused)
+            if isinstance(refused, Invalid):
+                error = with_changes(error, _stored(client, body), body)
             code = max(code, WRONG_INPUT if isinstance(refused, Invalid) else FAILED)
         text = f"{about['kind'].lower()}/{about['name']} {result}{f': {error}' if error else ''}"
         if dry_run and not error:
@@ -104,6 +107,17 @@ def _apply(client: ClusterClient, objects: list[dict[str, Any]], *, dry_run: boo
         line = json.dumps({**about, "result": result, **({"error": error} if error else {})})
         click.echo(line if as_json else text, err=bool(error) and not as_json)
     return code
+
+
+def _stored(client: ClusterClient, body: dict[str, Any]) -> dict[str, Any] | None:
+    """The object that a refused manifest would have changed; None where there is none, or it cannot be read."""
+    from stoker.operator.cluster.interface import ClusterError
+
+    metadata = body["metadata"]
+    try:
+        return client.read(body["kind"], metadata["namespace"], metadata["name"])
+    except ClusterError:
+        return None
 
 
 def _wait(client: ClusterClient, objects: list[dict[str, Any]], *, timeout_s: float | None, as_json: bool) -> int:

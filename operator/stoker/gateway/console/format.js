@@ -109,6 +109,7 @@ const TONES = {
   Saving: "busy",
   Starting: "busy",
   Updating: "busy",
+  Scaling: "busy",
   Suspending: "busy",
   Cancelling: "busy",
   Loading: "busy",

@@ -73,7 +73,8 @@ class Admission:
         if refused := _wrong_version(new, kind) or list(unknown_fields(_without_metadata(new), kind.schema)):
             raise InvalidObject(kind.name, object_name(new), refused)
         found: Object = with_defaults(dict(new), kind.schema)
-        refused = kind.structure.causes(found) or list(kind.rules.causes(found, old))
+        before = None if old is None else with_defaults(dict(old), kind.schema)  # as an API server reads what it stored
+        refused = kind.structure.causes(found) or list(kind.rules.causes(found, before))
         if refused:
             raise InvalidObject(kind.name, object_name(new), refused)
         return found

@@ -28,6 +28,7 @@ class StoreSettings(Value):
             rule(
                 "self.replicas <= self.claimNames.size()",
                 "replicas is above the number of claimNames",
+                shown="replicas {self.replicas} is above the number of claimNames, {self.claimNames.size()}",
                 field=".replicas",
             ),
         )
@@ -52,6 +53,7 @@ class CacheSettings(Value):
             rule(
                 "has(self.hostMemoryBytes) || !(has(self.disk) || has(self.store))",
                 "disk and store need hostMemoryBytes",
+                shown="{has(self.disk) ? 'disk' : 'store'} needs hostMemoryBytes, which must be at least 1",
                 field=".hostMemoryBytes",
             ),
         )

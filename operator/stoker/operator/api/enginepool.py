@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
+from stoker.operator.api.gang_scheduling import PoolScheduling
 from stoker.operator.api.metadata import EditableStatus, Resource
 from stoker.operator.api.pool import MIN_UP_TO_MAX, Degree, Replicas, Role
-from stoker.operator.api.topology import PoolScheduling
 from stoker.operator.api.value import (
     ForeignName,
     Int32,
@@ -179,6 +179,8 @@ class EnginePoolStatus(EditableStatus):
     ready_replicas: Int32 = 0
     updated_replicas: Int32 = 0
     """Ready replicas of revisions that have a share."""
+    queued_replicas: Int32 = 0
+    """Replicas that wait in the queue of their scheduler."""
     selector: Annotated[str, Field(max_length=1024)] | None = None
     """Label selector as text, for autoscalers."""
     revisions: Annotated[tuple[RevisionReplicas, ...], Field(max_length=8, json_schema_extra=list_map("name"))] = ()

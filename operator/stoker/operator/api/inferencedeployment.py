@@ -37,7 +37,15 @@ from stoker.operator.api.value import (
 from stoker.pod.class_place import MAX_CLASSES
 
 DeploymentPhase = Literal[
-    "Pending", "WaitingForCheckpoint", "Starting", "Serving", "Updating", "Degraded", "ScaledToZero", "Failed"
+    "Pending",
+    "WaitingForCheckpoint",
+    "Starting",
+    "Serving",
+    "Updating",
+    "Scaling",
+    "Degraded",
+    "ScaledToZero",
+    "Failed",
 ]
 RolloutPhase = Literal["Progressing", "Paused", "Completed", "RolledBack"]
 ServedName = Annotated[str, Field(max_length=128, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?$")]
@@ -364,6 +372,7 @@ class InferenceDeploymentStatus(EditableStatus):
     Disaggregated, PoolsIncompatible, StoreUnavailable, FallbackMissing, ModelsMissing."""
 
     phase: DeploymentPhase = "Pending"
+    """`Scaling`: it answers while replicas are added or replaced; `Degraded`: engines or routers of it fail."""
     endpoint: Annotated[str, Field(max_length=512)] | None = None
     """Base URL of the OpenAI API inside the cluster."""
     models: Annotated[

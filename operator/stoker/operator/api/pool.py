@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
+from stoker.operator.api.gang_scheduling import PoolScheduling
 from stoker.operator.api.pod_fields import POD_RULES, PodFields, ranks_per_pod
-from stoker.operator.api.topology import PoolScheduling
 from stoker.operator.api.value import Count, IntOrPercent, Seconds, Value, forbidden, rule, rules
 
 Role = Literal["colocated", "prefill", "decode"]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from stoker.operator.api.value import LabelKey, Seconds, Value
+from stoker.operator.api.value import LabelKey, Value
 
 
 class Topology(Value):
@@ -18,12 +18,3 @@ class Topology(Value):
 
 
 Levels = Annotated[tuple[Topology, ...], Field(max_length=3, json_schema_extra={"x-kubernetes-list-type": "atomic"})]
-
-
-class PoolScheduling(Value):
-    """Placement of a replica's pods."""
-
-    topology: Levels = ()
-    """For its tensor groups, model replicas and all its pods; narrowest first."""
-    gang_timeout_seconds: Seconds = 60
-    """Time after which placed pods that are not all scheduled are placed anew."""

@@ -52,17 +52,15 @@ STAGES_FIT_SCHEDULE = rule(
     "self.pipeline > 1 && self.pipelineSchedule == 'Interleaved' ? self.stagesPerRank > 1"
     " : self.stagesPerRank == 1 || self.pipeline > 1 && self.pipelineSchedule == 'ZeroBubble'",
     "stagesPerRank is above 1 with pipelineSchedule Interleaved, 1 with GPipe, OneFOneB or without a pipeline",
+    shown="stagesPerRank {self.stagesPerRank}: above 1 with pipelineSchedule Interleaved, 1 with GPipe, OneFOneB or"
+    " without a pipeline",
     field=".stagesPerRank",
 )
 BUDGET_IS_SELECTIVE = rule(
     "!has(self.activationBudgetGiB) || self.activationCheckpointing == 'selective'",
     "activationBudgetGiB needs activationCheckpointing selective",
+    shown="activationBudgetGiB needs activationCheckpointing selective, got {self.activationCheckpointing}",
     field=".activationBudgetGiB",
-)
-QUEUE_FITS_BACKEND = rule(
-    "has(self.queueName) ? self.backend != 'stoker' : self.backend != 'kueue'",
-    "queueName is needed with backend kueue, and unknown to stoker",
-    field=".queueName",
 )
 SEQUENCE_PARALLEL = first_of(
     ("!p.sequenceParallel || p.tensor > 1", "sequenceParallel needs tensor above 1"),

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
+from stoker.operator.api.gang_scheduling import GangScheduling
 from stoker.operator.api.metadata import KeyRef, Resource
 from stoker.operator.api.model_spec import ModelFrom, ModelSpec
 from stoker.operator.api.pod_fields import POD_RULES, PodFields, Runtime
@@ -16,7 +17,6 @@ from stoker.operator.api.storage import StorageSpec
 from stoker.operator.api.topology import Levels
 from stoker.operator.api.training_rules import (
     BUDGET_IS_SELECTIVE,
-    QUEUE_FITS_BACKEND,
     SPEC_RULES,
     STAGES_FIT_SCHEDULE,
 )
@@ -28,7 +28,6 @@ from stoker.operator.api.value import (
     ForeignName,
     Int64,
     Path,
-    QueueName,
     Seconds,
     Text,
     Value,
@@ -109,7 +108,12 @@ class Optimization(Value):
     model_config = ConfigDict(
         json_schema_extra=rules(
             rule("double(self.learningRate) > 0.0", "learningRate must be above 0", field=".learningRate"),
-            rule("double(self.epsilon) >= 1e-30", "epsilon must be at least 1e-30", field=".epsilon"),
+            rule(
+                "double(self.epsilon) >= 1e-30",
+                "epsilon must be at least 1e-30",
+                shown="epsilon {self.epsilon} must be at least 1e-30",
+                field=".epsilon",
+            ),
             rule(
                 "double(self.minLearningRate) <= double(self.learningRate)",
                 "minLearningRate is above learningRate",
@@ -323,15 +327,9 @@ class Logging(Value):
     mlflow: Mlflow | None = None
 
 
-class Scheduling(Value):
+class Scheduling(GangScheduling):
     """Placement of an attempt's pods."""
 
-    model_config = ConfigDict(json_schema_extra=rules(QUEUE_FITS_BACKEND))
-
-    backend: Literal["auto", "stoker", "kueue", "volcano"] = "stoker"
-    """`auto`: Kueue, if queueName is set, or Volcano, if installed, else `stoker`."""
-    queue_name: QueueName | None = None
-    """Queue of Kueue or Volcano."""
     topology: Levels = ()
     """For tensor groups, model replicas with their pipelines, and the gang; narrowest first."""
     gang_timeout_seconds: Seconds = 60

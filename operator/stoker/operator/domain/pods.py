@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from stoker.operator.domain.labels import NODE_RANK, PREFIX, RANK_PODS, REPLICA, REPLICA_PODS, ROLE, PodRole
+from stoker.operator.domain.labels import NODE_RANK, PREFIX, RANK_PODS, REPLICA, REPLICA_PODS, ROLE, SCHEDULER, PodRole
 from stoker.operator.domain.plan import Object, Ref
 from stoker.operator.domain.text import shortened
 from stoker.operator.domain.waiting import waiting
@@ -82,6 +82,12 @@ def is_gated(pod: Object) -> bool:
     """Whether the pod waits for its place in a gang; other gates are not ours."""
     gates = pod["spec"].get("schedulingGates") or ()
     return pod_state(pod) is PodState.GATED and any(gate["name"] == PLACEMENT_GATE for gate in gates)
+
+
+def waits_in_queue(pod: Object) -> bool:
+    """Whether the scheduler that an engine pod's replica was given to holds the pod back: it has no node yet."""
+    held = pod_state(pod) in {PodState.GATED, PodState.PENDING} and not pod["spec"].get("nodeName")
+    return held and bool(label(pod, SCHEDULER))
 
 
 def ended(pod: Object) -> bool:

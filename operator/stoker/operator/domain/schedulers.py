@@ -32,16 +32,24 @@ class Missing:
     message: str
 
 
-def choose(wanted: Wanted, queue_name: str | None, installed: Installed, *, kept_together: bool) -> Scheduler | Missing:
-    """Return the scheduler of the next attempt.
+def choose(
+    wanted: Wanted,
+    queue_name: str | None,
+    installed: Installed,
+    *,
+    kept_together: bool,
+    section: str = "spec.scheduling",
+) -> Scheduler | Missing:
+    """Return the scheduler of the next gang.
 
     Args:
-        wanted: `scheduling.backend`. `auto` takes Kueue where the job names a queue, then Volcano, then our own.
+        wanted: `scheduling.backend`. `auto` takes Kueue where the gang has a queue, then Volcano, then our own.
         queue_name: `scheduling.queueName`.
         kept_together: whether our own placement sees nodes and pods, or the gang is a single pod. Otherwise
             Kubernetes' own PodGroup keeps the gang together, if there is one.
+        section: path of the fields, for messages.
     """
-    field = f"spec.scheduling.backend {wanted}"
+    field = f"{section}.backend {wanted}"
     if wanted == "kueue" and not installed.kueue:
         return Missing(f"{field}: the API server knows no kueue.x-k8s.io")
     if wanted == "volcano" and not installed.volcano:
@@ -53,5 +61,10 @@ def choose(wanted: Wanted, queue_name: str | None, installed: Installed, *, kept
     if wanted == "auto" and installed.volcano:
         return "volcano"
     if queue_name:
-        return Missing(f"spec.scheduling.queueName {queue_name} needs Kueue or Volcano, and none is installed")
+        return Missing(f"{section}.queueName {queue_name} needs Kueue or Volcano, and none is installed")
     return "kubernetes" if installed.pod_groups and not kept_together else "stoker"
+
+
+def waits_for(scheduler: str, queue_name: str | None) -> str:
+    """Return the end of the line about a gang that its scheduler holds back: `waits for kueue, queue team`."""
+    return f"waits for {scheduler}" + (f", queue {queue_name}" if queue_name else "")

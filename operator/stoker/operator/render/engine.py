@@ -21,11 +21,13 @@ from stoker.operator.domain.labels import (
     DEPLOYMENT,
     DEPLOYMENT_UID,
     NODE_RANK,
+    POD_GROUP,
     POOL,
     RANK_PODS,
     REPLICA,
     REPLICA_PODS,
     ROLE,
+    SCHEDULER,
 )
 from stoker.operator.domain.placement.gang import Level
 from stoker.operator.domain.placement.pod_affinity import kept_together
@@ -53,7 +55,7 @@ from stoker.operator.render.pod import (
     with_gate,
 )
 from stoker.operator.render.replica_key import replica_secret_name
-from stoker.operator.render.scheduling import levels_of
+from stoker.operator.render.scheduling import SchedulerGroup, for_scheduler, levels_of
 from stoker.operator.render.storage import BucketMounts, bucket_mounts, storage_root
 from stoker.operator.render.transfer_key import transfer_secret_name
 
@@ -177,16 +179,32 @@ def disruption_budget(pool: EnginePool, resource: Object, wanted: Mapping[str, i
     }
 
 
+def replica_name(pool: EnginePool, revision: Revision, index: int) -> str:
+    """Return the name of a replica, which is that of its leader."""
+    return f"{pool.metadata.name}-{revision.name}-{index}"
+
+
 def engine_pods(
-    pool: EnginePool, resource: Object, revision: Revision, index: int, settings: Settings
+    pool: EnginePool,
+    resource: Object,
+    revision: Revision,
+    index: int,
+    settings: Settings,
+    group: SchedulerGroup | None = None,
 ) -> tuple[Object, ...]:
-    """Render the pods of one replica, the leader first."""
-    name, size = f"{pool.metadata.name}-{revision.name}-{index}", revision.template.pods_per_replica
+    """Render the pods of one replica, the leader first.
+
+    Args:
+        group: for the scheduler that the replica is given to; None: the operator places it, or leaves it to Kubernetes.
+    """
+    name, size = replica_name(pool, revision, index), revision.template.pods_per_replica
     pods = [_engine_pod(pool, resource, revision, f"{name}-{rank}" if rank else name) for rank in range(size)]
     if size > 1:
         data = int(revision.template.config.get("parallelism", {}).get("data", 1))
         place = _ReplicaPlace(name, size, size // data if data > 1 else size)
         pods = [_in_replica(pod, pool, place, rank, settings) for rank, pod in enumerate(pods)]
+    if group is not None:
+        return tuple(_given(pod, group, rank, name) for rank, pod in enumerate(pods))
     if settings.places_gangs:
         return tuple(map(with_gate, pods) if is_placed(revision.template, settings) else pods)
     template = revision.template
@@ -202,6 +220,14 @@ def topology_of(template: EngineTemplate) -> tuple[Level, ...]:
 def is_placed(template: EngineTemplate, settings: Settings) -> bool:
     """Whether the operator chooses the nodes of a replica. A single pod without wishes is left to the scheduler."""
     return settings.places_gangs and (template.pods_per_replica > 1 or bool(topology_of(template)))
+
+
+def _given(pod: Object, group: SchedulerGroup, rank: int, replica: str) -> Object:
+    """Return a pod that its scheduler starts with its group. Our gate holds it until its PodGroup exists."""
+    labels = {**pod["metadata"]["labels"], SCHEDULER: group.scheduler, POD_GROUP: group.name}
+    marked = {**pod, "metadata": {**pod["metadata"], "labels": labels}}
+    found = for_scheduler(marked, group, rank, {REPLICA: replica})
+    return found if group.scheduler == "kueue" else with_gate(found)
 
 
 @dataclass(frozen=True)

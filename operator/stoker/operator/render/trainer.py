@@ -19,12 +19,11 @@ from stoker.operator.api.storage import StorageSpec
 from stoker.operator.api.trainingjob import TrainingJob, TrainingJobSpec
 from stoker.operator.api.trainingjob_status import Pinned
 from stoker.operator.domain.labels import ATTEMPT, JOB_UID, ROLE
-from stoker.operator.domain.placement.gang import Gang
 from stoker.operator.domain.placement.job_gang import gang_of_rendering
-from stoker.operator.domain.placement.pod_affinity import kept_together
 from stoker.operator.domain.plan import Object
 from stoker.operator.domain.schedulers import Scheduler
 from stoker.operator.domain.settings import Settings
+from stoker.operator.render.attempt_group import attempt_group
 from stoker.operator.render.model_fetch import MODEL_CACHE_FOLDER, fetch_variables, fetch_volumes
 from stoker.operator.render.names import (
     attempt_config_name,
@@ -53,7 +52,7 @@ from stoker.operator.render.pod import (
     with_config_map,
     with_gate,
 )
-from stoker.operator.render.scheduling import for_scheduler, levels_of
+from stoker.operator.render.scheduling import for_scheduler
 from stoker.operator.render.storage import bucket_mounts, settled, storage_root
 from stoker.pod.writer import writer_of
 
@@ -179,15 +178,9 @@ def attempt_pods(
         return tuple(starmap(on_node, zip(pods, nodes, strict=True)))
     if scheduler == "stoker" and settings.places_gangs:
         return tuple(map(with_gate, pods) if is_placed(job, gang.size, settings) else pods)
-    if scheduler != "kueue":
-        pods = [_kept_together(pod, job, attempt, rank, gang, scheduler) for rank, pod in enumerate(pods)]
-    return tuple(for_scheduler(pod, scheduler, job, attempt, rank, gang) for rank, pod in enumerate(pods))
-
-
-def _kept_together(pod: Object, job: TrainingJob, attempt: int, rank: int, gang: Gang, scheduler: Scheduler) -> Object:
-    """Return a pod whose scheduler keeps the topology by affinity between pods."""
-    levels, own = levels_of(job.spec.scheduling.topology), {JOB_UID: job.metadata.uid, ATTEMPT: str(attempt)}
-    return kept_together(pod, levels, gang, rank, own, ordered=scheduler == "stoker")
+    group = attempt_group(job, scheduler, attempt, pinned.rendered or {})
+    own = {JOB_UID: job.metadata.uid, ATTEMPT: str(attempt)}
+    return tuple(for_scheduler(pod, group, rank, own) for rank, pod in enumerate(pods))
 
 
 def is_placed(job: TrainingJob, nodes: int, settings: Settings) -> bool:

@@ -12,6 +12,7 @@ Called by the InferenceDeployment's reconcile, which keeps the state in the stat
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal
@@ -52,7 +53,7 @@ class CanaryPlan:
     transfers: bool = False
     """Whether the pools hand requests over to each other, so that transfers are judged."""
     deadline_s: float = 1800.0
-    """Time in which the replicas of a step must become ready."""
+    """Time in which the replicas of a step must become ready; infinite while one waits in a queue."""
 
     def needed(self, step: Step) -> int:
         """Answers of the new revision before the gates of the step are judged."""
@@ -147,8 +148,8 @@ def left_s(plan: CanaryPlan, state: CanaryState, now: datetime) -> float | None:
     if state.over or state.since is None:
         return None
     limit_s = plan.deadline_s if state.phase == "Waiting" else plan.steps[min(state.step, len(plan.steps) - 1)].hold_s
-    left = (state.since + timedelta(seconds=limit_s) - now).total_seconds()
-    return left if left > 0 else None
+    left = limit_s - (now - state.since).total_seconds()
+    return left if 0 < left < math.inf else None
 
 
 def _check(plan: CanaryPlan, state: CanaryState, hand: Hand, now: datetime) -> CanaryState:
@@ -179,7 +180,7 @@ def _wait(plan: CanaryPlan, state: CanaryState, ready: bool, hand: Hand, now: da
             message=text,
             results=evaluated(state),
         )
-    if now - state.since > timedelta(seconds=plan.deadline_s):
+    if (now - state.since).total_seconds() > plan.deadline_s:
         return _failed(state, "NotReady", f"the replicas for {step.percent} % were not ready in {plan.deadline_s:g} s")
     return replace(state, reason=WAITS, message=f"{_at(plan, state)} waits for its replicas")
 

@@ -2,7 +2,9 @@
 
 As for the gangs of jobs: pods are made with a scheduling gate, get their nodes as a required affinity, and lose the
 gate. A replica whose pods are not all scheduled in time gives its room back and is made anew. Replicas stand in no
-queue: they take room as it comes.
+queue of ours: they take room as it comes.
+
+Pods that another scheduler starts get no nodes here. Those that name a PodGroup lose their gate once it is applied.
 
 Pure. Called by `reconcile`.
 """
@@ -15,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from stoker.operator.api.enginepool import EngineTemplate
-from stoker.operator.api.topology import PoolScheduling
+from stoker.operator.api.gang_scheduling import PoolScheduling
 from stoker.operator.domain.clock import rest_s
 from stoker.operator.domain.conditions import Condition
 from stoker.operator.domain.labels import PLACED_AT
@@ -26,16 +28,21 @@ from stoker.operator.domain.placement.replica_gang import gang_of_replica
 from stoker.operator.domain.placement.unplaceable import Unplaceable
 from stoker.operator.domain.plan import Event, Object, Patch
 from stoker.operator.domain.pods import PodState, is_gated, pod_state
+from stoker.operator.domain.schedulers import Missing
 from stoker.operator.domain.text import shortened
+from stoker.operator.reconcile.enginepool.queueing import group_of, scheduler_for
 from stoker.operator.reconcile.enginepool.replica import Replica
 from stoker.operator.reconcile.enginepool.view import PoolView
 from stoker.operator.reconcile.gates import contradicts, foreign_gates, opened
 from stoker.operator.render.engine import topology_of
-from stoker.operator.render.scheduling import affinity_limits
+from stoker.operator.render.replica_group import replica_group, replica_group_objects
+from stoker.operator.render.scheduling import topology_limits
 
 GANG_TIMEOUT = "GangTimeout"
+GROUP_SPLIT = "PodGroupSplit"
+"""Reason of the event when pods of a replica have different groups, so that its scheduler would never start them."""
 LIMITED = "PlacementLimited"
-"""Condition while levels of `scheduling.topology` are asked for and the operator sees no nodes."""
+"""Condition while levels of `scheduling.topology` are asked for that are not kept, or not fully."""
 RELAXED = "TopologyRelaxed"
 """Condition while preferred levels do not hold for every pod that was placed last."""
 
@@ -45,6 +52,8 @@ class Binding:
     """What one pass decides about nodes."""
 
     patches: tuple[Patch, ...] = ()
+    apply: tuple[Object, ...] = ()
+    """PodGroups that have to exist before the patches."""
     given_back: tuple[Replica, ...] = ()
     """Replicas that are made anew, because their room was taken."""
     waiting: str | None = None
@@ -58,6 +67,7 @@ class Binding:
         waits = [found for found in (self.requeue_after_s, other.requeue_after_s) if found is not None]
         return Binding(
             (*self.patches, *other.patches),
+            (*self.apply, *other.apply),
             (*self.given_back, *other.given_back),
             self.waiting or other.waiting,
             (*self.conditions, *other.conditions),
@@ -76,8 +86,11 @@ class _Room:
 
 def bind(view: PoolView) -> Binding:
     """Place the replicas whose pods all exist and wait; watch that those that were placed are scheduled."""
-    watched = _watch_scheduling(view)
-    waiting = [found for found in view.serving if found.complete and any(map(is_gated, found.pods))]
+    gated = [found for found in view.serving if found.complete and any(map(is_gated, found.pods))]
+    watched = _watch_scheduling(view).then(_watch_groups(view))
+    for found in gated:
+        watched = watched.then(_start_group(view, found))
+    waiting = [found for found in gated if found.scheduler == "stoker"]
     if view.seen.nodes is None:
         patches = tuple(opened(pod, None, {}) for found in waiting for pod in found.pods if is_gated(pod))
         return watched.then(Binding(patches, conditions=_limits(view)))
@@ -85,6 +98,23 @@ def bind(view: PoolView) -> Binding:
     for found in waiting:
         room = _place_replica(view, found, room)
     return watched.then(room.binding).then(Binding(conditions=_limits(view)))
+
+
+def _watch_groups(view: PoolView) -> Binding:
+    """Make replicas anew whose pods were made as members of different groups, by two operators one after the other."""
+    split = tuple(found for found in view.serving if len(found.groups) > 1)
+    texts = (f"replica {found.name}: pods are of groups {' and '.join(found.groups)}; made anew" for found in split)
+    return Binding(given_back=split, events=tuple(Event("Warning", GROUP_SPLIT, text) for text in texts))
+
+
+def _start_group(view: PoolView, replica: Replica) -> Binding:
+    """Apply the PodGroup of a replica and open the gates of its pods; nothing for one that is placed here."""
+    template = _template(view, replica)
+    group = group_of(replica, template) if template is not None else None
+    if template is None or group is None:
+        return Binding()
+    objects = replica_group_objects(view.pool, replica.first, group, template, view.settings.installed)
+    return Binding(tuple(opened(pod, None, {}) for pod in replica.pods if is_gated(pod)), objects)
 
 
 def _place_replica(view: PoolView, replica: Replica, room: _Room) -> _Room:
@@ -129,9 +159,13 @@ def _relaxed(found: Placement) -> tuple[Condition, ...]:
 
 
 def _limits(view: PoolView) -> tuple[Condition, ...]:
-    if not view.settings.places_gangs and (limits := [text for text in map(_without_nodes, _templates(view)) if text]):
+    own = [found for found in _templates(view) if scheduler_for(view, found) == "stoker"]
+    given = [text for found in _templates(view) if found not in own and (text := _untold(view, found))]
+    if given:
+        return (Condition(LIMITED, True, "Scheduler", given[0]),)
+    if not view.settings.places_gangs and (limits := [text for text in map(_without_nodes, own) if text]):
         return (Condition(LIMITED, True, "NoNodes", f"the operator has no view of nodes: {limits[0]}"),)
-    placed = [found for found in _templates(view) if _is_placed(found)]
+    placed = [found for found in own if _is_placed(found)]
     needs = (needs_of(view.seen.devices, view.pool.metadata.namespace, found.pod.get("spec") or {}) for found in placed)
     doubts = dict.fromkeys(doubt for found in needs for doubt in found.doubts)
     return (Condition(LIMITED, True if doubts else None, "ResourceClaims", shortened("; ".join(doubts))),)
@@ -143,8 +177,15 @@ def _templates(view: PoolView) -> list[EngineTemplate]:
 
 def _without_nodes(template: EngineTemplate) -> str:
     """What the levels of a replica lack that are kept by affinity between its pods."""
-    gang = gang_of_replica(template.pod, template.pods_per_replica, template.config)
-    return affinity_limits(topology_of(template), gang, template.pod.get("spec") or {})
+    return topology_limits(replica_group(template, "stoker", ""), template.pod.get("spec") or {})
+
+
+def _untold(view: PoolView, template: EngineTemplate) -> str:
+    """What the levels lack of a replica that another scheduler starts."""
+    scheduler = scheduler_for(view, template)
+    if isinstance(scheduler, Missing):
+        return ""
+    return topology_limits(replica_group(template, scheduler, ""), template.pod.get("spec") or {})
 
 
 def _is_placed(template: EngineTemplate) -> bool:

@@ -38,6 +38,7 @@ class PoolFields(TypedDict):
     replicas: int
     ready_replicas: int
     updated_replicas: int
+    queued_replicas: int
     selector: str
     revisions: tuple[RevisionReplicas, ...]
     engines: tuple[EngineStatus, ...]

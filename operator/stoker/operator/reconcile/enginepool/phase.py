@@ -5,7 +5,7 @@ Called by `reconcile` at the end of a pass.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stoker.operator.api.enginepool import PoolPhase
 from stoker.operator.domain.conditions import Health
@@ -13,6 +13,7 @@ from stoker.operator.domain.pods import is_ready, waiting_reason
 from stoker.operator.domain.waiting import missing_volume, mounting
 from stoker.operator.reconcile.enginepool.drain import not_admitted
 from stoker.operator.reconcile.enginepool.outcome import Failures
+from stoker.operator.reconcile.enginepool.queueing import Hold, hold_of
 from stoker.operator.reconcile.enginepool.view import FAILURES_TO_STALL, PoolView
 from stoker.operator.render.engine import with_replica_key
 
@@ -24,10 +25,18 @@ class PoolState:
     health: Health
     phase: PoolPhase
     message: str | None = None
+    reason: str | None = None
+    """Of its conditions; None: the phase."""
 
 
 def pool_state(view: PoolView, failures: Failures, unplaced: str | None = None) -> PoolState:
     """The state of the pool as observed, after `failures`. `unplaced`: why a replica has no nodes."""
+    hold = hold_of(view)
+    state = _state(view, failures, unplaced, hold)
+    return replace(state, reason=hold.reason) if hold and state.health is Health.PROGRESSING else state
+
+
+def _state(view: PoolView, failures: Failures, unplaced: str | None, hold: Hold | None) -> PoolState:
     wanted = sum(view.wanted.values())
     ready = sum(found.ready for found in view.serving)
     updated = sum(found.ready and found.revision in view.shared for found in view.serving)
@@ -35,7 +44,8 @@ def pool_state(view: PoolView, failures: Failures, unplaced: str | None = None) 
     split = all(sum(found.revision == name for found in view.serving) == number for name, number in view.wanted.items())
     if updated == wanted and not others and len(view.serving) == wanted and split:
         return _complete_state(view)
-    why = f": {unplaced}" if unplaced else _reason_not_ready(view)
+    held = unplaced or (hold.line if hold is not None else "")
+    why = f": {held}" if held else _reason_not_ready(view)
     last = (failures.last or "") if failures.count else ""
     if others:
         why = why or (f": {unreached}" if (unreached := not_admitted(view)) else "")

@@ -40,7 +40,7 @@ def _keep_replicas(view: PoolView) -> PoolOutcome:
     return PoolOutcome(
         health=state.health,
         phase=state.phase,
-        reason=state.phase,
+        reason=state.reason or state.phase,
         message=state.message,
         explanation=state.message or f"{view.pool.spec.bounded_replicas} replicas are ready",
         failures=failures,

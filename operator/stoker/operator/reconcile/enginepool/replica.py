@@ -9,10 +9,12 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import cast
 
-from stoker.operator.domain.labels import DRAINING, NODE_RANK, REPLICA_PODS, REVISION
+from stoker.operator.domain.labels import DRAINING, NODE_RANK, POD_GROUP, REPLICA_PODS, REVISION, SCHEDULER
 from stoker.operator.domain.plan import Object
-from stoker.operator.domain.pods import ended, is_endpoint, is_ready, label, label_number, replica_name
+from stoker.operator.domain.pods import ended, is_endpoint, is_ready, label, label_number, replica_name, waits_in_queue
+from stoker.operator.domain.schedulers import Scheduler
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,16 @@ class Replica:
     def revision(self) -> str:
         """Name of the revision that it was made of; empty when its pods have no such label."""
         return revision_of(self.first)
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The scheduler that it was given to when it was made."""
+        return cast("Scheduler", label(self.first, SCHEDULER) or "stoker")
+
+    @cached_property
+    def groups(self) -> tuple[str, ...]:
+        """Names of the groups that its pods have for that scheduler: one, or none where that is the operator."""
+        return tuple(sorted({name for pod in self.pods if (name := label(pod, POD_GROUP))}))
 
     @cached_property
     def complete(self) -> bool:
@@ -79,6 +91,11 @@ class Replica:
     def serving(self) -> bool:
         """Whether it counts: neither broken, nor draining, nor being deleted."""
         return not (self.broken or self.draining or self.leaving)
+
+    @cached_property
+    def queued(self) -> bool:
+        """Whether it counts, and waits in the queue of its scheduler."""
+        return self.serving and any(map(waits_in_queue, self.pods))
 
     @property
     def uids(self) -> frozenset[str]:

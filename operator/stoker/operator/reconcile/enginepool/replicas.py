@@ -8,13 +8,14 @@ Called by `reconcile`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 
 from stoker.operator.api.enginepool import Revision
 from stoker.operator.domain.applied_hash import is_applied
 from stoker.operator.domain.plan import Object, Plan
+from stoker.operator.domain.schedulers import Missing
 from stoker.operator.reconcile.enginepool.bind import Binding
 from stoker.operator.reconcile.enginepool.drain import (
     advance_drains,
@@ -23,6 +24,7 @@ from stoker.operator.reconcile.enginepool.drain import (
     releasable,
 )
 from stoker.operator.reconcile.enginepool.failures import replacement_delay_s
+from stoker.operator.reconcile.enginepool.queueing import group_of, new_group, scheduler_for
 from stoker.operator.reconcile.enginepool.replica import Replica
 from stoker.operator.reconcile.enginepool.split import next_split
 from stoker.operator.reconcile.enginepool.step import Counts, next_step, resolve
@@ -63,7 +65,7 @@ def plan_replicas(view: PoolView, binding: Binding) -> Plan:
     uids = {uid for found in gone for uid in found.uids}
     return Plan(
         generate=_missing_keys(view),
-        apply=children,
+        apply=(*children, *binding.apply),
         create=() if children or delay_s > 0 else (*_missing_pods(view, dropped), *_new_pods(view, step.create)),
         patch=(*cordon(released), *(patch for patch in binding.patches if patch.ref.uid not in uids)),
         calls=drain.calls,
@@ -190,17 +192,29 @@ def _missing_pods(view: PoolView, dropped: Collection[str]) -> tuple[Object, ...
             continue
         index = int(found.name.rpartition("-")[2])
         present = {pod["metadata"]["name"] for pod in found.pods}
-        pods = engine_pods(view.pool, view.seen.resource, revisions[found.revision], index, view.settings)
+        revision = revisions[found.revision]
+        group = group_of(found, revision.template)
+        pods = engine_pods(view.pool, view.seen.resource, revision, index, view.settings, group)
         made += [pod for pod in pods if pod["metadata"]["name"] not in present]
     return tuple(made)
 
 
 def _new_pods(view: PoolView, wanted: Sequence[tuple[Revision, int]]) -> tuple[Object, ...]:
-    """The pods of new replicas, with the lowest indexes of which no pod has a name."""
+    """The pods of new replicas, with the lowest indexes of which no pod has a name. Without their scheduler none is
+    made."""
     taken = {pod["metadata"]["name"] for found in view.replicas for pod in found.pods}
     made: list[Object] = []
     for revision, number in wanted:
-        every = (engine_pods(view.pool, view.seen.resource, revision, index, view.settings) for index in count())
-        free = (pods for pods in every if not taken.intersection(pod["metadata"]["name"] for pod in pods))
+        free = (pods for pods in _rendered(view, revision) if taken.isdisjoint(pod["metadata"]["name"] for pod in pods))
         made += [pod for pods in islice(free, number) for pod in pods]
     return tuple(made)
+
+
+def _rendered(view: PoolView, revision: Revision) -> Iterator[tuple[Object, ...]]:
+    """Yield the pods of each replica that a revision could have; none while its scheduler is missing."""
+    scheduler = scheduler_for(view, revision.template)
+    if isinstance(scheduler, Missing):
+        return
+    for index in count():
+        group = new_group(view, revision, scheduler, index)
+        yield engine_pods(view.pool, view.seen.resource, revision, index, view.settings, group)

@@ -47,6 +47,7 @@ def _fields(view: PoolView, outcome: PoolOutcome) -> PoolFields:
         replicas=sum(not found.broken and not found.leaving for found in view.replicas),
         ready_replicas=len(ready),
         updated_replicas=sum(found.revision in view.shared for found in ready),
+        queued_replicas=sum(found.queued for found in view.replicas),
         selector=",".join(f"{name}={value}" for name, value in sorted(leader_selector(view.pool).items())),
         revisions=_revision_counts(view),
         engines=tuple(_engine_status(view, pod, broken) for pod, broken in _listed_pods(view)),

@@ -28,6 +28,7 @@ from stoker.operator.domain.rollout.gates import Gate, GateResult
 from stoker.operator.domain.rollout.headroom import carried_percent
 from stoker.operator.domain.text import shortened
 from stoker.operator.reconcile.inferencedeployment.evaluation import Evaluation, evaluate_gates
+from stoker.operator.reconcile.inferencedeployment.queue_time import queued_s
 from stoker.operator.reconcile.inferencedeployment.revision import was_interrupted
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView, ready_by_revision
 
@@ -77,8 +78,8 @@ def plan_canary(view: DeploymentView, current: str | None, target: str) -> Canar
         return None
     if known is None and not any(live.spec.bounded_replicas for live in view.pools):
         return None
-    plan = _plan(view, settings.canary)
     old = _read(known) if known is not None else CanaryState(since=view.now)
+    plan = _plan(view, settings.canary, queued_s(view, target, old.since or view.now))
     hand = Hand(settings.paused, settings.abort == target, settings.promote == target)
     seen = read_evidence(_reports(view), window_of(target, old), target, current)
     ready, checks = _is_ready(view, plan, old, current, target), Evaluation()
@@ -179,11 +180,13 @@ def _with_unknown_names(view: DeploymentView, state: CanaryState, target: str) -
     return state if state.over or not wrong else replace(state, message="; ".join((state.message, *wrong)))
 
 
-def _plan(view: DeploymentView, canary: Canary) -> CanaryPlan:
+def _plan(view: DeploymentView, canary: Canary, queued_s: float) -> CanaryPlan:
+    """What the spec asks for. The time of the replicas in queues is added to that in which they must become ready."""
     steps = tuple(Step(step.percent, float(step.hold_seconds), step.min_requests) for step in canary.steps)
     gates = tuple(Gate(gate.metric, _number(gate.max), _number(gate.max_ratio)) for gate in canary.metric_gates)
     pairs = any(pool.role != "colocated" for pool in view.deployment.spec.pools)
-    return CanaryPlan(steps, gates, pairs, float(view.deployment.spec.rollout.progress_deadline_seconds))
+    deadline_s = view.deployment.spec.rollout.progress_deadline_seconds + queued_s
+    return CanaryPlan(steps, gates, pairs, deadline_s)
 
 
 def _reports(view: DeploymentView) -> dict[str, Report | None]:

@@ -23,8 +23,6 @@ from stoker.operator.reconcile.inferencedeployment.view import DeploymentView
 
 MODELS_MISSING = "ModelsMissing"
 """Condition while `router.models` has one that cannot be served."""
-ANSWERING = ("Serving", "Updating", "Degraded")
-"""Phases of a deployment with an engine that answers."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +69,10 @@ def _status(view: DeploymentView, wanted: OtherModelSettings) -> OtherModelStatu
     found, name = _resolve(view, wanted), wanted.deployment_ref.name
     if isinstance(found, Missing):
         return OtherModelStatus(name=wanted.name, deployment=name, message=found.problem)
-    phase = found.status.phase
-    if phase in ANSWERING:
+    if any(pool.ready for pool in found.status.pools):
         return OtherModelStatus(name=wanted.name, deployment=name, ready=True)
-    return OtherModelStatus(name=wanted.name, deployment=name, message=f"InferenceDeployment {name} is {phase}")
+    message = f"InferenceDeployment {name} is {found.status.phase}"
+    return OtherModelStatus(name=wanted.name, deployment=name, message=message)
 
 
 def _resolve(view: DeploymentView, wanted: OtherModelSettings) -> InferenceDeployment | Missing:

@@ -39,7 +39,7 @@ def deployment_state(
     if isinstance(choice, NoModel) and rollout.target is None:
         return _without_model(choice)
     ready = sum(pool.ready for pool in pools)
-    why = next((pool.message for pool in pools if pool.message), None)
+    why = _first_message(pools)
     if rollout.status is not None and rollout.status.phase == "RolledBack" and ready_routers and ready:
         return DeploymentState(Health.STALLED, "Serving", _rolled_back(rollout))
     empty = [pool.name for pool in pools if pool.replicas == 0]
@@ -56,16 +56,25 @@ def deployment_state(
     if ready_routers == 0:
         phase: DeploymentPhase = "Degraded" if view.router_status.ready else "Starting"
         return DeploymentState(Health.PROGRESSING, phase, _reason_without_router(view))
-    if any(pool.ready < pool.replicas for pool in pools):
-        return DeploymentState(Health.PROGRESSING, "Degraded" if ready else "Starting", why)
+    moved = rollout.status is not None and rollout.status.phase == "Completed"
+    if (moved and not rollout.whole) or any(pool.ready < pool.replicas for pool in pools):
+        return _incomplete_state(view, ready, why)
     if not engine_known(view):
-        served = view.deployment.status.phase in ("Serving", "Degraded")
+        served = view.deployment.status.phase in ("Serving", "Scaling", "Degraded")
         text = "no router has reached an engine"
         return DeploymentState(Health.PROGRESSING, "Degraded" if served else "Starting", text)
     if isinstance(choice, NoModel):
         return DeploymentState(Health.STALLED if choice.stalled else Health.READY, "Serving", choice.message)
     held = f"spec.rollout.paused holds the update to {rollout.held}" if rollout.held else None
     return DeploymentState(Health.READY, "Serving", held)
+
+
+def _first_message(pools: tuple[PoolSummary, ...]) -> str | None:
+    """What the first pool that has something to say says, under its name where there are others."""
+    found = next((pool for pool in pools if pool.message), None)
+    if found is None:
+        return None
+    return found.message if len(pools) == 1 else f"pool {found.name}: {found.message}"
 
 
 def _without_model(choice: NoModel) -> DeploymentState:
@@ -82,13 +91,28 @@ def _rollout_state(
         limit_s = view.deployment.spec.rollout.progress_deadline_seconds
         text = f"the rollout has made no progress for {limit_s} s{f': {why or obstacle}' if why or obstacle else ''}"
         return DeploymentState(Health.STALLED, "Degraded" if ready else "Failed", text)
-    failed = [live for live in view.pools if live.status.failures and not live.status.ready_replicas]
-    if failed and not ready:
-        given_up = any(live.status.failures >= FAILURES_TO_STALL for live in failed)
-        return DeploymentState(Health.STALLED if given_up else Health.PROGRESSING, "Failed", why)
+    if not ready and (failed := _failed_state(view, why)) is not None:
+        return failed
     updating = status.from_revision or any(live.status.ready_replicas for live in former_pools(view))
     text = obstacle or why or "engines are starting"
     return DeploymentState(Health.PROGRESSING, "Updating" if updating else "Starting", text)
+
+
+def _incomplete_state(view: DeploymentView, ready: int, why: str | None) -> DeploymentState:
+    """The state while replicas of the revision that serves are missing: lost, failed, or wanted since then."""
+    if not ready:
+        return _failed_state(view, why) or DeploymentState(Health.PROGRESSING, "Starting", why)
+    degraded = any(live.status.phase == "Degraded" for live in view.pools)
+    return DeploymentState(Health.PROGRESSING, "Degraded" if degraded else "Scaling", why)
+
+
+def _failed_state(view: DeploymentView, why: str | None) -> DeploymentState | None:
+    """The state of a deployment without a ready engine, one of whose pools has failed; None: none has."""
+    failed = [live for live in view.pools if live.status.failures and not live.status.ready_replicas]
+    if not failed:
+        return None
+    given_up = any(live.status.failures >= FAILURES_TO_STALL for live in failed)
+    return DeploymentState(Health.STALLED if given_up else Health.PROGRESSING, "Failed", why)
 
 
 def _obstacle(choice: ModelChoice | NoModel, rollout: RolloutStep, why: str | None) -> str | None:

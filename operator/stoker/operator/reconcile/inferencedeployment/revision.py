@@ -8,6 +8,9 @@ Called by `rollout`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from stoker.operator.api.inferencedeployment import InferenceDeploymentSpec, RevisionStatus
 from stoker.operator.domain.rollout.canary import INTERRUPTED
 from stoker.operator.reconcile.inferencedeployment.model_choice import ModelChoice, NoModel, checkpoint_choice
@@ -64,9 +67,21 @@ def _intent(spec: InferenceDeploymentSpec, choice: ModelChoice) -> str:
     model = {
         name: value for name, value in wire["model"].items() if name not in {"checkpointRef", "checkpointSelector"}
     }
-    pools = [{name: value for name, value in pool.items() if name not in _POOL_ONLY} for pool in wire["pools"]]
+    pools = [_pool_intent(pool) for pool in wire["pools"]]
     checkpoint = {"uid": choice.checkpoint.uid, "digest": choice.checkpoint.digest} if choice.checkpoint else None
     return digest_of({"model": model, "engine": wire["engine"], "pools": pools, "checkpoint": checkpoint}, 10)
+
+
+def _pool_intent(pool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a pool that shape engines.
+
+    The default backend is left out, so that manifests from before there was a choice keep their hash.
+    """
+    found = {name: value for name, value in pool.items() if name not in _POOL_ONLY}
+    scheduling = dict(found.get("scheduling") or {})
+    if scheduling.get("backend") == "stoker":
+        del scheduling["backend"]
+    return found | ({"scheduling": scheduling} if "scheduling" in found else {})
 
 
 def _revision_of_last_pass(view: DeploymentView, choice: ModelChoice, intent: str) -> RevisionStatus | None:

@@ -7,9 +7,10 @@ Called by `reconcile`; the step of a rollout is kept in the status.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from stoker.operator.api.enginepool import EnginePool, Revision
@@ -28,6 +29,7 @@ from stoker.operator.reconcile.inferencedeployment.canary import (
 )
 from stoker.operator.reconcile.inferencedeployment.evaluation import stale_tasks
 from stoker.operator.reconcile.inferencedeployment.model_choice import ModelChoice, NoModel
+from stoker.operator.reconcile.inferencedeployment.queue_time import queued_s
 from stoker.operator.reconcile.inferencedeployment.revision import last_target, revision_of, source_of
 from stoker.operator.reconcile.inferencedeployment.view import DeploymentView, former_pools, has_pods, pool_object_name
 from stoker.operator.reconcile.intent import EDIT_REFUSED
@@ -50,6 +52,8 @@ class RolloutStep:
     target: str | None
     """None: no model was found so far."""
     status: RolloutStatus | None
+    whole: bool = False
+    """Whether every pool runs all its replicas, ready ones of `target`, and nothing else."""
     create: tuple[Object, ...] = ()
     apply: tuple[Object, ...] = ()
     scale: tuple[Scale, ...] = ()
@@ -91,12 +95,15 @@ def plan_rollout(view: DeploymentView, choice: ModelChoice | NoModel) -> Rollout
     abandoned = _abandoned_pools(view, shares, pools) if canary is not None and canary.rolled_back else ()
     stale = stale_tasks(view, target if canary is not None and canary.evaluating else None)
     chosen = _chosen_event(wanted) if wanted is not None and target == wanted.name != last else ()
-    progress = _rollout_status(view, status.rollout or RolloutStatus(), current, target, done=done)
+    old = status.rollout or RolloutStatus()
+    kept = old.phase == "Completed" and old.to_revision == current == target and _runs_alone(view, target)
+    progress = _rollout_status(view, old, current, target, over=done or kept)
     return RolloutStep(
         revisions=_kept_revisions(view, revisions, current, target, canary),
         current=current,
         target=target,
         status=with_canary(progress, canary, view.time),
+        whole=done,
         create=(*pools.create, *(canary.create if canary is not None else ())),
         apply=(*pools.apply, *_reunited_pools(view, shares, current)),
         scale=pools.scale,
@@ -278,13 +285,23 @@ def _pool_ref(pool: EnginePool) -> Ref:
 # Progress of a rollout
 
 
+def _runs_alone(view: DeploymentView, target: str) -> bool:
+    """Whether all pools are given to the target, and no other pool is left; whatever number of replicas they have."""
+    given = (view.engine_pool(pool) for pool in view.deployment.spec.pools)
+    return not former_pools(view) and all(live is not None and _is_given_to(live, target) for live in given)
+
+
+def _is_given_to(live: EnginePool, target: str) -> bool:
+    return any(found.name == target and found.share == 100 for found in live.spec.revisions)
+
+
 def _all_updated(view: DeploymentView, target: str) -> bool:
     """Whether every pool carries out its newest spec and runs nothing but ready replicas of the target."""
     for pool in view.deployment.spec.pools:
         live = view.engine_pool(pool)
         if live is None or live.status.observed_generation != live.metadata.generation or _is_refused(live):
             return False
-        if not any(found.name == target and found.share == 100 for found in live.spec.revisions):
+        if not _is_given_to(live, target):
             return False
         others = any(found.replicas for found in live.status.revisions if found.name != target)
         if others or live.status.updated_replicas < live.spec.bounded_replicas:
@@ -324,10 +341,11 @@ def _with_share(found: RevisionStatus, share: int) -> RevisionStatus:
 
 
 def _rollout_status(
-    view: DeploymentView, old: RolloutStatus, current: str | None, target: str, *, done: bool
+    view: DeploymentView, old: RolloutStatus, current: str | None, target: str, *, over: bool
 ) -> RolloutStatus:
+    """How far the move to `target` is. `over`: everything has run it; replicas that came or went since are no move."""
     updated = sum(live.status.updated_replicas for live in view.pools)
-    if done:
+    if over:
         return RolloutStatus(
             phase="Completed",
             to_revision=target,
@@ -339,13 +357,13 @@ def _rollout_status(
     if old.to_revision != target:
         return RolloutStatus(
             phase="Progressing",
-            from_revision=current if current != target else None,
+            from_revision=current if current != target else old.to_revision,
             to_revision=target,
             step=updated,
             started_at=view.time,
             progressed_at=view.time,
         )
-    progressed = old.step != updated or old.phase == "Completed" or old.progressed_at is None
+    progressed = old.step != updated or old.progressed_at is None
     return RolloutStatus(
         phase="Paused" if view.deployment.spec.rollout.paused else "Progressing",
         from_revision=old.from_revision,
@@ -368,7 +386,9 @@ def _describe(revision: RevisionStatus) -> str:
 
 
 def _deadline_left_s(view: DeploymentView, status: RolloutStatus) -> float | None:
+    """Seconds until the deadline; None where none runs, as while a replica waits in the queue of its scheduler."""
     if status.progressed_at is None or (status.canary is not None and status.canary.phase == "Holding"):
         return None
-    limit = timedelta(seconds=view.deployment.spec.rollout.progress_deadline_seconds)
-    return (datetime.fromisoformat(status.progressed_at) + limit - view.now).total_seconds()
+    progressed = datetime.fromisoformat(status.progressed_at)
+    limit_s = view.deployment.spec.rollout.progress_deadline_seconds + queued_s(view, status.to_revision, progressed)
+    return limit_s - (view.now - progressed).total_seconds() if math.isfinite(limit_s) else None

@@ -33,6 +33,7 @@ from stoker.operator.reconcile.trainingjob.follow import follow
 from stoker.operator.reconcile.trainingjob.give_back import ROOM_TAKEN, give_back
 from stoker.operator.reconcile.trainingjob.outcome import JobChanges, JobOutcome, changed_attempt
 from stoker.operator.reconcile.trainingjob.view import TrainingView
+from stoker.operator.render.attempt_group import attempt_group
 from stoker.operator.render.scheduling import levels_of, topology_limits
 
 LIMITED = "PlacementLimited"
@@ -122,13 +123,18 @@ def _held_back(turn: Turn) -> str:
 def _limited(view: TrainingView, attempt: Attempt) -> Condition:
     """Say where a placement was asked for that the scheduler of the gang does not keep."""
     if attempt.scheduler:
-        text = topology_limits(view.job, scheduler_of(attempt), _rendered(view))
+        text = _topology_limits(view, attempt)
         return Condition(LIMITED, True if text else None, "Scheduler", text)
-    if not view.settings.places_gangs and (text := topology_limits(view.job, "stoker", _rendered(view))):
+    if not view.settings.places_gangs and (text := _topology_limits(view, attempt)):
         return Condition(LIMITED, True, "NoNodes", f"the operator has no view of nodes: {text}")
     if attempt.placed_at is not None and not any(map(pinned_node, view.gang)):
         return _WITHOUT_NODES
     return _counted(_devices(view))
+
+
+def _topology_limits(view: TrainingView, attempt: Attempt) -> str:
+    group = attempt_group(view.job, scheduler_of(attempt), attempt.number, _rendered(view))
+    return topology_limits(group, _rendered(view)["pod"]["spec"])
 
 
 def _devices(view: TrainingView) -> DeviceNeeds:

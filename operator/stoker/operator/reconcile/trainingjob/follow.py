@@ -11,6 +11,7 @@ from stoker.operator.api.trainingjob_status import TrainingPhase
 from stoker.operator.domain.conditions import Health
 from stoker.operator.domain.plan import Object, Plan
 from stoker.operator.domain.pods import PodState, pod_state, waiting_reason
+from stoker.operator.domain.schedulers import waits_for
 from stoker.operator.domain.waiting import mounting, waiting
 from stoker.operator.reconcile.trainingjob.outcome import JobChanges, JobOutcome, changed_attempt
 from stoker.operator.reconcile.trainingjob.saves import expired, new_checkpoints
@@ -54,8 +55,7 @@ def _health(view: TrainingView, phase: TrainingPhase) -> tuple[bool, str]:
 def _phase_and_message(view: TrainingView, agent_phase: str | None) -> tuple[TrainingPhase, str | None]:
     pods = [pod for pod in view.gang if pod_state(pod) in {PodState.PENDING, PodState.GATED}]
     if pods and view.attempt is not None and view.attempt.scheduler and any(map(_gated, pods)):
-        queue = view.job.spec.scheduling.queue_name
-        return "Pending", f"the gang waits for {view.attempt.scheduler}" + (f", queue {queue}" if queue else "")
+        return "Pending", f"the gang {waits_for(view.attempt.scheduler, view.job.spec.scheduling.queue_name)}"
     if pods:
         rendered = view.job.status.pinned.rendered if view.job.status.pinned else None
         spec = (rendered or {}).get("pod", {}).get("spec", {})

@@ -30,10 +30,10 @@ from stoker.operator.reconcile.trainingjob.pinning import pinned_for_next_attemp
 from stoker.operator.reconcile.trainingjob.resume import Blocked, Choice, choose_resume, resolve_start
 from stoker.operator.reconcile.trainingjob.saves import new_checkpoints
 from stoker.operator.reconcile.trainingjob.view import TrainingView
+from stoker.operator.render.attempt_group import attempt_group, attempt_group_objects
 from stoker.operator.render.keys import keys_config_map
 from stoker.operator.render.names import attempt_config_name
 from stoker.operator.render.network_policy import trainer_policies
-from stoker.operator.render.scheduling import group_objects
 from stoker.operator.render.trainer import (
     attempt_config,
     attempt_pods,
@@ -204,11 +204,13 @@ def _scheduler(view: TrainingView) -> Scheduler | Missing:
 def _children(view: TrainingView, config: Object, pinned: Pinned, attempt: Attempt) -> tuple[Object, ...]:
     """Public keys, policy, Service and group of the gang; the attempt's configuration is last: its pods wait for it."""
     job, resource, settings = view.job, view.seen.resource, view.settings
+    rendered = pinned.rendered or {}
+    group = attempt_group(job, scheduler_of(attempt), attempt.number, rendered)
     return (
         keys_config_map(resource, settings),
         *trainer_policies(job, resource, settings),
         service(job, resource, settings),
-        *group_objects(job, resource, scheduler_of(attempt), pinned.rendered or {}, settings.installed),
+        *attempt_group_objects(job, resource, group, rendered, settings.installed),
         config,
     )
 

@@ -26,6 +26,6 @@ def run(scenario: Callable[[], Awaitable[None]], limit_s: float = 300) -> None:
 
 
 def events(text: str) -> list[Any]:
-    """Return the content of a stream's `data:` lines; `[DONE]` stays a string."""
-    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    """Return the content of a stream's `data:` lines; `[DONE]` stays a string. A silent stream's comments are none."""
+    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line and not line.startswith(":")]
     return [line if line == "[DONE]" else json.loads(line) for line in lines]

@@ -8,14 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from e2e.charts.helm import NAMESPACE
 from e2e.charts.release import Releases
 from e2e.cluster.cluster import Cluster
-from e2e.cluster.waiting import wait_until
 from e2e.images.build import build_images
 from e2e.images.recipe import ALL
-from e2e.stories.installation import NODES, install
-from e2e.stories.story import Story, namespaces_gone
+from e2e.stories.installation import NODES, installed
+from e2e.stories.story import Story
 from e2e.upgrade.previous import recipes
 
 KEPT_VARIABLE = "STOKER_E2E_CLUSTER"
@@ -50,11 +48,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def releases(cluster: Cluster) -> Iterator[Releases]:
     """Both charts, installed; after the last story every namespace of a story is gone."""
-    found = Releases(cluster.kubeconfig)
-    installed = found.kubectl("get", "namespaces", NAMESPACE, "--ignore-not-found", "-o", "name")
-    yield found if installed else install(cluster)
-    with cluster.api() as api:
-        assert wait_until(lambda: namespaces_gone(api), timeout_s=300, every_s=0.5)
+    with installed(cluster) as found:
+        yield found
 
 
 @pytest.fixture

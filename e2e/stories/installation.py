@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from e2e.charts.helm import CRDS, NAMESPACE, STOKER
 from e2e.charts.release import Releases
 from e2e.cluster.cluster import Cluster
 from e2e.cluster.spec import NodeSpec
+from e2e.cluster.waiting import wait_until
+from e2e.stories.story import namespaces_gone
 
 IMAGES = {
     "control": {"repository": "localhost/stoker/control", "tag": "e2e"},
@@ -46,3 +50,17 @@ def install(cluster: Cluster, values: dict[str, Any] | None = None) -> Releases:
     releases.upgrade("stoker-crds", CRDS, NAMESPACE)
     releases.upgrade("stoker", STOKER, NAMESPACE, "--wait", "--timeout=300s", values={**VALUES, **(values or {})})
     return releases
+
+
+@contextmanager
+def installed(cluster: Cluster) -> Iterator[Releases]:
+    """Have both charts installed; at the end wait until every namespace of a story is gone.
+
+    Raises:
+        AssertionError: a namespace does not go.
+    """
+    found = Releases(cluster.kubeconfig)
+    there = found.kubectl("get", "namespaces", NAMESPACE, "--ignore-not-found", "-o", "name")
+    yield found if there else install(cluster)
+    with cluster.api() as api:
+        assert wait_until(lambda: namespaces_gone(api), timeout_s=300, every_s=0.5)

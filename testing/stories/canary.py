@@ -6,24 +6,16 @@ import json
 from typing import Any
 
 from testing.stories.load import Load
-from testing.stories.manifests import Manifest, deployment
+from testing.stories.manifests import Manifest
 from testing.stories.object_views import Object
+from testing.stories.served_examples import canary
 from testing.stories.stage import Stage
 
-STEPS = [{"percent": 50, "holdSeconds": 1, "minRequests": 20}, {"percent": 100, "holdSeconds": 1, "minRequests": 20}]
-
-
-def teller(checkpoint: str, limit_ms: str) -> Manifest:
-    manifest = deployment("teller", {"checkpointRef": {"name": checkpoint}})
-    gates = [{"metric": "errorRate", "max": "0"}, {"metric": "ttftP95Ms", "max": limit_ms}]
-    evals = [{"name": "tales", "prompts": {"name": "questions", "key": "questions.jsonl"}, "minScore": "0.9"}]
-    canary = {"steps": STEPS, "metricGates": gates, "evalGates": evals}
-    manifest["spec"]["rollout"] = {"type": "canary", "canary": canary}
-    return manifest
+NAME = "support-agent"
 
 
 def is_rolled_back_then_promoted(stage: Stage, older: str, newer: str, again: Manifest) -> None:
-    """Tell the story with two verified checkpoints; no request fails.
+    """Tell the story of `examples/serve-canary` with two verified checkpoints; no request fails.
 
     `again` is a Checkpoint with the weights of the newer one under another name: a revision that failed is not tried
     again.
@@ -33,41 +25,46 @@ def is_rolled_back_then_promoted(stage: Stage, older: str, newer: str, again: Ma
         {
             "apiVersion": "v1",
             "kind": "ConfigMap",
-            "metadata": {"name": "questions"},
+            "metadata": {"name": "known-questions"},
             "data": {"questions.jsonl": question},
         }
     )
-    stage.apply(teller(older, "0.001"))
-    stage.wait_for_phase("InferenceDeployment", "teller", "Serving")
-    first = stage.status("InferenceDeployment", "teller")["currentRevision"]
+    stage.apply(canary(older, "0.001"))
+    stage.wait_for_phase("InferenceDeployment", NAME, "Serving")
+    first = stage.status("InferenceDeployment", NAME)["currentRevision"]
     old_print = f"fp_{stage.status('Checkpoint', older)['digest'][:10]}"
 
-    with Load(stage.ready_url("teller"), "teller", lengths=(8, 8, 160), sessions=True) as load:
-        stage.apply(teller(newer, "0.001"))
-        stage.wait("InferenceDeployment", "teller", rolled_back, "rolled back")
-        status = stage.status("InferenceDeployment", "teller")
+    with Load(stage.ready_url(NAME), NAME, lengths=(8, 8, 160), sessions=True) as load:
+        stage.apply(canary(newer, "0.001"))
+        stage.wait("InferenceDeployment", NAME, rolled_back, "rolled back")
+        status = stage.status("InferenceDeployment", NAME)
         failed = status["rollout"]["toRevision"]
         gate = next(found for found in status["rollout"]["canary"]["gates"] if found["verdict"] == "Failed")
         asked = status["rollout"]["canary"]["gates"][0]
-        assert (asked["metric"], asked["verdict"], asked["value"], asked["samples"]) == ("eval:tales", "Passed", "1", 1)
+        assert (asked["metric"], asked["verdict"], asked["value"], asked["samples"]) == (
+            "eval:known-questions",
+            "Passed",
+            "1",
+            1,
+        )
         assert (gate["metric"], gate["samples"] >= 20, float(gate["value"]) > 0.001) == ("ttftP95Ms", True, True)
         assert (status["currentRevision"], status["currentCheckpoint"]["name"]) == (first, older)
-        assert f"revision {failed} was rolled back: GateFailed: ttftP95Ms at 50 %" in status["message"]
+        assert f"revision {failed} was rolled back: GateFailed: ttftP95Ms at 25 %" in status["message"]
         stage.wait_until(lambda: revisions(stage) == {first}, "the pods of the failed revision gone")
         since = len(load.answers)
         stage.more_answers(load, 20)
         assert {answer.fingerprint for answer in load.answers[since + 3 :]} == {old_print}
 
         third = again["metadata"]["name"]
-        stage.apply(again, teller(third, "60000"))
-        stage.wait("InferenceDeployment", "teller", lambda found: promoted(found, third), "promoted")
+        stage.apply(again, canary(third, "60000"))
+        stage.wait("InferenceDeployment", NAME, lambda found: promoted(found, third), "promoted")
     assert load.failures == []
-    second = stage.status("InferenceDeployment", "teller")["currentRevision"]
+    second = stage.status("InferenceDeployment", NAME)["currentRevision"]
     assert second not in (first, failed)
-    stage.wait_for_event("InferenceDeployment", "teller", "CanaryPromoted")
-    events = stage.events("InferenceDeployment", "teller")
+    stage.wait_for_event("InferenceDeployment", NAME, "CanaryPromoted")
+    events = stage.events("InferenceDeployment", NAME)
     assert (len(events["CanaryFailed"]), len(events["CanaryPromoted"])) == (1, 1)
-    stage.delete("InferenceDeployment", "teller")
+    stage.delete("InferenceDeployment", NAME)
 
 
 def rollout_of(found: Object) -> dict[str, Any]:

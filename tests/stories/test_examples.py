@@ -1,6 +1,6 @@
 """The large training examples run to their end on CPU ranks, scaled down by an overlay.
 
-Those of served models run in stories of their own; the pools of one in pairs are compared with its example here.
+Those of served models run in the stories of what they are about; here their overlays are compared with them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stoker.operator.admission.admission import Admission
 from testing.stories.alone import train_alone
 from testing.stories.example_overlays import OVERLAYS, ROOT, Overlay, layout_of
 from testing.stories.manifests import Manifest, corpus
-from testing.stories.served_examples import EXAMPLES, in_pairs
+from testing.stories.served_examples import EXAMPLES, autoscaled, canary, in_pairs
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda one: one.path.partition("/")[0])
@@ -44,19 +44,39 @@ def test_an_overlay_keeps_what_the_example_is_about(overlay: Overlay) -> None:
     assert layout_of(overlay.apply()["spec"]) == layout_of(original["spec"])
 
 
-def test_pools_of_the_story_in_pairs_are_those_of_its_example() -> None:
-    original = yaml.safe_load((EXAMPLES / "serve-prefill-decode" / "serve.yaml").read_text(encoding="utf-8"))
-    told = in_pairs({"checkpointRef": {"name": "newer"}})
-    assert shape_of(told) == shape_of(original)
-    Admission.from_folder(EXAMPLES.parent / "crds").admit(told)
+SERVED = {
+    "serve-autoscaled": autoscaled("newer", least=1),
+    "serve-canary": canary("newer", "60000"),
+    "serve-prefill-decode": in_pairs({"checkpointRef": {"name": "newer"}}),
+}
+
+
+@pytest.mark.parametrize("name", sorted(SERVED))
+def test_the_overlay_of_a_served_model_keeps_what_the_example_is_about(name: str) -> None:
+    original = yaml.safe_load((EXAMPLES / name / "serve.yaml").read_text(encoding="utf-8"))
+    assert shape_of(SERVED[name]) == shape_of(original)
+    Admission.from_folder(EXAMPLES.parent / "crds").admit(SERVED[name])
 
 
 def shape_of(manifest: Manifest) -> Manifest:
-    """What a story of a served model is about."""
+    """What a story of a served model is about: pools, goals, classes, gates, and who serves when others are gone."""
     spec = manifest["spec"]
+    pools = [(pool["name"], pool.get("role"), goals_of(pool)) for pool in spec["pools"]]
+    router, rollout = spec.get("router", {}), spec.get("rollout", {})
+    canary_of = rollout.get("canary", {})
     return {
         "name": manifest["metadata"]["name"],
-        "pools": [(pool["name"], pool.get("role")) for pool in spec["pools"]],
-        "policy": spec["router"].get("policy"),
-        "transfer": spec["engine"].get("transfer"),
+        "pools": pools,
+        "policy": router.get("policy"),
+        "replicas": router.get("replicas"),
+        "classes": [(each["name"], each.get("serviceTiers"), "ttftMs" in each) for each in router.get("classes", ())],
+        "transfer": spec.get("engine", {}).get("transfer"),
+        "gates": [gate["metric"] for gate in canary_of.get("metricGates", ())],
+        "evals": canary_of.get("evalGates"),
+        "percents": [step["percent"] for step in canary_of.get("steps", ())][-3:],
+        "on failure": canary_of.get("onFailure"),
     }
+
+
+def goals_of(pool: Manifest) -> Manifest:
+    return {key: value for key, value in pool.get("autoscaling", {}).items() if key in ("mode", "ttftMs", "itlMs")}

@@ -11,6 +11,8 @@ from typing import Any
 import openai
 import pytest
 
+from stoker.engine.http.openai.protocol import ChatMessage
+from stoker.engine.http.prompts import render_chat
 from testing.engine.fake_core import MAX_MODEL_LEN, ByteCodec
 from testing.engine.serving import run, serving, until
 
@@ -107,6 +109,17 @@ def test_an_answer_may_go_on_with_the_last_message(tmp_path: Path) -> None:
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, "continue_final_message")
 
     run(scenario)
+
+
+@pytest.mark.parametrize("content", ["<", "|", "end", "a<", "in a<b"])
+def test_an_answer_goes_on_behind_a_content_that_the_end_of_a_message_holds_too(content: str) -> None:
+    class Codec(ByteCodec):
+        def render_chat(self, messages: Any, **settings: Any) -> str:
+            return "".join(f"<|{one['role']}|>{one['content']}<|im_end|>\n" for one in messages)
+
+    messages = [ChatMessage(role="user", content="hi"), ChatMessage(role="assistant", content=content)]
+    text = render_chat(Codec(Path()), messages, False, None, {}, continues=True)
+    assert text == f"<|user|>hi<|im_end|>\n<|assistant|>{content}"
 
 
 @pytest.mark.parametrize(("template", "role"), [(None, "system"), ("{{ developer }}", "developer")])

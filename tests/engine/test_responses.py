@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -15,8 +15,17 @@ import openai
 import pytest
 
 from stoker.engine.core.messages import CoreState
+from stoker.engine.http.job import Job, Usage
+from stoker.engine.http.openai.answer import Envelope
+from stoker.engine.http.openai.logprobs import TokenNames
 from stoker.engine.http.openai.parser_choice import ParserChoice
-from testing.engine.fake_core import FACTS, ByteCodec
+from stoker.engine.http.openai.responses import ResponsesAnswer
+from stoker.engine.http.openai.responses_body import ResponsesBody
+from stoker.engine.http.openai.tools import tool_use
+from stoker.engine.http.text import OutputText
+from stoker.engine.http.update import Update
+from stoker.engine.sampling import SamplingParams
+from testing.engine.fake_core import EOS, FACTS, ByteCodec, scored
 from testing.engine.serving import Serving, run, serving, until
 
 PATH = "/v1/responses"
@@ -205,6 +214,54 @@ def test_scores_and_times_are_in_the_answer_on_request(tmp_path: Path) -> None:
             assert plain["output"][0]["content"][0]["logprobs"][0]["top_logprobs"] == []
             refused = (await s.post(PATH, input="x", stream=True, prompt_logprobs=1)).json()["error"]
             assert refused["message"] == "prompt_logprobs: not allowed with stream=true"
+
+    run(scenario)
+
+
+class Spoken:
+    """A generation whose output is known: each update has so many tokens, of which each is a byte."""
+
+    def __init__(self, text: str, size: int) -> None:
+        self.text, self.size = text.encode(), size
+        self.jobs = (Job("a", (3,), SamplingParams(logprobs=0), 0.0),)
+        self.usage = [Usage(1, completion_tokens=len(self.text))]
+
+    async def updates(self) -> AsyncGenerator[Update]:
+        text = OutputText(ByteCodec(Path()).detokenizer(skip_special_tokens=True), ["<tool_calls>"])
+        for start in range(0, len(self.text), self.size):
+            tokens = tuple(self.text[start : start + self.size])
+            piece = text.add(tokens)
+            scores = tuple(scored(token, 0) for token in tokens)
+            yield Update(0, 0, piece.text, tokens, piece.offsets, scores)
+        yield Update(0, 0, text.finish().text, logprobs=(), finish="stop", end_token=EOS)
+
+
+async def spoken(text: str, size: int) -> tuple[list[Any], int]:
+    """The items of an answer whose updates have so many tokens, without ids, and its tokens of reasoning."""
+    parsers = ParserChoice(reasoning="think").for_request(
+        tool_use([{"type": "function", "function": {"name": "weather"}}], None, None), "<tool_call>",
+        reasons_already=False,
+    )  # fmt: skip
+    body = ResponsesBody.model_validate({"input": "x", "top_logprobs": 1})
+    generation: Any = Spoken(text, size)
+    names = TokenNames(ByteCodec(Path()))
+    answer = ResponsesAnswer(Envelope("id", 0, "m", None), generation, parsers, names, body, timing=False)
+    whole = await answer.whole()
+    items = [{key: value for key, value in item.items() if "id" not in key} for item in whole["output"]]
+    return items, whole["usage"]["output_tokens_details"]["reasoning_tokens"]
+
+
+@pytest.mark.parametrize("size", [2, 7, 200])
+@pytest.mark.parametrize("text", [f"<think>häm</think>\n\naß <tool_b {CALL}", "plain €", "<think>cut"])
+def test_an_answer_is_the_same_however_many_tokens_come_at_once(text: str, size: int) -> None:
+    async def scenario() -> None:
+        items, reasoned = await spoken(text, 1)
+        assert await spoken(text, size) == (items, reasoned)
+        message = next((item for item in items if item["type"] == "message"), None)
+        if message is not None:
+            part = message["content"][0]
+            scored_text = bytes(byte for entry in part["logprobs"] for byte in entry["bytes"]).decode()
+            assert scored_text.strip() == part["text"]
 
     run(scenario)
 

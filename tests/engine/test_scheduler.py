@@ -215,6 +215,25 @@ def test_a_higher_priority_takes_the_seat_of_a_lower_one_which_keeps_its_output(
     world.finish_all()
 
 
+def test_a_step_in_flight_makes_no_blocks_findable_of_a_prompt_that_was_preempted_and_begun_anew() -> None:
+    """Over stages: the new run has computed two tokens when the step of the old one ends, with four."""
+    world = World(num_blocks=40, budget=4, seats=2, stages=3)
+    other = world.add([0], max_tokens=20)
+    world.step()
+    low = world.add([1] * 12, max_tokens=1, priority=5).sequences[0]
+    assert [(chunk.sequence, chunk.length) for chunk in world.step().chunks] == [(low, 4)]
+    world.add([0] * 6, max_tokens=1, priority=1)
+    world.step()
+    assert low.state is State.WAITING
+    world.scheduler.end(other.sequences[0], "abort")
+    world.step()
+    assert (low.state, low.num_computed) == (State.RUNNING, 2)
+    assert world.blocks.num_committed(low) * BLOCK <= low.num_computed
+    world.scheduler.end(low, "abort")
+    world.add([1] * 12, max_tokens=1)
+    world.finish_all()
+
+
 def test_who_cannot_grow_takes_blocks_of_the_youngest_which_is_computed_again() -> None:
     world = World(num_blocks=6, budget=8)
     old = world.add([1, 0, 1], max_tokens=8)

@@ -13,7 +13,7 @@ from stoker.engine.execution.step import Opening, SeatMask, StepInput, TableEntr
 def build_step_input(number: int, schedule: Schedule, blocks: BlockManager) -> StepInput:
     """The schedule as the input of one step."""
     seats, starts, lengths, scored, sample_chunks, sample_seats = [], [], [], [], [], []
-    for index, (sequence, start, length, samples) in enumerate(schedule.chunks):
+    for index, (sequence, start, length, samples, _) in enumerate(schedule.chunks):
         seats.append(seat_of(sequence))
         starts.append(start)
         lengths.append(length)

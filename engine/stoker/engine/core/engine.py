@@ -381,7 +381,7 @@ class LLMEngine:
         """Make a computed chunk findable and keep its prompt log-probabilities, which replace those before a
         preemption."""
         self.scheduler.complete(chunk)
-        if prompt_logprobs:
+        if prompt_logprobs and not chunk.is_outdated:
             chunk.sequence.prompt_logprobs[chunk.start + 1 :] = prompt_logprobs
 
     def _append_token(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from stoker.engine.core.blocks import Copy
-from stoker.engine.core.request import Sequence
+from stoker.engine.core.request import Sequence, State
 
 
 class TableChange(NamedTuple):
@@ -26,6 +26,13 @@ class Chunk(NamedTuple):
     samples: tuple[Sequence, ...]
     """Sequences that sample a token from the chunk's last position: the sequence itself and its new forks. Empty for a
     chunk that does not reach the end of the known tokens."""
+    preemptions: int
+    """Those of the sequence when the chunk was scheduled."""
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the sequence was preempted since and runs again: on other blocks, and perhaps on another seat."""
+        return self.sequence.state is State.RUNNING and self.sequence.preemptions > self.preemptions
 
 
 @dataclass

@@ -160,9 +160,12 @@ class Scheduler:
         return step
 
     def complete(self, chunk: Chunk) -> None:
-        """Make the full blocks of a computed chunk findable for the prefix cache."""
+        """Make the full blocks of a computed chunk findable for the prefix cache.
+
+        A sequence that was preempted and admitted again meanwhile computes them anew, in other blocks.
+        """
         end = chunk.start + chunk.length
-        if not self.blocks.completes_block(chunk.start, end):
+        if chunk.is_outdated or not self.blocks.completes_block(chunk.start, end):
             return
         for sequence in chunk.samples or (chunk.sequence,):
             if sequence.state is State.RUNNING:
@@ -306,7 +309,7 @@ class Scheduler:
             for sampled in samples:
                 sampled.num_pending += 1
                 self.flight.sampled(sampled)
-        step.chunks.append(Chunk(sequence, start, length, samples))
+        step.chunks.append(Chunk(sequence, start, length, samples, sequence.preemptions))
 
     def _fork(self, sequence: Sequence, step: Schedule) -> list[Sequence]:
         """Fork the other choices of a prompt that this step completes: same blocks, reserved seats."""

@@ -105,7 +105,8 @@ class _Retry:
         self.gone = frozenset(self._give_up_samples())
 
     def run(self, error: Exception) -> StepOutcome:
-        alive = [index for index, chunk in enumerate(self.chunks) if chunk.sequence.state is State.RUNNING]
+        running = (index for index, chunk in enumerate(self.chunks) if chunk.sequence.state is State.RUNNING)
+        alive = [index for index in running if not self.chunks[index].is_outdated]
         self._compute(alive, error if len(alive) == len(self.chunks) else None)
         return StepOutcome(self.partial.whole(self.step.number), self.partial.errors, self.gone)
 

@@ -16,6 +16,8 @@ OWN_SETTINGS = frozenset({"self", "messages", "add_generation_prompt", "tools"})
 """Variables of a chat template that `chat_template_kwargs` may not set."""
 DEVELOPER = "developer"
 USER, TOOL = "user", "tool"
+STANDING_IN = "\ue000\ue001"
+"""A content that no template writes by itself: characters for private use."""
 INSTRUCTING = ("system", DEVELOPER)
 """Roles whose messages a shortened conversation keeps."""
 
@@ -119,8 +121,15 @@ def render_chat(
     prepared = [_known_role(message.for_template(), codec.template_source or "") for message in messages]
     if tools:
         settings = {**settings, "tools": tools}
-    text = codec.render_chat(prepared, add_generation_prompt=add_generation_prompt, **settings)
-    return _until_content(text, prepared[-1]["content"]) if continues else text
+
+    def render(shown: Sequence[Mapping[str, Any]]) -> str:
+        return codec.render_chat(shown, add_generation_prompt=add_generation_prompt, **settings)
+
+    if not continues:
+        return render(prepared)
+    *before, last = prepared
+    behind = render([*before, {**last, "content": STANDING_IN}]).rpartition(STANDING_IN)[2]
+    return _until_content(render(prepared).removesuffix(behind), last["content"])
 
 
 def without_oldest(codec: TextCodec, body: ChatBody, most_tokens: int) -> ChatBody:
@@ -159,6 +168,8 @@ def since(messages: Sequence[ChatMessage], start: int) -> list[ChatMessage]:
 
 def _until_content(text: str, content: str) -> str:
     """The prompt's text up to the end of its last message's content. A template may strip the content's blanks.
+
+    `text`: without what the template writes behind the content, such as `<|im_end|>`, which could hold a short one.
 
     Raises:
         ApiError: 400, the content is empty, or the template changes it.

@@ -5,7 +5,8 @@ Made by `JobFollower`; read by the answers of `openai`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from stoker.engine.execution.step import TokenLogprobs
@@ -32,6 +33,28 @@ class Update:
     """The end or stop token behind `tokens`, which usage counts."""
     end_logprob: float | None = None
     """That of the end or stop token, where it is known."""
+
+    def by_token(self, shown: int) -> Iterator[Update]:
+        """Yield it as updates of one token each, as they come where none waits for a front.
+
+        `shown`: characters of the choice's text before it. Text that was held back comes with the token that frees it.
+        """
+        last, begin = max(len(self.tokens) - 1, 0), 0
+        for place in range(last):
+            end = max(min(self.offsets[place + 1] - shown, len(self.text)), begin)
+            part = replace(self._tokens(place, place + 1), text=self.text[begin:end])
+            yield replace(part, finish=None, stop_reason=None, end_token=None, end_logprob=None)
+            begin = end
+        yield replace(self._tokens(last, last + 1), text=self.text[begin:])
+
+    def _tokens(self, first: int, end: int) -> Update:
+        """The update with these of its tokens."""
+        return replace(
+            self,
+            tokens=self.tokens[first:end],
+            offsets=self.offsets[first:end],
+            logprobs=self.logprobs[first:end] if self.logprobs is not None else None,
+        )
 
     @property
     def all_tokens(self) -> tuple[int, ...]:

@@ -159,10 +159,16 @@ class ResponsesAnswer:
         yield from self._items[-1].end(self._status)
 
     async def _updates(self) -> AsyncGenerator[Update]:
+        """The updates, token by token where tokens must be told apart: those of reasoning are counted, and have no
+        log-probabilities."""
+        shown = 0
         try:
             async with aclosing(self.generation.updates()) as updates:
                 async for update in updates:
-                    yield update
+                    apart = update.logprobs is not None or self._may_reason()
+                    for one in update.by_token(shown) if apart else (update,):
+                        yield one
+                    shown += len(update.text)
         except ApiError as error:
             raise renamed(error) from error
 
@@ -182,6 +188,10 @@ class ResponsesAnswer:
         """Whether the text is within its reasoning."""
         reasoning = self._parser.reasoning
         return reasoning is not None and reasoning.begun and not reasoning.ended
+
+    def _may_reason(self) -> bool:
+        """Whether reasoning may still begin or end."""
+        return self._parser.reasoning is not None and not self._parser.reasoning.ended
 
     def _new_scores(self) -> list[Score]:
         """The log-probabilities that belong to the text that comes now."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stoker.engine.core.blocks import BlockManager
@@ -14,6 +14,7 @@ from stoker.engine.core.engine import LLMEngine
 from stoker.engine.core.messages import Delta
 from stoker.engine.core.request_check import ModelLimits
 from stoker.engine.core.scheduler import Scheduler
+from stoker.engine.core.step_flight import StepFlight
 from stoker.engine.execution.executor import InProcess
 from stoker.engine.execution.step import StepInput, StepOutput
 from stoker.engine.sampling import SamplingParams
@@ -115,7 +116,8 @@ REQUESTS = st.tuples(
 @given(
     requests=st.lists(REQUESTS, min_size=1, max_size=6),
     faults=st.lists(st.sampled_from(["", "", "", "before", "middle", "after"]), max_size=30),
-    executor=st.sampled_from([InProcess, Late]),
+    late=st.booleans(),
+    stages=st.sampled_from([1, 1, 2, 3]),
     overlap=st.booleans(),
     num_blocks=st.integers(9, 24),
     budget=st.integers(3, 12),
@@ -123,8 +125,13 @@ REQUESTS = st.tuples(
     prefix_cache=st.booleans(),
     worth_tokens=st.sampled_from([BLOCK, math.inf]),
 )
+@example(
+    requests=[*((1, 1, 1, 0, False, comes, None) for comes in (2, 2, 4)), (2, 1, 1, 1, False, 2, None)],
+    faults=["before"], late=False, stages=3, overlap=False, num_blocks=9, budget=3, chunk=None, prefix_cache=False,
+    worth_tokens=BLOCK,
+)  # fmt: skip  # a later step in flight has a chunk of a sequence that a still later one preempted
 def test_whatever_fails_everybody_else_gets_its_own_tokens(
-    requests: list[Any], faults: list[str], executor: Any, overlap: bool, num_blocks: int, budget: int,
+    requests: list[Any], faults: list[str], late: bool, stages: int, overlap: bool, num_blocks: int, budget: int,
     chunk: int | None, prefix_cache: bool, worth_tokens: float,
 ) -> None:  # fmt: skip
     def endless() -> Iterator[str]:
@@ -139,8 +146,11 @@ def test_whatever_fails_everybody_else_gets_its_own_tokens(
         max_queued_requests=99,
         chunk_tokens=chunk,
         worth_tokens=worth_tokens,
+        flight=StepFlight(stages, overlap=overlap),
     )
-    engine = LLMEngine(executor(Machine(endless())), scheduler, ModelLimits(VOCABULARY, 18, ()), overlap=overlap)
+    machine = Machine(endless())
+    executor = Late(machine, stages) if late else InProcess(machine)
+    engine = LLMEngine(executor, scheduler, ModelLimits(VOCABULARY, 18, ()), overlap=overlap)
     asked: dict[str, tuple[list[int], SamplingParams]] = {}
     deltas: list[Delta] = []
     step = 0

@@ -28,13 +28,14 @@ class Late:
     It stands for a device at its slowest.
     """
 
-    def __init__(self, runner: Any) -> None:
-        self.runner = runner
+    def __init__(self, runner: Any, stages: int = 1) -> None:
+        self.runner, self.stages = runner, stages
         self.steps: list[Pending] = []
 
     def submit(self, step: StepInput) -> Pending:
         self.steps.append(Pending(self, step))
-        assert sum(not one.done for one in self.steps) <= 2, "at most one step under way while another is prepared"
+        under_way = sum(not one.done for one in self.steps)
+        assert under_way <= self.stages + 1, "at most one step in each stage while another is prepared"
         return self.steps[-1]
 
     def capture_next_graph(self, *, wanted: bool = False) -> bool:

@@ -334,7 +334,7 @@ class LLMEngine:
     def _outcome(self, submitted: SubmittedStep) -> StepOutcome:
         """Wait for a step. One that failed is computed again in parts."""
         try:
-            return StepOutcome(submitted.pending.result())
+            return submitted.outcome()
         except ExecutorLost:
             raise
         except Exception as error:  # noqa: BLE001 - whatever one request does to a step must not reach the others

@@ -34,6 +34,11 @@ class Chunk(NamedTuple):
         """Whether the sequence was preempted since and runs again: on other blocks, and perhaps on another seat."""
         return self.sequence.state is State.RUNNING and self.sequence.preemptions > self.preemptions
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the sequence still runs, on the blocks and the seat that it had then."""
+        return self.sequence.state is State.RUNNING and self.sequence.preemptions == self.preemptions
+
 
 @dataclass
 class Schedule:

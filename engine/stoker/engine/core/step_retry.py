@@ -7,7 +7,8 @@ Called by the engine when a step fails.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -20,6 +21,15 @@ from stoker.engine.execution.executor import Executor, PendingOutput
 from stoker.engine.execution.step import StepInput, StepOutput, TokenLogprobs
 
 
+class StepPart(NamedTuple):
+    """Those chunks and samples of a step that can still be computed."""
+
+    chunks: list[int]
+    samples: list[int]
+    gone: frozenset[int]
+    """Samples whose sequences no longer run, or did not when the step was submitted again."""
+
+
 @dataclass
 class SubmittedStep:
     """A step that the executor has and whose output has not been read."""
@@ -29,11 +39,22 @@ class SubmittedStep:
     pending: PendingOutput
     submitted_s: float = 0.0
     """When its computing could begin: for a step that was computed by `submit`, before that."""
+    part: StepPart | None = None
+    """What was submitted, where the step was submitted again without sequences that had stopped since."""
 
     @property
     def size(self) -> tuple[bool, int]:
         """Whether it has prompts, and its tokens."""
         return self.step.num_tokens > len(self.step.seats), self.step.num_tokens
+
+    def outcome(self) -> StepOutcome:
+        """Wait for the step. Raises whatever computing it raises."""
+        output = self.pending.result()
+        if self.part is None:
+            return StepOutcome(output)
+        partial = _PartialOutput.empty(self.step)
+        partial.put(self.part.chunks, self.part.samples, output)
+        return StepOutcome(partial.whole(self.step.number), gone=self.part.gone)
 
 
 class StepOutcome(NamedTuple):
@@ -46,10 +67,27 @@ class StepOutcome(NamedTuple):
     """Samples whose sequences no longer run. Their numbers in `output` are placeholders."""
 
 
+def part_of(submitted: SubmittedStep) -> StepPart:
+    """Return what is left of a step without sequences that were preempted or have ended.
+
+    Tokens that are given up so are no longer awaited: who was preempted samples them again.
+    """
+    chunks, gone = submitted.schedule.chunks, set(submitted.part.gone if submitted.part is not None else ())
+    for number, sequence in enumerate(sequence for chunk in chunks for sequence in chunk.samples):
+        if sequence.state is not State.RUNNING:
+            sequence.num_pending = 0
+            gone.add(number)
+    left = [place for place, chunk in enumerate(chunks) if chunk.is_current]
+    samples = [sample for sample, chunk in enumerate(submitted.step.sample_chunks) if chunk in left]
+    return StepPart(left, [sample for sample in samples if sample not in gone], frozenset(gone))
+
+
 def retry_step(
-    executor: Executor, failed: SubmittedStep, later: Iterable[SubmittedStep], error: Exception
+    executor: Executor, failed: SubmittedStep, later: Collection[SubmittedStep], error: Exception
 ) -> StepOutcome:
     """Compute the failed step again in parts, then submit the later ones again: they read what it failed to write.
+
+    A sequence that was preempted or has ended takes no part in any of them: its seat and blocks may be another's.
 
     Raises:
         ExecutorLost: nothing can be computed any more.
@@ -57,9 +95,11 @@ def retry_step(
     for submitted in later:
         with suppress(Exception):
             submitted.pending.result()
-    outcome = _Retry(executor, failed, later).run(error)
-    for submitted in later:
-        submitted.pending = executor.submit(submitted.step)
+    steps = _repeatable([submitted.step for submitted in later])
+    outcome = _Retry(executor, failed, part_of(failed), steps).run(error)
+    for submitted, step in zip(later, steps, strict=True):
+        submitted.part = part_of(submitted)
+        submitted.pending = _submit_part(executor, step, submitted.part)
     return outcome
 
 
@@ -93,35 +133,44 @@ class _PartialOutput:
         )
 
 
-class _Retry:
-    """The retry of one step. Only sequences that still run take part: others may have lost their seats and blocks."""
+def _repeatable(steps: Sequence[StepInput]) -> list[StepInput]:
+    """Return these computed steps as they can be computed again: without copies of blocks that one of them has given to
+    another sequence, which overwrote them. Their targets hold what is needed, and an earlier step may write to these.
+    """
+    given: set[int] = set()
+    found = []
+    for step in reversed(steps):
+        given |= {entry.block for entry in step.table}
+        found.append(replace(step, copies=tuple(copy for copy in step.copies if copy[0] not in given)))
+    return found[::-1]
 
-    def __init__(self, executor: Executor, failed: SubmittedStep, later: Iterable[SubmittedStep]) -> None:
-        self.executor = executor
-        self.chunks = failed.schedule.chunks
-        undone = tuple(entry for submitted in later for entry in submitted.step.undone_copies())
+
+def _submit_part(executor: Executor, step: StepInput, part: StepPart) -> PendingOutput:
+    if part.chunks:
+        return executor.submit(step.part(part.chunks, part.samples))
+    nothing: Future[StepOutput] = Future()
+    nothing.set_result(StepOutput(step.number, (), (), (), ()))
+    return nothing
+
+
+class _Retry:
+    """The retry of one step."""
+
+    def __init__(self, executor: Executor, failed: SubmittedStep, part: StepPart, later: Iterable[StepInput]) -> None:
+        self.executor, self.part = executor, part
+        self.whole = len(part.chunks) == len(failed.schedule.chunks)
+        undone = tuple(entry for step in later for entry in step.undone_copies())
         self.step = replace(failed.step, table=undone)
         self.partial = _PartialOutput.empty(failed.step)
-        self.gone = frozenset(self._give_up_samples())
 
     def run(self, error: Exception) -> StepOutcome:
-        running = (index for index, chunk in enumerate(self.chunks) if chunk.sequence.state is State.RUNNING)
-        alive = [index for index in running if not self.chunks[index].is_outdated]
-        self._compute(alive, error if len(alive) == len(self.chunks) else None)
-        return StepOutcome(self.partial.whole(self.step.number), self.partial.errors, self.gone)
-
-    def _give_up_samples(self) -> Iterable[int]:
-        """Drop samples of sequences that no longer run. One that was preempted samples its token again."""
-        for number, sequence in enumerate(sequence for chunk in self.chunks for sequence in chunk.samples):
-            if sequence.state is not State.RUNNING:
-                sequence.num_pending = 0
-                yield number
+        self._compute(self.part.chunks, error if self.whole else None)
+        return StepOutcome(self.partial.whole(self.step.number), self.partial.errors, self.part.gone)
 
     def _compute(self, chunks: list[int], error: Exception | None) -> None:
         """Compute these chunks: together, unless they have failed together with `error` before; else in halves."""
         if error is None and chunks:
-            samples = [sample for sample, chunk in enumerate(self.step.sample_chunks) if chunk in chunks]
-            samples = [sample for sample in samples if sample not in self.gone]
+            samples = [sample for sample in self.part.samples if self.step.sample_chunks[sample] in chunks]
             try:
                 self.partial.put(chunks, samples, self.executor.submit(self.step.only(chunks, samples)).result())
                 return

@@ -86,12 +86,13 @@ class StepInput:
 
         Seats are open and blocks copied already; the caller supplies the block-table entries.
         """
+        return replace(self.part(chunks, samples), openings=(), cleared=(), copies=())
+
+    def part(self, chunks: Sequence[int], samples: Sequence[int]) -> StepInput:
+        """The step with only these chunks and samples."""
         place = {chunk: new for new, chunk in enumerate(chunks)}
         return replace(
             self,
-            openings=(),
-            cleared=(),
-            copies=(),
             seats=tuple(self.seats[chunk] for chunk in chunks),
             starts=tuple(self.starts[chunk] for chunk in chunks),
             lengths=tuple(self.lengths[chunk] for chunk in chunks),

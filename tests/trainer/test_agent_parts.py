@@ -244,7 +244,7 @@ def test_a_validation_that_is_not_finite_leaves_the_status_readable(loss: float)
     state = state_of()
     for event in (ValidationEvent(step=4, loss=loss, tokens=9), step(step=4), save(4, verified=True)):
         state.apply(0, event, clock=1, unix=1)
-    status = json.loads(JSONResponse(state.status()).body)
+    status = json.loads(bytes(JSONResponse(state.status()).body))
     assert (status["validation_loss"], status["start_validation"]) == (None, {"step": 4, "loss": None})
     assert [(found["folder"], found["validation_loss"]) for found in status["saves"]] == [
         ("step-00000004.0a1b2c3d", None)

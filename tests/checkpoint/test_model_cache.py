@@ -382,6 +382,28 @@ def test_a_push_replaces_no_checkpoint(tmp_path: Path) -> None:
         assert server.objects == before, "engines would have gone on to serve it"
 
 
+@pytest.mark.parametrize("sent", [0, 1, 2])
+@pytest.mark.parametrize("longer", [None, 0, 7], ids=["first", "replacing", "replacing-others"])
+def test_a_push_to_a_bucket_that_ends_too_early_is_no_model(sent: int, longer: int | None, tmp_path: Path) -> None:
+    def end_early(file: RemoteFile) -> None:
+        if file.name == sorted(FILES)[sent]:
+            raise KeyboardInterrupt
+
+    new = write(tmp_path / "new", FILES)
+    with S3Server() as server:
+        if longer is not None:
+            others = {name: data[::-1] + b" " * longer for name, data in FILES.items()}
+            push_folder(write(tmp_path / "old", others), "s3://models/tiny", server.environment)
+        with pytest.raises(KeyboardInterrupt):
+            push_folder(new, "s3://models/tiny", server.environment, replace=True, sent=end_early)
+        with pytest.raises(CheckpointCorrupt, match=r"is missing|is damaged|has \d+ bytes"):
+            fetch_model("s3://models/tiny", tmp_path / "cache", server.environment)
+        push_folder(new, "s3://models/tiny", server.environment, replace=True)
+        found = fetch_model("s3://models/tiny", tmp_path / "cache", server.environment)
+        assert content(found.path) == FILES
+        os.close(found.lease)
+
+
 def test_what_other_tools_keep_beside_a_model_is_not_pushed(tmp_path: Path) -> None:
     folder = write(tmp_path / "model", FILES)
     write(folder / ".cache" / "huggingface" / "download", {"config.json.metadata": b"1"})

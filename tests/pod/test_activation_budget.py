@@ -17,7 +17,7 @@ from stoker.pod.plan.budget import Cost, choose_cheapest, fullest_moment, least_
 from stoker.pod.plan.estimate import make_plan
 from stoker.pod.plan.gpu import GIB, GPUS
 from stoker.pod.plan.job import Job, Layout
-from stoker.pod.plan.late_gradients import fullest_moments, held_of_layer, late_bytes, turning
+from stoker.pod.plan.late_gradients import fullest_moments, held_of_layer, late_bytes, moments_of, turning
 from stoker.pod.plan.layer_budget import choose_by_layer, least_room_by_layer
 from stoker.pod.plan.layer_choice import (
     KEEP_ALL,
@@ -240,3 +240,21 @@ def test_no_moment_of_a_split_backward_holds_more_than_is_planned(
                 assert others + layers[0] + 2 * late <= bound * (1 + 1e-9)
                 whole, lates = whole - 1, lates + 1
             assert whole * sum(layers) + lates * 2 * late <= bound * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("ranks", "stages"), [(2, 1), (2, 3), (3, 2), (4, 1), (5, 2)])
+def test_moments_of_a_split_backward_recur_with_every_round_of_the_ranks(ranks: int, stages: int) -> None:
+    plain = job(TINY, 16, None, pipeline=ranks, stages_per_rank=stages, schedule="ZeroBubble")
+    model = replace(TINY, num_layers=ranks * stages)
+    for batches in range(1, 6 * ranks):
+        found = replace(plain, model=model, global_batch_size=batches)
+        whole = [moments_of(order) for order in compute_order("ZeroBubble", pipeline_shape(found))]
+        assert [fullest_moments(found, rank) for rank in pipeline_ranks(found)] == whole
+
+
+def test_moments_of_a_large_batch_are_found_as_fast_as_those_of_a_small_one() -> None:
+    """The operator plans each job at admission: a batch size with too many zeros must not keep it from all others."""
+    found = job(replace(TINY, num_layers=8), 16, GIB, pipeline=4, schedule="ZeroBubble")
+    large, small = (replace(found, global_batch_size=size) for size in (2**31 - 4, 400))
+    for rank in pipeline_ranks(small):
+        assert fullest_moments(large, rank) == fullest_moments(small, rank)

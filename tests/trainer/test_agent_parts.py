@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 from rich.console import Console as RichConsole
+from starlette.responses import JSONResponse
 
 from stoker.pod.causes import EXIT_CODES, Cause
 from stoker.pod.config_file import ConfigError, parse
@@ -236,6 +237,19 @@ def test_the_validation_before_the_first_step_is_kept_to_the_end() -> None:
     assert state.status()["start_validation"] == {"step": 7, "loss": 0.5}
     assert state.last_numbers()["start_validation"] == {"step": 7, "loss": 0.5}
     assert state.status()["validation_loss"] == 0.4
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_validation_that_is_not_finite_leaves_the_status_readable(loss: float) -> None:
+    state = state_of()
+    for event in (ValidationEvent(step=4, loss=loss, tokens=9), step(step=4), save(4, verified=True)):
+        state.apply(0, event, clock=1, unix=1)
+    status = json.loads(bytes(JSONResponse(state.status()).body))
+    assert (status["validation_loss"], status["start_validation"]) == (None, {"step": 4, "loss": None})
+    assert [(found["folder"], found["validation_loss"]) for found in status["saves"]] == [
+        ("step-00000004.0a1b2c3d", None)
+    ]
+    assert "validation_loss" not in state.last_numbers()
 
 
 def test_a_moment_of_the_start_is_that_of_the_last_rank() -> None:

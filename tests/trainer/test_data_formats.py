@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -435,6 +436,30 @@ def test_compressed_text_is_read_as_a_stream_and_damage_is_named(tmp_path: Path,
     path.write_bytes(content)
     with pytest.raises(DataError, match=rf"data source books: .*a\.txt\{suffix}: "):
         read(source_of(path))
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_damaged_compressed_files_behind_a_url_are_no_error_of_the_network(memory: Any, suffix: str) -> None:
+    memory.pipe(f"/corpus/a.txt{suffix}", b"no compressed data")
+    with pytest.raises(DataError, match=rf"a\.txt\{suffix}: not whole \{suffix} data"):
+        read(DataSourceConfig(name="books", url=f"memory://corpus/a.txt{suffix}"))
+
+
+class Resetting(Broken):
+    """Its connections are lost while a file is read."""
+
+    def open(self, path: str, mode: str) -> Any:
+        def read(_size: int) -> bytes:
+            raise ConnectionResetError("the connection was lost")
+
+        return SimpleNamespace(read=read, close=lambda: None)
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_a_connection_that_is_lost_within_a_compressed_file_is_an_error_of_storage(suffix: str) -> None:
+    files: list[Any] = [RemoteFile(Resetting(), f"corpus/a.txt{suffix}", {"size": 3})]
+    with pytest.raises(StorageFailed, match=rf"far://corpus/a\.txt\{suffix}: ConnectionResetError: the connection"):
+        list(read_documents(DataSourceConfig(name="books", url=f"far://corpus/a.txt{suffix}"), files))
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,10 @@ from tensorboardX.proto.event_pb2 import Event
 
 from stoker.pod.causes import Cause
 from stoker.pod.config_file import ConfigError
+from stoker.trainer.errors import StorageFailed
 from stoker.trainer.protocol.config import LoggingConfig
 from stoker.trainer.protocol.messages import StepEvent, ValidationEvent
+from stoker.trainer.rank.main import cause_of
 from stoker.trainer.rank.metric_targets.open_targets import check_targets, open_targets, run_id
 from stoker.trainer.rank.metric_targets.target import STEP_NAMES, MetricTarget, step_numbers
 from stoker.trainer.rank.metrics import MetricLog
@@ -119,22 +121,22 @@ class Target(MetricTarget):
 
     def write(self, step: int, numbers: dict[str, float], at: float) -> None:
         if step == 3:
-            raise OSError("full")
+            raise StorageFailed("full")
 
     def close(self, completed: bool) -> None:
         self.closed.append(completed)
         if not completed:
-            raise OSError("cannot be closed")
+            raise StorageFailed("cannot be closed")
 
 
 def test_targets_learn_whether_the_run_completed_and_hide_no_error() -> None:
-    target = Target()
-    with MetricLog(None, 1, [target]) as log:
+    target, other = Target(), Target()
+    with MetricLog(None, 1, [target, other]) as log:
         log.step(step(4))
     assert target.closed == [True]
-    with pytest.raises(OSError, match="full"), MetricLog(None, 1, [target]) as log:
+    with pytest.raises(StorageFailed, match="full"), MetricLog(None, 1, [target, other]) as log:
         log.step(step(3))
-    assert target.closed == [True, False]
+    assert target.closed == other.closed == [True, False]
 
 
 def test_a_run_that_had_taken_its_last_step_before_is_closed_as_complete(
@@ -201,14 +203,14 @@ def test_errors_of_weights_and_biases_name_the_field(
     monkeypatch.setitem(sys.modules, "wandb", package)
     config = tiny_config(tmp_path, logging__wandb={"project": "base", "entity": "none"})
     message = "logging.wandb {'project': 'base', 'entity': 'none'}: RuntimeError: entity none not found"
-    with pytest.raises(OSError, match=re.escape(message)), MetricLog(None, 1, open_targets(config, 0)) as log:
+    with pytest.raises(StorageFailed, match=re.escape(message)), MetricLog(None, 1, open_targets(config, 0)) as log:
         log.step(step(4))
 
 
 def test_a_folder_that_tensorboard_cannot_write_is_named_by_its_field(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     config = tiny_config(tmp_path, logging__tensorboard=str(tmp_path / "file" / "board"))
-    with pytest.raises(OSError, match=f"logging.tensorboard {tmp_path}/file/board: NotADirectoryError"):
+    with pytest.raises(StorageFailed, match=f"logging.tensorboard {tmp_path}/file/board: NotADirectoryError"):
         open_targets(config, 0)
 
 
@@ -276,8 +278,9 @@ def test_mlflow_gets_one_run_for_all_attempts(tmp_path: Path, monkeypatch: pytes
     assert run.ends == ["KILLED", "RUNNING", "FINISHED"]
     package.fails = True
     message = "logging.mlflow.trackingUri file:///runs: RuntimeError: the server is away"
-    with pytest.raises(OSError, match=message), MetricLog(None, 1, open_targets(config, 4)) as log:
+    with pytest.raises(StorageFailed, match=message) as raised, MetricLog(None, 1, open_targets(config, 4)) as log:
         log.step(step(4))
+    assert cause_of(raised.value) is Cause.STORAGE_ERROR
 
 
 @pytest.mark.parametrize("field", ["tensorboard", "wandb", "mlflow"])

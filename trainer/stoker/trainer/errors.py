@@ -4,7 +4,7 @@
     ├── DataError        the corpus cannot be used
     ├── ModelUnusable    the starting weights cannot be used
     ├── OtherModel       the checkpoint to resume from is of another model
-    ├── StorageFailed    a save or a remote source of data could not be written or read
+    ├── StorageFailed    a save, a remote source of data or a target of metrics could not be written or read
     ├── NonFinite        loss or gradient norm is not finite
     ├── LossSpiked       the loss is far above those before it, and the run goes on without its samples
     ├── StateDiverged    ranks that hold the same state do not
@@ -34,7 +34,10 @@ class OtherModel(TrainerError):
 
 
 class StorageFailed(TrainerError):
-    """A save, state in a file or remote data cannot be written or read; the message names the place and the reason."""
+    """A save, state in a file, remote data or a target of metrics cannot be written or read.
+
+    The message names the place and the reason.
+    """
 
 
 class NonFinite(TrainerError):

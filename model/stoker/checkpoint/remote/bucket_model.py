@@ -113,6 +113,9 @@ class BucketModel:
         by_name = {file.name: file for file in files}
         if missing := listed.keys() - by_name.keys():
             raise CheckpointCorrupt(f"{self.uri}: {', '.join(sorted(missing)[:3])} of {INDEX_FILE} is missing")
+        for name, (size, _) in sorted(listed.items()):
+            if (found := by_name[name].bytes) != size:
+                raise CheckpointCorrupt(f"{self.uri}: {name} has {found} bytes, {INDEX_FILE} lists {size}")
         kept = tuple(
             RemoteFile(name, size, sha256=sha256, key=by_name[name].key, version=by_name[name].version)
             for name, (size, sha256) in sorted(listed.items())

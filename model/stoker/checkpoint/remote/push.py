@@ -1,7 +1,8 @@
 """Bring a model's folder to a hub, a bucket or a registry, and check what is there afterwards.
 
-In a bucket the list of files with their hashes (`stoker-model.json`) is written last and makes them a model; in a
-registry the manifest does, on the hub the commit does. A push that ends too early leaves nothing that looks whole.
+In a bucket the list of files with their hashes (`stoker-model.json`) is written first: until all of them are there, a
+fetch is refused, where files alone would be taken for a folder that other tools have written. In a registry the
+manifest makes a model, on the hub the commit does. A push that ends too early leaves nothing that looks whole.
 """
 
 from __future__ import annotations
@@ -169,7 +170,7 @@ def _push_to_bucket(
         raise CheckpointExists(
             f"{uri} is a checkpoint ({MANIFEST_FILE}), which no model replaces; push to another prefix"
         )
-    storage.remove_file(root / INDEX_FILE)
+    _write_index(storage, root / INDEX_FILE, files)
     for file in files:
         sent(file)
         storage.remove_file(root / file.name)
@@ -177,10 +178,13 @@ def _push_to_bucket(
     for file in files:
         if _hash_of_object(storage, root / file.name, file.bytes) != file.sha256:
             raise CheckpointCorrupt(f"{uri}: {file.name} is not what was sent")
-    index = {"version": 1, "files": {file.name: {"bytes": file.bytes, "sha256": file.sha256} for file in files}}
-    body = json.dumps(index, indent=1, sort_keys=True).encode()
-    storage.put_new(root / INDEX_FILE, body)
     return _pushed(uri, "", digest_of_listing(files), files)
+
+
+def _write_index(storage: BucketStorage, place: Path, files: tuple[RemoteFile, ...]) -> None:
+    index = {"version": 1, "files": {file.name: {"bytes": file.bytes, "sha256": file.sha256} for file in files}}
+    storage.remove_file(place)
+    storage.put_new(place, json.dumps(index, indent=1, sort_keys=True).encode())
 
 
 def _upload(storage: BucketStorage, source: Path, target: Path) -> None:

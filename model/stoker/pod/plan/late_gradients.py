@@ -6,10 +6,12 @@ computed it keeps what these products read (zero-bubble, arXiv 2401.10241). Byte
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from stoker.pod.pipeline.actions import Kind, Shape
+from stoker.pod.pipeline.actions import Action, Kind, Shape
 from stoker.pod.pipeline.schedules import compute_order
 from stoker.pod.plan.job import ALL_TARGETS, OF_FEED_FORWARD, Job
 from stoker.pod.plan.stage import PipelineRank, pipeline_shape
@@ -38,7 +40,13 @@ def fullest_moments(job: Job, rank: PipelineRank) -> tuple[Moment, ...]:
     """Return the moments of a rank of which none holds less than another of its kind."""
     if job.layout.schedule != "ZeroBubble":
         return (Moment(rank.live_stages, 0, turns=False),)
-    return _of_order(pipeline_shape(job), rank.index)
+    return _of_order(short_shape(pipeline_shape(job)))[rank.index]
+
+
+def short_shape(shape: Shape) -> Shape:
+    """The sizes of a schedule of at most 3 p micro-batches that has the same moments: they recur with every p."""
+    p, m = shape.ranks, shape.micro_batches
+    return replace(shape, micro_batches=min(m, 2 * p + m % p))
 
 
 def held_of_layer(job: Job, moments: tuple[Moment, ...], kept: float) -> float:
@@ -54,10 +62,16 @@ def turning(job: Job, kept: float) -> float:
 
 
 @lru_cache(maxsize=64)
-def _of_order(shape: Shape, rank: int) -> tuple[Moment, ...]:
+def _of_order(shape: Shape) -> list[tuple[Moment, ...]]:
+    """By rank."""
+    return [moments_of(order) for order in compute_order("ZeroBubble", shape)]
+
+
+def moments_of(order: Sequence[Action]) -> tuple[Moment, ...]:
+    """Return the moments in the passes of one rank of which none holds less than another of its kind."""
     found: set[Moment] = set()
     whole = late = 0
-    for action in compute_order("ZeroBubble", shape)[rank]:
+    for action in order:
         if action.kind is Kind.FORWARD:
             whole += 1
             found.add(Moment(whole, late, turns=False))

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from stoker.pod.causes import Cause
+from stoker.pod.metric_log import finite
 from stoker.pod.termination_message import MAX_SAVES, SaveReport
 from stoker.trainer.agent.pod_rank import PodRank
 from stoker.trainer.agent.startup import Startup
@@ -110,7 +111,7 @@ class RunState:
     stopping: str = ""
     """The reason of a requested stop, for people; empty while there is none."""
     cause: Cause | None = None
-    _validated: dict[int, float] = field(default_factory=dict)
+    _validated: dict[int, float | None] = field(default_factory=dict)
     _save_counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_SAVE_COUNTS, 0))
 
     def __post_init__(self) -> None:
@@ -133,7 +134,7 @@ class RunState:
                 self.last_validation = event
                 if self.last_step is None:
                     self.start_validation = event
-                self._validated[event.step] = event.loss
+                self._validated[event.step] = finite(event.loss)
                 while len(self._validated) > MAX_REQUESTS:
                     self._validated.pop(next(iter(self._validated)))
             case SourcesEvent():
@@ -268,12 +269,15 @@ class RunState:
         return self.ranks[self.pod.first_rank]
 
     def _progress(self) -> dict[str, Any]:
-        """Values of the last step and validation; None before the first."""
+        """Values of the last step and validation; None before the first, and for a loss for which JSON has no number.
+
+        Weights that have diverged are found by their validation, before a step ends the run.
+        """
         found = {name: getattr(self.last_step, name) if self.last_step else None for name in _PROGRESS}
-        return found | {"validation_loss": self.last_validation.loss if self.last_validation else None}
+        return found | {"validation_loss": finite(self.last_validation.loss) if self.last_validation else None}
 
     def _start(self) -> dict[str, Any] | None:
-        return {"step": found.step, "loss": found.loss} if (found := self.start_validation) else None
+        return {"step": found.step, "loss": finite(found.loss)} if (found := self.start_validation) else None
 
     def _save_metrics(self, save: SaveEvent) -> dict[str, Any]:
         """The numbers of a save. `validation_loss` is that of the same step, if it was validated."""

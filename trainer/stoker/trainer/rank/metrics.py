@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from stoker.checkpoint.storage import path_in_errors
+from stoker.trainer.errors import StorageFailed
 from stoker.trainer.protocol.messages import StepEvent, ValidationEvent
 from stoker.trainer.rank.metric_targets.target import MetricTarget, step_numbers, validation_numbers
 
@@ -115,8 +116,8 @@ class MetricLog:
     ) -> None:
         if self._stream is not None:
             self._stream.close()
-        with contextlib.suppress(OSError) if error is not None else contextlib.nullcontext():
-            for target in self._targets:
+        for target in self._targets:
+            with contextlib.suppress(OSError, StorageFailed) if error is not None else contextlib.nullcontext():
                 target.close(self._completed and error is None)
 
 

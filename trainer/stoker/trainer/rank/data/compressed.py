@@ -44,7 +44,7 @@ def decompressed(stream: BinaryIO, compression: str, where: str) -> Iterator[Bin
 
     Raises:
         ConfigError: `.zst` without pyarrow.
-        DataError: the file is damaged or not whole. Some of these errors are an OSError.
+        DataError: the file is damaged or not whole.
     """
     if not compression:
         yield stream
@@ -52,8 +52,15 @@ def decompressed(stream: BinaryIO, compression: str, where: str) -> Iterator[Bin
     try:
         with _reader(stream, compression, where) as content:
             yield cast("BinaryIO", content)
-    except (EOFError, zlib.error, lzma.LZMAError) as error:
+    except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
+        if isinstance(error, OSError) and not _is_damage(error):
+            raise
         raise DataError(f"{where}: not whole {compression} data ({error})") from error
+
+
+def _is_damage(error: OSError) -> bool:
+    """Whether a decompressor found it: it has no number. Those of a disk have one, those of a network or own types."""
+    return error.errno is None and type(error) in (OSError, gzip.BadGzipFile)
 
 
 def _reader(stream: BinaryIO, compression: str, where: str) -> io.BufferedIOBase:

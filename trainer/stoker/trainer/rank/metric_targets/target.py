@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from stoker.trainer.errors import StorageFailed
 from stoker.trainer.protocol.messages import StepEvent, ValidationEvent
 
 STEP_NAMES = {
@@ -26,7 +27,7 @@ VALIDATION_LOSS = "validation/loss"
 
 
 class MetricTarget(Protocol):
-    """Takes the numbers of steps and validations. An OSError ends the attempt as a storage error."""
+    """Takes the numbers of steps and validations. A StorageFailed ends the attempt as a storage error."""
 
     def write(self, step: int, numbers: dict[str, float], at: float) -> None:
         """Write some numbers of one step; `at`: Unix time."""
@@ -49,11 +50,11 @@ def validation_numbers(event: ValidationEvent) -> dict[str, float]:
 
 @contextmanager
 def place_in_errors(place: str) -> Iterator[None]:
-    """Turn what a package, a server or its network raises into an OSError with the place, which an operator retries.
+    """Turn what a package, a server or its network raises into StorageFailed with the place, which an operator retries.
 
     `place`: the field, with its value.
     """
     try:
         yield
     except Exception as error:
-        raise OSError(f"{place}: {type(error).__name__}: {error}") from error
+        raise StorageFailed(f"{place}: {type(error).__name__}: {error}") from error

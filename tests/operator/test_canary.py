@@ -338,6 +338,57 @@ def test_the_way_back_keeps_the_engines_of_a_pool_that_was_made_again_without_th
     assert serving.cluster.plan(CHAT).empty
 
 
+@pytest.mark.parametrize("ends", ["another edit", "a slow queue"])
+def test_engines_that_serve_alone_stay_when_their_canary_ends_and_the_old_revision_is_lost(ends: str) -> None:
+    serving = CanaryServing()
+    serving.checkpoint(10)
+    rounds(serving, 10)
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(engine={"threads": 2}))
+    while serving.canary.get("percent") != 10:
+        serving.round()
+    serving.cluster.delete(POOL)
+    rounds(serving, 10)
+    left = target_of(serving)
+    serving.quality[left] = Quality(queue_s=1.0 if ends == "a slow queue" else 0.01)
+    if ends == "another edit":
+        serving.cluster.change_spec(CHAT, lambda spec: spec.update(engine={"threads": 3}))
+    for _ in range(40):
+        serving.round()
+        assert sum(in_use(serving, found["name"]) for found in serving.status["revisions"]) >= 4
+    assert serving.rollout["phase"] == ("RolledBack" if ends == "a slow queue" else "Completed")
+    assert serving.canary.get("percent") == (50 if ends == "a slow queue" else None)
+    assert (in_use(serving, target_of(serving)), target_of(serving) == left) == (4, ends == "a slow queue")
+    assert serving.cluster.plan(CHAT).empty
+
+
+@pytest.mark.parametrize("newer", [False, True], ids=["same revision", "newer revision"])
+def test_a_canary_that_is_asked_for_while_the_last_old_replicas_drain_takes_no_traffic_away(*, newer: bool) -> None:
+    serving = CanaryServing(replicas=2)
+    canary = serving.cluster.objects[CHAT]["spec"]["rollout"]
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(rollout={"type": "rolling"}))
+    old = serving.started()
+    new = ""
+    while not new or in_use(serving, old) or in_use(serving, new) < 2:
+        serving.cluster.settle_once()
+        new = target_of(serving)
+        for pod in serving.engines(new):
+            serving.cluster.run(pod)
+        serving.take_snapshots()
+    assert serving.status["currentRevision"] == old, "its streams go on"
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(rollout=canary))
+    if newer:
+        serving.checkpoint(30)
+    for _ in range(40):
+        serving.round()
+        shares = serving.shares or dict.fromkeys((old, new, target_of(serving)), 1)
+        assert sum(in_use(serving, name) for name, percent in shares.items() if percent) >= 2
+    assert (serving.rollout["phase"], serving.status["currentRevision"]) == ("Completed", target_of(serving))
+    assert serving.status["currentCheckpoint"]["step"] == (30 if newer else 20)
+    serving.checkpoint(40)
+    rounds(serving, 10)
+    assert serving.canary["phase"] in ("Waiting", "Holding"), "the next revision has its canary"
+
+
 def test_a_version_with_other_hashes_goes_on_with_the_way_back_to_the_old_revision() -> None:
     serving = CanaryServing(replicas=8)
     serving.checkpoint(10)

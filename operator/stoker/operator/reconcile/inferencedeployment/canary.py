@@ -5,6 +5,7 @@ Pure. Called by `rollout`; decides nothing itself (`domain/rollout/canary`).
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -69,14 +70,14 @@ class CanaryTurn:
 def plan_canary(view: DeploymentView, current: str | None, target: str) -> CanaryTurn | None:
     """The canary's next state; None where revisions are exchanged at once.
 
-    That is so with `type: rolling`, for the first revision, and while no replica serves, which leaves nothing to
-    compare with.
+    That is so with `type: rolling`, for the first revision, and while no replica of the old one serves, which leaves
+    nothing to compare with.
     """
     settings, rollout = view.deployment.spec.rollout, view.deployment.status.rollout or RolloutStatus()
     known = rollout.canary if rollout.to_revision == target and not was_interrupted(view) else None
     if settings.canary is None or current is None or current == target:
         return None
-    if known is None and not any(live.spec.bounded_replicas for live in view.pools):
+    if known is None and (_is_empty(view) or _is_replaced(view, rollout, current, target)):
         return None
     old = _read(known) if known is not None else CanaryState(since=view.now)
     plan = _plan(view, settings.canary, queued_s(view, target, old.since or view.now))
@@ -126,6 +127,21 @@ def plan_return(view: DeploymentView, current: str | None, wanted: str | None) -
         serving=frozenset({current, left} if state.percent else {current}),
         events=_events(left, old, state),
     )
+
+
+def _is_empty(view: DeploymentView) -> bool:
+    return not any(live.spec.bounded_replicas for live in view.pools)
+
+
+def _is_replaced(view: DeploymentView, rollout: RolloutStatus, current: str, target: str) -> bool:
+    """Whether others serve in place of the old revision, which has no ready replica: a canary would give it all of
+    their traffic. A move that began so goes on so."""
+    ready = sum((ready_by_revision(view, live) for live in view.pools if not live.deleting), Counter[str]())
+    if ready[current]:
+        return False
+    left_out = rollout.to_revision if rollout.canary is not None and not rollout.canary.percent else None
+    others = any(number for name, number in ready.items() if name != left_out)
+    return others or (rollout.to_revision == target and rollout.canary is None)
 
 
 def _must_go(view: DeploymentView, left: str, current: str, wanted: str) -> bool:

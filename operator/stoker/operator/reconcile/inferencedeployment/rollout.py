@@ -81,7 +81,7 @@ def plan_rollout(view: DeploymentView, choice: ModelChoice | NoModel) -> Rollout
     revisions = _with_wanted(view, wanted)
     last = last_target(view)
     asked = _asked(view, wanted, last)
-    left = plan_return(view, status.current_revision, asked)
+    left = None if _is_lost(view, choice, asked) else plan_return(view, status.current_revision, asked)
     target = last if asked is None or left is not None else asked
     if target is None:
         return RolloutStep(revisions, None, None, None)
@@ -92,7 +92,8 @@ def plan_rollout(view: DeploymentView, choice: ModelChoice | NoModel) -> Rollout
     current = target if done or status.current_revision is None else status.current_revision
     shares = canary.shares if canary is not None else ((target, 100),)
     pools = _pool_changes(view, choice, shares, current, canary)
-    abandoned = _abandoned_pools(view, shares, pools) if canary is not None and canary.rolled_back else ()
+    given_up = canary is not None and canary.rolled_back and not canary.status.percent
+    abandoned = _abandoned_pools(view, shares, pools) if given_up else ()
     stale = stale_tasks(view, target if canary is not None and canary.evaluating else None)
     chosen = _chosen_event(wanted) if wanted is not None and target == wanted.name != last else ()
     old = status.rollout or RolloutStatus()
@@ -132,6 +133,15 @@ def _asked(view: DeploymentView, wanted: RevisionStatus | None, last: str | None
     """The wanted revision; None while the rollout is paused or no model is found, so that the last target stays."""
     paused = view.deployment.spec.rollout.paused and last is not None
     return None if wanted is None or paused else wanted.name
+
+
+def _is_lost(view: DeploymentView, choice: ModelChoice | NoModel, asked: str | None) -> bool:
+    """Whether another revision is asked for, and the current one was lost with its EnginePools: no way leads back."""
+    current = view.deployment.status.current_revision
+    if current is None or asked in (None, current):
+        return False
+    held = any(found.name == current for live in view.pools if not live.deleting for found in live.spec.revisions)
+    return not held and source_of(view, choice, current) is None
 
 
 def _held(view: DeploymentView, wanted: RevisionStatus | None, target: str) -> str | None:

@@ -125,11 +125,23 @@ REQUESTS = st.tuples(
     prefix_cache=st.booleans(),
     worth_tokens=st.sampled_from([BLOCK, math.inf]),
 )
-@example(
+@example(  # a step in flight has a chunk of a sequence that a later one preempted
     requests=[*((1, 1, 1, 0, False, comes, None) for comes in (2, 2, 4)), (2, 1, 1, 1, False, 2, None)],
     faults=["before"], late=False, stages=3, overlap=False, num_blocks=9, budget=3, chunk=None, prefix_cache=False,
     worth_tokens=BLOCK,
-)  # fmt: skip  # a later step in flight has a chunk of a sequence that a still later one preempted
+)  # fmt: skip
+@example(  # it copies a block that a later one gives to another sequence
+    requests=[(1, 1, 1, 1, False, 1, None), (11, 2, 2, 1, False, 0, None), (9, 1, 1, 0, True, 2, None),
+              *((1, 1, 1, 0, False, 0, None) for _ in range(2)), (7, 1, 1, 0, False, 1, None)],
+    faults=[], late=False, stages=2, overlap=True, num_blocks=18, budget=5, chunk=None, prefix_cache=True,
+    worth_tokens=BLOCK,
+)  # fmt: skip
+@example(  # and clears the copy's target, which was a failed request's
+    requests=[(1, 1, 1, 0, False, 0, None), (1, 1, 1, 2, False, 0, None), (1, 3, 1, 0, False, 6, None),
+              (4, 1, 1, 0, True, 2, None), (5, 2, 2, 1, False, 1, None)],
+    faults=[], late=False, stages=3, overlap=False, num_blocks=9, budget=4, chunk=None, prefix_cache=False,
+    worth_tokens=BLOCK,
+)  # fmt: skip
 def test_whatever_fails_everybody_else_gets_its_own_tokens(
     requests: list[Any], faults: list[str], late: bool, stages: int, overlap: bool, num_blocks: int, budget: int,
     chunk: int | None, prefix_cache: bool, worth_tokens: float,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -130,6 +131,9 @@ def test_another_layout_is_taken_where_the_present_one_does_not_divide_the_size(
     assert not unsupported("TrainingJob", chosen)
     unknown = {**spec, "workers": {"replicas": 4, "gpusPerPod": 2}}
     limits = Limits(smallest=1, largest=4)
+    again = resized(deepcopy(spec), limits, at(workers=4), lambda found: found["workers"]["replicas"] <= 3)
+    assert again is not None
+    assert again["parallelism"] is form["parallelism"], "what takes seconds for a large cluster is not done twice"
     assert resized(unknown, limits, at(workers=4), lambda found: found["workers"]["replicas"] <= 3) is None
 
 

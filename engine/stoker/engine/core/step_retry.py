@@ -141,7 +141,9 @@ def _repeatable(steps: Sequence[StepInput]) -> list[StepInput]:
     found = []
     for step in reversed(steps):
         given |= {entry.block for entry in step.table}
-        found.append(replace(step, copies=tuple(copy for copy in step.copies if copy[0] not in given)))
+        done = {target for source, target in step.copies if source in given}
+        copies = tuple(copy for copy in step.copies if copy[1] not in done)
+        found.append(replace(step, copies=copies, cleared=tuple(block for block in step.cleared if block not in done)))
     return found[::-1]
 
 

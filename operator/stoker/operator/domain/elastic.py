@@ -7,9 +7,11 @@ taken, if the GPU is known.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 from stoker.operator.domain.clock import rest_s
@@ -131,6 +133,13 @@ def divides(spec: Mapping[str, Any]) -> bool:
 
 def _other_layout(spec: Mapping[str, Any]) -> Form | None:
     """The fastest layout for the size of this spec; None where none fits."""
+    return _searched(json.dumps(spec, sort_keys=True))
+
+
+@lru_cache(maxsize=256)
+def _searched(written: str) -> Form | None:
+    """Search all layouts, which takes seconds for some hundred GPUs: once, for a run below its limit is seen often."""
+    spec = json.loads(written)
     gpu = gpu_of_spec(spec)
     assert gpu is not None
     workers = spec["workers"]

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from stoker.operator.cluster.interface import (
     Cluster,
     Conflict,
+    Forbidden,
     Invalid,
     NamespaceTerminating,
     NameTaken,
@@ -387,6 +389,35 @@ def test_a_refused_pod_costs_few_requests_however_many_are_wanted(tmp_path: Path
             await PlanExecutor(cluster, Store(), FakeClock()).execute(held, Plan(create=children))
 
     asyncio.run(story())
+
+
+def test_a_refused_pod_stops_no_other_write_and_is_told_at_the_end(tmp_path: Path) -> None:
+    class Refusing(Recorder):
+        async def create(self, body: Object) -> Object:
+            if body["kind"] == "Pod":
+                self.names.append("refuse")
+                raise Forbidden("exceeded quota: pods")
+            self.names.append("create")
+            return await self.inner.create(body)
+
+    def unreachable(_: ControlCall) -> Mapping[str, Any]:
+        raise PodUnreachable("no answer")
+
+    async def story(pods: FakePods) -> None:
+        world = embedded(tmp_path, pods=pods)
+        made = await new_world(world)
+        cluster = Refusing(world.cluster)
+        plan = wish(made["resource"], made)
+        plan = replace(plan, create=(*plan.create, owned(config_map("made"), made["resource"])))
+        with pytest.raises(Forbidden, match="exceeded quota"):
+            await PlanExecutor(cluster, store_of(world), FakeClock()).execute(made["resource"], plan)
+        rest = ["patch", "update_status", "create", "refuse", "apply", "patch", "scale", "delete", "call"]
+        assert cluster.names[:9] == rest
+        assert cluster.names[9:] in (["create"], [])  # the event; no finalizer is removed
+        assert world.objects.find(Key("ConfigMap", "default", "old")) is None
+
+    asyncio.run(story(FakePods()))
+    asyncio.run(story(FakePods(on_call=unreachable)))
 
 
 def test_many_pods_are_made_side_by_side_and_no_more_than_allowed(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The executor of plans: the order of their fields is the order of its writes. It decides nothing.
 
-It stops at the first failure. Every step may be repeated after a crash at any point: an object of the same name that is
+It stops at the first failure, except at a pod that the cluster refuses: that is told when the rest of the plan is done,
+and no finalizer is removed. Every step may be repeated after a crash at any point: an object of the same name that is
 ours counts as created, a child with the wanted hash as applied, an object that is gone as deleted. Answers are written
 through to the store.
 
@@ -24,6 +25,8 @@ from stoker.operator.cluster.interface import (
     Cluster,
     ClusterError,
     Conflict,
+    Forbidden,
+    Invalid,
     NamespaceTerminating,
     NameTaken,
     NotFound,
@@ -66,13 +69,35 @@ class PlanExecutor:
         """Do all of `plan` about `resource`.
 
         Raises:
-            ClusterError: the first failure; what comes after it was not tried.
+            ClusterError: a refused pod, else the first failure; what comes after the latter was not tried.
         """
         resource = await self._add_finalizers(resource, plan)
         resource = await self._status(resource, plan)
         for body in plan.generate:
             await self._generate(body)
-        await self._in_batches(self._create, plan.create)
+        refusal = await self._create_all(plan)
+        try:
+            await self._change_children(resource, plan)
+        except ClusterError as error:
+            raise refusal or error from error
+        if refusal is not None:
+            raise refusal
+        await self._remove_finalizers(resource, plan)
+
+    async def _create_all(self, plan: Plan) -> ClusterError | None:
+        """Make the new objects, pods last. Return the refusal of a pod, which stops nothing else of the plan.
+
+        The quota that refuses it may be held by pods which the plan drains or deletes.
+        """
+        pods = [body for body in plan.create if body["kind"] == "Pod"]
+        await self._in_batches(self._create, [body for body in plan.create if body["kind"] != "Pod"])
+        try:
+            await self._in_batches(self._create, pods)
+        except (Forbidden, Invalid, NameTaken) as refusal:
+            return refusal
+        return None
+
+    async def _change_children(self, resource: Object, plan: Plan) -> None:
         for body in plan.apply:
             await self.apply(body)
         for patch in plan.patch:
@@ -84,7 +109,6 @@ class PlanExecutor:
         await _all(map(self._call, plan.calls))
         for event in plan.events:
             await self.record(resource, event)
-        await self._remove_finalizers(resource, plan)
 
     async def record(self, resource: Object, event: Event) -> None:
         """Write an Event. Where the cluster takes none, the work goes on."""

@@ -420,6 +420,31 @@ def test_a_refused_pod_stops_no_other_write_and_is_told_at_the_end(tmp_path: Pat
     asyncio.run(story(FakePods(on_call=unreachable)))
 
 
+@pytest.mark.parametrize("kind", ["Service", "ConfigMap"])
+def test_a_refused_edit_around_pods_stops_nothing_but_applies_and_patches(tmp_path: Path, kind: str) -> None:
+    class Refusing(Recorder):
+        async def apply(self, body: Object, *, manager: str) -> Object:
+            self.names.append(f"apply {body['kind']}")
+            if body["kind"] == kind:
+                raise Forbidden("exceeded quota: services.loadbalancers")
+            return await self.inner.apply(body, manager=manager)
+
+    async def story() -> None:
+        world = embedded(tmp_path, pods=FakePods())
+        made = await new_world(world)
+        service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "front", "namespace": "default"}}
+        body = service if kind == "Service" else config_map("first")
+        plan = wish(made["resource"], made)
+        plan = replace(plan, create=(), apply=(owned(body, made["resource"]), *plan.apply))
+        cluster = Refusing(world.cluster)
+        with pytest.raises(Forbidden, match="exceeded quota"):
+            await PlanExecutor(cluster, store_of(world), FakeClock()).execute(made["resource"], plan)
+        rest = ["scale", "delete", "call", "create"] if kind == "Service" else []
+        assert [name for name in cluster.names if name != "get"][2:] == [f"apply {kind}", *rest]
+
+    asyncio.run(story())
+
+
 def test_many_pods_are_made_side_by_side_and_no_more_than_allowed(tmp_path: Path) -> None:
     class Slow(Recorder):
         now = most = 0

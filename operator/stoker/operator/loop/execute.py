@@ -1,9 +1,9 @@
 """The executor of plans: the order of their fields is the order of its writes. It decides nothing.
 
-It stops at the first failure, except at a pod that the cluster refuses: that is told when the rest of the plan is done,
-and no finalizer is removed. Every step may be repeated after a crash at any point: an object of the same name that is
-ours counts as created, a child with the wanted hash as applied, an object that is gone as deleted. Answers are written
-through to the store.
+It stops at the first failure, except where the cluster refuses a pod, or a Service or policy around pods: that is told
+when the rest of the plan is done, and no finalizer is removed. Every step may be repeated after a crash at any point:
+an object of the same name that is ours counts as created, a child with the wanted hash as applied, an object that is
+gone as deleted. Answers are written through to the store.
 
 Called by the loop's workers and by `public_keys`.
 """
@@ -48,6 +48,10 @@ EVENT_WINDOW_S = 600
 LARGEST_BATCH = 256
 """Objects made at the same time. Batches begin with one object and double, so that a refusal costs one request."""
 
+_REFUSALS = (Forbidden, Invalid, NameTaken)
+_AROUND_PODS = ("Service", "NetworkPolicy", "PodDisruptionBudget")
+"""Children without which pods that exist go on, and can be drained and deleted."""
+
 T = TypeVar("T")
 
 
@@ -69,7 +73,7 @@ class PlanExecutor:
         """Do all of `plan` about `resource`.
 
         Raises:
-            ClusterError: a refused pod, else the first failure; what comes after the latter was not tried.
+            ClusterError: a refusal that stops nothing, else the first failure, after which nothing was tried.
         """
         resource = await self._add_finalizers(resource, plan)
         resource = await self._status(resource, plan)
@@ -77,7 +81,7 @@ class PlanExecutor:
             await self._generate(body)
         refusal = await self._create_all(plan)
         try:
-            await self._change_children(resource, plan)
+            refusal = await self._change_children(resource, plan) or refusal
         except ClusterError as error:
             raise refusal or error from error
         if refusal is not None:
@@ -93,14 +97,25 @@ class PlanExecutor:
         await self._in_batches(self._create, [body for body in plan.create if body["kind"] != "Pod"])
         try:
             await self._in_batches(self._create, pods)
-        except (Forbidden, Invalid, NameTaken) as refusal:
+        except _REFUSALS as refusal:
             return refusal
         return None
 
-    async def _change_children(self, resource: Object, plan: Plan) -> None:
-        for body in plan.apply:
-            await self.apply(body)
-        for patch in plan.patch:
+    async def _apply_all(self, bodies: Iterable[Object]) -> ClusterError | None:
+        """Apply children in their order. Return the refusal of one around pods, for which those behind it wait."""
+        for body in bodies:
+            try:
+                await self.apply(body)
+            except _REFUSALS as refusal:
+                if body["kind"] not in _AROUND_PODS:
+                    raise
+                return refusal
+        return None
+
+    async def _change_children(self, resource: Object, plan: Plan) -> ClusterError | None:
+        """Do what follows the creates. Return the refusal of a child around pods; pods are patched without one only."""
+        refusal = await self._apply_all(plan.apply)
+        for patch in plan.patch if refusal is None else ():
             self.store.put(await self._limited(self.cluster.patch(patch.ref, patch.body)))
         for scale in plan.scale:
             await self._limited(self.cluster.scale(scale.ref, scale.replicas))
@@ -109,6 +124,7 @@ class PlanExecutor:
         await _all(map(self._call, plan.calls))
         for event in plan.events:
             await self.record(resource, event)
+        return refusal
 
     async def record(self, resource: Object, event: Event) -> None:
         """Write an Event. Where the cluster takes none, the work goes on."""

@@ -39,6 +39,10 @@ class Crash(Exception):
     """Raised where the operator dies in the middle of a plan, or a write of it is refused."""
 
 
+class Refused(Exception):
+    """Raised where the cluster refuses a pod. The rest of the plan goes on, and the next pass sees the refusal."""
+
+
 class SimulatedCluster:
     """The objects, pods and calls that a reconcile can see or change."""
 
@@ -55,6 +59,10 @@ class SimulatedCluster:
         """Namespaces that are known to refuse new objects."""
         self.closed: set[str] = set()
         """Those that refuse new objects; the operator learns it from the first that it makes."""
+        self.pod_quota: int | None = None
+        """Pods that may be there, ended ones not counted; more are refused."""
+        self.refusals: dict[Key, str] = {}
+        """What was refused to the last pass over a resource."""
         self.scaling: dict[str, PoolScaling] = {}
         """The autoscaler's decisions about the pools of every deployment."""
         self.losses: NodeLoss | None = None
@@ -116,6 +124,7 @@ class SimulatedCluster:
         seen = observe(self._store(), key, 1.0, losses=self.losses)
         if seen is None:
             return Plan()
+        seen = replace(seen, refusal=self.refusals.get(key))
         if self.settings.places_gangs:
             seen = self._with_room(key, seen)
         if key.kind == "InferenceDeployment":
@@ -174,13 +183,17 @@ class SimulatedCluster:
         """
         plan = self.plan(key)
         left = [crash_after]
+        self.refusals.pop(key, None)
         for action in self._actions(key, plan):
             if left[0] is not None:
                 if left[0] == 0:
                     raise Crash
                 left[0] -= 1
             self.writes += 1
-            action()
+            try:
+                action()
+            except Refused as refusal:
+                self.refusals[key] = str(refusal)
         return plan
 
     def settle(self, rounds: int = 60) -> None:
@@ -229,7 +242,12 @@ class SimulatedCluster:
         if namespace in self.closed:
             self.ending.add(namespace)
             raise Crash
+        if body["kind"] == "Pod" and self.pod_quota is not None and self._count_pods() >= self.pod_quota:
+            raise Refused("exceeded quota: pods")
         self.add(body)
+
+    def _count_pods(self) -> int:
+        return sum(pod["status"]["phase"] in {"Pending", "Running"} for pod in self.of_kind("Pod"))
 
     def _apply(self, body: Object) -> None:
         key = _key(body)

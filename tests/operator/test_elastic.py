@@ -25,6 +25,7 @@ from stoker.operator.domain.goodput import read_ledger, totals
 from stoker.operator.domain.job_plan import GPU_PRODUCT, too_large
 from stoker.operator.domain.placement.node_capacity import pinned_node
 from stoker.operator.domain.plan import Key, Object
+from stoker.operator.domain.pods import is_gated
 from stoker.operator.domain.settings import Settings
 from stoker.operator.domain.unsupported import unsupported
 from stoker.pod.causes import Cause
@@ -239,6 +240,33 @@ def test_it_grows_beyond_its_replicas_where_there_is_room_and_keeps_the_batch() 
     assert (config["gang"]["nodes"], config["training"]["global_batch_size"]) == (4, 8)
     assert "EditPending" not in {found["type"] for found in run.status["conditions"]}
     assert not may_grow(run.job)
+
+
+@pytest.mark.parametrize("begins_with", [2, 4])
+def test_a_quota_below_the_room_leaves_the_run_at_the_size_that_it_admits(begins_with: int) -> None:
+    run = world("n0", "n1", "n2", "n3")
+    run.cluster.pod_quota = 3
+    run.cluster.change_spec(JOB, lambda spec: spec["workers"].update(replicas=begins_with))
+    running = []
+    for _ in range(90):
+        run.cluster.settle_once()
+        run.cluster.collect()
+        start_or_stop(run)
+        run.cluster.advance(60)
+        running.append(sum(pod["status"]["phase"] == "Running" for pod in run.gang))
+    assert running[-60:] == [2] * 60
+    assert run.status["elastic"]["workers"] == 2
+    assert run.status.get("failuresWithoutProgress", 0) == 0
+
+
+def start_or_stop(run: Run) -> None:
+    """Run the pods that have a node, or end them where their leader is asked to drain."""
+    asked = {name for name, path, _ in run.cluster.calls if path == "/drain"}
+    for pod in run.gang if "attempt" in run.status else ():
+        if asked & {other["metadata"]["name"] for other in run.gang}:
+            run.cluster.end(pod, Cause.INTERRUPTED)
+        elif not (is_gated(pod) or pod["metadata"].get("deletionTimestamp")):
+            run.cluster.run(pod)
 
 
 def test_an_edit_of_the_size_ends_the_elastic_one() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from stoker.operator.cluster.interface import (
     Cluster,
     Conflict,
+    Forbidden,
     Invalid,
     NamespaceTerminating,
     NameTaken,
@@ -385,6 +387,60 @@ def test_a_refused_pod_costs_few_requests_however_many_are_wanted(tmp_path: Path
         cluster.names.clear()
         with pytest.raises(Invalid):  # a second try finds the others
             await PlanExecutor(cluster, Store(), FakeClock()).execute(held, Plan(create=children))
+
+    asyncio.run(story())
+
+
+def test_a_refused_pod_stops_no_other_write_and_is_told_at_the_end(tmp_path: Path) -> None:
+    class Refusing(Recorder):
+        async def create(self, body: Object) -> Object:
+            if body["kind"] == "Pod":
+                self.names.append("refuse")
+                raise Forbidden("exceeded quota: pods")
+            self.names.append("create")
+            return await self.inner.create(body)
+
+    def unreachable(_: ControlCall) -> Mapping[str, Any]:
+        raise PodUnreachable("no answer")
+
+    async def story(pods: FakePods) -> None:
+        world = embedded(tmp_path, pods=pods)
+        made = await new_world(world)
+        cluster = Refusing(world.cluster)
+        plan = wish(made["resource"], made)
+        plan = replace(plan, create=(*plan.create, owned(config_map("made"), made["resource"])))
+        with pytest.raises(Forbidden, match="exceeded quota"):
+            await PlanExecutor(cluster, store_of(world), FakeClock()).execute(made["resource"], plan)
+        rest = ["patch", "update_status", "create", "refuse", "apply", "patch", "scale", "delete", "call"]
+        assert cluster.names[:9] == rest
+        assert cluster.names[9:] in (["create"], [])  # the event; no finalizer is removed
+        assert world.objects.find(Key("ConfigMap", "default", "old")) is None
+
+    asyncio.run(story(FakePods()))
+    asyncio.run(story(FakePods(on_call=unreachable)))
+
+
+@pytest.mark.parametrize("kind", ["Service", "ConfigMap"])
+def test_a_refused_edit_around_pods_stops_nothing_but_applies_and_patches(tmp_path: Path, kind: str) -> None:
+    class Refusing(Recorder):
+        async def apply(self, body: Object, *, manager: str) -> Object:
+            self.names.append(f"apply {body['kind']}")
+            if body["kind"] == kind:
+                raise Forbidden("exceeded quota: services.loadbalancers")
+            return await self.inner.apply(body, manager=manager)
+
+    async def story() -> None:
+        world = embedded(tmp_path, pods=FakePods())
+        made = await new_world(world)
+        service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "front", "namespace": "default"}}
+        body = service if kind == "Service" else config_map("first")
+        plan = wish(made["resource"], made)
+        plan = replace(plan, create=(), apply=(owned(body, made["resource"]), *plan.apply))
+        cluster = Refusing(world.cluster)
+        with pytest.raises(Forbidden, match="exceeded quota"):
+            await PlanExecutor(cluster, store_of(world), FakeClock()).execute(made["resource"], plan)
+        rest = ["scale", "delete", "call", "create"] if kind == "Service" else []
+        assert [name for name in cluster.names if name != "get"][2:] == [f"apply {kind}", *rest]
 
     asyncio.run(story())
 

@@ -340,6 +340,31 @@ def test_what_is_refused_is_in_the_status_until_it_is_taken(tmp_path: Path) -> N
     run(tmp_path, story, reconcile_with_status, wrap=Quota)
 
 
+def test_a_pod_that_takes_the_place_of_another_comes_under_a_quota_for_one(tmp_path: Path) -> None:
+    def reconcile(seen: Observed, _settings: Settings, _now: datetime) -> Plan:
+        wanted = f"pool-g{seen.resource['metadata']['generation']}"
+        found = {p["metadata"]["name"]: p for p in seen.of_kind("Pod")}
+        old = (p for name, p in found.items() if name != wanted and not p["metadata"].get("deletionTimestamp"))
+        create = () if wanted in found else (pod(wanted, seen.resource),)
+        return Plan(create=create, delete=tuple(map(ref_of, old)))
+
+    class QuotaForOne(Flaky):
+        async def create(self, body: Object) -> Object:
+            if body["kind"] == "Pod" and (await self.inner.list("Pod")).items:
+                raise Forbidden("exceeded quota: pods")
+            return await super().create(body)
+
+    async def story(world: Embedded, _: Operator) -> None:
+        made = world.objects.create(pool("pool", 1))
+        await world.clock.advance(1)
+        assert running_pods(world) == ["pool-g1"]
+        world.objects.scale(ref_of(made), 2)
+        await world.clock.advance(60)
+        assert running_pods(world) == ["pool-g2"]
+
+    run(tmp_path, story, reconcile, wrap=lambda cluster: QuotaForOne(cluster, fail_at=0, after=False))
+
+
 def test_a_name_that_a_foreign_object_has_is_reported(tmp_path: Path) -> None:
     async def story(world: Embedded, _: Operator) -> None:
         world.objects.create(pod("pool-0", world.objects.create(config_map("somebody-else"))))

@@ -425,6 +425,27 @@ def test_a_router_that_dies_comes_back_and_takes_the_snapshot() -> None:
     assert len(running_routers(serving)) == 1
 
 
+def test_a_router_that_dies_is_replaced_while_an_edit_of_the_service_is_refused() -> None:
+    serving = Serving()
+    serving.checkpoint(10)
+    serving.rest()
+    serving.cluster.change_spec(CHAT, lambda spec: spec.update(router={"service": {"type": "LoadBalancer"}}))
+    serving.cluster.kill(serving.cluster.pods("router")[0])
+    serving.cluster.advance(60)
+    plan = serving.cluster.plan(CHAT)
+    assert [body["kind"] for body in plan.apply if body["kind"] == "Service"] == ["Service"]
+    assert [pod["metadata"]["labels"]["stoker.dev/role"] for pod in made_after_refusals(serving)] == ["router"]
+
+
+def made_after_refusals(serving: Serving) -> list[dict[str, Any]]:
+    """Take everything but Services until nothing else is applied; return what the next plan makes."""
+    for _ in range(4):
+        for body in serving.cluster.plan(CHAT).apply:
+            if body["kind"] != "Service":
+                serving.cluster._apply(body)
+    return list(serving.cluster.plan(CHAT).create)
+
+
 def test_a_paused_rollout_stays_where_it_is_and_goes_on_from_there() -> None:
     serving = Serving(replicas=3)
     serving.checkpoint(10)

@@ -1,6 +1,6 @@
 """The input and the result of a reconcile: `Observed` and `Plan`. Plain values, no I/O.
 
-The executor carries a plan out in the order of its fields and stops at the first failure.
+The executor carries a plan out in the order of its fields and stops at the first failure, except at a refused pod.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The executor of plans: the order of their fields is the order of its writes. It decides nothing.
 
-It stops at the first failure. Every step may be repeated after a crash at any point: an object of the same name that is
-ours counts as created, a child with the wanted hash as applied, an object that is gone as deleted. Answers are written
-through to the store.
+It stops at the first failure, except where the cluster refuses a pod, or a Service or policy around pods: that is told
+when the rest of the plan is done, and no finalizer is removed. Every step may be repeated after a crash at any point:
+an object of the same name that is ours counts as created, a child with the wanted hash as applied, an object that is
+gone as deleted. Answers are written through to the store.
 
 Called by the loop's workers and by `public_keys`.
 """
@@ -24,6 +25,8 @@ from stoker.operator.cluster.interface import (
     Cluster,
     ClusterError,
     Conflict,
+    Forbidden,
+    Invalid,
     NamespaceTerminating,
     NameTaken,
     NotFound,
@@ -44,6 +47,10 @@ EVENT_WINDOW_S = 600
 
 LARGEST_BATCH = 256
 """Objects made at the same time. Batches begin with one object and double, so that a refusal costs one request."""
+
+_REFUSALS = (Forbidden, Invalid, NameTaken)
+_AROUND_PODS = ("Service", "NetworkPolicy", "PodDisruptionBudget")
+"""Children without which pods that exist go on, and can be drained and deleted."""
 
 T = TypeVar("T")
 
@@ -66,16 +73,49 @@ class PlanExecutor:
         """Do all of `plan` about `resource`.
 
         Raises:
-            ClusterError: the first failure; what comes after it was not tried.
+            ClusterError: a refusal that stops nothing, else the first failure, after which nothing was tried.
         """
         resource = await self._add_finalizers(resource, plan)
         resource = await self._status(resource, plan)
         for body in plan.generate:
             await self._generate(body)
-        await self._in_batches(self._create, plan.create)
-        for body in plan.apply:
-            await self.apply(body)
-        for patch in plan.patch:
+        refusal = await self._create_all(plan)
+        try:
+            refusal = await self._change_children(resource, plan) or refusal
+        except ClusterError as error:
+            raise refusal or error from error
+        if refusal is not None:
+            raise refusal
+        await self._remove_finalizers(resource, plan)
+
+    async def _create_all(self, plan: Plan) -> ClusterError | None:
+        """Make the new objects, pods last. Return the refusal of a pod, which stops nothing else of the plan.
+
+        The quota that refuses it may be held by pods which the plan drains or deletes.
+        """
+        pods = [body for body in plan.create if body["kind"] == "Pod"]
+        await self._in_batches(self._create, [body for body in plan.create if body["kind"] != "Pod"])
+        try:
+            await self._in_batches(self._create, pods)
+        except _REFUSALS as refusal:
+            return refusal
+        return None
+
+    async def _apply_all(self, bodies: Iterable[Object]) -> ClusterError | None:
+        """Apply children in their order. Return the refusal of one around pods, for which those behind it wait."""
+        for body in bodies:
+            try:
+                await self.apply(body)
+            except _REFUSALS as refusal:
+                if body["kind"] not in _AROUND_PODS:
+                    raise
+                return refusal
+        return None
+
+    async def _change_children(self, resource: Object, plan: Plan) -> ClusterError | None:
+        """Do what follows the creates. Return the refusal of a child around pods; pods are patched without one only."""
+        refusal = await self._apply_all(plan.apply)
+        for patch in plan.patch if refusal is None else ():
             self.store.put(await self._limited(self.cluster.patch(patch.ref, patch.body)))
         for scale in plan.scale:
             await self._limited(self.cluster.scale(scale.ref, scale.replicas))
@@ -84,7 +124,7 @@ class PlanExecutor:
         await _all(map(self._call, plan.calls))
         for event in plan.events:
             await self.record(resource, event)
-        await self._remove_finalizers(resource, plan)
+        return refusal
 
     async def record(self, resource: Object, event: Event) -> None:
         """Write an Event. Where the cluster takes none, the work goes on."""

@@ -78,7 +78,8 @@ def plan_routers(view: DeploymentView, wanted: BackendSnapshot) -> RouterStep:
         image=pinned.image,
         rendered=dict(pinned.base),
     )
-    return RouterStep(status, children, () if children or delay_s else create, delete, delay_s or None)
+    waits = delay_s or _delays_pods(view, children)
+    return RouterStep(status, children, () if waits else create, delete, delay_s or None)
 
 
 def _pinned_rendering(view: DeploymentView) -> RouterRendering:
@@ -113,9 +114,19 @@ def _missing_children(view: DeploymentView, pinned: RouterRendering, wanted: Bac
         front_service(deployment, resource, view.settings),
         *router_policies(deployment, resource, view.settings),
     )
-    kinds = ("ConfigMap", "Service", "NetworkPolicy")
-    live = {(kind, found["metadata"]["name"]): found for kind in kinds for found in view.seen.of_kind(kind)}
-    return tuple(body for body in bodies if not is_applied(body, live.get((body["kind"], body["metadata"]["name"]))))
+    return tuple(body for body in bodies if not is_applied(body, _live(view, body)))
+
+
+def _delays_pods(view: DeploymentView, missing: tuple[Object, ...]) -> bool:
+    """Whether pods wait for a missing child. They do not for an edit of the Service or a policy, which the cluster may
+    refuse."""
+    return any(body["kind"] == "ConfigMap" or _live(view, body) is None for body in missing)
+
+
+def _live(view: DeploymentView, body: Object) -> Object | None:
+    """The child as it is in the cluster."""
+    name = body["metadata"]["name"]
+    return next((found for found in view.seen.of_kind(body["kind"]) if found["metadata"]["name"] == name), None)
 
 
 def _pod_changes(view: DeploymentView, pinned: RouterRendering) -> tuple[tuple[Object, ...], tuple[Ref, ...]]:

@@ -17,7 +17,7 @@ from stoker.operator.reconcile.trainingjob.follow import follow
 from stoker.operator.reconcile.trainingjob.omitted_saves import with_omitted_saves
 from stoker.operator.reconcile.trainingjob.outcome import JobOutcome
 from stoker.operator.reconcile.trainingjob.recover import explain, recover
-from stoker.operator.reconcile.trainingjob.resize import elastic_condition, next_look_s, resize
+from stoker.operator.reconcile.trainingjob.resize import elastic_condition, next_look_s, resize, shrink_to_made
 from stoker.operator.reconcile.trainingjob.start import start
 from stoker.operator.reconcile.trainingjob.status import derive_status
 from stoker.operator.reconcile.trainingjob.stop import by_deadline, stop
@@ -37,7 +37,8 @@ def _decide(view: TrainingView) -> JobOutcome:
         return with_omitted_saves(view, after_end(view))
     if view.intent.never_accepted and view.attempt is None and not view.job.spec.run.cancel:
         return stall("NotSupported", view.intent.text)
-    outcome = explain(view) or stop(view) or apply_edit(view) or recover(view) or start(view) or _resized(view)
+    outcome = explain(view) or stop(view) or apply_edit(view) or recover(view) or shrink_to_made(view) or start(view)
+    outcome = outcome or _resized(view)
     return by_deadline(view, with_omitted_saves(view, outcome) if view.live else outcome)
 
 

@@ -21,9 +21,10 @@ from stoker.operator.domain.placement.job_gang import gang_of_rendering
 from stoker.operator.domain.placement.place import Placement, place
 from stoker.operator.domain.plan import Event, Plan
 from stoker.operator.domain.pods import is_gated
+from stoker.operator.domain.text import shortened
 from stoker.operator.reconcile.trainingjob.attempt import gang_size, moment
 from stoker.operator.reconcile.trainingjob.blame import avoided_nodes
-from stoker.operator.reconcile.trainingjob.outcome import JobChanges, JobOutcome
+from stoker.operator.reconcile.trainingjob.outcome import JobChanges, JobOutcome, changed_attempt
 from stoker.operator.reconcile.trainingjob.view import TrainingView
 
 LIMITED = "ElasticLimited"
@@ -36,17 +37,45 @@ def resize(view: TrainingView) -> JobOutcome | None:
     if elastic is None or attempt is None or attempt.ended_at is not None or _not_its_turn(view):
         return None
     now = _moment(view, attempt)
-    if now is None or view.seen.nodes is None:
+    if now is None or view.seen.nodes is None or (now.runs and _was_refused(view)):
         return None
     limits = Limits(smallest=elastic.min_workers, largest=elastic.max_workers, pace=view.settings.elastic_pace)
     form = _form(view, limits, now)
     if form is None:
         return None
+    whole = changed_attempt(attempt, phase=attempt.phase or "Pending")  # as `follow` writes it
+    return _changed_to(view, whole, form, now.workers, _why(now, form["workers"]["replicas"]))
+
+
+def shrink_to_made(view: TrainingView) -> JobOutcome | None:
+    """Take the size of the pods that were made, where the cluster refuses the others for longer than a gang waits for
+    room: nodes may have more room than a quota admits."""
+    attempt, elastic, refusal = view.attempt, view.job.spec.run.elastic, view.seen.refusal
+    if elastic is None or refusal is None or view.seen.nodes is None or attempt is None or attempt.started_at is None:
+        return None
+    made, workers = len(view.gang), gang_size(view)
+    if attempt.scheduler or attempt.ended_at is not None or attempt.phase is not None or made >= workers:
+        return None
+    limits = Limits(smallest=elastic.min_workers, largest=made, pace=view.settings.elastic_pace)
+    form = _form(view, limits, Moment(now=view.now, workers=workers, runs=False, since=moment(attempt.started_at)))
+    return _changed_to(view, attempt, form, workers, f"{made} pods were made: {refusal}") if form is not None else None
+
+
+def _was_refused(view: TrainingView) -> bool:
+    """Whether a gang of another size was made before this one, and never became whole.
+
+    A run that grew again would stop for what is refused again. The next attempt may grow.
+    """
+    last = next(iter(view.job.status.attempts), None)
+    return view.size is not None and last is not None and last.phase is None
+
+
+def _changed_to(view: TrainingView, attempt: Attempt, form: Form, before: int, why: str) -> JobOutcome:
     workers = form["workers"]["replicas"]
-    text = f"workers {now.workers} -> {workers}: {_why(now, workers)}"
+    text = shortened(f"workers {before} -> {workers}: {why}")
     size = ElasticSize(workers=workers, form=dict(form), base=view.base, changed_at=view.time)
     plan = Plan(events=(Event("Normal", "Resized", text),))
-    return JobOutcome(reason="Resized", message=text, changes=JobChanges(elastic=size), plan=plan)
+    return JobOutcome(reason="Resized", message=text, changes=JobChanges(elastic=size, attempt=attempt), plan=plan)
 
 
 def next_look_s(view: TrainingView) -> float | None:

@@ -614,17 +614,24 @@ def test_idle_time_makes_things_ready_and_requests_come_first(
     wait_for(lambda: engine.executor.warmed == 4, "the warm-up")  # type: ignore[attr-defined]
 
 
+def after_a_request(
+    start: Callable[..., tuple[Front, Running]], make_engine: MakeEngine, tmp_path: Path
+) -> tuple[Running, Warming, list[float]]:
+    """A core that has answered, its executor, and its clock, which stands still."""
+    engine, now_s = make_engine(execute=Warming), [100.0]
+    plan = replace(PLAN, model_path=str(tmp_path))
+    front, running = start(lambda config, progress: (engine, plan), clock=lambda: now_s[0])
+    front.phase("Serving")
+    front.ask("a", (3, 4, 5), SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
+    front.answer("a")
+    return running, cast(Warming, engine.executor), now_s
+
+
 def test_soon_after_a_request_only_wanted_graphs_are_captured(
     start: Callable[..., tuple[Front, Running]], make_engine: MakeEngine, tmp_path: Path
 ) -> None:
     """The next request would wait for the others."""
-    engine, now_s = make_engine(execute=Warming), [100.0]
-    executor = cast(Warming, engine.executor)
-    plan = replace(PLAN, model_path=str(tmp_path))
-    front, _ = start(lambda config, progress: (engine, plan), clock=lambda: now_s[0])
-    front.phase("Serving")
-    front.ask("a", (3, 4, 5), SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
-    front.answer("a")
+    _, executor, now_s = after_a_request(start, make_engine, tmp_path)
     before = len(executor.asked)
     wait_for(lambda: len(executor.asked) > before + 3, "captures at rest")
     assert all(executor.asked[before + 1 :])
@@ -636,13 +643,7 @@ def test_while_another_engine_computes_a_prompt_is_no_rest(
     start: Callable[..., tuple[Front, Running]], make_engine: MakeEngine, tmp_path: Path
 ) -> None:
     """Its first token would wait for a capture."""
-    engine, now_s = make_engine(execute=Warming), [100.0]
-    executor = cast(Warming, engine.executor)
-    plan = replace(PLAN, model_path=str(tmp_path))
-    front, running = start(lambda config, progress: (engine, plan), clock=lambda: now_s[0])
-    front.phase("Serving")
-    front.ask("a", (3, 4, 5), SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
-    front.answer("a")
+    running, executor, now_s = after_a_request(start, make_engine, tmp_path)
     desk = OneAtAnother()
     running.core.desk = cast(Desk, desk)
     before = len(executor.asked)

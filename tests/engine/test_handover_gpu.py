@@ -42,6 +42,18 @@ def until_ready(*served: Served) -> None:
         wait_for(lambda one=one: one.status()["peer"] is not None, "the first report")  # type: ignore[misc]
 
 
+def assert_split_as_whole(d: Served, p: Served, transport: str) -> None:
+    """Ask both engines the same: blocks must travel by this transport, change no answer, and leave all slots free."""
+    until_ready(d, p)
+    for first in range(3, 9):
+        body: dict[str, Any] = {"prompt": [first, *PROMPT]}
+        assert texts(d.ask(p.endpoint, **body)) == texts(p.ask(**body))
+    assert d.outcomes()["split"] > 0
+    wait_for(lambda: p.status()["transfer"]["transport"] == transport, "the transport in use")
+    wait_for(lambda: d.status()["transfer"]["free_slots"] == 8, "free slots")
+    assert d.status()["transfer"]["refused_blocks"]["damaged"] == 0
+
+
 @pytest.fixture
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     made = Fleet(tmp_path_factory.mktemp("gpus"))
@@ -53,15 +65,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 def test_a_split_answer_is_that_of_one_engine(fleet: Fleet, transport: str) -> None:
     d = start(fleet, "d", "decode", 1, *([] if transport == "cuda-ipc" else [transport]))
     p = start(fleet, "p", "prefill", 0)
-    until_ready(d, p)
-    for first in range(3, 9):
-        body: dict[str, Any] = {"prompt": [first, *PROMPT]}
-        assert texts(d.ask(p.endpoint, **body)) == texts(p.ask(**body))
-    assert d.outcomes()["split"] > 0
-    wait_for(lambda: p.status()["transfer"]["transport"] == transport, "the transport in use")
-    wait_for(lambda: d.status()["transfer"]["free_slots"] == 8, "free slots")
+    assert_split_as_whole(d, p, transport)
     wait_for(lambda: d.status()["free_blocks"] == 200, "free blocks")
-    assert d.status()["transfer"]["refused_blocks"]["damaged"] == 0
 
 
 @pytest.mark.parametrize("transport", ["cuda-ipc", "shared-memory", "tcp"])
@@ -69,14 +74,7 @@ def test_a_split_answer_is_that_of_one_engine(fleet: Fleet, transport: str) -> N
 def test_blocks_of_another_size_are_cut_and_joined(fleet: Fleet, transport: str, of_p: int, of_d: int) -> None:
     d = start(fleet, "d", "decode", 1, *([] if transport == "cuda-ipc" else [transport]), block_size=of_d)
     p = start(fleet, "p", "prefill", 0, block_size=of_p)
-    until_ready(d, p)
-    for first in range(3, 9):
-        body: dict[str, Any] = {"prompt": [first, *PROMPT]}
-        assert texts(d.ask(p.endpoint, **body)) == texts(p.ask(**body))
-    assert d.outcomes()["split"] > 0
-    wait_for(lambda: p.status()["transfer"]["transport"] == transport, "the transport in use")
-    wait_for(lambda: d.status()["transfer"]["free_slots"] == 8, "free slots")
-    assert d.status()["transfer"]["refused_blocks"]["damaged"] == 0
+    assert_split_as_whole(d, p, transport)
 
 
 @pytest.mark.parametrize("victim", ["p", "d"])

@@ -67,10 +67,10 @@ class StepOutcome(NamedTuple):
     """Samples whose sequences no longer run. Their numbers in `output` are placeholders."""
 
 
-def part_of(submitted: SubmittedStep) -> StepPart:
-    """Return what is left of a step without sequences that were preempted or have ended.
+def _give_up_stopped(submitted: SubmittedStep) -> StepPart:
+    """Await no tokens of sequences that were preempted or have ended, and return what is left of the step.
 
-    Tokens that are given up so are no longer awaited: who was preempted samples them again.
+    One that was preempted samples its tokens again.
     """
     chunks, gone = submitted.schedule.chunks, set(submitted.part.gone if submitted.part is not None else ())
     for number, sequence in enumerate(sequence for chunk in chunks for sequence in chunk.samples):
@@ -96,9 +96,9 @@ def retry_step(
         with suppress(Exception):
             submitted.pending.result()
     steps = _repeatable([submitted.step for submitted in later])
-    outcome = _Retry(executor, failed, part_of(failed), steps).run(error)
+    outcome = _Retry(executor, failed, _give_up_stopped(failed), steps).run(error)
     for submitted, step in zip(later, steps, strict=True):
-        submitted.part = part_of(submitted)
+        submitted.part = _give_up_stopped(submitted)
         submitted.pending = _submit_part(executor, step, submitted.part)
     return outcome
 
